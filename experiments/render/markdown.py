@@ -19,7 +19,7 @@ BAR = re.compile(r"(?<!\\)\|")
 def escape_text(text: object) -> str:
     """Returns a text as Markdown that shows it in one line, such as in a cell of a table."""
     line = " ".join(escape_controls(str(text)).split())
-    return MARKUP.sub(lambda found: ENTITIES.get(found[0], f"\\{found[0]}"), line)
+    return MARKUP.sub(lambda match: ENTITIES.get(match[0], f"\\{match[0]}"), line)
 
 
 def render_table(table: Table) -> str:

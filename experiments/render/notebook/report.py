@@ -51,19 +51,20 @@ class ForecastReport(Report):
 
     @classmethod
     def of(cls, report: Report, calibration: Calibration | None = None) -> ForecastReport:
-        """The same forecast as `report`."""
-        made = cls(report.play, report.step_kinds)
-        made.calibration = calibration
-        return made
+        """Returns the same forecast as `report`."""
+        forecast = cls(report.play, report.step_kinds)
+        forecast.calibration = calibration
+        return forecast
 
     def _repr_html_(self) -> str:
-        """The page of ``meshcast predict``."""
+        """Returns the page of ``meshcast predict``."""
         from meshcast.experiments.render.terminal.forecast import page, to_html
 
         return to_html(page(self))
 
     def to_frame(self) -> pandas.DataFrame:
-        """The figures as a table of one row with the columns of a sweep; ``pandas.concat`` joins those of many."""
+        """Returns the figures as a table of one row with the columns of a sweep; ``pandas.concat`` joins those of
+        many."""
         import pandas
 
         from meshcast.simulator.report.figures import row_of
@@ -90,8 +91,8 @@ class ForecastReport(Report):
         from meshcast.experiments.render.matplotlib.roofline import roofline
         from meshcast.experiments.views.roofline import step_roofline
 
-        found = step_roofline(self, calibration=self.calibration)
-        return _draw(lambda: roofline(self, found), width)
+        rooflines = step_roofline(self, calibration=self.calibration)
+        return _draw(lambda: roofline(self, rooflines), width)
 
     def communication(self, by: Grouping | None = None, width: Width = "page") -> Figure:
         """Draws the bytes that ranks, nodes or stages send each other in a step.
@@ -104,14 +105,14 @@ class ForecastReport(Report):
         grouping: Grouping = by or choose_grouping(self.job.cluster, CLEAR)
         if grouping not in get_args(Grouping):
             raise PlanError("by", "there is no grouping of this name", nearest(str(by), get_args(Grouping)), by)
-        found = communication_matrix(self, grouping, self.calibration)
-        return _draw(lambda: communication(self, found), width)
+        matrix = communication_matrix(self, grouping, self.calibration)
+        return _draw(lambda: communication(self, matrix), width)
 
     @cached_property
     def breakdown(self) -> DrawnBreakdown:
         """The breakdown of the slowest stage; ``report.breakdown()`` draws it."""
-        found = super().breakdown
-        return DrawnBreakdown(found.step, found.parts, found.hidden, self._draw_breakdown)
+        computed = super().breakdown
+        return DrawnBreakdown(computed.step, computed.parts, computed.hidden, self._draw_breakdown)
 
     def _draw_breakdown(self, width: Width) -> Figure:
         from meshcast.experiments.render.matplotlib.breakdown import breakdown
@@ -126,7 +127,7 @@ def simulate(
     shared_work: SharedWork | None = None,
     calibration: Calibration | None = None,
 ) -> ForecastReport:
-    """The forecast of one training step, or of the step of a forward-only job.
+    """Returns the forecast of one training step, or of the step of a forward-only job.
 
     job: a job, the path of a job file, or its mapping.
     engine: `matrices`, `sweep` and `simpy` give the same answer; `shared` adds contention for links and

@@ -33,14 +33,14 @@ class SweepResult:
         return f"<SweepResult: {self.summary['points']:,} points, {counts['fits']:,} fit>"
 
     def _repr_html_(self) -> str:
-        """The page of ``meshcast sweep``."""
+        """Returns the page of ``meshcast sweep``."""
         from meshcast.experiments.render.terminal.forecast import to_html
         from meshcast.experiments.render.terminal.sweep import page
 
         return to_html(page(self.fields, self.summary))
 
     def to_frame(self) -> pandas.DataFrame:
-        """A row for each point, in the order of the grid; a copy."""
+        """Returns a row for each point, in the order of the grid; a copy."""
         return self.rows.copy()
 
 
@@ -72,9 +72,9 @@ def sweep(
         return _result(read.fields, run(read, out, workers=workers, on=on, restart=restart, watch=watch), out)
     with tempfile.TemporaryDirectory(prefix="meshcast-") as folder:
         place = Path(folder) / "rows.parquet"
-        found = _result(read.fields, run(read, place, workers=workers, on=on, watch=watch), place)
-    found.summary["out"] = "in memory"
-    return found
+        result = _result(read.fields, run(read, place, workers=workers, on=on, watch=watch), place)
+    result.summary["out"] = "in memory"
+    return result
 
 
 def _result(fields: Sequence[str], summary: dict[str, Any], out: str | Path) -> SweepResult:

@@ -33,7 +33,7 @@ PLOTS = ("errors", "ratios")
 """Names of the plots; a file gets the first, a folder all."""
 
 
-MOST = 20
+MAX_REASONS = 20
 """Maximum number of reasons of refusals on the page."""
 
 
@@ -51,8 +51,8 @@ def validate_tables(
         rows += table.answers(held)
         every += held
     refusals = Counter(row["reason"] for row in rows if row["reason"])
-    given = summary(every, len(rows), room.GOALS) | {"refusals": dict(refusals.most_common())}
-    return {"rows": rows, "summary": given}, every
+    figures = summary(every, len(rows), room.GOALS) | {"refusals": dict(refusals.most_common())}
+    return {"rows": rows, "summary": figures}, every
 
 
 def _forecast_samples(room: Any, calibration: Calibration, table: LibraryTable) -> list[SampleComparison]:
@@ -71,14 +71,14 @@ def _read_table(kind: str, path: Path) -> LibraryTable:
     if path.suffix == ".json" and kind == "collectives":
         return read_recorded(path)  # type: ignore[return-value]  # it has samples and sources as a table has
     try:
-        found: LibraryTable = ROOMS[kind].read(path)
+        table: LibraryTable = ROOMS[kind].read(path)
     except PlanError as error:
-        other = next((one for one in ROOMS if one != kind and _is_table_of(one, path)), None)
+        other = next((name for name in ROOMS if name != kind and _is_table_of(name, path)), None)
         if other is None:
             raise
         rule = f"{kind} are asked for, and this is a table of {other}"
         raise PlanError("--data", rule, f"Write {other} in place of {kind}", str(path)) from error
-    return found
+    return table
 
 
 def _is_table_of(kind: str, path: Path) -> bool:
@@ -103,20 +103,20 @@ def calibrate_tables(
     for name in only:
         if name not in names:
             raise PlanError("--only", "the tables have too few rows of it", nearest(name, names), name)
-    given: list[dict[str, Any]] = []
+    calibrated: list[dict[str, Any]] = []
     wanted = [name for name in names if not only or name in only]
     out.mkdir(exist_ok=True)
     try:
         with np.errstate(all="ignore"):
             for name in progress(wanted, len(wanted), "fits"):
                 known = Calibration.from_folder(out)  # the next fits use the coefficients of the earlier ones
-                found = _calibrate(kind, known, tables, name, leave_out)
+                fit = _calibrate(kind, known, tables, name, leave_out)
                 file = out / f"{name}.yaml"
-                write(file, room.title(name), found.data)
-                given.append({"name": name, "file": str(file), "libraries": [asdict(one) for one in found.libraries]})
+                write(file, room.title(name), fit.data)
+                calibrated.append({"name": name, "file": str(file), "libraries": [*map(asdict, fit.libraries)]})
     except KeyboardInterrupt:  # every file is complete or absent, so finished ones can be used
         pass
-    return {"calibrated": given, "missing": wanted[len(given) :]}
+    return {"calibrated": calibrated, "missing": wanted[len(calibrated) :]}
 
 
 def _calibrate(
@@ -124,31 +124,31 @@ def _calibrate(
 ) -> CalibrationResult:
     """Fits one calibration. Raises PlanError if rows are too far from every cost model for a fit."""
     try:
-        found: CalibrationResult = ROOMS[kind].calibrate(calibration, tables, name, leave_out)
+        result: CalibrationResult = ROOMS[kind].calibrate(calibration, tables, name, leave_out)
     except (ValueError, ArithmeticError) as error:
         rule = f"no cost model can be fitted to its rows ({error})"
         raise PlanError(name, rule, f"meshcast validate {kind} shows the rows with the largest errors") from None
-    return found
+    return result
 
 
 # --------------------------------------------------------------------------------------------- pages
 
 
-def page(kind: str, given: dict[str, Any]) -> RenderableType:
-    """Errors of every cell with its goal, errors of every library, the worst rows, and the refused rows."""
-    head = f"{given['rows']:,} rows: {given['predicted']:,} forecast, {given['refused']:,} refused"
+def page(kind: str, answer: dict[str, Any]) -> RenderableType:
+    """Returns errors of every cell with its goal, errors of every library, the worst rows, and the refused rows."""
+    head = f"{answer['rows']:,} rows: {answer['predicted']:,} forecast, {answer['refused']:,} refused"
     parts: list[RenderableType] = [Text(head, style="bold"), Text()]
-    if not given["predicted"]:
-        return Group(*parts, *_refusals(given))
+    if not answer["predicted"]:
+        return Group(*parts, *_refusals(answer))
     parts += [
-        cells_table(given),
+        cells_table(answer),
         Text("goal: median / p90 of the absolute error; cells of fewer than 20 rows have none", "dim"),
         Text("borrowed: the median with the coefficients of other hardware in place of its own", "dim"),
-        *(Text(), libraries_table(given["libraries"]), Text(), worst_table(given["worst"]), *_refusals(given)),
+        *(Text(), libraries_table(answer["libraries"]), Text(), worst_table(answer["worst"]), *_refusals(answer)),
     ]
-    if given["impossible"]:
+    if answer["impossible"]:
         parts.append(
-            Text(f"DEFECT: {given['impossible']:,} rows are forecast faster than the hardware can be", "bold red")
+            Text(f"DEFECT: {answer['impossible']:,} rows are forecast faster than the hardware can be", "bold red")
         )
     return Group(*parts)
 
@@ -158,23 +158,23 @@ SHARES = ("in 90%", ".0p"), ("in 50%", ".0p")
 """Heads of tables, with their formats."""
 
 
-def cells_table(given: dict[str, Any]) -> RenderableType:
-    """Errors of every cell of the measurements, by GPU, and of all."""
+def cells_table(answer: dict[str, Any]) -> RenderableType:
+    """Returns errors of every cell of the measurements, by GPU, and of all."""
     table = _table(("operation, kind, class",), *ERRORS, ("goal", ""), *SHARES, ("borrowed", ".1p"))
     gpu = ""
-    for cell in given["cells"]:
+    for cell in answer["cells"]:
         gpu = _name_gpu(table, cell, gpu)
         goal = "" if cell["met"] is None else "/".join(format_percent(end, ".0p") for end in cell["goal"])
         mark = {True: " yes", False: " no", None: ""}[cell["met"]]
         name = f"  {cell['operation']} {cell['kind']} {cell['class']}"
         table.add(name, cell["rows"], *_errors(cell), goal + mark, *_inside(cell), cell["borrowed"])
     table.end_section()
-    table.add("all", given["predicted"], *_errors(given), "", *_inside(given), given["borrowed"])
+    table.add("all", answer["predicted"], *_errors(answer), "", *_inside(answer), answer["borrowed"])
     return show_table(table)
 
 
 def libraries_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
-    """Errors of every library, by GPU."""
+    """Returns errors of every library, by GPU."""
     table = _table(("library, operation, kind",), *ERRORS, *SHARES)
     gpu = ""
     for row in rows:
@@ -191,7 +191,7 @@ def _name_gpu(table: Table, row: dict[str, Any], before: str) -> str:
 
 
 def worst_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
-    """The rows with the largest errors."""
+    """Returns the rows with the largest errors."""
     times = [(head, ",.1f") for head in ("measured us", "forecast us")]
     table = _table(("largest errors", "shape"), *times, ("error %", "+.0p"))
     for row in rows:
@@ -200,23 +200,23 @@ def worst_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
     return show_table(table)
 
 
-def _refusals(given: dict[str, Any]) -> list[RenderableType]:
-    if not given["refusals"]:
+def _refusals(answer: dict[str, Any]) -> list[RenderableType]:
+    if not answer["refusals"]:
         return []
     rest = "{} other reasons, which --json names"
-    return [Text(), reasons_table("refused", "because", list(given["refusals"].items()), MOST, rest)]
+    return [Text(), reasons_table("refused", "because", list(answer["refusals"].items()), MAX_REASONS, rest)]
 
 
-def calibration_page(given: dict[str, Any], out: Path) -> RenderableType:
-    """Errors of every library with its own coefficients, and when it was left out of the fit."""
+def calibration_page(answer: dict[str, Any], out: Path) -> RenderableType:
+    """Returns errors of every library with its own coefficients, and when it was left out of the fit."""
     unseen = ("unseen:", "median"), ("", "p90")
     errors = [(head, ".1p") for head in ("median", "p90", *unseen)]
     table = _table(("hardware", "section", "library"), ("rows", ","), *errors, low=True)
-    for one in given["calibrated"]:
-        for row in one["libraries"]:
+    for calibration in answer["calibrated"]:
+        for row in calibration["libraries"]:
             figures = [row[key] for key in ("rows", "median", "p90", "blind_median", "blind_p90")]
-            table.add(one["name"], row["section"], row["library"], *figures)
-    count = len(given["calibrated"])
+            table.add(calibration["name"], row["section"], row["library"], *figures)
+    count = len(answer["calibrated"])
     title = Text(f"wrote {count} file{'s' * (count != 1)} to {out}/", style="bold")
     remark = Text("error %; unseen: fitted without the library, and priced as an unnamed library", "dim")
     return Group(title, Text(), show_table(table), remark)
@@ -261,14 +261,14 @@ def calibrate_device(kind: str, out: Path, processes: int) -> dict[str, Any]:
     return calibrate(kind, out, processes, progress)
 
 
-def device_page(given: dict[str, Any], out: Path) -> RenderableType:
-    """Errors of the fitted cost models on the measurements, the written files, and how to use them."""
+def device_page(answer: dict[str, Any], out: Path) -> RenderableType:
+    """Returns errors of the fitted cost models on the measurements, the written files, and how to use them."""
     errors = [(head, ".1p") for head in ("median", "p90")]
     table = _table(("measured and fitted",), ("rows", ","), *errors)
-    for one in given["libraries"]:
-        table.add(f"{one['section']}, {one['library']}", one["rows"], one["median"], one["p90"])
+    for library in answer["libraries"]:
+        table.add(f"{library['section']}, {library['library']}", library["rows"], library["median"], library["p90"])
     used = f"meshcast predict JOB --calibration {out}"
-    if given["device"]:
-        used += f", with cluster: {{gpu: {given['device']}, gpus: ...}}"
-    lines = [Text(), Text(f"written   {', '.join(given['files'])}"), Text(f"use       {used}")]
-    return Group(Text(given["title"], "bold"), show_table(table), *lines)
+    if answer["device"]:
+        used += f", with cluster: {{gpu: {answer['device']}, gpus: ...}}"
+    lines = [Text(), Text(f"written   {', '.join(answer['files'])}"), Text(f"use       {used}")]
+    return Group(Text(answer["title"], "bold"), show_table(table), *lines)

@@ -41,11 +41,11 @@ def validate_claims(
     Raises PlanError for a family, system or id that no claim has.
     """
     tasks = _choose_tasks(read_claims(paths), family, system, claim)
-    run = [one for one in tasks if slow or claim or not one.claim.slow]
+    run = [task for task in tasks if slow or claim or not task.claim.slow]
     rows = keep_until_interrupted(progress(judge_claims(run, workers, find_plan), len(run), "claims"))
     if claim is not None:
-        for row, one in zip(rows, run, strict=False):
-            row["jobs"] = list_jobs(*one)
+        for row, task in zip(rows, run, strict=False):
+            row["jobs"] = list_jobs(*task)
     summary = summarize_judgements(rows) | {"left_out": len(tasks) - len(run)}
     return {"rows": rows, "summary": summary}, len(run) - len(rows)
 
@@ -53,34 +53,35 @@ def validate_claims(
 def _choose_tasks(
     files: Sequence[ClaimFile], family: str | None, system: str | None, claim: str | None
 ) -> list[ClaimTask]:
-    tasks = [ClaimTask(file, one) for file in files for one in file.entries]
-    for option, given, name_of in (
-        ("--family", family, lambda one: one.file.family),
-        ("--system", system, lambda one: one.file.system),
-        ("--claim", claim, lambda one: one.claim.id),
+    tasks = [ClaimTask(file, task) for file in files for task in file.entries]
+    for option, wanted, name_of in (
+        ("--family", family, lambda task: task.file.family),
+        ("--system", system, lambda task: task.file.system),
+        ("--claim", claim, lambda task: task.claim.id),
     ):
-        if given is None:
+        if wanted is None:
             continue
         known = list(dict.fromkeys(map(name_of, tasks)))
-        tasks = [one for one in tasks if name_of(one).casefold() == given.casefold()]
+        tasks = [task for task in tasks if name_of(task).casefold() == wanted.casefold()]
         if not tasks:
-            raise PlanError(option, "no claim has it", nearest(given, known), given)
+            raise PlanError(option, "no claim has it", nearest(wanted, known), wanted)
     return tasks
 
 
 def list_jobs(file: ClaimFile, claim: Claim) -> dict[str, Any]:
-    """The jobs, pipeline cases or plans of a claim by name, with the first value of everything that it assumes."""
+    """Returns the jobs, pipeline cases or plans of a claim by name, with the first value of everything that it
+    assumes."""
     if claim.cannot_judge:
         return {}
-    found = file.expand(claim, next(file.alternatives(claim)))
-    return {name: jobs[0] if len(jobs) == 1 else jobs for name, jobs in found.items()}
+    jobs_by_name = file.expand(claim, next(file.alternatives(claim)))
+    return {name: jobs[0] if len(jobs) == 1 else jobs for name, jobs in jobs_by_name.items()}
 
 
 # ------------------------------------------------------------------------------------------- the page
 
 
 def claims_page(answer: dict[str, Any]) -> RenderableType:
-    """All verdicts by family and system, the counts, and the reasons of those that do not hold."""
+    """Returns all verdicts by family and system, the counts, and the reasons of those that do not hold."""
     rows, summary = answer["rows"], answer["summary"]
     if len(rows) == 1 and "jobs" in rows[0]:
         return _claim_page(rows[0])
@@ -110,7 +111,7 @@ def _judgements_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def word_verdict(row: dict[str, Any]) -> str:
-    """The verdict with by how much it misses, on what it depends, or why there is none."""
+    """Returns the verdict with by how much it misses, on what it depends, or why there is none."""
     verdict = str(row["status"]).replace("-", " ")
     if row["status"] == MISSES:
         verdict += f" by {row['miss']:+.1%}" if row["target"].get("value") != 0 else f" by {row['miss']:+.3g}"
@@ -130,7 +131,7 @@ def tabulate_counts(summary: dict[str, Any]) -> Table:
 
 
 def _claim_page(row: dict[str, Any]) -> RenderableType:
-    """One claim: what it says, its jobs, their numbers for all assumptions, and the verdict."""
+    """Returns one claim: what it says, its jobs, their numbers for all assumptions, and the verdict."""
     lines = {
         "claim": f"{row['id']}: {row['says']}",
         "system": f"{row['system']} ({row['family']}), {row['reference']}",
@@ -159,4 +160,4 @@ def _claim_page(row: dict[str, Any]) -> RenderableType:
 
 
 def _word_quantity(value: float | list[float]) -> str:
-    return f"[{', '.join(f'{one:.4g}' for one in value)}]" if isinstance(value, list) else f"{value:.4g}"
+    return f"[{', '.join(f'{number:.4g}' for number in value)}]" if isinstance(value, list) else f"{value:.4g}"

@@ -20,25 +20,25 @@ from meshcast.simulator.report.figures import FIGURES, name_contribution, parts_
 from meshcast.simulator.report.formatting import format_number, format_seconds
 from meshcast.simulator.report.metrics import NAMED
 
-LEAST = 1e-4
+MIN_SHARE = 1e-4
 """Share of the step below which a figure of the hardware has no row of its own."""
 
-LEAST_GIB = 0.005
+MIN_GIB = 0.005
 """Memory below which a category has no row of its own [GiB]."""
 
-LEAST_FIELD, LEAST_FIELD_GIB = 1e-3, 0.5
+MIN_FIELD_SHARE, MIN_FIELD_GIB = 1e-3, 0.5
 """Share of the step and memory [GiB] below both of which an assumed field has no row of its own."""
 
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
-def comparison_page(found: ForecastComparison) -> RenderableType:
-    """What differs in the jobs, then the headline figures, the parts of the step and the memory of both."""
-    first, second = found.first, found.second
+def comparison_page(comparison: ForecastComparison) -> RenderableType:
+    """Returns what differs in the jobs, then the headline figures, the parts of the step and the memory of both."""
+    first, second = comparison.first, comparison.second
     changes = _table("field", ("A", ""), ("B", ""))
-    for change in found.changes:
+    for change in comparison.changes:
         changes.add(change.field, _value(change.first), _value(change.second))
-    if not found.changes:
+    if not comparison.changes:
         changes.add("none")
 
     figures = _table("", ("A", ""), ("B", ""), ("B - A", ""), ("%", ""))
@@ -57,26 +57,26 @@ def comparison_page(found: ForecastComparison) -> RenderableType:
     times = ("A ms", ",.1f"), ("B ms", ",.1f"), ("B - A ms", "+,.1f"), ("% of A's step", "+.1p")
     parts = _table("part of the step", *times)
     parts.close("step", *compare(step, second.step_time))
-    for key, pair in sorted(found.parts.items(), key=lambda item: -abs(item[1][1] - item[1][0])):
+    for key, pair in sorted(comparison.parts.items(), key=lambda item: -abs(item[1][1] - item[1][0])):
         parts.add(parts_of_step()[key].label, *compare(*pair))
 
     memory = _table("fullest stage", ("A GiB", ",.2f"), ("B GiB", ",.2f"), ("B - A GiB", "+,.2f"))
-    for category, (before, after) in found.memory.items():
-        if max(before, after) >= LEAST_GIB:
+    for category, (before, after) in comparison.memory.items():
+        if max(before, after) >= MIN_GIB:
             memory.add(category, before, after, round(after - before, 2) + 0.0)
     fits = [f"{name} {report.fit_in_words}." for name, report in (("A", first), ("B", second))]
     blocks: list[RenderableType] = [*map(show_table, (changes, figures, parts, memory)), Text(" ".join(fits))]
     apart = [part for block in blocks for part in (Text(), block)]
     broken = [*list_broken_rules(first, "A"), *list_broken_rules(second, "B")]
-    return Group(Text(found.sentence(), "bold"), *apart, *broken)
+    return Group(Text(comparison.sentence(), "bold"), *apart, *broken)
 
 
-def sensitivity_page(found: Sensitivities, changes: MemoryChanges | None = None) -> RenderableType:
-    """The limit, the critical path by kind, every figure of the hardware and every assumed field that matters.
+def sensitivity_page(sensitivities: Sensitivities, changes: MemoryChanges | None = None) -> RenderableType:
+    """Returns the limit, the critical path by kind, every figure of the hardware and every assumed field that matters.
 
     changes: that make a plan fit that is tight or does not.
     """
-    report = found.report
+    report = sensitivities.report
     head = f"{report.job.model.name} on {report.job.cluster.name}: a step takes {format_seconds(report.step_time)}"
     blocks: list[RenderableType] = [
         Text(head, "bold"),
@@ -85,37 +85,37 @@ def sensitivity_page(found: Sensitivities, changes: MemoryChanges | None = None)
     ]
     blocks += [
         Text(),
-        _list_path(found),
+        _list_path(sensitivities),
         Text(),
-        *_hardware_blocks(found),
+        *_hardware_blocks(sensitivities),
         Text(),
-        *_assumed_blocks(found),
+        *_assumed_blocks(sensitivities),
     ]
-    blocks += [Text(), Text(_interval_sentence(found))]
+    blocks += [Text(), Text(_interval_sentence(sensitivities))]
     blocks += list_broken_rules(report)
     blocks += [Text(f"assumed: {sentence}", "dim") for sentence in report.assumed]
     return Group(*blocks)
 
 
-def _list_path(found: Sensitivities) -> RenderableType:
-    """The parts of the step on the critical path, the longest first."""
-    report = found.report
+def _list_path(sensitivities: Sensitivities) -> RenderableType:
+    """Returns the parts of the step on the critical path, the longest first."""
+    report = sensitivities.report
     table = _table("critical path", ("time", format_seconds), ("% of the step", ".1p"))
     times = {figure.label: figure.compute(report) or 0.0 for figure in parts_of_step().values()}
     for label, seconds in sorted(times.items(), key=lambda item: -item[1]):
-        if seconds >= LEAST * report.step_time:
+        if seconds >= MIN_SHARE * report.step_time:
             table.add(label, seconds, seconds / report.step_time)
     return show_table(table)
 
 
-def _hardware_blocks(found: Sensitivities) -> list[RenderableType]:
-    """A row for every figure of the hardware that changes the step, and the names of the others."""
-    step = found.report.step_time
+def _hardware_blocks(sensitivities: Sensitivities) -> list[RenderableType]:
+    """Returns a row for every figure of the hardware that changes the step, and the names of the others."""
+    step = sensitivities.report.step_time
     times = [(head, format_seconds) for head in ("1 % saves", f"{RANGE:.0%} better", f"{RANGE:.0%} worse")]
     table = _table("hardware", ("now", format_value), *times, ("swing %", ".1p"))
     rest = []
-    for effect in found.found:
-        if effect.swing_s < LEAST * step:
+    for effect in sensitivities.found:
+        if effect.swing_s < MIN_SHARE * step:
             rest.append(effect.figure.label)
             continue
         seconds = effect.saved_s, effect.better_s, effect.worse_s
@@ -123,14 +123,14 @@ def _hardware_blocks(found: Sensitivities) -> list[RenderableType]:
     return [show_table(table), *_without_effect(rest)]
 
 
-def _assumed_blocks(found: Sensitivities) -> list[RenderableType]:
-    """The extremes of every assumed field that matters, and the names of the other fields."""
-    if not found.assumed:
+def _assumed_blocks(sensitivities: Sensitivities) -> list[RenderableType]:
+    """Returns the extremes of every assumed field that matters, and the names of the other fields."""
+    if not sensitivities.assumed:
         return []
     forms = ("assumed", ""), ("if it is", ""), ("step %", "+.1f"), ("memory GiB", "+,.1f")
     table = _table("not stated", *forms, wrap="letters")
     rest = []
-    for effect in found.assumed:
+    for effect in sensitivities.assumed:
         shown = _extremes(effect)
         if not shown:
             rest.append(effect.field.name)
@@ -140,35 +140,36 @@ def _assumed_blocks(found: Sensitivities) -> list[RenderableType]:
             table.add(
                 *("", "") if row else (effect.field.name, _value(effect.field.value)),
                 *(_value(other.value), longer),
-                memory if other.fits or not found.report.fits else "does not fit",
+                memory if other.fits or not sensitivities.report.fits else "does not fit",
             )
     return [show_table(table), *_without_effect(rest)]
 
 
-def _extremes(found: AssumedFieldEffect) -> list[Alternative]:
-    """The alternatives of the shortest and the longest step if they change it, else that with the most other memory."""
-    least = LEAST_FIELD * found.step_time_s
-    ends = dict.fromkeys((found.alternatives[0], found.alternatives[-1]))
-    shown = [one for one in ends if abs(one.step_time_s - found.step_time_s) >= least]
-    if shown or found.memory_effect_gib < LEAST_FIELD_GIB:
+def _extremes(effect: AssumedFieldEffect) -> list[Alternative]:
+    """Returns the alternatives of the shortest and the longest step if they change it, else that with the most other
+    memory."""
+    least = MIN_FIELD_SHARE * effect.step_time_s
+    ends = dict.fromkeys((effect.alternatives[0], effect.alternatives[-1]))
+    shown = [alternative for alternative in ends if abs(alternative.step_time_s - effect.step_time_s) >= least]
+    if shown or effect.memory_effect_gib < MIN_FIELD_GIB:
         return shown
-    return [max(found.alternatives, key=lambda one: abs(one.peak_device_gib - found.peak_device_gib))]
+    return [max(effect.alternatives, key=lambda alternative: abs(alternative.peak_device_gib - effect.peak_device_gib))]
 
 
 def _without_effect(names: list[str]) -> list[RenderableType]:
     return [Text(f"Without effect, or nearly so: {', '.join(names)}.", "dim")] if names else []
 
 
-def _interval_sentence(found: Sensitivities) -> str:
-    """The interval, and what contributes most to its variance."""
-    low, high = found.report.interval_90
-    widest = [f"{name_contribution(key)} {share:.0%}" for key, share in list(found.variance.items())[:NAMED]]
+def _interval_sentence(sensitivities: Sensitivities) -> str:
+    """Returns the interval, and what contributes most to its variance."""
+    low, high = sensitivities.report.interval_90
+    widest = [f"{name_contribution(key)} {share:.0%}" for key, share in list(sensitivities.variance.items())[:NAMED]]
     widened = f" Largest shares of the variance: {', '.join(widest)}." if widest else ""
     return f"Nine of ten measured steps should lie between {format_seconds(low)} and {format_seconds(high)}.{widened}"
 
 
 def format_value(figure: HardwareFigure) -> str:
-    """The value of a figure of the hardware with its unit."""
+    """Returns the value of a figure of the hardware with its unit."""
     if figure.unit == "s":
         return format_seconds(figure.value)
     if not figure.unit:
@@ -178,12 +179,12 @@ def format_value(figure: HardwareFigure) -> str:
 
 
 def format_signed(value: float) -> str:
-    """A difference with its sign."""
+    """Returns a difference with its sign."""
     return f"{'-' if value < 0 else '+'}{format_number(abs(value))}"
 
 
-def _percent(one: float, other: float) -> str:
-    return f"{other / one - 1:+.1%}"[:-1] if one else ""
+def _percent(before: float, after: float) -> str:
+    return f"{after / before - 1:+.1%}"[:-1] if before else ""
 
 
 def _value(value: Any) -> str:

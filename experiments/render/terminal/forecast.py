@@ -101,7 +101,7 @@ def show(what: RenderableType) -> None:
 
 
 def render(what: RenderableType) -> str:
-    """Text of a page at `WIDTH` columns, without colours and without spaces at the ends of lines."""
+    """Returns text of a page at `WIDTH` columns, without colours and without spaces at the ends of lines."""
     file = io.StringIO()
     SafeConsole(file, WIDTH).print_page(what)
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
@@ -123,7 +123,7 @@ def page(
     unstated: Sequence[AssumedField] | None = None,
     replays: Sequence[Replay] | None = None,
 ) -> RenderableType:
-    """The whole page.
+    """Returns the whole page.
 
     plots, trace, snapshot: files that were written. changes: that make the plan fit. unstated: fields to list
     that the job does not state. replays: the forecast held against replays of its step.
@@ -164,7 +164,8 @@ def page(
 
 
 def list_memory_changes(changes: MemoryChanges | None, capacity: float) -> list[RenderableType]:
-    """The changes that make the plan fit, with step time and memory of each, and the one that saves most memory.
+    """Returns the changes that make the plan fit, with step time and memory of each, and the one that saves most
+    memory.
 
     capacity: of a GPU [bytes].
     """
@@ -184,18 +185,19 @@ def list_memory_changes(changes: MemoryChanges | None, capacity: float) -> list[
 
 
 def _describe_need(need: float, capacity: float) -> str:
-    """Memory that a plan needs [bytes]; of one that fills a GPU with cached blocks "80 of 80 GiB"."""
+    """Returns memory that a plan needs [bytes]; of one that fills a GPU with cached blocks "80 of 80 GiB"."""
     words = format_need(need, capacity)
     return f"{words} GiB" if need < capacity else f"{need / GIB:.4g} of {capacity / GIB:.4g} GiB"
 
 
 def list_unstated(unstated: Sequence[AssumedField]) -> list[RenderableType]:
-    """The fields that a job does not state, with what is assumed of them."""
+    """Returns the fields that a job does not state, with what is assumed of them."""
     return [
         labelled_line(
-            "unstated" if i == 0 else "", f"{one.name}: {'as other fields say' if one.value is None else one.value}"
+            "unstated" if i == 0 else "",
+            f"{field.name}: {'as other fields say' if field.value is None else field.value}",
         )
-        for i, one in enumerate(unstated)
+        for i, field in enumerate(unstated)
     ]
 
 
@@ -211,7 +213,7 @@ STATED_REGIME = "as framework.set.regime says, which open questions of a launch 
 
 
 def _describe_interval(report: Report) -> str:
-    """The regime of a forecast, and what widens its interval most."""
+    """Returns the regime of a forecast, and what widens its interval most."""
     widest = ", ".join(f"{name_contribution(name)} {sigma:.1%}" for name, sigma in report.widest.items())
     stated = "regime" in report.job.as_written["framework"].get("set", {})
     why = STATED_REGIME if stated else REGIME_WORDS[report.regime]
@@ -219,7 +221,7 @@ def _describe_interval(report: Report) -> str:
 
 
 def _describe_ranks(noise: dict[str, Any]) -> str:
-    """Duration of steps under `noise`, and the slowest rank."""
+    """Returns duration of steps under `noise`, and the slowest rank."""
     steps = len(noise["step_times_s"])
     mean_step, p90, slowest, mean = (
         format_seconds(noise[key]) for key in ("mean_s", "p90_s", "its_kernels_s", "mean_kernels_s")
@@ -242,7 +244,7 @@ def _describe_steps(steps: dict[str, Any]) -> str:
 
 
 def _describe_published(beside: dict[str, Any]) -> str:
-    """The published figure, the forecast of it, and the error of the step time."""
+    """Returns the published figure, the forecast of it, and the error of the step time."""
     names = {"tokens_per_s_per_gpu": "tokens/s per GPU", "tflops_per_gpu": "TFLOP/s per GPU"}
     figure, published, ours = beside["figure"], beside["published"], beside["forecast"]
     if figure == "mfu":
@@ -267,9 +269,9 @@ def title(report: Report) -> RenderableType:
     tokens = f"{batch.sequence:,}"
     if batch.lengths:
         counts = plan.passes.class_counts
-        shortest = min(one.sequence for one in batch.lengths)
+        shortest = min(length.sequence for length in batch.lengths)
         tokens = f"{shortest:,} to {batch.longest:,}" if shortest < batch.longest else tokens
-        padded = sum(count * one.padded_tokens for count, one in zip(counts, batch.lengths, strict=True))
+        padded = sum(count * length.padded_tokens for count, length in zip(counts, batch.lengths, strict=True))
         passes = f"{sum(counts):,} micro-batches of {len(counts)} classes, {1 - report.tokens / padded:.1%} padding"
     return Group(
         Text(name, style="bold"),
@@ -285,14 +287,15 @@ def title(report: Report) -> RenderableType:
 
 
 def _list_heterogeneous_stages(plan: Plan) -> list[RenderableType]:
-    """The ranks and layers of every stage, where stages have degrees of their own or replicas differ."""
+    """Returns the ranks and layers of every stage, where stages have degrees of their own or replicas differ."""
     if not is_heterogeneous(plan):
         return []
     lines = []
     for device in choose_ends(plan.ranks.devices):
-        pipeline, own = plan.ranks.pipeline_of(device)
-        one = plan.every_pipeline[pipeline]
-        layers = sum(one.layers[part] for part in range(one.model_parts.count) if own in one.model_parts.holders(part))
+        pipeline, place = plan.ranks.pipeline_of(device)
+        replica = plan.every_pipeline[pipeline]
+        parts = replica.model_parts
+        layers = sum(replica.layers[part] for part in range(parts.count) if place in parts.holders(part))
         name = name_device(plan, device)
         lines.append(f"{name}: {describe_device(plan, device)}, {layers} layer{'' if layers == 1 else 's'}")
     if plan.ranks.devices > STAGES:
@@ -301,19 +304,20 @@ def _list_heterogeneous_stages(plan: Plan) -> list[RenderableType]:
 
 
 def choose_ends(count: int) -> list[int]:
-    """All stages; of many the first and the last."""
+    """Returns all stages; of many the first and the last."""
     every = list(range(count))
     return every if count <= STAGES else [*every[: STAGES // 2], *every[-STAGES // 2 :]]
 
 
 def _describe_framework(job: Job) -> str:
     """Name of the framework, with the number format unless it is the framework's default."""
-    own, given = load_framework(job.framework.name, release=job.release), job.precision.compute
-    return job.framework.name if given == (own.quantised or own.weights) else f"{job.framework.name} in {given}"
+    profile, precision = load_framework(job.framework.name, release=job.release), job.precision.compute
+    usual = precision == (profile.quantised or profile.weights)
+    return job.framework.name if usual else f"{job.framework.name} in {precision}"
 
 
 def headline(report: Report) -> RenderableType:
-    """Rows of the figures with a headline."""
+    """Returns rows of the figures with a headline."""
     table = Table(Column(width=9), Column(style="bold", width=9), "", ruled=False)
     for figure in FIGURES.values():
         value = figure.compute(report) if figure.headline else None
@@ -323,13 +327,13 @@ def headline(report: Report) -> RenderableType:
 
 
 def _name_slowest(report: Report) -> str:
-    """The stage whose breakdown is shown."""
+    """Returns the stage whose breakdown is shown."""
     plan = report.play.plan
     return f"{name_device(plan, report.device)}, the slowest" if is_heterogeneous(plan) else SLOWEST
 
 
 def times(answer: dict[str, Any], head: str = SLOWEST) -> RenderableType:
-    """Breakdown of the step: parts that add up to it, with the hidden communication of each axis."""
+    """Returns breakdown of the step: parts that add up to it, with the hidden communication of each axis."""
     step, hidden = answer["step_time_s"], answer["hidden_s"]
     rows: list[tuple[str, str, float, float]] = []
     for key, figure in parts_of_step().items():
@@ -356,14 +360,15 @@ def times(answer: dict[str, Any], head: str = SLOWEST) -> RenderableType:
 
 
 def draw_bar(share: float, width: int) -> str:
-    """A bar in eighths of a character, at least one of a positive `share`. width: of a share of 1 [characters]."""
+    """Returns a bar in eighths of a character, at least one of a positive `share`. width: of a share of 1
+    [characters]."""
     eighths = max(round(share * width * 8), 1 if share > 0 else 0)
     full, rest = divmod(eighths, 8)
     return "█" * full + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[rest]
 
 
 def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
-    """Whether the plan fits, and the peak memory of every stage by category."""
+    """Returns whether the plan fits, and the peak memory of every stage by category."""
     held = answer["memory"]
     capacity = held["capacity_gib"]
     low, high = held["interval_90_gib"]
@@ -409,7 +414,7 @@ VERDICT_STYLES: dict[Verdict, str] = {"fits": "bold green", "tight": "bold yello
 
 
 def choose_stages(stages: Sequence[dict[str, Any]]) -> list[int]:
-    """Stages with a row of the memory table: of many the first, the last and the fullest."""
+    """Returns stages with a row of the memory table: of many the first, the last and the fullest."""
     count = len(stages)
     if count <= STAGES:
         return list(range(count))

@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 
 def gpus() -> list[Row]:
-    """GPUs of the catalog, in SI units."""
+    """Returns GPUs of the catalog, in SI units."""
     from meshcast import hardware
 
     rows = []
@@ -47,7 +47,7 @@ def _float(value: float | None) -> float | None:
 
 
 def nodes() -> list[Row]:
-    """Nodes of the catalog."""
+    """Returns nodes of the catalog."""
     from meshcast import hardware
 
     rows = []
@@ -73,7 +73,7 @@ def nodes() -> list[Row]:
 
 
 def clusters() -> list[Row]:
-    """Clusters of the catalog, and ``NODE:COUNT`` for every node: a cluster of any number of these."""
+    """Returns clusters of the catalog, and ``NODE:COUNT`` for every node: a cluster of any number of these."""
     from meshcast import hardware
 
     rows: list[Row] = []
@@ -95,7 +95,7 @@ def clusters() -> list[Row]:
 
 
 def models() -> list[Row]:
-    """Presets of models."""
+    """Returns presets of models."""
     from meshcast.simulator.models.load import load_model, presets
 
     keys = ("parameters", "active_parameters", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
@@ -115,23 +115,23 @@ def models() -> list[Row]:
 
 def _blocks(model: Model) -> list[str]:
     """Names the parts of a model other than plain attention and MLPs, in the words of its fields."""
-    moe, found = model.moe, []
+    moe, blocks = model.moe, []
     if moe:
         shared = f" + {moe.shared_experts}" if moe.shared_experts else ""
-        found.append(f"{moe.top_k} of {' or '.join(map(str, moe.expert_counts))} experts{shared}")
-    found += [f"branches {', '.join(f'{one.name} of {one.layers} layers' for one in model.branches)}"] * bool(
+        blocks.append(f"{moe.top_k} of {' or '.join(map(str, moe.expert_counts))} experts{shared}")
+    blocks += [f"branches {', '.join(f'{branch.name} of {branch.layers} layers' for branch in model.branches)}"] * bool(
         model.branches
     )
-    found += ["mla"] if model.mla else []
-    found += [f"{model.ssm.pattern.count('M')} Mamba-2"] if model.ssm else []
-    found += [f"{model.frames} frames"] if model.frames else []
-    found += [f"window {model.window:,}"] if model.window else []
-    found += [f"attention_chunk {model.attention_chunk:,}"] if model.attention_chunk else []
-    return found + ([f"mtp {model.mtp}"] if model.mtp else [])
+    blocks += ["mla"] if model.mla else []
+    blocks += [f"{model.ssm.pattern.count('M')} Mamba-2"] if model.ssm else []
+    blocks += [f"{model.frames} frames"] if model.frames else []
+    blocks += [f"window {model.window:,}"] if model.window else []
+    blocks += [f"attention_chunk {model.attention_chunk:,}"] if model.attention_chunk else []
+    return blocks + ([f"mtp {model.mtp}"] if model.mtp else [])
 
 
 def schemes() -> list[Row]:
-    """All schemes, with the first sentence of the docstring of each."""
+    """Returns all schemes, with the first sentence of the docstring of each."""
     from meshcast.simulator.ir.registry import describe_scheme, find_scheme, scheme_names
 
     rows = []
@@ -151,7 +151,7 @@ def schemes() -> list[Row]:
 
 
 def frameworks() -> list[Row]:
-    """Frameworks with a profile."""
+    """Returns frameworks with a profile."""
     from meshcast.simulator.job.framework import framework_names, load_framework
 
     loaded = [load_framework(name) for name in framework_names()]
@@ -217,7 +217,7 @@ def check_kind(kind: str) -> None:
 
 
 def list_rows(kind: str) -> list[Row]:
-    """Rows of one kind. Raises PlanError for an unknown kind."""
+    """Returns rows of one kind. Raises PlanError for an unknown kind."""
     check_kind(kind)
     return KINDS[kind][0]()
 

@@ -25,7 +25,7 @@ from meshcast.validation.measurements.measurement import read
 PLOTS = ("forecasts",)
 """Names of the plots."""
 
-MOST = 400
+MAX_ROWS = 400
 """Maximum number of rows of a file on the page; ``--json`` has all of them."""
 
 
@@ -37,42 +37,43 @@ def validate_files(kind: str, paths: Sequence[Path]) -> dict[str, Any]:
     """Compares measurement files with their forecasts. Raises PlanError for files of another kind."""
     files = []
     for path in paths:
-        found = read(path)
-        if found.kind != kind:
-            rule = f"the file is of kind {found.kind}, not {kind}"
+        measurement = read(path)
+        if measurement.kind != kind:
+            rule = f"the file is of kind {measurement.kind}, not {kind}"
             remedy = (
-                f"Write validate {found.kind}"
-                if found.kind != "calibration"
+                f"Write validate {measurement.kind}"
+                if measurement.kind != "calibration"
                 else "It is what a calibration was fitted to"
             )
             raise PlanError("--data", rule, remedy, str(path))
-        files.append((str(path), found))
+        files.append((str(path), measurement))
     rows = row_errors.row_answers(files)
     keys = ("title", "forecast_written", "measured", "calibration", "command")
     described = [
-        {"file": name, **{key: getattr(found, key) for key in keys}, "notes": list(found.notes)}
-        for name, found in files
+        {"file": name, **{key: getattr(measurement, key) for key in keys}, "notes": list(measurement.notes)}
+        for name, measurement in files
     ]
     return {"rows": rows, "summary": row_errors.summarize(rows) | {"files": described}}
 
 
 def page(answer: Mapping[str, Any], brief: bool = False) -> RenderableType:
-    """All rows, then the errors of each forecast. brief: no rows of kernels and collectives."""
-    given, rows = answer["summary"], answer["rows"]
+    """Returns all rows, then the errors of each forecast. brief: no rows of kernels and collectives."""
+    summary, rows = answer["summary"], answer["rows"]
     parts: list[RenderableType] = []
     if brief:
         kept = [row for row in rows if row["name"].partition(" ")[0] in ("step", "rank", "device")]
-        parts = [rows_table(kept, files=True)] if kept else [Text(", ".join(one["title"] for one in given["files"]))]
-    for head in () if brief else given["files"]:
-        own = [row for row in rows if row["file"] == head["file"]]
+        titles = ", ".join(file["title"] for file in summary["files"])
+        parts = [rows_table(kept, files=True) if kept else Text(titles)]
+    for head in () if brief else summary["files"]:
+        of_file = [row for row in rows if row["file"] == head["file"]]
         when = f"forecast {head['forecast_written']}, measured {head['measured'] or 'not yet'}"
         parts += [Text(head["title"], "bold"), Text(f"{head['file']}: {when}", "dim")]
-        parts += [rows_table(own[:MOST]), *(Text(f"note      {note}", "dim") for note in head["notes"]), Text()]
-        if len(own) > MOST:
-            parts.append(Text(f"{len(own) - MOST:,} rows more with --json", "dim"))
-    parts.append(errors_table(given["forecasts"]))
-    if given["classes"]:
-        parts += [Text(), errors_table(given["classes"])]
+        parts += [rows_table(of_file[:MAX_ROWS]), *(Text(f"note      {note}", "dim") for note in head["notes"]), Text()]
+        if len(of_file) > MAX_ROWS:
+            parts.append(Text(f"{len(of_file) - MAX_ROWS:,} rows more with --json", "dim"))
+    parts.append(errors_table(summary["forecasts"]))
+    if summary["classes"]:
+        parts += [Text(), errors_table(summary["classes"])]
     noise = row_errors.median_scatter(rows)
     if not math.isnan(noise):
         parts.append(
@@ -95,15 +96,15 @@ def write_page(answers: Iterable[Mapping[str, Any]], path: Path, brief: bool = F
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]], files: bool = False) -> RenderableType:
-    """Measured values, and each forecast with its error. files: groups are named by their files."""
+    """Returns measured values, and each forecast with its error. files: groups are named by their files."""
     sources = [source for source in ("catalog", "calibration") if any(source in row["predicted"] for row in rows)]
     errors = [column for source in sources for column in ((source, ""), ("error", "+.1p"))]
     table = measurement_table("measurement", ("measured", ""), ("±", ".0%"), *errors)
     group = ""
     for row in rows:
-        own = f"{Path(row['file']).stem}: {row['group']}" if files else row["group"]
-        if own != group:
-            group = own
+        name = f"{Path(row['file']).stem}: {row['group']}" if files else row["group"]
+        if name != group:
+            group = name
             table.end_section()
             table.add(TableCell(group, "bold"))
         scatter = row["spread"] if row["measured"] is not None and row["samples"] > 2 else None
@@ -114,7 +115,7 @@ def rows_table(rows: Sequence[Mapping[str, Any]], files: bool = False) -> Render
 
 
 def errors_table(forecasts: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Errors of every quantity, or class of rows, and forecast."""
+    """Returns errors of every quantity, or class of rows, and forecast."""
     errors = [(head, ".1p") for head in ("median", "p90", "worst")]
     ends = ("bias", "+.1p"), ("in 90%", ".0p")
     table = measurement_table("forecast of, by", ("rows", ","), *errors, *ends)

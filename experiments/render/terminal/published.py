@@ -59,10 +59,10 @@ def validate_pipeline(paths: Sequence[Path]) -> tuple[Answer, RenderableType]:
     """Plays schedules with given durations: the answer and its table."""
     from meshcast.validation.pipelines.cases import EXAMPLES, answers
 
-    cases = [found for path in paths for _, found in read_lines(path)] if paths else list(EXAMPLES)
+    cases = [stated for path in paths for _, stated in read_lines(path)] if paths else list(EXAMPLES)
     good = iter(answers([case for case in cases if isinstance(case, dict)]))
     rows = [next(good) if isinstance(case, dict) else {"status": "refused", "reason": case} for case in cases]
-    described = [{"case": {**UNSTATED, **one}} if isinstance(one, dict) else {} for one in cases]
+    described = [{"case": {**UNSTATED, **written}} if isinstance(written, dict) else {} for written in cases]
     return {"rows": [{**case, **row} for case, row in zip(described, rows, strict=True)]}, cases_table(cases, rows)
 
 
@@ -71,15 +71,15 @@ UNSTATED: Answer = {"v": 1, "t_w": 0, "hop": 0}
 
 
 def describe_inputs(case: Mapping[str, Any]) -> str:
-    """Times and options of a pipeline case, as it writes them; the shape has columns of its own."""
-    given = {**{key: UNSTATED[key] for key in ("t_w", "hop")}, **case}
-    first = [key for key in ("t_f", "t_b", "t_w", "hop") if key in given]
+    """Returns times and options of a pipeline case, as it writes them; the shape has columns of its own."""
+    inputs = {**{key: UNSTATED[key] for key in ("t_w", "hop")}, **case}
+    first = [key for key in ("t_f", "t_b", "t_w", "hop") if key in inputs]
     more = [key for key in case if key not in (*first, "schedule", "p", "m", "v", "order")]
-    return ", ".join(f"{key} {describe_value(given[key])}" for key in (*first, *more))
+    return ", ".join(f"{key} {describe_value(inputs[key])}" for key in (*first, *more))
 
 
 def cases_table(cases: Sequence[Any], rows: Sequence[Answer]) -> RenderableType:
-    """The answers of ``validate pipeline`` as a table."""
+    """Returns the answers of ``validate pipeline`` as a table."""
     times = formatted_numbers(("makespan", ",.6g"), ("bubble %", ".2p"))
     shape = numbers("p", "m", "v")
     table = Table(Column("schedule", style="bold"), *shape, "times and options", *times, "chunks in flight")
@@ -132,20 +132,21 @@ def validate_choice(
 
     runs = _read_runs(paths)
     rows = keep_until_interrupted(progress(forecast_choices(runs, workers), len(runs), "runs"))
-    groups, made = choose_plans(runs, rows), group_plans(runs, rows)
+    groups, plan_groups = choose_plans(runs, rows), group_plans(runs, rows)
     summary, missing = summarize_choices(groups), len(runs) - len(rows)
     if search is not None:
-        found = keep_until_interrupted(progress(map(search, made), len(made), "groups"))
-        groups = [{**group, "search": one} for group, one in zip(groups, found, strict=False)] + groups[len(found) :]
-        missing += sum(len(group.runs) for group in made[len(found) :])
-        searched = [one for one in found if one["reason"] is None]
+        outcomes = keep_until_interrupted(progress(map(search, plan_groups), len(plan_groups), "groups"))
+        answered = [{**group, "search": outcome} for group, outcome in zip(groups, outcomes, strict=False)]
+        groups = answered + groups[len(outcomes) :]
+        missing += sum(len(group.runs) for group in plan_groups[len(outcomes) :])
+        searched = [outcome for outcome in outcomes if outcome["reason"] is None]
         summary["searches"] = {
-            "groups": len(found),
+            "groups": len(outcomes),
             "searched": len(searched),
-            "agree": sum(one["agrees"] for one in searched),
-            "defects": sum(one["defect"] is not None for one in searched),
-            "shortest_does_not_fit": sum(not one["fits"] for one in searched),
-            "reasons": dict(Counter(one["kind"] for one in found if one["kind"]).most_common()),
+            "agree": sum(outcome["agrees"] for outcome in searched),
+            "defects": sum(outcome["defect"] is not None for outcome in searched),
+            "shortest_does_not_fit": sum(not outcome["fits"] for outcome in searched),
+            "reasons": dict(Counter(outcome["kind"] for outcome in outcomes if outcome["kind"]).most_common()),
         }
     return {"groups": groups, "summary": summary}, missing
 
@@ -164,8 +165,8 @@ def fit_published(
     from meshcast.validation.published.rows import PublishedRun
 
     runs = [run for run in _read_runs(paths) if isinstance(run, PublishedRun) and run.step_time is not None]
-    found = keep_until_interrupted(progress(forecast_derivatives(runs, workers), len(runs), "runs"))
-    rows = [row for row in found if row["shares"] is not None]
+    forecasts = keep_until_interrupted(progress(forecast_derivatives(runs, workers), len(runs), "runs"))
+    rows = [row for row in forecasts if row["shares"] is not None]
     classes = sorted({row["class"] for row in rows})
     refits = {name: refit_class([row for row in rows if row["class"] == name]) for name in classes}
     return {
@@ -175,29 +176,29 @@ def fit_published(
         "residuals": measure_residuals(rows),
         "sources": compare_sources(rows),
         "shipped": list_fitted(),
-    }, len(runs) - len(found)
+    }, len(runs) - len(forecasts)
 
 
 def _read_runs(paths: Sequence[Path]) -> list[Any]:
-    """The runs of some files; without any those that ship with meshcast."""
+    """Returns the runs of some files; without any those that ship with meshcast."""
     from meshcast.validation.published.rows import read_files, read_shipped
 
     return read_files(paths) if paths else list(read_shipped())
 
 
 def keep_until_interrupted(steps: Iterable[Answer]) -> list[Answer]:
-    """All of some results, or those before an interruption."""
-    found: list[Answer] = []
+    """Returns all of some results, or those before an interruption."""
+    results: list[Answer] = []
     try:
-        for one in steps:
-            found.append(one)
+        for result in steps:
+            results.append(result)
     except KeyboardInterrupt:
         pass
-    return found
+    return results
 
 
 def progress(steps: Iterable[Any], total: int, what: str) -> Iterator[Any]:
-    """The same steps; on a terminal a progress bar follows them."""
+    """Yields the same steps; on a terminal a progress bar follows them."""
     if not sys.stderr.isatty():
         yield from steps
         return
@@ -210,7 +211,8 @@ def progress(steps: Iterable[Any], total: int, what: str) -> Iterator[Any]:
 
 
 def published_page(answer: Answer) -> RenderableType:
-    """Errors of all runs and of every group, with those of naive forecasts; runs that do not fit; refused runs."""
+    """Returns errors of all runs and of every group, with those of naive forecasts; runs that do not fit; refused
+    runs."""
     summary = answer["summary"]
     runs = "run" if summary["rows"] == 1 else "runs"
     whose = ", as strangers are told" if summary["as_stranger"] else ""
@@ -242,7 +244,7 @@ def published_page(answer: Answer) -> RenderableType:
 
 
 def choice_page(answer: Answer) -> RenderableType:
-    """Regret and rank correlation of every group of plans, then the means of all groups and of each source."""
+    """Returns regret and rank correlation of every group of plans, then the means of all groups and of each source."""
     summary, groups = answer["summary"], answer["groups"]
     if not groups:
         return Text("no three published plans of one training task: nothing to choose from", "bold")
@@ -287,27 +289,28 @@ def _share_right(of: Answer) -> str:
     return f"{of['right']:.0%} right{robust}"
 
 
-def _describe_searches(found: Answer | None) -> list[Text]:
-    """How many groups a search of their plans alone answers as the forecasts do, and why others are no search."""
-    if found is None:
+def _describe_searches(searches: Answer | None) -> list[Text]:
+    """Returns how many groups a search of their plans alone answers as the forecasts do, and why others are no
+    search."""
+    if searches is None:
         return []
     words = (
-        f"searches of the plans of a group alone choose the shortest forecast that fits in {found['agree']} of "
-        f"{found['searched']} groups"
+        f"searches of the plans of a group alone choose the shortest forecast that fits in {searches['agree']} of "
+        f"{searches['searched']} groups"
     )
-    if left_out := found["shortest_does_not_fit"]:
+    if left_out := searches["shortest_does_not_fit"]:
         words += f"; in {left_out} of them the shortest forecast of all does not fit"
-    if defects := found["defects"]:
+    if defects := searches["defects"]:
         words += f"; {defects} of them ended with a bound above a forecast, a defect of meshcast"
     texts = [Text(), Text(words)]
-    if left := found["groups"] - found["searched"]:
-        why = ", ".join(f"of {count} the plans {reason}" for reason, count in found["reasons"].items())
+    if left := searches["groups"] - searches["searched"]:
+        why = ", ".join(f"of {count} the plans {reason}" for reason, count in searches["reasons"].items())
         texts.append(Text(f"{left} group{'s are' if left > 1 else ' is'} no search: {why}"))
     return texts
 
 
 def _residuals_table(residuals: Sequence[Answer]) -> RenderableType:
-    """How the intervals of every regime hold, of all classes and of each, and their residuals."""
+    """Returns how the intervals of every regime hold, of all classes and of each, and their residuals."""
     shares = ("inside %", ".1p"), ("half %", ".1p"), ("bias, sigma %", ""), ("shipped %", "")
     table = _table("residual of steps", ("runs", ","), ("sources", ""), ("med / p90 %", ""), *shares)
     for row in residuals:
@@ -325,7 +328,7 @@ def _residuals_table(residuals: Sequence[Answer]) -> RenderableType:
 
 
 def fit_page(answer: Answer) -> RenderableType:
-    """Trials of the kinds of work, errors in and out of sample, what is kept, residuals, and what ships."""
+    """Returns trials of the kinds of work, errors in and out of sample, what is kept, residuals, and what ships."""
     means = [(head, ".2p") for head in ("with %", "without %", "gain %", "+- %")]
     kinds = _table("coefficient", *means, words=("",))
     errors = _table("time error %", *SIZES, ("bias", "+.1p"))
@@ -349,9 +352,9 @@ def fit_page(answer: Answer) -> RenderableType:
         pairs = [_format_pair(source[key]) for key in ("shipped", "without", "constant")]
         constants.add(source["source"], source["rows"], *pairs)
     shipped = _table("shipped coefficient", ("value", "g"), words=("fitted to, all runs in view",))
-    for one in answer["shipped"]:
-        value = one["value"] if isinstance(one["value"], float) else None
-        shipped.add(f"{one['coefficient']}: {', '.join(one['of'])}", value, one["fitted_to"])
+    for coefficient in answer["shipped"]:
+        value = coefficient["value"] if isinstance(coefficient["value"], float) else None
+        shipped.add(f"{coefficient['coefficient']}: {', '.join(coefficient['of'])}", value, coefficient["fitted_to"])
     parts = [show_table(kinds)]
     parts.append(Text("with, without: mean |error| of left-out sources; +-: standard error of the gain", "dim"))
     parts += [Text(), show_table(errors), Text()]
@@ -372,7 +375,7 @@ def fit_page(answer: Answer) -> RenderableType:
 
 
 def _left_out_blocks(answer: Answer, grouping: str) -> list[RenderableType]:
-    """Errors of every source, family or model, shipped and with coefficients fitted to all others."""
+    """Returns errors of every source, family or model, shipped and with coefficients fitted to all others."""
     fits = {"shipped": "shipped", "refitted": f"refitted_{grouping}_left_out", "all": f"all_{grouping}_left_out"}
     heads = [(head, ".1p") for fit in fits for head in (fit, "p90")]
     table = _table(f"{grouping} left out", ("runs", ","), *heads)
@@ -386,7 +389,7 @@ def _left_out_blocks(answer: Answer, grouping: str) -> list[RenderableType]:
 
 
 def _format_pair(statistics: Answer | None) -> str:
-    """Median and 90th percentile of an error."""
+    """Returns median and 90th percentile of an error."""
     return "" if statistics is None else " / ".join(format_percent(statistics[key]) for key in ("median", "p90"))
 
 
@@ -405,7 +408,7 @@ def _table(first: str, *columns: tuple[str, Format], words: Sequence[str] = (), 
 
 
 def runs_table(rows: Sequence[Answer]) -> RenderableType:
-    """Measured and forecast step time of every run."""
+    """Returns measured and forecast step time of every run."""
     times = ("measured s", ",.2f"), ("forecast s", ",.2f"), ("90% interval", ""), ("error %", "+.1p")
     table = Table(Column("run", style="bold", wrap="never"), "GPU", *formatted_numbers(*times))
     for row in rows:
@@ -422,7 +425,7 @@ def runs_table(rows: Sequence[Answer]) -> RenderableType:
 
 
 def errors_table(summary: Answer) -> RenderableType:
-    """Errors of the step time [%] by group."""
+    """Returns errors of the step time [%] by group."""
     counts = ("runs", ","), ("timed", ",")
     ours = ("median", ".1p"), ("mean", ".1p"), ("p90", ".1p"), ("bias", "+.1p")
     lines: list[Words] = [("naive", "median"), ("", "p90"), ("blind", "median"), ("", "p90")]
@@ -440,7 +443,7 @@ def errors_table(summary: Answer) -> RenderableType:
 
 
 def memory_table(summary: Answer) -> RenderableType:
-    """Errors of the peak memory [%] by group."""
+    """Returns errors of the peak memory [%] by group."""
     sizes = ("median", ".1p"), ("mean", ".1p"), ("p90", ".1p"), ("bias", "+.1p")
     columns = formatted_numbers(("compared", ","), *sizes)
     table = Table(Column("memory error %", style="bold", wrap="never"), *columns, dense=True)
@@ -469,7 +472,7 @@ def _add_groups(table: Table, summary: Answer, add: Any) -> None:
 
 
 def _misfit_blocks(rows: Sequence[Answer]) -> list[RenderableType]:
-    """The runs whose forecast exceeds the memory of their GPU, the furthest first, and the likely reason."""
+    """Returns the runs whose forecast exceeds the memory of their GPU, the furthest first, and the likely reason."""
     sizes = ("GiB", ",.1f"), ("of", ",.1f"), (("time", "error %"), "+.1p")
     first, last = Column("does not fit", style="bold", wrap="letters"), Column("likely reason", wrap="letters")
     table = Table(first, *formatted_numbers(*sizes, wrap="never"), last)

@@ -19,7 +19,7 @@ BAR = 30
 
 
 def page(answer: RunAnswer, curves: RunCurves | None = None, out: Path | None = None) -> RenderableType:
-    """The whole page. curves: those that were asked for. out: the file of the runs."""
+    """Returns the whole page. curves: those that were asked for. out: the file of the runs."""
     head = [Text(describe_run(answer), "bold"), *_warn_of_misfit(answer)]
     parts: list[RenderableType] = [*head, Text(), headline(answer), Text(), times(answer)]
     if curves is not None:
@@ -34,48 +34,48 @@ def page(answer: RunAnswer, curves: RunCurves | None = None, out: Path | None = 
 
 
 def describe_run(answer: RunAnswer) -> str:
-    """The model, the cluster and the length, in one line."""
+    """Returns the model, the cluster and the length, in one line."""
     job, nodes = answer.plan.job, answer.plan.setting.spares
     spares = f" with {nodes} spare node{'s' if nodes != 1 else ''}" if nodes is not None else ""
     return f"{job.model.name} on {job.cluster}{spares}: {count_runs(answer)}"
 
 
 def count_runs(answer: RunAnswer) -> str:
-    """How many simulated runs the figures come from."""
+    """Returns how many simulated runs the figures come from."""
     return "one simulated run" if len(answer.runs) == 1 else f"mean of {len(answer.runs):,} simulated runs"
 
 
 def headline(answer: RunAnswer) -> RenderableType:
-    """The figures of the run, a row each."""
+    """Returns the figures of the run, a row each."""
     table = Table(Column(style="bold", wrap="never"), *numbers("", wrap="never"), "", ruled=False)
-    plan, found = answer.plan, answer.to_dict()
-    low, high = found["days_interval_90"]
-    least, most = found["days_interval_90_simulated"]
+    plan, figures = answer.plan, answer.to_dict()
+    low, high = figures["days_interval_90"]
+    least, most = figures["days_interval_90_simulated"]
     unit, scale = ("days", 1.0) if answer.days >= 2 else ("hours", 24.0)
-    low, high, least, most = (f"{scale * one:,.4g}" for one in (low, high, least, most))
+    low, high, least, most = (f"{scale * days:,.4g}" for days in (low, high, least, most))
     words = f"{low} to {high} (90 %); {least} to {most} if steps are as forecast"
     table.add(unit, f"{scale * answer.days:,.4g}", "as the job states" if answer.ends_by_time else words)
-    low, high = (format_count(round(end)) for end in found["tokens_interval_90"])
-    table.add("tokens", format_count(round(found["tokens"])), f"{low} to {high} (90 %)" if low != high else "")
+    low, high = (format_count(round(end)) for end in figures["tokens_interval_90"])
+    table.add("tokens", format_count(round(figures["tokens"])), f"{low} to {high} (90 %)" if low != high else "")
     table.add("steps", f"{answer.steps:,.0f}", f"of {format_seconds(plan.report.step_time)} each, as forecast")
-    low, high = found["goodput_interval_90"]
+    low, high = figures["goodput_interval_90"]
     table.add("goodput", f"{answer.goodput:.2%}", f"of the time is steps that are kept; {low:.2%} to {high:.2%}")
     table.add("ETTR", f"{answer.effective_ratio:.2%}", "the same with stragglers: effective training time ratio")
     counts = sorted(answer.failures.items(), key=lambda item: -item[1])
     words = ", ".join(f"{name} {count:,.3g}" for name, count in counts)
-    mtbf = f"one in {plan.mtbf / 3600:,.3g} hours: " if counts and found["mtbf_hours"] else ""
+    mtbf = f"one in {plan.mtbf / 3600:,.3g} hours: " if counts and figures["mtbf_hours"] else ""
     table.add("failures", f"{sum(answer.failures.values()):,.3g}", mtbf + words)
-    for tier in found["checkpoints"]["tiers"]:
-        table.add("checkpoint", f"{found['checkpoints']['gb']:,.4g} GB", describe_tier(tier))
-    if "daly_s" in found["checkpoints"]:
-        each = found["checkpoints"]
+    for tier in figures["checkpoints"]["tiers"]:
+        table.add("checkpoint", f"{figures['checkpoints']['gb']:,.4g} GB", describe_tier(tier))
+    if "daly_s" in figures["checkpoints"]:
+        each = figures["checkpoints"]
         words = f"best interval by Daly; {format_seconds(each['young_s'])} by Young; goodput {each['daly_goodput']:.2%}"
         table.add("", format_seconds(each["daly_s"]), words)
-    if found["cost"] is not None:
-        low, high = found["cost_interval_90"]
-        table.add("cost", f"{found['cost']:,.0f}", f"{low:,.0f} to {high:,.0f}, spare nodes included")
-    carbon = "" if found["co2_t"] is None else f", {format_number(found['co2_t'])} t CO2"
-    table.add("energy", f"{found['energy_mwh']:,.4g} MWh", f"of nodes and data centre{carbon}")
+    if figures["cost"] is not None:
+        low, high = figures["cost_interval_90"]
+        table.add("cost", f"{figures['cost']:,.0f}", f"{low:,.0f} to {high:,.0f}, spare nodes included")
+    carbon = "" if figures["co2_t"] is None else f", {format_number(figures['co2_t'])} t CO2"
+    table.add("energy", f"{figures['energy_mwh']:,.4g} MWh", f"of nodes and data centre{carbon}")
     return show_table(table)
 
 
@@ -89,7 +89,7 @@ def _warn_of_misfit(answer: RunAnswer) -> list[RenderableType]:
 
 
 def describe_tier(tier: dict[str, float | None]) -> str:
-    """How often checkpoints are made, and what they cost."""
+    """Returns how often checkpoints are made, and what they cost."""
     every = "after a failure"
     if tier["every_steps"]:
         every = f"every {tier['every_steps']:,.0f} steps ({format_seconds(tier['every_s'] or 0.0)})"
@@ -101,7 +101,7 @@ COSTS = {"stops training": "stall_s", "usable after": "write_s", "loaded in": "l
 
 
 def times(answer: RunAnswer) -> RenderableType:
-    """Where the time goes, with bars."""
+    """Returns where the time goes, with bars."""
     table = Table("where the time goes", *formatted_numbers(("hours", ",.4g"), ("share", ".2%")), "")
     for name in TIMES:
         seconds = answer.time_s[name]
@@ -113,7 +113,7 @@ def times(answer: RunAnswer) -> RenderableType:
 
 
 def curve_tables(answer: RunAnswer, curves: RunCurves) -> list[RenderableType]:
-    """The curves as tables, the best interval, and what hardware is worth."""
+    """Returns the curves as tables, the best interval, and what hardware is worth."""
     step = answer.plan.report.step_time
     parts: list[RenderableType] = []
     if curves.interval:
@@ -124,14 +124,14 @@ def curve_tables(answer: RunAnswer, curves: RunCurves) -> list[RenderableType]:
         parts += _list_points("MTBF", [(f"x {point.value:g}", point) for point in curves.mtbf])
     if len(curves.scale) > 1:
         parts += _list_points("GPUs", [(f"{point.value:,.0f}", point) for point in curves.scale])
-    for one in curves.worth:
-        cost = "" if one.cost is None else f", cost {one.cost:+,.0f}"
-        parts.append(Text(f"{one.change}: goodput {one.goodput:+.2%}, days {one.days:+.3g}{cost}"))
+    for change in curves.worth:
+        cost = "" if change.cost is None else f", cost {change.cost:+,.0f}"
+        parts.append(Text(f"{change.change}: goodput {change.goodput:+.2%}, days {change.days:+.3g}{cost}"))
     return parts
 
 
 def _list_points(head: str, rows: list[tuple[str, CurvePoint]]) -> list[RenderableType]:
-    """A curve as a table, and below it why points have no runs."""
+    """Returns a curve as a table, and below it why points have no runs."""
     shares = numbers(head, "goodput", "low", "high", "Daly", format=".2%")
     table = Table(*shares, *numbers("days", format=",.4g"))
     for label, point in rows:

@@ -34,11 +34,11 @@ class SafeConsole(Console):
         self.print(Group(*parts))
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """The text of a cell."""
+        """Returns the text of a cell."""
         return super().render_str(to_line(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The segments of a renderable, those of a text in one line."""
+        """Returns the segments of a renderable, those of a text in one line."""
         if isinstance(renderable, Text) and not isinstance(renderable, Lines):
             renderable = _escape(renderable)
         for text, style, control in super().render(renderable, options):
@@ -46,7 +46,7 @@ class SafeConsole(Console):
 
 
 def _escape(text: Text) -> Text:
-    """A styled text in one line."""
+    """Returns a styled text in one line."""
     letters = [to_line(letter) for letter in text.plain]
     if letters == [*text.plain]:
         return text

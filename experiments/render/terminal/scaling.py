@@ -12,7 +12,7 @@ from meshcast.simulator.report.figures import shown_in
 
 
 def page(curve: Curve) -> RenderableType:
-    """A row for every number of GPUs, and where the bottleneck changes."""
+    """Returns a row for every number of GPUs, and where the bottleneck changes."""
     figures = shown_in("curve")
     sizes = ("GPUs", ","), ("batch", ","), ("tokens/s", ",.0f"), ("efficiency", ".1%")
     columns = formatted_numbers(*sizes, *((figure.head, figure.cell) for figure in figures), wrap="never")
@@ -27,10 +27,10 @@ def page(curve: Curve) -> RenderableType:
             *(figure.compute(report) for figure in figures),
             shorten(point.bottleneck) + ("" if report.fits else "; does not fit"),
         )
-    notes = [
-        f"Between {one.gpus:,} and {other.gpus:,} GPUs {shorten(other.bottleneck)} overtakes {shorten(one.bottleneck)}."
-        for one, other in curve.changes
-    ]
+    notes = []
+    for below, above in curve.changes:
+        gpus = f"Between {below.gpus:,} and {above.gpus:,} GPUs"
+        notes.append(f"{gpus} {shorten(above.bottleneck)} overtakes {shorten(below.bottleneck)}.")
     notes.append("low, high: nine of ten measured steps should lie between; largest cost: besides matrix work")
     head = f"{curve.kind.capitalize()} scaling of {curve.job.model.name} along {curve.axis}"
     return Group(Text(head, "bold"), show_table(table), *map(Text, notes))

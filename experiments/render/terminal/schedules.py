@@ -37,30 +37,30 @@ MAX_SHOWN = 100_000
 
 
 def play_to_show(name: str, p: int | None, m: int | None, v: int | None) -> ScheduleReplay:
-    """The same as `play_in_slots`. Raises PlanError, before any work, for a schedule too long to read."""
+    """Returns the same as `play_in_slots`. Raises PlanError, before any work, for a schedule too long to read."""
     if p is not None and m is not None and (chunks := p * m * (v or 1)) > MAX_SHOWN:
         rule = f"p x m x v is {chunks:,}, and at most {MAX_SHOWN:,} are shown"
         raise PlanError("--m", rule, "Show fewer micro-batches: the order repeats. `export` writes longer ones", m)
     return play_in_slots(name, p, m, v)
 
 
-MOST_CELLS = 100_000
+MAX_CELLS = 100_000
 """Rows times slots of a page: some seconds, and a thousand screens."""
 
 
 def play_in_slots(name: str, p: int | None, m: int | None, v: int | None) -> ScheduleReplay:
-    """A schedule played in slots: F, B and W of a chunk take one slot each, a whole backward pass two.
+    """Returns a schedule played in slots: F, B and W of a chunk take one slot each, a whole backward pass two.
 
     name: of a schedule, or of a CSV file, which fixes p, m and v. p: devices. m: micro-batches. v: chunks a device.
     Raises PlanError for numbers beyond the limits of `ScheduleCase` and a schedule that does not exist for them.
     """
     case: dict[str, Any] = {"schedule": name, "p": p, "m": m}
     if name.endswith(".csv"):
-        found = read_csv(name)
-        case = {"schedule": "from-file", "path": name, "p": len(found.rows), "m": found.microbatches}
-        for option, wanted, given in (("--p", case["p"], p), ("--m", case["m"], m), ("--v", found.chunks, v)):
-            if given not in (None, wanted):
-                raise PlanError(option, f"{name} is for {wanted}", "Leave it out", given)
+        schedule = read_csv(name)
+        case = {"schedule": "from-file", "path": name, "p": len(schedule.rows), "m": schedule.microbatches}
+        for option, wanted, stated in (("--p", case["p"], p), ("--m", case["m"], m), ("--v", schedule.chunks, v)):
+            if stated not in (None, wanted):
+                raise PlanError(option, f"{name} is for {wanted}", "Leave it out", stated)
     elif p is None or m is None:
         option = "--p" if p is None else "--m"
         rule = "a schedule is for a number of devices and of micro-batches"
@@ -73,7 +73,7 @@ def play_in_slots(name: str, p: int | None, m: int | None, v: int | None) -> Sch
 
 
 def export_csv(name: str, p: int | None, m: int | None, v: int | None) -> str:
-    """The text of torch's CSV file of a schedule.
+    """Returns the text of torch's CSV file of a schedule.
 
     Raises PlanError for schedules that torch's format does not have: two directions, a graph of stages, slices,
     activation transfers, no flush.
@@ -95,7 +95,7 @@ def export_csv(name: str, p: int | None, m: int | None, v: int | None) -> str:
 
 
 def tabulate_shown(shown: Sequence[ShownSchedule]) -> RenderableType:
-    """The figures of schedules that were drawn, as a table."""
+    """Returns the figures of schedules that were drawn, as a table."""
     title = "schedule" if "slots" in shown[0].cells else "job"
     rows = [(figures.name, *figures.cells.values()) for figures in shown]
     return show_table(Table(Column(title, style="bold"), *numbers(*shown[0].cells), rows=rows, edges=False))
@@ -105,7 +105,7 @@ def tabulate_shown(shown: Sequence[ShownSchedule]) -> RenderableType:
 
 
 def rows(run: ScheduleReplay) -> list[list[dict[str, Any]]]:
-    """Every action with its begin and end in slots, by device."""
+    """Returns every action with its begin and end in slots, by device."""
     unit = _slot_time(run)
     return [
         [
@@ -117,26 +117,26 @@ def rows(run: ScheduleReplay) -> list[list[dict[str, Any]]]:
 
 
 def _slot_time(run: ScheduleReplay) -> float:
-    """Duration of the shortest pass."""
+    """Returns duration of the shortest pass."""
     begins, ends = (list(chain.from_iterable(times)) for times in (run.begin, run.end))
     durations = (end - begin for begin, end in zip(begins, ends, strict=True))
     return min((seconds for seconds in durations if seconds > 0), default=1.0)
 
 
 def answer(name: str, run: ScheduleReplay) -> dict[str, Any]:
-    """The table as JSON."""
+    """Returns the table as JSON."""
     shape = run.table.shape
     head = {"schedule": name, "p": shape.p, "m": shape.m, "v": shape.v, "slots": run.makespan / _slot_time(run)}
     return {**head, "in_flight_b": run.in_flight("B"), "rows": rows(run)}
 
 
 def page(name: str, run: ScheduleReplay) -> RenderableType:
-    """The table in a terminal: a row a device, a column a slot, continued below where it is too wide."""
+    """Returns the table in a terminal: a row a device, a column a slot, continued below where it is too wide."""
     shape, unit = run.table.shape, _slot_time(run)
     lanes = [lane for device in range(shape.p) for lane in _lanes(run, device, unit)]
     steps = max((at + length for _, cells in lanes for at, length, _, _ in cells), default=0)
-    if len(lanes) * steps > MOST_CELLS:
-        rule = f"its table has {len(lanes):,} rows of {steps:,} slots, and a page shows at most {MOST_CELLS:,} cells"
+    if len(lanes) * steps > MAX_CELLS:
+        rule = f"its table has {len(lanes):,} rows of {steps:,} slots, and a page shows at most {MAX_CELLS:,} cells"
         raise PlanError(name, rule, "Use fewer micro-batches or devices, or --json")
     width = 1 + max([len(str(steps)), *(-(-len(text) // length) for _, c in lanes for _, length, text, _ in c)])
     head = max(len(title) for title, _ in lanes) + 2
@@ -161,7 +161,7 @@ Cells = list[tuple[int, int, str, str]]
 
 
 def _lanes(run: ScheduleReplay, device: int, unit: float) -> list[tuple[str, Cells]]:
-    """The rows of a device: its passes, and its activation transfers if there are any."""
+    """Returns the rows of a device: its passes, and its activation transfers if there are any."""
     table = run.table
     several = table.stage_device.count(device) > 1
     passes, transfers = dict[int, tuple[int, str, str]](), defaultdict[int, list[str]](list)
@@ -174,20 +174,21 @@ def _lanes(run: ScheduleReplay, device: int, unit: float) -> list[tuple[str, Cel
             passes[at] = (length, f"{passes[at][1]}+{_label(action, several)}", "cyan")
         else:
             passes[at] = (length, _label(action, several), COLOURS[action.kind])
-    found = [(f"device {device}", sorted((at, *cell) for at, cell in passes.items()))]
+    lanes = [(f"device {device}", sorted((at, *cell) for at, cell in passes.items()))]
     if transfers:
         cells = sorted((at, 1, " ".join(words), "bright_black") for at, words in transfers.items())
-        found.append(("  transfers", cells))
-    return found
+        lanes.append(("  transfers", cells))
+    return lanes
 
 
 def _label(action: Action, several: bool) -> str:
-    """Text of an action, without the stage if the device has only one."""
+    """Returns text of an action, without the stage if the device has only one."""
     return str(action) if several else str(action).removeprefix(str(action.stage))
 
 
 def _line(title: str, cells: Cells, start: int, stop: int, width: int) -> Text:
-    """The slots from `start` to `stop` of a row: idle slots are empty, passes of several slots continue in dots."""
+    """Returns the slots from `start` to `stop` of a row: idle slots are empty, passes of several slots continue in
+    dots."""
     line = Text(title, no_wrap=True)
     at, slot = start, itemgetter(0)
     before = max(0, bisect_right(cells, start, key=slot) - 1)  # it may continue into this line

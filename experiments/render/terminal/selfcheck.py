@@ -18,7 +18,7 @@ SHOWN = 5
 
 
 def checks_page(rows: Sequence[dict[str, Any]], replays: Sequence[Replay] = ()) -> RenderableType:
-    """A row for every check, then replays of one job, then what is wrong, with the jobs that show it."""
+    """Returns a row for every check, then replays of one job, then what is wrong, with the jobs that show it."""
     table = Table("check", *formatted_numbers(("jobs", ""), ("seconds", ".1f")), "result")
     for row in rows:
         wrong = len(row["violations"])
@@ -30,11 +30,11 @@ def checks_page(rows: Sequence[dict[str, Any]], replays: Sequence[Replay] = ()) 
 
 
 def _explain(row: dict[str, Any]) -> list[str]:
-    """The first violations of a check, each with its job."""
+    """Returns the first violations of a check, each with its job."""
     lines = []
-    for one in row["violations"][:SHOWN]:
-        lines.append(f"{row['check']}: {one['what']}")
-        if one["job"] is not None:
-            lines.append(f"  job: {json.dumps(one['job'])}")
+    for violation in row["violations"][:SHOWN]:
+        lines.append(f"{row['check']}: {violation['what']}")
+        if violation["job"] is not None:
+            lines.append(f"  job: {json.dumps(violation['job'])}")
     more = len(row["violations"]) - SHOWN
     return [*lines, f"{row['check']}: {more} more"] if more > 0 else lines

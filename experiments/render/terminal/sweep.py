@@ -87,25 +87,25 @@ class Watch:
         self.bar.update(self.bar.task_ids[0], completed=self.done + more)
 
 
-def page(fields: Sequence[str], given: dict[str, Any]) -> RenderableType:
-    """Counts by status, the best plans, and the reasons of invalid points. fields: those that vary."""
-    shown = {status: words for status, words in STATUSES.items() if given["status"][status] or status != "tight"}
-    counts = [f"{given['status'][status]:,} {words}" for status, words in shown.items()]
-    head = f"{given['points']:,} points: {', '.join(counts)}, {given['excluded']:,} left out by `where`"
+def page(fields: Sequence[str], summary: dict[str, Any]) -> RenderableType:
+    """Returns counts by status, the best plans, and the reasons of invalid points. fields: those that vary."""
+    shown = {status: words for status, words in STATUSES.items() if summary["status"][status] or status != "tight"}
+    counts = [f"{summary['status'][status]:,} {words}" for status, words in shown.items()]
+    head = f"{summary['points']:,} points: {', '.join(counts)}, {summary['excluded']:,} left out by `where`"
     parts: list[RenderableType] = [Text(head, style="bold")]
-    if given["best"]:
-        parts.append(best_table(fields, given["best"]))
-        if words := describe_order(given["equal"]):
+    if summary["best"]:
+        parts.append(best_table(fields, summary["best"]))
+        if words := describe_order(summary["equal"]):
             parts += [labelled_line("order", words, style=""), Text()]
-    if given["invalid"]:
-        reasons = [(reason["reason"], reason["count"]) for reason in given["invalid"]]
+    if summary["invalid"]:
+        reasons = [(reason["reason"], reason["count"]) for reason in summary["invalid"]]
         rest = "{} more reasons, see the column `reason`"
         parts.append(reasons_table("invalid", "reason (of similar ones the first)", reasons, REASONS, rest))
-    return Group(*parts, Text(f"rows       {given['out']}"))
+    return Group(*parts, Text(f"rows       {summary['out']}"))
 
 
 def best_table(fields: Sequence[str], rows: list[dict[str, Any]]) -> RenderableType:
-    """The plans that fit with the highest `RANKED_BY`, or of simulated runs with the most tokens per second."""
+    """Returns the plans that fit with the highest `RANKED_BY`, or of simulated runs with the most tokens per second."""
     parts = [name.rpartition(".") for name in fields]
     heads: list[Words] = [(f"{inside}.", last) if inside else last for inside, _, last in parts]
     figures = sorted(shown_in("best"), key=lambda figure: figure.name != RANKED_BY)

@@ -33,15 +33,15 @@ def compare_trace(trace: Path, job: Path, calibration: Path | None, rank: int | 
 
 
 def _forecast(job: Path, calibration: Path | None) -> Report:
-    given = load_job(job)
+    stated = load_job(job)
     if calibration is None:
-        return simulate(given)
-    own = load_job(use_calibrated_gpu(given.to_dict(), calibration), base=given.folder)
-    return simulate(own, calibration=Calibration.from_folder(calibration))
+        return simulate(stated)
+    calibrated = load_job(use_calibrated_gpu(stated.to_dict(), calibration), base=stated.folder)
+    return simulate(calibrated, calibration=Calibration.from_folder(calibration))
 
 
-def page(found: Comparison) -> RenderableType:
-    """Table of the seconds of every class of kernels on every stream."""
+def page(comparison: Comparison) -> RenderableType:
+    """Returns table of the seconds of every class of kernels on every stream."""
 
     def format_time(seconds: float) -> str:
         return format_amount(seconds, "seconds")
@@ -49,23 +49,23 @@ def page(found: Comparison) -> RenderableType:
     real, simulated = (("real", format_time), ("kernels", ",")), (("simulated", format_time), ("ops", ","))
     table = measurement_table("stream, class", *real, *simulated, ("ratio", ".2f"))
     stream = ""
-    for line in found.lines:
+    for line in comparison.lines:
         if line.stream != stream:
             stream = line.stream
             table.end_section()
             table.add(TableCell(stream, "bold"))
         table.add(f"  {line.kind}", line.real, line.real_calls, line.simulated, line.simulated_calls, line.ratio)
     table.end_section()
-    traced, forecast = found.real.span, found.simulated.span
+    traced, forecast = comparison.real.span, comparison.simulated.span
     table.add("step", traced, "", forecast, "", f"{format_percent(forecast / traced - 1, '+.1p') if traced else ''} %")
-    notes = [Text(f"note      {note}", "dim") for note in (*found.notes, *found.explain_framework())]
-    return Group(Text(f"{found.title}, traced on {found.on}", "bold"), show_table(table), *notes)
+    notes = [Text(f"note      {note}", "dim") for note in (*comparison.notes, *comparison.explain_framework())]
+    return Group(Text(f"{comparison.title}, traced on {comparison.on}", "bold"), show_table(table), *notes)
 
 
-def draw_plots(found: Comparison, files: Mapping[str, Path], width: Width = "page") -> None:
+def draw_plots(comparison: Comparison, files: Mapping[str, Path], width: Width = "page") -> None:
     """Draws the plots. Raises OSError if a file cannot be written."""
     for path in files.values():
         from meshcast.experiments.render.matplotlib.measured import traces
 
         path.parent.mkdir(exist_ok=True)
-        traces.draw(found, path, width)
+        traces.draw(comparison, path, width)
