@@ -102,9 +102,9 @@ class _DeviceActions:
                 passes = [(table.actions[action], FIRST if is_paired else WHOLE, recomputed)]
                 if is_paired:
                     passes.append((table.actions[action + 1], SECOND, 0.0))
-                for turn, *drawn in passes:
+                for turn, part, seconds in passes:
                     chunk = chunk_of(self.plan, turn.stage)
-                    self.rows.append(TimelineRow(*both, turn.kind, turn.stage, chunk, turn.microbatch, *drawn))
+                    self.rows.append(TimelineRow(*both, turn.kind, turn.stage, chunk, turn.microbatch, part, seconds))
         for axis, first, last in sent:
             later = shift[None, :]
             columns = np.ravel(which)

@@ -108,9 +108,10 @@ def make_timeline(device: int, name: str, rows: Sequence[TimelineRow], **more: A
     """Makes the timeline of a device of its actions. more: the fields of `DeviceTimeline` with a default."""
     begin, end, kind, *numbers, part, recomputed = zip(*rows, strict=True) if rows else [()] * len(TimelineRow._fields)
     times = np.asarray(begin, float), np.asarray(end, float)
-    places = (np.asarray(column, int) for column in numbers)
+    stage, chunk, microbatch = (np.asarray(column, int) for column in numbers)
     parts = np.asarray(part, float).reshape(-1, 2)
-    return DeviceTimeline(device, name, *times, list(kind), *places, parts, np.asarray(recomputed, float), **more)
+    seconds = np.asarray(recomputed, float)
+    return DeviceTimeline(device, name, *times, list(kind), stage, chunk, microbatch, parts, seconds, **more)
 
 
 def chunk_of(plan: Plan, stage: int) -> int:
@@ -175,8 +176,8 @@ def _step_timeline(metrics: Metrics, device: int, begin: np.ndarray, end: np.nda
         for head, tail in pieces.bar:
             ends = float(begin[start + head]), float(end[start + tail])
             rows += [
-                TimelineRow(*ends, turn.kind, turn.stage, chunk_of(plan, turn.stage), turn.microbatch, *drawn)
-                for turn, *drawn in passes
+                TimelineRow(*ends, turn.kind, turn.stage, chunk_of(plan, turn.stage), turn.microbatch, part, seconds)
+                for turn, part, seconds in passes
             ]
         again += [(start + a, start + b) for a, b in pieces.again]
         gaps.append(start + pieces.waits)
