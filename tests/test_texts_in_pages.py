@@ -288,7 +288,7 @@ def test_only_literals_are_html() -> None:
     """Text becomes `Html` by its escaping alone: what else is called HTML is a literal of the program."""
     calls = [
         (path.name, ast.unparse(call))
-        for path in (EXPERIMENTS / "report").rglob("*.py")
+        for path in (EXPERIMENTS / "render" / "bokeh").rglob("*.py")
         for call in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(call, ast.Call) and ast.unparse(call.func) in ("Html", "cls", "Markup", "Html.unescape")
         if not (len(call.args) == 1 and isinstance(call.args[0], ast.Constant))
