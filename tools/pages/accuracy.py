@@ -75,8 +75,10 @@ FITTED = """\
   55 steps in 8 bits.
 - Step overhead: MLPerf and DGX Cloud for Megatron-Core, 141 MLPerf runs for MLPerf's programs.
 - Host time of an op of Megatron-Core: the 117 runs whose forecast depends on it, in three ages of Transformer Engine;
-  that of each expert: 69 runs of Megatron-Bridge with experts that no CUDA graph launches. That MLPerf's steps are CUDA
-  graphs where a run does not say so is assumed, with its LoRA runs in view.
+  that of each expert: 69 runs of Megatron-Bridge with experts that no CUDA graph launches, three of them with padded
+  experts. Paces of CPUs: 21 of these runs on B200 and B300, 12 on GB200 and GB300. Kernels of routers and of latent RoPE
+  that are not fused are counted. That MLPerf's steps are CUDA graphs where a run does not say so is assumed, with its
+  LoRA runs in view.
 - Grouped GEMMs in 8 and 4 bits, and on Blackwell: one dense GEMM for each expert, times 1.05 to 1.32 by layout, from 82
   measured grouped GEMMs, 75 of them in 16 bits on B200. One expert a rank, and experts in one kernel, have no factor.
 - `launch_s` of `megatron-deepspeed`: 74 steps of BLOOM's tests.
@@ -126,8 +128,8 @@ CAUSES = """\
   short.
 - Grok-1 in 8 bits: 14 to 15 % too short, and right in 16 bits at the same plan. Its ranks hold one expert each, so no
   factor of grouped GEMMs applies; what its casts and hosts take beyond the forecast is not known.
-- Qwen3-235B on H800 (`h800moe`): plans with two tensor ranks on 8 stages are 12 to 21 % too short, those on 32 stages
-  up to 18 % too long. Networks are not the cause: all-to-alls and DeepEP over the same 32 ranks imply the same rest of
+- Qwen3-235B on H800 (`h800moe`): plans with two tensor ranks on 8 stages are 9 to 20 % too short, those on 32 stages
+  up to 18 % too long, four tensor ranks 30 %. Networks are not the cause: all-to-alls and DeepEP over the same 32 ranks imply the same rest of
   a layer, 12.1 ms of 2,048 tokens, where 32 stages imply 10.9, and times of DeepEP on H800 are 5 to 14 % below its
   forecast.
 - Programs of 2023 on H100 (MLPerf v3.0 and v3.1) ran 8 to 26 % slower than those of 2024 with the same settings.
