@@ -262,7 +262,7 @@ def _find_framework(
     framework = load_framework(choice.name, {**traits}, choice.release)
     precision = _precision(file, framework, plan)
     quantised = precision.compute in get_args(QuantisedRecipe)
-    formats = {
+    formats: dict[str, Any] = {
         "weights": "bf16" if quantised else precision.compute,
         "quantised": precision.compute if quantised else "",
         "gradients": precision.gradients,

@@ -57,8 +57,8 @@ def comparison_page(comparison: ForecastComparison) -> RenderableType:
     times = ("A ms", ",.1f"), ("B ms", ",.1f"), ("B - A ms", "+,.1f"), ("% of A's step", "+.1p")
     parts = _table("part of the step", *times)
     parts.close("step", *compare(step, second.step_time))
-    for key, pair in sorted(comparison.parts.items(), key=lambda item: -abs(item[1][1] - item[1][0])):
-        parts.add(parts_of_step()[key].label, *compare(*pair))
+    for key, took in sorted(comparison.parts.items(), key=lambda item: -abs(item[1][1] - item[1][0])):
+        parts.add(parts_of_step()[key].label, *compare(*took))
 
     memory = _table("fullest stage", ("A GiB", ",.2f"), ("B GiB", ",.2f"), ("B - A GiB", "+,.2f"))
     for category, (before, after) in comparison.memory.items():

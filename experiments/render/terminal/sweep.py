@@ -112,7 +112,11 @@ def best_table(fields: Sequence[str], rows: list[dict[str, Any]]) -> RenderableT
     if RANKED_BY_RUN in rows[0]:  # the columns of simulated runs take the room of all but the step
         figures = [figure for figure in figures if figure.name == "step_time_s"]
     simulated = [column for column in COLUMNS if column.name in rows[0]]
-    values = [(column.head, column.cell) for column in (*figures, *simulated)]
+    values = [
+        *((figure.head, figure.cell) for figure in figures),
+        *((column.head, column.cell) for column in simulated),
+    ]
+    names = [*(figure.name for figure in figures), *(column.name for column in simulated)]
     table = Table(
         *numbers("best", style="bold"),
         *numbers(*heads, wrap="letters", low=True),
@@ -121,5 +125,5 @@ def best_table(fields: Sequence[str], rows: list[dict[str, Any]]) -> RenderableT
     )
     for place, row in enumerate(rows, 1):
         changed = [None if row[name] is None else describe_value(row[name]) for name in fields]
-        table.add(place, *changed, *(row[column.name] for column in (*figures, *simulated)))
+        table.add(place, *changed, *(row[name] for name in names))
     return show_table(table)

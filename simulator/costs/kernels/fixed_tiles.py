@@ -42,7 +42,7 @@ class FixedTile(NamedTuple):
     cluster_rows: Number = 1
     cluster_columns: Number = 1
 
-    def count(self, m: Number, n: Number) -> Number:
+    def count_tiles(self, m: Number, n: Number) -> Number:
         """Counts the tiles of an [m, n] output in whole clusters."""
         down = ceil_div(m, self.rows * self.cluster_rows) * self.cluster_rows
         return down * ceil_div(n, self.columns * self.cluster_columns) * self.cluster_columns

@@ -64,11 +64,11 @@ def _draw(roofs: StepRoofline, kernels: list[KernelPoint]) -> Any:
     from bokeh.models import ColumnDataSource, HoverTool
 
     network = roofs.links_above(MIN_SHARE)
-    places = [point.intensity for point in (*kernels, *network)]
+    places = [*(kernel.intensity for kernel in kernels), *(point.intensity for point in network)]
     top = roofs.top
     ridge = top / roofs.memory_bandwidth
     low, high = min([*places, ridge / 10]) / 2, max([*places, ridge * 10]) * 2
-    rates = [point.attained for point in (*kernels, *network)]
+    rates = [*(kernel.attained for kernel in kernels), *(point.attained for point in network)]
     floor = min([*(rate for rate in rates if rate), top / 4]) / 3
     figure = new_figure(
         430,
