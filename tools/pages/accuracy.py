@@ -76,9 +76,9 @@ FITTED = """\
 - Step overhead: MLPerf and DGX Cloud for Megatron-Core, 141 MLPerf runs for MLPerf's programs.
 - Host time of an op of Megatron-Core: the 117 runs whose forecast depends on it, in three ages of Transformer Engine;
   that of each expert: 69 runs of Megatron-Bridge with experts that no CUDA graph launches, three of them with padded
-  experts. Paces of CPUs: 21 of these runs on B200 and B300, 12 on GB200 and GB300. Kernels of routers and of latent RoPE
-  that are not fused are counted. That MLPerf's steps are CUDA graphs where a run does not say so is assumed, with its
-  LoRA runs in view.
+  experts. Paces of CPUs: 21 of these runs on B200 and B300, 12 on GB200 and GB300. Kernels of routers and of latent
+  RoPE that are not fused are counted. That MLPerf's steps are CUDA graphs where a run does not say so is assumed, with
+  its LoRA runs in view.
 - Grouped GEMMs in 8 and 4 bits, and on Blackwell: one dense GEMM for each expert, times 1.05 to 1.32 by layout, from 82
   measured grouped GEMMs, 75 of them in 16 bits on B200. One expert a rank, and experts in one kernel, have no factor.
 - `launch_s` of `megatron-deepspeed`: 74 steps of BLOOM's tests.
@@ -129,9 +129,9 @@ CAUSES = """\
 - Grok-1 in 8 bits: 14 to 15 % too short, and right in 16 bits at the same plan. Its ranks hold one expert each, so no
   factor of grouped GEMMs applies; what its casts and hosts take beyond the forecast is not known.
 - Qwen3-235B on H800 (`h800moe`): plans with two tensor ranks on 8 stages are 9 to 20 % too short, those on 32 stages
-  up to 18 % too long, four tensor ranks 30 %. Networks are not the cause: all-to-alls and DeepEP over the same 32 ranks imply the same rest of
-  a layer, 12.1 ms of 2,048 tokens, where 32 stages imply 10.9, and times of DeepEP on H800 are 5 to 14 % below its
-  forecast.
+  up to 18 % too long, four tensor ranks 30 %. Networks are not the cause: all-to-alls and DeepEP over the same 32 ranks
+  imply the same rest of a layer, 12.1 ms of 2,048 tokens, where 32 stages imply 10.9, and times of DeepEP on H800 are 5
+  to 14 % below its forecast.
 - Programs of 2023 on H100 (MLPerf v3.0 and v3.1) ran 8 to 26 % slower than those of 2024 with the same settings.
 - The scaling study of Megatron-Core 0.8 (source `megatron`): 6 to 15 % too short. Its open micro-batch and chunks are
   those of the fastest plan. With the only micro-batch that divides all batches of its strong scaling, 1, these eight
@@ -141,9 +141,8 @@ CAUSES = """\
 - BLOOM's tests without the coefficients that were fitted to them (`bloom` in the table above) keep
   CUDA_LAUNCH_BLOCKING, which their log states, and the slow products of heads that are no multiple of 8, at the peak
   of CUDA cores. Without any price of these products 5.8 / 24 %.
-- One B200 machine (`simumax`): two stages without tensor parallelism are 5 to 10 % too long at every number of
-  micro-batches, while two tensor ranks are right; 70B over 8 tensor ranks waits for the host, 14 % too short at 120 us
-  an op and right at 140 us.
+- One B200 machine (`simumax`): two stages without tensor parallelism are 2 to 7 % too long, while two tensor ranks are
+  right; 70B over 8 tensor ranks waits for the host, 12 to 20 % too short at the pace of hosts of Blackwell.
 - vTrain's runs: Megatron-DeepSpeed overlaps no all-reduce of an input gradient (the code of 2021 has no such option,
   that of July 2023 turns it off), while forecasts of its profile do where launches do not block. Without, these runs
   would be 5 % too long instead of 1 %, for causes that are not known.
