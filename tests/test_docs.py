@@ -183,7 +183,7 @@ def test_the_releases_are_those_of_the_profiles() -> None:
 
 
 def read(cell: str) -> Any:
-    words = {"true": True, "false": False, "as `dp`": None, "published": None, "{}": {}}
+    words = {"true": True, "false": False, "as `dp`": None, "published": None, "none": None, "{}": {}}
     return words[cell] if cell in words else float(cell) if cell[:1].isdigit() else cell
 
 

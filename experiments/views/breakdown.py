@@ -5,8 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshcast.experiments.views import palette
+from meshcast.simulator.program.categories import EXPOSED
 from meshcast.simulator.report.figures import parts_of_step
 from meshcast.simulator.report.report import Report
+
+STEP_GROUPS = {
+    ("gemm",): palette.Looks("GEMMs", palette.BLUE),
+    ("attention",): palette.Looks("attention", palette.SKY, "\\\\\\\\"),
+    ("memory_bound",): palette.Looks("memory-bound kernels", palette.PINK, "...."),
+    EXPOSED: palette.Looks("exposed communication", palette.GREEN, "----"),
+    ("bubble",): palette.Looks("pipeline bubble", palette.STONE, "////"),
+    ("optimizer", "host", "idle"): palette.Looks("optimizer, host, idle", palette.GREY, "xxxx"),
+}
+"""Groups of parts of a step by their keys, from the bottom of a curve up."""
 
 
 @dataclass(frozen=True)
@@ -44,5 +55,5 @@ def step_parts(report: Report) -> dict[str, BreakdownPart]:
 
 
 def group_shares(report: Report) -> list[float]:
-    """Computes shares of the step by group, in the order of `palette.STEP_GROUPS`; they add up to one."""
-    return [sum(report.parts[key] for key in keys) / report.step_time for keys in palette.STEP_GROUPS]
+    """Computes shares of the step by group, in the order of `STEP_GROUPS`; they add up to one."""
+    return [sum(report.parts[key] for key in keys) / report.step_time for keys in STEP_GROUPS]

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from meshcast.simulator.program.categories import EXPOSED
-
 INK, FAINT, LINE = "#222222", "#6f6f6f", "#a6a6a6"
 
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa4499"
@@ -110,16 +108,6 @@ EXCESS = Looks("beyond the capacity", "#ffffff", "xxxxx", RED)
 
 BETTER, WORSE = Looks("shorter step", GREEN), Looks("longer step", ORANGE, "////")
 """What a step gains or loses against that of the job as it is."""
-
-STEP_GROUPS = {
-    ("gemm",): Looks("GEMMs", BLUE),
-    ("attention",): Looks("attention", SKY, "\\\\\\\\"),
-    ("memory_bound",): Looks("memory-bound kernels", PINK, "...."),
-    EXPOSED: Looks("exposed communication", GREEN, "----"),
-    ("bubble",): Looks("pipeline bubble", STONE, "////"),
-    ("optimizer", "host", "idle"): Looks("optimizer, host, idle", GREY, "xxxx"),
-}
-"""Groups of parts of a step by their keys, from the bottom of a curve up."""
 
 
 def rgb(colour: str) -> RGB:

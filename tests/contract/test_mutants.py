@@ -41,13 +41,13 @@ class Mistake(NamedTuple):
 
 RING_MISTAKES = {
     "compute does not wait for arriving data": Mistake(
-        r"        one\.entry\[k\]\.after \+= came\n        one\.entry\[v\]\.after \+= came\n"
+        r"        step\.entry\[k\]\.after \+= came\n        step\.entry\[v\]\.after \+= came\n"
         r"(        arrives = )",
         r"\1",
         "core 1 on compute> reads core.kv1 and does not wait for",
     ),
     "outputs are merged before they are there": Mistake(
-        r"(        out\.forward \+= one\.forward\n)"
+        r"(        out\.forward \+= step\.forward\n)"
         r"(        free = .*\n        if i:\n            steps\.merge_output\(.*\n)",
         r"\2\1",
         "reads core.o1 before <F core 1 on compute> writes it",
@@ -92,48 +92,48 @@ RING_MISTAKES = {
 
 OVERLAP_MISTAKES = {
     "compute does not wait for arriving data": Mistake(
-        r"zip\(pair\.rows\(one, \[1, \*steps\]\), \[own, \*pulls\], strict=True\)",
-        "zip(pair.rows(one, [1, *steps]), [own] * pair.ranks, strict=True)",
+        r"zip\(pair\.rows\(product, \[1, \*steps\]\), \[local, \*pulls\], strict=True\)",
+        "zip(pair.rows(product, [1, *steps]), [local] * pair.ranks, strict=True)",
         "nobody waits for <F all_gather",
     ),
     "results are added before they have come back": Mistake(
-        r"sum_shards\(pair, \[\*pulls, made\[-1\]\]\)",
-        "sum_shards(pair, made)",
+        r"sum_shards\(pair, \[\*pulls, parts\[-1\]\]\)",
+        "sum_shards(pair, parts)",
         "nobody waits for <B reduce_scatter",
     ),
     "buffers of messages have zero bytes": Mistake(
-        r"self\.add_buffer\(rewrite, pair, shard, own,",
-        "self.add_buffer(rewrite, pair, shard // pair.work.nbytes, own,",
+        r"self\.add_buffer\(rewrite, pair, shard, local,",
+        "self.add_buffer(rewrite, pair, shard // pair.work.nbytes, local,",
         "pulled, which has zero bytes",
     ),
     "gradients are never added": Mistake(
-        r"rewrite\.swap\(pair\.collective, \[sum_shards\(pair, \[\*pulls, made\[-1\]\]\)\]\)",
-        "rewrite.swap(pair.collective, [], [*pulls, made[-1]])",
+        r"rewrite\.swap\(pair\.collective, \[sum_shards\(pair, \[\*pulls, parts\[-1\]\]\)\]\)",
+        "rewrite.swap(pair.collective, [], [*pulls, parts[-1]])",
         "bytes are added, and",
     ),
     "blocks are in the wrong order": Mistake(
-        r"pulls = (shift_shards\(pair, \[\[own\]\] \* len\(steps\), .*\))\n",
-        r"pulls = [replace(one, work=replace(one.work, by=1)) for one in \1]\n",
+        r"pulls = (shift_shards\(pair, \[\[local\]\] \* len\(steps\), .*\))\n",
+        r"pulls = [replace(pull, work=replace(pull.work, by=1)) for pull in \1]\n",
         "of one rank again",
     ),
     "results are sent to the wrong rank": Mistake(
-        r"pulls = (shift_shards\(pair, \[\[one\] for one in made\[:-1\]\], .*\))\n",
-        r"pulls = [replace(one, work=replace(one.work, by=1)) for one in \1]\n",
+        r"pulls = (shift_shards\(pair, \[\[part\] for part in parts\[:-1\]\], .*\))\n",
+        r"pulls = [replace(pull, work=replace(pull.work, by=1)) for pull in \1]\n",
         "ops from one rank, shifted by",
     ),
     "gradients are added twice": Mistake(
-        r"rewrite\.swap\(pair\.collective, \[(sum_shards\(pair, \[\*pulls, made\[-1\]\]\))\]\)",
+        r"rewrite\.swap\(pair\.collective, \[(sum_shards\(pair, \[\*pulls, parts\[-1\]\]\))\]\)",
         r"rewrite.swap(pair.collective, [\1, pair.collective])",
         "bytes are added, and",
     ),
     "the last block that arrives is never read": Mistake(
-        r"zip\(pair\.rows\(one, \[1, \*steps\]\), \[own, \*pulls\], strict=True\)",
-        "zip(pair.rows(one, [1, *steps]), [own, *pulls[:-1], own], strict=True)",
+        r"zip\(pair\.rows\(product, \[1, \*steps\]\), \[local, \*pulls\], strict=True\)",
+        "zip(pair.rows(product, [1, *steps]), [local, *pulls[:-1], local], strict=True)",
         "nobody waits for <F all_gather norm1 3",
     ),
     "blocks come along the wrong axis": Mistake(
-        r"pulls = (shift_shards\(pair, \[\[own\]\] \* len\(steps\), .*\))\n",
-        r'pulls = [replace(one, work=replace(one.work, axes=("cp",))) for one in \1]\n',
+        r"pulls = (shift_shards\(pair, \[\[local\]\] \* len\(steps\), .*\))\n",
+        r'pulls = [replace(pull, work=replace(pull.work, axes=("cp",))) for pull in \1]\n',
         "runs along cp, and tensor schemes along ['tp']",
     ),
 }

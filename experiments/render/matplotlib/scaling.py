@@ -28,7 +28,7 @@ from meshcast.experiments.render.matplotlib.sheet import (
 )
 from meshcast.experiments.sweeps.scaling import Curve, shorten
 from meshcast.experiments.views import palette
-from meshcast.experiments.views.breakdown import group_shares
+from meshcast.experiments.views.breakdown import STEP_GROUPS, group_shares
 from meshcast.experiments.views.devices import choose_devices
 
 LEFT, TABLE, BETWEEN = 0.62, 2.15, 0.25
@@ -69,7 +69,7 @@ def scaling(curve: Curve) -> Figure:
     upper_height = min(UPPER, 0.62 * room)
     lower_height = min(LOWER, room - upper_height)
     rows = [*_table_rows(curve)]
-    table = LINE * (len(rows) + 1) + 0.1 + 0.17 * len(palette.STEP_GROUPS) + 0.1
+    table = LINE * (len(rows) + 1) + 0.1 + 0.17 * len(STEP_GROUPS) + 0.1
     below = top + upper_height + lower_height + 0.6
     side = style.layout_width() - LEFT - (EDGE if narrow else TABLE + BETWEEN + EDGE)
     height = below + (table + 0.1 if narrow else 0.0)
@@ -144,7 +144,7 @@ def _draw_shares(axes: Any, curve: Curve) -> None:
     if len(x) == 1:  # an area needs two points
         x, rows = [x[0] / 1.2, x[0] * 1.2], rows * 2
     low = [0.0] * len(x)
-    for part, shares in zip(palette.STEP_GROUPS.values(), zip(*rows, strict=True), strict=True):
+    for part, shares in zip(STEP_GROUPS.values(), zip(*rows, strict=True), strict=True):
         high = [below + share for below, share in zip(low, shares, strict=True)]
         axes.fill_between(x, low, high, linewidth=0.4, **style.fill(part))
         low = high
@@ -215,7 +215,7 @@ def _draw_table(sheet: Sheet, rows: list[TableRow], left: float, top: float) -> 
             for x, cell in zip(ends, row, strict=True):
                 sheet.text(x, y, cell, ha="right", **looks)
         y += LINE
-    for part in reversed(palette.STEP_GROUPS.values()):
+    for part in reversed(STEP_GROUPS.values()):
         sheet.patch(left, y, 0.22, 0.1, linewidth=0, **style.fill(part))
         sheet.text(left + 0.3, y + 0.09, part.words, fontsize=style.SMALL)
         y += 0.17

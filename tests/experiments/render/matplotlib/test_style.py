@@ -15,6 +15,7 @@ from meshcast.experiments.render.matplotlib import breakdown, sheet, style
 from meshcast.experiments.render.matplotlib.measured import calibration, measurements, published
 from meshcast.experiments.search.output import plot as search
 from meshcast.experiments.views import palette
+from meshcast.experiments.views.breakdown import STEP_GROUPS
 from tests.experiments.render.matplotlib.checks import check_legend, lightness
 
 HUES = {
@@ -67,7 +68,7 @@ def test_passes_without_hatch_are_told_apart() -> None:
 
 def test_kinds_of_other_legends_are_told_apart() -> None:
     parts = [looks for key, looks in palette.PARTS.items() if key not in ("bubble", "idle")]
-    for kinds in (parts, palette.MEMORY.values(), palette.STEP_GROUPS.values(), (palette.BETTER, palette.WORSE)):
+    for kinds in (parts, palette.MEMORY.values(), STEP_GROUPS.values(), (palette.BETTER, palette.WORSE)):
         check_legend([(looks.words, palette.rgb(looks.colour), looks.hatch) for looks in kinds])
     marks = measurements.LOOKS.items()
     check_legend([(key, palette.rgb(looks["color"]), looks["marker"]) for key, looks in marks])
