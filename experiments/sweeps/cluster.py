@@ -10,8 +10,10 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import math
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,10 +26,10 @@ from meshcast.experiments.sweeps.output import tell_changes
 from meshcast.hardware.errors import MeshcastError, PlanError, cut_middle
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, as_completed
 
 CONNECT_S = 10
-"""Seconds until a scheduler that does not answer is given up."""
+"""Seconds until a scheduler that does not answer is given up, and until one that has no worker is told of."""
 
 AHEAD = 2_000
 """Chunks that are submitted and not yet stored: more than a cluster has cores, few enough for its memory."""
@@ -73,12 +75,19 @@ def connect(address: str) -> Iterator[Client]:
 
 
 def forecast_on(
-    client: Client, work: Work, sweep: Sweep, size: int, numbers: Sequence[int], tell_kept: Callable[[], str]
+    client: Client,
+    work: Work,
+    sweep: Sweep,
+    size: int,
+    numbers: Sequence[int],
+    tell_kept: Callable[[], str],
+    tell: Callable[[str], object],
 ) -> Iterator[tuple[int, Rows]]:
     """Yields chunks, by number, with their rows, in the order in which they finish.
 
     numbers: chunks to forecast.
     tell_kept: says how many points are stored, for error messages.
+    tell: called with a sentence if the cluster has no worker for a while.
     Raises PlanError if a worker has other inputs, if a chunk fails on all workers, or if the scheduler goes away.
     """
     from distributed import as_completed
@@ -91,15 +100,32 @@ def forecast_on(
     first = list(islice(left, AHEAD))
     number_of = dict(zip(client.map(forecast_on_worker, first, **options), first, strict=True))
     finished = as_completed(list(number_of), loop=client.loop, with_results=True, raise_errors=False)
-    for future, rows in finished:
+    while not finished.is_empty():
+        _wait_for_chunk(client, finished, tell)
+        future, rows = next(finished)
         number = number_of.pop(future)
-        if future.status != "finished" or not isinstance(rows, list):
+        # Rows that arrived are good, also if the worker died since, whose future is "lost" then; without rows this is
+        # the error.
+        if not isinstance(rows, list):
             raise _explain_failure(future, number, tell_kept())
         yield number, rows
         for following in islice(left, 1):
             submitted = client.submit(forecast_on_worker, following, **options)
             number_of[submitted] = following
             finished.add(submitted)
+
+
+def _wait_for_chunk(client: Client, finished: as_completed, tell: Callable[[str], object]) -> None:
+    """Waits until a chunk is there, and tells if meanwhile no worker is: chunks wait for one without end."""
+    look = time.monotonic() + CONNECT_S
+    while not finished.has_ready():
+        with finished.thread_condition:
+            finished.thread_condition.wait(0.1)
+        if time.monotonic() > look:
+            look += CONNECT_S
+            if not client.nthreads():
+                tell("the cluster has no worker; the sweep goes on as soon as it has one")
+                look = math.inf
 
 
 def _explain_failure(future: Any, number: int, kept: str) -> MeshcastError:

@@ -13,6 +13,7 @@ job array, which `experiments.sweeps.merge` joins.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
@@ -73,6 +74,7 @@ def run(
     shard: Shard = WHOLE,
     restart: bool = False,
     watch: Callable[[int, int], None] = lambda done, points: None,
+    tell: Callable[[str], object] = warnings.warn,
 ) -> dict[str, Any]:
     """Forecasts every point of a sweep into the Parquet file `out` and returns the summary of its rows.
 
@@ -84,6 +86,7 @@ def run(
     shard: the part of the sweep to forecast.
     restart: discards results of another sweep, or of an earlier run of this one, at `out`.
     watch: called after every chunk with the number of finished points and of all points.
+    tell: called with what is wrong and may pass, such as a cluster without a worker.
     Raises PlanError if rows cannot be written, or if workers cannot forecast them. KeyboardInterrupt leaves the
     finished chunks for the next run.
     """
@@ -95,7 +98,7 @@ def run(
     if not store.finished:
         todo = [number for number in store.chunks if number not in store.kept]
         watch(store.points_kept, store.points)
-        with _open_answers(store, todo, executor, count_cores() if workers is None else workers, on) as answers:
+        with _open_answers(store, todo, executor, count_cores() if workers is None else workers, on, tell) as answers:
             for number, rows in answers:
                 store.keep(number, rows)
                 watch(store.points_kept, store.points)
@@ -105,13 +108,18 @@ def run(
 
 @contextmanager
 def _open_answers(
-    store: Store, todo: list[int], executor: Executor | None, workers: int, on: str | None
+    store: Store,
+    todo: list[int],
+    executor: Executor | None,
+    workers: int,
+    on: str | None,
+    tell: Callable[[str], object],
 ) -> Iterator[Iterator[tuple[int, list[Row]]]]:
     """Yields the chunks `todo`, by number, with their rows, as they are forecast."""
     sweep, size = store.sweep, store.chunk
     if on is not None and todo:
         with connect(on) as client:
-            yield forecast_on(client, forecast_numbered, sweep, size, todo, store.tell_kept)
+            yield forecast_on(client, forecast_numbered, sweep, size, todo, store.tell_kept, tell)
         return
     with _open_executor(executor, min(workers, len(todo)), store) as at_work:
         chunks = (_make_chunk(sweep, number, size) for number in todo)

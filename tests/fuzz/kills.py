@@ -32,6 +32,7 @@ from tests.fuzz.command_process import (
     BLOWS,
     ROOT,
     SAMPLE,
+    SECONDS,
     CommandProcess,
     Ended,
     Moment,
@@ -554,14 +555,17 @@ def missing_for(victim: str) -> str:
 
 
 def start_cluster(harness: Harness) -> str:
-    """Starts two Dask workers, once. Returns the address of their scheduler."""
+    """Starts two Dask workers, once; later, those that are missing. Returns the address of their scheduler."""
     if harness.cluster is None:
+        import dask
         import distributed
 
+        dask.config.set({"distributed.deploy.lost-worker-timeout": SECONDS})  # until a worker is given up
         options = {"host": "127.0.0.1", "dashboard_address": None, "worker_dashboard_address": None}
         harness.cluster = distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, silence_logs=logging.CRITICAL, **options
         )
+    harness.cluster.scale(2)
     return str(harness.cluster.scheduler_address).replace("tcp://", "dask://")
 
 

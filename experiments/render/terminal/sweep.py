@@ -41,12 +41,16 @@ def run_sweep(
     try:
         with ExitStack() as after:
             after.callback(watch.bar.stop)
-            summary = run(read, out, workers=workers, on=on, shard=part, restart=restart, watch=watch)
+            summary = run(read, out, workers=workers, on=on, shard=part, restart=restart, watch=watch, tell=_tell)
             return read.fields, summary
     except KeyboardInterrupt:
         kept = f"{watch.done:,} of {watch.points or read.points:,} points are stored in {parts_folder(out)}"
         say(f"meshcast: interrupted, {kept}; the same command resumes it", err=True)
         raise
+
+
+def _tell(sentence: str) -> None:
+    say(f"meshcast: {sentence}", err=True)
 
 
 def run_merge(paths: Sequence[Path], out: Path) -> tuple[Sequence[str], dict[str, Any]]:

@@ -29,19 +29,22 @@ def on(scheduler: Any) -> str:
     return scheduler.scheduler_address.replace("tcp://", "dask://")
 
 
+IN_THIS_PROCESS: dict[str, Any] = {
+    "processes": False,
+    "protocol": "tcp://",
+    "host": "127.0.0.1",
+    "dashboard_address": None,
+    "worker_dashboard_address": None,
+}
+"""Options of a cluster whose workers are threads."""
+
+
 @pytest.fixture(scope="module")
 def threads() -> Iterator[Any]:
     """A cluster of one worker with two threads, in this process."""
     distributed = pytest.importorskip("distributed", reason="needs distributed: pip install -e '.[cluster]'")
-    options = {
-        "processes": False,
-        "protocol": "tcp://",
-        "host": "127.0.0.1",
-        "dashboard_address": None,
-        "worker_dashboard_address": None,
-    }
-    with distributed.LocalCluster(n_workers=1, threads_per_worker=2, **options) as made:
-        yield made
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=2, **IN_THIS_PROCESS) as scheduler:
+        yield scheduler
 
 
 def test_a_cluster_gives_the_same_bytes_and_goes_on_from_stored_rows(
@@ -68,6 +71,41 @@ def test_chunks_are_submitted_as_others_finish(
 ) -> None:
     monkeypatch.setattr(cluster, "AHEAD", 3)
     run(load_sweep(GRID), tmp_path / "rows.parquet", on=on(threads))
+    assert (tmp_path / "rows.parquet").read_bytes() == reference.read_bytes()
+
+
+def test_rows_that_arrived_before_their_worker_died_are_kept(
+    threads: Any, reference: Path, small_chunks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import distributed
+
+    class LostAfterwards(distributed.as_completed):  # type: ignore[misc]
+        """Chunks whose results the scheduler loses once they were gathered."""
+
+        def __next__(self) -> Any:
+            future, rows = super().__next__()
+            future._state.lose()
+            return future, rows
+
+    monkeypatch.setattr(distributed, "as_completed", LostAfterwards)
+    run(load_sweep(GRID), tmp_path / "rows.parquet", on=on(threads))
+    assert (tmp_path / "rows.parquet").read_bytes() == reference.read_bytes()
+
+
+def test_a_cluster_without_workers_is_told_of_and_waited_for(
+    reference: Path, small_chunks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributed = pytest.importorskip("distributed", reason="needs distributed: pip install -e '.[cluster]'")
+    monkeypatch.setattr(cluster, "CONNECT_S", 1)
+    told = list[str]()
+    with distributed.LocalCluster(n_workers=0, **IN_THIS_PROCESS) as empty:
+
+        def start_worker(sentence: str) -> None:
+            told.append(sentence)
+            empty.scale(1)
+
+        run(load_sweep(GRID), tmp_path / "rows.parquet", on=on(empty), tell=start_worker)
+    assert told == ["the cluster has no worker; the sweep goes on as soon as it has one"]
     assert (tmp_path / "rows.parquet").read_bytes() == reference.read_bytes()
 
 
