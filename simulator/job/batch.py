@@ -152,26 +152,30 @@ class Batch(JobPart):
     def longest(self) -> int:
         """Tokens of the longest sequence of a step."""
         assert self.sequence is not None
-        return max((one.sequence for one in self.lengths), default=self.sequence)
+        return max((kind.sequence for kind in self.lengths), default=self.sequence)
 
     def to_dict(self) -> dict[str, Any]:
-        """The batch with every default filled, without what it does not use."""
-        found = self.model_dump(by_alias=True, mode="json", exclude_none=True)
+        """Returns the batch with every default filled, without what it does not use."""
+        fields = self.model_dump(by_alias=True, mode="json", exclude_none=True)
         unused = ("micro", "sequence", "documents") if self.lengths else ("lengths", "order")
-        return {key: value for key, value in found.items() if key not in unused and (key != "order" or value)}
+        return {key: value for key, value in fields.items() if key not in unused and (key != "order" or value)}
 
     def of_class(self, number: int, replicas: int) -> Batch:
-        """The batch of one class alone: as many micro-batches as of all classes. replicas: that run them."""
-        one = self.lengths[number]
-        total = len(self.order) * one.samples * replicas
-        sizes = {"total": total, "micro": one.samples, "sequence": one.sequence, "documents": one.documents}
+        """Returns the batch of a class alone: as many micro-batches as of all classes.
+
+        number: of the class.
+        replicas: that run the micro-batches.
+        """
+        kind = self.lengths[number]
+        total = len(self.order) * kind.samples * replicas
+        sizes = {"total": total, "micro": kind.samples, "sequence": kind.sequence, "documents": kind.documents}
         return self.model_copy(update={**sizes, "lengths": (), "order": ()})
 
     def with_share(self, ranks: int) -> Batch:
-        """The batch of one of `ranks` data-parallel ranks, which share every micro-batch."""
-        lengths = tuple(one.model_copy(update={"samples": one.samples // ranks}) for one in self.lengths)
+        """Returns the batch of a single rank of `ranks` data-parallel ranks, which share every micro-batch."""
+        lengths = tuple(kind.model_copy(update={"samples": kind.samples // ranks}) for kind in self.lengths)
         return self.model_copy(update={"micro": self.micro // ranks, "lengths": lengths})
 
     def with_order(self, order: Sequence[int]) -> Batch:
-        """The batch of a replica that runs micro-batches of these classes."""
+        """Returns the batch of a replica that runs micro-batches of these classes."""
         return self.model_copy(update={"order": tuple(order)})

@@ -444,41 +444,41 @@ mode changes; all others are traits."""
 
 @cache
 def framework_names() -> tuple[str, ...]:
-    """Names of all frameworks."""
+    """Returns the names of all frameworks."""
     return tuple(sorted(f.name[:-5] for f in FILES.iterdir() if f.name.endswith(".yaml")))
 
 
 @cache
 def _file(name: str) -> dict[str, Any]:
-    """The content of a profile's file, on top of the traits of its `base`."""
-    own = dict(read_yaml(FILES / f"{name}.yaml").data)
-    if "base" not in own:
-        return own
-    base = {key: value for key, value in _file(own.pop("base")).items() if key not in BESIDE_TRAITS}
-    return merge_fields(base, own)
+    """Returns the content of a profile's file, on top of the traits of its `base`."""
+    content = dict(read_yaml(FILES / f"{name}.yaml").data)
+    if "base" not in content:
+        return content
+    base = {key: value for key, value in _file(content.pop("base")).items() if key not in BESIDE_TRAITS}
+    return merge_fields(base, content)
 
 
 def framework_base(name: str) -> str | None:
-    """Name of the profile on whose traits that of a framework stands; None of one that states all of them."""
+    """Returns the name of the profile on whose traits that of a framework stands; None if it states all of them."""
     return read_yaml(FILES / f"{name}.yaml").data.get("base")
 
 
 @cache
 def framework_versions(name: str) -> dict[str, str]:
-    """Months of a framework's versions, by "major.minor"; empty where its profile dates none."""
+    """Returns the months of a framework's versions, by "major.minor"; empty where its profile dates none."""
     return dict(_file(name).get("versions", {}))
 
 
 @cache
 def framework_generations(name: str) -> tuple[dict[str, Any], ...]:
-    """The generations of a framework, as its file states them."""
+    """Returns the generations of a framework, as its file states them."""
     return tuple(_file(name).get("generations", ()))
 
 
 @cache
 def framework_rules(name: str) -> dict[str, Any]:
-    """What the program of a framework has and refuses, as its file states it, on top of the rules of their `base`;
-    empty where none are known."""
+    """Returns what the program of a framework has and refuses, as its file states it, on top of the rules of their
+    `base`; empty where none are known."""
     stated = dict(_file(name).get("rules", {}))
     base = framework_rules(stated.pop("base")) if "base" in stated else {}
     has = base.get("has", {}) | stated.get("has", {})
@@ -488,15 +488,15 @@ def framework_rules(name: str) -> dict[str, Any]:
 
 @cache
 def framework_recipe(name: str) -> tuple[dict[str, Any], ...]:
-    """What the published recipes of a framework set, as its file states it (`simulator.job.recipe`), behind those of
-    its `base`."""
+    """Returns what the published recipes of a framework set, as its file states it (`simulator.job.recipe`), behind
+    those of its `base`."""
     base = framework_base(name)
     return (*(framework_recipe(base) if base else ()), *_file(name).get("recipe", ()))
 
 
 def _when_deterministic(name: str) -> dict[str, Any]:
-    """What a framework has in its deterministic mode: traits under `set`, and whether all-reduces run over rings alone
-    (`rings_alone`); that of its `base` where its file says nothing."""
+    """Returns what a framework has in its deterministic mode: traits under `set`, and whether all-reduces run over
+    rings alone (`rings_alone`); that of its `base` where its file says nothing."""
     base, stated = framework_base(name), _file(name).get("when_deterministic", {})
     return stated or (_when_deterministic(base) if base else {})
 
@@ -504,7 +504,7 @@ def _when_deterministic(name: str) -> dict[str, Any]:
 def load_framework(
     name: str, changes: dict[str, Any] | None = None, release: str | None = None, where: str = "framework"
 ) -> Framework:
-    """The framework `name` with changed fields; equal frameworks are the same object.
+    """Returns the framework `name` with changed fields; equal frameworks are the same object.
 
     changes: fields to set, nested as in the file.
     release: the release whose traits it has; None: the newest that the profile describes.

@@ -9,7 +9,7 @@ from meshcast.simulator.job.framework import Framework
 def find_gpu_without_flash(framework: Framework, cluster: Cluster) -> GPU | None:
     """Returns a GPU of the cluster that is too old for the framework's fused attention; None if all run it.
 
-    Of several kinds of nodes one is enough, for a stage on it would run another attention than the others.
+    Of several kinds of nodes a single one is enough, for a stage on it would run another attention than the others.
     """
     if framework.attention != "flash":
         return None

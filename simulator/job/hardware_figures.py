@@ -112,7 +112,7 @@ def _host_figures(job: Job, cluster: Cluster, offloads: bool) -> Iterator[Hardwa
 
 
 def _link_figures(name: str, kind: str, link: Link, put: Callable[[Job, Link], Job]) -> Iterator[HardwareFigure]:
-    """Bandwidth and latency of one kind of links. put: makes the job with other links of this kind."""
+    """Yields bandwidth and latency of a kind of links. put: makes the job with other links of this kind."""
 
     def rate(job: Job, by: float) -> Job:
         return put(job, link.model_copy(update={"rate": type(link.rate)(link.rate * by)}))
@@ -181,7 +181,7 @@ def _change_hop_latency(job: Job, by: float) -> Job:
 
 
 def _change_block_link(place: int) -> Callable[[Job, Link], Job]:
-    """Returns the function that changes the link of one level of the fabric."""
+    """Returns the function that changes the link of a level of the fabric."""
 
     def change(job: Job, link: Link) -> Job:
         levels = list(job.cluster.fabric.levels)

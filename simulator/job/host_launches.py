@@ -17,9 +17,9 @@ at 1.0, 9.3 % at 0.87, 11.3 % at 0.8; without any one of the four models, 0.87 i
 def host_pace(cluster: Cluster) -> float:
     """Returns the time in which the hosts of a cluster launch an op, over that of the hosts of H100.
 
-    The CPU is that beside which vendors build the GPU: Grace where NVLink joins both, otherwise one of its generation.
-    Those of GPUs before Blackwell are taken as equal, for no published run tells them apart. Of several kinds of nodes
-    the slowest counts, since all launch the same.
+    The CPU is that beside which vendors build the GPU: Grace where NVLink joins both, otherwise a CPU of its
+    generation. Those of GPUs before Blackwell are taken as equal, for no published run tells them apart. Of several
+    kinds of nodes the slowest counts, since all launch the same.
     """
     gpus = [cluster.gpu, *(group.node.gpu for group in cluster.groups)]
     return max(

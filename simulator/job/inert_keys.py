@@ -26,19 +26,19 @@ class InertKey(NamedTuple):
         return f"{self.key}: {value} has no effect: {self.why}"
 
 
-ONE_STAGE = "the pipeline has one stage"
+SINGLE_STAGE = "the pipeline has one stage"
 FORWARD = "a forward-only job has no backward passes, gradients and optimizer"
 
 
 def inert_keys(job: Job) -> list[InertKey]:
-    """The keys that a job states and that have no effect, in the order of the documentation."""
+    """Returns the keys that a job states and that have no effect, in the order of the documentation."""
     written = job.as_written
     plan = written.get("plan", {})
-    found = [*_list_modes(job, written)]
+    inert = [*_list_modes(job, written)]
     if isinstance(plan, Mapping) and not {"mesh", "schemes", "stages", "replicas"} & plan.keys():
-        found += _list_plan(job, plan)
-    found += _list_framework(job, written["framework"].get("set", {}))
-    return [*found, *_list_run(job), *_list_noise(written.get("noise"))]
+        inert += _list_plan(job, plan)
+    inert += _list_framework(job, written["framework"].get("set", {}))
+    return [*inert, *_list_run(job), *_list_noise(written.get("noise"))]
 
 
 DEGREES = {
@@ -50,7 +50,7 @@ DEGREES = {
 
 
 def acts(job: Job, key: str) -> bool:
-    """Whether a key of a plan, or a trait of the framework, has the ranks that it is about."""
+    """Returns whether a key of a plan, or a trait of the framework, has the ranks that it is about."""
     degree = DEGREES.get(key.removeprefix("plan."))
     if degree is None or job.plan.has_stages:
         return True
@@ -60,7 +60,7 @@ def acts(job: Job, key: str) -> bool:
 
 
 def _size(job: Job, name: str) -> int:
-    """Ranks of a degree of the short form, which may be several axes."""
+    """Returns the ranks of a degree of the short form, which may be several axes."""
     mesh = job.plan.mesh
     sizes = [size for axis, size in mesh.items() if axis == name or axis.startswith(f"{name}-")]
     if name == "dp" and not sizes:
@@ -69,7 +69,7 @@ def _size(job: Job, name: str) -> int:
 
 
 def _list_modes(job: Job, written: Mapping[str, Any]) -> Iterator[InertKey]:
-    """Keys of training in a forward-only job."""
+    """Yields the keys of training in a forward-only job."""
     if not job.forward_only:
         return
     for name, value in written["precision"].items():
@@ -82,7 +82,7 @@ def _list_modes(job: Job, written: Mapping[str, Any]) -> Iterator[InertKey]:
 
 
 def _list_plan(job: Job, plan: Mapping[str, Any]) -> Iterator[InertKey]:
-    """Keys of a plan in short form, whose stages are alike."""
+    """Yields the keys of a plan in short form, whose stages are alike."""
     tp, pp, cp, dp = (_size(job, name) for name in ("tp", "pp", "cp", "dp"))
     data = next((entry.use for entry in job.plan.schemes if entry.use.startswith("data/")), "data/ddp")
 
@@ -92,9 +92,9 @@ def _list_plan(job: Job, plan: Mapping[str, Any]) -> Iterator[InertKey]:
     if pp == 1 and plan.get("schedule") is None:  # schedules order the passes of a single stage, too
         for name, default in (("chunks", 1), ("partition", "even")):
             if states(name, default):
-                yield InertKey(f"plan.{name}", plan[name], ONE_STAGE)
+                yield InertKey(f"plan.{name}", plan[name], SINGLE_STAGE)
     if states("order", "pp-dp-cp-tp") and 1 in (pp, dp):
-        yield InertKey("plan.order", plan["order"], ONE_STAGE if pp == 1 else "there is one replica")
+        yield InertKey("plan.order", plan["order"], SINGLE_STAGE if pp == 1 else "there is one replica")
     yield from _list_idle(plan, "tp", tp, "tp is 1")
     yield from _list_idle(plan, "cp", cp, "cp is 1")
     if states("pad_heads", False) and (job.model.heads % (tp * cp) == 0 or tp == 1):
@@ -105,7 +105,7 @@ def _list_plan(job: Job, plan: Mapping[str, Any]) -> Iterator[InertKey]:
 
 
 def _list_data(plan: Mapping[str, Any], data: str, ranks: int) -> Iterator[InertKey]:
-    """Keys of the data-parallel scheme. data: the scheme. ranks: over which it shards."""
+    """Yields the keys of the data-parallel scheme. data: the scheme. ranks: over which it shards."""
     if plan.get("zero") is not None and plan.get("fsdp"):
         yield InertKey("plan.zero", plan["zero"], f"the plan has {data}")
     elif ranks == 1 and plan.get("zero"):
@@ -120,9 +120,9 @@ def _list_idle(plan: Mapping[str, Any], degree: str, ranks: int, why: str) -> It
             yield InertKey(f"plan.{key.name}", plan[key.name], why)
 
 
-def _list_framework(job: Job, given: Mapping[str, Any]) -> Iterator[InertKey]:
-    """Overlap of the communication of axes with one rank."""
-    overlap = given.get("overlap", {})
+def _list_framework(job: Job, traits: Mapping[str, Any]) -> Iterator[InertKey]:
+    """Yields overlap of the communication of axes with a single rank."""
+    overlap = traits.get("overlap", {})
     if job.plan.has_stages or not isinstance(overlap, Mapping):
         return
     for name in ("tp", "pp", "dp"):
@@ -133,19 +133,19 @@ def _list_framework(job: Job, given: Mapping[str, Any]) -> Iterator[InertKey]:
 
 
 def _list_run(job: Job) -> Iterator[InertKey]:
-    """Money and CO2 of a run of unknown length."""
+    """Yields money and CO2 of a run of unknown length."""
     for name in ("price_per_gpu_hour", "carbon_kg_per_kwh"):
         if job.run.tokens is None and (value := getattr(job.run, name)) is not None:
             yield InertKey(f"run.{name}", value, "run.tokens is not given")
 
 
-def _list_noise(given: Any) -> Iterator[InertKey]:
-    """Stragglers that are none, or no slower."""
-    if not isinstance(given, Mapping):
+def _list_noise(noise: Any) -> Iterator[InertKey]:
+    """Yields stragglers that are none, or no slower."""
+    if not isinstance(noise, Mapping):
         return
-    if not given.get("stragglers"):
+    if not noise.get("stragglers"):
         for name, default in (("slow", 1), ("persistent", False)):
-            if given.get(name, default) != default:
-                yield InertKey(f"noise.{name}", given[name], "noise.stragglers is 0")
-    elif given.get("slow", 1) == 1:
-        yield InertKey("noise.stragglers", given["stragglers"], "noise.slow is 1: they are as fast as the others")
+            if noise.get(name, default) != default:
+                yield InertKey(f"noise.{name}", noise[name], "noise.stragglers is 0")
+    elif noise.get("slow", 1) == 1:
+        yield InertKey("noise.stragglers", noise["stragglers"], "noise.slow is 1: they are as fast as the others")

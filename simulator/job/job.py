@@ -67,7 +67,7 @@ class SchemeEntry(BaseModel):
     over: Annotated[
         tuple[str, ...],
         BeforeValidator(
-            lambda given: (given,) if isinstance(given, str) else given, json_schema_input_type=str | tuple[str, ...]
+            lambda axes: (axes,) if isinstance(axes, str) else axes, json_schema_input_type=str | tuple[str, ...]
         ),
     ] = ()
     """One or several axes of the mesh."""
@@ -75,7 +75,7 @@ class SchemeEntry(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _move_kept_results(cls, entry: Any) -> Any:
-        """Full recompute that keeps results, in words of jobs before `memory/recompute-operators`."""
+        """Reads full recompute that keeps results, in words of jobs before `memory/recompute-operators`."""
         if not (isinstance(entry, dict) and entry.get("use") == "memory/recompute-full" and entry.get("keep")):
             return entry
         save = ["attention" if word == "core_attn" else word for word in entry["keep"]]
@@ -131,19 +131,19 @@ class LongPlan(StageMesh):
     @property
     def has_stages(self) -> bool:
         """Whether stages have degrees of their own."""
-        return bool(self.stages) or any(one.stages for one in self.replicas)
+        return bool(self.stages) or any(replica.stages for replica in self.replicas)
 
     def with_schemes(self, change: Callable[[StageMesh], tuple[SchemeEntry, ...]]) -> LongPlan:
-        """The plan with other schemes, wherever it has some. change: the schemes of one mesh."""
+        """Returns the plan with other schemes, wherever it has some. change: returns the schemes of a mesh."""
 
-        def change_one(one: Any) -> Any:
-            return one.model_copy(update={"schemes": change(one)})
+        def change_mesh(stage: Any) -> Any:
+            return stage.model_copy(update={"schemes": change(stage)})
 
-        stages = tuple(change_one(one) for one in self.stages)
+        stages = tuple(map(change_mesh, self.stages))
         replicas = tuple(
-            one.model_copy(update={"stages": tuple(change_one(stage) for stage in one.stages)}) for one in self.replicas
+            replica.model_copy(update={"stages": tuple(map(change_mesh, replica.stages))}) for replica in self.replicas
         )
-        return change_one(self).model_copy(update={"stages": stages, "replicas": replicas})  # type: ignore[no-any-return]
+        return change_mesh(self).model_copy(update={"stages": stages, "replicas": replicas})  # type: ignore[no-any-return]
 
 
 PlainTokens = Annotated[float, Field(strict=True, gt=0, le=1e20, allow_inf_nan=False)]
@@ -193,7 +193,7 @@ class RunLength(JobPart):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Tokens and price, and what is stated of electricity."""
+        """Returns tokens and price, and what is stated of electricity."""
         stated = self.model_dump(mode="json", exclude_none=True)
         return {"tokens": None, "price_per_gpu_hour": None, **stated}
 
@@ -251,7 +251,7 @@ class Noise(JobPart):
 
 
 class Published(BaseModel):
-    """One figure of a run and its source: the key ``published`` of a job."""
+    """A figure of a run and its source: the key ``published`` of a job."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     step_time_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -265,10 +265,10 @@ class Published(BaseModel):
     """Paper and table, or address of a page."""
 
     @model_validator(mode="after")
-    def _one(self) -> Published:
+    def _check_figures(self) -> Published:
         if len(self.figures) != 1:
-            given = ", ".join(self.figures) or "none"
-            raise ValueError(f"one figure of step_time_s, tokens_per_s_per_gpu, tflops_per_gpu, mfu; given: {given}")
+            names = ", ".join(self.figures) or "none"
+            raise ValueError(f"one figure of step_time_s, tokens_per_s_per_gpu, tflops_per_gpu, mfu; given: {names}")
         return self
 
     @property
@@ -278,9 +278,10 @@ class Published(BaseModel):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def compare(self, forecast: dict[str, float]) -> dict[str, Any]:
-        """The comparison with the forecast, as the answer holds it.
+        """Returns the comparison with the forecast, as the answer holds it.
 
-        forecast: all forecast figures by name. ``error`` is always that of the step time, forecast / published - 1;
+        forecast: all forecast figures by name.
+        ``error`` is always that of the step time, forecast / published - 1;
         the error of a published rate is converted to it.
         """
         ((name, value),) = self.figures.items()
@@ -294,15 +295,15 @@ class Published(BaseModel):
         }
 
 
-def _has_keys(given: Any) -> Any:
+def _check_mapping(plan: Any) -> Any:
     """Refuses a plan that is not a mapping."""
-    if given == "auto":
+    if plan == "auto":
         rule = "leaves the plan to a search, which only meshcast search and meshcast predict make"
         raise ValueError(f"{rule}. Write meshcast search JOB --jobs-to best, and name a file of that folder")
-    if not isinstance(given, Mapping):
+    if not isinstance(plan, Mapping):
         long = ", ".join(LongPlan.model_fields)
         raise ValueError(f"must be a mapping of keys to values. Keys: {', '.join(ShortPlan.model_fields)}; or {long}")
-    return given
+    return plan
 
 
 class JobFile(JobPart):
@@ -316,7 +317,7 @@ class JobFile(JobPart):
     precision: Annotated[Precision, short_for("compute", Literal[Format, QuantisedRecipe] | Precision)] = Precision()
     optimizer: OptimizerName = "adam"
     train: Train = Train()
-    plan: Annotated[dict[str, Any], BeforeValidator(_has_keys)] = {}
+    plan: Annotated[dict[str, Any], BeforeValidator(_check_mapping)] = {}
     run: RunLength = RunLength()
     noise: Noise | None = None
     published: Published | None = None
@@ -326,7 +327,9 @@ class JobFile(JobPart):
 class JobOrigin(NamedTuple):
     """Where a job was read.
 
-    where, text: path and text of the job file. places: of a launch file, the setting behind each key of the job.
+    where: path of the job file.
+    text: its text.
+    places: of a launch file, the setting behind each key of the job.
     """
 
     where: str = ""
@@ -384,8 +387,8 @@ class Job(JobPart):
 
     @property
     def means_program(self) -> bool:
-        """Whether the job names its framework, and means the program of this name, not another one for which the
-        profile stands."""
+        """Whether the job names its framework, and means the program of this name, not another program for which
+        the profile stands."""
         framework = self.as_written["framework"]
         return "name" in framework and framework.get("rules", True)
 
@@ -395,7 +398,8 @@ class Job(JobPart):
         return self.train.mode == "forward-only"
 
     def _framework_choice(self) -> dict[str, Any]:
-        """The traits of the framework that the job states or takes from recipes, and what else it says of it."""
+        """Returns the traits of the framework that the job states or takes from recipes, and what else it says of
+        it."""
         written = self.as_written["framework"]
         taken = nest_traits((key, value) for key, value, _ in self.taken if not key.startswith("plan."))
         switches = {"rules": written.get("rules", True), "recipe": written.get("recipe", True) and not taken}
@@ -403,7 +407,7 @@ class Job(JobPart):
         return {"set": merge_fields(taken, written.get("set", {})), **off}
 
     def to_dict(self) -> dict[str, Any]:
-        """The job in long form, every default filled."""
+        """Returns the job in long form, every default filled."""
         return {
             "model": self.as_written["model"],
             "cluster": self.as_written["cluster"],
@@ -420,24 +424,24 @@ class Job(JobPart):
 
 
 def plan_to_dict(plan: LongPlan | StagePlan) -> dict[str, Any]:
-    """A plan, or a stage of one, without what it does not use."""
+    """Returns a plan or one of its stages as a mapping, without what it does not use."""
     optional = {key for key in ("views", "pad_heads", "stages", "replicas") if not getattr(plan, key, True)}
     optional |= {key for key, idle in (("share", "even"), ("layers", None)) if getattr(plan, key, idle) == idle}
-    found = plan.model_dump(mode="json", exclude={"schemes", *optional})
-    found["schemes"] = [
-        {"use": entry.use, **({"over": _one_or_more(entry.over)} if entry.over else {}), **(entry.model_extra or {})}
+    fields = plan.model_dump(mode="json", exclude={"schemes", *optional})
+    fields["schemes"] = [
+        {"use": entry.use, **({"over": _shorten(entry.over)} if entry.over else {}), **(entry.model_extra or {})}
         for entry in plan.schemes
     ]
     if isinstance(plan, LongPlan) and plan.stages:
-        found["stages"] = [plan_to_dict(stage) for stage in plan.stages]
+        fields["stages"] = [plan_to_dict(stage) for stage in plan.stages]
     if isinstance(plan, LongPlan) and plan.replicas:
-        found["replicas"] = [
-            one.model_dump(mode="json", exclude={"stages"}, exclude_none=True)
-            | ({"stages": [plan_to_dict(stage) for stage in one.stages]} if one.stages else {})
-            for one in plan.replicas
+        fields["replicas"] = [
+            replica.model_dump(mode="json", exclude={"stages"}, exclude_none=True)
+            | ({"stages": [plan_to_dict(stage) for stage in replica.stages]} if replica.stages else {})
+            for replica in plan.replicas
         ]
-    return found
+    return fields
 
 
-def _one_or_more(axes: tuple[str, ...]) -> str | list[str]:
+def _shorten(axes: tuple[str, ...]) -> str | list[str]:
     return axes[0] if len(axes) == 1 else list(axes)

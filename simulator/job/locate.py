@@ -1,4 +1,4 @@
-"""Adds file and line of the job to errors about one of its fields."""
+"""Adds file and line of the job to errors about its fields."""
 
 from __future__ import annotations
 

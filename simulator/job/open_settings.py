@@ -4,7 +4,7 @@ A setting that nobody states has the default of its program, which is wrong with
 independent error of the step by its own effect: by what the forecast says of it where it does (communication that could
 hide or appear, `simulator.report.open_effects`), else by what it is worth in published runs (`SIGMA`).
 
-A setting that something else is forecast for, or that no table has, counts as a usual one (`USUAL`), until a second
+A setting that something else is forecast for, or that no table has, counts as usual (`USUAL`), until a second
 forecast says what it is worth.
 """
 
@@ -82,7 +82,7 @@ def list_open_settings(job: Job) -> tuple[str, ...]:
 
 
 def _list_open_plan_keys(plan: Mapping[str, object]) -> list[str]:
-    """Returns the keys that a plan in short form leaves open; one in long form states all of them."""
+    """Returns the keys that a plan in short form leaves open; a plan in long form states all of them."""
     if {"mesh", "schemes"} & plan.keys():
         return []
     return [
@@ -108,10 +108,10 @@ def widen(job: Job, causes: Mapping[str, float]) -> Job:
 def sigmas_of_import(job: Job, assumed: Iterable[str], unfollowed: Iterable[str]) -> dict[str, float]:
     """Returns what a launch file's keys that nobody states, and its settings that are not followed, add to an interval.
 
-    The program that stands for another one is no such key: the regime of the job says it.
+    The program that stands for another is no such key: the regime of the job says it.
     """
-    found = {key: sigma_of_open(job, key) for key in assumed if key != "framework.name"}
-    return {key: sigma for key, sigma in found.items() if sigma} | dict.fromkeys(unfollowed, USUAL)
+    assumed_sigmas = {key: sigma_of_open(job, key) for key in assumed if key != "framework.name"}
+    return {key: sigma for key, sigma in assumed_sigmas.items() if sigma} | dict.fromkeys(unfollowed, USUAL)
 
 
 def _states(written: Mapping[str, object], key: str) -> bool:

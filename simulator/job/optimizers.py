@@ -28,7 +28,7 @@ class OptimizerStates(NamedTuple):
     """The states of an optimizer.
 
     tensors: states that are as large as the tensor.
-    nbytes: of an element of one, scales included, where it is quantised; 0: as the moments.
+    nbytes: of an element of a state, scales included, where it is quantised; 0: as the moments.
     factored: whether sums over rows and columns stand for the elements of a matrix.
     """
 
@@ -41,7 +41,7 @@ class OptimizerStates(NamedTuple):
         return self.tensors * (self.nbytes or BYTES[moments])
 
     def tensor_bytes(self, size: float, shape: tuple[int, ...], shards: float, moments: str) -> float:
-        """Returns the bytes of all states of one tensor, of which a rank updates `size` / `shards` elements.
+        """Returns the bytes of all states of a tensor, of which a rank updates `size` / `shards` elements.
 
         shape: of a matrix. moments: their format.
         """

@@ -85,13 +85,13 @@ def _states(
     return PlanKey(owner, option, degree="dp", usual=usual, default=default, part="named", auto=auto, saves=saves)
 
 
-def _refuse_flag(given: Any) -> Any:
+def _refuse_flag(value: Any) -> Any:
     """Refuses true and false where words say how much is recomputed."""
-    if isinstance(given, bool):
+    if isinstance(value, bool):
         raise ValueError(
             "words say what is recomputed. Write none, selective, operators or full, or modules like [norm, act]"
         )
-    return given
+    return value
 
 
 Modules = Annotated[Literal["none", "selective", "operators", "full"] | tuple[str, ...], BeforeValidator(_refuse_flag)]
@@ -259,13 +259,13 @@ SCHEME_KEYS: Mapping[str, str] = {key.family: name for name, key in PLAN_KEYS.it
 
 @cache
 def option_keys(family: str) -> tuple[PlanKey, ...]:
-    """Returns the keys that are options of one scheme of a family."""
+    """Returns the keys that are options of a scheme of a family."""
     return tuple(key for key in PLAN_KEYS.values() if key.owner.startswith(f"{family}/") and key.option)
 
 
 @cache
 def choosing_keys(family: str) -> tuple[PlanKey, ...]:
-    """Returns the keys that choose schemes of a family in other words than their names; of two that do, the later one
+    """Returns the keys that choose schemes of a family in other words than their names; of two that do, the later
     counts."""
     return tuple(key for key in PLAN_KEYS.values() if key.family == family and key.chooses)
 

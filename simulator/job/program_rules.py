@@ -124,7 +124,7 @@ class Condition:
     explain: Callable[..., str]
 
     def check(self, facts: Facts) -> str:
-        """Returns what is wrong in words; empty if nothing is, or if the job lacks one of the facts."""
+        """Returns what is wrong in words; empty if nothing is, or if the job lacks a fact."""
         values = [facts[name] for name in self.facts]
         return "" if any(value is None for value in values) else self.explain(*values)
 
@@ -500,7 +500,7 @@ def _rules_of_job(job: Job) -> ProgramRules | None:
 
 
 def facts_of_job(job: Job) -> Facts:
-    """Returns the facts of a job, but for one of heterogeneous stages."""
+    """Returns the facts of a job whose stages are alike."""
     plan, batch, ranks = job.plan, job.batch, {short: family_degree(job.plan, name) for short, name in DEGREES.items()}
     whole = batch.total is not None and not batch.lengths
     ranks |= {"ep": 1, "etp": ranks["tp"]} | plan.views.get("experts", {})
@@ -596,5 +596,5 @@ def _names_of(plan: LongPlan, family: str, over_axes: bool = True) -> list[str]:
 
 
 def _join(names: Sequence[str]) -> str | None:
-    """Returns the schemes of a family as one word: programs have one of each, and no two together."""
+    """Returns the schemes of a family as a single word: programs have one of each, and no two together."""
     return " + ".join(names) or None

@@ -1,6 +1,6 @@
 """Recipes: what the published recipes of a program set, for a job that names the program and leaves it open.
 
-The defaults of a program's code are its profile. Those who run it begin with one of its recipes, which set more: what
+The defaults of a program's code are its profile. Those who run it begin with a recipe, which sets more: what
 overlaps, number formats, graphs, what is recomputed. Profiles list that under `recipe`, by release and by what a recipe
 is for; a launch file says itself what it sets.
 """
@@ -197,7 +197,7 @@ def name_mixer(*, latent: object, state_space: object) -> Mixer:
 
 
 def fill_plan(plan: SomeFields, defaults: SomeFields) -> NestedFields:
-    """Returns a plan with defaults for what it leaves open; one in long form says everything itself.
+    """Returns a plan with defaults for what it leaves open; a plan in long form says everything itself.
 
     A key that states a scheme leaves no default to other keys that choose it, nor to its options.
     """

@@ -33,7 +33,7 @@ class FrameworkGeneration(BaseModel):
 
 
 def find_month(release: str, versions: Mapping[str, str], where: str) -> str:
-    """The month YYYY-MM of a release.
+    """Returns the month YYYY-MM of a release.
 
     release: a month or day ("2023-06", "2023-06-28"), an NVIDIA container ("24.05"), or a version ("core_r0.8").
     versions: months of the framework's versions, by "major.minor".
@@ -54,9 +54,9 @@ def find_month(release: str, versions: Mapping[str, str], where: str) -> str:
 def generations_of(
     generations: Sequence[Mapping[str, Any]], month: str, where: str = "generations"
 ) -> list[FrameworkGeneration]:
-    """The generations whose traits the releases of `month` have: the latest first, so that earlier ones win."""
-    found = [
+    """Returns the generations whose traits the releases of `month` have: the latest first, so that earlier ones win."""
+    checked = [
         validate_data(FrameworkGeneration, dict(entry), f"{where}[{i}]", PlanError)
         for i, entry in enumerate(generations)
     ]
-    return sorted((one for one in found if month < one.until), key=lambda one: one.until, reverse=True)
+    return sorted((traits for traits in checked if month < traits.until), key=lambda traits: traits.until, reverse=True)

@@ -17,7 +17,7 @@ from meshcast.simulator.job.batch import Count, JobPart, Length
 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e8, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, gt=0, le=1e12, allow_inf_nan=False)]
-MOST_PROCESSES = 1_000
+MAX_PROCESSES = 1_000
 """Most kinds of failures, and of slow episodes: each is a process of every simulated run."""
 
 Whole = Annotated[int, Field(strict=True, ge=0, le=1_000_000_000)]
@@ -38,10 +38,10 @@ def _in_catalog(kind: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def short_for(key: str, given: Any) -> BeforeValidator:
-    """A single word is short for a mapping with that one key. given: the types of both forms."""
+def short_for(key: str, types: Any) -> BeforeValidator:
+    """Returns the validator for which a single word is short for a mapping with that key. types: of both forms."""
     return BeforeValidator(
-        lambda given: {key: given} if isinstance(given, str) else given, json_schema_input_type=given
+        lambda value: {key: value} if isinstance(value, str) else value, json_schema_input_type=types
     )
 
 
@@ -65,7 +65,7 @@ class Failures(JobPart):
 
     rates: Annotated[str, _in_catalog("reliability")] = "llama3-405b"
     """Entry of the catalog with observed rates; none: only `components` fail."""
-    components: Annotated[dict[str, FailingComponent], Field(max_length=MOST_PROCESSES)] = {}
+    components: Annotated[dict[str, FailingComponent], Field(max_length=MAX_PROCESSES)] = {}
     """Further kinds of failures by name, or other rates for those of the entry."""
     mtbf_factor: Positive = 1.0
     """Factor on every mean time between failures."""
@@ -165,7 +165,7 @@ class RunStragglers(JobPart):
     """Of that duration. A step takes as long as on the slowest rank."""
     ranks: Count | None = None
     """Ranks that vary independently. Default: one for each GPU."""
-    episodes: Annotated[dict[str, SlowEpisode], Field(max_length=MOST_PROCESSES)] = {}
+    episodes: Annotated[dict[str, SlowEpisode], Field(max_length=MAX_PROCESSES)] = {}
     """Slow nodes and links, throttling, flapping ports, by name."""
 
 

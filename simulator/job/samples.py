@@ -28,8 +28,8 @@ from meshcast.simulator.models.model import Model
 
 T = TypeVar("T")
 
-MOST_JOINED = 10_000
-"""Most samples of a search of the shortest step: some seconds."""
+MAX_JOINED = 10_000
+"""Samples of a search of the shortest step, which then takes some seconds."""
 
 REMEDY = "Name a CSV file with the tokens of a sample in every row"
 
@@ -38,9 +38,9 @@ REMEDY = "Name a CSV file with the tokens of a sample in every row"
 class Microbatch:
     """Samples of one micro-batch, joined.
 
-    sequences: rows of it.
+    sequences: number of its rows.
     length: tokens of a row, padding included.
-    document: tokens of the documents in a row that have as many pairs of tokens; None: one document a row.
+    document: tokens of the documents in a row that have as many pairs of tokens; None: each row is a document.
     tokens: those that are no padding.
     """
 
@@ -51,7 +51,8 @@ class Microbatch:
 
 
 def join_samples(batch: Batch, plan: LongPlan, model: Model, base: Path) -> tuple[Batch, LongPlan]:
-    """The batch with classes of micro-batches and their order in place of samples; the plan with those of replicas.
+    """Returns the batch with classes of micro-batches and their order in place of samples, and the plan with those of
+    replicas.
 
     base: folder of relative paths.
     Raises PlanError for samples that do not fit the rest of the job.
@@ -67,11 +68,11 @@ def join_samples(batch: Batch, plan: LongPlan, model: Model, base: Path) -> tupl
     degree = family_degree(plan, "data")
     ranks, replicas = (degree, 1) if samples.equal_replicas else (1, degree)
     if samples.join == "shortest-step":
-        made = _end_where_shortest(lengths, most, ranks, replicas, samples, family_degree(plan, "pipeline"), model)
+        micros = _end_where_shortest(lengths, most, ranks, replicas, samples, family_degree(plan, "pipeline"), model)
     else:
         join = _pack if samples.join == "packing" else _pad
-        made = join(lengths, sequence, most, ranks, samples)
-    orders = _deal(made, replicas, model, rng)
+        micros = join(lengths, sequence, most, ranks, samples)
+    orders = _deal(micros, replicas, model, rng)
     return _with_classes(plan, orders)
 
 
@@ -93,15 +94,15 @@ def _check_samples(batch: Batch, plan: LongPlan, samples: Samples, sequence: int
 
 
 def _draw_lengths(samples: Samples, sequence: int, rng: np.random.Generator, base: Path) -> np.ndarray:
-    """Lengths of all samples of a step [tokens]."""
+    """Returns the lengths of all samples of a step [tokens]."""
     if samples.file is not None:
-        found = np.array(_read_lengths(base / samples.file))
+        lengths = np.array(_read_lengths(base / samples.file))
         if samples.count is None:
-            return found
-        if samples.count > len(found):
-            rule = f"{samples.file} has {len(found):,} samples"
+            return lengths
+        if samples.count > len(lengths):
+            rule = f"{samples.file} has {len(lengths):,} samples"
             raise PlanError("batch.samples.count", rule, "Lower it, or leave it out for all", samples.count)
-        return rng.choice(found, samples.count, replace=False)
+        return rng.choice(lengths, samples.count, replace=False)
     law, count = samples.distribution, samples.count
     assert law is not None and count is not None
     longest = law.max or sequence
@@ -115,21 +116,21 @@ def _draw_lengths(samples: Samples, sequence: int, rng: np.random.Generator, bas
 
 
 def _read_lengths(path: Path) -> list[int]:
-    """The first cells of the rows of a file."""
-    found = []
+    """Returns the first cells of the rows of a file."""
+    lengths = []
     for line, cells in csv_rows(path, REMEDY):
         cell = cells[0] if cells else ""
         if cell.isascii() and cell.isdigit() and 0 < int(cell[:10]) <= 1_000_000_000 and len(cell) <= 10:
-            found.append(int(cell))
+            lengths.append(int(cell))
         elif cell and line > 1:
             raise PlanError(f"{path}:{line}", "a length is a whole number of tokens, 1 to 1e9", REMEDY, cell)
-    if not found:
+    if not lengths:
         raise PlanError(str(path), "the file has no lengths", REMEDY)
-    return found
+    return lengths
 
 
-def _chunk(given: Sequence[T], size: int) -> list[Sequence[T]]:
-    return [given[at : at + size] for at in range(0, len(given), size)]
+def _chunk(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[at : at + size] for at in range(0, len(items), size)]
 
 
 def _round_up(length: int, multiple: int) -> int:
@@ -137,43 +138,44 @@ def _round_up(length: int, multiple: int) -> int:
 
 
 def _pad(lengths: Sequence[int], sequence: int, most: int, ranks: int, samples: Samples) -> list[Microbatch]:
-    """Micro-batches of samples of similar length, from the longest to the shortest, of at most `most` padded tokens.
+    """Returns micro-batches of samples of similar length, from the longest to the shortest, of at most `most` padded
+    tokens.
 
-    ranks: that run micro-batches of one size at a time.
+    ranks: that run micro-batches of the same size at a time.
     """
-    left, found = sorted(lengths, reverse=True), []
+    left, micros = sorted(lengths, reverse=True), []
     while left:
         length = _round_up(left[0], samples.multiple)
         rows = ranks * max(1, most // length)
-        own, left = left[:rows], left[rows:]
-        found.append(Microbatch(-(-len(own) // ranks), length, None, sum(own) / ranks))
-    return found
+        joined, left = left[:rows], left[rows:]
+        micros.append(Microbatch(-(-len(joined) // ranks), length, None, sum(joined) / ranks))
+    return micros
 
 
 def _end_where_shortest(
     lengths: Sequence[int], most: int, ranks: int, replicas: int, samples: Samples, stages: int, model: Model
 ) -> list[Microbatch]:
-    """Micro-batches of samples of similar length, of at most `most` padded tokens, for the shortest step."""
-    if len(lengths) > MOST_JOINED:
-        rule = f"of at most {MOST_JOINED:,} samples the micro-batches of the shortest step are searched"
+    """Returns micro-batches of samples of similar length, of at most `most` padded tokens, for the shortest step."""
+    if len(lengths) > MAX_JOINED:
+        rule = f"of at most {MAX_JOINED:,} samples the micro-batches of the shortest step are searched"
         raise PlanError("batch.samples.count", rule, "Lower it, or use join: padding", len(lengths))
 
     def seconds(rows: int, length: int) -> float:
         return (rows * length + samples.half_rate_tokens) * needed_flops("causal", model, length)
 
-    given = sorted(lengths, reverse=True)
-    padded = [_round_up(length, samples.multiple) for length in given]
-    found = []
-    for own in partition_samples(padded, most, stages, replicas, ranks, seconds):
-        tokens = sum(given[i] for i in own) / ranks
-        found.append(Microbatch(-(-len(own) // ranks), padded[own.start], None, tokens))
-    return found
+    falling = sorted(lengths, reverse=True)
+    padded = [_round_up(length, samples.multiple) for length in falling]
+    micros = []
+    for part in partition_samples(padded, most, stages, replicas, ranks, seconds):
+        tokens = sum(falling[i] for i in part) / ranks
+        micros.append(Microbatch(-(-len(part) // ranks), padded[part.start], None, tokens))
+    return micros
 
 
 def _pack(lengths: Sequence[int], sequence: int, most: int, ranks: int, samples: Samples) -> list[Microbatch]:
-    """Micro-batches of sequences that are filled with samples, each in the fullest one that has room for it.
+    """Returns micro-batches of sequences that are filled with samples, each in the fullest that has room for it.
 
-    ranks: that run micro-batches of one size at a time, as long as the one with most pairs of tokens.
+    ranks: that run micro-batches of the same size at a time, as long as that with most pairs of tokens.
     """
     rows: list[list[int]] = []
     room: list[tuple[int, int]] = []  # tokens that are left of a row, and its number
@@ -184,48 +186,52 @@ def _pack(lengths: Sequence[int], sequence: int, most: int, ranks: int, samples:
             rows.append([])
         rows[row].append(length)
         insort(room, (free - length, row))
-    found = []
-    for some in _chunk(rows, most // sequence * ranks):
-        shares = [[length for row in some[rank::ranks] for length in row] for rank in range(min(ranks, len(some)))]
-        pairs = max(round(sum(length * length for length in own) / sum(own)) for own in shares)
+    micros = []
+    for chunk in _chunk(rows, most // sequence * ranks):
+        shares = [[length for row in chunk[rank::ranks] for length in row] for rank in range(min(ranks, len(chunk)))]
+        pairs = max(round(sum(length * length for length in share) / sum(share)) for share in shares)
         document = None if samples.across_samples else min(_round_up(pairs, samples.multiple), sequence)
-        found.append(Microbatch(-(-len(some) // ranks), sequence, document, sum(map(sum, shares)) / ranks))
-    return found
+        micros.append(Microbatch(-(-len(chunk) // ranks), sequence, document, sum(map(sum, shares)) / ranks))
+    return micros
 
 
-def _deal(made: Sequence[Microbatch], replicas: int, model: Model, rng: np.random.Generator) -> list[list[Microbatch]]:
-    """The micro-batches of every replica, in random order: those of most FLOPs first, each to the least laden one."""
+def _deal(
+    micros: Sequence[Microbatch], replicas: int, model: Model, rng: np.random.Generator
+) -> list[list[Microbatch]]:
+    """Deals micro-batches, those of most FLOPs first, each to the replica with the fewest; returns those of every
+    replica in random order."""
 
-    def count_flops(one: Microbatch) -> float:
-        return one.sequences * one.length * needed_flops("causal", model, one.document or one.length)
+    def count_flops(micro: Microbatch) -> float:
+        return micro.sequences * micro.length * needed_flops("causal", model, micro.document or micro.length)
 
-    if len(made) < replicas:
-        rule = f"the samples make {len(made)} micro-batches, and the plan has {replicas} data-parallel ranks"
+    if len(micros) < replicas:
+        rule = f"the samples make {len(micros)} micro-batches, and the plan has {replicas} data-parallel ranks"
         raise PlanError("batch.samples", rule, "Draw more samples, or lower samples.tokens or dp")
     dealt: list[list[Microbatch]] = [[] for _ in range(replicas)]
     loads = np.zeros(replicas)
-    for one in sorted(made, key=count_flops, reverse=True):
+    for micro in sorted(micros, key=count_flops, reverse=True):
         least = int(np.argmin(loads))
-        dealt[least].append(one)
-        loads[least] += count_flops(one)
-    return [[own[i] for i in rng.permutation(len(own))] for own in dealt]
+        dealt[least].append(micro)
+        loads[least] += count_flops(micro)
+    return [[share[i] for i in rng.permutation(len(share))] for share in dealt]
 
 
 def _with_classes(plan: LongPlan, orders: Sequence[Sequence[Microbatch]]) -> tuple[Batch, LongPlan]:
-    """A batch with a class for every size of micro-batches, and the plan with the orders of heterogeneous replicas."""
+    """Returns a batch with a class for every size of micro-batches, and the plan with the orders of heterogeneous
+    replicas."""
     tokens: dict[Microbatch, list[float]] = defaultdict(list)
-    for one in (one for own in orders for one in own):
-        tokens[replace(one, tokens=0)].append(one.tokens)
-    sizes = sorted(tokens, key=lambda one: (one.length, one.sequences, one.document or 0))
+    for micro in (micro for order in orders for micro in order):
+        tokens[replace(micro, tokens=0)].append(micro.tokens)
+    sizes = sorted(tokens, key=lambda size: (size.length, size.sequences, size.document or 0))
     classes = tuple(
         MicrobatchClass(
-            samples=one.sequences, sequence=one.length, documents=one.document, tokens=float(np.mean(tokens[one]))
+            samples=size.sequences, sequence=size.length, documents=size.document, tokens=float(np.mean(tokens[size]))
         )
-        for one in sizes
+        for size in sizes
     )
-    number = {one: i for i, one in enumerate(sizes)}
-    numbers = [tuple(number[replace(one, tokens=0)] for one in own) for own in orders]
+    number = {size: i for i, size in enumerate(sizes)}
+    numbers = [tuple(number[replace(micro, tokens=0)] for micro in order) for order in orders]
     if len(numbers) == 1:
         return Batch(lengths=classes, order=numbers[0]), plan
-    shares = tuple(ReplicaPlan(microbatches=own) for own in numbers)
+    shares = tuple(ReplicaPlan(microbatches=order) for order in numbers)
     return Batch(lengths=classes), plan.model_copy(update={"replicas": shares})

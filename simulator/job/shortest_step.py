@@ -30,39 +30,42 @@ LIMITS = 32
 def partition_samples(
     lengths: Sequence[int], most: int, stages: int, replicas: int, ranks: int, seconds: Callable[[int, int], float]
 ) -> list[range]:
-    """The samples of every micro-batch of the shortest step, as ranges of indices.
+    """Returns the samples of every micro-batch of the shortest step, as ranges of indices.
 
-    lengths: padded, from the longest to the shortest. most: tokens of a micro-batch of one rank. stages: of the
-    pipeline. replicas: to which micro-batches are dealt. ranks: that run micro-batches of one size at a time, of whose
-    samples each has an equal number. seconds: estimated time of some sequences of a length, in any unit; it grows with
-    the number of sequences.
+    lengths: padded, from the longest to the shortest.
+    most: tokens of a micro-batch of a rank.
+    stages: of the pipeline.
+    replicas: to which micro-batches are dealt.
+    ranks: that run micro-batches of the same size at a time, of whose samples each has an equal number.
+    seconds: estimated time of some sequences of a length, in any unit; it grows with the number of sequences.
     """
     costs = {}  # by length: times of 1, 2, ... samples of all ranks
     for length in set(lengths):
         rows = max(1, most // length)
         costs[length] = np.repeat([seconds(row, length) for row in range(1, rows + 1)], ranks)
     each = [costs[length][: len(lengths) - i] for i, length in enumerate(lengths)]
-    least = max(float(own[0]) for own in each)
-    limits = np.geomspace(least, max(float(own[-1]) for own in each), LIMITS) * (1 + 1e-12)
-    best, found = inf, list[range]()
+    least = max(float(times[0]) for times in each)
+    limits = np.geomspace(least, max(float(times[-1]) for times in each), LIMITS) * (1 + 1e-12)
+    best, parts = inf, list[range]()
     for limit in limits:
         borders, total, longest = _shortest(each, limit)
         step = (stages - 1) * longest + total / replicas
         if step < best * (1 - 1e-12):
-            best, found = step, [range(*pair) for pair in pairwise(borders)]
-    return found
+            best, parts = step, [range(*pair) for pair in pairwise(borders)]
+    return parts
 
 
 def _shortest(each: Sequence[np.ndarray], limit: float) -> tuple[list[int], float, float]:
-    """The borders of the partition of the least sum of times, none above the limit; that sum, and the longest time.
+    """Returns the borders of the partition of the least sum of times, none above the limit; that sum, and the longest
+    time.
 
     each: for every first sample, the times of micro-batches of 1, 2, ... samples.
     """
     count = len(each)
     total, start = np.full(count + 1, inf), np.zeros(count + 1, int)
     total[0] = 0.0
-    for i, own in enumerate(each):
-        fits = own[: int(np.searchsorted(own, limit, side="right"))]
+    for i, times in enumerate(each):
+        fits = times[: int(np.searchsorted(times, limit, side="right"))]
         ends = slice(i + 1, i + 1 + len(fits))
         better = total[i] + fits < total[ends]
         total[ends] = np.where(better, total[i] + fits, total[ends])

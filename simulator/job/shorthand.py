@@ -56,8 +56,11 @@ STOPPING = ("memory/recompute-full", "memory/recompute-operators")
 
 
 def add_tensor_overlap(stage: StageMesh, use: str, domain: int) -> Schemes:
-    """The schemes of a mesh with `use`, if one is tensor parallelism over several ranks that all reach each other, and
-    none overlaps it. domain: GPUs of a scale-up domain."""
+    """Returns the schemes of a mesh with `use`, if they hold tensor parallelism over several ranks that all reach each
+    other, and none that overlaps it.
+
+    domain: GPUs of a scale-up domain.
+    """
     schemes = stage.schemes
     uses = [entry.use for entry in schemes]
     tensor = [i for i, use in enumerate(uses) if use.startswith("tensor/") and is_scheme(use)]
@@ -68,13 +71,14 @@ def add_tensor_overlap(stage: StageMesh, use: str, domain: int) -> Schemes:
 
 
 def leaves_domain(stage: StageMesh, domain: int) -> bool:
-    """Whether ranks of tensor parallelism are in several scale-up domains, of so many GPUs each."""
+    """Returns whether ranks of tensor parallelism are in several scale-up domains, of so many GPUs each."""
     spans = _tensor_spans(stage)
     return math.prod(stage.mesh.values()) > domain and any(domain % span for span in spans)
 
 
 def _tensor_spans(stage: StageMesh) -> list[int]:
-    """Ranks from the first to behind the last of a group, for every axis of tensor parallelism with several ranks."""
+    """Returns the ranks from the first to behind the last of a group, for every axis of tensor parallelism with several
+    ranks."""
     sizes, spans, within = stage.mesh, dict[str, int](), 1
     for axis in reversed(sizes):
         within = spans[axis] = within * sizes[axis]
@@ -84,7 +88,7 @@ def _tensor_spans(stage: StageMesh) -> list[int]:
 
 
 def add_early_stop(schemes: Schemes) -> Schemes:
-    """The schemes, of which recomputation of whole layers stops early where it does not say whether it does."""
+    """Returns the schemes, of which recomputation of whole layers stops early where it does not say whether it does."""
     return tuple(
         entry.model_copy(update={"early_stop": True})
         if entry.use in STOPPING and "early_stop" not in (entry.model_extra or {})
@@ -94,29 +98,29 @@ def add_early_stop(schemes: Schemes) -> Schemes:
 
 
 def family_degree(plan: LongPlan, family: str) -> int:
-    """The product of the sizes of the axes of a family of schemes."""
+    """Returns the product of the sizes of the axes of a family of schemes."""
     scheme_axes = (
         find_scheme(entry.use).all_axes(entry.over, entry.model_extra or {})
         for entry in plan.schemes
         if entry.use.startswith(f"{family}/") and is_scheme(entry.use)
     )
-    axes = [axis for own in scheme_axes for axis in own]
-    return math.prod(plan.mesh.get(axis, 1) for axis in axes)
+    return math.prod(plan.mesh.get(axis, 1) for axes in scheme_axes for axis in axes)
 
 
 def expand_plan(
     plan: Mapping[str, Any], gpus: int, model: Model, node: int = 1, batch: Batch | None = None
 ) -> LongPlan:
-    """The long form of a plan.
+    """Returns the long form of a plan.
 
-    gpus: number of GPUs of the cluster. node: of a node, which schemes over several axes may ask for. batch: which what
-    would work instead of a mistake divides, too.
+    gpus: number of GPUs of the cluster.
+    node: GPUs of a node, which schemes over several axes may ask for.
+    batch: which what would work instead of a mistake divides, too.
     Raises PlanError for a mistake in the plan.
     """
     if "mesh" in plan or "schemes" in plan:
         return validate_data(LongPlan, dict(plan), "plan", PlanError)
     short = validate_data(ShortPlan, dict(plan), "plan", PlanError)
-    if short.stages or any(one.stages for one in short.replicas):
+    if short.stages or any(replica.stages for replica in short.replicas):
         return _expand_stages(plan, short, model, node)
     model_ranks = short.tp * short.pp * short.cp
     if short.dp is None and gpus % model_ranks:
@@ -127,26 +131,28 @@ def expand_plan(
     if ranks % experts and not short.replicas:
         whole = node if short.dp is None else 0
         count = _count_experts(model)
-        key, rule, remedy, given = refuse_expert_degrees(
+        key, rule, remedy, degree = refuse_expert_degrees(
             short.ep, short.etp or 1, ranks, count, whole, short.pp, model_ranks, batch
         )
-        raise PlanError(f"plan.{key}", rule, remedy, given)
+        raise PlanError(f"plan.{key}", rule, remedy, degree)
     stage = _expand_stage(short, dp, model, "plan", node, short.pp if short.order.startswith("dp") else 1)
     stage["mesh"] = _order_axes({"pp": short.pp, **stage["mesh"]}, short.order)
     stage["schemes"].insert(0, _pipeline_scheme(short))
     long = stage | {name: getattr(short, name) for name in CARRIED}
-    long["replicas"] = tuple(one.model_dump() for one in short.replicas)
+    long["replicas"] = tuple(replica.model_dump() for replica in short.replicas)
     return validate_data(LongPlan, long, "plan", PlanError)
 
 
 def _order_axes(mesh: Mapping[str, int], order: str) -> dict[str, int]:
-    """The axes of a mesh in an order of degrees, outermost first; each may be several axes."""
+    """Returns the axes of a mesh in an order of degrees, outermost first; each may be several axes."""
     places, copies = order.split("-"), {"replicate": "dp", "shard": "dp"}
-    return dict(sorted(mesh.items(), key=lambda one: places.index(copies.get(one[0], one[0].partition("-")[0]))))
+    axes = sorted(mesh, key=lambda axis: places.index(copies.get(axis, axis.partition("-")[0])))
+    return {axis: mesh[axis] for axis in axes}
 
 
 def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model, node: int) -> LongPlan:
-    """The long form of a plan whose stages have degrees of their own; what a stage leaves out is as in the plan."""
+    """Returns the long form of a plan whose stages have degrees of their own; what a stage leaves out is as in the
+    plan."""
     for key in ("pp", "dp"):
         if key in plan:
             raise PlanError(f"plan.{key}", "every stage has degrees of its own", "Leave it out", plan[key])
@@ -156,33 +162,36 @@ def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model, node
     common = {key: plan[key] for key in ShortStage.model_fields if key in plan}
 
     def expand(stages: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
-        return [_expand_entry(common, one, model, f"{where}[{i}]", node) for i, one in enumerate(stages)]
+        return [_expand_entry(common, stage, model, f"{where}[{i}]", node) for i, stage in enumerate(stages)]
 
-    counts = {len(one) for one in (short.stages, *(own.stages for own in short.replicas)) if one}
+    counts = {len(stages) for stages in (short.stages, *(replica.stages for replica in short.replicas)) if stages}
     long: dict[str, Any] = {"mesh": {"pp": max(counts)}, "schemes": [_pipeline_scheme(short)]}
     long |= {name: getattr(short, name) for name in CARRIED}
     long["stages"] = expand(short.stages, "plan.stages")
     long["replicas"] = [
-        one.model_dump() | {"stages": expand(one.stages, f"plan.replicas[{i}].stages")}
-        for i, one in enumerate(short.replicas)
+        replica.model_dump() | {"stages": expand(replica.stages, f"plan.replicas[{i}].stages")}
+        for i, replica in enumerate(short.replicas)
     ]
     return validate_data(LongPlan, long, "plan", PlanError)
 
 
 def _expand_entry(
-    common: Mapping[str, Any], given: Mapping[str, Any], model: Model, where: str, node: int
+    common: Mapping[str, Any], entry: Mapping[str, Any], model: Model, where: str, node: int
 ) -> dict[str, Any]:
-    """The long form of one entry of `stages`, which may be in that form already."""
-    if "mesh" in given or "schemes" in given:
-        return dict(given)
-    stage = validate_data(ShortStageEntry, {**common, **given}, where, PlanError)
+    """Returns the long form of an entry of `stages`, which may be in that form already."""
+    if "mesh" in entry or "schemes" in entry:
+        return dict(entry)
+    stage = validate_data(ShortStageEntry, {**common, **entry}, where, PlanError)
     return _expand_stage(stage, stage.dp or 1, model, where, node) | {"layers": stage.layers}
 
 
 def _expand_stage(
     short: ShortStage, dp: int, model: Model, where: str, node: int, stages_inside: int = 1
 ) -> dict[str, Any]:
-    """The axes inside a stage, and the schemes over them. stages_inside: stages between replicas along dp."""
+    """Returns the axes inside a stage, and the schemes over them.
+
+    stages_inside: stages between replicas along dp.
+    """
     inside = short.tp * short.cp
     data, mesh = _data_schemes(short, dp, _near_ranks(dp, inside * stages_inside, node), where)
     sequence, sequence_axes = _sequence_schemes(short, node, where)
@@ -214,7 +223,7 @@ def _selective_scheme(recompute: str | tuple[str, ...], where: str) -> dict[str,
         raise PlanError(where, "the list names no module", "Write none, or leave it out", modules)
     field = find_scheme(use).Options.model_fields["modules"]
     known = get_args(get_args(field.annotation)[0])
-    if wrong := next((one for one in modules if one not in known), None):
+    if wrong := next((module for module in modules if module not in known), None):
         rule = "selective recomputation has no such module"
         remedy = f"{nearest(wrong, known)}. none, selective, operators and full stand alone"
         raise PlanError(f"{where}[{modules.index(wrong)}]", rule, remedy, wrong)
@@ -222,7 +231,7 @@ def _selective_scheme(recompute: str | tuple[str, ...], where: str) -> dict[str,
 
 
 def _shard_ranks(short: ShortStage, dp: int, data: type[Scheme], where: str) -> int:
-    """The data-parallel ranks that share one copy of the states."""
+    """Returns how many data-parallel ranks share a copy of the states."""
     shard = short.shard or dp
     if dp % shard:
         near = min(list_divisors(dp), key=lambda n: abs(n - shard))
@@ -234,9 +243,9 @@ def _shard_ranks(short: ShortStage, dp: int, data: type[Scheme], where: str) -> 
 
 
 def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:
-    # One stage computes its chunks in the order of their layers, as one chunk.
-    one_stage = short.pp == 1 and not short.stages and not short.replicas
-    stated = None if one_stage and short.schedule is None else short.chunks
+    # A single stage computes its chunks in the order of their layers, as a single chunk.
+    single_stage = short.pp == 1 and not short.stages and not short.replicas
+    stated = None if single_stage and short.schedule is None else short.chunks
     default = usual_schedule(stated or 1)
     options = dict(short.schedule) if isinstance(short.schedule, dict) else {"use": short.schedule or default}
     schedule = options.pop("use", default)
@@ -257,18 +266,19 @@ def usual_schedule(chunks: int) -> str:
 
 
 def _count_experts(model: Model) -> int:
-    """The greatest common divisor of the numbers of experts of the layers."""
+    """Returns the greatest common divisor of the numbers of experts of the layers."""
     return math.gcd(*model.moe.expert_counts) if model.moe else 1
 
 
 def _views(short: ShortStage, ranks: int, experts: int, where: str) -> dict[str, dict[str, int]]:
-    """The axes of the experts over the ranks of one pipeline stage; empty if they are those of everything else."""
+    """Returns the axes of the experts over the ranks of a pipeline stage; empty if they are those of everything
+    else."""
     if short.ep == 1 and short.etp is None:
         return {}
     etp = short.etp or 1
     if ranks % (short.ep * etp):
-        name, rule, remedy, given = refuse_expert_degrees(short.ep, etp, ranks, experts, 0, 1, ranks, None)
-        raise PlanError(f"{where}.{name}", rule, remedy, given)
+        name, rule, remedy, degree = refuse_expert_degrees(short.ep, etp, ranks, experts, 0, 1, ranks, None)
+        raise PlanError(f"{where}.{name}", rule, remedy, degree)
     return {"experts": {"edp": ranks // (short.ep * etp), "ep": short.ep, "etp": etp}}
 
 
@@ -278,7 +288,10 @@ def _views(short: ShortStage, ranks: int, experts: int, where: str) -> dict[str,
 class StatedScheme(NamedTuple):
     """The scheme of a family in a plan in short form.
 
-    kind: the scheme. named: whether a key names it. place: of that key, and its value. beside: options beside the name.
+    kind: the scheme.
+    named: whether a key names it.
+    place: of that key, and its value.
+    beside: options beside the name.
     """
 
     kind: type[Scheme]
@@ -287,7 +300,7 @@ class StatedScheme(NamedTuple):
     beside: dict[str, Any]
 
     def entry(self, short: ShortStage, **axes: Any) -> dict[str, Any]:
-        """Returns the entry of `schemes`, with the options that the plan states by keys of their own, too."""
+        """Returns the entry of `schemes`, with the options that the plan states by separate keys, too."""
         where = self.place[0].rpartition(".")[0]
         options = _key_options(short, self.kind, self.beside, where) | self.beside
         return {"use": f"{self.kind.family}/{self.kind.name}", **axes, **options}
@@ -300,13 +313,13 @@ def _read_scheme(short: ShortStage, family: str, where: str) -> StatedScheme:
     that does not exist, and for options that it does not have, or that would state axes, which follow from degrees.
     """
     key = SCHEME_KEYS[family]
-    given, place = getattr(short, key), f"{where}.{key}"
-    if given is None:
+    stated, place = getattr(short, key), f"{where}.{key}"
+    if stated is None:
         name = chosen_scheme(short, family) if choosing_keys(family) else PLAN_KEYS[key].usual
         kind = find_scheme(f"{family}/{name}")
         return StatedScheme(kind, False, (place, None), {})
-    options = dict(given) if isinstance(given, dict) else {"use": given}
-    name, name_place = options.pop("use", None), f"{place}.use" if isinstance(given, dict) else place
+    options = dict(stated) if isinstance(stated, dict) else {"use": stated}
+    name, name_place = options.pop("use", None), f"{place}.use" if isinstance(stated, dict) else place
     if not isinstance(name, str):
         rule = f"it is the name of a scheme of the family {family}, and the other keys are its options"
         raise PlanError(name_place, rule, f"Write for example {key}: {{use: {_names_of(family)[0]}}}", name)
@@ -320,7 +333,7 @@ def _read_scheme(short: ShortStage, family: str, where: str) -> StatedScheme:
             remedy = "State shard, the ranks that share one copy" if option == "replicate" else LONG_FORM
             raise PlanError(f"{place}.{option}", rule, f"Leave it out. {remedy}", options[option])
     validate_data(kind.Options, options, place, PlanError)
-    return StatedScheme(kind, True, (place, given), options)
+    return StatedScheme(kind, True, (place, stated), options)
 
 
 def _names_of(family: str) -> list[str]:
@@ -328,8 +341,11 @@ def _names_of(family: str) -> list[str]:
 
 
 def _key_options(short: ShortStage, kind: type[Scheme], beside: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Returns the options of a scheme that a plan states by keys of their own. beside: those beside its name. Raises
-    PlanError for a key whose option the scheme does not have, or that is stated in both ways."""
+    """Returns the options of a scheme that a plan states by separate keys.
+
+    beside: options beside the name of the scheme.
+    Raises PlanError for a key whose option the scheme does not have, or that is stated in both ways.
+    """
     options, naming = {}, SCHEME_KEYS[kind.family]
     for key in option_keys(kind.family):
         if (value := getattr(short, key.name)) is None:
@@ -347,9 +363,10 @@ def _key_options(short: ShortStage, kind: type[Scheme], beside: Mapping[str, Any
 
 
 def _spread_scheme(short: ShortStage, stated: StatedScheme, ranks: int, near: int, axis: str) -> SchemeAndAxes:
-    """Returns a scheme over so many ranks, which get one axis, or several with numbers behind its name.
+    """Returns a scheme over so many ranks, which get a single axis, or several with numbers behind its name.
 
-    near: how many neighbours of the ranks share a node. Raises PlanError if the sizes of its axes do not follow from
+    near: how many neighbours of the ranks share a node.
+    Raises PlanError if the sizes of its axes do not follow from
     their product.
     """
     kind = stated.kind
@@ -357,16 +374,16 @@ def _spread_scheme(short: ShortStage, stated: StatedScheme, ranks: int, near: in
         return stated.entry(short, over=axis), {axis: ranks}
     sizes = kind.axis_sizes(ranks, near) if ranks > 1 else [(1,) * kind.least_axes]
     if len(sizes) != 1:
-        where, given = stated.place
-        grids = " or ".join(" x ".join(map(str, one)) for one in sizes)
+        where, value = stated.place
+        grids = " or ".join(" x ".join(map(str, grid)) for grid in sizes)
         over = f"{kind.family}/{kind.name} is over {kind.least_axes} axes"
         rule = f"{over}, and {axis} = {ranks} does not say how large they are"
         fits = [n for n in range(2, 2 * ranks + 8) if len(kind.axis_sizes(n, min(n, near))) == 1]
         best = sorted(fits, key=lambda n: abs(n - ranks))[:2]
         works = f"{axis} = {' or '.join(map(str, sorted(best)))} would work"
         if grids:
-            raise PlanError(where, f"{rule}: {grids}", f"{works}; or state them in long form", given)
-        raise PlanError(where, rule, f"{works}; or leave {where.rpartition('.')[2]} out", given)
+            raise PlanError(where, f"{rule}: {grids}", f"{works}; or state them in long form", value)
+        raise PlanError(where, rule, f"{works}; or leave {where.rpartition('.')[2]} out", value)
     names = [f"{axis}-{number}" for number in range(1, len(sizes[0]) + 1)]
     return stated.entry(short, over=names), dict(zip(names, sizes[0], strict=True))
 
@@ -401,8 +418,8 @@ def _sequence_schemes(short: ShortStage, node: int, where: str) -> tuple[list[di
 
 
 def _expert_schemes(short: ShortStage, axes: list[str], has_experts: bool, where: str) -> list[dict[str, Any]]:
-    """Returns the entry of expert parallelism over the axes of the experts; none without, but for kernels of its
-    own."""
+    """Returns the entry of expert parallelism over the axes of the experts; without axes that of a scheme with other
+    kernels alone."""
     if not axes and getattr(short, SCHEME_KEYS["expert"]) is None:
         return []
     stated = _read_scheme(short, "expert", where)
@@ -417,8 +434,11 @@ def _expert_schemes(short: ShortStage, axes: list[str], has_experts: bool, where
 
 
 def _data_schemes(short: ShortStage, dp: int, near: int, where: str) -> SchemeAndAxes:
-    """Returns the entry of data parallelism, and its axes. near: how many neighbours among its ranks share a node.
-    Raises PlanError if the plan both names and chooses the scheme."""
+    """Returns the entry of data parallelism, and its axes.
+
+    near: how many neighbours among its ranks share a node.
+    Raises PlanError if the plan both names and chooses the scheme.
+    """
     stated = _read_scheme(short, "data", where)
     choosing = sorted(key.name for key in choosing_keys("data") if key.name in short.model_fields_set)
     if stated.named and choosing:
@@ -432,5 +452,9 @@ def _data_schemes(short: ShortStage, dp: int, near: int, where: str) -> SchemeAn
 
 
 def _near_ranks(ranks: int, inside: int, node: int) -> int:
-    """Returns how many neighbours of some ranks share a node. inside: GPUs from one to the next. node: of a node."""
+    """Returns how many neighbours of some ranks share a node.
+
+    inside: GPUs from a rank to the next.
+    node: GPUs of a node.
+    """
     return math.gcd(ranks, node // inside) if node % inside == 0 else 1

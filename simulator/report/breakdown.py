@@ -1,6 +1,6 @@
-"""Time breakdown of one pipeline device: parts that add up to the step, and the communication that they hide.
+"""Time breakdown of a pipeline device: parts that add up to the step, and the communication that they hide.
 
-Kernels of one device do not overlap, so computation counts in full. Communication is exposed while it overlaps neither
+Kernels of a device do not overlap, so computation counts in full. Communication is exposed while it overlaps neither
 computation nor the communication of an axis that comes earlier in `EXPOSED`. Then comes waiting for the host; the rest
 of the step is pipeline bubble.
 """
@@ -22,7 +22,7 @@ ROUNDING = 1e-12
 
 @dataclass
 class Breakdown:
-    """Breakdown of a step on one device [s]: `parts` add up to `step`."""
+    """Breakdown of a step on a device [s]: `parts` add up to `step`."""
 
     step: float
     parts: dict[str, float] = field(default_factory=dict)
@@ -32,20 +32,20 @@ class Breakdown:
 
     def __rmul__(self, share: float) -> Breakdown:
         """Scales every part; the weighted mean of steps needs it."""
-        parts, hidden = ({key: share * time for key, time in one.items()} for one in (self.parts, self.hidden))
+        parts, hidden = ({key: share * time for key, time in times.items()} for times in (self.parts, self.hidden))
         return Breakdown(share * self.step, parts, hidden)
 
     def __add__(self, other: Breakdown) -> Breakdown:
         """Adds the parts of two breakdowns."""
         both = ((self.parts, other.parts), (self.hidden, other.hidden))
-        sums = [{key: one.get(key, 0.0) + two.get(key, 0.0) for key in one | two} for one, two in both]
+        sums = [{key: mine.get(key, 0.0) + theirs.get(key, 0.0) for key in mine | theirs} for mine, theirs in both]
         return Breakdown(self.step + other.step, *sums)
 
 
 def breakdown(
     program: Program, step: float, occupied: Occupied, device: int, sums: np.ndarray | None = None
 ) -> Breakdown:
-    """Breakdown of `device` from 0 to `step` [s].
+    """Returns the breakdown of `device` from 0 to `step` [s].
 
     occupied: busy intervals of the device by axis.
     sums: `SUMS` of all devices as the engine played them; as priced if None.

@@ -21,13 +21,15 @@ KWH = 3.6e6
 
 @dataclass(frozen=True)
 class StepEnergy:
-    """Energy of one step.
+    """Energy of a step.
 
-    gpus: number of GPUs. seconds: duration of the step.
+    gpus: number of GPUs.
+    seconds: duration of the step.
     gpu_watts: power of a GPU, the mean over all GPUs and the step [W].
-    beside: power of a node beside its GPUs, for each GPU, the mean over all [W]. pue: of the data centre.
+    beside: power of a node beside its GPUs, for each GPU, the mean over all [W].
+    pue: power usage effectiveness of the data centre.
     sigma: standard deviation of log(measured / forecast) of `gpu_watts`.
-    assumed: what was assumed of power, one sentence each.
+    assumed: what was assumed of power, a sentence each.
     """
 
     gpus: int
@@ -50,7 +52,7 @@ class StepEnergy:
 
 
 def step_energy(forecast: Forecast, seconds: float) -> StepEnergy:
-    """The energy of a step as it was played. seconds: its duration with the framework's constant time."""
+    """Returns the energy of a step as it was played. seconds: its duration with the framework's constant time."""
     plan = forecast.plan
     run, gpus = plan.job.run, [cluster.gpu for cluster in plan.ranks.clusters]
     models = [power_model(gpu) for gpu in gpus]
@@ -63,7 +65,7 @@ def step_energy(forecast: Forecast, seconds: float) -> StepEnergy:
         gpus=int(plan.job.cluster.gpus),
         seconds=seconds,
         gpu_watts=float(watts @ weights),
-        beside=float(np.array([one.node for one in every]) @ weights),
+        beside=float(np.array([added.node for added in every]) @ weights),
         pue=every[0].pue,
         sigma=max(model.sigma for model in models),
         assumed=_name_assumed(models, every),
@@ -71,12 +73,12 @@ def step_energy(forecast: Forecast, seconds: float) -> StepEnergy:
 
 
 def _name_assumed(models: list[PowerModel], every: list[Overhead]) -> tuple[str, ...]:
-    found = [*(one.assumed for one in models), *(one.assumed for one in every)]
-    return tuple(dict.fromkeys(text for assumed in found for text in assumed))
+    sources = [*(model.assumed for model in models), *(added.assumed for added in every)]
+    return tuple(dict.fromkeys(text for assumed in sources for text in assumed))
 
 
 def _added_joules(forecast: Forecast, models: list[PowerModel]) -> np.ndarray:
-    """Energy of a GPU of every pipeline device in what was played beyond its idle power [J].
+    """Returns the energy of a GPU of every pipeline device in what was played beyond its idle power [J].
 
     Ops count for as long as they take alone. What is left of the step is waiting for other stages, if there are some:
     where communication overlaps computation it is longer by that overlap, which this leaves out.
@@ -118,17 +120,17 @@ def _played_joules(forecast: Forecast, models: list[PowerModel]) -> np.ndarray:
 
 
 def _task_joules(task: Task, model: PowerModel) -> np.ndarray:
-    """Energy of the kernels and of the communication of one action beyond the idle power [J]."""
-    found = np.zeros(2)
+    """Returns the energy of the kernels and of the communication of an action beyond the idle power [J]."""
+    joules = np.zeros(2)
     for part in task.parts:
-        found += part.count * _block_joules(part.prices, model)
+        joules += part.count * _block_joules(part.prices, model)
     for side in (*task.ahead, *task.behind):
-        found += _sum_joules(side.ops, side.seconds.tolist(), side.lasting.tolist(), model)
-    return found
+        joules += _sum_joules(side.ops, side.seconds.tolist(), side.lasting.tolist(), model)
+    return joules
 
 
 def _block_joules(prices: BlockPrices, model: PowerModel) -> np.ndarray:
-    """The same of one copy of a block, computed once."""
+    """Returns the same of a copy of a block, computed once."""
     return remember(
         prices.results,
         ("joules", model.gpu.name),
@@ -137,7 +139,11 @@ def _block_joules(prices: BlockPrices, model: PowerModel) -> np.ndarray:
 
 
 def _sum_joules(ops: Sequence[Op], seconds: Sequence[float], lasting: Sequence[float], model: PowerModel) -> np.ndarray:
-    """The same of some ops. seconds: for which each computes. lasting: until others see its result."""
+    """Returns the same of some ops.
+
+    seconds: for which each computes.
+    lasting: until others see its result.
+    """
     kernels = communication = 0.0
     for op, computes, lasts in zip(ops, seconds, lasting, strict=True):
         if op.stream == COMPUTE:

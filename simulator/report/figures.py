@@ -163,7 +163,7 @@ def _host_use(metrics: Metrics, place: str) -> str:
 
 
 def _part(name: str, path: str, label: str, sentence: str, better: Better = "lower") -> Figure:
-    """Figure of one part of the breakdown of the slowest stage. path: its place below `PARTS`."""
+    """Returns the figure of a part of the breakdown of the slowest stage. path: its place below `PARTS`."""
     key = path.rpartition(".")[2]
     return Figure(
         name=name,
@@ -481,9 +481,9 @@ def parts_of_step() -> dict[str, Figure]:
     return {figure.where.rpartition(".")[2]: figure for figure in parts}
 
 
-def columns(given: Container[str]) -> list[Figure]:
-    """Returns the figures that are columns of a sweep. given: keys of its jobs."""
-    return [figure for figure in FIGURES.values() if figure.column and (not figure.needs or figure.needs in given)]
+def columns(keys: Container[str]) -> list[Figure]:
+    """Returns the figures that are columns of a sweep. keys: of its jobs."""
+    return [figure for figure in FIGURES.values() if figure.column and (not figure.needs or figure.needs in keys)]
 
 
 def row_of(answer: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ Assume = Callable[[], Sequence[str]]
 class OutsideSteps:
     """Memory of a rank outside of its steps, and what the phases of steps differ by [bytes].
 
-    loading: weights at most, while the model is made and divided among ranks.
+    loading: weights at most, while the model is built and divided among ranks.
     moments: of the optimizer's states what its first update makes.
     gathered: weights that a forward pass gathers, whole.
     saved: weights that are whole at most while a checkpoint is saved.
@@ -124,7 +124,7 @@ class Forecast:
 
     @property
     def parts(self) -> tuple[Forecast, ...]:
-        """What is played one after the other in a step: the training, and the passes of a reference."""
+        """What is played in turn in a step: the training, and the passes of a reference."""
         return (self,) if self.reference is None else (self, self.reference)
 
     @cached_property
@@ -133,6 +133,7 @@ class Forecast:
         return self.step.sums_in(self.window) / (self.window.steps if self.window else 1.0)
 
     def occupancy(self, device: int) -> Occupied:
-        """Busy intervals of a device in a step, by axis; without a flush the mean over the window's steps."""
-        found, cut = self.step.occupancy(device), self.window
-        return {axis: cut.occupancy(device, spans) for axis, spans in found.items()} if cut else found
+        """Returns the busy intervals of a device in a step, by axis; without a flush the mean over the window's
+        steps."""
+        occupied, cut = self.step.occupancy(device), self.window
+        return {axis: cut.occupancy(device, spans) for axis, spans in occupied.items()} if cut else occupied

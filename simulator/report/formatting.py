@@ -13,7 +13,7 @@ from meshcast.simulator.plan.plan import Plan
 
 
 def format_seconds(value: float) -> str:
-    """A time with four significant figures, in seconds, milliseconds or microseconds.
+    """Formats a time with four significant figures, in seconds, milliseconds or microseconds.
 
     >>> format_seconds(16.841), format_seconds(0.035)
     ('16.84 s', '35.00 ms')
@@ -27,7 +27,7 @@ def format_seconds(value: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """A number with four significant figures, at most three decimals, and thousands separated.
+    """Formats a number with four significant figures, at most three decimals, and thousands separated.
 
     >>> format_number(7.9078), format_number(498111.2)
     ('7.908', '498,111')
@@ -37,7 +37,7 @@ def format_number(value: float) -> str:
 
 
 def format_days(days: float) -> str:
-    """A duration in days; less than two days in hours.
+    """Formats a duration in days; less than two days in hours.
 
     >>> format_days(73.344), format_days(0.7126)
     ('73.34 days', '17.1 hours')
@@ -46,7 +46,7 @@ def format_days(days: float) -> str:
 
 
 def format_count(value: float) -> str:
-    """A number of parameters or tokens in millions, billions or trillions.
+    """Formats a number of parameters or tokens in millions, billions or trillions.
 
     >>> format_count(70553706496), format_count(15e12)
     ('70.55 B', '15 T')
@@ -58,7 +58,7 @@ def format_count(value: float) -> str:
 
 
 def format_bytes(nbytes: float) -> str:
-    """Bytes sent, in decimal units as links are rated: bytes over a rate in GB/s are seconds. Memory is in GiB.
+    """Formats bytes sent, in decimal units as links are rated: bytes over a rate in GB/s are seconds. Memory is in GiB.
 
     >>> format_bytes(1.5e12), format_bytes(0)
     ('1.5 TB', '0 B')
@@ -70,7 +70,7 @@ def format_bytes(nbytes: float) -> str:
 
 
 def format_need(need: float, capacity: float) -> str:
-    """Memory that a plan needs [bytes], in GiB with as many decimals, one to three, as tell it from the capacity.
+    """Formats the memory that a plan needs [bytes], in GiB with as many decimals, 1 to 3, as tell it from the capacity.
 
     "all 80" of a plan that fits because the allocator returns cached blocks when the GPU is full.
 
@@ -85,9 +85,11 @@ def format_need(need: float, capacity: float) -> str:
 
 
 def describe_room(room: float, allocated: float, context: float, capacity: float) -> str:
-    """What stays free of the memory of a GPU [bytes], cached blocks of the allocator aside if they fill it.
+    """Describes what stays free of the memory of a GPU [bytes], cached blocks of the allocator aside if they fill it.
 
-    room: of the fullest GPU. allocated: by its tensors. context: of CUDA and libraries.
+    room: of the fullest GPU.
+    allocated: by its tensors.
+    context: of CUDA and libraries.
     """
     whole = f"{capacity / GIB:.4g} GiB"
     if room > 0:
@@ -96,7 +98,7 @@ def describe_room(room: float, allocated: float, context: float, capacity: float
 
 
 def format_probability(probability: float) -> str:
-    """A probability in whole percents, none of which says that something is certain.
+    """Formats a probability in whole percents, none of which says that something is certain.
 
     >>> format_probability(0.972), format_probability(0.9999), format_probability(0.001)
     ('97 %', 'over 99 %', 'under 1 %')
@@ -107,7 +109,7 @@ def format_probability(probability: float) -> str:
 
 
 def _format_room(nbytes: float) -> str:
-    """Free memory [bytes]: in GiB, or in MiB where that is less than 0.1 GiB.
+    """Formats free memory [bytes]: in GiB, or in MiB where that is less than 0.1 GiB.
 
     >>> _format_room(1.5 * 2**30), _format_room(12 * 2**20)
     ('1.5 GiB', '12 MiB')
@@ -116,43 +118,44 @@ def _format_room(nbytes: float) -> str:
 
 
 def name_device(plan: Plan, device: int) -> str:
-    """A pipeline device as a person would name it: "replica 1, stage 0"; where all replicas are alike, "stage 0"."""
+    """Names a pipeline device as a person would: "replica 1, stage 0"; where all replicas are alike, "stage 0"."""
     if not plan.pipelines:
         return f"stage {device}"
-    pipeline, own = plan.ranks.pipeline_of(device)
+    pipeline, stage = plan.ranks.pipeline_of(device)
     name = name_replicas(plan, pipeline)
-    return f"{name}, stage {own}" if plan.pipelines[pipeline].shape.p > 1 else name
+    return f"{name}, stage {stage}" if plan.pipelines[pipeline].shape.p > 1 else name
 
 
 def name_replicas(plan: Plan, pipeline: int) -> str:
-    """The replicas of a pipeline, numbered over all of them: "replica 0", "replicas 1 to 3"."""
-    counts = [one.dp for one in plan.job.plan.replicas]
+    """Names the replicas of a pipeline, numbered over all of them: "replica 0", "replicas 1 to 3"."""
+    counts = [replica.dp for replica in plan.job.plan.replicas]
     first, count = sum(counts[:pipeline]), counts[pipeline]
     return f"replica {first}" if count == 1 else f"replicas {first} to {first + count - 1}"
 
 
 def is_heterogeneous(plan: Plan) -> bool:
-    """Whether stages have degrees of their own, or replicas differ."""
+    """Returns whether stages have separate degrees, or replicas differ."""
     return bool(plan.pipelines or plan.stage_plans)
 
 
 def describe_device(plan: Plan, device: int) -> str:
-    """Degrees and GPUs of a pipeline device: "dp 2 x tp 4 on h100-sxm"."""
-    own, ranks = plan.on(device), plan.ranks.of_device(device).tolist()
-    sizes = {axis: n for axis, n in own.mesh.named_axes.items() if axis != own.ranks.pipeline_axis}
-    if own.positions is not None:
-        part, places = own.positions
-        axis = own.ranks.axis_of(part)
-        sizes[axis] = sizes[axis] // own.mesh.size(part) * len(places)
+    """Describes degrees and GPUs of a pipeline device: "dp 2 x tp 4 on h100-sxm"."""
+    stage, ranks = plan.on(device), plan.ranks.of_device(device).tolist()
+    sizes = {axis: n for axis, n in stage.mesh.named_axes.items() if axis != stage.ranks.pipeline_axis}
+    if stage.positions is not None:
+        part, places = stage.positions
+        axis = stage.ranks.axis_of(part)
+        sizes[axis] = sizes[axis] // stage.mesh.size(part) * len(places)
     axes = " x ".join(f"{axis} {n}" for axis, n in sizes.items() if n > 1)
-    ends = own.job.cluster.kinds_of(ranks)
+    ends = stage.job.cluster.kinds_of(ranks)
     return f"{axes or '1 GPU'} on {' and '.join(dict.fromkeys(node.gpu.name for node in ends))}"
 
 
 def describe_microbatches(plan: Plan) -> str:
-    """Micro-batches of a step: "8 micro-batches of 2 in each replica"; of heterogeneous replicas those of each."""
+    """Describes the micro-batches of a step: "8 micro-batches of 2 in each replica"; of heterogeneous replicas those of
+    each."""
     each = plan.schedule.microbatches_per_forward
-    counts = [one.shape.m * each * one.passes.microbatches_of_unit for one in plan.every_pipeline]
+    counts = [part.shape.m * each * part.passes.microbatches_of_unit for part in plan.every_pipeline]
     words = f"{counts[0]} micro-batch{'' if counts[0] == 1 else 'es'} of {plan.job.batch.micro}"
     if plan.pipelines:
         others = (f"{count} in {name_replicas(plan, i)}" for i, count in enumerate(counts) if i)
@@ -161,7 +164,7 @@ def describe_microbatches(plan: Plan) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """A value of a field in words; stages and replicas as "tp 8, layers 12 | tp 4, dp 2, layers 20"."""
+    """Describes a value of a field; stages and replicas as "tp 8, layers 12 | tp 4, dp 2, layers 20"."""
     if isinstance(value, str):
         try:
             read = json.loads(value) if value[:2] in ("[{", '{"') else value
@@ -169,35 +172,35 @@ def describe_value(value: Any) -> str:
             return value
         return value if isinstance(read, str) else describe_value(read)
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_enclose(one)}" for key, one in value.items())
-    if isinstance(value, Sequence) and value and all(isinstance(one, Mapping) for one in value):
+        return ", ".join(f"{key} {_enclose(inner)}" for key, inner in value.items())
+    if isinstance(value, Sequence) and value and all(isinstance(entry, Mapping) for entry in value):
         return " | ".join(map(describe_value, value))
     return json.dumps(value)
 
 
 def describe_list(value: Any) -> str:
-    """A value of a field in words; in a long list of numbers equal neighbours as "2 x 14"."""
-    if not isinstance(value, list | tuple) or len(value) < 4 or not all(isinstance(one, int) for one in value):
+    """Describes a value of a field; in a long list of numbers equal neighbours as "2 x 14"."""
+    if not isinstance(value, list | tuple) or len(value) < 4 or not all(isinstance(number, int) for number in value):
         return describe_value(value)
     runs = [(number, len([*run])) for number, run in groupby(value)]
     return ", ".join(str(number) if count == 1 else f"{number} x {count}" for number, count in runs)
 
 
 def describe_field(value: Any) -> str:
-    """A value of a field in words; of several words as "norm + act", nothing as "-".
+    """Describes a value of a field; several words as "norm + act", nothing as "-".
 
     >>> describe_field(["optimizer"]), describe_field([]), describe_field(None)
     ('optimizer', '-', '-')
     """
     if value is None or value == [] or value == ():
         return "-"
-    if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+    if isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):
         return " + ".join(value)
     return describe_list(value)
 
 
 def describe_changes(changes: Mapping[str, Any]) -> str:
-    """Fields with their values: "plan.tp 4, plan.zero 1"; those without a value are left out."""
+    """Describes fields with their values: "plan.tp 4, plan.zero 1"; those without a value are left out."""
     words = ((name, describe_field(value)) for name, value in changes.items())
     return ", ".join(f"{name} {value}" for name, value in words if value != "-")
 
@@ -208,9 +211,9 @@ def _enclose(value: Any) -> str:
 
 
 def describe_order(count: int) -> str:
-    """That the best plans of a table cannot be told apart; empty if the best one stands alone.
+    """Says that the best plans of a table cannot be told apart; empty if the best stands alone.
 
-    count: of the plans that lie within the interval of the best one, itself included.
+    count: of the plans that lie within the interval of the best, itself included.
     """
     if count < 2:
         return ""
@@ -218,10 +221,10 @@ def describe_order(count: int) -> str:
 
 
 def describe_plan(plan: Plan) -> list[str]:
-    """The axes of a plan with their sizes, then its schemes without those over axes of size 1."""
+    """Describes a plan: its axes with their sizes, then its schemes without those over axes of size 1."""
     gpus = plan.job.cluster.gpus
     words = [f"{_describe_axes(plan.job.plan)} = {gpus} GPU{'s' if gpus > 1 else ''}"]
-    meshes = [*plan.job.plan.stages, *(stage for one in plan.job.plan.replicas for stage in one.stages)]
+    meshes = [*plan.job.plan.stages, *(stage for replica in plan.job.plan.replicas for stage in replica.stages)]
     if experts := plan.job.plan.views.get("experts", {}):
         words.append(f"experts {' x '.join(f'{axis} {size}' for axis, size in experts.items())}")
     for mesh in (plan.job.plan, *meshes):
@@ -235,21 +238,22 @@ def describe_plan(plan: Plan) -> list[str]:
 
 
 def _describe_axes(plan: LongPlan) -> str:
-    """Sizes of the axes; of heterogeneous stages and replicas those of each, equal neighbours once.
+    """Describes the sizes of the axes; of heterogeneous stages and replicas those of each, equal neighbours once.
 
     "(dp 1 x tp 4 | 2 of dp 2 x tp 2)" are three stages.
     """
     if plan.stages:
-        stages = [" x ".join(f"{axis} {size}" for axis, size in one.mesh.items()) for one in plan.stages]
+        stages = [" x ".join(f"{axis} {size}" for axis, size in stage.mesh.items()) for stage in plan.stages]
         runs = [(axes, len(list(run))) for axes, run in groupby(stages)]
         return f"({' | '.join(axes if count == 1 else f'{count} of {axes}' for axes, count in runs)})"
-    if any(one.stages for one in plan.replicas):
-        wholes = [_describe_axes(plan.model_copy(update={"stages": one.stages})) for one in plan.replicas]
+    if any(replica.stages for replica in plan.replicas):
+        wholes = [_describe_axes(plan.model_copy(update={"stages": replica.stages})) for replica in plan.replicas]
         return " + ".join(
-            f"{axes} x {one.count or '?'} micro-batches" for axes, one in zip(wholes, plan.replicas, strict=True)
+            f"{axes} x {replica.count or '?'} micro-batches"
+            for axes, replica in zip(wholes, plan.replicas, strict=True)
         )
     axes = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
     if not plan.replicas:
         return axes
-    counts = " + ".join(f"{one.dp} x {one.count or '?'}" for one in plan.replicas)
+    counts = " + ".join(f"{replica.dp} x {replica.count or '?'}" for replica in plan.replicas)
     return f"{axes} with {counts} micro-batches"

@@ -21,7 +21,7 @@ PLACES = {"cpu": "host memory", "nvme": "disk space"}
 
 @dataclass(frozen=True)
 class HostUse:
-    """What the ranks of the fullest node of one kind take in one place.
+    """What the ranks of the fullest node of a kind take in a place.
 
     place: ``cpu`` or ``nvme``.
     node: the kind of node.
@@ -51,9 +51,9 @@ class HostUse:
 
 
 def host_uses(play: Forecast) -> list[HostUse]:
-    """The use of every place that the plan offloads to, for every group of equal nodes."""
+    """Returns the use of every place that the plan offloads to, for every group of equal nodes."""
     cluster = play.plan.job.cluster
-    found = []
+    uses = []
     for place in PLACES:
         of_device = np.array([by.get(place, 0.0) for by in play.offloaded])
         if not of_device.any():
@@ -66,14 +66,14 @@ def host_uses(play: Forecast) -> list[HostUse]:
             capacity = (host.capacity if place == "cpu" else host.disk_capacity) if host else None
             starts = np.arange(0, end - first, int(group.node.gpus))
             needed = float(np.add.reduceat(held[first:end], starts).max()) if end > first else 0.0
-            found.append(HostUse(place, group.node.name, needed, None if capacity is None else float(capacity)))
-    return found
+            uses.append(HostUse(place, group.node.name, needed, None if capacity is None else float(capacity)))
+    return uses
 
 
 def loading_use(play: Forecast) -> HostUse | None:
     """Returns the host memory of a node in which each of its ranks loads the whole model; None where none does.
 
-    Weights are loaded in the format of the main weights, frozen ones in that of the computation.
+    Weights are loaded in the format of the main weights, frozen weights in that of the computation.
     """
     job = play.plan.job
     framework, node = job.framework, job.cluster.node
@@ -93,8 +93,8 @@ def sum_offloaded(uses: Sequence[HostUse], place: str) -> float:
 
 
 def _device_of_each_rank(play: Forecast, ranks: int) -> np.ndarray:
-    """The pipeline device of every rank."""
-    found = np.zeros(ranks, int)
+    """Returns the pipeline device of every rank."""
+    devices = np.zeros(ranks, int)
     for device in range(play.plan.ranks.devices):
-        found[play.plan.ranks.of_device(device)] = device
-    return found
+        devices[play.plan.ranks.of_device(device)] = device
+    return devices

@@ -47,11 +47,11 @@ def interval_90(step: float, bias: float, sigma: float) -> tuple[float, float]:
 
 
 class Metrics:
-    """The quantities of one forecast.
+    """The quantities of a forecast.
 
-    play: the played step, with every op and its times; where steps repeat with a period, the one in which everything
-        happens that does not happen in each step; of steps that differ, the one that needs most memory.
-    step_kinds: steps of several kinds, one of which is `play`, each with its share of all steps; empty if all steps
+    play: the played step, with every op and its times; where steps repeat with a period, that in which everything
+        happens that does not happen in each step; of steps that differ, that which needs most memory.
+    step_kinds: steps of several kinds, `play` among them, each with its share of all steps; empty if all steps
         are equal. Times are the mean over them.
     """
 
@@ -64,8 +64,8 @@ class Metrics:
             return of(self.play)
         (share, first), *others = self.step_kinds
         mean = share * of(first)
-        for share, one in others:
-            mean = mean + share * of(one)
+        for share, play in others:
+            mean = mean + share * of(play)
         return mean
 
     # -------------------------------------------------------------------------------------- time
@@ -77,16 +77,16 @@ class Metrics:
 
     @property
     def step_time(self) -> float:
-        """Duration of one step [s]: of training, or of the forward passes of a forward-only job."""
+        """Duration of a step [s]: of training, or of the forward passes of a forward-only job."""
         return self.seconds + self.job.framework.step_overhead_s
 
     @property
     def times_of_step_kinds(self) -> list[float]:
         """Durations of the steps of a plan whose steps differ [s]."""
-        return [one.seconds + self.job.framework.step_overhead_s for _, one in self.step_kinds]
+        return [play.seconds + self.job.framework.step_overhead_s for _, play in self.step_kinds]
 
     def first_steps(self, count: int) -> list[float]:
-        """Durations of the first `count` steps of a run [s].
+        """Returns the durations of the first `count` steps of a run [s].
 
         They are equal, except without a flush, where the first step also fills the pipeline, and of a plan whose steps
         differ, which has no more than these.
@@ -143,7 +143,7 @@ class Metrics:
         """Contributions to `sigma`: of the regime, of settings that the job leaves open, of causes that the framework
         names, and of every kind of busy time.
 
-        Errors of kernels of one kind are correlated, so a kind counts with its share of the busy time; those of its
+        Errors of kernels of a kind are correlated, so a kind counts with its share of the busy time; those of its
         shapes are not, and average out.
         """
         parts = self.breakdown.parts
@@ -183,7 +183,7 @@ class Metrics:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one step; padding does not count."""
+        """Tokens of a step; padding does not count."""
         batch = self.job.batch
         assert batch.total is not None and batch.sequence is not None
         return round(sum(self._tokens_by_class)) if batch.lengths else batch.total * batch.sequence
@@ -192,8 +192,8 @@ class Metrics:
     def _tokens_by_class(self) -> list[float]:
         """Tokens of a step without padding, of every class of micro-batches."""
         return [
-            count * one.real_tokens
-            for count, one in zip(self.play.plan.passes.class_counts, self.job.batch.lengths, strict=True)
+            count * kind.real_tokens
+            for count, kind in zip(self.play.plan.passes.class_counts, self.job.batch.lengths, strict=True)
         ]
 
     @property
@@ -201,7 +201,7 @@ class Metrics:
         return self.tokens / self.step_time / self.job.cluster.gpus
 
     def flops_per_token(self, convention: str) -> float:
-        """FLOPs of the model for one token by `palm` or `causal`: those of the passes that the job has.
+        """Returns the FLOPs of the model for a token by `palm` or `causal`: those of the passes that the job has.
 
         The pass of a reference counts. Of micro-batches of different lengths the mean over tokens, each in a sequence
         as long as those of its class without padding.
@@ -215,8 +215,8 @@ class Metrics:
         if not job.batch.lengths:
             return count_flops(job.batch.sequence or job.model.seq)
         tokens = self._tokens_by_class
-        real = [max(1, round(one.real_tokens / one.samples)) for one in job.batch.lengths]
-        return sum(own / sum(tokens) * count_flops(seq) for own, seq in zip(tokens, real, strict=True))
+        real = [max(1, round(kind.real_tokens / kind.samples)) for kind in job.batch.lengths]
+        return sum(count / sum(tokens) * count_flops(seq) for count, seq in zip(tokens, real, strict=True))
 
     @property
     def linear_format(self) -> str:
@@ -233,7 +233,7 @@ class Metrics:
         return float(np.average(rates, weights=[int(node.gpus) for node in every]))
 
     def _utilisation(self, flops_per_step: float) -> float:
-        """FLOPs of a step on all GPUs over what they could do in its duration."""
+        """Returns the FLOPs of a step on all GPUs over what they could do in its duration."""
         return flops_per_step / (self.step_time * self.job.cluster.gpus * self.peak_flops)
 
     @cached_property
@@ -256,7 +256,7 @@ class Metrics:
 
     @property
     def capacity(self) -> float:
-        """Memory of one GPU [bytes]: of the smallest, where stages have several kinds."""
+        """Memory of a GPU [bytes]: of the smallest, where stages have several kinds."""
         return min(float(cluster.gpu.memory) for cluster in self.play.plan.ranks.clusters)
 
     @cached_property
@@ -283,7 +283,8 @@ class Metrics:
     def needs(self) -> list[float]:
         """Peak memory of a GPU of every pipeline device that nvidia-smi shows [bytes].
 
-        Gradients that are freed and made again from step to step leave their places among activations to the cache.
+        Gradients that are freed and allocated again from step to step leave their places among activations to the
+        cache.
 
         The allocator returns cached blocks to the GPU before it fails (`release_cached_blocks` in PyTorch's
         CUDACachingAllocator.cpp), so cached memory ends with what the GPU leaves to programs.
@@ -363,11 +364,11 @@ class Metrics:
 
     @cached_property
     def energy(self) -> StepEnergy:
-        """Energy of one step; of steps that differ the mean."""
+        """Energy of a step; of steps that differ the mean."""
         every = self.step_kinds or [(1.0, self.play)]
         overhead = self.job.framework.step_overhead_s
-        parts = [(share, step_energy(one, one.seconds + overhead)) for share, one in every]
-        joules = sum(share * one.gpu_watts * one.seconds for share, one in parts)
+        parts = [(share, step_energy(play, play.seconds + overhead)) for share, play in every]
+        joules = sum(share * part.gpu_watts * part.seconds for share, part in parts)
         return replace(parts[0][1], seconds=self.step_time, gpu_watts=joules / self.step_time)
 
     @property

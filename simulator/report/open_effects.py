@@ -1,4 +1,4 @@
-"""What settings that a job leaves open are worth in its own forecast, as errors of the step.
+"""What settings that a job leaves open are worth in its forecast, as errors of the step.
 
 Communication that overlaps by the default of the program would appear without, and communication that does not would
 hide, in whole or (where chunks of it run beside chunks of GEMMs) in part, and no more of it than there is computation

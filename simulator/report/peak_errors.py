@@ -1,8 +1,8 @@
 """How far real peaks of memory lie from their forecast, and how likely a plan therefore fits.
 
-log(measured / forecast) of a peak is of Student's t distribution with `FREEDOM` degrees of freedom, with a scale of its
-own on either side of the forecast. Half of all runs lie on each side: a plan that needs all of its GPU fits with 50 %.
-The scales stand in `FILE`, one row for each framework profile, made by ``make docs-peak-errors`` from published runs
+log(measured / forecast) of a peak is of Student's t distribution with `FREEDOM` degrees of freedom, with a separate
+scale on either side of the forecast. Half of all runs lie on each side: a plan that needs all of its GPU fits with 50
+%. The scales stand in `FILE`, a row for each framework profile, made by ``make docs-peak-errors`` from published runs
 that were left out (`validation.published.fit.peak_spreads`).
 """
 
@@ -28,13 +28,13 @@ FITS, FITS_AT_ALL = 0.95, 0.50
 """Probabilities from which a plan fits, and from which it is tight; below, it does not fit."""
 
 RISK, EVEN = round(1 - FITS, 2), 1 - FITS_AT_ALL
-"""The risk of lacking memory that searches take unless they are told, and the largest: plans with a larger one do not
+"""The risk of lacking memory that searches take unless they are told, and the largest: plans with a larger risk do not
 fit."""
 
 Verdict = Literal["fits", "tight", "does-not-fit"]
 
 STRANGER = "stranger"
-"""Row of a program for which the profile of another one stands."""
+"""Row of a program for which the profile of another program stands."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Memory in the phases of a run: loading the model, the first step, the steps after it, evaluations, checkpoints.
 
 What decides whether a run fits is the largest of them. Before the first update the optimizer has no moments, so a run
-may pass its first step and fail in the second one.
+may pass its first step and fail in the second.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SAVED = {
 """How checkpoints are saved, in words."""
 
 BUCKETS_BEHIND = 3
-"""Buckets of gradients that DeepSpeed's stage 3 reduces behind the host (`max_param_reduce_events`), with the one that
+"""Buckets of gradients that DeepSpeed's stage 3 reduces behind the host (`max_param_reduce_events`), with that which
 fills."""
 
 STEP, UPDATE = "step", "update"

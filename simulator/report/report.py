@@ -58,13 +58,13 @@ KEYS = (
 """Keys of the JSON answer in the order that scripts rely on; further keys come after them."""
 
 
-ONE_LOADS = (
+RANK_LOADS = (
     "where one rank loads it for all (cpu_ram_efficient_loading), set memory.each_rank_loads of the framework: false"
 )
 
 
 class Report(Metrics):
-    """The forecast of one job: its metrics, sentences about it, and the answer of ``predict --json`` (`to_dict`)."""
+    """The forecast of a job: its metrics, sentences about it, and the answer of ``predict --json`` (`to_dict`)."""
 
     def __repr__(self) -> str:
         verdict = self.fit.verdict.replace("-", " ")
@@ -86,7 +86,7 @@ class Report(Metrics):
         return [self._play_ranks(play, pace, step) for step in self.track(range(noise.steps))]
 
     def _play_ranks(self, play: Forecast, pace: Pace, step: int) -> Unfolded:
-        """A step with its own kernel times on every rank; a schedule that decides at run time sees the slowest ones."""
+        """Plays a step with kernel times for each rank; a schedule that decides at run time sees the slowest ranks."""
         from meshcast.simulator.engine.per_rank import unfold
 
         program, plan, flat = play.program, play.plan, play.step.flat
@@ -144,7 +144,7 @@ class Report(Metrics):
 
     @property
     def limits(self) -> str:
-        """The lack of memory or the largest cost of the step, in one sentence."""
+        """The lack of memory or the largest cost of the step, in a sentence."""
         if max(self.excess) <= 0 and not self.fits:
             return f"It does not fit: what the plan offloads needs {self.missing}."
         if not self.fits:
@@ -167,23 +167,24 @@ class Report(Metrics):
     @property
     def warnings(self) -> list[str]:
         """Unusual properties of the plan, and keys of the job without effect, a sentence each."""
-        found = []
+        texts = []
         cluster, plan = self.job.cluster, self.play.plan
-        for scheme in (one for one in plan.every_scheme if one.family == "tensor"):
+        for scheme in (scheme for scheme in plan.every_scheme if scheme.family == "tensor"):
             mesh = scheme.mesh
             for axis in scheme.axes:
                 span = mesh.size(axis) * mesh.stride(axis)
                 if mesh.size(axis) > 1 and span > cluster.scale_up_domain:
-                    found.append(f"{axis} = {mesh.size(axis)} leaves the {cluster.scale_up_domain} GPUs of a domain")
+                    texts.append(f"{axis} = {mesh.size(axis)} leaves the {cluster.scale_up_domain} GPUs of a domain")
         if self.job.model.positions == "learned" and self.job.batch.longest > self.job.model.seq:
-            found.append(f"the sequence is longer than the model's {self.job.model.seq} learned positions")
-        if (own := self.job.model.heads) != (heads := plan.model_parts.model.heads):
-            found.append(f"{heads - own} of {heads} heads are padding, whose FLOPs are not in the MFU")
+            texts.append(f"the sequence is longer than the model's {self.job.model.seq} learned positions")
+        heads = plan.model_parts.model.heads
+        if (padding := heads - self.job.model.heads) > 0:
+            texts.append(f"{padding} of {heads} heads are padding, whose FLOPs are not in the MFU")
         if (loading := loading_use(self.play)) is not None and loading.excess > 0:
-            found.append(
-                f"every rank loads the whole model before weights go to GPUs, which takes {loading}; {ONE_LOADS}"
+            texts.append(
+                f"every rank loads the whole model before weights go to GPUs, which takes {loading}; {RANK_LOADS}"
             )
-        return [*found, *map(str, self.broken_rules), *map(str, inert_keys(self.job))]
+        return [*texts, *map(str, self.broken_rules), *map(str, inert_keys(self.job))]
 
     @cached_property
     def broken_rules(self) -> list[BrokenRule]:
@@ -262,19 +263,19 @@ class Report(Metrics):
         """Options that the plan leaves to the scheme and that its fastest layer decided."""
         entries = zip(self.job.plan.schemes, self.play.plan.schemes, strict=True)
         options = [
-            (scheme.use, key, given, getattr(scheme.options, key, given))
+            (scheme.use, key, stated, getattr(scheme.options, key, stated))
             for entry, scheme in entries
-            for key, given in (entry.model_extra or {}).items()
+            for key, stated in (entry.model_extra or {}).items()
         ]
         return [
             f"{use} with {key} = {value}, whose layers take least"
-            for use, key, given, value in options
-            if given == "auto" != value
+            for use, key, stated, value in options
+            if stated == "auto" != value
         ]
 
     @property
     def _slices(self) -> str:
-        """Lengths of the slices of a sequence, equal neighbours as one term: "3 x 2048, 1024"."""
+        """Lengths of the slices of a sequence, equal neighbours as a single term: "3 x 2048, 1024"."""
         runs = [(length, len(list(run))) for length, run in groupby(self.play.plan.slice_lengths)]
         return ", ".join(f"{count} x {length}" if count > 1 else str(length) for length, count in runs)
 
@@ -288,7 +289,7 @@ class Report(Metrics):
         return job | {"framework": merge_fields(job["framework"], {"set": {"sigmas": sigmas} if sigmas else {}})}
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON answer, in seconds and GiB."""
+        """Returns the JSON answer, in seconds and GiB."""
         values = {
             "id": self.job.id,
             "meshcast": product_version(),
@@ -321,7 +322,7 @@ class Report(Metrics):
         return nest(sorted(values.items(), key=lambda item: _position(item[0])))
 
     def _stages(self) -> list[dict[str, Any]]:
-        """Peak memory of every stage, with its parts by category [GiB]; heterogeneous ones have names."""
+        """Returns the peak memory of every stage, with its parts by category [GiB]; heterogeneous stages have names."""
         plan = self.play.plan
         return [
             {
@@ -347,13 +348,13 @@ class Report(Metrics):
         )
 
     def _describe_steps(self) -> dict[str, Any]:
-        """Durations of steps that differ, in their order."""
+        """Returns the durations of steps that differ, in their order."""
         times = self.times_of_step_kinds
         return {"step_times_s": times, "mean_s": self.step_time, "slowest": int(np.argmax(times))}
 
     def _noise(self) -> dict[str, Any]:
-        """Statistics of the steps under `noise`, and the rank whose kernels take longest in the mean."""
-        busy = np.mean([np.concatenate([one.ravel() for one in step.busy]) for step in self.steps], axis=0)
+        """Returns statistics of the steps under `noise`, and the rank whose kernels take longest in the mean."""
+        busy = np.mean([np.concatenate([grid.ravel() for grid in step.busy]) for step in self.steps], axis=0)
         ranks = np.concatenate([grid.ranks.ravel() for grid in self.play.plan.ranks.grids])
         times = np.array(self.step_times)
         return {
@@ -370,28 +371,28 @@ class Report(Metrics):
 
 
 def _reorder(play: Forecast, pace: Pace, step: int) -> list[Sequence[ScheduleItem]]:
-    """The orders of all devices as the passes of one step, on the slowest rank of their stage, make them."""
+    """Returns the orders of all devices as the passes of a step, on the slowest rank of their stage, make them."""
     from meshcast.simulator.engine.per_rank import stretch_passes
     from meshcast.simulator.scheduling.list_scheduler import reorder_at_run_time
 
     program, lasts = play.program, stretch_passes(play.program, play.plan.ranks.grids, pace, step)
     hop = max((send.seconds + send.latency for _, send in program.sent), default=0.0)
-    found: list[Sequence[ScheduleItem]] = []
+    new_orders: list[Sequence[ScheduleItem]] = []
     stages = 0
-    for one in play.plan.every_pipeline:
+    for part in play.plan.every_pipeline:
 
         def lasts_here(item: ScheduleItem, stages: int = stages) -> float:
             return lasts(shift_item(item, stages))
 
-        orders = program.timetable.orders[len(found) : len(found) + one.shape.p]
-        own = [[shift_item(item, -stages) for item in order] for order in orders]
-        found += reorder_at_run_time(one.schedule, one.shape, own, lasts_here, hop).orders
-        stages += one.shape.stages
-    return found
+        orders = program.timetable.orders[len(new_orders) : len(new_orders) + part.shape.p]
+        shifted = [[shift_item(item, -stages) for item in order] for order in orders]
+        new_orders += reorder_at_run_time(part.schedule, part.shape, shifted, lasts_here, hop).orders
+        stages += part.shape.stages
+    return new_orders
 
 
 @cache
 def _position(path: str) -> int:
-    """Rank of a path in the order of `KEYS`."""
-    found = (number for number, key in enumerate(KEYS) if path == key or path.startswith(f"{key}."))
-    return next(found, len(KEYS))
+    """Returns the rank of a path in the order of `KEYS`."""
+    places = (number for number, key in enumerate(KEYS) if path == key or path.startswith(f"{key}."))
+    return next(places, len(KEYS))

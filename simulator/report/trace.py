@@ -1,10 +1,10 @@
 """Chrome trace of a played step in the fields of torch's profiler (Kineto), for Perfetto, HolisticTraceAnalysis and
 whatever else reads traces of PyTorch.
 
-A process is a pipeline device, which stands for its equal ranks; a thread is one of its streams, or its host. Events:
+A process is a pipeline device, which stands for its equal ranks; a thread is a stream of it, or its host. Events:
 
     user_annotation      on the host: the step (``ProfilerStep#0``), and issuing the ops of each action
-    cpu_op               on the host: issuing one op
+    cpu_op               on the host: issuing an op
     cuda_runtime         on the host: the launch of its kernel, which has the same ``correlation``
     gpu_user_annotation  on the stream of kernels: an action of the schedule, from its first kernel to its last
     kernel, gpu_memcpy   on a stream (``args.stream``): a kernel, collective or message; a copy to or from the host
@@ -68,7 +68,7 @@ FIRST_STREAM = 7
 """``args.stream`` of the kernels: torch's default stream in traces of Kineto. Other streams follow by their places."""
 
 SAMPLES = 2000
-"""Maximum number of memory samples of one device."""
+"""Maximum number of memory samples of a device."""
 
 LEVEL = 6
 """Level of compression: Python's default takes longer and saves next to nothing."""
@@ -81,7 +81,7 @@ MAX_OPS = 1_000_000
 
 
 def write_trace(report: Report, path: str | Path) -> None:
-    """Writes the trace of all pipeline devices into one file, compressed if `path` ends in .gz.
+    """Writes the trace of all pipeline devices into a file, compressed if `path` ends in .gz.
 
     Raises OSError if the file cannot be written.
     """
@@ -105,7 +105,7 @@ def write_rank_traces(report: Report, folder: str | Path) -> list[Path]:
 
 
 class _Trace:
-    """Events of one forecast, each a line of JSON."""
+    """Events of a forecast, each a line of JSON."""
 
     def __init__(self, report: Report) -> None:
         self.report, self.play = report, report.play
@@ -115,7 +115,7 @@ class _Trace:
         times = report.play.step.times
         self.begin, self.end = to_ns(times.begin), to_ns(times.end)
         self.arrive = to_ns(times.arrival)
-        # Stages have the numbers of their own pipeline.
+        # Stages are numbered within their pipeline.
         self.first_stage = self._first_stages()
         turns = [
             shift_item(turn, -first)
@@ -131,15 +131,17 @@ class _Trace:
         streams = {stream for device, stream in self.lanes}
         self.threads = sorted({*THREADS, *streams}, key=lambda name: (_position(name), name))
         self.launch_begin, self.launch_end = find_launches(self.flat, self.begin, times.launched)
-        self.lane_of = {n: stream for (_, stream), own in self.lanes.items() for n, receives in own if not receives}
+        self.lane_of = {
+            n: stream for (_, stream), events in self.lanes.items() for n, receives in events if not receives
+        }
 
     def _first_stages(self) -> list[int]:
         """For every device, the first stage of its pipeline."""
-        found, first = list[int](), 0
-        for one in self.play.plan.every_pipeline:
-            found += [first] * one.shape.p
-            first += one.shape.stages
-        return found
+        stages, first = list[int](), 0
+        for part in self.play.plan.every_pipeline:
+            stages += [first] * part.shape.p
+            first += part.shape.stages
+        return stages
 
     def us(self, ns: np.ndarray) -> list[float]:
         """Nanoseconds in microseconds; with at most 15 digits the shortest decimal is exact."""
@@ -165,7 +167,7 @@ class _Trace:
         return sum(send is not None for send in (self.program.sends[slot], *self.program.others.get(slot, ())))
 
     def _follows(self, action: int) -> bool:
-        """Whether an action is overlapped with the one before it."""
+        """Whether an action is overlapped with that before it."""
         table = self.program.timetable
         return table.slots[table.slot[action]].follows
 
@@ -189,7 +191,7 @@ class _Trace:
             file.write(b"\n]}\n")
 
     def head(self, devices: Sequence[int]) -> dict[str, Any]:
-        """Metadata of the trace: ranks and GPUs, as Kineto writes them, and job, result and version."""
+        """Returns the metadata of the trace: ranks and GPUs, as Kineto writes them, and job, result and version."""
         report, clusters = self.report, self.play.plan.ranks.clusters
         ranks = {device: self.play.plan.ranks.of_device(device) for device in devices}
         return {
@@ -215,7 +217,8 @@ class _Trace:
         }
 
     def events(self, devices: Sequence[int]) -> Iterator[list[str]]:
-        """All events in batches; a slice comes before those inside it, and before arrows that start or end at it."""
+        """Yields all events in batches; a slice comes before those inside it, and before arrows that start or end at
+        it."""
         for device in devices:
             yield self.names(device)
             yield self.host_slices(device)
@@ -228,11 +231,11 @@ class _Trace:
             yield self.counters(device)
 
     def streams(self, device: int) -> list[str]:
-        """The streams of a device that have events, in the order of the threads."""
+        """Returns the streams of a device that have events, in the order of the threads."""
         return sorted((stream for owner, stream in self.lanes if owner == device), key=self.threads.index)
 
     def names(self, device: int) -> list[str]:
-        """Names and order of a process and its threads."""
+        """Returns names and order of a process and its threads."""
         plan = self.play.plan
         words = describe_ranks(plan.ranks.of_device(device).tolist())
         words += f", {describe_device(plan, device)}" if is_heterogeneous(plan) else ""
@@ -248,11 +251,11 @@ class _Trace:
         return lines
 
     def tid(self, device: int, thread: str) -> int:
-        """Unique id of a thread over all processes."""
+        """Returns the unique id of a thread over all processes."""
         return device * STRIDE + 1 + self.threads.index(thread)
 
     def slices(self, device: int, stream: str) -> list[str]:
-        """Slices of a stream, one for every op that has work, and for every message that arrives."""
+        """Returns the slices of a stream: every op that has work, and every message that arrives."""
         numbers = np.array([number for number, _ in self.lanes[device, stream]], int)
         begin, end = self.begin[numbers], self.arrive[numbers]
         rows = zip(self.lanes[device, stream], self.us(begin), self.us(end - begin), strict=True)
@@ -275,23 +278,23 @@ class _Trace:
         return lines
 
     def stream(self, thread: str) -> int:
-        """Number of a stream in the arguments of its kernels."""
+        """Returns the number of a stream in the arguments of its kernels."""
         return FIRST_STREAM + self.threads.index(thread) - self.threads.index(COMPUTE)
 
     def correlation(self, number: int, receives: bool) -> int:
-        """The id that a kernel shares with its launch."""
+        """Returns the id that a kernel shares with its launch."""
         return 1 + number + (len(self.flat.ops) if receives else 0)
 
     @remembered_by(lambda trace, device, number: (trace.flat.ops[number], device))
     def _op_json(self, device: int, number: int) -> tuple[str, str]:
-        """JSON of an op before its times and after its action, which all executions of the op share."""
+        """Returns the JSON of an op before its times and after its action, which all executions of the op share."""
         op = self.flat.ops[number]
         args = describe_op(op, self.flat.latency[number]) | describe_collective(op, self.plan_of(device), device)
         name = name_kernel(op, self.sender.get(number, ""))
         return f'{{"ph":"X","name":{_json(name)},"cat":"{category_of(op)}",', f",{_json(args)[1:]}}}"
 
     def _receive_json(self, device: int, number: int) -> tuple[str, str]:
-        """The same of the receiving end of a message."""
+        """Returns the same of the receiving end of a message."""
         op = self.flat.ops[number]
         name = name_kernel(op, self.sender.get(number, op.name).replace("send", "recv", 1))
         args = describe_op(op, self.flat.latency[number])
@@ -299,15 +302,15 @@ class _Trace:
         return f'{{"ph":"X","name":{_json(name)},"cat":"kernel",', f",{_json(args)[1:]}}}"
 
     def plan_of(self, device: int) -> Plan:
-        """The plan of the ranks of a device."""
+        """Returns the plan of the ranks of a device."""
         return self.play.plan.on(device)
 
     def action_slices(self, device: int) -> list[str]:
-        """Slices of the actions of a device, each from its first kernel to its last."""
+        """Returns the slices of the actions of a device, each from its first kernel to its last."""
         table = self.program.timetable
         queue = np.array([n for n in self.flat.queues[device, COMPUTE] if self.flat.ops[n].work is not None], int)
         owner = self.owner[queue]
-        # The queue is in the order of the actions, so kernels of one action are neighbours.
+        # The queue is in the order of the actions, so kernels of an action are neighbours.
         first = np.flatnonzero(np.diff(owner, prepend=-1))
         last = np.append(first[1:], len(queue)) - 1 if len(queue) else first
         begin, end = self.begin[queue[first]], self.end[queue[last]]
@@ -328,7 +331,7 @@ class _Trace:
         return lines
 
     def host_slices(self, device: int) -> list[str]:
-        """Slices of the host of a device: the step, issuing the ops of one action after another, each of these ops and
+        """Returns the slices of the host of a device: the step, issuing the ops of each action, each of these ops and
         its launch, then the framework's constant time after the step."""
         tid = self.tid(device, HOST)
         overhead = self.report.job.framework.step_overhead_s
@@ -343,26 +346,26 @@ class _Trace:
         return lines
 
     def issue_slices(self, device: int) -> list[str]:
-        """Slices of the host for issuing the ops of one action after another."""
-        own = np.flatnonzero((np.asarray(self.flat.device) == device) & (np.asarray(self.flat.issue) > 0))
-        if not len(own):
+        """Returns the slices of the host for issuing the ops of each action."""
+        ops = np.flatnonzero((np.asarray(self.flat.device) == device) & (np.asarray(self.flat.issue) > 0))
+        if not len(ops):
             return []
-        first = np.flatnonzero(np.diff(self.owner[own], prepend=-1))
-        last = np.append(first[1:], len(own)) - 1
-        begin, end = self.launch_begin[own[first]], self.launch_end[own[last]]
+        first = np.flatnonzero(np.diff(self.owner[ops], prepend=-1))
+        last = np.append(first[1:], len(ops)) - 1
+        begin, end = self.launch_begin[ops[first]], self.launch_end[ops[last]]
         rows = zip(self.us(begin), self.us(end - begin), (last - first + 1).tolist(), strict=True)
         lines = []
-        for (start, lasts, count), action in zip(rows, self.owner[own[first]].tolist(), strict=True):
+        for (start, lasts, count), action in zip(rows, self.owner[ops[first]].tolist(), strict=True):
             name, tid = self.actions[action], self.tid(device, HOST)
             args = {"action": name, "ops": count}
             lines.append(_slice_event(f"issue {name}", "user_annotation", device, tid, start, lasts, args))
         return lines
 
     def launches(self, device: int) -> list[str]:
-        """Slices of the host for every op that it launches on a device: the operator, and inside it the launch."""
-        own = np.flatnonzero(np.asarray(self.flat.device) == device)
-        own = own[[is_launched(self.flat.ops[number]) for number in own]]
-        sides = [(number, False) for number in own.tolist()]
+        """Returns the slices of the host for every op that it launches on a device: the operator, and inside it the
+        launch."""
+        ops = np.flatnonzero(np.asarray(self.flat.device) == device).tolist()
+        sides = [(number, False) for number in ops if is_launched(self.flat.ops[number])]
         sides += [(number, True) for number, _, receiver in self.flat.sent if receiver == device]
         numbers = np.array([number for number, _ in sides], int)
         end = self.launch_end[numbers]
@@ -381,13 +384,13 @@ class _Trace:
         return lines
 
     def arrows(self) -> list[str]:
-        """Arrows from every send to the first op of the receiving action that waits for it."""
+        """Returns arrows from every send to the first op of the receiving action that waits for it."""
         flat = self.flat
         receivers = {send: receiver for send, _, receiver in flat.sent}
         reader: dict[int, int] = {}
         for number, after in enumerate(flat.after):
             for other in after:
-                # A stage without layers passes its input on: the op that waits is its own send, or there is none.
+                # A stage without layers passes its input on: the op that waits is its send, or there is none.
                 if receivers.get(other) == flat.device[number]:
                     reader.setdefault(other, number)
         lines: list[str] = []
@@ -403,7 +406,8 @@ class _Trace:
         return lines
 
     def counters(self, device: int) -> list[str]:
-        """Counter samples of the memory of a device [GiB] by category, at most `SAMPLES`, none of the peaks lost."""
+        """Returns counter samples of the memory of a device [GiB] by category, at most `SAMPLES`, none of the peaks
+        lost."""
         moments, held = self.play.memory(device)
         chosen = thin_samples(moments, held.sum(axis=1), SAMPLES)
         shown = [i for i in range(len(CATEGORIES)) if held[:, i].any()]
@@ -418,7 +422,7 @@ class _Trace:
 
 
 def _position(thread: str) -> int:
-    """Position of a thread in `THREADS`; a further stream of a family has that of its first one."""
+    """Returns the position of a thread in `THREADS`; a further stream of a family has that of its first."""
     return THREADS.index(thread if thread in THREADS else thread.partition("-")[0])
 
 
@@ -434,5 +438,5 @@ def _metadata_event(what: str, pid: int, tid: int, args: dict[str, Any]) -> str:
 
 
 def _json(value: Any) -> str:
-    """Compact JSON; an object that JSON does not know, as a model in a job, is written as text."""
+    """Returns compact JSON; an object that JSON does not know, as a model in a job, is written as text."""
     return json.dumps(value, separators=(",", ":"), default=str)

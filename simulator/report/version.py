@@ -24,9 +24,9 @@ def product_version() -> str:
 
 @cache
 def find_commit(here: Path = HERE) -> str:
-    """The commit of meshcast's source, 40 digits, with ``-dirty`` if files differ from it.
+    """Returns the commit of meshcast's source, 40 digits, with ``-dirty`` if files differ from it.
 
-    Of a git checkout its own, of a wheel that which it was built of (`setup.py`); otherwise the value of the
+    Of a git checkout that of HEAD, of a wheel that which it was built of (`setup.py`); otherwise the value of the
     environment variable MESHCAST_COMMIT, or "".
     """
     # An environment may lie inside the checkout of another project, whose commit says nothing.

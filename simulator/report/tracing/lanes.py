@@ -38,56 +38,57 @@ THREADS = (
 def find_lanes(
     flat: FlatProgram, begin: np.ndarray, arrive: np.ndarray
 ) -> dict[tuple[int, str], list[tuple[int, bool]]]:
-    """By device and thread its events: (op instance, whether it is the receiving end of a message).
+    """Returns by device and thread its events: (op instance, whether it is the receiving end of a message).
 
     A message reaches its receiver some time after it has left the stream of its sender, so of two in a row the
     second may begin before the first has ended: it then has a further thread (``pipeline-forward-2``).
     """
-    own: dict[tuple[int, str], list[tuple[int, bool]]] = defaultdict(list)
+    events_of: dict[tuple[int, str], list[tuple[int, bool]]] = defaultdict(list)
     for (device, stream), queue in flat.queues.items():
-        own[device, stream] = [(n, False) for n in queue if flat.ops[n].work is not None]
+        events_of[device, stream] = [(n, False) for n in queue if flat.ops[n].work is not None]
     for number, _, receiver in flat.sent:
-        own[receiver, RECEIVES].append((number, True))
-    found: dict[tuple[int, str], list[tuple[int, bool]]] = {}
-    for (device, stream), events in own.items():
+        events_of[receiver, RECEIVES].append((number, True))
+    lanes: dict[tuple[int, str], list[tuple[int, bool]]] = {}
+    for (device, stream), events in events_of.items():
         ends: list[int] = []
         for number, receives in sorted(events, key=lambda event: begin[event[0]]):
             place = next((i for i, end in enumerate(ends) if end <= begin[number]), len(ends))
             ends[place:] = [int(arrive[number]), *ends[place + 1 :]]
             lane = stream if not place else f"{stream}-{place + 1}"
-            found.setdefault((device, lane), []).append((number, receives))
-    return found
+            lanes.setdefault((device, lane), []).append((number, receives))
+    return lanes
 
 
 def to_ns(seconds: Any) -> np.ndarray:
-    """Moments [s] in whole nanoseconds."""
+    """Converts moments [s] to whole nanoseconds."""
     return np.rint(np.asarray(seconds, float) * 1e9).astype(np.int64)
 
 
 def find_launches(flat: FlatProgram, begin: np.ndarray, launched: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
     """Finds when the host begins and ends to launch every op [ns].
 
-    begin: of the ops [ns]. launched: when the host had launched those that take its time [s].
+    begin: of the ops [ns].
+    launched: when the host had launched those that take its time [s].
 
-    The host launches the ops of a device one after another, each in its `issue`. A host without launch times is as
+    The host launches the ops of a device in turn, each in its `issue`. A host without launch times is as
     far ahead as the order allows: a launch then ends no later than any later op begins. An op without launch time
-    takes a nanosecond, before its op begins: readers nest slices of no length that share their time, one in the other.
+    takes a nanosecond, before its op begins: readers nest slices of no length that share their time in each other.
     What a hook launches before its turn is an instant inside whatever the host does then; so is a launch of a kernel
     that begins with the step.
     """
     starts, ends = begin.copy(), begin.copy()
     issue, owner = np.asarray(flat.issue), np.asarray(flat.device)
     for device in range(max(flat.device, default=-1) + 1):
-        own = np.flatnonzero(owner == device)
-        if not len(own):
+        ops = np.flatnonzero(owner == device)
+        if not len(ops):
             continue
-        if issue[own].any():
-            due = to_ns(np.maximum.accumulate([launched.get(number, 0.0) for number in own.tolist()]))
-            in_turn = (issue[own] > 0) | (begin[own] >= due)
+        if issue[ops].any():
+            due = to_ns(np.maximum.accumulate([launched.get(number, 0.0) for number in ops.tolist()]))
+            in_turn = (issue[ops] > 0) | (begin[ops] >= due)
         else:
-            due = np.minimum.accumulate(begin[own][::-1])[::-1] // 1000 * 1000  # some readers round to microseconds
-            in_turn = np.ones(len(own), bool)
-        chain, place = own[in_turn], np.arange(np.count_nonzero(in_turn))
+            due = np.minimum.accumulate(begin[ops][::-1])[::-1] // 1000 * 1000  # some readers round to microseconds
+            in_turn = np.ones(len(ops), bool)
+        chain, place = ops[in_turn], np.arange(np.count_nonzero(in_turn))
         end = np.minimum(due[in_turn], begin[chain])
         end = np.minimum.accumulate((end - place)[::-1])[::-1] + place
         end = np.maximum(end, place + 1)
@@ -98,9 +99,11 @@ def find_launches(flat: FlatProgram, begin: np.ndarray, launched: Mapping[int, f
 
 
 def thin_samples(moments: np.ndarray, total: np.ndarray, most: int) -> np.ndarray:
-    """Indices of at most `most` samples: the first, and in every bin of equal length the largest and the last.
+    """Returns the indices of at most `most` samples: the first, and in every bin of equal length the largest and the
+    last.
 
-    moments: times of the samples, ascending [s]. total: their values.
+    moments: times of the samples, ascending [s].
+    total: their values.
     """
     if len(moments) <= most:
         return np.arange(len(moments))
@@ -114,14 +117,15 @@ def thin_samples(moments: np.ndarray, total: np.ndarray, most: int) -> np.ndarra
 
 
 def describe_ranks(ranks: Iterable[int]) -> str:
-    """The ranks of a pipeline device in words; the device stands for all of them.
+    """Describes the ranks of a pipeline device; the device stands for all of them.
 
     >>> describe_ranks(range(4, 8)), describe_ranks([0, 1, 4, 5, 8, 9])
     ('ranks 4 to 7: 4 ranks', 'ranks 0, 1, 4, 5, ...: 6 ranks')
     """
-    found = sorted(ranks)
-    if len(found) == 1:
-        return f"rank {found[0]}"
-    if found[-1] - found[0] == len(found) - 1:
-        return f"ranks {found[0]} to {found[-1]}: {len(found)} ranks"
-    return f"ranks {', '.join(map(str, found[:4]))}{', ...' if len(found) > 4 else ''}: {len(found)} ranks"
+    first, *others = sorted(ranks)
+    count, last = len(others) + 1, others[-1] if others else first
+    if count == 1:
+        return f"rank {first}"
+    if last - first == count - 1:
+        return f"ranks {first} to {last}: {count} ranks"
+    return f"ranks {', '.join(map(str, (first, *others[:3])))}{', ...' if count > 4 else ''}: {count} ranks"

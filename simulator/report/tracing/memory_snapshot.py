@@ -46,7 +46,7 @@ FIRST_ADDRESS = 0x7F0000000000
 RANGE = 1 << 44
 
 BEFORE = "before the step"
-"""Name of the action that made what is there when the step begins."""
+"""Name of the action that allocated what is there when the step begins."""
 
 Description = dict[str, Any]
 """A snapshot, or a part of it."""
@@ -55,7 +55,7 @@ Frames = list[Description]
 
 
 class RecordedReplay(TensorReplay):
-    """The tensors of one device, with the memory events of a step.
+    """The tensors of a device, with the memory events of a step.
 
     Attributes:
         held: kind and frames of every tensor, by its block.
@@ -148,7 +148,7 @@ def record_step(play: Forecast, device: int) -> RecordedReplay:
 
 
 class _Moments:
-    """When the tensors of a step are made and freed on a device."""
+    """When the tensors of a step are allocated and freed on a device."""
 
     def __init__(self, play: Forecast, device: int) -> None:
         self.program, self.flat, self.device = play.program, play.step.flat, device

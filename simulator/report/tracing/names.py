@@ -49,7 +49,7 @@ DESCRIPTIONS = {
 """Descriptions of process groups by family of schemes, as Megatron-Core (parallel_state.py) registers them."""
 
 LISTED_RANKS = 30
-"""Ranks that Kineto lists of a group; of a larger one the first and the last."""
+"""Ranks that Kineto lists of a group; of a larger group the first and the last."""
 
 LAUNCH, COPY = "cudaLaunchKernel", "cudaMemcpyAsync"
 """Names of launches."""
@@ -59,7 +59,7 @@ UPDATE = "O"
 
 
 def name_kernel(op: Op, name: str = "") -> str:
-    """The name of an op's event. name: of the op in brackets, if not its own."""
+    """Returns the name of an op's event. name: in brackets, in place of the op's."""
     work = op.work
     if isinstance(work, HostCopy):
         return "Memcpy HtoD (Pinned -> Device)" if work.back else "Memcpy DtoH (Device -> Pinned)"
@@ -96,13 +96,14 @@ def is_launched(op: Op) -> bool:
 
 
 def describe_op(op: Op, latency: float) -> dict[str, Any]:
-    """Arguments of an op's event: what its work is, its bytes and FLOPs, the part of the breakdown it counts for."""
+    """Returns the arguments of an op's event: what its work is, its bytes and FLOPs, the part of the breakdown it
+    counts for."""
     work = op.work
     assert work is not None
-    # A send has no phase of its own: its action says whether it is forward or backward.
+    # A send has no phase: its action says whether it is forward or backward.
     args: dict[str, Any] = {} if isinstance(work, Transfer) else {"phase": op.phase}
     args |= {"kind": kind_of(op), "op": op.name, "work": type(work).__name__.lower()}
-    # A group of ranks of its own is in the arguments of its collective.
+    # A group of other ranks is in the arguments of its collective.
     args |= {f.name: v for f in fields(work) if f.name != "ranks" and (v := getattr(work, f.name)) is not None}
     if hasattr(work, "bytes"):
         args["bytes"] = int(work.bytes)
@@ -143,12 +144,12 @@ def family_of(op: Op, plan: Plan) -> str:
 
 
 def group_ranks(work: Collective | Exchange, plan: Plan, device: int) -> list[int]:
-    """Global ranks of the group that the first rank of a device belongs to."""
+    """Returns the global ranks of the group that the first rank of a device belongs to."""
     if isinstance(work, Collective) and work.ranks is not None:
         return sorted(int(rank) for rank in work.ranks)
     members = work.members if isinstance(work, Collective) else None
     across = not (plan.pipelines or plan.stage_plans) and plan.ranks.pipeline_axis in plan.mesh.parts(work.axes)
-    first = 0 if across else int(plan.ranks.of_device(device).min())  # a group over all stages has the first one, too
+    first = 0 if across else int(plan.ranks.of_device(device).min())  # a group over all stages has the first, too
     return [first + rank for rank in plan.mesh.ranks(work.axes, members)]
 
 
