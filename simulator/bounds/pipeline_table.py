@@ -36,8 +36,8 @@ class DeviceUnits:
 
     @classmethod
     def of(cls, place: StagePlaces, counts: np.ndarray, m: int) -> DeviceUnits:
-        """Counts the units of a placement of stages. counts: units of the parts of the model [parts, variants, kinds]. m: micro-batches
-        of a step."""
+        """Counts the units of a placement of stages. counts: units of the parts of the model [parts, variants, kinds].
+        m: micro-batches of a step."""
         parts, flat = place.part, counts.reshape(len(counts), -1)
         stages = flat[parts]
         work, passed = place.sum(place.turns[:, None] / m * stages), place.least(place.passed @ flat)

@@ -2,9 +2,9 @@
 
 Every rank of a stage holds a box of the residual stream, an interval of each sharded dim, and along the other axes the
 ranks hold copies of it. A message is the intersection of a box of the sending stage with a box of the receiving stage.
-Of the ranks that hold copies of a box, the rank that has sent the fewest bytes so far sends. Where receivers hold copies
-too, and gather (see `scatter_gather`), each receives its share only. The output of a branch of the model is a part of
-the sequence of its trunk: a message between them is the intersection with the boxes of that part.
+Of the ranks that hold copies of a box, the rank that has sent the fewest bytes so far sends. Where receivers hold
+copies too, and gather (see `scatter_gather`), each receives its share only. The output of a branch of the model is a
+part of the sequence of its trunk: a message between them is the intersection with the boxes of that part.
 
 Zhuang et al. 2022, "On Optimizing the Communication of Model Parallelism", arXiv 2211.05322 (Alpa), sections 2 and 3.
 """

@@ -210,10 +210,10 @@ def accumulate_separately(
 
     Without fused gradient accumulation plain autograd writes the gradient of a weight to a new tensor and adds it to
     the accumulated gradient: the memory of a second gradient until then, and the traffic of an addition. Sharded
-    gradients are not added whole: they are reduce-scattered. Where gradients are accumulated in a wider format, another kernel
-    converts the temporary first: `hp_grad.add_(lp.grad.to(float32))` in BF16_Optimizer.update_hp_grads of DeepSpeed's
-    runtime/bf16_optimizer.py (microsoft/DeepSpeed @50893458d), 18 bytes a parameter and micro-batch against 6 in a
-    16-bit format.
+    gradients are not added whole: they are reduce-scattered. Where gradients are accumulated in a wider format, another
+    kernel converts the temporary first: `hp_grad.add_(lp.grad.to(float32))` in BF16_Optimizer.update_hp_grads of
+    DeepSpeed's runtime/bf16_optimizer.py (microsoft/DeepSpeed @50893458d), 18 bytes a parameter and micro-batch against
+    6 in a 16-bit format.
 
     weights: the ops that make the weight gradients.
     ready: the last of them.

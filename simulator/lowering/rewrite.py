@@ -60,8 +60,8 @@ def wave_count(product: Gemm, wave: int, rows: int = TILE[0]) -> int:
 
 
 def split_kernel(op: Op, share: float) -> tuple[Op, Op]:
-    """Splits a GEMM into two parts of a kernel, which together take the time of the kernel, and of which the host launches the
-    first. share: of the first part, in rows and in time.
+    """Splits a GEMM into two parts of a kernel, which together take the time of the kernel, and of which the host
+    launches the first. share: of the first part, in rows and in time.
     """
     assert isinstance(op.work, Gemm)
     first, rest = (
@@ -188,8 +188,8 @@ class Rewrite:
         return replace(param, ready=self._last_op(param.ready), used=self._replacements(param.used)[0])
 
     def _rewrite_tensor_use(self, tensor_use: TensorUse) -> Iterable[TensorUse]:
-        """Returns the uses of an op's memory by its replacements on the same stream, and by the last. The memory lives from the
-        first to the last of them; the first writes it.
+        """Returns the uses of an op's memory by its replacements on the same stream, and by the last. The memory lives
+        from the first to the last of them; the first writes it.
         """
         if tensor_use.op not in self._ops:
             return [tensor_use]

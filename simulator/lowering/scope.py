@@ -93,8 +93,8 @@ class Scope:
         """Returns the dim of `operator` that each axis shards, over all schemes; axes of size 1 shard nothing.
 
         At operators in a view, the schemes of the view override the others. Along two kinds of axes of a view tokens
-        are sharded, since ranks hold whole weights: axes that no scheme uses, and axes along which a scheme shards weights
-        only between their uses and gathers them for each.
+        are sharded, since ranks hold whole weights: axes that no scheme uses, and axes along which a scheme shards
+        weights only between their uses and gathers them for each.
 
         Weights that a scheme stores sharded along an axis over which a data scheme shards all weights are sharded and
         gathered by the latter.

@@ -89,7 +89,8 @@ def _sum_gradients(scope: Scope, module: Update) -> tuple[list[Collective], floa
 
 
 def by_axes(params: Iterable[tuple[Param, int]]) -> list[tuple[Param, int]]:
-    """Groups parameters of equal size, place and reduction axes; returns a parameter of each and the elements of all."""
+    """Groups parameters of equal size, place and reduction axes; returns a parameter of each and the elements of
+    all."""
     groups: dict[Hashable, tuple[Param, int]] = {}
     for param, count in params:
         key = param.partial, param.view, param.trained, param.in_layer, param.size, param.shape, param.stored
