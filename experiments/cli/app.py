@@ -327,13 +327,20 @@ def draw(report: Any, files: dict[str, Path], width: Width = "page") -> None:
     """Draws the figures into their files; makes the folder if needed."""
     if not files:
         return
-    from meshcast.experiments.render.matplotlib import breakdown, memory, timeline
+    from meshcast.experiments.render.matplotlib.breakdown import breakdown
+    from meshcast.experiments.render.matplotlib.memory import memory
+    from meshcast.experiments.render.matplotlib.sheet import save
+    from meshcast.experiments.render.matplotlib.timeline import timeline
 
-    figures = {"timeline": timeline.draw, "memory": memory.draw, "breakdown": breakdown.draw}
+    figures = {
+        "timeline": lambda: timeline(report),
+        "memory": lambda: memory(report),
+        "breakdown": lambda: breakdown([("", report)]),
+    }
     for name, path in files.items():
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-            figures[name](report, path, width)
+            save(figures[name], path, width)
 
 
 # --------------------------------------------------------------------------------------------- sweep
@@ -487,10 +494,11 @@ def scale(
         files, paper = plot_files(plot, ("scaling",)) if plot is not None else {}, choose_width(width, plot)
         found = forecast_curve(job, parse_counts(gpus), "strong" if strong else "weak", over)
         for place in files.values():
-            from meshcast.experiments.render.matplotlib import scaling
+            from meshcast.experiments.render.matplotlib.scaling import scaling
+            from meshcast.experiments.render.matplotlib.sheet import save
 
             place.parent.mkdir(parents=True, exist_ok=True)
-            scaling.draw(found, place, paper)
+            save(lambda: scaling(found), place, paper)
         if as_json:
             emit({"kind": found.kind, "axis": found.axis, "points": curve_rows(found)})
         else:

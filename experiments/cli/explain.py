@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -86,13 +87,14 @@ def compare(
 
         found = compare_jobs(load_job(first), load_job(second or first, change or ()))
         for place in files.values():
-            from meshcast.experiments.render.matplotlib import breakdown
+            from meshcast.experiments.render.matplotlib.breakdown import breakdown
+            from meshcast.experiments.render.matplotlib.sheet import save
             from meshcast.simulator.report.formatting import describe_plan
 
             place.parent.mkdir(parents=True, exist_ok=True)
             plans = [", ".join(describe_plan(report.play.plan)) for report in (found.first, found.second)]
             named = [(f"A: {plans[0]}", found.first), (f"B: {plans[1]}", found.second)]
-            breakdown.draw(named, place, paper)
+            save(partial(breakdown, named), place, paper)
         if as_json:
             emit(found.to_dict())
         else:
@@ -119,10 +121,11 @@ def why(
 
         found = explain(load_job(job, change or ()), lambda steps: track(steps, "forecasting"))
         for place in files.values():
-            from meshcast.experiments.render.matplotlib import tornado
+            from meshcast.experiments.render.matplotlib.sheet import save
+            from meshcast.experiments.render.matplotlib.tornado import tornado
 
             place.parent.mkdir(parents=True, exist_ok=True)
-            tornado.draw(found, place, paper)
+            save(lambda: tornado(found), place, paper)
         if as_json:
             emit(found.to_dict())
         else:

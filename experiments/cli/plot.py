@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +17,10 @@ from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.units import read_digits
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import RenderableType
+
+    from meshcast.simulator.job.job import Job
 
 OF_JOBS = {
     "timeline": "every pass of the step and its communication, stage by stage",
@@ -119,7 +124,8 @@ def _plot_sweep(
     width: Width,
 ) -> None:  # fmt: skip
     """Draws the results of a sweep as a heatmap, or explains a blank cell."""
-    from meshcast.experiments.render.matplotlib import heatmap
+    from meshcast.experiments.render.matplotlib.heatmap import heatmap
+    from meshcast.experiments.render.matplotlib.sheet import save
     from meshcast.experiments.sweeps import selection
     from meshcast.experiments.views.heatmap import explain_cell, group_cells
 
@@ -132,7 +138,8 @@ def _plot_sweep(
             say(line)
     for file in files.values():
         file.parent.mkdir(parents=True, exist_ok=True)
-        heatmap.draw(rows, x, y, axes[2], title or results.stem, [f"{len(rows):,} plans"], file, width)
+        make = partial(heatmap, cells, x, y, axes[2], title or results.stem, [f"{len(rows):,} plans"])
+        save(make, file, width)
         say(f"wrote {file}")
     if files and why is None and any(cell.best is None for cell in cells.values()):
         say("--why X,Y has the reasons of a blank cell in full")
@@ -147,6 +154,7 @@ def _plot_schedules(
     numbers: devices, micro-batches, chunks.
     """
     from meshcast.experiments.render.matplotlib import schedules
+    from meshcast.experiments.render.matplotlib.sheet import save
     from meshcast.experiments.render.terminal.schedules import tabulate_shown
 
     files = [Path(name).suffix in (".yaml", ".yml", ".json") or Path(name).suffix in (".toml", ".sh") for name in names]
@@ -176,7 +184,7 @@ def _plot_schedules(
         if title is None and p is not None and m is not None:
             words += f" of {p} devices and {m} micro-batches"
     file.parent.mkdir(parents=True, exist_ok=True)
-    schedules.draw(shown, words, not all(files), file, width)
+    save(lambda: schedules.schedules(shown, words, not all(files)), file, width)
     return tabulate_shown(shown)
 
 
@@ -205,28 +213,42 @@ def _plot_jobs(
     if len(names) > 1 and kind != "breakdown":
         raise PlanError("NAME", f"plot {kind} is of one job", "Draw one after the other", names[1])
     jobs = _load_jobs(names, changes)
-    if kind == "tornado":
-        from meshcast.experiments.explain.sensitivity import explain
-        from meshcast.experiments.render.matplotlib import tornado
+    from meshcast.experiments.render.matplotlib.sheet import save
 
-        sensitivities = explain(jobs[0])
-        file.parent.mkdir(parents=True, exist_ok=True)
-        tornado.draw(sensitivities, file, width)
-        return
+    make = _explain(jobs[0]) if kind == "tornado" else _forecast(kind, names, jobs, by)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save(make, file, width)
+
+
+def _explain(job: Job) -> Callable[[], Figure]:
+    """Returns what draws the tornado of a job."""
+    from meshcast.experiments.explain.sensitivity import explain
+    from meshcast.experiments.render.matplotlib.tornado import tornado
+
+    return partial(tornado, explain(job))
+
+
+def _forecast(kind: str, names: Sequence[str], jobs: Sequence[Job], by: str | None) -> Callable[[], Figure]:
+    """Returns what draws a figure of the forecasts of jobs. kind: of `OF_JOBS`. by: what a row of a matrix is."""
     from meshcast.simulator import simulate
 
     reports = [simulate(job) for job in jobs]
-    file.parent.mkdir(parents=True, exist_ok=True)
+    report = reports[0]
     if kind == "breakdown":
-        from meshcast.experiments.render.matplotlib import breakdown
+        from meshcast.experiments.render.matplotlib.breakdown import breakdown
 
-        named = [(Path(name).stem, report) for name, report in zip(names, reports, strict=True)]
-        breakdown.draw(named if len(named) > 1 else reports[0], file, width)
-    elif kind == "communication":
-        from meshcast.experiments.render.matplotlib import communication
+        stems = [Path(name).stem if len(names) > 1 else "" for name in names]
+        return partial(breakdown, [*zip(stems, reports, strict=True)])
+    if kind == "communication":
+        from meshcast.experiments.render.matplotlib.communication import CLEAR, communication
+        from meshcast.experiments.views.communication import choose_grouping, communication_matrix
 
-        communication.draw(reports[0], file, width, by)  # type: ignore[arg-type]
-    else:
-        from importlib import import_module
+        matrix = communication_matrix(report, by or choose_grouping(report.job.cluster, CLEAR))  # type: ignore[arg-type]
+        return partial(communication, report, matrix)
+    if kind == "roofline":
+        from meshcast.experiments.render.matplotlib.roofline import roofline
+        from meshcast.experiments.views.roofline import step_roofline
 
-        import_module(f"meshcast.experiments.render.matplotlib.{kind.replace('-', '_')}").draw(reports[0], file, width)
+        return partial(roofline, report, step_roofline(report))
+    name = kind.replace("-", "_")
+    return partial(getattr(import_module(f"meshcast.experiments.render.matplotlib.{name}"), name), report)

@@ -91,13 +91,14 @@ def run(
             drawn = draw_curves(planned, workers, lambda tasks: iter(track(tasks, "curves")))
         for name, path in files.items():
             from meshcast.experiments.render.matplotlib import runs as plots
+            from meshcast.experiments.render.matplotlib.sheet import save
 
             with writing(path):
                 path.parent.mkdir(exist_ok=True)
                 if name == NAMES[0]:
-                    plots.draw(answer, path, paper)
+                    save(lambda: plots.stacked_bar(answer), path, paper)
                 elif drawn is not None:
-                    plots.draw_run_curves(answer, drawn, path, paper)
+                    save(lambda: plots.run_curves(answer, drawn), path, paper)
         if as_json:
             emit(answer.to_dict() | (drawn.to_dict() if drawn else {}))
         else:

@@ -76,12 +76,6 @@ class Curve:
         first = self.known[0]
         return point.tokens_per_s / point.gpus / (first.tokens_per_s / first.gpus)
 
-    @property
-    def changes(self) -> list[tuple[Point, Point]]:
-        """Pairs of neighbouring points with different bottlenecks."""
-        pairs = zip(self.known, self.known[1:], strict=False)
-        return [(smaller, larger) for smaller, larger in pairs if smaller.bottleneck != larger.bottleneck]
-
 
 def forecast_curve(
     source: str | Path | Mapping[str, Any], gpus: Sequence[int], kind: Kind, axis: str | None = None
@@ -157,11 +151,6 @@ def _data_axis(job: Job) -> str:
     if axis is None:
         raise PlanError("plan.schemes", "no data scheme has an axis that could grow", "Name one with --over")
     return axis
-
-
-def shorten(bottleneck: str) -> str:
-    """Returns a short name of a bottleneck."""
-    return bottleneck.removeprefix("exposed ").removeprefix("the ").removesuffix(" communication")
 
 
 def curve_rows(curve: Curve) -> list[dict[str, Any]]:

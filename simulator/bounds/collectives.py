@@ -28,8 +28,8 @@ LARGE = 2**50
 def collective_rates(
     plan: Plan, axes: tuple[str, ...], shared: SharedWork, nbytes: Sequence[int] = (LARGE, LARGE, LARGE)
 ) -> tuple[float, ...]:
-    """Least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes of a plan, of
-    collectives with so many bytes at most."""
+    """Returns the least seconds a byte of an all-reduce, a reduce-scatter and an all-gather along some axes of a plan,
+    of collectives with so many bytes at most."""
     if plan.mesh.size(axes) == 1:
         return 0.0, 0.0, 0.0
     price = shared.device_costs(plan)[0].estimate
@@ -38,9 +38,10 @@ def collective_rates(
 
 
 def copy_rates(usual: Plan, plan: Plan, groups: AxesOfGroups, elements: np.ndarray, shared: SharedWork) -> np.ndarray:
-    """Least seconds a byte of the reductions and of the gathers of a plan with copies of what it shards [2, groups].
+    """Returns the least seconds a byte of the reductions and of the gathers of a plan with copies of what it shards [2,
+    groups].
 
-    Those among ranks that share a copy and the all-reduces among copies are on two streams: the longer one counts.
+    Those among ranks that share a copy and the all-reduces among copies are on two streams: the longer stream counts.
     usual: the plan without copies. groups: its axes along which gradients are summed. elements: their parameters
     [groups, kinds].
     """
@@ -55,8 +56,8 @@ def copy_rates(usual: Plan, plan: Plan, groups: AxesOfGroups, elements: np.ndarr
 
 
 def _split_copies(usual: Mesh, mesh: Mesh, axes: tuple[str, ...]) -> AxesOfGroups:
-    """Returns the parts of a mesh with copies that join the same ranks as some axes of the usual one: those along which
-    copies lie, and the others."""
+    """Returns the parts of a mesh with copies that join the same ranks as some axes of the usual mesh: those
+    along which copies lie, and the others."""
     spans = [(usual.stride(axis), usual.stride(axis) * usual.size(axis)) for axis in axes if axis in usual.axes]
     parts = [part for part in mesh.axes if any(low <= mesh.stride(part) < high for low, high in spans)]
     copies = mesh.parts("replicate")
@@ -87,24 +88,24 @@ class UnitCollectives:
         return self.first + self.again + self.last
 
     def without_time(self) -> UnitCollectives:
-        """These, if they took no time."""
-        return UnitCollectives(**{one.name: np.zeros_like(getattr(self, one.name)) for one in fields(self)})
+        """Returns the same collectives, if they took no time."""
+        return UnitCollectives(**{column.name: np.zeros_like(getattr(self, column.name)) for column in fields(self)})
 
     def of_stages(self, layers: Sequence[int], part: np.ndarray) -> UnitCollectives:
-        """Those of virtual stages. layers: of every part of the model. part: of every stage."""
+        """Returns the collectives of virtual stages. layers: of every part of the model. part: of every stage."""
         units = np.array(layers)
         units[0] += 1
         units[-1] += 1
         starts = np.cumsum([0, *units[:-1]])
-        columns = {one.name: np.add.reduceat(getattr(self, one.name), starts) for one in fields(self)}
+        columns = {column.name: np.add.reduceat(getattr(self, column.name), starts) for column in fields(self)}
         # Those of the first unit of a pass may run beside the pass before.
         columns["each_between"] -= np.maximum.reduceat(self.each_between, starts)
         return UnitCollectives(**{name: (column * (units > 0))[part] for name, column in columns.items()})
 
 
 def unit_collectives(plan: Plan, stages: EveryStageOps, shared: SharedWork, stream: str = DATA) -> UnitCollectives:
-    """The collectives of a plan on a stream; of a layer that several devices hold, the least."""
-    found = np.full((6, plan.model_parts.model.layers + 2), inf)
+    """Returns the collectives of a plan on a stream; of a layer that several devices hold, the least."""
+    least = np.full((6, plan.model_parts.model.layers + 2), inf)
     costs, known = shared.device_costs(plan), dict[tuple[int, int], np.ndarray]()
     for index, stage in enumerate(stages):
         device, part = plan.model_parts.device(index), plan.model_parts.of_stage(index)
@@ -114,25 +115,25 @@ def unit_collectives(plan: Plan, stages: EveryStageOps, shared: SharedWork, stre
         layers, units = plan.model_parts.layers_of(part), known[key]
         before = units.shape[1] - len(layers) - (plan.model_parts.count == 1) if part == 0 else 0
         ends = [(0, units[:, :before]), (-1, units[:, before + len(layers) :])]
-        for at, own in [(at, own.sum(axis=1)) for at, own in ends if own.size]:
-            found[:, at] = np.minimum(found[:, at], own)
+        for at, sums in [(at, columns.sum(axis=1)) for at, columns in ends if columns.size]:
+            least[:, at] = np.minimum(least[:, at], sums)
         places = slice(layers.start + 1, layers.stop + 1)
-        found[:, places] = np.minimum(found[:, places], units[:, before : before + len(layers)])
-    return UnitCollectives(*found)
+        least[:, places] = np.minimum(least[:, places], units[:, before : before + len(layers)])
+    return UnitCollectives(*least)
 
 
 def _of_stage(stage_ops: StageOps, price: Price, stream: str) -> np.ndarray:
-    """The collectives of the layers of a stage on a stream, in the order of `UnitCollectives` [6, layers] [s].
+    """Returns the collectives of the layers of a stage on a stream, in the order of `UnitCollectives` [6, layers] [s].
     Embedding and output layer count as layers.
 
-    Of an op of several units each takes its share of the bytes, were all ops as fast a byte as the fastest one of their
+    Of an op of several units each takes its share of the bytes, were all ops as fast a byte as the fastest op of their
     kind: no other division of the same bytes takes less.
     """
-    found = np.concatenate([_once_a_step(stage_ops, price, stream), _every_micro_batch(stage_ops, price, stream)])
-    # Of several layers in one unit the first one has what all of them have.
+    seconds = np.concatenate([_once_a_step(stage_ops, price, stream), _every_micro_batch(stage_ops, price, stream)])
+    # Of several layers in one unit the first has what all of them have.
     layers = [run.layers for run in stage_ops.unit_runs for _ in range(run.count)]
     every = np.zeros((6, sum(layers)))
-    every[:, np.cumsum([0, *layers[:-1]])] = found
+    every[:, np.cumsum([0, *layers[:-1]])] = seconds
     return every
 
 
@@ -141,8 +142,8 @@ def _once_a_step(stage_ops: StageOps, price: Price, stream: str) -> np.ndarray:
     widths = [len(run.fragment.params) for run in stage_ops.unit_runs for _ in range(run.count)]
     unit = np.repeat(np.arange(len(widths)), widths)
     sizes = stage_ops.of_params([param.size for param, _ in stage_ops.params()])
-    found = np.zeros((3, len(widths)))
-    for row, sides in zip(found, (stage_ops.ahead, stage_ops.again, stage_ops.behind), strict=True):
+    seconds = np.zeros((3, len(widths)))
+    for row, sides in zip(seconds, (stage_ops.ahead, stage_ops.again, stage_ops.behind), strict=True):
         rates = dict[tuple[str, tuple[str, ...]], float]()
         parts = list[tuple[tuple[str, tuple[str, ...]], float, np.ndarray]]()
         for side in sides:
@@ -153,7 +154,7 @@ def _once_a_step(stage_ops: StageOps, price: Price, stream: str) -> np.ndarray:
                     parts.append((kind, work.nbytes / sizes[params].sum(), params))
         for kind, nbytes, params in parts:
             np.add.at(row, unit[params], rates[kind] * nbytes * sizes[params])
-    return found
+    return seconds
 
 
 def _every_micro_batch(stage_ops: StageOps, price: Price, stream: str) -> np.ndarray:

@@ -56,14 +56,14 @@ class CriticalPaths:
         """Lengths of the chains [chains] [s]. times: least durations of passes."""
         durations = ways(times)
         none = np.isneginf(durations)
-        found = np.einsum("cpkw,pkw->c", self.passes, np.where(none, 0.0, durations)) + self.hops * times.hop
+        lengths = np.einsum("cpkw,pkw->c", self.passes, np.where(none, 0.0, durations)) + self.hops * times.hop
         # Other durations may be those of passes without kernels, which no chain runs through.
-        return np.where(np.einsum("cpkw,pkw->c", self.passes, none) > 0, 0.0, found)
+        return np.where(np.einsum("cpkw,pkw->c", self.passes, none) > 0, 0.0, lengths)
 
     def last_reduction(
         self, times: StageTimes, reductions: np.ndarray, gathers: np.ndarray, each: np.ndarray, late: float
     ) -> float:
-        """When all passes have ended and all gradients are reduced, at the earliest [s].
+        """Returns when all passes have ended and all gradients are reduced, at the earliest [s].
 
         reductions, gathers: of the gradients and weights of a virtual stage, once a step [stages] [s].
         each: reductions of a virtual stage in every micro-batch [stages] [s].
@@ -84,8 +84,10 @@ Replays = dict[tuple[int, ...], tuple[CriticalPaths | None, ...]]
 
 def ways(times: StageTimes) -> np.ndarray:
     """Durations of passes by part, kind and way through the pass [parts, kinds, ways] [s]."""
-    own, result, entered, busy = (one[:, :, 0] for one in (times.stream, times.to_result, times.from_input, times.busy))
-    along = own, result, entered, times.path, busy
+    stream, result, entered, busy = (
+        column[:, :, 0] for column in (times.stream, times.to_result, times.from_input, times.busy)
+    )
+    along = stream, result, entered, times.path, busy
     return np.stack(along, axis=-1)
 
 
@@ -96,14 +98,14 @@ def critical_paths(
     devices: Collection[int] = (),
     known: Replays | None = None,
 ) -> CriticalPaths | None:
-    """The longest chains of a schedule; None for one whose orders depend on durations.
+    """Returns the longest chains of a schedule; None for one whose orders depend on durations.
 
     times: durations by which chains are chosen. devices: those at whose stages chains begin and end; of schedules that
     pair passes, or have two directions, chains begin and end with the step alone.
     known: replays of shapes that differ in the number of micro-batches alone.
 
-    A long batch repeats what a short one has between warm-up and cool-down: passes are counted at two short batches,
-    and what the longer one has more is repeated.
+    A long batch repeats what a short batch has between warm-up and cool-down: passes are counted at two short batches,
+    and what the longer batch has more is repeated.
     """
     if schedule.needs_durations or shape.forward_only:
         return None
@@ -112,7 +114,7 @@ def critical_paths(
     period, known = shape.p, {} if known is None else known
     few = FEW * period + shape.m % period
     needed = (shape.m,) if shape.m <= few + period else (few, few + period)
-    # Two batches are replayed with the same durations: only then is one chain the other one with repeats.
+    # Two batches are replayed with the same durations: only then is one chain the other with repeats.
     if needed not in known:
         known[needed] = tuple(_replay(schedule, replace(shape, m=m), times, devices) for m in needed)
     if len(needed) == 1:
@@ -169,8 +171,8 @@ class PlayedPass(NamedTuple):
     begun: what its begin followed.
     causes: what the end of its kernels followed, and what its result.
     before: the pass before on the device; -1: none.
-    partner: the forward pass whose kernels, with its own, take longer than a backward pass that runs beside it; -1:
-        none.
+    partner: the forward pass whose kernels, with those of this pass, take longer than a backward pass that runs beside
+        it; -1: none.
     """
 
     stage: int
@@ -223,7 +225,7 @@ class _Replay:
     # -------------------------------------------------------------------------------------------- play
 
     def sequence(self, orders: Orders) -> Iterator[tuple[Action, ...]]:
-        """Yields the items of all devices one by one, each once the inputs of its passes are there; ends early where
+        """Yields the items of all devices in turn, each once the inputs of its passes are there; ends early where
         none can go on."""
         waiting, moved, left = list(range(len(orders))), True, [list(reversed(order)) for order in orders]
         while waiting and moved:
@@ -273,14 +275,14 @@ class _Replay:
         """
         came, source = self._find_input(action)
         end, ended = begin + kernels, previous
-        result, given = begin + durations[RESULT], previous
+        result, followed = begin + durations[RESULT], previous
         if source is not None and came + durations[INPUT] > end:
             end, ended = came + durations[INPUT], source
         if source is not None and came + durations[THROUGH] > result:
-            result, given = came + durations[THROUGH], source
+            result, followed = came + durations[THROUGH], source
         if action.kind != "W":
             self._results[action.stage, action.microbatch, action.kind == "F"] = result, len(self.passes)
-        return end, source if source is not None and came > begin else previous, (ended, given)
+        return end, source if source is not None and came > begin else previous, (ended, followed)
 
     def _find_input(self, action: Action) -> tuple[float, Cause | None]:
         """Returns when the last input of a pass comes [s], and from where; notes that the pass reads all of them."""
@@ -350,7 +352,7 @@ class _Replay:
 
     def _follow(self) -> list[tuple[tuple[Step, Step], bool]]:
         """Returns what the longest chain to the end of the step goes on with after the end of the kernels of a pass,
-        and after its result; and whether the chain after the result is the longer one."""
+        and after its result; and whether the chain after the result is longer."""
         after = [-1] * len(self.passes)
         for number, played in enumerate(self.passes):
             if played.before >= 0:

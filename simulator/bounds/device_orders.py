@@ -15,7 +15,7 @@ from meshcast.simulator.scheduling.schedule import OverlappedPasses, PipelineSha
 
 @dataclass(frozen=True, eq=False)
 class PassMemory:
-    """Memory of the parts of a model in one micro-batch [bytes].
+    """Memory of the parts of a model in a micro-batch [bytes].
 
     net: what a pass of each kind (`PASSES`) leaves behind [parts, kinds].
     peak: the most during it, relative to its begin [parts, kinds].
@@ -30,7 +30,7 @@ class PassMemory:
 
 @dataclass(frozen=True, eq=False)
 class PassTimes:
-    """Least durations of the parts of a model, and of the collectives on one stream [s].
+    """Least durations of the parts of a model, and of the collectives on a stream [s].
 
     seconds: of a pass of each kind (`PASSES`) [parts, kinds]. last: of its last unit, 0 if unknown [parts, kinds].
     gathers, again: of weights before the first forward and, where they were freed, the first backward pass [parts].
@@ -46,7 +46,7 @@ class PassTimes:
 
 @dataclass(frozen=True, eq=False)
 class DeviceOrder:
-    """The passes of one device in their order.
+    """The passes of a device in their order.
 
     whole: whether it has all passes of a step. part, kind: of every pass.
     place: of the first pass of those that run together with it.
@@ -64,7 +64,7 @@ class DeviceOrder:
     ends_gradients: np.ndarray
 
     def peak(self, memory: PassMemory) -> float:
-        """The most memory of the passes, without messages [bytes].
+        """Returns the most memory of the passes, without messages [bytes].
 
         Weights that are gathered again before the first backward pass arrive, and the gradients of this pass come to
         be, unit by unit while it frees activations: they do not count.
@@ -83,14 +83,14 @@ class DeviceOrder:
         return max(float(during.max(initial=0.0)), float(after.max(initial=0.0)))
 
     def last_end(self, times: PassTimes) -> float:
-        """When all passes and collectives have ended, at the earliest [s], if no other device is waited for, and no
-        passes run together.
+        """Returns when all passes and collectives have ended, at the earliest [s], if no other device is waited for,
+        and no passes run together.
 
         Collectives run on their stream in the order of the passes to which they belong. A pass ends no earlier than its
         last unit, after its weights have arrived.
         """
-        own = times.seconds[self.part, self.kind]
-        ends = np.cumsum(own)
+        seconds = times.seconds[self.part, self.kind]
+        ends = np.cumsum(seconds)
         late = free = 0.0  # how late the passes are; when the stream of the collectives is free
         for number in np.flatnonzero(self.begins_weights | self.ends_gradients).tolist():
             part, kind = self.part[number], self.kind[number]
@@ -99,14 +99,14 @@ class DeviceOrder:
                 free += gathers
                 late = max(late, free + times.last[part, kind] - ends[number])
             if self.ends_gradients[number]:
-                free = max(free, ends[number] - own[number] + late) + times.reductions[part]
+                free = max(free, ends[number] - seconds[number] + late) + times.reductions[part]
         return float(max(ends[-1] + late, free))
 
 
 def device_orders(schedule: Schedule, shape: PipelineShape, devices: Sequence[int]) -> dict[int, DeviceOrder]:
-    """The orders of some devices; empty for a schedule whose orders depend on durations.
+    """Returns the orders of some devices; empty for a schedule whose orders depend on durations.
 
-    A long batch holds as much as a short one: what is between warm-up and cool-down repeats.
+    A long batch holds as much as a short batch: what is between warm-up and cool-down repeats.
     """
     if schedule.needs_durations:
         return {}
@@ -117,7 +117,7 @@ def device_orders(schedule: Schedule, shape: PipelineShape, devices: Sequence[in
         orders = schedule.orders(short)
     except MeshcastError:
         return {}
-    found = dict[int, DeviceOrder]()
+    marked = dict[int, DeviceOrder]()
     for device in devices:
         actions = actions_of(orders[device])
         if any(action.kind not in PASSES for action in actions):
@@ -126,8 +126,8 @@ def device_orders(schedule: Schedule, shape: PipelineShape, devices: Sequence[in
         kind = np.array([PASSES.index(action.kind) for action in actions])
         numbers = [len(item) if isinstance(item, OverlappedPasses) else 1 for item in orders[device]]
         place = np.repeat(np.cumsum([0, *numbers[:-1]]), numbers)
-        found[device] = _mark_lives(part, kind, place, short.m == shape.m)
-    return found
+        marked[device] = _mark_lives(part, kind, place, short.m == shape.m)
+    return marked
 
 
 def _mark_lives(part: np.ndarray, kind: np.ndarray, place: np.ndarray, whole: bool) -> DeviceOrder:
@@ -135,11 +135,11 @@ def _mark_lives(part: np.ndarray, kind: np.ndarray, place: np.ndarray, whole: bo
     backward pass of a part, weights from its first forward pass on; freed between where all forward passes come first.
     """
     begins_w, ends_w, begins_g, ends_g = np.zeros((4, len(part)), bool)
-    for one in np.unique(part):
-        own = part == one
-        forward = np.flatnonzero(own & (kind == 0))
-        backward = np.flatnonzero(own & (kind != 0))
-        sums = np.flatnonzero(own & ((kind == 1) | (kind == 3)))
+    for number in np.unique(part):
+        here = part == number
+        forward = np.flatnonzero(here & (kind == 0))
+        backward = np.flatnonzero(here & (kind != 0))
+        sums = np.flatnonzero(here & ((kind == 1) | (kind == 3)))
         begins_w[forward[0]] = True
         if not len(sums):
             continue

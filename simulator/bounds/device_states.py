@@ -44,17 +44,17 @@ class DeviceStates:
     plan: Plan
 
     def at_least(self) -> DeviceStates:
-        """These, of a data scheme of which nothing else is known: its collectives and its update may take no time, and
-        where it measures memory first its states may lie elsewhere."""
+        """Returns these states, of a data scheme of which nothing else is known: its collectives and its update may
+        take no time, and where it measures memory first its states may lie elsewhere."""
         measures = any(scheme.measures_memory for scheme in schemes_with(self.plan.schemes, MeasuresMemory))
         none, whole = np.zeros_like(self.update), np.zeros_like(self.whole)
-        units = tuple(one.without_time() for one in self.collectives)
+        collectives = tuple(units.without_time() for units in self.collectives)
         resident = np.zeros_like(self.resident) if measures else self.resident
-        return replace(self, resident=resident, update=none, summed=none, collectives=units, whole=whole)
+        return replace(self, resident=resident, update=none, summed=none, collectives=collectives, whole=whole)
 
 
 def hop_seconds(plan: Plan, nbytes: int, shared: SharedWork) -> float:
-    """Time of a message of `nbytes` bytes between two stages, sent in as many shares as it may be [s]."""
+    """Returns the time of a message of `nbytes` bytes between two stages, sent in as many shares as it may be [s]."""
     if plan.shape.p == 1:
         return 0.0
     if plan.job.framework.scatter_gather_tensors_in_pipeline:
@@ -64,11 +64,11 @@ def hop_seconds(plan: Plan, nbytes: int, shared: SharedWork) -> float:
 
 
 def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
-    """The states of every device of a plan with a flush."""
+    """Returns the states of every device of a plan with a flush."""
     stages, updates = lower_stages(plan, shared.units)
     resident = [sum(held.values()) for held in resident_of_devices(plan, device_params(plan, stages), any_batch=True)]
     update, summed = np.zeros((2, plan.ranks.devices))
-    for device, price in enumerate(one.estimate for one in shared.device_costs(plan)):
+    for device, price in enumerate(costs.estimate for costs in shared.device_costs(plan)):
         if updates:
             update[device] = _play_update(updates[device].forward, price)
             summed[device] = _sum_before_norm(updates[device].forward, price)
@@ -80,8 +80,8 @@ def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
 
 
 def _play_update(ops: Sequence[Op], price: Price) -> float:
-    """Time of an update from when all devices meet for the norm of the gradients, each op after those that it waits for
-    and those before it on its stream; of an update without that the time of its kernels [s]."""
+    """Returns the time of an update from when all devices meet for the norm of the gradients, each op after those that
+    it waits for and those before it on its stream; of an update without that the time of its kernels [s]."""
     if not any(op.meeting == NORM for op in ops):
         return sum(price(op.work)[0] for op in ops if op.stream == COMPUTE and op.work is not None)
     ends, streams = dict[Op, float](), defaultdict[str, float](float)
@@ -94,7 +94,7 @@ def _play_update(ops: Sequence[Op], price: Price) -> float:
 
 
 def _sum_before_norm(ops: Sequence[Op], price: Price) -> float:
-    """Time of the reductions of an update that the norm of the gradients waits for, one after another on each stream
+    """Returns the time of the reductions of an update that the norm of the gradients waits for, in turn on each stream
     [s]."""
     meetings = [number for number, op in enumerate(ops) if op.meeting == NORM]
     ends, streams = dict[Op, float](), defaultdict[str, float](float)

@@ -21,12 +21,12 @@ class LeastEnergy(NamedTuple):
     joules: float = 0.0
 
     def bound(self, seconds: float) -> float:
-        """Least energy of a step that takes `seconds` [J]; also of arrays."""
+        """Returns the least energy of a step that takes `seconds` [J]; also of arrays."""
         return self.joules + self.watts * seconds
 
 
 def least_energy(job: Job) -> LeastEnergy:
-    """The least energy of a step of a job on its cluster, for any plan.
+    """Returns the least energy of a step of a job on its cluster, for any plan.
 
     Kernels add the least for each FLOP at the peak of their GPU, where it is shared among the most FLOPs. With
     documents or micro-batches of different lengths attention is left out, and so are all FLOPs beyond those of the
@@ -34,7 +34,7 @@ def least_energy(job: Job) -> LeastEnergy:
     """
     cluster, run, batch = job.cluster, job.run, job.batch
     counts: dict[GPU, int] = {}
-    for node, number in [(one.node, one.nodes) for one in cluster.groups] or [(cluster.node, 0)]:
+    for node, number in [(group.node, group.nodes) for group in cluster.groups] or [(cluster.node, 0)]:
         counts[node.gpu] = counts.get(node.gpu, 0) + (number * int(node.gpus) or cluster.gpus)
     beside = {gpu: overhead(gpu, run.node_watts_per_gpu, run.pue) for gpu in counts}
     watts = sum(
@@ -45,10 +45,10 @@ def least_energy(job: Job) -> LeastEnergy:
     framework = job.framework
     formats = {framework.weights, *([QUANTISED[framework.quantised].dtype] if framework.quantised else [])}
     each = [
-        power_model(gpu).least_joules_per_flop(one) * beside[gpu].pue
+        power_model(gpu).least_joules_per_flop(dtype) * beside[gpu].pue
         for gpu in counts
-        for one in formats
-        if one in gpu.peak
+        for dtype in formats
+        if dtype in gpu.peak
     ]
     seq = 1 if batch.documents else batch.sequence
     flops = needed_flops("causal", job.model, seq, job.adapters, job.forward_only) * batch.total * batch.sequence

@@ -35,12 +35,12 @@ class ParameterCosts(NamedTuple):
 def least_states(
     plan: Plan, layout: UnitLayout, stages: Stages, place: StagePlaces, costs: ParameterCosts
 ) -> DeviceStates:
-    """States of the devices of a pipeline, at least. plan: one with its degrees. stages: units of the parts of the
-    model."""
+    """Returns the states of the devices of a pipeline, at least. plan: a plan with its degrees. stages: units of the
+    parts of the model."""
     sharded = sum((sizes for axes, sizes in layout.matrices.items() if plan.mesh.size(axes) > 1), 0 * layout.elements)
     held, kept = (
-        np.array([sum(one[kind] * count for kind, count in stage) for stage in stages])[place.part]
-        for one in (layout.elements, sharded)
+        np.array([sum(elements[kind] * count for kind, count in stage) for stage in stages])[place.part]
+        for elements in (layout.elements, sharded)
     )
     devices = np.zeros(plan.ranks.devices)
     return DeviceStates(
@@ -62,7 +62,7 @@ def _least_collectives(layout: UnitLayout, stages: Stages, costs: ParameterCosts
     nothing = np.zeros(len(of_units))
     if costs.each_reduction:
         reduced, gathered = costs.each_reduction * reduced[of_units], costs.each_gather * gathered[of_units]
-        # The first unit of a pass, of one layer or several, may be gathered beside the pass before.
+        # The first unit of a pass, of a layer or several, may be gathered beside the pass before.
         between = gathered if costs.unit == 1 else nothing
         return UnitCollectives(nothing, nothing, nothing, reduced + gathered, reduced, between)
     first = gathered[of_units] if any(costs.whole) else nothing

@@ -105,7 +105,7 @@ class SizedUnits:
         return False
 
     def scale(self, size: int) -> LoweredUnits | None:
-        """Returns the units from those of one and of two sequences; None if one of these plans breaks a rule.
+        """Returns the units from those of 1 and of 2 sequences; None if either of these plans breaks a rule.
 
         Raises NotAffine if both differ in more than sizes.
         """
@@ -113,28 +113,28 @@ class SizedUnits:
         if first is None or second is None:
             return None
         pairs = zip(first.stages, second.stages, strict=True)
-        return replace(first, stages=tuple(scale_stage(one, two, size) for one, two in pairs))
+        return replace(first, stages=tuple(scale_stage(small, large, size) for small, large in pairs))
 
 
-def scale_stage(one: StageOps, two: StageOps, size: int) -> StageOps:
-    """The ops of a stage at a micro-batch of `size` sequences. one, two: at sizes 1 and 2.
+def scale_stage(small: StageOps, large: StageOps, size: int) -> StageOps:
+    """Returns the ops of a stage at a micro-batch of `size` sequences. small, large: at sizes 1 and 2.
 
     Raises NotAffine if these have other ops.
     """
-    _check(len(one.unit_runs) == len(two.unit_runs))
-    runs = zip(one.unit_runs, two.unit_runs, strict=True)
-    return replace(one, unit_runs=[_scale_run(first, second, size - 1) for first, second in runs])
+    _check(len(small.unit_runs) == len(large.unit_runs))
+    runs = zip(small.unit_runs, large.unit_runs, strict=True)
+    return replace(small, unit_runs=[_scale_run(first, second, size - 1) for first, second in runs])
 
 
-def scale_kernels(one: StageOps, two: StageOps, size: int) -> list[tuple[str, Work, int]]:
-    """The kernels of a stage at a micro-batch of `size` sequences: phases, works, and how often each runs.
+def scale_kernels(small: StageOps, large: StageOps, size: int) -> list[tuple[str, Work, int]]:
+    """Returns the kernels of a stage at a micro-batch of `size` sequences: phases, works, and how often each runs.
 
     Raises NotAffine if the stages at sizes 1 and 2 have other ops.
     """
-    _check(len(one.unit_runs) == len(two.unit_runs))
+    _check(len(small.unit_runs) == len(large.unit_runs))
     return [
         (first.phase, _scale(first.work, second.work, size - 1), run.count)
-        for run, other in zip(one.unit_runs, two.unit_runs, strict=True)
+        for run, other in zip(small.unit_runs, large.unit_runs, strict=True)
         for first, second in _pair_ops(run.fragment, other.fragment)
         if first.stream == COMPUTE and first.work is not None
     ]
@@ -145,52 +145,53 @@ def _check(holds: bool) -> None:
         raise NotAffine
 
 
-def _scale_run(one: UnitRun, two: UnitRun, times: int) -> UnitRun:
-    _check((one.name, one.count, one.keys) == (two.name, two.count, two.keys))
-    sizes = {key: _scale(getattr(one, key), getattr(two, key), times) for key in ("nbytes", "nbytes_in")}
-    return replace(one, fragment=_scale_fragment(one.fragment, two.fragment, times), **sizes)
+def _scale_run(small: UnitRun, large: UnitRun, times: int) -> UnitRun:
+    _check((small.name, small.count, small.keys) == (large.name, large.count, large.keys))
+    sizes = {key: _scale(getattr(small, key), getattr(large, key), times) for key in ("nbytes", "nbytes_in")}
+    return replace(small, fragment=_scale_fragment(small.fragment, large.fragment, times), **sizes)
 
 
-def _scale_fragment(one: Fragment, two: Fragment, times: int) -> Fragment:
-    pairs = dict(_pair_ops(one, two))
-    made = one.copy()
+def _scale_fragment(small: Fragment, large: Fragment, times: int) -> Fragment:
+    pairs = dict(_pair_ops(small, large))
+    scaled = small.copy()
     known: dict[tuple[Any, Any], Any] = {}
-    for first, own in zip((*one.forward, *one.backward), (*made.forward, *made.backward), strict=True):
+    for first, op in zip((*small.forward, *small.backward), (*scaled.forward, *scaled.backward), strict=True):
         key = first.work, pairs[first].work
         if key not in known:
             known[key] = _scale(*key, times)
-        own.work, own.launches = known[key], _scale(first.launches, pairs[first].launches, times)
-    _check([use.key for use in one.tensor_uses] == [use.key for use in two.tensor_uses])
-    uses = zip(one.tensor_uses, two.tensor_uses, made.tensor_uses, strict=True)
-    made.tensor_uses = [
-        TensorUse(own.key, _scale(first.nbytes, second.nbytes, times), own.op, own.made, own.category, own.stays)
-        for first, second, own in uses
+        op.work, op.launches = known[key], _scale(first.launches, pairs[first].launches, times)
+    _check([use.key for use in small.tensor_uses] == [use.key for use in large.tensor_uses])
+    uses = zip(small.tensor_uses, large.tensor_uses, scaled.tensor_uses, strict=True)
+    scaled.tensor_uses = [
+        TensorUse(use.key, _scale(first.nbytes, second.nbytes, times), use.op, use.made, use.category, use.stays)
+        for first, second, use in uses
     ]
-    return made
+    return scaled
 
 
-def _pair_ops(one: Fragment, two: Fragment) -> Iterable[tuple[Op, Op]]:
-    """The ops of two fragments that do the same for other sizes."""
-    for first, second in ((one.forward, two.forward), (one.backward, two.backward)):
+def _pair_ops(small: Fragment, large: Fragment) -> Iterable[tuple[Op, Op]]:
+    """Yields the ops of two fragments that do the same for other sizes."""
+    for first, second in ((small.forward, large.forward), (small.backward, large.backward)):
         _check(len(first) == len(second))
         for a, b in zip(first, second, strict=True):
             _check((a.name, a.stream, a.phase) == (b.name, b.stream, b.phase))
             yield a, b
 
 
-def _scale(one: Any, two: Any, times: int) -> Any:
-    """A value, or the sizes of a work, that is `one` and then `two`, after so many more steps of the same."""
-    if one == two:
-        return one
-    _check(type(one) is type(two))
-    if isinstance(one, int | float) and not isinstance(one, bool):
-        return one + times * (two - one)
-    if isinstance(one, tuple) and len(one) == len(two):
-        return tuple(_scale(a, b, times) for a, b in zip(one, two, strict=True))
-    _check(is_dataclass(one))
+def _scale(small: Any, large: Any, times: int) -> Any:
+    """Returns a value, or the sizes of a work, that is `small` and then `large`, after so many more steps of the
+    same."""
+    if small == large:
+        return small
+    _check(type(small) is type(large))
+    if isinstance(small, int | float) and not isinstance(small, bool):
+        return small + times * (large - small)
+    if isinstance(small, tuple) and len(small) == len(large):
+        return tuple(_scale(a, b, times) for a, b in zip(small, large, strict=True))
+    _check(is_dataclass(small))
     changed = {
-        field.name: _scale(getattr(one, field.name), getattr(two, field.name), times)
-        for field in fields(one)
-        if field.init and getattr(one, field.name) != getattr(two, field.name)
+        field.name: _scale(getattr(small, field.name), getattr(large, field.name), times)
+        for field in fields(small)
+        if field.init and getattr(small, field.name) != getattr(large, field.name)
     }
-    return replace(one, **changed)
+    return replace(small, **changed)

@@ -62,7 +62,7 @@ class OrderBounds:
 
     @cached_property
     def device_orders(self) -> dict[int, DeviceOrder]:
-        """Orders of some devices: of the first and the last one, and of such as have neither embedding nor loss."""
+        """Orders of some devices: of the first and the last device, and of such as have neither embedding nor loss."""
         p = self.shape.p
         return device_orders(self.schedule, self.shape, sorted({0, min(1, p - 1), p // 2, p - 1}))
 
@@ -88,7 +88,7 @@ class StageBounds:
     shared: SharedWork
 
     def times(self, plan: Plan | None) -> StageTimes:
-        """Returns the least durations of passes. plan: gives prices of messages; without one they take no time."""
+        """Returns the least durations of passes. plan: gives prices of messages; without a plan they take no time."""
         hop = hop_seconds(plan, self.prices.message_nbytes, self.shared) if plan is not None else 0.0
         return self.prices.stage_times(self.units, hop)
 
@@ -124,7 +124,7 @@ class StageBounds:
         place = self.order.place
         if state.whole.shape[1] == len(place.part):
             return state.whole
-        # States are those of a pipeline with one stage a device: its chunks have shares of them. A matrix that
+        # States are those of a pipeline with a stage a device: its chunks have shares of them. A matrix that
         # embedding and output layer share is no part of the share of either.
         elements = self.prices.elements(self.units)[place.part]
         counted = self.prices.elements(self.units, not state.plan.model_parts.model.tied)[place.part]
@@ -178,7 +178,7 @@ class StageBounds:
 
     def _beside(self, times: StageTimes, sides: UnitCollectives, overlaps: bool) -> float:
         """Returns the least time of the collectives on their stream [s]. overlaps: whether weights of a pass are
-        gathered while another one computes."""
+        gathered while another pass computes."""
         place = self.order.place
         every = place.sum(place.turns * sides.each + sides.once)
         if overlaps:

@@ -22,31 +22,33 @@ class DeviceUnits:
     """What the devices of a pipeline run and hold, for several variants of its parts, in numbers of units.
 
     work: that pass through a device in a step for each micro-batch. passed: through which a micro-batch comes before
-    it reaches the device. own: of the device. least, most: of its stage with the fewest and with the most [devices,
+    it reaches the device. held: of the device. least, most: of its stage with the fewest and with the most [devices,
     variants, kinds].
-    places: numbers of the devices: only those that no other one exceeds in everything.
+    places: numbers of the devices: only those that no other device exceeds in everything.
     """
 
     work: np.ndarray
     passed: np.ndarray
-    own: np.ndarray
+    held: np.ndarray
     least: np.ndarray
     most: np.ndarray
     places: np.ndarray
 
     @classmethod
     def of(cls, place: StagePlaces, counts: np.ndarray, m: int) -> DeviceUnits:
-        """Of a placement of stages. counts: units of the parts of the model [parts, variants, kinds]. m: micro-batches
-        of a step."""
+        """Counts the units of a placement of stages. counts: units of the parts of the model [parts, variants, kinds].
+        m: micro-batches of a step."""
         parts, flat = place.part, counts.reshape(len(counts), -1)
         stages = flat[parts]
         work, passed = place.sum(place.turns[:, None] / m * stages), place.least(place.passed @ flat)
-        own, least, most = place.sum(stages), place.least(stages), place.most(stages)
+        held, least, most = place.sum(stages), place.least(stages), place.most(stages)
         kinds = counts.shape[2]
-        places = _largest(np.hstack([one[:, :kinds] for one in (work, passed, own, least, -most)]))
+        places = _largest(np.hstack([column[:, :kinds] for column in (work, passed, held, least, -most)]))
         shape = len(places), *counts.shape[1:]
-        work, passed, own, least, most = (one[places].reshape(shape) for one in (work, passed, own, least, most))
-        return cls(work, passed, own, least, most, places)
+        work, passed, held, least, most = (
+            column[places].reshape(shape) for column in (work, passed, held, least, most)
+        )
+        return cls(work, passed, held, least, most, places)
 
 
 class PipelineUnits(NamedTuple):
@@ -79,10 +81,10 @@ class Collectives(NamedTuple):
 
 
 class PipelineTable:
-    """Pipelines as numbers of units of their devices; variants of a pipeline are pipelines of their own."""
+    """Pipelines as numbers of units of their devices; variants of a pipeline are pipelines themselves."""
 
     def __init__(self, pipelines: Sequence[PipelineUnits]) -> None:
-        columns: dict[str, list[np.ndarray]] = {name: [] for name in ("work", "passed", "own", "least", "most")}
+        columns: dict[str, list[np.ndarray]] = {name: [] for name in ("work", "passed", "held", "least", "most")}
         held, rows_of_mode, widths, at = list[np.ndarray](), dict[Mode, list[np.ndarray]](), list[int](), 0
         for schedule, shape, devices, in_flight in pipelines:
             number, variants, kinds = devices.work.shape
@@ -109,7 +111,7 @@ class PipelineTable:
         self._pipelines = np.repeat(np.arange(self.size), widths)
 
     def step_seconds(self, units: StageTimes, collectives: Collectives) -> np.ndarray:
-        """Lower bounds of the time of all passes and data-parallel collectives [pipelines, choices] [s].
+        """Returns lower bounds of the time of all passes and data-parallel collectives [pipelines, choices] [s].
 
         units: durations, each kind of unit as a part. Messages take no time; passes of a schedule without bounds take
         none.
@@ -119,12 +121,12 @@ class PipelineTable:
         passes, opened = np.zeros((2, self._held.shape[1]))
         for mode, rows in self._modes.items():
             passes[rows], opened[rows] = self._passes(mode, rows, units)
-        own, least = self._devices["own"] @ collectives.elements.T, self._devices["least"] @ collectives.elements.T
-        reductions, gathers = (one[self._pipelines] for one in (collectives.reductions, collectives.gathers))
+        held, least = self._devices["held"] @ collectives.elements.T, self._devices["least"] @ collectives.elements.T
+        reductions, gathers = (rates[self._pipelines] for rates in (collectives.reductions, collectives.gathers))
         # The reductions of some stage follow the begin of the last backward pass.
         last = opened[:, None] + np.einsum("dg,dcg->dc", least, reductions)
-        each, again = (one[self._pipelines] for one in (collectives.each_reduction, collectives.each_gather))
-        once = np.einsum("dg,dcg->dc", own, reductions + gathers) * (each + again == 0)
+        each, again = (counts[self._pipelines] for counts in (collectives.each_reduction, collectives.each_gather))
+        once = np.einsum("dg,dcg->dc", held, reductions + gathers) * (each + again == 0)
         work = self._devices["work"]
         reduced = each * np.einsum("dg,dcg->dc", work @ collectives.elements.T, reductions)
         gathered = again * np.einsum("dg,dcg->dc", work @ collectives.matrices.T, gathers)
@@ -132,21 +134,21 @@ class PipelineTable:
         return np.asarray(np.maximum.reduceat(np.maximum(np.maximum(last, every), passes[:, None]), self._starts))
 
     def _passes(self, mode: Mode, rows: np.ndarray, units: StageTimes) -> tuple[np.ndarray, np.ndarray]:
-        """When devices are done with all passes, and begin the last backward pass, at the earliest [devices] [s]:
-        `bound_devices` of sums of units."""
+        """Returns when devices are done with all passes, and begin the last backward pass, at the earliest [devices]
+        [s]: `bound_devices` of sums of units."""
         if not mode.pairs:
             return self._passes_of(mode, rows, units, units.stream)
-        # Of passes that run as a pair one is a backward pass, and a pair takes no less than that alone.
+        # Of passes that run as a pair either is a backward pass, and a pair takes no less than that alone.
         alone = units.stream.copy()
         alone[:, FORWARD] = 0.0
         both = (self._passes_of(mode, rows, units, seconds) for seconds in (units.busy, alone))
-        passes, opened = (np.maximum(*one) for one in zip(*both, strict=True))
+        passes, opened = (np.maximum(*bounds) for bounds in zip(*both, strict=True))
         return passes, opened
 
     def _passes_of(
         self, mode: Mode, rows: np.ndarray, units: StageTimes, seconds: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """`_passes`, one after another. seconds: of a pass on each stream [kinds, passes, streams]."""
+        """Computes `_passes`, in turn. seconds: of a pass on each stream [kinds, passes, streams]."""
         passes = PassSeconds.of(mode, seconds, units.path)
         work, passed, most = (self._devices[name][rows] for name in ("work", "passed", "most"))
         sums = work @ (passes.forward + passes.backward)
@@ -160,17 +162,17 @@ class PipelineTable:
         return np.maximum((begins + sums).max(axis=1), returned), np.maximum((begins + opened).max(axis=1), 0.0)
 
     def memory(self, grown: np.ndarray, elements: np.ndarray, each: np.ndarray) -> np.ndarray:
-        """Least memory of the fullest device [pipelines, choices] [bytes].
+        """Returns the least memory of the fullest device [pipelines, choices] [bytes].
 
         grown: what the forward pass of a unit leaves for its backward pass [kinds] [bytes].
         elements: parameters of a unit [kinds]. each: bytes of states of a parameter [pipelines, choices].
         """
         if not self.size:
             return np.zeros(each.shape)
-        own, least, most = (self._devices[name] for name in ("own", "least", "most"))
+        held, least, most = (self._devices[name] for name in ("held", "least", "most"))
         every, others = self._held
-        activations = every * (own @ grown) + others * (least @ np.maximum(grown, 0.0) + most @ np.minimum(grown, 0.0))
-        states = (own @ elements)[:, None] * each[self._pipelines]
+        activations = every * (held @ grown) + others * (least @ np.maximum(grown, 0.0) + most @ np.minimum(grown, 0.0))
+        states = (held @ elements)[:, None] * each[self._pipelines]
         return np.asarray(np.maximum.reduceat(np.maximum(activations, 0.0)[:, None] + states, self._starts))
 
 
@@ -184,17 +186,18 @@ def _divide_held(count: np.ndarray, shape: PipelineShape, directions: int) -> li
 
 
 def _largest_part(stream: np.ndarray, waiting: np.ndarray) -> np.ndarray:
-    """The most of a pass that runs on each stream before its input, or after its result, of any stage [streams] [s].
+    """Returns the most of a pass that runs on each stream before its input, or after its result, of any stage [streams]
+    [s].
 
     stream: of a pass of every kind of unit. waiting: from its input on, or up to its result [kinds, streams].
-    The embedding is on a device that waits for no other one. A unit without ops on a stream puts off neither.
+    The embedding is on a device that waits for no other. A unit without ops on a stream puts off neither.
     """
     apart = np.where(stream[1:] > 0.0, stream[1:] - waiting[1:], 0.0)
     return np.asarray(np.maximum(apart.max(axis=0), 0.0))
 
 
 def _largest(rows: np.ndarray) -> np.ndarray:
-    """The places of rows that no other row exceeds in all columns or, of equal rows, of the first."""
+    """Returns the places of rows that no other row exceeds in all columns or, of equal rows, of the first."""
     rows, places = np.unique(rows, axis=0, return_index=True)
     if len(rows) == 1:
         return np.asarray(places)

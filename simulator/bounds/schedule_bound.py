@@ -1,7 +1,7 @@
 """Lower bounds of the step time of a pipeline schedule, and of the activations that its devices hold.
 
 No order of the passes lets a device begin before a micro-batch has come through the stages before it, end before the
-last gradient has gone back through them, or run its passes in less time than they take one after another.
+last gradient has gone back through them, or run its passes in less time than they take in turn.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StageTimes:
     from_input: from the input of a pass to the end of its ops on each stream, as `stream` has them; -inf where none of
         them waits for the input, as on the host, which launches ahead.
     to_result: from the begin of the ops of a pass on each stream to its result; -inf where it needs none of them.
-        Both are 0 or more on the compute stream, the first one, where the pass has kernels: one without, such as the
+        Both are 0 or more on the compute stream, the first, where the pass has kernels: a pass without, such as the
         gradient of the input of an embedding, puts off nothing that follows, and its result follows nothing but its
         input.
     hop: a message between two stages.
@@ -68,30 +68,31 @@ class StagePlaces:
         """Messages between devices before a stage."""
         self.sends = np.zeros(shape.stages)
         """Outputs that a stage sends to other devices for a micro-batch."""
-        for stage in sorted(stages, key=lambda one: self.part[one]):
-            for one in previous[stage]:
-                self.passed[stage] = self.passed[one]
-                self.passed[stage, self.part[one]] = 1
-                elsewhere = self.device[one] != self.device[stage]
-                self.hops[stage] = self.hops[one] + elsewhere
-                self.sends[one] += elsewhere
+        for stage in sorted(stages, key=self.part.__getitem__):
+            for before in previous[stage]:
+                self.passed[stage] = self.passed[before]
+                self.passed[stage, self.part[before]] = 1
+                elsewhere = self.device[before] != self.device[stage]
+                self.hops[stage] = self.hops[before] + elsewhere
+                self.sends[before] += elsewhere
         self._order = np.argsort(self.device, kind="stable")
         self._starts = np.searchsorted(self.device[self._order], np.arange(shape.p))
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Sums over the stages of every device. values: by virtual stage; so for the others."""
+        """Adds up values over the stages of every device. values: by virtual stage; so for the others."""
         return np.add.reduceat(values[self._order], self._starts)
 
     def work(self, values: np.ndarray) -> np.ndarray:
-        """Sums over the stages of every device, micro-batch by micro-batch. values: by part [parts, streams]."""
+        """Adds up values over the stages of every device, micro-batch by micro-batch. values: by part [parts,
+        streams]."""
         return self.sum(self.turns[:, None] * values[self.part])
 
     def least(self, values: np.ndarray) -> np.ndarray:
-        """The least value of the stages of every device."""
+        """Returns the least value of the stages of every device."""
         return np.minimum.reduceat(values[self._order], self._starts)
 
     def most(self, values: np.ndarray) -> np.ndarray:
-        """The largest value of the stages of every device."""
+        """Returns the largest value of the stages of every device."""
         return np.maximum.reduceat(values[self._order], self._starts)
 
 
@@ -109,7 +110,7 @@ class Mode(NamedTuple):
 
     @classmethod
     def of(cls, schedule: Schedule) -> Mode:
-        """The mode of a schedule."""
+        """Returns the mode of a schedule."""
         split, mixed = schedule.backward_kinds == ("B", "W"), len(schedule.backward_kinds) > 2
         return cls(split, mixed, schedule.pairs_passes, schedule.barrier)
 
@@ -133,7 +134,7 @@ class PassSeconds(NamedTuple):
 
     @classmethod
     def of(cls, mode: Mode, seconds: np.ndarray, path: np.ndarray) -> PassSeconds:
-        """Of durations of passes [parts, passes, streams], and from their input to their result [parts, passes]."""
+        """Sums durations of passes [parts, passes, streams], and from their input to their result [parts, passes]."""
         forward, whole, halves = seconds[:, FORWARD], seconds[:, WHOLE], seconds[:, INPUTS] + seconds[:, WEIGHTS]
         backward, inputs, gradient = whole, whole, path[:, WHOLE]
         if mode.split or mode.mixed:
@@ -161,7 +162,7 @@ class DeviceBound(NamedTuple):
 def bound_devices(
     schedule: Schedule, shape: PipelineShape, place: StagePlaces, times: StageTimes, blocking: bool = False
 ) -> DeviceBound:
-    """Lower bounds of when every device is done. A schedule for which `has_bound` is false has none.
+    """Returns lower bounds of when every device is done. A schedule for which `has_bound` is false has none.
 
     blocking: a device waits for each message that it sends.
     """
@@ -184,7 +185,7 @@ def _bound_passes(
     seconds: np.ndarray,
     blocking: bool,
 ) -> DeviceBound:
-    """The bound of all passes of a device, one after another. seconds: of a pass on each stream [parts, passes,
+    """Returns the bound of all passes of a device, in turn. seconds: of a pass on each stream [parts, passes,
     streams]."""
     passes, part = PassSeconds.of(Mode.of(schedule), seconds, times.path), place.part
     if shape.forward_only:
@@ -196,7 +197,7 @@ def _bound_passes(
         return DeviceBound(computed, computed, computed)
     head = place.least(place.passed @ times.path[:, FORWARD] + place.hops * times.hop)
     tail = place.least(place.passed @ passes.gradient + place.hops * times.hop)
-    # On each stream the first pass may begin before its input, and the last one gives its result before it ends: the
+    # On each stream the first pass may begin before its input, and the last gives its result before it ends: the
     # host runs ahead of the input as far as it waits for nothing.
     early = place.most(np.maximum(times.stream[part, FORWARD] - times.from_input[part, FORWARD], 0.0))
     ends = place.most(np.maximum(times.stream[part, passes.last] - times.to_result[part, passes.last], 0.0))
@@ -221,8 +222,8 @@ def _wait_for_messages(place: StagePlaces, times: StageTimes, streams: int) -> n
 
 
 def _bound_backward_passes(place: StagePlaces, times: StageTimes) -> DeviceBound:
-    """The bound of the backward passes of a device, which may compute gradients of weights with those of inputs or
-    apart: no two of them run together, and the first one begins once a gradient has come to the device."""
+    """Returns the bound of the backward passes of a device, which may compute gradients of weights with those of inputs
+    or apart: no two of them run together, and the first begins once a gradient has come to the device."""
     part, path = place.part, times.path
     passes = PassSeconds.of(Mode(split=False, mixed=True, pairs=True, barrier=True), times.stream, path)
     after = 1.0 - place.passed
@@ -230,8 +231,8 @@ def _bound_backward_passes(place: StagePlaces, times: StageTimes) -> DeviceBound
     hops = 2 * place.hops.max() - place.hops
     head = place.least(path[:, FORWARD].sum() + after @ passes.gradient + hops * times.hop)
     tail = place.least(place.passed @ passes.gradient + place.hops * times.hop)
-    seconds, entered, given = (of[part][:, [INPUTS, WHOLE]] for of in (times.stream, times.from_input, times.to_result))
-    early, ends = (place.most(np.maximum(seconds - waits, 0.0).max(axis=1)) for waits in (entered, given))
+    seconds, entered, left = (of[part][:, [INPUTS, WHOLE]] for of in (times.stream, times.from_input, times.to_result))
+    early, ends = (place.most(np.maximum(seconds - waits, 0.0).max(axis=1)) for waits in (entered, left))
     begins, sums = np.maximum(head[:, None] - early, 0.0), place.work(passes.backward)
     computed = (begins + sums).max(axis=1)
     opened = (begins + (sums - place.most(passes.longest[part]))).max(axis=1)
@@ -241,7 +242,7 @@ def _bound_backward_passes(place: StagePlaces, times: StageTimes) -> DeviceBound
 def shortest_step(
     schedule: Schedule, bound: DeviceBound, update: np.ndarray, reductions: np.ndarray, beside: float = 0.0
 ) -> float:
-    """A lower bound of the step time [s].
+    """Returns a lower bound of the step time [s].
 
     update: time of the optimizer update on the compute stream of every device [devices] [s].
     reductions: time of the gradient reductions of the stage of every device that has least [devices] [s].
@@ -257,22 +258,23 @@ def shortest_step(
 
 
 def has_bound(schedule: Schedule, shape: PipelineShape) -> bool:
-    """Whether `shortest_step` knows the passes of a schedule: whole sequences and samples of one micro-batch."""
+    """Says whether `shortest_step` knows the passes of a schedule: whole sequences and samples of a single
+    micro-batch."""
     whole = len(schedule.slices) == 1 and shape.slices == 1 and not shape.classes and not shape.batch_loss
     of_one = schedule.microbatches_per_forward == schedule.backwards_per_forward == 1
     return whole and of_one and not isinstance(schedule, RequiresRoles)
 
 
 def least_in_flight(schedule: Schedule, shape: PipelineShape) -> np.ndarray:
-    """Passes whose activations a device holds at its peak, at least [devices]: the closed form of the paper; without
-    one, as a replay of its orders counts them, if they do not depend on durations."""
-    found = np.ones(shape.p)
+    """Counts the passes whose activations a device holds at its peak, at least [devices]: the closed form of the paper;
+    without it, as a replay of its orders counts them, if they do not depend on durations."""
+    held = np.ones(shape.p)
     if shape.forward_only or schedule.needs_durations or not has_bound(schedule, shape):
-        return found
+        return held
     setting = PipelineSetting(shape, 1.0, 1.0, 1.0)
     for form in schedule.closed_forms(setting):
         if form.quantity == "in_flight_b":
-            return np.maximum(found, np.asarray(form.value, float))
+            return np.maximum(held, np.asarray(form.value, float))
     # Longer batches hold as much: the steady state repeats.
     few = replace(shape, m=min(shape.m, 2 * shape.stages))
     try:
@@ -281,8 +283,8 @@ def least_in_flight(schedule: Schedule, shape: PipelineShape) -> np.ndarray:
         few = shape
     for device, order in enumerate(schedule.orders(few)):
         steps = np.array([_HELD.get(action.kind, 0) for action in actions_of(order)])
-        found[device] = max(1.0, np.cumsum(steps).max(initial=0))
-    return found
+        held[device] = max(1.0, np.cumsum(steps).max(initial=0))
+    return held
 
 
 _HELD = {"F": 1, "B": -1, "BW": -1}

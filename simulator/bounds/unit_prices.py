@@ -74,7 +74,7 @@ class UnitPrices:
 
     @remembered
     def stages(self, layers: tuple[int, ...], recomputed: int | None = None) -> Stages:
-        """The units of the parts of a model.
+        """Returns the units of the parts of a model.
 
         layers: the number of layers of every part. recomputed: layers of every part that are recomputed; None: all.
         """
@@ -87,7 +87,7 @@ class UnitPrices:
 
     @remembered
     def matrix(self, kind: int, action: str, count: int) -> np.ndarray:
-        """The matrix of `count` units of a kind, one after another."""
+        """Returns the matrix of `count` units of a kind, in series."""
         parts = self.kinds[kind].tasks[action].parts
         if len(parts) == 1:
             parts = (replace(parts[0], count=count * parts[0].count),)
@@ -106,7 +106,7 @@ class UnitPrices:
         return max(self._stream_seconds(OUT, "F"), self._stream_seconds(IN, "BW"))
 
     def _stream_seconds(self, stream: str, action: str) -> float:
-        """Returns the seconds of the ops of one layer on a stream in one pass; of the kind of layers that has least."""
+        """Returns the seconds of the ops of a layer on a stream in a pass; of the kind of layers that has least."""
         at = self.coordinates.at.get(stream)
         kinds = range(1, len(self.kinds) - 1)
         return 0.0 if at is None else min(float(self._busy[kind][PASSES.index(action)][at]) for kind in kinds)
@@ -131,7 +131,7 @@ class UnitPrices:
         return StageTimes(**columns, hop=times.hop)
 
     def _longest_kernel(self, kind: int) -> float:
-        """Seconds of the longest kernel of the forward pass of a unit."""
+        """Returns the seconds of the longest kernel of the forward pass of a unit."""
         return max(
             seconds
             for part in self.kinds[kind].tasks["F"].parts
@@ -140,7 +140,7 @@ class UnitPrices:
         )
 
     def stage_times(self, stages: Stages, hop: float = 0.0) -> StageTimes:
-        """Least durations of the passes of stages. hop: seconds of a message between two stages."""
+        """Returns the least durations of the passes of stages. hop: seconds of a message between two stages."""
         return replace(self._times_without_messages(stages), hop=hop)
 
     @remembered
@@ -153,7 +153,7 @@ class UnitPrices:
 
     @remembered
     def _rows_of(self, stage: StageUnits) -> tuple[np.ndarray, ...]:
-        """The times of one stage, as `StageTimes` has them."""
+        """Returns the times of a stage, as `StageTimes` has them."""
         axes, passes = self.coordinates, len(PASSES)
         streams = len(axes.streams) + (axes.host is not None)
         delay, busy = np.zeros((2, passes, streams))
@@ -172,8 +172,8 @@ class UnitPrices:
 
     @cached_property
     def _busy(self) -> list[list[np.ndarray]]:
-        """Seconds of all ops of one unit on every stream [kinds][passes]."""
-        at, found = self.coordinates.at, []
+        """Seconds of all ops of a unit on every stream [kinds][passes]."""
+        at, busy = self.coordinates.at, []
         for kind in self.kinds:
             rows = []
             for action in PASSES:
@@ -182,20 +182,20 @@ class UnitPrices:
                     for op, seconds in zip(part.block.ops, part.seconds, strict=True):
                         row[at[op.stream]] += part.count * seconds
                 rows.append(row)
-            found.append(rows)
-        return found
+            busy.append(rows)
+        return busy
 
     # ------------------------------------------------------------------------------------------ memory
 
     @remembered
     def stage_memory(self, stage: StageUnits) -> tuple[float, float, float]:
-        """Memory of a stage in one micro-batch [bytes]: what its forward pass leaves, and the peaks of its forward and
-        of its backward pass, each relative to its begin."""
+        """Returns the memory of a stage in a micro-batch [bytes]: what its forward pass leaves, and the peaks of its
+        forward and of its backward pass, each relative to its begin."""
         forward, backward = self._profile(stage, "F"), self._profile(stage, "BW")
         return forward.grown, forward.peak, backward.peak
 
     def _profile(self, stage: StageUnits, action: str) -> Profile:
-        """The memory of a pass of a stage: its input, or the gradient of its output, arrives before it."""
+        """Returns the memory of a pass of a stage: its input, or the gradient of its output, arrives before it."""
         arrives, leaves = self.kinds[stage[0][0]].ends[0], self.kinds[stage[-1][0]].ends[1]
         if action != "F":
             stage, arrives, leaves = stage[::-1], leaves, arrives
@@ -205,11 +205,11 @@ class UnitPrices:
 
     @remembered
     def activations(self, stages: Stages) -> np.ndarray:
-        """The memory of stages in one micro-batch, as `stage_memory` has it [stages, 3] [bytes]."""
+        """Returns the memory of stages in a micro-batch, as `stage_memory` has it [stages, 3] [bytes]."""
         return np.array([self.stage_memory(stage) for stage in stages])
 
     def pass_memory(self, stages: Stages) -> tuple[np.ndarray, np.ndarray]:
-        """What a pass of every kind leaves, and its peak relative to its begin [stages, kinds] [bytes]."""
+        """Returns what a pass of every kind leaves, and its peak relative to its begin [stages, kinds] [bytes]."""
         rows = np.array([self._pass_memory(stage) for stage in stages])
         return rows[:, 0], rows[:, 1]
 
@@ -219,13 +219,15 @@ class UnitPrices:
         return np.array([[profile.grown for profile in profiles], [profile.peak for profile in profiles]])
 
     def elements(self, stages: Stages, ends: bool = True) -> np.ndarray:
-        """Parameters of stages on one rank [stages]. ends: with the embedding and the output layer."""
+        """Returns the parameters of stages on a rank [stages]. ends: with the embedding and the output layer."""
         counted = range(len(self.kinds)) if ends else range(1, len(self.kinds) - 1)
-        return np.array([sum(self._elements[kind] * n for kind, n in one if kind in counted) for one in stages], float)
+        return np.array(
+            [sum(self._elements[kind] * n for kind, n in stage if kind in counted) for stage in stages], float
+        )
 
     @cached_property
     def _elements(self) -> list[int]:
-        """Parameters of one unit of every kind."""
+        """Parameters of a unit of every kind."""
         return [sum(param.size * count for param, count in kind.stage_ops.params()) for kind in self.kinds]
 
     def _profiles(self, stage: Sequence[tuple[int, int]], action: str) -> Iterator[tuple[Profile, int]]:
@@ -253,11 +255,12 @@ class UnitLayout(NamedTuple):
     of_recomputed: np.ndarray | None
 
     def with_recomputed(self) -> UnitLayout:
-        """The layout in which every kind of layer comes once more, recomputed, as `join_recomputed` adds them."""
+        """Returns the layout in which every kind of layer comes once more, recomputed, as `join_recomputed` adds
+        them."""
         layers = [*range(1, len(self.elements) - 1)]
         order = [0, *layers, *layers, len(self.elements) - 1]
         reduced, matrices = (
-            {axes: elements[order] for axes, elements in one.items()} for one in (self.reduced, self.matrices)
+            {axes: elements[order] for axes, elements in sums.items()} for sums in (self.reduced, self.matrices)
         )
         return UnitLayout(self.elements[order], reduced, matrices, self.of_layer, self.of_layer + len(layers))
 
@@ -275,7 +278,7 @@ class UnitLayout(NamedTuple):
 class LoweredUnits:
     """The ops of the kinds of units of a plan, each alone in a stage, and the kind of every layer.
 
-    price, host: prices of ops, and time of the host to launch one [s]. weights: number format of the weights.
+    price, host: prices of ops, and time of the host to launch an op [s]. weights: number format of the weights.
     reduces: axes along which the gradient of a parameter is summed.
     of_recomputed: the kind of every layer where it is recomputed; None: no layer is.
     """
@@ -313,51 +316,54 @@ class LoweredUnits:
 
     @property
     def elements(self) -> np.ndarray:
-        """Parameters of one unit of every kind [kinds]."""
-        found = np.zeros(len(self.stages))
-        for kind, param, count in self._own_params():
-            found[kind] += param.size * count
-        return found
+        """Parameters of a unit of every kind [kinds]."""
+        elements = np.zeros(len(self.stages))
+        for kind, param, count in self._distinct_params():
+            elements[kind] += param.size * count
+        return elements
 
-    def _own_params(self) -> Iterator[tuple[int, Param, int]]:
-        """The parameters of one unit of every kind, each with their number; a matrix that embedding and output layer
-        share counts as the embedding's, since one device may have both."""
+    def _distinct_params(self) -> Iterator[tuple[int, Param, int]]:
+        """Yields the parameters of a unit of every kind, each with their number; a matrix that embedding and output
+        layer share counts as the embedding's, since a device may have both."""
         for kind, stage_ops in enumerate(self.stages):
             for param, count in stage_ops.params():
                 if not (param.tied and kind == len(self.stages) - 1):
                     yield kind, param, count
 
     def count_reduced(self, matrices: bool = False) -> dict[tuple[str, ...], np.ndarray]:
-        """Parameters of one unit of every kind whose gradients are summed along the same axes [kinds].
+        """Returns the parameters of a unit of every kind whose gradients are summed along the same axes [kinds].
 
         matrices: only large ones of layers, which are sharded wherever weights are.
         """
-        found = defaultdict[tuple[str, ...], np.ndarray](lambda: np.zeros(len(self.stages)))
-        for kind, param, count in self._own_params():
+        sums = defaultdict[tuple[str, ...], np.ndarray](lambda: np.zeros(len(self.stages)))
+        for kind, param, count in self._distinct_params():
             if param.trained and (axes := self.reduces(param)):
-                found[axes][kind] += param.size * count * (not matrices or (param.in_layer and param.size >= LARGE))
-        return dict(found)
+                sums[axes][kind] += param.size * count * (not matrices or (param.in_layer and param.size >= LARGE))
+        return dict(sums)
 
     def join_recomputed(self, other: LoweredUnits) -> LoweredUnits:
-        """These units, and the layers of `other`, which are recomputed."""
+        """Returns these units, and the layers of `other`, which are recomputed."""
         stages = (*self.stages[:-1], *other.stages[1:-1], self.stages[-1])
         return replace(self, stages=stages, of_recomputed=other.of_layer + len(self.stages) - 2)
 
     def grown(self, blocks: CompiledBlocks) -> np.ndarray:
-        """What the forward pass of a unit leaves for its backward pass, at least, in a stage of several [kinds]
+        """Returns what the forward pass of a unit leaves for its backward pass, at least, in a stage of several [kinds]
         [bytes]."""
-        runs = [one.unit_runs for one in self.stages]
-        found = np.array([sum(run.count * blocks.block(run, "F", False).memory.grown for run in own) for own in runs])
-        arrives = [own[0].nbytes_in if own[0].residual_in else 0 for own in runs[1:]]
-        leaves = [own[-1].nbytes if own[-1].residual_out else 0 for own in runs[:-1]]
+        runs = [stage.unit_runs for stage in self.stages]
+        grown = np.array(
+            [sum(run.count * blocks.block(run, "F", False).memory.grown for run in units) for units in runs]
+        )
+        arrives = [units[0].nbytes_in if units[0].residual_in else 0 for units in runs[1:]]
+        leaves = [units[-1].nbytes if units[-1].residual_out else 0 for units in runs[:-1]]
         # The input of a stage arrives before its pass, and its output leaves.
-        found[0] -= max(leaves)
-        found[1:] += min(0, min(arrives) - max(leaves))
-        return found
+        grown[0] -= max(leaves)
+        grown[1:] += min(0, min(arrives) - max(leaves))
+        return grown
 
 
 def lower_units(plan: Plan, shared: SharedWork) -> LoweredUnits:
-    """The units of a plan whose stages are alike. They hold no buckets, which plans with one replica have not."""
+    """Returns the units of a plan whose stages are alike. They hold no buckets, which plans with a single replica have
+    not."""
     lowering, architecture = make_lowering(plan, shared.units), plan.model_parts.architecture
     known: dict[object, int] = {}
     embedding = architecture.stage(range(0), True, False)
@@ -379,20 +385,20 @@ def lower_units(plan: Plan, shared: SharedWork) -> LoweredUnits:
 
 
 def price_units(units: LoweredUnits, shared: SharedWork) -> UnitPrices:
-    """The prices of the units of a plan."""
+    """Returns the prices of the units of a plan."""
     kinds = []
     for stage_ops in units.stages:
         tasks = {kind: make_task(stage_ops, kind, units.price, again=False, blocks=shared.blocks) for kind in PASSES}
         kinds.append(UnitKind(stage_ops, tasks))
-    coordinates = Coordinates((task for one in kinds for task in one.tasks.values()), units.host)
+    coordinates = Coordinates((task for kind in kinds for task in kind.tasks.values()), units.host)
     return UnitPrices(kinds, units.of_layer, units.of_recomputed, coordinates)
 
 
 def kinds_of_layers(
     layers: Sequence[int], of_layer: np.ndarray, of_recomputed: np.ndarray | None, recomputed: int | None
 ) -> np.ndarray:
-    """The kind of every layer of a model. layers: of every part. recomputed: layers of every part, from the first on,
-    that are recomputed; None: all."""
+    """Returns the kind of every layer of a model. layers: of every part. recomputed: layers of every part, from the
+    first on, that are recomputed; None: all."""
     if of_recomputed is None:
         return of_layer
     places = np.concatenate([np.arange(number) for number in layers])

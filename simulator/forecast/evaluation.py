@@ -1,8 +1,8 @@
 """The forward passes of an evaluation between the steps of a training run, and of a reference in every step, as jobs
 of their own.
 
-DPO and KTO compare the trained model with a frozen one (Rafailov et al. 2023, arXiv 2305.18290, equation 7). Behind the
-forward pass of a micro-batch the reference reads the same tokens, without gradients and without recomputation
+DPO and KTO compare the trained model with a frozen model (Rafailov et al. 2023, arXiv 2305.18290, equation 7). Behind
+the forward pass of a micro-batch the reference reads the same tokens, without gradients and without recomputation
 (huggingface/trl @f2cd5771, trl/trainer/dpo_trainer.py, _compute_loss).
 """
 
@@ -16,7 +16,7 @@ from meshcast.simulator.plan.plan import Plan
 def make_evaluation(plan: Plan) -> Job | None:
     """Returns the job of an evaluation under a plan; None where the job states no size of it, or trains nothing.
 
-    A replica runs one micro-batch, of a pipeline one for each device. Samples are whole sequences.
+    A replica runs a micro-batch, of a pipeline as many as it has devices. Samples are whole sequences.
     """
     job, evaluation = plan.job, plan.job.run.evaluation
     if evaluation is None or evaluation.micro is None or job.forward_only:

@@ -1,6 +1,6 @@
 """Durations that a plan is resolved with: of the model's layers (`partition: by-cost`) and of slices of a sequence.
 
-A layer's cost is the duration of its passes, forward and backward, of one micro-batch, alone on the GPU that has the
+A layer's cost is the duration of its passes, forward and backward, of a micro-batch, alone on the GPU that has the
 stage, at the prices of the forecast. The embedding and everything behind the layers have costs of their own.
 """
 
@@ -26,24 +26,24 @@ from meshcast.simulator.scheduling.schedule import ActionKind
 
 
 def stage_layer_costs(plan: Plan, price_on: Callable[[Plan, Cluster], Price]) -> list[LayerCosts]:
-    """Layer costs on the device of every part of the model [s].
+    """Measures layer costs on the device of every part of the model [s].
 
     Schemes that treat a stage as a whole (recompute of some layers, gathering of weights) are counted for each layer as
     if it were a stage. price_on: prices of ops of the ranks of a stage, on its cluster.
     """
     known: dict[Hashable, LayerCosts] = {}
-    found = []
+    costs = []
     for part in range(plan.model_parts.count):
         device = plan.model_parts.device(part)
-        cluster, own = plan.ranks.clusters[device], plan.on(device)
-        if (key := (cluster, own)) not in known:
-            known[key] = _layer_costs(own, _leave_out_meetings(own, price_on(own, cluster)))
-        found.append(known[key])
-    return found
+        cluster, device_plan = plan.ranks.clusters[device], plan.on(device)
+        if (key := (cluster, device_plan)) not in known:
+            known[key] = _layer_costs(device_plan, _leave_out_meetings(device_plan, price_on(device_plan, cluster)))
+        costs.append(known[key])
+    return costs
 
 
 def _leave_out_meetings(plan: Plan, price: Price) -> Price:
-    """Prices without the collectives of heterogeneous replicas, in which all of them are equally long."""
+    """Returns prices without the collectives of heterogeneous replicas, in which all of them are equally long."""
     if plan.positions is None:
         return price
     axis, _ = plan.positions
@@ -79,7 +79,7 @@ def _layer_costs(plan: Plan, price: Price) -> LayerCosts:
 
 
 def _passes(plan: Plan) -> list[ActionKind]:
-    """The passes of a micro-batch through a stage."""
+    """Returns the passes of a micro-batch through a stage."""
     return [ActionKind.FORWARD] if plan.job.forward_only else [ActionKind.FORWARD, ActionKind.BACKWARD]
 
 
@@ -88,7 +88,7 @@ class SliceTimes:
 
     For slices of equal length the duration grows linearly with the tokens before them, up to the attention window if
     there is one: it is forecast at the ends of that range and interpolated. With chunked attention it grows within a
-    chunk, until the slice ends in the next one, and begins anew with each chunk.
+    chunk, until the slice ends in the next, and begins anew with each chunk.
     """
 
     def __init__(self, plan: Plan, prices: Sequence[Price], units: LoweredUnits, host: float) -> None:
@@ -98,12 +98,12 @@ class SliceTimes:
         self.price = prices[plan.model_parts.device(self.part)]
 
     def __call__(self, tokens: int, before: int) -> float:
-        """Seconds of a slice of so many tokens behind `before` others."""
+        """Returns the seconds of a slice of so many tokens behind `before` others."""
         return float(np.interp(before, *self._forecast_places(tokens)))
 
     @remembered
     def _forecast_places(self, tokens: int) -> tuple[list[int], list[float]]:
-        """Places in the sequence between which the seconds of a slice grow linearly, and its seconds there."""
+        """Returns places in the sequence between which the seconds of a slice grow linearly, and its seconds there."""
         model, seq = self.plan.job.model, self.plan.model_parts.architecture.seq
         most, chunk = seq - tokens, model.attention_chunk or seq
         turns = {end - back for end in range(chunk, most, chunk) for back in (tokens % chunk, 1, 0)}

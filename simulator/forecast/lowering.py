@@ -13,7 +13,7 @@ from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertSchem
 
 
 def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: Sequence[str] = ()) -> Lowering:
-    """The lowering under the schemes of a plan, without those whose role is idle on a stage."""
+    """Returns the lowering under the schemes of a plan, without those whose role is idle on a stage."""
     framework = plan.job.framework
     schemes = [scheme for scheme in plan.schemes if scheme.role not in unused_roles]
     return Lowering(
@@ -30,7 +30,7 @@ def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: S
 
 def _count_launches(framework: Framework) -> tuple[tuple[str, tuple[float, float]], ...]:
     """Returns the time of the host to launch the kernels of each operation that runs as several, forward and backward,
-    over that of one op; empty where the host launches them as one op."""
+    over that of a single op; empty where the host launches them as a single op."""
     eager, calls = framework.kernel_traits.eager, framework.op_calls
     if calls is None:
         return ()

@@ -41,11 +41,11 @@ class ForecastPricing:
     """Tells what a plan is resolved with, as the forecast computes it; its methods are those of `JobPricing`."""
 
     def __init__(self, shared: SharedWork, price: Prices | None = None) -> None:
-        """shared: units, timetables and prices of earlier jobs. price: see `resolve_plan`."""
+        """Prices plans. shared: units, timetables and prices of earlier jobs. price: see `resolve_plan`."""
         self._shared, self._price = shared, price
 
     def price_layers(self, plan: Plan) -> list[LayerCosts]:
-        return stage_layer_costs(plan, lambda own, cluster: self._shared.costs(own, cluster).estimate)
+        return stage_layer_costs(plan, lambda device_plan, cluster: self._shared.costs(device_plan, cluster).estimate)
 
     def price_work(self, plan: Plan, work: Work) -> float:
         return self._shared.costs(plan.on(0), plan.ranks.clusters[0]).estimate(work).seconds

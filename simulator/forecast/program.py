@@ -33,21 +33,23 @@ def build_program(
     periodic: bool = True,
     by_durations: bool | None = None,
 ) -> tuple[EveryStageOps, Program]:
-    """The lowered stages of a plan, and the program of its step.
+    """Returns the lowered stages of a plan, and the program of its step.
 
     Orders that a schedule plans with durations are kept only where their step is no longer than H, the step of orders
     that no duration changes. H is a longest path, so on faster hardware it is no longer: f' <= H' <= H for any step f.
 
     price: of an op, for all devices or for each.
     orders: the order of every device, in place of the schedule's; stages have the numbers of their own pipeline.
-    periodic: with the ops that run in one step of a period only (`Op.when`).
+    periodic: with the ops that run in a single step of a period only (`Op.when`).
     by_durations: whether a schedule that plans its orders with durations does so; None: whichever is better.
     """
     shared = shared_work or SharedWork()
     stages, updates = lower_stages(plan, shared.units, shared.stages)
     if not periodic:
-        usual = {one: replace(one, forward=[op for op in one.forward if op.when != "period"]) for one in updates}
-        updates = [usual[one] for one in updates]
+        usual = {
+            update: replace(update, forward=[op for op in update.forward if op.when != "period"]) for update in updates
+        }
+        updates = [usual[update] for update in updates]
     make = partial(_make_program, plan, stages, updates, device_prices(plan, price), shared, orders)
     if by_durations is not None or orders is not None or not plans_orders(plan):
         return stages, make(by_durations is not False)
@@ -56,7 +58,7 @@ def build_program(
 
 
 def plans_orders(plan: Plan) -> bool:
-    """Whether durations of passes decide their order."""
+    """Says whether durations of passes decide their order."""
     # Without backward passes there are no durations to plan with: the order is that of equally long passes.
     return not plan.job.forward_only and any(pipeline.schedule.needs_durations for pipeline in plan.every_pipeline)
 
@@ -70,16 +72,19 @@ def _make_program(
     orders: Sequence[Sequence[ScheduleItem]] | None,
     by_durations: bool,
 ) -> Program:
-    """The program of lowered stages and updates; see `build_program`."""
+    """Returns the program of lowered stages and updates; see `build_program`."""
     host, tables, device, stage = host_launch_seconds(plan), [], 0, 0
-    for one in plan.every_pipeline:
-        own, on = stages[stage : stage + one.shape.stages], prices[device : device + one.shape.p]
-        durations = _plan_durations(one, own, on, host, shared) if plans_orders(one) else None
+    for pipeline in plan.every_pipeline:
+        its_stages, its_prices = (
+            stages[stage : stage + pipeline.shape.stages],
+            prices[device : device + pipeline.shape.p],
+        )
+        durations = _plan_durations(pipeline, its_stages, its_prices, host, shared) if plans_orders(pipeline) else None
         if durations is not None and not by_durations:
             durations = durations.equalised
-        given = orders[device : device + one.shape.p] if orders is not None else None
-        tables.append(_make_timetable(one, durations, shared, given))
-        device, stage = device + one.shape.p, stage + one.shape.stages
+        its_orders = orders[device : device + pipeline.shape.p] if orders is not None else None
+        tables.append(_make_timetable(pipeline, durations, shared, its_orders))
+        device, stage = device + pipeline.shape.p, stage + pipeline.shape.stages
     table, overlap = join_timetables(tables) if len(tables) > 1 else tables[0], plan.job.framework.overlap.pp
     messages, growth = choose_messages(plan), growing_gradients(plan)
     return build(table, stages, prices, messages, overlap, updates, host, shared.blocks, growth)
@@ -88,7 +93,7 @@ def _make_program(
 def _plan_durations(
     plan: Plan, stages: EveryStageOps, prices: Sequence[Price], host: float, shared: SharedWork
 ) -> PassDurations:
-    """The durations that a schedule plans with."""
+    """Returns the durations that a schedule plans with."""
     stage_prices = [prices[plan.model_parts.device(stage)] for stage in range(plan.shape.stages)]
     axis = plan.ranks.pipeline_axis if plan.shape.p > 1 else ""
     variants = {n: plan.shape.classes.count(n) for n in sorted({*plan.shape.classes})} or {0: 1}
@@ -118,10 +123,11 @@ def _make_timetable(
 
 
 def device_prices(plan: Plan, price: Prices) -> Sequence[Price]:
-    """One price function for each pipeline device."""
+    """Returns a price function for each pipeline device."""
     return [price] * plan.ranks.devices if callable(price) else price
 
 
 def host_launch_seconds(plan: Plan) -> float:
-    """Time of the host to launch one op [s]; none with CUDA graphs, or where it is added to every op, or is an op."""
+    """Returns the time of the host to launch an op [s]; none with CUDA graphs, or where it is added to every op, or is
+    an op."""
     return 0.0 if host_waits(plan.on(0)) else hidden_launch_s(plan.job.framework)

@@ -51,13 +51,13 @@ class GradientGrowth:
     freed: bool = False
 
     def __call__(self, param: Param) -> float:
-        """Returns the bytes of the gradient of a parameter on one rank."""
+        """Returns the bytes of the gradient of a parameter on a rank."""
         axes = shards_at_rest(self.sharding, "gradients", param)
         return float(param.size * BYTES[self.dtype] / count_shards(self.mesh, self.unequal, axes))
 
 
 def growing_gradients(plan: Plan, any_batch: bool = False) -> GradientGrowth | None:
-    """Returns the growth of gradients that have no memory before a backward pass: those of the only one of a step, or
+    """Returns the growth of gradients that have no memory before a backward pass: those of the only pass of a step, or
     those that each adds to others in another format; None where all live through the whole step, as those that several
     micro-batches add to do. any_batch: whatever their number is."""
     framework = plan.job.framework
@@ -72,7 +72,7 @@ def growing_gradients(plan: Plan, any_batch: bool = False) -> GradientGrowth | N
 
 
 def adds_apart(plan: Plan) -> bool:
-    """Whether sharded gradients of a micro-batch are whole before they are added to those of the ones before."""
+    """Says whether sharded gradients of a micro-batch are whole before they are added to those of earlier ones."""
     if not plan.job.framework.update.adds_apart or plan.shape.m == 1:
         return False
     shards = {state for scheme in schemes_with(plan.schemes, ShardsStates) for state in scheme.shards}
@@ -80,7 +80,7 @@ def adds_apart(plan: Plan) -> bool:
 
 
 class DeviceParams(tuple[tuple[Param, int], ...]):
-    """The parameters on one rank of a device, each with its number of copies."""
+    """The parameters on a rank of a device, each with its number of copies."""
 
     @cached_property
     def traits(self) -> Hashable:
@@ -94,7 +94,7 @@ class DeviceParams(tuple[tuple[Param, int], ...]):
 
 
 KnownStates = dict[Hashable, dict[str, float]]
-"""Bytes of states of one rank by what they depend on: the traits of its parameters, its schemes and framework."""
+"""Bytes of states of a rank by what they depend on: the traits of its parameters, its schemes and framework."""
 
 
 def resident_of_devices(
@@ -104,7 +104,7 @@ def resident_of_devices(
     known: KnownStates | None = None,
     any_batch: bool = False,
 ) -> list[dict[str, float]]:
-    """By device, the bytes on a GPU that live through the whole step, by category.
+    """Counts by device the bytes on a GPU that live through the whole step, by category.
 
     every_params: of every device. program: of the step; without it older versions of weights are left out.
     known: states that were counted before, for this plan or another; new ones are added.
@@ -112,28 +112,30 @@ def resident_of_devices(
     """
     counted = known if known is not None else {}
 
-    def resident(own: Plan, params: DeviceParams) -> dict[str, float]:
-        states = dict(_count_states(own, params, counted))
-        if (growth := growing_gradients(own, any_batch)) and not growth.freed:
+    def resident(device_plan: Plan, params: DeviceParams) -> dict[str, float]:
+        states = dict(_count_states(device_plan, params, counted))
+        if (growth := growing_gradients(device_plan, any_batch)) and not growth.freed:
             states["gradients"] -= sum(count * growth(param) for param, count in params if param.trained)
-        elif adds_apart(own) and not any_batch:
+        elif adds_apart(device_plan) and not any_batch:
             states["gradients"] *= 2
-        holders = schemes_with(own.schemes, HoldsBuffers)
-        buffers: float = max(sum(scheme.buffer_bytes(each.job) for scheme in holders) for each in own.passes.classes)
+        holders = schemes_with(device_plan.schemes, HoldsBuffers)
+        buffers: float = max(
+            sum(scheme.buffer_bytes(each.job) for scheme in holders) for each in device_plan.passes.classes
+        )
         if not plan.job.forward_only:
-            buffers += dummy_gradient_bytes(plan, params) + cut_gradient_bytes(own, params)
-            data_schemes = schemes_with(own.schemes, DataScheme)
+            buffers += dummy_gradient_bytes(plan, params) + cut_gradient_bytes(device_plan, params)
+            data_schemes = schemes_with(device_plan.schemes, DataScheme)
             buffers += sum(count_resting_bytes(scheme, scheme.bucket_elements) for scheme in data_schemes)
         if buffers:
             states["buffers"] = float(buffers)
         return states
 
-    found = _of_devices(plan, every_params, resident)
+    states = _of_devices(plan, every_params, resident)
     orders = program.timetable.orders if plan.passes.update_interval and program else ()
     for device, (params, order) in enumerate(zip(every_params, orders, strict=False)):
         versions = peak_weight_versions(plan.schedule, plan.shape, device, order)
-        found[device]["parameters"] += stashed_weight_bytes(plan.on(device), params, versions)
-    return found
+        states[device]["parameters"] += stashed_weight_bytes(plan.on(device), params, versions)
+    return states
 
 
 def _count_states(plan: Plan, params: DeviceParams, known: KnownStates) -> dict[str, float]:
@@ -143,23 +145,23 @@ def _count_states(plan: Plan, params: DeviceParams, known: KnownStates) -> dict[
 
 
 def offloaded_of_devices(plan: Plan, every_params: Sequence[DeviceParams]) -> list[dict[str, float]]:
-    """By device, the bytes of states off the GPU, by place; see `offloaded_bytes`."""
+    """Counts by device the bytes of states off the GPU, by place; see `offloaded_bytes`."""
     return _of_devices(plan, every_params, offloaded_bytes)
 
 
 def _of_devices(
     plan: Plan, every_params: Sequence[DeviceParams], count: Callable[[Plan, DeviceParams], dict[str, float]]
 ) -> list[dict[str, float]]:
-    """What `count` finds on every device, counted once for devices of one plan that share their parameters."""
+    """Returns what `count` finds on every device, counted once for devices of a plan that share their parameters."""
     pairs = [(plan.on(device), params) for device, params in enumerate(every_params)]
-    known = {(id(own), id(params)): (own, params) for own, params in pairs}
-    found = {key: count(*pair) for key, pair in known.items()}
-    return [dict(found[id(own), id(params)]) for own, params in pairs]
+    known = {(id(device_plan), id(params)): (device_plan, params) for device_plan, params in pairs}
+    counts = {key: count(*pair) for key, pair in known.items()}
+    return [dict(counts[id(device_plan), id(params)]) for device_plan, params in pairs]
 
 
 def resident_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
-    """Bytes of parameters, gradients and optimizer state in the memory of one GPU; states that schemes keep for
-    themselves count as optimizer state."""
+    """Counts the bytes of parameters, gradients and optimizer state in the memory of a GPU; states that schemes keep
+    for themselves count as optimizer state."""
     states = state_bytes(plan, params)
     resident = {state: nbytes * (1 - sum(_find_offloaded(plan, state).values())) for state, nbytes in states.items()}
     resident["parameters"] += _secondary_bytes(plan, params)
@@ -168,11 +170,11 @@ def resident_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
 
 
 def offloaded_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
-    """Bytes of the states of one rank in host memory (``cpu``) and on disks (``nvme``).
+    """Counts the bytes of the states of a rank in host memory (``cpu``) and on disks (``nvme``).
 
-    An optimizer on the host needs room for the gradients that it is sent, and one that flattens and converts them for
-    those as well; DeepSpeed's stage 2 keeps converted ones alone, and a buffer for the weights that it sends back,
-    which is as much.
+    An optimizer on the host needs room for the gradients that it is sent and, where it flattens and converts them,
+    for those as well; DeepSpeed's stage 2 keeps converted gradients alone, and a buffer for the weights that it sends
+    back, which is as much.
     """
     offloaded = {"cpu": 0.0, "nvme": 0.0}
     for place, nbytes in _own_state_bytes(plan, params).items():
@@ -195,7 +197,7 @@ def offloaded_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
 
 
 def _own_state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
-    """Bytes of the states that schemes keep for themselves on one rank, by place."""
+    """Counts the bytes of the states that schemes keep for themselves on a rank, by place."""
     kept: dict[str, float] = defaultdict(float)
     for scheme in schemes_with(plan.schemes, KeepsOwnStates):
         for param, count in params:
@@ -205,7 +207,7 @@ def _own_state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
 
 
 def _find_offloaded(plan: Plan, state: str) -> Mapping[str, float]:
-    """Returns where a state is offloaded to, and which share of it; one scheme at most offloads it."""
+    """Returns where a state is offloaded to, and which share of it; at most a single scheme offloads it."""
     holders = schemes_with(plan.schemes, HoldsStates)
     return next((shares for scheme in holders if (shares := scheme.offloaded_to(state))), {})
 
@@ -218,7 +220,7 @@ def _shard_counter(plan: Plan) -> Callable[[str, Param], float]:
 
 
 def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
-    """Bytes of parameters, gradients and optimizer state of one rank, wherever they are.
+    """Counts the bytes of parameters, gradients and optimizer state of a rank, wherever they are.
 
     Weights that are gathered (ZeRO-3, FSDP) are the optimizer's own copy where the schemes say so; otherwise the
     optimizer keeps main weights of its own, unless the formats are equal. Frozen weights have neither gradients nor
@@ -232,33 +234,33 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     converts = any(scheme.converts for scheme in schemes_with(plan.schemes, ConvertsWeights))
     converted = framework.gradients != framework.weights and not framework.fused_gradients
     stale = framework.update.stale_gradients and converted
-    found, shards = dict.fromkeys(STATES, 0.0), _shard_counter(plan)
+    states, shards = dict.fromkeys(STATES, 0.0), _shard_counter(plan)
     for param, size in params.groups:
-        at_rest = {state: shards(state, param) for state in found}
+        at_rest = {state: shards(state, param) for state in states}
         cut = updated and (converts or at_rest["parameters"] > 1)
         if not param.trained:
             codes, constants = param.stored or StoredFormat(compute)
-            found["parameters"] += size * (codes / at_rest["parameters"] + constants)
+            states["parameters"] += size * (codes / at_rest["parameters"] + constants)
             continue
         main = 0 if cut else framework.main_copy_bytes
-        found["parameters"] += size * (full if cut else trained) / at_rest["parameters"]
-        found["gradients"] += size * BYTES[framework.gradients] / at_rest["gradients"]
+        states["parameters"] += size * (full if cut else trained) / at_rest["parameters"]
+        states["gradients"] += size * BYTES[framework.gradients] / at_rest["gradients"]
         if any(scheme.keeps_bucket(param) for scheme in bucketing):
-            found["gradients"] += size * compute / at_rest["gradients"]
+            states["gradients"] += size * compute / at_rest["gradients"]
         if stale and at_rest["gradients"] == 1:
-            found["gradients"] += size * compute
-        found["optimizer"] += size * main / at_rest["optimizer"]
-        found["optimizer"] += size / param.size * _moment_bytes(framework, param, at_rest["optimizer"])
-    return found
+            states["gradients"] += size * compute
+        states["optimizer"] += size * main / at_rest["optimizer"]
+        states["optimizer"] += size / param.size * _moment_bytes(framework, param, at_rest["optimizer"])
+    return states
 
 
 def _moment_bytes(framework: Framework, param: Param, shards: float) -> float:
-    """Returns the bytes of what the optimizer of a rank keeps of one parameter beside its main weights."""
+    """Returns the bytes of what the optimizer of a rank keeps of a parameter beside its main weights."""
     return framework.update.states.tensor_bytes(param.size, param.shape, shards, framework.moments)
 
 
 def _secondary_bytes(plan: Plan, params: DeviceParams) -> float:
-    """Bytes of secondary copies of sharded weights, which are on the GPU wherever the shards are."""
+    """Counts the bytes of secondary copies of sharded weights, which are on the GPU wherever the shards are."""
     keepers, elements = schemes_with(plan.schemes, KeepsSecondaryShards), 0.0
     for param, size in params.groups if keepers else ():
         copies = [axes for scheme in keepers if (axes := scheme.secondary_shards(param)) is not None]
@@ -270,11 +272,11 @@ def count_outside_steps(plan: Plan, every_params: Sequence[DeviceParams], known:
     """Returns by device the memory of a rank outside of its steps. Arguments as in `resident_of_devices`."""
     pairs = [(plan.on(device), params) for device, params in enumerate(every_params)]
     keys = [(id(of_device), params.traits) for of_device, params in pairs]
-    found = {
+    memory = {
         key: _count_outside(*pair, _count_states(*pair, known))
         for key, pair in dict(zip(keys, pairs, strict=True)).items()
     }
-    return [found[key] for key in keys]
+    return [memory[key] for key in keys]
 
 
 def _count_outside(plan: Plan, params: DeviceParams, states: Mapping[str, float]) -> OutsideSteps:
@@ -306,7 +308,7 @@ def _saved_whole(framework: Framework, params: DeviceParams, shards: Callable[[s
     if framework.memory.saves == "modules":
         return float(BYTES[framework.weights] * max((param.size for param, _ in sharded), default=0))
     root = sum(count * param.size for param, count in sharded if not param.in_layer)
-    layers: list[dict[str, int]] = [{}]  # of which each has one parameter of a name
+    layers: list[dict[str, int]] = [{}]  # of which each has a single parameter of a name
     for param, _ in sharded:
         if param.in_layer and param.name in layers[-1]:
             layers.append({})
@@ -316,8 +318,8 @@ def _saved_whole(framework: Framework, params: DeviceParams, shards: Callable[[s
 
 
 def dummy_gradient_bytes(plan: Plan, params: DeviceParams) -> float:
-    """Bytes of the tensors that stand for weight gradients which GEMMs have accumulated elsewhere: one for each shape
-    of a trained weight of a linear layer, in the compute format, for ever."""
+    """Counts the bytes of the tensors that stand for weight gradients which GEMMs have accumulated elsewhere: one for
+    each shape of a trained weight of a linear layer, in the compute format, for ever."""
     framework = plan.job.framework
     if not (framework.dummy_gradients and framework.fused_gradients):
         return 0.0
@@ -326,9 +328,10 @@ def dummy_gradient_bytes(plan: Plan, params: DeviceParams) -> float:
 
 
 def cut_gradient_bytes(plan: Plan, params: DeviceParams) -> float:
-    """Bytes of gradients that a rank holds of others' shares: contiguous gradients are those of all parameters of which
-    it has a part, whole (`copy_grads_in_partition` of DeepSpeed's stage_1_and_2.py). The largest one, the embedding, is
-    the first in the order in which they are divided; of smaller ones than a share nothing is counted."""
+    """Counts the bytes of gradients that a rank holds of others' shares: contiguous gradients are those of all
+    parameters of which it has a part, whole (`copy_grads_in_partition` of DeepSpeed's stage_1_and_2.py). The largest,
+    the embedding, is the first in the order in which they are divided; of smaller ones than a share nothing is
+    counted."""
     framework, shards = plan.job.framework, _shard_counter(plan)
     if not (framework.bucket.buffers and framework.update.flattens) or _find_offloaded(plan, "gradients"):
         return 0.0
@@ -339,7 +342,8 @@ def cut_gradient_bytes(plan: Plan, params: DeviceParams) -> float:
 
 
 def stashed_weight_bytes(plan: Plan, params: DeviceParams, versions: int) -> float:
-    """Bytes of the older weight versions on one rank, in the compute format. versions: all, the newest included."""
+    """Counts the bytes of the older weight versions on a rank, in the compute format. versions: all, the newest
+    included."""
     nbytes = BYTES[plan.job.framework.weights]
     trained = [(param, size) for param, size in params.groups if param.trained]
     shards = _shard_counter(plan)

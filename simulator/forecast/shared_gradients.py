@@ -22,7 +22,7 @@ Holders = tuple[int, ...]
 
 
 def count_elements(plan: Plan, params: Iterable[tuple[Param, int]], state: str) -> int:
-    """Elements of gradients on one rank, in the shards that hold a state of the trained parameters at rest."""
+    """Counts the elements of gradients on a rank, in the shards that hold a state of the trained parameters at rest."""
     sharding = schemes_with(plan.schemes, ShardsStates)
     trained = ((param, n) for param, n in params if param.trained)
     return sum(n * param.size // plan.mesh.size(shards_at_rest(sharding, state, param)) for param, n in trained)
@@ -31,34 +31,34 @@ def count_elements(plan: Plan, params: Iterable[tuple[Param, int]], state: str) 
 def sum_shared_gradients(
     plan: Plan, stages: EveryStageOps, units: LoweredUnits | None = None
 ) -> list[tuple[GradientSum, ...]]:
-    """The all-reduces of every device, each of the elements of the rank that holds most.
+    """Makes the all-reduces of every device, each of the elements of the rank that holds most.
 
     Weights that are there twice (bidirectional schedules) are reduced by the shards that each rank updates; a tied
     embedding table is reduced whole, and so is what heterogeneous replicas hold.
     """
     width = BYTES[plan.job.framework.gradients]
-    found: list[list[GradientSum]] = [[] for _ in range(plan.ranks.devices)]
+    sums: list[list[GradientSum]] = [[] for _ in range(plan.ranks.devices)]
     first = stage = 0
     for pipeline in plan.every_pipeline:
-        own = stages[stage : stage + pipeline.shape.stages]
-        within = _within_pipeline(pipeline, own)
+        its_stages = stages[stage : stage + pipeline.shape.stages]
+        within = _within_pipeline(pipeline, its_stages)
         messages = choose_messages(pipeline)
         for holders, elements in sorted(within.items()):
             for device in holders if elements else ():
-                name = f"sum among devices {[first + one for one in holders]}"
-                found[first + device].append(GradientSum(name, messages.all_reduce(elements * width, holders)))
+                name = f"sum among devices {[first + holder for holder in holders]}"
+                sums[first + device].append(GradientSum(name, messages.all_reduce(elements * width, holders)))
         first, stage = first + pipeline.shape.p, stage + pipeline.shape.stages
     if plan.pipelines and plan.on(0).mesh.stage:
         across = CrossMeshMessages(plan)
         for holders, elements in sorted(_across_pipelines(plan, units).items()):
             for device in holders if elements else ():
                 name = f"sum among replicas {list(holders)}"
-                found[device].append(GradientSum(name, across.all_reduce(elements * width, holders), replicas=True))
-    return [tuple(own) for own in found]
+                sums[device].append(GradientSum(name, across.all_reduce(elements * width, holders), replicas=True))
+    return [tuple(of_device) for of_device in sums]
 
 
 def _within_pipeline(plan: Plan, stages: EveryStageOps) -> dict[Holders, int]:
-    """Elements of the gradients that devices of one pipeline share, on the rank that holds most."""
+    """Counts the elements of the gradients that devices of a pipeline share, on the rank that holds most."""
     elements: dict[tuple[Holders, int], int] = defaultdict(int)
     for index, stage in enumerate(stages):
         holders = plan.model_parts.holders(plan.model_parts.of_stage(index))
@@ -75,9 +75,9 @@ def _within_pipeline(plan: Plan, stages: EveryStageOps) -> dict[Holders, int]:
         tied = [(param, n) for param, n in one_of(stages[-1]).params() if param.tied]
         both = tuple(sorted({*ends[0], *ends[1]}))
         for device in both:
-            own = plan.on(device)
-            tables = tied if own is plan.on(ends[1][0]) else _tied_tables(plan, device)
-            elements[both, device] += count_elements(own, tables, "gradients")
+            device_plan = plan.on(device)
+            tables = tied if device_plan is plan.on(ends[1][0]) else _tied_tables(plan, device)
+            elements[both, device] += count_elements(device_plan, tables, "gradients")
     return _most(elements)
 
 
@@ -96,47 +96,52 @@ def _share_table_of_decoder(plan: Plan, stages: EveryStageOps, elements: dict[tu
 
 
 def _tied_tables(plan: Plan, device: int) -> list[tuple[Param, int]]:
-    """The tied table as a rank of the first stage holds it: sharded as an output layer would be on its mesh."""
-    own = plan.on(device)
-    params = make_lowering(own).run(own.model_parts.architecture.stage(range(0), False, True)).params()
+    """Returns the tied table as a rank of the first stage holds it: sharded as an output layer would be on its mesh."""
+    device_plan = plan.on(device)
+    params = make_lowering(device_plan).run(device_plan.model_parts.architecture.stage(range(0), False, True)).params()
     return [(param, n) for param, n in params if param.tied]
 
 
 def _across_pipelines(plan: Plan, units: LoweredUnits | None) -> dict[Holders, int]:
-    """Elements of the gradients that heterogeneous replicas sum, layer by layer, on the rank that holds most."""
+    """Counts the elements of the gradients that heterogeneous replicas sum, layer by layer, on the rank that holds
+    most."""
     ends = {0, every := len(plan.job.model.every_layer)}
     for pipeline in plan.pipelines:
         ends |= {pipeline.model_parts.layers_of(part).start for part in range(pipeline.model_parts.count)}
     borders = sorted(end for end in ends if end <= every)
     pieces = [
         (range(0), True, False),
-        *((range(*one), False, False) for one in pairwise(borders)),
+        *((range(*border), False, False) for border in pairwise(borders)),
         (range(0), False, True),
     ]
     elements: dict[tuple[Holders, int], int] = defaultdict(int)
     for layers, opens, closes in pieces:
         holders = tuple(_holders_of(plan, layers, closes))
         for device in holders:
-            own = plan.on(device)
-            params = make_lowering(own, units).run(own.model_parts.architecture.stage(layers, opens, closes)).params()
-            elements[holders, device] += count_elements(own, params, "gradients")
+            device_plan = plan.on(device)
+            params = (
+                make_lowering(device_plan, units)
+                .run(device_plan.model_parts.architecture.stage(layers, opens, closes))
+                .params()
+            )
+            elements[holders, device] += count_elements(device_plan, params, "gradients")
     return _most(elements)
 
 
 def _holders_of(plan: Plan, layers: range, last: bool) -> Iterator[int]:
-    """The device of every pipeline that holds a run of layers, or the embedding, or the output layer."""
+    """Yields the device of every pipeline that holds a run of layers, or the embedding, or the output layer."""
     first = 0
     for pipeline in plan.pipelines:
         parts = range(pipeline.model_parts.count)
         part = pipeline.model_parts.count - 1 if last else 0
         if layers:
-            part = next(one for one in parts if layers.start in pipeline.model_parts.layers_of(one))
+            part = next(part for part in parts if layers.start in pipeline.model_parts.layers_of(part))
         yield first + pipeline.model_parts.holders(part)[0]
         first += pipeline.shape.p
 
 
 def _most(elements: dict[tuple[Holders, int], int]) -> dict[Holders, int]:
-    found: dict[Holders, int] = defaultdict(int)
+    most: dict[Holders, int] = defaultdict(int)
     for (holders, _), count in elements.items():
-        found[holders] = max(found[holders], count)
-    return found
+        most[holders] = max(most[holders], count)
+    return most

@@ -23,14 +23,14 @@ from meshcast.simulator.program.block import CompiledBlocks
 from meshcast.simulator.program.timetable import Timetable, timetable
 from meshcast.simulator.scheduling.schedule import PassDurations, PipelineShape, Schedule
 
-MOST_PRICES = 30_000
+MAX_PRICES = 30_000
 """Prices of work that are kept, half a KiB each with the work."""
 
-MOST_ACTIONS = 1_000_000
+MAX_ACTIONS = 1_000_000
 """Actions of all timetables that are kept, some 250 bytes each."""
 
-MOST_KEPT = 300
-"""Entries of one kind that are kept: one grid of plans needs fewer, and each may take a MiB."""
+MAX_KEPT = 300
+"""Entries of a kind that are kept: a grid of plans needs fewer, and each may take a MiB."""
 
 
 class SharedWork:
@@ -41,7 +41,7 @@ class SharedWork:
     stages: lowered stages by what they depend on, and the updates of devices that hold them.
     blocks: the blocks compiled of them, and the tasks made of these.
     states: bytes of the states of ranks by what they depend on.
-    parts_of_plans: meshes, schemes and architectures, and plans whose dims were found to divide by their axes.
+    parts_of_plans: meshes, schemes and architectures, and plans whose dims divide by their axes.
     """
 
     def __init__(self, calibration: Calibration | None = None) -> None:
@@ -63,22 +63,22 @@ class SharedWork:
         return SharedWork, (self.calibration,)  # pickled without what it holds, which is made again
 
     def forget_excess(self) -> None:
-        """Drops all of a kind once there are more than `MOST_KEPT` plans need, with what is made of them."""
-        if self.price_count > MOST_PRICES:
+        """Drops all of a kind once there are more than `MAX_KEPT` plans need, with what is made of them."""
+        if self.price_count > MAX_PRICES:
             self._costs.clear()
             self._kernels.clear()
             self._communication.clear()
             self._uses.clear()
             self._pairs.clear()
             self.blocks.clear()  # they are kept by costs that are gone
-        if len(self.units) > MOST_KEPT:
+        if len(self.units) > MAX_KEPT:
             self.units.clear()
         held = max(len(self.stages), len(self.states), self.blocks.kept // 10)
-        if not self.units or held > MOST_KEPT:
+        if not self.units or held > MAX_KEPT:
             self.stages.clear()
             self.blocks.clear()
             self.states.clear()
-        self.parts_of_plans.forget_excess(10 * MOST_KEPT, MOST_KEPT)
+        self.parts_of_plans.forget_excess(10 * MAX_KEPT, MAX_KEPT)
 
     @property
     def price_count(self) -> int:
@@ -89,11 +89,11 @@ class SharedWork:
     def timetable(
         self, schedule: Schedule, shape: PipelineShape, durations: PassDurations | None = None, update_interval: int = 0
     ) -> Timetable:
-        """The timetable of a schedule; see `simulator.program.timetable.timetable`."""
+        """Returns the timetable of a schedule; see `simulator.program.timetable.timetable`."""
         key = schedule.use, schedule.options, shape, durations, update_interval
         if (known := self._timetables.get(key)) is not None:
             return known
-        if len(self._timetables) >= MOST_KEPT or self._actions > MOST_ACTIONS:
+        if len(self._timetables) >= MAX_KEPT or self._actions > MAX_ACTIONS:
             self._timetables.clear()
             self._actions = 0
         known = self._timetables[key] = timetable(schedule, shape, durations, update_interval)
@@ -101,20 +101,20 @@ class SharedWork:
         return known
 
     def device_costs(self, plan: Plan) -> list[Costs]:
-        """The costs of ops on every pipeline device of a plan."""
+        """Returns the costs of ops on every pipeline device of a plan."""
         pairs = [(plan.on(device), cluster) for device, cluster in enumerate(plan.ranks.clusters)]
-        distinct = {(id(own), id(cluster)): (own, cluster) for own, cluster in pairs}
+        distinct = {(id(device_plan), id(cluster)): (device_plan, cluster) for device_plan, cluster in pairs}
         known = {key: self.costs(*pair) for key, pair in distinct.items()}
-        return [known[id(own), id(cluster)] for own, cluster in pairs]
+        return [known[id(device_plan), id(cluster)] for device_plan, cluster in pairs]
 
     def costs(self, plan: Plan, cluster: Cluster | None = None) -> Costs:
-        """The costs of ops on the plan's cluster, or on another of as many GPUs."""
-        own = cluster or plan.job.cluster
-        if plan.positions is None or own is plan.job.cluster:
-            return self._costs_on(own, plan)
+        """Returns the costs of ops on the plan's cluster, or on another of as many GPUs."""
+        placed = cluster or plan.job.cluster
+        if plan.positions is None or placed is plan.job.cluster:
+            return self._costs_on(placed, plan)
         axis, _ = plan.positions
-        kinds = tuple(self._costs_on(one, plan) for one in plan.job.cluster.kinds.values())
-        return self._costs_on(own, plan, (axis, kinds))
+        kinds = tuple(self._costs_on(kind, plan) for kind in plan.job.cluster.kinds.values())
+        return self._costs_on(placed, plan, (axis, kinds))
 
     def _costs_on(self, cluster: Cluster, plan: Plan, joint: tuple[str, tuple[Costs, ...]] | None = None) -> Costs:
         """Returns the costs of ops of the plan on a cluster. joint: see `Costs`."""
@@ -123,14 +123,14 @@ class SharedWork:
         pace = 1.0 if plan.job.noise else slowest_pace(plan.job.cluster.gpus)
         launch = exposed_launch_s(framework), hidden_launch_s(framework)
         same = cluster, replace(framework.kernel_traits, pace=pace), *launch
-        kernels: dict[Work, Estimate] = remember(self._kernels, same, dict, MOST_KEPT)
-        pairs: PairReaches = remember(self._pairs, cluster, dict, MOST_KEPT)
+        kernels: dict[Work, Estimate] = remember(self._kernels, same, dict, MAX_KEPT)
+        pairs: PairReaches = remember(self._pairs, cluster, dict, MAX_KEPT)
         key = same, tuple(mesh.axes.items()), tuple(mesh.places.items()), mesh.stage, mesh.first, joint
 
         def make() -> Costs:
-            communication: dict[Work, Estimate] = remember(self._communication, key, dict, MOST_KEPT)
-            uses: dict[Work, Use] = remember(self._uses, key, dict, MOST_KEPT)
+            communication: dict[Work, Estimate] = remember(self._communication, key, dict, MAX_KEPT)
+            uses: dict[Work, Use] = remember(self._uses, key, dict, MAX_KEPT)
             known = KnownPrices(kernels, pairs, communication, uses)
             return Costs(cluster, mesh, same[1], self.calibration, *launch, joint, known)
 
-        return remember(self._costs, key, make, MOST_KEPT)
+        return remember(self._costs, key, make, MAX_KEPT)

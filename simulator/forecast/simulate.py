@@ -23,7 +23,7 @@ def simulate(
     shared_work: SharedWork | None = None,
     calibration: Calibration | None = None,
 ) -> Report:
-    """The forecast of one training step, or of the step of a forward-only job.
+    """Forecasts a training step, or the step of a forward-only job.
 
     job: a job, the path of a job file, or its mapping.
     engine: `matrices`, `sweep` and `simpy` give the same answer; `shared` adds contention for links and

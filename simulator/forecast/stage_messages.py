@@ -49,8 +49,8 @@ class CrossMeshMessages(StageMessages):
 
     def plain(self, nbytes: int, source: int, target: int) -> Transfer:
         if self._on_one_mesh:
-            own, other = (self.plan.ranks.pipeline_of(end)[1] for end in (source, target))
-            return Transfer(nbytes, self.axis, own, other)
+            begin, end = (self.plan.ranks.pipeline_of(device)[1] for device in (source, target))
+            return Transfer(nbytes, self.axis, begin, end)
         return self._pairwise(Transfer(nbytes, self.axis, source, target), source, target)
 
     def all_reduce(self, nbytes: int, members: Sequence[int]) -> Collective:
@@ -60,9 +60,10 @@ class CrossMeshMessages(StageMessages):
         return Collective("all_reduce", nbytes, (self.axis,), tuple(members), ranks=ranks)
 
     def _part(self, branch: StageEnd, trunk: StageEnd) -> dict[str, Interval]:
-        """The interval of the sequence of the first stage of a trunk that a branch sends; empty if it is all of it.
+        """Returns the interval of the sequence of the first stage of a trunk that a branch sends; empty if it is all of
+        it.
 
-        Stages of one mesh shard every branch alike, and the trunk holds the shards of all branches.
+        Stages of a single mesh shard every branch alike, and the trunk holds the shards of all branches.
         """
         pipeline, joining = self._stage_of(trunk)
         _, sending = self._stage_of(branch)
@@ -70,7 +71,9 @@ class CrossMeshMessages(StageMessages):
             pipeline.model_parts.layers_of(pipeline.model_parts.of_stage(stage)) for stage in (sending, joining)
         )
         model, seq = pipeline.job.model, pipeline.job.batch.sequence or 0
-        tokens = [(one.layers, Fraction(n)) for one, n in zip(model.branches, model.branch_tokens(seq), strict=True)]
+        tokens = [
+            (branch.layers, Fraction(n)) for branch, n in zip(model.branches, model.branch_tokens(seq), strict=True)
+        ]
         arriving = sum(of for layers, of in tokens if layers)
         begin, layer = Fraction(0), 0
         if self._on_one_mesh or joined.start != model.encoder_layers:
@@ -83,19 +86,19 @@ class CrossMeshMessages(StageMessages):
         return {}
 
     def _stage_of(self, end: StageEnd) -> tuple[Plan, int]:
-        """The pipeline that has a stage, and the number of the stage in it."""
+        """Returns the pipeline that has a stage, and the number of the stage in it."""
         pipeline, stage = self.plan.model_parts.pipeline_of(end.stage)
         return self.plan.every_pipeline[pipeline], stage
 
     @property
     def _on_one_mesh(self) -> bool:
-        """Whether the ranks of all devices of a pipeline are positions of one mesh."""
+        """Whether the ranks of all devices of a pipeline are positions of a single mesh."""
         return not self.plan.on(0).mesh.stage
 
     def _pairwise(self, work: Transfer, source: int, target: int) -> Transfer:
-        """A message between devices of equal degrees, rank by rank."""
+        """Makes a message between devices of equal degrees, rank by rank."""
         ends = (self.plan.ranks.of_device(device).tolist() for device in (source, target))
-        pairs = tuple((one, other, work.nbytes) for one, other in zip(*ends, strict=True) if work.nbytes)
+        pairs = tuple((sender, receiver, work.nbytes) for sender, receiver in zip(*ends, strict=True) if work.nbytes)
         return Transfer(work.nbytes, self.axis, source, target, pairs)
 
     @remembered_by(lambda messages, end: end.device)
@@ -105,18 +108,18 @@ class CrossMeshMessages(StageMessages):
         return self._make_grid(end, self.plan.on(end.device).model_parts.stage(part))
 
     def _output_grid(self, end: StageEnd) -> BoxGrid:
-        """The boxes of the outputs of a stage behind its last unit."""
+        """Returns the boxes of the outputs of a stage behind its last unit."""
         pipeline, stage = self._stage_of(end)
         whole = self.plan.on(end.device).model_parts.stage(pipeline.model_parts.of_stage(stage))
         last = replace(whole.units[-1], residual_in=None)
         return self._make_grid(end, replace(whole, units=(last,)))
 
     def _make_grid(self, end: StageEnd, stage: Stage) -> BoxGrid:
-        own = self.plan.on(end.device)
-        layout = border_layout(make_lowering(own).scope, stage)
-        return BoxGrid.of(layout, own.mesh, self.axis, int(self.plan.ranks.of_device(end.device)[0]))
+        device_plan = self.plan.on(end.device)
+        layout = border_layout(make_lowering(device_plan).scope, stage)
+        return BoxGrid.of(layout, device_plan.mesh, self.axis, int(self.plan.ranks.of_device(end.device)[0]))
 
 
 def choose_messages(plan: Plan) -> StageMessages:
-    """The messages between the devices of a plan, or of one of its heterogeneous replicas."""
+    """Returns the messages between the devices of a plan, or of one of its heterogeneous replicas."""
     return CrossMeshMessages(plan) if plan.pipelines or plan.stage_plans else StageMessages(plan.ranks.pipeline_axis)

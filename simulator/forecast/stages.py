@@ -49,34 +49,40 @@ class LoweredStages:
 def lower_stages(
     plan: Plan, units: LoweredUnits | None = None, known: LoweredStages | None = None
 ) -> tuple[EveryStageOps, list[Fragment]]:
-    """The ops of every virtual stage, equal stages once, and the optimizer update of every device, if there is one.
+    """Returns the ops of every virtual stage, equal stages once, and the optimizer update of every device, if there is
+    one.
 
     units, known: units, and stages with updates, that were lowered before, for this plan or another.
     """
     shared = known if known is not None and not (plan.stage_plans or plan.pipelines) else LoweredStages()
     on_one_mesh: StagesByKey = {}
     stages = [
-        one
+        stage
         for pipeline in plan.every_pipeline
-        for one in _lower_pipeline(pipeline, units, on_one_mesh if pipeline.positions else {}, shared)
+        for stage in _lower_pipeline(pipeline, units, on_one_mesh if pipeline.positions else {}, shared)
     ]
     _check_meetings(plan, stages)
     if plan.job.forward_only:
         return stages, []
     sums, updates = sum_shared_gradients(plan, stages, units), []
     for device, params in enumerate(device_params(plan, stages, known)):
-        own = plan.on(device)
+        device_plan = plan.on(device)
         # Micro-batches of another size, and other numbers of chunks, change no parameters.
-        key = params.traits, sums[device], own if own.mesh.stage else _traits(own), adds_apart(own)
+        key = (
+            params.traits,
+            sums[device],
+            device_plan if device_plan.mesh.stage else _traits(device_plan),
+            adds_apart(device_plan),
+        )
         if key not in shared.updates:
-            shared.updates[key] = make_lowering(own, units).lower(_update(plan, device, params, sums[device]))
+            shared.updates[key] = make_lowering(device_plan, units).lower(_update(plan, device, params, sums[device]))
         updates.append(shared.updates[key])
     return stages, updates
 
 
 def _traits(plan: Plan) -> Hashable:
-    """What the lowering of a plan depends on besides the units of its stages; schemes and meshes that are alike are the
-    same objects (`KnownParts`)."""
+    """Returns what the lowering of a plan depends on besides the units of its stages; schemes and meshes that are alike
+    are the same objects (`KnownParts`)."""
     return plan.mesh, plan.schemes, plan.job.framework, plan.job.forward_only, host_waits(plan)
 
 
@@ -96,31 +102,37 @@ class StageRole(NamedTuple):
 
 
 def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: StagesByKey, shared: LoweredStages) -> EveryStageOps:
-    """Returns the ops of every virtual stage of one pipeline.
+    """Returns the ops of every virtual stage of a pipeline.
 
     known: stages that were lowered before, on the same mesh; shared: for other plans too.
     """
     gathers, ends = _received_shares(plan), coupled_stages(plan.schedule, plan.shape)
     parts, stages = plan.model_parts, []
     for index in range(plan.shape.stages):
-        part, device = parts.of_stage(index), parts.device(index)
-        own = plan.on(device) if plan.stage_plans else plan
-        embeds = part in parts.with_table and device in parts.holders(parts.with_embedding)
-        idle = plan.schedule.unused_roles(plan.shape, index)
-        role = StageRole(embeds, idle, gathers[index], plan.schedule.sums_early(plan.shape, index))
-        slices = [own.model_parts.stage(part, blocks) for blocks in own.passes.slices]
+        part = parts.of_stage(index)
+        device_plan = plan.on(parts.device(index)) if plan.stage_plans else plan
+        role = _find_role(plan, index, gathers[index])
+        slices = [device_plan.model_parts.stage(part, blocks) for blocks in device_plan.passes.slices]
         # What plans of equal stages have in common.
-        schemes = tuple(scheme.lowering_key for scheme in own.schemes) if plan.positions else ()
+        schemes = tuple(scheme.lowering_key for scheme in device_plan.schemes) if plan.positions else ()
         units_of = tuple((unit.children, unit.count) for unit in slices[0].units)
-        key = units_of, role, own if plan.stage_plans else None, schemes, slices[0].microbatches
+        key = units_of, role, device_plan if plan.stage_plans else None, schemes, slices[0].microbatches
         if key not in known:
-            loss = own.model_parts.batch_loss(part) if index in ends else None
-            in_any_plan = _units_of(slices), role, loss, slices[0].microbatches, _traits(own)
+            loss = device_plan.model_parts.batch_loss(part) if index in ends else None
+            in_any_plan = _units_of(slices), role, loss, slices[0].microbatches, _traits(device_plan)
             if in_any_plan not in shared.stages:
-                shared.stages[in_any_plan] = _lower_stage(own, slices, role, loss, units)
+                shared.stages[in_any_plan] = _lower_stage(device_plan, slices, role, loss, units)
             known[key] = shared.stages[in_any_plan]
         stages.append(known[key])
     return stages
+
+
+def _find_role(plan: Plan, index: int, gathers: tuple[bool, bool]) -> StageRole:
+    """Finds the role of a virtual stage. gathers: see `_received_shares`."""
+    parts, schedule = plan.model_parts, plan.schedule
+    holds_table = parts.device(index) in parts.holders(parts.with_embedding)
+    embeds = holds_table and parts.of_stage(index) in parts.with_table
+    return StageRole(embeds, schedule.unused_roles(plan.shape, index), gathers, schedule.sums_early(plan.shape, index))
 
 
 def _lower_stage(
@@ -148,13 +160,13 @@ def _lower_stage(
 
 
 def _units_of(slices: Sequence[Stage]) -> Hashable:
-    """What the units of a stage lower to, in all slices."""
+    """Returns what the units of a stage lower to, in all slices."""
     return tuple(
         tuple(
             (unit.children if unit.lowering_key is None else unit.lowering_key, unit.count, unit.marks)
-            for unit in one.units
+            for unit in stage.units
         )
-        for one in slices
+        for stage in slices
     )
 
 
@@ -164,53 +176,53 @@ def _check_meetings(plan: Plan, stages: EveryStageOps) -> None:
     if not plan.pipelines or plan.pipelines[0].positions is None:
         return
     axis, _ = plan.pipelines[0].positions
-    found = list[list[Op]]()
+    meetings = list[list[Op]]()
     for number, pipeline in enumerate(plan.pipelines):
-        own = [stage for index, stage in enumerate(stages) if plan.model_parts.pipeline_of(index)[0] == number]
-        passed = [variants_of(stage)[which] for which in pipeline.shape.classes or (0,) for stage in own]
+        passing = [stage for index, stage in enumerate(stages) if plan.model_parts.pipeline_of(index)[0] == number]
+        passed = [variants_of(stage)[which] for which in pipeline.shape.classes or (0,) for stage in passing]
         fragments = (unit_run.fragment for stage_ops in passed for unit_run in stage_ops.unit_runs)
         ops = (op for fragment in fragments for op in (*fragment.forward, *fragment.backward))
-        found.append([op for op in ops if isinstance(op.work, Collective | Exchange) and axis in op.work.axes])
-    if any(found) and len({one.shape.m for one in plan.pipelines}) > 1:
-        rule = f"all replicas meet in every micro-batch ({found[0][0].name}), of which they run different numbers"
+        meetings.append([op for op in ops if isinstance(op.work, Collective | Exchange) and axis in op.work.axes])
+    if any(meetings) and len({pipeline.shape.m for pipeline in plan.pipelines}) > 1:
+        rule = f"all replicas meet in every micro-batch ({meetings[0][0].name}), of which they run different numbers"
         remedy = "Use data/zero-1 or data/ddp, experts within a replica, or equal numbers"
         raise PlanError("plan.replicas", rule, remedy)
-    for op, *others in zip(*found, strict=True):
+    for op, *others in zip(*meetings, strict=True):
         if any(other.work != op.work for other in others):
             rule = f"all replicas meet in every micro-batch ({op.name}), and bring different buffers"
             raise PlanError("plan.replicas", rule, "Use experts within a replica, or equal micro-batches")
 
 
 def _received_shares(plan: Plan) -> list[tuple[bool, bool]]:
-    """For every virtual stage, whether it all-gathers its input, and the gradient of its output, from shares that ranks
-    of another device sent.
+    """Says for every virtual stage whether it all-gathers its input, and the gradient of its output, from shares that
+    ranks of another device sent.
     """
-    found = [[False, False] for _ in range(plan.shape.stages)]
+    gathered = [[False, False] for _ in range(plan.shape.stages)]
     if plan.job.framework.scatter_gather_tensors_in_pipeline:
         for index in range(plan.shape.stages):
             for before in plan.schedule.predecessors(plan.shape, index):
                 if plan.model_parts.device(before) != plan.model_parts.device(index):
-                    found[index][0] = found[before][1] = True
-    return [(first, last) for first, last in found]
+                    gathered[index][0] = gathered[before][1] = True
+    return [(first, last) for first, last in gathered]
 
 
 def device_params(plan: Plan, stages: EveryStageOps, known: LoweredStages | None = None) -> list[DeviceParams]:
-    """The parameters on one rank of every pipeline device; devices that hold the same stages share one object.
+    """Returns the parameters on a rank of every pipeline device; devices that hold the same stages share an object.
 
     known: stages that were lowered before, with the parameters of devices that hold them.
     """
     held: list[tuple[StageOps, ...]] = [()] * plan.ranks.devices
     for index, stage in enumerate(stages):
         held[plan.model_parts.device(index)] += (one_of(stage),)
-    made = known.params if known is not None else {}
-    for own in dict.fromkeys(held):
-        if own not in made:
-            made[own] = DeviceParams(param for stage_ops in own for param in stage_ops.params())
-    return [made[own] for own in held]
+    params = known.params if known is not None else {}
+    for of_device in dict.fromkeys(held):
+        if of_device not in params:
+            params[of_device] = DeviceParams(param for stage_ops in of_device for param in stage_ops.params())
+    return [params[of_device] for of_device in held]
 
 
 def _update(plan: Plan, device: int, params: DeviceParams, shared: tuple[GradientSum, ...]) -> Update:
-    """The optimizer update of one device."""
+    """Returns the optimizer update of a device."""
     framework, heterogeneous = plan.job.framework, bool(plan.on(device).mesh.stage)
     main, moments = BYTES[framework.main_weights], framework.update.states.element_bytes(framework.moments)
     weights = BYTES[framework.adapters.weights or framework.weights]
@@ -220,7 +232,7 @@ def _update(plan: Plan, device: int, params: DeviceParams, shared: tuple[Gradien
     if framework.converts_apart:
         formats = ((framework.gradients, framework.main_weights), (framework.main_weights, framework.weights))
         changed = [(BYTES[source], BYTES[target]) for source, target in formats if source != target]
-        convert = sum(one for one, _ in changed), sum(one for _, one in changed)
+        convert = sum(read for read, _ in changed), sum(written for _, written in changed)
         read = write = main
     if framework.update.moment_copies:
         # By tensors (`_multi_tensor_adamw` of torch/optim/adamw.py): weights are read and written once more for their

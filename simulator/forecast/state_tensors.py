@@ -1,4 +1,4 @@
-"""The tensors in which a program holds the states of one rank, in the order in which it makes them."""
+"""The tensors in which a program holds the states of a rank, in the order in which it makes them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CATEGORY = {"weights": "parameters", "gradients": "gradients", "main": "optimize
 
 @dataclass(frozen=True)
 class _ParamStates:
-    """Bytes of the states of one parameter on a rank, of `elements` / `shards` elements where the optimizer has some.
+    """Bytes of the states of a parameter on a rank, of `elements` / `shards` elements where the optimizer has some.
 
     main: of the optimizer's states but for moments.
     """
@@ -37,7 +37,7 @@ class _ParamStates:
 def state_tensors(plan: Plan, params: DeviceParams, resident: dict[str, float]) -> StateTensors:
     """Returns the tensors of the states of a rank.
 
-    resident: bytes that live through the whole step, by category; what belongs to no parameter counts as one tensor of
+    resident: bytes that live through the whole step, by category; what belongs to no parameter counts as a tensor of
         its category.
     """
     layout, at_start = plan.job.framework.memory.states, plan.job.framework.update.moments_at_start

@@ -46,7 +46,7 @@ StepKinds = Sequence[tuple[float, Forecast]]
 
 @dataclass(frozen=True)
 class StepAndMemory:
-    """Duration and peak memory of one step: the figures of the same names of a `Report`.
+    """Duration and peak memory of a step: the figures of the same names of a `Report`.
 
     step_time: [s].
     peak_allocated: memory allocated by tensors on the fullest device [bytes].
@@ -72,7 +72,7 @@ class StepAndMemory:
 def forecast_step(
     job: Job | Plan | str | Path | Mapping[str, Any], shared_work: SharedWork | None = None, energy: bool = False
 ) -> StepAndMemory:
-    """Duration and peak memory of one step, equal to those of `simulate`, without breakdown, interval and words.
+    """Computes duration and peak memory of a step, equal to those of `simulate`, without breakdown, interval and words.
 
     job: a job, its resolved plan, the path of a job file, or its mapping.
     shared_work: lowered units, timetables and prices that many jobs share.
@@ -85,7 +85,7 @@ def forecast_step(
 
 
 def summarise_step(figures: Metrics, energy: bool = False) -> StepAndMemory:
-    """Duration and peak memory of a forecast. energy: also the energy of the step."""
+    """Computes duration and peak memory of a forecast. energy: also the energy of the step."""
     joules = figures.energy.kwh * KWH if energy else 0.0
     memory = figures.peak_allocated, figures.peak_device, figures.fit.held, figures.fit.room
     return StepAndMemory(figures.step_time, *memory, joules)
@@ -94,36 +94,36 @@ def summarise_step(figures: Metrics, energy: bool = False) -> StepAndMemory:
 def play_job(
     job: Job | Plan, shared: SharedWork, engine: Engine = "matrices", skip: bool = True
 ) -> tuple[Forecast, StepKinds]:
-    """The step of a job, or of its resolved plan; of a plan whose steps differ the one that needs most memory.
+    """Plays the step of a job, or of its resolved plan; of a plan whose steps differ the step that needs most memory.
 
     engine, skip: see `simulator.engine.play.play`.
     Raises PlanError for the first rule that the plan breaks.
     """
     shared.forget_excess()
-    given, plan = (job.job, job) if isinstance(job, Plan) else (job, resolve_plan(job, shared))
+    stated, plan = (job.job, job) if isinstance(job, Plan) else (job, resolve_plan(job, shared))
     if plan.passes.steps == 1:
         return _play_plan(plan, engine, skip, shared)
     varying = schemes_with(plan.every_scheme, VariesSteps)
     if numbers := sorted({scheme.steps for scheme in varying} - {1, plan.passes.steps}):
         rule = f"the routing of one stage has {plan.passes.steps} steps, that of another {numbers[0]}"
         raise PlanError("plan", rule, "Give all stages routing of as many steps")
-    others = (resolve_plan(given.model_copy(update={"step": step}), shared) for step in range(1, plan.passes.steps))
-    found = [_play_plan(one, engine, skip, shared)[0] for one in (plan, *others)]
-    most = max(found, key=lambda one: max(peak.total for peak in one.peaks))
-    return most, [(1 / plan.passes.steps, one) for one in found]
+    others = (resolve_plan(stated.model_copy(update={"step": step}), shared) for step in range(1, plan.passes.steps))
+    forecasts = [_play_plan(step_plan, engine, skip, shared)[0] for step_plan in (plan, *others)]
+    most = max(forecasts, key=lambda forecast: max(peak.total for peak in forecast.peaks))
+    return most, [(1 / plan.passes.steps, forecast) for forecast in forecasts]
 
 
 def _play_plan(plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tuple[Forecast, StepKinds]:
-    """The step of a plan; of a plan with a period also those of all its steps with their shares."""
+    """Plays the step of a plan; of a plan with a period also those of all its steps with their shares."""
     with locate_errors(*plan.job.origin):
         costs = shared.costs(plan)
         device_costs = shared.device_costs(plan)
-    prices = [one.estimate for one in device_costs]
-    uses = [one.use for one in device_costs]
+    prices = [costs.estimate for costs in device_costs]
+    uses = [costs.use for costs in device_costs]
     stages, program = build_program(plan, prices, shared)
 
     assume = partial(_assumptions, plan, costs, stages, program, engine)
-    regime = least_known(plan.job.framework.regime, *(one.regime for one in dict.fromkeys(device_costs)))
+    regime = least_known(plan.job.framework.regime, *(costs.regime for costs in dict.fromkeys(device_costs)))
     forecast = replace(play_forecast(plan, stages, program, assume, engine, skip, uses, shared), regime=regime)
     if job := make_evaluation(plan):
         forecast = replace(forecast, evaluation=_play_plan(resolve_plan(job, shared), engine, skip, shared)[0])
@@ -148,22 +148,22 @@ def _add_weights(forecast: Forecast, reference: Forecast) -> list[dict[str, floa
 
 
 def fixed_order_step(plan: Plan, shared: SharedWork) -> float:
-    """Duration of the step of a plan in orders of passes that no duration changes [s]."""
+    """Computes the duration of the step of a plan in orders of passes that no duration changes [s]."""
     prices = [costs.estimate for costs in shared.device_costs(plan)]
     program = build_program(plan, prices, shared, by_durations=False)[1]
     return Forecast(plan, play(program), (), ()).seconds + plan.job.framework.step_overhead_s
 
 
 def _rebuild_program(plan: Plan, shared: SharedWork, orders: Sequence[Sequence[ScheduleItem]]) -> Program:
-    """The program of the same step for other orders."""
-    return build_program(plan, [one.estimate for one in shared.device_costs(plan)], shared, orders)[1]
+    """Returns the program of the same step for other orders."""
+    return build_program(plan, [costs.estimate for costs in shared.device_costs(plan)], shared, orders)[1]
 
 
 def _assumptions(plan: Plan, costs: Costs, stages: EveryStageOps, program: Program, engine: Engine) -> tuple[str, ...]:
-    """What the prices of a step had to assume, a sentence each."""
+    """Lists what the prices of a step had to assume, a sentence each."""
     assumed = (*costs.assumed, *(costs.kernels.assumed_experts if plan.job.model.moe else ()))
-    variants = (one for stage in stages for one in variants_of(stage))
-    works = [op.work for one in variants for unit_run in one.unit_runs for op in unit_run.fragment.forward]
+    variants = (stage_ops for stage in stages for stage_ops in variants_of(stage))
+    works = [op.work for stage_ops in variants for unit_run in stage_ops.unit_runs for op in unit_run.fragment.forward]
     assumed += (*costs.kernels.assumed_eager(works), *costs.communication.assumed_exchanges(works))
     tasks = dict.fromkeys((*program.tasks, *program.updates))  # slots share their tasks
     assumed += costs.assumed_hosts(work for task in tasks for work, _ in task.host_works)

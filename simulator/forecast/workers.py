@@ -1,4 +1,4 @@
-"""Many forecasts: worker processes, which end with their parent, the only one to handle Ctrl-C; garbage.
+"""Many forecasts: worker processes, which end with their parent, which alone handles Ctrl-C; garbage.
 
 Work that takes longer than a second calls `stop_if_asked` now and then, so that an error or Ctrl-C need not wait for
 it.
@@ -35,13 +35,13 @@ def collect_garbage_rarely() -> Iterator[None]:
 
 
 def count_cores() -> int:
-    """Number of cores that this process may use: those of a batch job, not of the node it shares with others."""
+    """Counts cores that this process may use: those of a batch job, not of the node it shares with others."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def open_pool(
-    workers: int, prepare: Callable[..., None] | None = None, *given: object
+    workers: int, prepare: Callable[..., None] | None = None, *arguments: object
 ) -> Iterator[ProcessPoolExecutor]:
     """Yields a pool of processes; at the end it waits for work that is running, and cancels what is queued. After an
     error or Ctrl-C running work ends where it asks (`stop_if_asked`).
@@ -54,7 +54,7 @@ def open_pool(
         stop.value = 1
 
     with _interrupt_once(ask):
-        pool = ProcessPoolExecutor(workers, initializer=_follow_parent, initargs=(stop, prepare, *given))
+        pool = ProcessPoolExecutor(workers, initializer=_follow_parent, initargs=(stop, prepare, *arguments))
         try:
             yield pool
         except BaseException:
@@ -76,15 +76,15 @@ def stop_if_asked() -> None:
 
 @contextmanager
 def _interrupt_once(ask: Callable[[], None]) -> Iterator[None]:
-    """Lets the first Ctrl-C through, after it has called `ask`, and ignores further ones: one that interrupts the
+    """Lets the first Ctrl-C through, after it has called `ask`, and ignores further ones: a second that interrupts the
     shutdown of a pool leaves its workers waiting for work, and the parent for its workers, for ever."""
-    own, previous = os.getpid(), signal.getsignal(signal.SIGINT)
+    process, previous = os.getpid(), signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(previous):
         yield
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == own:  # not a worker that was forked a moment ago
+        if os.getpid() == process:  # not a worker that was forked a moment ago
             signal.signal(number, signal.SIG_IGN)
             ask()
             previous(number, frame)
@@ -97,12 +97,12 @@ def _interrupt_once(ask: Callable[[], None]) -> Iterator[None]:
             signal.signal(signal.SIGINT, previous)
 
 
-def _follow_parent(stop: c_byte, prepare: Callable[..., None] | None, *given: object) -> None:
+def _follow_parent(stop: c_byte, prepare: Callable[..., None] | None, *arguments: object) -> None:
     """Makes a worker ignore Ctrl-C, end with its parent, and follow `stop`."""
     global _stop
     _stop = stop
     if prepare is not None:
-        prepare(*given)
+        prepare(*arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     if parent is not None:

@@ -1,10 +1,10 @@
 """Cross-mesh resharding: messages between pipeline stages whose ranks shard the residual stream in different ways.
 
 Every rank of a stage holds a box of the residual stream, an interval of each sharded dim, and along the other axes the
-ranks hold copies of it. A message is the intersection of a box of the sending stage with one of the receiving stage. Of
-the ranks that hold copies of a box, the one that has sent the fewest bytes so far sends. Where receivers hold copies
-too, and gather (see `scatter_gather`), each receives its share only. The output of a branch of the model is a part of
-the sequence of its trunk: a message between them is the intersection with the boxes of that part.
+ranks hold copies of it. A message is the intersection of a box of the sending stage with a box of the receiving stage.
+Of the ranks that hold copies of a box, the rank that has sent the fewest bytes so far sends. Where receivers hold
+copies too, and gather (see `scatter_gather`), each receives its share only. The output of a branch of the model is a
+part of the sequence of its trunk: a message between them is the intersection with the boxes of that part.
 
 Zhuang et al. 2022, "On Optimizing the Communication of Model Parallelism", arXiv 2211.05322 (Alpa), sections 2 and 3.
 """
@@ -34,8 +34,10 @@ WHOLE: Interval = Fraction(0), Fraction(1)
 
 
 def border_layout(scope: Scope, stage: Stage) -> Layout:
-    """The layout of the residual stream at the borders of a stage."""
-    residual = next(one for one in (stage.units[0].residual_in, stage.units[-1].residual_out) if one is not None)
+    """Returns the layout of the residual stream at the borders of a stage."""
+    residual = next(
+        tensor for tensor in (stage.units[0].residual_in, stage.units[-1].residual_out) if tensor is not None
+    )
     border = Boundary("border", (residual,), (residual,))
     return border.output_layout(residual, scope.division(border))
 
@@ -46,7 +48,7 @@ class BoxGrid:
 
     dims: number of shards of each sharded dim, in the order of their names.
     ranks: global ranks [shards of each dim, copies].
-    parts: the interval of a dim that messages carry, from 0 to 1; all of it where none is given.
+    parts: the interval of a dim that messages carry, from 0 to 1; all of it where none is named.
     """
 
     dims: dict[str, int]
@@ -55,19 +57,20 @@ class BoxGrid:
 
     @classmethod
     def of(cls, layout: Layout, mesh: Mesh, pipeline: str, first: int) -> BoxGrid:
-        """The boxes of a tensor in `layout` on the ranks of a stage, along all axes of `mesh` but that of the pipeline.
+        """Returns the boxes of a tensor in `layout` on the ranks of a stage, along all axes of `mesh` but that of the
+        pipeline.
 
         first: global rank of the first of them.
         """
         axes = [axis for axis, size in mesh.axes.items() if size > 1 and axis != pipeline]
         sharding = {dim: [axis for axis in axes if layout.get(axis) == dim] for dim in sorted({*layout.values()})}
         copies = [axis for axis in axes if axis not in layout]
-        order = [axis for own in (*sharding.values(), copies) for axis in own]
+        order = [axis for group in (*sharding.values(), copies) for axis in group]
         ranks = np.full([mesh.size(axis) for axis in order], first)
         for i, axis in enumerate(order):
             steps = np.arange(mesh.size(axis)) * mesh.stride(axis)
             ranks = ranks + steps.reshape([-1 if i == j else 1 for j in range(len(order))])
-        dims = {dim: mesh.size(own) for dim, own in sharding.items() if own}
+        dims = {dim: mesh.size(group) for dim, group in sharding.items() if group}
         return cls(dims, ranks.reshape([*dims.values(), mesh.size(copies)]))
 
     @property
@@ -76,28 +79,28 @@ class BoxGrid:
         return math.prod(self.dims.values())
 
     def equals(self, other: BoxGrid) -> bool:
-        """Whether the ranks of two stages hold the same boxes in the same order."""
+        """Says whether the ranks of two stages hold the same boxes in the same order."""
         order = self.ranks - self.ranks.min(), other.ranks - other.ranks.min()
-        cut = any(dim in one.parts for one in (self, other) for dim in self.dims)
+        cut = any(dim in grid.parts for grid in (self, other) for dim in self.dims)
         return not cut and self.dims == other.dims and np.array_equal(*order)
 
     def shards(self, dim: str) -> list[Interval]:
-        """The intervals that the shards of a dim hold of what messages carry, from 0 to 1; some lie outside."""
+        """Returns the intervals that the shards of a dim hold of what messages carry, from 0 to 1; some lie outside."""
         count, (begin, end) = self.dims.get(dim, 1), self.parts.get(dim, WHOLE)
         borders = [(Fraction(i, count) - begin) / (end - begin) for i in range(count + 1)]
         return list(pairwise(borders))
 
 
 def reshard(sender: BoxGrid, receiver: BoxGrid, nbytes: int, shares: int = 1) -> tuple[Message, ...]:
-    """The messages that carry a tensor from the ranks of one stage to those of another.
+    """Returns the messages that carry a tensor from the ranks of a stage to those of another.
 
     nbytes: bytes of the whole tensor.
-    shares: copies of a box among the receivers that receive one share of it each, and gather the rest.
+    shares: copies of a box among the receivers that receive a share of it each, and gather the rest.
     """
     dims = sorted({*sender.dims, *receiver.dims})
     overlaps = [list(_find_overlaps(sender.shards(dim), receiver.shards(dim))) for dim in dims]
     sent: dict[int, int] = defaultdict(int)
-    found: dict[tuple[int, int], int] = defaultdict(int)
+    messages: dict[tuple[int, int], int] = defaultdict(int)
     for parts in product(*overlaps):
         at = tuple(source for dim, (source, _, _) in zip(dims, parts, strict=True) if dim in sender.dims)
         to = tuple(target for dim, (_, target, _) in zip(dims, parts, strict=True) if dim in receiver.dims)
@@ -106,12 +109,12 @@ def reshard(sender: BoxGrid, receiver: BoxGrid, nbytes: int, shares: int = 1) ->
             piece = round(size / shares)
             source = min(sender.ranks[at].tolist(), key=lambda rank: sent[rank])
             sent[source] += piece
-            found[source, target] += piece
-    return tuple((source, target, size) for (source, target), size in found.items() if size)
+            messages[source, target] += piece
+    return tuple((source, target, size) for (source, target), size in messages.items() if size)
 
 
 def most_received(messages: tuple[Message, ...]) -> int:
-    """The most bytes that a rank receives."""
+    """Returns the most bytes that a rank receives."""
     received: dict[int, int] = defaultdict(int)
     for _, target, nbytes in messages:
         received[target] += nbytes

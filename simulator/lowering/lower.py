@@ -1,9 +1,9 @@
 """From modules to ops: every scheme is asked in turn, and what is left is lowered by default.
 
-``Lowering.lower(module)`` hands the module to the outermost scheme, whose ``inner`` is the next one, and so on. Inside
+``Lowering.lower(module)`` hands the module to the outermost scheme, whose ``inner`` is the next, and so on. Inside
 all of them stands the default: an operator becomes its kernels at local sizes, a composite module joins its children by
 the collectives that their layouts imply. Producer and readers of every tensor are known from the module tree before any
-op is made. Units of a stage share the residual stream only, so each is lowered by itself, and equal ones once.
+op exists. Units of a stage share the residual stream only, so each is lowered by itself, and equal units once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HOST_STREAM = "host"
 
 
 class Lowering:
-    """Lowers the modules of one stage, or the update of one device, under the `schemes` of a plan (outermost first).
+    """Lowers the modules of a stage, or the update of a device, under the `schemes` of a plan (outermost first).
 
     regather: see `Scope`.
     known: units that were lowered before, for this plan or another; new ones are added.
@@ -76,7 +76,7 @@ class Lowering:
     def run_batch_loss(self, unit: BatchLossUnit) -> UnitRun:
         """Lowers a loss over the samples of a batch. The outputs of its stage, and their gradients, have their place in
         memory before and after it."""
-        made, held = self._unit_run(unit), list[str]()
+        lowered, held = self._unit_run(unit), list[str]()
         nbytes = 0
         for tensor in unit.stage_outputs:
             border = Boundary("border", (tensor,), (tensor,))
@@ -84,7 +84,7 @@ class Lowering:
             held += [key := self.scope.key(tensor, layout), f"d:{key}"]
             nbytes += tensor.nbytes(layout, self.scope.mesh)
         outside = tuple(held)
-        run = replace(made, nbytes=nbytes, allocated_before=outside, freed_later=outside)
+        run = replace(lowered, nbytes=nbytes, allocated_before=outside, freed_later=outside)
         return self._launch_on_host(run) if self.scope.host.waits else run
 
     def lower(self, module: Module) -> Fragment:
@@ -99,26 +99,26 @@ class Lowering:
     def _unit_run(self, unit: Unit) -> UnitRun:
         reads = any(getattr(operator, "tied", False) for operator in unit.operators())
         tied = (self.scope.embeds, self.scope.copies_table) if reads else ()
-        own = unit.lowering_key, unit.marks, tied, unit.receives, self._lowering_key
-        key = own if unit.lowering_key is not None else unit
+        traits = unit.lowering_key, unit.marks, tied, unit.receives, self._lowering_key
+        key = traits if unit.lowering_key is not None else unit
         return replace(self.shared_run(key, lambda: self._lower_unit(unit)), count=unit.count, marks=unit.marks)
 
     def shared_run(self, key: Hashable, make: Callable[[], UnitRun]) -> UnitRun:
-        """The unit run that depends on `key` alone, made once for all stages and plans."""
+        """Returns the unit run that depends on `key` alone, lowered once for all stages and plans."""
         return remember(self._known, key, make)
 
     def _launch_on_host(self, unit_run: UnitRun) -> UnitRun:
         key = "launched", unit_run.fragment
-        made = self.shared_run(
+        launched = self.shared_run(
             key, lambda: replace(unit_run, fragment=launch_on_host(unit_run.fragment, self.scope.host.waits))
         )
-        return replace(unit_run, fragment=made.fragment)
+        return replace(unit_run, fragment=launched.fragment)
 
     def _lower_unit(self, unit: Unit) -> UnitRun:
         keys, nbytes = self.scope.enter(unit)
         takes, gives = (tensor.name if tensor is not None else None for tensor in (unit.residual_in, unit.residual_out))
         names = [operator.name for operator in unit.operators()]
-        found, left = (tuple(f"d:{name}.{what}" for name in names) for what in ("found", "left"))
+        freed_later, allocated_before = (tuple(f"d:{name}.{what}" for name in names) for what in ("found", "left"))
         context = 0
         if unit.context:
             border = Boundary("border", (unit.context,), (unit.context,))
@@ -126,11 +126,13 @@ class Lowering:
             context = unit.context.nbytes(layout, self.scope.mesh)
             if not unit.receives:  # it has its place from the unit on that joins encoder and decoder, or receives it
                 shared = (key := self.scope.key(unit.context, layout), f"d:{key}")
-                found, left = (*found, *shared), (*left, *shared)
+                freed_later, allocated_before = (*freed_later, *shared), (*allocated_before, *shared)
         fragment = _use_stream(self.lower(unit), takes, gives, keys, nbytes)
         stream = takes, gives, keys, nbytes[1] or nbytes[0]
-        made = UnitRun(unit.name, fragment, 1, *stream, found, left, nbytes[0], context_nbytes=context)
-        return drop_backward(made) if self.forward_only else made
+        unit_run = UnitRun(
+            unit.name, fragment, 1, *stream, freed_later, allocated_before, nbytes[0], context_nbytes=context
+        )
+        return drop_backward(unit_run) if self.forward_only else unit_run
 
     def _lower_module(self, module: Module, depth: int) -> Fragment:
         if depth < len(self.schemes):
@@ -152,26 +154,26 @@ def _use_stream(
     nbytes: tuple[int, int],
 ) -> Fragment:
     """Adds the uses of the residual stream, and of its gradient, in the layout of the border of units, where operators
-    only slice it from another layout or to another one, which is no op."""
+    only slice it from another layout or to another, which is no op."""
     used = {use.key for use in fragment.tensor_uses}
-    (taken, given), forward, backward = keys, fragment.forward, fragment.backward
+    (taken, passed), forward, backward = keys, fragment.forward, fragment.backward
 
-    def add(key: str, name: str, ops: Sequence[Op], made: bool, size: int) -> None:
-        """The use of `key` by the op nearest to the border that has the tensor in another layout."""
+    def add(key: str, name: str, ops: Sequence[Op], written: bool, size: int) -> None:
+        """Adds the use of `key` by the op nearest to the border that has the tensor in another layout."""
         if not ops or key in used:
             return
         having = {use.op for use in fragment.tensor_uses if use.key.startswith(f"{name}@")}
         near = [op for op in ops if op in having] or ops
-        fragment.tensor_uses.append(TensorUse(key, size, near[-1 if made else 0], made))
+        fragment.tensor_uses.append(TensorUse(key, size, near[-1 if written else 0], written))
 
     if taken is not None:
         add(taken, taken.partition("@")[0], forward, False, nbytes[0])
         if takes in fragment.grad_exit:
             add(f"d:{taken}", "d:" + taken.partition("@")[0], backward, True, nbytes[0])
-    if given is not None:
-        add(given, given.partition("@")[0], forward, True, nbytes[1])
+    if passed is not None:
+        add(passed, passed.partition("@")[0], forward, True, nbytes[1])
         if gives in fragment.grad_entry:
-            add(f"d:{given}", "d:" + given.partition("@")[0], backward, False, nbytes[1])
+            add(f"d:{passed}", "d:" + passed.partition("@")[0], backward, False, nbytes[1])
     return fragment
 
 
@@ -181,17 +183,19 @@ def drop_backward(unit_run: UnitRun) -> UnitRun:
     Slices of sequences pass keys and values on to the next slice, in as many bytes as their gradients, which backward
     passes hand to the slice before.
     """
-    fragment, found, left = unit_run.fragment, unit_run.freed_later, unit_run.allocated_before
-    forward, passed = {*fragment.forward}, {*found, *left}
-    tensor_uses = [one for one in fragment.tensor_uses if one.op in forward]
+    fragment, freed, allocated = unit_run.fragment, unit_run.freed_later, unit_run.allocated_before
+    forward, passed = {*fragment.forward}, {*freed, *allocated}
+    tensor_uses = [use for use in fragment.tensor_uses if use.op in forward]
     tensor_uses += [
-        replace(one, op=fragment.forward[-1], made=one.key in left) for one in fragment.tensor_uses if one.key in passed
+        replace(use, op=fragment.forward[-1], made=use.key in allocated)
+        for use in fragment.tensor_uses
+        if use.key in passed
     ]
     params = [replace(param, trained=False) for param in fragment.params]
     kept = Fragment(
         fragment.forward, [], fragment.entry, fragment.exit, {}, {}, params, fragment.shared_weights, tensor_uses
     )
-    return replace(unit_run, fragment=kept, allocated_before=found, freed_later=left)
+    return replace(unit_run, fragment=kept, allocated_before=freed, freed_later=allocated)
 
 
 def launch_on_host(fragment: Fragment, waits: frozenset[str]) -> Fragment:
@@ -202,7 +206,7 @@ def launch_on_host(fragment: Fragment, waits: frozenset[str]) -> Fragment:
     Where no token is dropped, the host must know how many tokens each expert has before it can launch their kernels: it
     waits for the router, and all that was launched before it has ended (`cudaStreamSynchronize` in the token
     dispatchers of Megatron-Core, megatron/core/transformer/moe/token_dispatcher.py). Nothing is then left in the queue
-    of launches, and the kernels of the experts begin one after another as the host launches them.
+    of launches, and the kernels of the experts begin in turn as the host launches them.
 
         host      launch norm | launch router | (waits)      | launch permute | launch dispatch | ...
         compute                 norm            router                          permute
@@ -213,10 +217,10 @@ def launch_on_host(fragment: Fragment, waits: frozenset[str]) -> Fragment:
 
     Without such waits the times of all launches are known beforehand, and the engine adds them up (`Program.host`).
     """
-    made = fragment.copy()
-    for issued in (made.forward, made.backward):
+    launched = fragment.copy()
+    for issued in (launched.forward, launched.backward):
         issued[:] = [part for op in issued for part in _launch(op, waits)]
-    return made
+    return launched
 
 
 def _launch(op: Op, waits: frozenset[str]) -> list[Op]:

@@ -1,7 +1,7 @@
 """Offloading to host memory or disks, as rewrites of lowered ops: activations between the two passes of a unit (such
 as a layer), optimizer states between two updates.
 
-Copies run during computation, to the host on one stream and back on another. The activations of a unit are copied out
+Copies run during computation, to the host on a stream and back on another. The activations of a unit are copied out
 while the next unit computes; the unit after that waits until the copy has finished. They are copied back during the
 next unit's backward pass. So the GPU holds the activations of at most two units at a time.
 """
@@ -41,37 +41,37 @@ def offload_activations(stage_ops: StageOps, mark: str, to: str, chosen: Collect
     """Rewrites `stage_ops` so that the saved activations of units with `mark` are offloaded between their passes.
 
     The unit before the loss keeps its activations, since its backward pass follows at once. The last unit of any other
-    stage copies its own activations out after its forward pass, and back when its gradient has arrived.
+    stage copies out its activations itself after its forward pass, and back when its gradient has arrived.
 
     to: host memory or disks.
     chosen: names of the tensors that are offloaded; None: all are.
     """
-    made: list[UnitRun] = []
+    unit_runs: list[UnitRun] = []
     before: Saved = {}
     for unit_run, following in zip(stage_ops.unit_runs, [*stage_ops.unit_runs[1:], None], strict=True):
         after = following if following and following.residual_in else None
-        own = saved_activations(unit_run) if mark in unit_run.marks else {}
-        own = {key: size for key, size in own.items() if chosen is None or key.partition("@")[0] in chosen}
-        last = {} if after and not after.residual_out else own
+        saved = saved_activations(unit_run) if mark in unit_run.marks else {}
+        saved = {key: size for key, size in saved.items() if chosen is None or key.partition("@")[0] in chosen}
+        last = {} if after and not after.residual_out else saved
         before = before if unit_run.residual_in else {}
-        copies = _divide_copies(unit_run.count, before, own, last)
+        copies = _divide_copies(unit_run.count, before, saved, last)
         for place, (count, previous, mine) in enumerate(copies):
             copies_own = after is None and place == len(copies) - 1
             fragment = _offload_unit(unit_run, mine, previous, copies_own, to)
-            made.append(replace(unit_run, fragment=fragment, count=count))
+            unit_runs.append(replace(unit_run, fragment=fragment, count=count))
         before = last
-    return replace(stage_ops, unit_runs=made)
+    return replace(stage_ops, unit_runs=unit_runs)
 
 
-def _divide_copies(count: int, before: Saved, own: Saved, last: Saved) -> list[tuple[int, Saved, Saved]]:
+def _divide_copies(count: int, before: Saved, saved: Saved, last: Saved) -> list[tuple[int, Saved, Saved]]:
     """Divides equal units in a row by what they offload: numbers of units, what the unit before each of them saved, and
     what it saves itself.
 
-    before: of the unit before the first. last: what the last one saves.
+    before: of the unit before the first. last: what the last saves.
     """
-    if count > 1 and own:
-        return [part for part in [(1, before, own), (count - 2, own, own), (1, own, last)] if part[0]]
-    if before or own:
+    if count > 1 and saved:
+        return [part for part in [(1, before, saved), (count - 2, saved, saved), (1, saved, last)] if part[0]]
+    if before or saved:
         return [part for part in [(1, before, last), (count - 1, {}, {})] if part[0]]
     return [(count, {}, {})]
 
@@ -85,50 +85,54 @@ def saved_activations(unit_run: UnitRun) -> Saved:
     both = {t.key for t in fragment.tensor_uses if t.op in forward} & {
         t.key for t in fragment.tensor_uses if t.op in backward
     }
-    found: Saved = {}
+    saved: Saved = {}
     for tensor_use in fragment.tensor_uses:
         if tensor_use.key in both - others and tensor_use.nbytes:
-            found[tensor_use.key] = max(tensor_use.nbytes, found.get(tensor_use.key, 0))
-    return found
+            saved[tensor_use.key] = max(tensor_use.nbytes, saved.get(tensor_use.key, 0))
+    return saved
 
 
-def _offload_unit(unit_run: UnitRun, own: Saved, previous: Saved, copies_own: bool, to: str) -> Fragment:
-    """Returns the fragment of a unit whose `own` activations are offloaded, and during whose passes those of the
+def _offload_unit(unit_run: UnitRun, saved: Saved, previous: Saved, copies_own: bool, to: str) -> Fragment:
+    """Returns the fragment of a unit whose `saved` activations are offloaded, and during whose passes those of the
     `previous` unit are copied.
 
-    copies_own: the unit copies its own activations, since no later unit of the stage does.
+    copies_own: the unit copies its saved activations, since no later unit of the stage does.
     to: host memory or disks.
     """
-    if not own and not previous:
+    if not saved and not previous:
         return unit_run.fragment
-    made = unit_run.fragment.copy()
-    backward = set(made.backward)
-    made.tensor_uses = [
-        replace(t, key=f"{t.key}~") if t.key in own and t.op in backward else t for t in made.tensor_uses
+    offloaded = unit_run.fragment.copy()
+    backward = set(offloaded.backward)
+    offloaded.tensor_uses = [
+        replace(t, key=f"{t.key}~") if t.key in saved and t.op in backward else t for t in offloaded.tensor_uses
     ]
-    grads = [made.grad_entry[unit_run.residual_out]] if unit_run.residual_out in made.grad_entry else []
+    grads = [offloaded.grad_entry[unit_run.residual_out]] if unit_run.residual_out in offloaded.grad_entry else []
     begin: Op | None = None
-    if own and copies_own:
-        result = made.exit[unit_run.residual_out or ""]
-        made.forward.append(_copy(own, [result], "F", to))
-        begin = back = _copy(own, grads, "B", to)
-        for tensor_use in made.tensor_uses:
-            if tensor_use.op in backward and tensor_use.key.removesuffix("~") in own:
+    if saved and copies_own:
+        result = offloaded.exit[unit_run.residual_out or ""]
+        offloaded.forward.append(_copy(saved, [result], "F", to))
+        begin = back = _copy(saved, grads, "B", to)
+        for tensor_use in offloaded.tensor_uses:
+            if tensor_use.op in backward and tensor_use.key.removesuffix("~") in saved:
                 tensor_use.op.after.append(back)
-        made.backward.insert(0, back)
+        offloaded.backward.insert(0, back)
     if previous:
-        inputs = [made.entry[unit_run.residual_in]] if unit_run.residual_in in made.entry else []
-        _copy_beside(made, made.forward, _copy(previous, inputs, "F", to), (made.exit, unit_run.residual_out))
-        _copy_beside(made, made.backward, _copy(previous, grads, "B", to), (made.grad_exit, unit_run.residual_in))
-    for key, nbytes in own.items():
-        made.tensor_uses.append(TensorUse(key, nbytes, made.forward[-1]))
+        inputs = [offloaded.entry[unit_run.residual_in]] if unit_run.residual_in in offloaded.entry else []
+        _copy_beside(
+            offloaded, offloaded.forward, _copy(previous, inputs, "F", to), (offloaded.exit, unit_run.residual_out)
+        )
+        _copy_beside(
+            offloaded, offloaded.backward, _copy(previous, grads, "B", to), (offloaded.grad_exit, unit_run.residual_in)
+        )
+    for key, nbytes in saved.items():
+        offloaded.tensor_uses.append(TensorUse(key, nbytes, offloaded.forward[-1]))
         # Where this unit copies nothing, the next unit has copied them back during its backward pass.
-        restored = TensorUse(f"{key}~", nbytes, begin or made.backward[0], begin is not None, "activations")
-        made.tensor_uses.append(restored)
-    return made
+        restored = TensorUse(f"{key}~", nbytes, begin or offloaded.backward[0], begin is not None, "activations")
+        offloaded.tensor_uses.append(restored)
+    return offloaded
 
 
-def _copy_beside(made: Fragment, ops: list[Op], copy: Op, gate: tuple[dict[str, Op], str | None]) -> None:
+def _copy_beside(offloaded: Fragment, ops: list[Op], copy: Op, gate: tuple[dict[str, Op], str | None]) -> None:
     """Copies activations of the previous unit during the `ops` of a pass. gate: exits of the pass, and that which waits
     for the copy, too."""
     assert isinstance(copy.work, HostCopy)
@@ -137,7 +141,7 @@ def _copy_beside(made: Fragment, ops: list[Op], copy: Op, gate: tuple[dict[str, 
     if name in exits:
         exits[name] = Op(f"{copy.name} of the previous unit", after=[exits[name], copy], phase=copy.phase)
     key, nbytes = f"{copy.name} {copy.phase}", copy.work.nbytes
-    made.tensor_uses += [TensorUse(key, nbytes, op, op is copy, "activations") for op in (copy, ops[-1])]
+    offloaded.tensor_uses += [TensorUse(key, nbytes, op, op is copy, "activations") for op in (copy, ops[-1])]
 
 
 def _copy(saved: Saved, after: list[Op], phase: str, to: str) -> Op:

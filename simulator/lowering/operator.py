@@ -1,4 +1,4 @@
-"""Lowers one operator to a fragment: its kernels at the sizes of one rank's shards, forward and backward, its
+"""Lowers an operator to a fragment: its kernels at the sizes of a rank's shards, forward and backward, its
 parameters, and its tensors in memory."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from meshcast.simulator.lowering.scope import Scope
 
 
 def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = True, accumulated: str = "") -> Fragment:
-    """Returns the fragment of one operator at local sizes.
+    """Returns the fragment of an operator at local sizes.
 
     fused_gradients: GEMMs add weight gradients to the accumulated ones; otherwise a separate kernel does.
     accumulated: format in which gradients are accumulated; empty: that of the weights.
@@ -73,7 +73,7 @@ def _lower_backward(scope: Scope, operator: Operator, at: LocalShapes, frag: Fra
 
 
 def _make_param(scope: Scope, operator: Operator, weight: Tensor, at: LocalShapes, ready: Op, used: Op) -> Param:
-    """Returns a parameter as one rank holds it; `ready` and `used` as in `Param`."""
+    """Returns a parameter as a rank holds it; `ready` and `used` as in `Param`."""
     layout = scope.at_rest(operator, weight)
     # Where an axis shards a dim that no output has, every rank has whole output gradients: nothing is to be summed.
     summed = (axis for axis, dims in at.divide.items() if any(t.first_dim(dims) for t in operator.outs))
@@ -111,7 +111,7 @@ def _accumulates_shards(scope: Scope, param: Param) -> bool:
 
 def _copies(weight: Tensor, at: LocalShapes) -> tuple[tuple[str, ...], int] | None:
     """Returns the axes along which neighbouring ranks hold the same shard (with fewer key-value heads than ranks), and
-    the number of these ranks; None if each shard is on one rank."""
+    the number of these ranks; None if each shard is on a single rank."""
     layout = at.layout(weight)
     for name, dim in weight.dims.items():
         axes = [axis for axis in at.mesh.inner_first(layout)[::-1] if layout[axis] == name]
@@ -209,11 +209,11 @@ def accumulate_separately(
     """Changes the backward pass of an operator to write its weight gradients to a temporary and add them by a kernel.
 
     Without fused gradient accumulation plain autograd writes the gradient of a weight to a new tensor and adds it to
-    the accumulated one: the memory of a second gradient until then, and the traffic of an addition. Sharded gradients
-    are not added whole: they are reduce-scattered. Where gradients are accumulated in a wider format, another kernel
-    converts the temporary first: `hp_grad.add_(lp.grad.to(float32))` in BF16_Optimizer.update_hp_grads of DeepSpeed's
-    runtime/bf16_optimizer.py (microsoft/DeepSpeed @50893458d), 18 bytes a parameter and micro-batch against 6 in one
-    16-bit format.
+    the accumulated gradient: the memory of a second gradient until then, and the traffic of an addition. Sharded
+    gradients are not added whole: they are reduce-scattered. Where gradients are accumulated in a wider format, another
+    kernel converts the temporary first: `hp_grad.add_(lp.grad.to(float32))` in BF16_Optimizer.update_hp_grads of
+    DeepSpeed's runtime/bf16_optimizer.py (microsoft/DeepSpeed @50893458d), 18 bytes a parameter and micro-batch against
+    6 in a 16-bit format.
 
     weights: the ops that make the weight gradients.
     ready: the last of them.
@@ -322,4 +322,4 @@ class _WeightMoves:
 
     def _keep(self, key: str, begin: Op, end: Op, category: str = "parameters") -> None:
         ends = (begin, True), (end, False)
-        self.frag.tensor_uses += [TensorUse(key, self.nbytes, op, made, category) for op, made in ends]
+        self.frag.tensor_uses += [TensorUse(key, self.nbytes, op, written, category) for op, written in ends]

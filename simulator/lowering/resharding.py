@@ -55,8 +55,8 @@ class Resharding:
     ) -> Op:
         """Reshards an input to the layout that the operator needs, once for all its readers in this module."""
         scope = self.scope
-        made, wanted = scope.produced_layout(tensor), required_layout(tensor, scope.division(operator))
-        steps = collectives_between(tensor, made, wanted, self.mesh)
+        output, wanted = scope.produced_layout(tensor), required_layout(tensor, scope.division(operator))
+        steps = collectives_between(tensor, output, wanted, self.mesh)
         key = scope.key(tensor, wanted)
         if steps and key not in moved:
             view = scope.transfer_view(tensor, operator)
@@ -64,7 +64,7 @@ class Resharding:
                 source = scope.op(f"{work.operation} {tensor.name}", work, [source], "F", view)
                 self.fragment.forward.append(source)
             self.fragment.tensor_uses += [
-                scope.tensor_use(tensor, made, source),
+                scope.tensor_use(tensor, output, source),
                 scope.tensor_use(tensor, wanted, source, made=True),
             ]
             moved[key] = source
@@ -76,11 +76,17 @@ class Resharding:
             and tensor not in operator.read_by_later_slices
         )
         if gathered and scope.regather and again:
-            self._gather_again(operator, tensor, steps, made, wanted, frag)
+            self._gather_again(operator, tensor, steps, output, wanted, frag)
         return moved.get(key, source)
 
     def _gather_again(
-        self, operator: Operator, tensor: Tensor, steps: list[Collective], made: Layout, wanted: Layout, frag: Fragment
+        self,
+        operator: Operator,
+        tensor: Tensor,
+        steps: list[Collective],
+        output: Layout,
+        wanted: Layout,
+        frag: Fragment,
     ) -> None:
         """Saves the shard in place of the all-gathered input, and all-gathers it again in the backward pass: once for
         its gradients, and once more before that where the operator is computed again."""
@@ -99,7 +105,7 @@ class Resharding:
             ]
             frag.tensor_uses += [
                 TensorUse(gathered, tensor.nbytes(wanted, self.mesh), gathers[-1], made=True),
-                scope.tensor_use(tensor, made, gathers[0]),
+                scope.tensor_use(tensor, output, gathers[0]),
             ]
             # What weight gradients read is gathered before the gradients of inputs are computed.
             others = (i for i, op in enumerate(frag.backward) if op not in self.regathers)
@@ -114,26 +120,26 @@ class Resharding:
         inside = {*self.module.operators()}
         made_here = {t.name for child in self.module.children for t in child.outputs}
         waiting = Counter(t.name for child in self.module.children for t in child.inputs)
-        given: dict[str, list[Contribution]] = defaultdict(list)
+        contributions: dict[str, list[Contribution]] = defaultdict(list)
         for name in made_here:
             if any(operator not in inside for operator in scope.readers[name]) or not scope.readers[name]:
                 out.grad_entry[name] = Op(f"d{name} in", phase="B")
-                given[name].append((self._required_gradient_layout(name), out.grad_entry[name]))
+                contributions[name].append((self._required_gradient_layout(name), out.grad_entry[name]))
 
         for child, frag in zip(reversed(self.module.children), reversed(fragments), strict=True):
             for tensor in child.outputs:
                 if tensor.name in frag.grad_entry:
-                    frag.grad_entry[tensor.name].after += [op for _, op in given[tensor.name]]
+                    frag.grad_entry[tensor.name].after += [op for _, op in contributions[tensor.name]]
             ops = list(frag.backward)
             for tensor in child.inputs:
                 waiting[tensor.name] -= 1
                 if tensor.name not in frag.grad_exit:
                     continue
-                given[tensor.name].append((self._gradient_layout(child, tensor), frag.grad_exit[tensor.name]))
+                contributions[tensor.name].append((self._gradient_layout(child, tensor), frag.grad_exit[tensor.name]))
                 if waiting[tensor.name] == 0:
-                    given[tensor.name] = [self._collect(tensor, given[tensor.name], ops)]
+                    contributions[tensor.name] = [self._collect(tensor, contributions[tensor.name], ops)]
                     if tensor.name not in made_here:
-                        out.grad_exit[tensor.name] = given[tensor.name][0][1]
+                        out.grad_exit[tensor.name] = contributions[tensor.name][0][1]
             out.backward += ops
 
     def _gradient_layout(self, child: Module, tensor: Tensor) -> Layout:
@@ -154,7 +160,7 @@ class Resharding:
         return required_layout(tensor, self.scope.division(operator))
 
     def _collect(self, reader: Tensor, parts: list[Contribution], ops: list[Op]) -> Contribution:
-        """Sums the gradients of one tensor: first those of equal layout, then, each resharded once, these sums."""
+        """Sums the gradients of a tensor: first those of equal layout, then, each resharded once, these sums."""
         scope = self.scope
         tensor = scope.producer[reader.name][0] if reader.name in scope.producer else reader
         wanted = self._required_gradient_layout(tensor.name)

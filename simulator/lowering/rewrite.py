@@ -27,20 +27,20 @@ from meshcast.simulator.ir.ops import (
 
 
 def split_work(work: Work, n: int) -> list[Work]:
-    """`work` in `n` equal parts that add up to it: rows of a GEMM, bytes of a kernel or of a buffer."""
+    """Divides `work` into `n` equal parts that add up to it: rows of a GEMM, bytes of a kernel or of a buffer."""
     return split_work_by(work, (1,) * n)
 
 
 def split_work_by(work: Work, sizes: Sequence[int]) -> list[Work]:
-    """`work` in parts of these relative sizes."""
+    """Divides `work` into parts of these relative sizes."""
     whole = sum(sizes)
     if isinstance(work, Gemm):
-        found: list[Work] = []
+        parts: list[Work] = []
         for size in sizes:
             groups = tuple((count, tokens * size / whole) for count, tokens in work.groups)
             m, k = (work.m, work.k * size / whole) if work.layout == "nt" else (work.m * size / whole, work.k)
-            found.append(replace(work, m=m, k=k, groups=groups))
-        return found
+            parts.append(replace(work, m=m, k=k, groups=groups))
+        return parts
     if isinstance(work, Memory):
         pairs = zip(_split_integer(work.read, sizes), _split_integer(work.write, sizes), strict=True)
         return [replace(work, read=read, write=write) for read, write in pairs]
@@ -60,8 +60,8 @@ def wave_count(product: Gemm, wave: int, rows: int = TILE[0]) -> int:
 
 
 def split_kernel(op: Op, share: float) -> tuple[Op, Op]:
-    """A GEMM in two parts of one kernel, which together take the time of the kernel, and of which the host launches the
-    first. share: of the first part, in rows and in time.
+    """Splits a GEMM into two parts of a kernel, which together take the time of the kernel, and of which the host
+    launches the first. share: of the first part, in rows and in time.
     """
     assert isinstance(op.work, Gemm)
     first, rest = (
@@ -72,16 +72,16 @@ def split_kernel(op: Op, share: float) -> tuple[Op, Op]:
 
 
 def _split_rows(kernel: Gemm, shares: Iterable[float]) -> list[Work]:
-    """Parts of one kernel, by their shares of its rows."""
-    found: list[Work] = []
+    """Divides a kernel into parts, by their shares of its rows."""
+    parts: list[Work] = []
     for share in shares:
         groups = tuple((count, tokens * share) for count, tokens in kernel.groups)
-        found.append(replace(kernel, m=kernel.m * share, groups=groups, part=kernel.part * share))
-    return found
+        parts.append(replace(kernel, m=kernel.m * share, groups=groups, part=kernel.part * share))
+    return parts
 
 
 def _split_integer(whole: int, sizes: Sequence[int]) -> list[int]:
-    """`whole` in parts of these relative sizes, each rounded to an integer."""
+    """Divides `whole` into parts of these relative sizes, each rounded to an integer."""
     ends = [whole * end // sum(sizes) for end in accumulate(sizes, initial=0)]
     return [end - begin for begin, end in pairwise(ends)]
 
@@ -103,15 +103,15 @@ class Rewrite:
         self._ops[op], self._ends[op] = list(ops), list(ends or ops[-1:])
 
     def chunk(self, ops: Sequence[Op], sizes: Sequence[int], one_kernel: bool = False) -> list[list[Op]]:
-        """Splits the chain `ops`, given in issue order, into parts of these relative sizes, each of which waits only
-        for its own part of the op before. The host launches all parts of an op as one op of the framework.
+        """Splits the chain `ops`, in issue order, into parts of these relative sizes, each of which waits only
+        for its part of the op before. The host launches all parts of an op as a single op of the framework.
 
-        Communication before the first kernel is issued for all parts first, then one part after another: so on a stream
+        Communication before the first kernel is issued for all parts first, then part by part: so on a stream
         of communication all dispatches precede the combines (PipeMoE, INFOCOM 2023).
 
-        one_kernel: the parts of a GEMM are of one kernel, take its time together and are launched with the first.
+        one_kernel: the parts of a GEMM are of a single kernel, take its time together and are launched with the first.
         """
-        made: dict[Op, list[Op]] = {}
+        parts: dict[Op, list[Op]] = {}
         for op in ops:
             assert op.work is not None
             if one_kernel and isinstance(op.work, Gemm):
@@ -121,19 +121,19 @@ class Rewrite:
             launches = (
                 [op.launches, *[0.0] * (len(sizes) - 1)] if one_kernel else [op.launches / len(sizes)] * len(sizes)
             )
-            made[op] = [
+            parts[op] = [
                 replace(op, name=f"{op.name} {i}", work=work, launches=launches[i]) for i, work in enumerate(works)
             ]
-            for i, part in enumerate(made[op]):
-                part.after = replace_dependencies(op.after, {other: [made[other][i]] for other in made})
-            self.swap(op, made[op], made[op])
+            for i, part in enumerate(parts[op]):
+                part.after = replace_dependencies(op.after, {other: [parts[other][i]] for other in parts})
+            self.swap(op, parts[op], parts[op])
         first = next(i for i, op in enumerate(ops) if op.stream == COMPUTE)
         for issued in (self.fragment.forward, self.fragment.backward):
             if ops[0] in issued:
-                ahead = [part for op in ops[:first] for part in made[op]]
-                rest = [made[op][i] for i in range(len(sizes)) for op in ops[first:]]
+                ahead = [part for op in ops[:first] for part in parts[op]]
+                rest = [parts[op][i] for i in range(len(sizes)) for op in ops[first:]]
                 self._reissue(issued, ops, first, ahead, rest)
-        return [made[op] for op in ops]
+        return [parts[op] for op in ops]
 
     def _reissue(self, issued: list[Op], ops: Sequence[Op], first: int, ahead: list[Op], rest: list[Op]) -> None:
         """Issues the parts in their order: `ahead` in place of the first op of the chain, `rest` in place of its first
@@ -149,13 +149,18 @@ class Rewrite:
         issued[:] = [*kept[:begin], *ahead, *kept[begin:], *rest, *behind]
 
     def apply(self) -> Fragment:
-        """The fragment, changed."""
+        """Changes the fragment, and returns it."""
         frag = self.fragment
         for issued in (frag.forward, frag.backward):
-            issued[:] = [one for op in issued for one in self._ops.get(op, [op])]
+            issued[:] = [new for op in issued for new in self._ops.get(op, [op])]
         marks = [op for ends in (frag.entry, frag.exit, frag.grad_entry, frag.grad_exit) for op in ends.values()]
         seen: set[Op] = set()
-        left = [*frag.forward, *frag.backward, *marks, *(op for one in frag.params for op in (one.ready, one.used))]
+        left = [
+            *frag.forward,
+            *frag.backward,
+            *marks,
+            *(op for param in frag.params for op in (param.ready, param.used)),
+        ]
         while left:
             op = left.pop()
             if op not in seen:
@@ -166,7 +171,7 @@ class Rewrite:
             for name, op in ends.items():
                 ends[name] = self._last_op(op)
         frag.params = [self._rewrite_param(param) for param in frag.params]
-        frag.tensor_uses = [one for tensor_use in frag.tensor_uses for one in self._rewrite_tensor_use(tensor_use)]
+        frag.tensor_uses = [use for tensor_use in frag.tensor_uses for use in self._rewrite_tensor_use(tensor_use)]
         return frag
 
     def _last_op(self, op: Op) -> Op:
@@ -174,7 +179,7 @@ class Rewrite:
         return ends[0] if len(ends) == 1 else Op(op.name, after=ends, phase=op.phase)
 
     def _replacements(self, op: Op) -> list[Op]:
-        """The ops that replace one, or do its work."""
+        """Returns the ops that replace another, or do its work."""
         return self._ops.get(op, [op]) or self._ends[op]
 
     def _rewrite_param(self, param: Param) -> Param:
@@ -183,8 +188,8 @@ class Rewrite:
         return replace(param, ready=self._last_op(param.ready), used=self._replacements(param.used)[0])
 
     def _rewrite_tensor_use(self, tensor_use: TensorUse) -> Iterable[TensorUse]:
-        """Uses of an op's memory by its replacements on the same stream, and by the last one. The memory lives from the
-        first to the last of them; the first one writes it.
+        """Returns the uses of an op's memory by its replacements on the same stream, and by the last. The memory lives
+        from the first to the last of them; the first writes it.
         """
         if tensor_use.op not in self._ops:
             return [tensor_use]
@@ -194,21 +199,21 @@ class Rewrite:
 
 
 def working_predecessors(op: Op) -> set[Op]:
-    """The ops with work that an op waits for, looking through ops without work."""
-    found: set[Op] = set()
+    """Returns the ops with work that an op waits for, looking through ops without work."""
+    working: set[Op] = set()
     for other in op.after:
-        found |= {other} if other.work is not None else working_predecessors(other)
-    return found
+        working |= {other} if other.work is not None else working_predecessors(other)
+    return working
 
 
 def replace_dependencies(after: Iterable[Op], stand: Mapping[Op, Sequence[Op]]) -> list[Op]:
-    """Dependencies in which some ops are replaced; ops without work that wait for these are looked through."""
-    found: list[Op] = []
+    """Returns dependencies in which some ops are replaced; ops without work that wait for these are looked through."""
+    dependencies: list[Op] = []
     for op in after:
         if op in stand:
-            found += stand[op]
+            dependencies += stand[op]
         elif op.work is None and working_predecessors(op) & stand.keys():
-            found += replace_dependencies(op.after, stand)
+            dependencies += replace_dependencies(op.after, stand)
         else:
-            found.append(op)
-    return found
+            dependencies.append(op)
+    return dependencies

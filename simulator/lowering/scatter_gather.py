@@ -1,7 +1,7 @@
 """Scatter-gather of pipeline messages: each tensor-parallel rank sends its share of what all of them hold.
 
-Under plain tensor parallelism every one of t ranks holds the whole residual stream at the border of two stages. Each
-sends 1/t of it to its counterpart, through a network port of its own where there is one, and the receivers all-gather
+Under plain tensor parallelism each of t ranks holds the whole residual stream at the border of two stages. Each
+sends 1/t of it to its counterpart, through its network port if it has any, and the receivers all-gather
 the shares among themselves, over NVLink, before their pass begins (Narayanan et al. 2021, arXiv 2104.04473, section
 4.1; `scatter_gather_tensors_in_pipeline` of Megatron-LM, `PartitionedTensor` of DeepSpeed). A residual stream that is
 sharded (sequence parallelism, grids) has no copies, and is sent as it is.
@@ -18,12 +18,12 @@ from meshcast.simulator.lowering.lower import Lowering
 
 
 def scatter_gather(lowering: Lowering, stage: Stage, stage_ops: StageOps, forward: bool, backward: bool) -> StageOps:
-    """The ops of a stage that sends shares of its messages, and all-gathers those that it receives.
+    """Returns the ops of a stage that sends shares of its messages, and all-gathers those that it receives.
 
     forward: whether its input comes from another device; backward: whether the gradient of its output does.
     """
     # The output of an encoder, which passes all stages of a decoder, is sent whole.
-    if not (forward or backward) or any(one.context_nbytes for one in stage_ops.unit_runs):
+    if not (forward or backward) or any(unit_run.context_nbytes for unit_run in stage_ops.unit_runs):
         return stage_ops
     axes, nbytes = _copies(lowering, stage), stage_ops.unit_runs[-1].nbytes
     shares = lowering.scope.mesh.size(axes)
@@ -38,20 +38,20 @@ def scatter_gather(lowering: Lowering, stage: Stage, stage_ops: StageOps, forwar
 
 
 def has_backward(stage_ops: StageOps) -> bool:
-    """Whether a stage has a backward pass: it holds trained weights, or a stage before it does."""
+    """Says whether a stage has a backward pass: it holds trained weights, or a stage before it does."""
     return any(unit_run.fragment.backward for unit_run in stage_ops.unit_runs)
 
 
 def _copies(lowering: Lowering, stage: Stage) -> tuple[str, ...]:
-    """The tensor-parallel axes along which ranks hold copies of what enters and leaves a stage."""
+    """Returns the tensor-parallel axes along which ranks hold copies of what enters and leaves a stage."""
     scope = lowering.scope
     sharded = border_layout(scope, stage)
-    axes = [axis for one in scope.schemes if one.family == "tensor" and not one.view for axis in one.over]
+    axes = [axis for scheme in scope.schemes if scheme.family == "tensor" and not scheme.view for axis in scheme.over]
     return tuple(axis for axis in axes if axis not in sharded and scope.mesh.size(axis) > 1)
 
 
 def _gather(lowering: Lowering, name: str, nbytes: int, axes: tuple[str, ...], phase: str) -> UnitRun:
-    """A unit without work of its own that all-gathers the residual stream, or (phase B) its gradient.
+    """Makes a unit that does nothing but all-gather the residual stream, or (phase B) its gradient.
 
     What is gathered has its place in memory from the begin of the pass on, as the input of the first unit.
     """

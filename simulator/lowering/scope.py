@@ -25,7 +25,7 @@ TOKENS = ("b", "s")
 """The dims that count tokens."""
 
 EXPERT_LAUNCHES, PADDED_LAUNCHES = 0.5, 0.2
-"""Time of the host for one expert of a grouped GEMM, over that of one op of the framework: where experts have different
+"""Time of the host for an expert of a grouped GEMM, over that of an op of the framework: where experts have different
 numbers of tokens, whose rows it splits, pads and quantises expert by expert, and where all have the same number.
 
 The first was chosen with `launch_s` of Megatron-Core on 69 published runs of Megatron-Bridge whose hosts launch
@@ -40,7 +40,7 @@ class HostLaunches(NamedTuple):
     captured: CUDA graphs launch all ops of layers but those of experts.
     waits: operations at which the host waits for the GPU, so that its launches are ops.
     kernels: operations that are several kernels, with the time of the host to launch these, forward and backward, over
-        that of one op.
+        that of an op.
     """
 
     captured: bool = False
@@ -53,7 +53,7 @@ ONE_BY_ONE = HostLaunches()
 
 
 class Scope:
-    """Sharded dims, producers and readers of one unit under the `schemes` of a plan (outermost first).
+    """Sharded dims, producers and readers of a unit under the `schemes` of a plan (outermost first).
 
     regather: inputs that arrived by an all-gather, and sharded weights, are all-gathered again in the backward pass.
     sharding: those of the schemes that may shard states.
@@ -90,11 +90,11 @@ class Scope:
     # --------------------------------------------------------------------------------------------- layouts
 
     def division(self, operator: Operator) -> dict[str, str]:
-        """Returns the dim of `operator` that each axis shards, over all schemes; axes of size one shard nothing.
+        """Returns the dim of `operator` that each axis shards, over all schemes; axes of size 1 shard nothing.
 
-        At operators in a view, its own schemes override the others. Along two kinds of axes of a view tokens are
-        sharded, since ranks hold whole weights: axes that no scheme uses, and axes along which a scheme shards weights
-        only between their uses and gathers them for each.
+        At operators in a view, the schemes of the view override the others. Along two kinds of axes of a view tokens
+        are sharded, since ranks hold whole weights: axes that no scheme uses, and axes along which a scheme shards
+        weights only between their uses and gathers them for each.
 
         Weights that a scheme stores sharded along an axis over which a data scheme shards all weights are sharded and
         gathered by the latter.
@@ -138,7 +138,8 @@ class Scope:
         return {axis: dim for axis, dim in stored if weight.has(dim) and axis not in used} | dict(used)
 
     def sharded_dims(self, operator: Operator) -> Iterator[tuple[Tensor, str, list[str]]]:
-        """Every dim of a tensor of `operator` that axes shard, with these axes; of weights as they are stored."""
+        """Yields every dim of a tensor of `operator` that axes shard, with these axes; of weights as they are
+        stored."""
         divide = self.division(operator)
         for tensor in (*operator.ins, *operator.outs, *operator.weights):
             parts: dict[str, list[str]] = defaultdict(list)
@@ -149,18 +150,18 @@ class Scope:
 
     def produced_layout(self, tensor: Tensor) -> Layout:
         """Returns the layout in which the producer of a tensor makes it, in the dim names of `tensor`."""
-        made, operator = self.producer[tensor.name]
-        return tensor.layout_of_producer(operator.output_layout(made, self.division(operator)))
+        output, operator = self.producer[tensor.name]
+        return tensor.layout_of_producer(operator.output_layout(output, self.division(operator)))
 
     def transfer_view(self, tensor: Tensor, *readers: Operator) -> str:
-        """Returns the mesh view in which a tensor is resharded: that of its producer, else of one of its readers."""
+        """Returns the mesh view in which a tensor is resharded: that of its producer, else of a reader."""
         maker = self.producer.get(tensor.name)
         operators = (*((maker[1],) if maker else ()), *(readers or self.readers[tensor.name]))
         return next((operator.view for operator in operators if operator.view), "")
 
     def keeps_issue_order(self, view: str) -> bool:
-        """Whether collectives of activation gradients wait for all that was issued before them."""
-        overlaps = [one.framework.overlap for one in self.schemes if one.view == view and one.framework]
+        """Says whether collectives of activation gradients wait for all that was issued before them."""
+        overlaps = [scheme.framework.overlap for scheme in self.schemes if scheme.view == view and scheme.framework]
         return not all(overlap.ep if view else overlap.gradients for overlap in overlaps)
 
     # ------------------------------------------------------------------------------------------------- ops
@@ -186,7 +187,7 @@ class Scope:
         return 1.0 + (EXPERT_LAUNCHES if "router" in self.host.waits else PADDED_LAUNCHES) * each
 
     def serial_ops(self, name: str, works: Iterable[Work], after: list[Op], phase: str, view: str = "") -> list[Op]:
-        """Makes the ops of one operator, each waiting for the one before, since they may be on different streams."""
+        """Makes the ops of an operator, each waiting for the op before, since they may be on different streams."""
         ops: list[Op] = []
         for work in works:
             ops.append(self.op(name, work, [*after, *ops[-1:]], phase, view))
@@ -195,7 +196,7 @@ class Scope:
     # ---------------------------------------------------------------------------------------------- memory
 
     def key(self, tensor: Tensor, layout: Layout) -> str:
-        """Makes the memory key of a tensor in one layout, in its producer's dims; partial sums are reduced in place."""
+        """Makes the memory key of a tensor in a layout, in its producer's dims; partial sums are reduced in place."""
         tensor = self._renamed_from.get(tensor.name, tensor)
         back = {new: old for old, new in tensor.renamed.items()}
         size = self.mesh.size
@@ -203,7 +204,7 @@ class Scope:
         return f"{tensor.name}@{','.join(shards)}"
 
     def tensor_use(self, tensor: Tensor, layout: Layout, op: Op, made: bool = False, prefix: str = "") -> TensorUse:
-        """Makes the use of a tensor in one layout by `op`. prefix: ``d:`` for its gradient."""
+        """Makes the use of a tensor in a layout by `op`. prefix: ``d:`` for its gradient."""
         if prefix:
             while tensor.name in self._same_gradient:
                 tensor = self._same_gradient[tensor.name]

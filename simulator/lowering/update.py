@@ -89,9 +89,10 @@ def _sum_gradients(scope: Scope, module: Update) -> tuple[list[Collective], floa
 
 
 def by_axes(params: Iterable[tuple[Param, int]]) -> list[tuple[Param, int]]:
-    """Groups parameters of equal size, place and reduction axes; returns one of each group and the elements of all."""
-    found: dict[Hashable, tuple[Param, int]] = {}
+    """Groups parameters of equal size, place and reduction axes; returns a parameter of each and the elements of
+    all."""
+    groups: dict[Hashable, tuple[Param, int]] = {}
     for param, count in params:
         key = param.partial, param.view, param.trained, param.in_layer, param.size, param.shape, param.stored
-        found[key] = param, found.get(key, (param, 0))[1] + count * param.size
-    return list(found.values())
+        groups[key] = param, groups.get(key, (param, 0))[1] + count * param.size
+    return list(groups.values())

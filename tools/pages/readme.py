@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from meshcast.experiments.render.matplotlib import timeline
+from meshcast.experiments.render.matplotlib.sheet import save
+from meshcast.experiments.render.matplotlib.timeline import timeline
 from meshcast.experiments.render.terminal.forecast import page, render
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.simulator import simulate
@@ -65,7 +66,7 @@ def describe_strangers(page: str) -> str:
 if __name__ == "__main__":
     report = simulate(EXAMPLE)
     printed = render(page(report))
-    timeline.draw(report, TIMELINE)
+    save(lambda: timeline(report), TIMELINE)
     compress_image(TIMELINE)
     text = BLOCK.sub(lambda _: printed, README.read_text("utf-8"))
     write_file(README, SENTENCES.sub(lambda _: describe_accuracy(ACCURACY.read_text("utf-8")), text))

@@ -7,7 +7,6 @@ own: it is drawn pale and hatched after the parts, and is not in their sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -19,7 +18,6 @@ from meshcast.experiments.render.matplotlib.sheet import (
     format_time_axis,
     make_heading,
     note_height,
-    save,
     text_width,
     truncate_words,
     write_beside,
@@ -46,15 +44,6 @@ MIN_BARS = 0.5
 
 
 Named = Sequence[tuple[str, Report]]
-
-
-def draw(reports: Report | Named, path: str | Path, width: style.Width = "page") -> None:
-    """Draws one report, or several with their names, to a .png, .svg or .pdf file.
-
-    Raises OSError if the file cannot be written.
-    """
-    named = [("", reports)] if isinstance(reports, Report) else list(reports)
-    save(lambda: breakdown(named), path, width)
 
 
 # ------------------------------------------------------------------------------------------- drawing

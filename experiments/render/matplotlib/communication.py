@@ -7,7 +7,6 @@ largest of several.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,10 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 
 from meshcast.experiments.render.matplotlib import style
-from meshcast.experiments.render.matplotlib.sheet import EDGE, Sheet, make_heading, note_height, save
+from meshcast.experiments.render.matplotlib.sheet import EDGE, Sheet, make_heading, note_height
 from meshcast.experiments.views import palette
 from meshcast.experiments.views.communication import (
     CommunicationMatrix,
-    Grouping,
-    choose_grouping,
-    communication_matrix,
     pool_cells,
 )
 from meshcast.simulator.report.formatting import describe_plan, format_bytes
@@ -37,15 +33,6 @@ MAX_CELLS = 90.0
 """Maximum number of cells an inch."""
 DECADES = 6.0
 """Maximum number of decades of the scale of colours; what is less has the palest colour."""
-
-
-def draw(report: Report, path: str | Path, width: style.Width = "page", grouping: Grouping | None = None) -> None:
-    """Draws the matrix to a .png, .svg or .pdf file. Raises OSError if it cannot be written.
-
-    grouping: what a row is; by default the finest of at most `CLEAR` rows, or stages.
-    """
-    matrix = communication_matrix(report, grouping or choose_grouping(report.job.cluster, CLEAR))
-    save(lambda: communication(report, matrix), path, width)
 
 
 def communication(report: Report, matrix: CommunicationMatrix) -> Figure:

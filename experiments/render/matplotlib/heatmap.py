@@ -8,8 +8,7 @@ needs), all plans break a rule, or the sweep has none; `explain_cell` gives the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from meshcast.experiments.render.matplotlib.sheet import (
     Sheet,
     make_heading,
     note_height,
-    save,
     text_width,
     wrap_text,
     write_on,
@@ -32,10 +30,8 @@ from meshcast.experiments.render.matplotlib.sheet import (
 from meshcast.experiments.views import palette
 from meshcast.experiments.views.heatmap import (
     Cell,
-    Row,
     choose_form,
     format_value,
-    group_cells,
     other_fields,
     shorten_field,
     sort_values,
@@ -56,15 +52,6 @@ MEANING = {
     "invalid": "every plan breaks a rule",
     "not in the sweep": "its lists or its `where` have no such plan",
 }
-
-
-def draw(
-    rows: Iterable[Row], x: str, y: str, value: str, title: str, lines: Sequence[str], path: str | Path,
-    width: style.Width = "page",
-) -> None:  # fmt: skip
-    """Draws a heatmap to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
-    cells = group_cells(rows, x, y, value)
-    save(lambda: heatmap(cells, x, y, value, title, lines), path, width)
 
 
 def heatmap(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from meshcast.experiments.render.matplotlib.sheet import (
     fill_stairs,
     format_time_axis,
     make_heading,
-    save,
     space_ticks,
     text_width,
     wrap_text,
@@ -68,11 +66,6 @@ TALL, LOW = 1.75, 1.0
 
 MIN_ROW = 0.135
 """Minimum distance of bars [in]."""
-
-
-def draw(report: Report, path: str | Path, width: style.Width = "page") -> None:
-    """Draws both panels to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
-    save(lambda: memory(report), path, width)
 
 
 def memory(report: Report) -> Figure:

@@ -9,7 +9,6 @@ a point lies at the rate that the step attains, below its roof.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,12 +23,11 @@ from meshcast.experiments.render.matplotlib.sheet import (
     format_large,
     make_heading,
     note_height,
-    save,
     truncate_words,
     write_beside,
 )
 from meshcast.experiments.views import palette
-from meshcast.experiments.views.roofline import KernelGroup, NetworkPoint, StepRoofline, group_kernels, step_roofline
+from meshcast.experiments.views.roofline import KernelGroup, NetworkPoint, StepRoofline, group_kernels
 from meshcast.simulator.report.formatting import describe_plan
 from meshcast.simulator.report.report import Report
 
@@ -54,12 +52,6 @@ TIER_MARKERS = {"scale-up": "o", "host": "s", "network": "^"}
 
 
 PHASES = {"F": "forward", "B": "backward", "W": "weight gradient", "R": "recompute", "U": "update"}
-
-
-def draw(report: Report, path: str | Path, width: style.Width = "page") -> None:
-    """Draws the rooflines to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
-    roofs = step_roofline(report)
-    save(lambda: roofline(report, roofs), path, width)
 
 
 def roofline(report: Report, roofs: StepRoofline) -> Figure:

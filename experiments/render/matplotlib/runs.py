@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from meshcast.experiments.render.matplotlib import style
-from meshcast.experiments.render.matplotlib.sheet import EDGE, Sheet, make_heading, note_height, save, text_width
+from meshcast.experiments.render.matplotlib.sheet import EDGE, Sheet, make_heading, note_height, text_width
 from meshcast.experiments.runs.curves import CurvePoint, RunCurves
 from meshcast.experiments.views import palette
 from meshcast.simulator.report.formatting import describe_plan, format_seconds
@@ -32,16 +31,6 @@ ROW = 0.18
 
 BAR = 0.3
 """Height of a bar [in]."""
-
-
-def draw(answer: RunAnswer, path: str | Path, width: style.Width = "page") -> None:
-    """Draws where the time goes to a .png or .svg file. Raises OSError if it cannot be written."""
-    save(lambda: stacked_bar(answer), path, width)
-
-
-def draw_run_curves(answer: RunAnswer, curves: RunCurves, path: str | Path, width: style.Width = "page") -> None:
-    """Draws the curves of goodput to a .png or .svg file. Raises OSError if it cannot be written."""
-    save(lambda: run_curves(answer, curves), path, width)
 
 
 def _describe(answer: RunAnswer) -> tuple[str, list[str]]:

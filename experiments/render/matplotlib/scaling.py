@@ -6,7 +6,6 @@ band is the 90 % interval; a vertical line marks where the bottleneck changes.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -22,14 +21,14 @@ from meshcast.experiments.render.matplotlib.sheet import (
     format_large,
     make_heading,
     note_height,
-    save,
     text_width,
     truncate_words,
 )
-from meshcast.experiments.sweeps.scaling import Curve, shorten
+from meshcast.experiments.sweeps.scaling import Curve
 from meshcast.experiments.views import palette
-from meshcast.experiments.views.breakdown import STEP_GROUPS, group_shares
+from meshcast.experiments.views.breakdown import STEP_GROUPS
 from meshcast.experiments.views.devices import choose_devices
+from meshcast.experiments.views.scaling import ScalingCurve, make_scaling_curve
 
 LEFT, TABLE, BETWEEN = 0.62, 2.15, 0.25
 """Left end of the axes, width of the table beside them, and distance of both [in]."""
@@ -43,32 +42,23 @@ MAX_ROWS = 12
 """Maximum number of points in the table beside the curve: as many as fit beside it, with the bottlenecks below."""
 
 
-def draw(curve: Curve, path: str | Path, width: style.Width = "page") -> None:
-    """Draws a curve to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
-    save(lambda: scaling(curve), path, width)
-
-
 def scaling(curve: Curve) -> Figure:
     """Returns the plot."""
-    job = curve.job
-    kept = "batch of a GPU" if curve.kind == "weak" else "global batch"
-    words = [f"the {kept} stays, {curve.axis} grows", f"{job.cluster.gpu.name}, {job.framework.name}"]
-    words += [" x ".join(f"{axis} {n}" for axis, n in job.plan.mesh.items() if axis != curve.axis and n > 1)]
-    title = f"{curve.kind.capitalize()} scaling of {job.model.name}"
-    heading = make_heading(title, [word for word in words if word])
+    picture = make_scaling_curve(curve)
+    heading = make_heading(picture.title, picture.phrases)
     top = heading.bottom + KEY
-    if not curve.known:
+    if not picture.steps:
         sheet = Sheet(top + 0.4)
         sheet.head(heading)
         sheet.text(EDGE, top, "The job runs on none of these numbers of GPUs.")
         return sheet.figure
     narrow = style.is_narrow()
-    refused = [f"{point.gpus:,}" for point in curve.points if point.report is None]
-    note = f"Not possible with this plan: {', '.join(refused)} GPUs." if refused else ""
+    refused = ", ".join(f"{gpus:,}" for gpus in picture.refused)
+    note = f"Not possible with this plan: {refused} GPUs." if refused else ""
     room = style.layout_height() - top - 0.75 - note_height(note)
     upper_height = min(UPPER, 0.62 * room)
     lower_height = min(LOWER, room - upper_height)
-    rows = [*_table_rows(curve)]
+    rows = _table_rows(picture)
     table = LINE * (len(rows) + 1) + 0.1 + 0.17 * len(STEP_GROUPS) + 0.1
     below = top + upper_height + lower_height + 0.6
     side = style.layout_width() - LEFT - (EDGE if narrow else TABLE + BETWEEN + EDGE)
@@ -77,7 +67,7 @@ def scaling(curve: Curve) -> Figure:
     sheet.head(heading)
     upper = sheet.axes(LEFT, top, side, upper_height)
     lower = sheet.axes(LEFT, top + upper_height + 0.15, side, lower_height)
-    gpus = [point.gpus for point in curve.points]
+    gpus = picture.gpus
     for axes in (upper, lower):
         axes.set_xscale("log", base=2)
         axes.set_xlim(gpus[0] / 1.3, gpus[-1] * 1.3)
@@ -85,11 +75,11 @@ def scaling(curve: Curve) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.spines["left"].set_visible(True)
-    _draw_rates(upper, curve)
-    _draw_shares(lower, curve)
+    _draw_rates(upper, picture)
+    _draw_shares(lower, picture)
     upper.tick_params(axis="x", labelbottom=False)
     lower.set_xlabel("GPUs")
-    _draw_legend(sheet, curve, heading.bottom - 0.12)
+    _draw_legend(sheet, picture, heading.bottom - 0.12)
     _draw_table(sheet, rows, EDGE if narrow else LEFT + side + BETWEEN, below if narrow else top)
     if note:
         sheet.note(sheet.height - note_height(note) + 0.04, note)
@@ -98,35 +88,35 @@ def scaling(curve: Curve) -> Figure:
 
 def _choose_ticks(gpus: list[int], room: float) -> list[int]:
     """As many of the numbers as have room, including the last. room: length of the axis [in]."""
-    most = max(2, int(room / (text_width(f"{gpus[-1]:,}") + 0.12)))
-    step = -(-len(gpus) // most)
+    count = max(2, int(room / (text_width(f"{gpus[-1]:,}") + 0.12)))
+    step = -(-len(gpus) // count)
     return gpus[::-1][::step][::-1]
 
 
-def _draw_rates(axes: Any, curve: Curve) -> None:
+def _draw_rates(axes: Any, picture: ScalingCurve) -> None:
     """Draws tokens/s of a GPU, their interval, ideal scaling, and where the bottleneck changes."""
-    known = curve.known
-    x, y = [point.gpus for point in known], [point.tokens_per_s / point.gpus for point in known]
-    axes.axhline(y[0], color=palette.INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
-    lows, highs = zip(*([end / point.gpus for end in point.interval] for point in known), strict=True)
+    steps = picture.steps
+    x, rates = [step.gpus for step in steps], [step.rate for step in steps]
+    lows, highs = [step.low for step in steps], [step.high for step in steps]
+    axes.axhline(rates[0], color=palette.INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
     axes.fill_between(x, lows, highs, color=palette.lighten(palette.BLUE, 0.75), linewidth=0, zorder=0)
-    axes.plot(x, y, color=palette.BLUE, linewidth=1.2, zorder=2)
+    axes.plot(x, rates, color=palette.BLUE, linewidth=1.2, zorder=2)
     for fits, face in ((True, palette.BLUE), (False, "white")):
-        points = [point for point in known if point.report is not None and point.report.fits == fits]
+        points = [step for step in steps if step.report.fits == fits]
         axes.scatter(
-            [point.gpus for point in points],
-            [point.tokens_per_s / point.gpus for point in points],
+            [step.gpus for step in points],
+            [step.rate for step in points],
             s=16,
             color=face,
             edgecolors=palette.BLUE,
             linewidths=0.8,
             zorder=3,
         )
-    for before, after in curve.changes:
-        middle = (before.gpus * after.gpus) ** 0.5
+    for smaller, larger in picture.changes:
+        middle = (smaller.gpus * larger.gpus) ** 0.5
         axes.axvline(middle, color=palette.ORANGE, linewidth=1.0, linestyle=(0, (1, 2)), zorder=1)
     axes.set_ylabel("tokens/s of a GPU")
-    axes.set_ylim(0, 1.08 * max(*highs, *y))
+    axes.set_ylim(0, 1.08 * max(*highs, *rates))
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.yaxis.set_major_formatter(FuncFormatter(_format_rate))
 
@@ -138,9 +128,9 @@ def _format_rate(value: float, _: Any) -> str:
     return f"{value:,g}"
 
 
-def _draw_shares(axes: Any, curve: Curve) -> None:
-    x = [float(point.gpus) for point in curve.known]
-    rows = [group_shares(point.report) for point in curve.known if point.report is not None]
+def _draw_shares(axes: Any, picture: ScalingCurve) -> None:
+    """Draws the parts of the step as areas above each other."""
+    x, rows = [float(step.gpus) for step in picture.steps], [step.shares for step in picture.steps]
     if len(x) == 1:  # an area needs two points
         x, rows = [x[0] / 1.2, x[0] * 1.2], rows * 2
     low = [0.0] * len(x)
@@ -153,17 +143,17 @@ def _draw_shares(axes: Any, curve: Curve) -> None:
     axes.set_ylabel("% of the step")
 
 
-def _draw_legend(sheet: Sheet, curve: Curve, top: float) -> None:
+def _draw_legend(sheet: Sheet, picture: ScalingCurve, top: float) -> None:
     band = Patch(facecolor=palette.lighten(palette.BLUE, 0.75), linewidth=0)
     entries: list[tuple[Any, str]] = [
         (Line2D([], [], color=palette.BLUE, marker="o", markersize=3.6, linewidth=1.2), "forecast"),
         (band, "90% interval"),
         (Line2D([], [], color=palette.INK, linewidth=0.8, linestyle=(0, (4, 3))), "ideal scaling"),
     ]
-    if curve.changes:
+    if picture.changes:
         dots = Line2D([], [], color=palette.ORANGE, linewidth=1.0, linestyle=(0, (1, 2)))
         entries.append((dots, "largest cost changes"))
-    if any(point.report is not None and not point.report.fits for point in curve.points):
+    if not all(step.report.fits for step in picture.steps):
         looks: dict[str, Any] = {"markerfacecolor": "white", "markersize": 3.6, "linewidth": 0}
         entries.append((Line2D([], [], color=palette.BLUE, marker="o", **looks), "does not fit"))
     columns = 2 if style.is_narrow() else len(entries)
@@ -185,16 +175,16 @@ TableRow = tuple[str, ...]
 """GPUs, efficiency, tokens/s and step; or when and what of the largest cost; or a single text, which is a head."""
 
 
-def _table_rows(curve: Curve) -> list[TableRow]:
+def _table_rows(picture: ScalingCurve) -> list[TableRow]:
+    """Formats the efficiency at some points, and the largest costs."""
     rows: list[TableRow] = [("GPUs", "efficiency", "tokens/s", "step")]
-    for number in choose_devices(len(curve.known), MAX_ROWS):
-        point = curve.known[number]
-        assert point.report is not None
-        efficiency, step = f"{curve.efficiency(point):.1%}", _format_seconds(point.report.step_time)
-        rows.append((f"{point.gpus:,}", efficiency, format_large(point.tokens_per_s, ".3g"), step))
+    for step in (picture.steps[number] for number in choose_devices(len(picture.steps), MAX_ROWS)):
+        seconds = step.report.step_time
+        duration = f"{seconds:,.2f} s" if seconds < 100 else f"{seconds:,.0f} s"
+        rows.append((f"{step.gpus:,}", f"{step.efficiency:.1%}", format_large(step.tokens_per_s, ".3g"), duration))
     rows.append(("largest cost besides matrix work",))
-    rows += [(f"to {point.gpus:,}", shorten(point.bottleneck)) for point, _ in curve.changes][-3:]
-    return [*rows, ("all" if not curve.changes else "then", shorten(curve.known[-1].bottleneck))]
+    rows += [(f"to {smaller.gpus:,}", smaller.bottleneck) for smaller, _ in picture.changes][-3:]
+    return [*rows, ("then" if picture.changes else "all", picture.steps[-1].bottleneck)]
 
 
 def _draw_table(sheet: Sheet, rows: list[TableRow], left: float, top: float) -> None:
@@ -219,7 +209,3 @@ def _draw_table(sheet: Sheet, rows: list[TableRow], left: float, top: float) -> 
         sheet.patch(left, y, 0.22, 0.1, linewidth=0, **style.fill(part))
         sheet.text(left + 0.3, y + 0.09, part.words, fontsize=style.SMALL)
         y += 0.17
-
-
-def _format_seconds(value: float) -> str:
-    return f"{value:,.2f} s" if value < 100 else f"{value:,.0f} s"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -32,7 +31,6 @@ from meshcast.experiments.render.matplotlib.sheet import (
     Sheet,
     make_heading,
     note_height,
-    save,
     space_ticks,
     text_width,
     wrap_text,
@@ -78,16 +76,6 @@ class ShownSchedule(NamedTuple):
     devices: int
     cells: dict[str, str]
     noun: str = "device"
-
-
-def draw(
-    shown: Sequence[ShownSchedule], title: str, slots: bool, path: str | Path, width: style.Width = "page"
-) -> None:
-    """Draws schedules to a .png, .svg or .pdf file. Raises OSError if it cannot be written.
-
-    slots: whether the time is in slots, of a forward pass each, and not in seconds.
-    """
-    save(lambda: schedules(shown, title, slots), path, width)
 
 
 def show_replay(name: str, run: ScheduleReplay, most: int = 32) -> ShownSchedule:

@@ -7,7 +7,6 @@ lies on the scale, and a mark is the peak.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from meshcast.experiments.render.matplotlib.sheet import (
     format_time_axis,
     make_heading,
     note_height,
-    save,
     text_width,
 )
 from meshcast.experiments.views import palette
@@ -48,11 +46,6 @@ MAX_DEVICES = 64
 """Maximum number of devices that are drawn; of more, evenly spaced ones and the fullest."""
 LABELLED = 0.24
 """Least height of axes that have room for labels [in]."""
-
-
-def draw(report: Report, path: str | Path, width: style.Width = "page") -> None:
-    """Draws the curves to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
-    save(lambda: stage_memory(report), path, width)
 
 
 def stage_memory(report: Report) -> Figure:

@@ -8,7 +8,6 @@ of many devices the panels show as many, evenly spaced, as have room for numbers
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -33,7 +32,6 @@ from meshcast.experiments.render.matplotlib.sheet import (
     Sheet,
     make_heading,
     note_height,
-    save,
     space_ticks,
     write_beside,
 )
@@ -62,11 +60,6 @@ WHOLE_SHARE = 0.22
 
 AXIS, CAPTION = 0.25, 0.2
 """Height of the labels below a panel, and of its letter and words above it [in]."""
-
-
-def draw(report: Report, path: str | Path, width: style.Width = "page") -> None:
-    """Draws the timeline to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
-    save(lambda: timeline(report), path, width)
 
 
 def timeline(report: Report) -> Figure:

@@ -5,7 +5,6 @@ between the alternatives of every field that the job does not state.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from matplotlib.figure import Figure
 
@@ -16,7 +15,6 @@ from meshcast.experiments.render.matplotlib.sheet import (
     Sheet,
     make_heading,
     note_height,
-    save,
     space_ticks,
     text_width,
     truncate_words,
@@ -32,11 +30,6 @@ ROW = 0.24
 """Height of a bar with its gap [in]."""
 LEFT, NARROW = 2.35, 1.45
 """Largest left end of the axes, after the names of the figures, and that in a column [in]."""
-
-
-def draw(sensitivities: Sensitivities, path: str | Path, width: style.Width = "page") -> None:
-    """Draws the plot to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
-    save(lambda: tornado(sensitivities), path, width)
 
 
 def tornado(sensitivities: Sensitivities) -> Figure:

@@ -244,11 +244,12 @@ def draw_plots(kind: str, held: Sequence[SampleComparison], files: dict[str, Pat
     if not files or not held:
         return
     from meshcast.experiments.render.matplotlib.measured import calibration as plots
+    from meshcast.experiments.render.matplotlib.sheet import save
 
-    figures = {"errors": plots.draw_errors, "ratios": plots.draw_ratios}
+    figures = {"errors": lambda: plots.errors(held, ROOMS[kind].GOALS), "ratios": lambda: plots.ratios(held)}
     for name, path in files.items():
         path.parent.mkdir(exist_ok=True)
-        figures[name](held, ROOMS[kind].GOALS, path, width)
+        save(figures[name], path, width)
 
 
 # --------------------------------------------------------------------------------------- this machine

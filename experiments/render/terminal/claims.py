@@ -105,7 +105,7 @@ def _judgements_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
     for row in rows:
         if row["system"] != system:
             system = row["system"]
-            table.add(f"{system} ({row['family']})", style="cyan")
+            table.add(f"{system} ({row['family']})", style="bold")
         table.add(f"  {row['id']}", row["says"], row["ours"], row["theirs"], word_verdict(row))
     return show_table(table)
 

@@ -20,6 +20,8 @@ from meshcast.experiments.explain.assumed_fields import AssumedField
 from meshcast.experiments.explain.fitting_changes import MemoryChanges
 from meshcast.experiments.render.terminal.safe_console import SafeConsole
 from meshcast.experiments.render.terminal.tables import labelled_line, show_table
+from meshcast.experiments.views import palette
+from meshcast.experiments.views.breakdown import STEP_GROUPS
 from meshcast.experiments.views.table import Column, Table, TableCell, Words, formatted_numbers, numbers
 from meshcast.hardware.units import GIB
 from meshcast.simulator.job.framework import load_framework
@@ -67,7 +69,7 @@ HTML_THEME = TerminalTheme(
     [(128, 128, 128), (205, 60, 50), (0, 135, 70), (150, 118, 0), (50, 120, 210), (175, 75, 175), (0, 135, 140),
      (128, 128, 128)],
 )  # fmt: skip
-"""Colours with a contrast of at least 3 to the white of a notebook and to the black of its dark theme."""
+"""Colours of words, with a contrast of at least 3 to the white of a notebook and to the black of its dark theme."""
 
 SLOWEST = "time of the slowest stage"
 """Head of the breakdown."""
@@ -76,14 +78,8 @@ STAGES = 8
 """Maximum number of stages that all get a row of the memory table."""
 
 HEADS = {"parameters": "params", "gradients": "grads"}
-COLOURS = {
-    "compute": "blue",
-    "exposed": "magenta",
-    "bubble": "yellow",
-    "optimizer": "cyan",
-    "host": "white",
-    "idle": "white",
-}
+COLOURS = {key: looks.colour for keys, looks in STEP_GROUPS.items() for key in keys}
+"""By part of the step; those of `palette.PARTS` hold some that vanish on black."""
 
 
 def show(what: RenderableType) -> None:
@@ -335,11 +331,12 @@ def _name_slowest(report: Report) -> str:
 def times(answer: dict[str, Any], head: str = SLOWEST) -> RenderableType:
     """Returns breakdown of the step: parts that add up to it, with the hidden communication of each axis."""
     step, hidden = answer["step_time_s"], answer["hidden_s"]
-    rows: list[tuple[str, str, float, float]] = []
+    rows: list[tuple[str, str, str, float, float]] = []
     for key, figure in parts_of_step().items():
         group = figure.where.split(".")[1]
-        rows.append((group, figure.part, figure.read(answer), hidden.get(key, 0.0) if group == "exposed" else 0.0))
-    rows = [row for row in rows if row[2] > 0 or row[3] > 0]
+        beside = hidden.get(key, 0.0) if group == "exposed" else 0.0
+        rows.append((key, group, figure.part, figure.read(answer), beside))
+    rows = [row for row in rows if row[3] > 0 or row[4] > 0]
 
     table = Table(
         Column(head, width=37),
@@ -350,11 +347,11 @@ def times(answer: dict[str, Any], head: str = SLOWEST) -> RenderableType:
     )
     table.close("step", step * 1e3, 1.0)
     before = ""
-    for group, label, took, beside in rows:
+    for key, group, label, took, beside in rows:
         head = f"{group:<9}" if group in ("compute", "exposed") and group != before else " " * 9
         before = group
         name = f"{head} {label}" if group in ("compute", "exposed") else label
-        bar = TableCell(draw_bar(took / step, BAR), COLOURS[group])
+        bar = TableCell(draw_bar(took / step, BAR), COLOURS[key])
         table.add(name, took * 1e3, took / step, bar, beside * 1e3 if beside else None)
     return show_table(table)
 
@@ -401,7 +398,9 @@ def memory(report: Report, answer: dict[str, Any]) -> RenderableType:
         stage = stages[number]
         cells = [stage["by"][name] or None for name in names]
         share = stage["peak_allocated_gib"] / capacity
-        bar = TableCell(draw_bar(min(share, 1.0), 10) + (">" if share > 1 else ""), "green" if share <= 1 else "red")
+        bar = TableCell(
+            draw_bar(min(share, 1.0), 10) + (">" if share > 1 else ""), palette.GREEN if share <= 1 else palette.RED
+        )
         end = stage["peak_allocated_gib"] * GIB / report.usable[number] if named else bar
         name = stage.get("name", f"stage {stage['stage']}")
         if named:

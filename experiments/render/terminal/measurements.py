@@ -144,7 +144,8 @@ def measurement_table(first: str, *columns: tuple[str, Format]) -> Table:
 def draw_plots(answer: Mapping[str, Any], files: Mapping[str, Path], width: Width = "page") -> None:
     """Draws the plots. Raises OSError if a file cannot be written."""
     for path in files.values():
-        from meshcast.experiments.render.matplotlib.measured import measurements
+        from meshcast.experiments.render.matplotlib.measured.measurements import forecasts
+        from meshcast.experiments.render.matplotlib.sheet import save
 
         path.parent.mkdir(exist_ok=True)
-        measurements.draw(answer["rows"], path, width, answer["summary"]["files"])
+        save(lambda: forecasts(answer["rows"], answer["summary"]["files"]), path, width)

@@ -493,10 +493,15 @@ def draw_plots(answer: Answer, files: dict[str, Path], width: Width = "page") ->
     if not files:
         return
     from meshcast.experiments.render.matplotlib.measured import published as plots
+    from meshcast.experiments.render.matplotlib.sheet import save
 
-    figures = {"step-time": plots.draw_times, "memory": plots.draw_memories}
+    rows = answer["rows"]
+    figures = {
+        "step-time": lambda: plots.compare_dots(plots.step_time_dots(rows), "Step time", "s", len(rows)),
+        "memory": lambda: plots.compare_dots(plots.memory_dots(rows), "Peak memory of a GPU", "GiB", len(rows)),
+    }
     for name, path in files.items():
         if name == "memory" and not answer["summary"]["memory"]["compared"]:
             continue
         path.parent.mkdir(exist_ok=True)
-        figures[name](answer["rows"], path, width)
+        save(figures[name], path, width)

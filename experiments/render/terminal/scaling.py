@@ -6,31 +6,31 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from meshcast.experiments.render.terminal.tables import show_table
-from meshcast.experiments.sweeps.scaling import Curve, shorten
+from meshcast.experiments.sweeps.scaling import Curve
+from meshcast.experiments.views.scaling import make_scaling_curve
 from meshcast.experiments.views.table import Table, TableCell, formatted_numbers
 from meshcast.simulator.report.figures import shown_in
 
 
 def page(curve: Curve) -> RenderableType:
     """Returns a row for every number of GPUs, and where the bottleneck changes."""
-    figures = shown_in("curve")
+    figures, scaling = shown_in("curve"), make_scaling_curve(curve)
     sizes = ("GPUs", ","), ("batch", ","), ("tokens/s", ",.0f"), ("efficiency", ".1%")
     columns = formatted_numbers(*sizes, *((figure.head, figure.cell) for figure in figures), wrap="never")
-    table = Table(*columns, "largest cost")
-    for point in curve.points:
-        report = point.report
-        if report is None:
-            table.add(point.gpus, *[""] * (3 + len(figures)), TableCell(point.error.rule if point.error else "", "dim"))
+    table, steps = Table(*columns, "largest cost"), {step.gpus: step for step in scaling.steps}
+    for gpus in scaling.gpus:
+        if gpus in scaling.refused:
+            table.add(gpus, *[""] * (3 + len(figures)), TableCell(scaling.refused[gpus], "dim"))
             continue
+        step = steps[gpus]
         table.add(
-            *(point.gpus, report.job.batch.total, point.tokens_per_s, curve.efficiency(point)),
-            *(figure.compute(report) for figure in figures),
-            shorten(point.bottleneck) + ("" if report.fits else "; does not fit"),
+            *(gpus, step.report.job.batch.total, step.tokens_per_s, step.efficiency),
+            *(figure.compute(step.report) for figure in figures),
+            step.bottleneck + ("" if step.report.fits else "; does not fit"),
         )
-    notes = []
-    for below, above in curve.changes:
-        gpus = f"Between {below.gpus:,} and {above.gpus:,} GPUs"
-        notes.append(f"{gpus} {shorten(above.bottleneck)} overtakes {shorten(below.bottleneck)}.")
+    notes = [
+        f"Between {smaller.gpus:,} and {larger.gpus:,} GPUs {larger.bottleneck} overtakes {smaller.bottleneck}."
+        for smaller, larger in scaling.changes
+    ]
     notes.append("low, high: nine of ten measured steps should lie between; largest cost: besides matrix work")
-    head = f"{curve.kind.capitalize()} scaling of {curve.job.model.name} along {curve.axis}"
-    return Group(Text(head, "bold"), show_table(table), *map(Text, notes))
+    return Group(Text(f"{scaling.title} along {curve.axis}", "bold"), show_table(table), *map(Text, notes))

@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from meshcast.experiments.render.terminal.tables import show_table
+from meshcast.experiments.views import palette
 from meshcast.experiments.views.table import Column, Table, numbers
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
@@ -26,8 +27,13 @@ from meshcast.validation.pipelines.cases import ScheduleCase, ScheduleReplay, re
 if TYPE_CHECKING:
     from meshcast.experiments.render.matplotlib.schedules import ShownSchedule
 
-COLOURS = {"F": "blue", "BW": "green", "B": "green", "W": "yellow", "R": "magenta", "O": "red", "N": "cyan", "Y": "red"}
-"""By kind of action; activation transfers are grey."""
+STYLES = {
+    kind: f"{palette.ink_on(palette.rgb(looks.colour))} on {looks.colour}" for kind, looks in palette.ACTIONS.items()
+}
+"""By kind of action: readable letters on its colour. Passes that are one with the pass before look like that one."""
+
+TRANSFER = palette.FAINT
+"""Colour of transfers of activations."""
 
 PAGE_COLUMNS = 100
 """Columns of characters of a page; a wider table continues below."""
@@ -171,12 +177,12 @@ def _lanes(run: ScheduleReplay, device: int, unit: float) -> list[tuple[str, Cel
         if action.kind in ACTIVATION_TRANSFERS:
             transfers[at].append(str(action))
         elif table.slots[table.slot[table.starts[device] + number]].follows:
-            passes[at] = (length, f"{passes[at][1]}+{_label(action, several)}", "cyan")
+            passes[at] = (length, f"{passes[at][1]}+{_label(action, several)}", passes[at][2])
         else:
-            passes[at] = (length, _label(action, several), COLOURS[action.kind])
+            passes[at] = (length, _label(action, several), STYLES[action.kind])
     lanes = [(f"device {device}", sorted((at, *cell) for at, cell in passes.items()))]
     if transfers:
-        cells = sorted((at, 1, " ".join(words), "bright_black") for at, words in transfers.items())
+        cells = sorted((at, 1, " ".join(words), TRANSFER) for at, words in transfers.items())
         lanes.append(("  transfers", cells))
     return lanes
 

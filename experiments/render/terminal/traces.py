@@ -65,7 +65,8 @@ def page(comparison: Comparison) -> RenderableType:
 def draw_plots(comparison: Comparison, files: Mapping[str, Path], width: Width = "page") -> None:
     """Draws the plots. Raises OSError if a file cannot be written."""
     for path in files.values():
-        from meshcast.experiments.render.matplotlib.measured import traces
+        from meshcast.experiments.render.matplotlib.measured.traces import traces
+        from meshcast.experiments.render.matplotlib.sheet import save
 
         path.parent.mkdir(exist_ok=True)
-        traces.draw(comparison, path, width)
+        save(lambda: traces(comparison), path, width)

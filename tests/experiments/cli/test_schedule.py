@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from meshcast.experiments.render.terminal.schedules import page, play_in_slots
+from meshcast.experiments.views import palette
 from tests.experiments.cli.test_app import answer, run
 
 TABLE = """\
@@ -68,7 +69,8 @@ def test_every_kind_has_its_colour() -> None:
             word = line.plain[span.start : span.end].strip().strip("·")
             if word[:1] in ("F", "B", "W"):
                 styles.setdefault(word[0], set()).add(str(span.style))
-    assert styles == {"F": {"blue"}, "B": {"green"}, "W": {"yellow"}}
+    inks = {"F": "white", "B": "black", "W": "black"}
+    assert styles == {kind: {f"{ink} on {palette.ACTIONS[kind].colour}"} for kind, ink in inks.items()}
 
 
 def test_the_table_as_json() -> None:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities, change_figures, explain
 from meshcast.experiments.render.matplotlib import tornado
+from meshcast.experiments.render.matplotlib.sheet import save
 from meshcast.experiments.render.terminal.explain import sensitivity_page
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
@@ -135,5 +136,5 @@ def test_nodes_of_several_kinds_are_refused() -> None:
 
 @pytest.mark.slow
 def test_the_plot_is_drawn(answers: Any, tmp_path: Path) -> None:
-    tornado.draw(answers, tmp_path / "tornado.png")
+    save(lambda: tornado.tornado(answers), tmp_path / "tornado.png")
     assert (tmp_path / "tornado.png").stat().st_size > 10_000

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from meshcast.experiments.render.matplotlib import runs as plots
+from meshcast.experiments.render.matplotlib.sheet import save
 from meshcast.experiments.render.terminal.run import page
 from meshcast.experiments.runs.curves import CurvePoint, RunCurves, draw_curves, find_best
 from meshcast.experiments.runs.seeds import simulate_runs
@@ -86,7 +87,7 @@ def test_points_whose_runs_do_not_end_have_a_reason(tmp_path: Path) -> None:
     assert "never ends" in longest["reason"] and longest["goodput"] is longest["days"] is None
     assert shortest["reason"] is None and shortest["goodput"] > 0 and found.best_interval
     answer = RunAnswer(plan, simulate_runs(plan, 1))
-    plots.draw_run_curves(answer, found, tmp_path / "curves.png")
+    save(lambda: plots.run_curves(answer, found), tmp_path / "curves.png")
     console = Console(width=200, file=StringIO())
     console.print(page(answer, found))
     assert f"{format_seconds(longest['value'])}: the run never ends" in console.file.getvalue()
@@ -103,8 +104,8 @@ def test_the_plots_are_drawn_alike_each_time(curves: RunCurves, plan: RunPlan, t
     answer = RunAnswer(plan, simulate_runs(plan, 1))
     for width in ("column", "page", "slide"):
         for name in ("one", "two"):
-            plots.draw(answer, tmp_path / f"{name}.svg", width)
-            plots.draw_run_curves(answer, curves, tmp_path / f"{name}-curves.svg", width)
+            save(lambda: plots.stacked_bar(answer), tmp_path / f"{name}.svg", width)
+            save(lambda: plots.run_curves(answer, curves), tmp_path / f"{name}-curves.svg", width)
         assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
         text = (tmp_path / "one-curves.svg").read_text("utf-8")
         assert text == (tmp_path / "two-curves.svg").read_text("utf-8") and "goodput" in text

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
 from meshcast.experiments.render.matplotlib import scaling
+from meshcast.experiments.render.matplotlib.sheet import save
 from meshcast.experiments.render.terminal.scaling import page
 from meshcast.experiments.sweeps.scaling import (
     MATRIX,
@@ -20,6 +21,7 @@ from meshcast.experiments.sweeps.scaling import (
     scale_job,
 )
 from meshcast.experiments.views.breakdown import group_shares
+from meshcast.experiments.views.scaling import make_scaling_curve
 from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
@@ -83,7 +85,7 @@ def test_the_bottleneck_is_the_largest_cost() -> None:
         assert point.report is not None
         costs = point.report.costs
         assert point.bottleneck in (MATRIX, max(costs, key=lambda name: costs[name]))
-    assert len(found.changes) == (found.points[0].bottleneck != found.points[1].bottleneck)
+    assert len(make_scaling_curve(found).changes) == (found.points[0].bottleneck != found.points[1].bottleneck)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_figure_and_page(tmp_path: Path) -> None:
         found = forecast_curve(JOB, points, "weak")
         files = [tmp_path / f"{i}.svg" for i in range(2)]
         for file in files:
-            scaling.draw(found, file)
+            save(lambda curve=found: scaling.scaling(curve), file)
         assert files[0].read_bytes() == files[1].read_bytes()
         assert page(found)
     shares = group_shares(simulate(JOB))

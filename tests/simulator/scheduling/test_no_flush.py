@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from meshcast.experiments.render.matplotlib import breakdown as breakdown_plot
 from meshcast.experiments.render.matplotlib import memory, timeline
+from meshcast.experiments.render.matplotlib.sheet import save
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.engine.maxplus import NEVER
@@ -411,9 +412,9 @@ def test_reports_of_a_run_can_be_read(use: str, tmp_path: Path) -> None:
     assert min(event["dur"] for event in events if event["ph"] == "X") >= 0
     updates = [event for event in events if event.get("cat") == "gpu_user_annotation" and event["args"]["kind"] == "O"]
     assert len(updates) == sum(map(len, report.play.program.timetable.updates))
-    timeline.draw(report, tmp_path / "timeline.png")
-    memory.draw(report, tmp_path / "memory.png")
-    breakdown_plot.draw(report, tmp_path / "breakdown.png")
+    save(lambda: timeline.timeline(report), tmp_path / "timeline.png")
+    save(lambda: memory.memory(report), tmp_path / "memory.png")
+    save(lambda: breakdown_plot.breakdown([("", report)]), tmp_path / "breakdown.png")
     assert all((tmp_path / f"{name}.png").stat().st_size > 1000 for name in ("timeline", "memory", "breakdown"))
 
 

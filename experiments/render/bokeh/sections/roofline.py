@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from meshcast.experiments.render.bokeh.charts import FONT, new_figure
 from meshcast.experiments.render.bokeh.html import Html, heading, legend, line_legend, paragraph, swatch, table
 from meshcast.experiments.render.bokeh.page import Drawing, PageSection
 from meshcast.experiments.views import palette
-from meshcast.experiments.views.roofline import KernelPoint, StepRoofline, step_roofline
+from meshcast.experiments.views.roofline import KernelPoint, NetworkPoint, StepRoofline, step_roofline
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.report.figures import parts_of_step
 from meshcast.simulator.report.formatting import format_bytes, format_number, format_seconds
@@ -61,15 +62,13 @@ def list_roofs(roofs: StepRoofline) -> list[tuple[str, float, str]]:
 
 
 def _draw(roofs: StepRoofline, kernels: list[KernelPoint]) -> Any:
-    from bokeh.models import ColumnDataSource, HoverTool
-
+    """Draws the roofs, kernels as circles and axes of communication as diamonds."""
     network = roofs.links_above(MIN_SHARE)
     places = [*(kernel.intensity for kernel in kernels), *(point.intensity for point in network)]
-    top = roofs.top
-    ridge = top / roofs.memory_bandwidth
+    ridge = roofs.top / roofs.memory_bandwidth
     low, high = min([*places, ridge / 10]) / 2, max([*places, ridge * 10]) * 2
     rates = [*(kernel.attained for kernel in kernels), *(point.attained for point in network)]
-    floor = min([*(rate for rate in rates if rate), top / 4]) / 3
+    floor = min([*(rate for rate in rates if rate), roofs.top / 4]) / 3
     figure = new_figure(
         430,
         "FLOPs per byte of memory traffic (circles), per byte sent (diamonds)",
@@ -78,15 +77,33 @@ def _draw(roofs: StepRoofline, kernels: list[KernelPoint]) -> Any:
         x_axis_type="log",
         y_axis_type="log",
         x_range=(low, high),
-        y_range=(floor / 1e12, top * 2.2 / 1e12),
+        y_range=(floor / 1e12, roofs.top * 2.2 / 1e12),
         active_scroll=None,
     )
+    _draw_roofs(figure, roofs, low, high, floor)
+    _draw_kernels(figure, roofs, kernels)
+    if network:
+        _draw_network(figure, network)
+    return figure
+
+
+def _add_tips(figure: Any, drawn: Any, tips: str | list[tuple[str, str]]) -> None:
+    """Adds what a pointer over a drawn thing shows."""
+    from bokeh.models import HoverTool
+
+    figure.add_tools(HoverTool(renderers=[drawn], tooltips=tips, visible=False))
+
+
+def _draw_roofs(figure: Any, roofs: StepRoofline, low: float, high: float, floor: float) -> None:
+    """Draws the roofs of memory and links up to the highest peak, and those of the number formats.
+
+    low, high: ends of the axis of intensity [FLOP/byte]. floor: lower end of that of rates [FLOP/s].
+    """
     for name, rate, dash in list_roofs(roofs):
-        start = max(low, floor / rate)
-        x = np.array([start, top / rate])
+        x = np.array([max(low, floor / rate), roofs.top / rate])
         if x[0] < x[1]:
             drawn = figure.line(x, x * rate / 1e12, line_color=palette.INK, line_dash=dash, line_width=1.5, name=name)
-            figure.add_tools(HoverTool(renderers=[drawn], tooltips="$name", visible=False))
+            _add_tips(figure, drawn, "$name")
     for dtype, peak in roofs.peaks.items():
         figure.line([peak / roofs.memory_bandwidth, high], [peak / 1e12] * 2, line_color=palette.INK, line_width=1.5)
         words = f"peak {dtype} {peak / 1e12:,.0f} TFLOP/s"
@@ -94,9 +111,16 @@ def _draw(roofs: StepRoofline, kernels: list[KernelPoint]) -> Any:
             [high / 1.15], [peak / 1e12], [words], text_align="right", text_font={"value": FONT},
             text_font_size="12px", text_color=palette.INK, y_offset=-3,
         )  # fmt: skip
-    kinds = dict.fromkeys(kernel.kind for kernel in kernels)
+
+
+def _draw_kernels(figure: Any, roofs: StepRoofline, kernels: list[KernelPoint]) -> None:
+    """Draws a circle for each kernel, its area the time of all its executions."""
+    from bokeh.models import ColumnDataSource
+
     longest = max((kernel.total_seconds for kernel in kernels), default=1.0)
-    for kind in kinds:
+    tips = [("", "@name"), ("time of one, times a step", "@time, @count{0,0.[0]}")]
+    tips += [("share of the step", "@share{0.0%}"), ("attained", "@y{0,0.0} TFLOP/s, @roof{0%} of its roof")]
+    for kind in dict.fromkeys(kernel.kind for kernel in kernels):
         points = [kernel for kernel in kernels if kernel.kind == kind]
         source = ColumnDataSource(
             {
@@ -111,27 +135,26 @@ def _draw(roofs: StepRoofline, kernels: list[KernelPoint]) -> Any:
             }
         )
         looks = {"fill_color": palette.PARTS[kind].colour, "line_color": "white", "fill_alpha": 0.75}
-        drawn = figure.scatter("x", "y", size="size", source=source, **looks)
-        tips = [("", "@name"), ("time of one, times a step", "@time, @count{0,0.[0]}")]
-        tips += [("share of the step", "@share{0.0%}"), ("attained", "@y{0,0.0} TFLOP/s, @roof{0%} of its roof")]
-        figure.add_tools(HoverTool(renderers=[drawn], tooltips=tips, visible=False))
-    if network:
-        source = ColumnDataSource(
-            {
-                "x": [point.intensity for point in network],
-                "y": [point.attained / 1e12 for point in network],
-                "colour": [palette.AXES[point.axis].colour for point in network],
-                "name": [f"{palette.AXES[point.axis].name} over the {LINKS[point.tier]}" for point in network],
-                "bytes": [format_bytes(point.nbytes) for point in network],
-                "busy": [point.busy_share for point in network],
-            }
-        )
-        drawn = figure.scatter(
-            "x", "y", size=15, marker="diamond", source=source, fill_color="colour", line_color="white"
-        )
-        tips = [("", "@name"), ("sent in a step", "@bytes"), ("links busy at their rate", "@busy{0.0%} of the step")]
-        figure.add_tools(HoverTool(renderers=[drawn], tooltips=tips, visible=False))
-    return figure
+        _add_tips(figure, figure.scatter("x", "y", size="size", source=source, **looks), tips)
+
+
+def _draw_network(figure: Any, network: Sequence[NetworkPoint]) -> None:
+    """Draws a diamond for each axis of communication and kind of links."""
+    from bokeh.models import ColumnDataSource
+
+    source = ColumnDataSource(
+        {
+            "x": [point.intensity for point in network],
+            "y": [point.attained / 1e12 for point in network],
+            "colour": [palette.AXES[point.axis].colour for point in network],
+            "name": [f"{palette.AXES[point.axis].name} over the {LINKS[point.tier]}" for point in network],
+            "bytes": [format_bytes(point.nbytes) for point in network],
+            "busy": [point.busy_share for point in network],
+        }
+    )
+    looks = {"fill_color": "colour", "line_color": "white"}
+    tips = [("", "@name"), ("sent in a step", "@bytes"), ("links busy at their rate", "@busy{0.0%} of the step")]
+    _add_tips(figure, figure.scatter("x", "y", size=15, marker="diamond", source=source, **looks), tips)
 
 
 def _title(kernel: KernelPoint) -> str:

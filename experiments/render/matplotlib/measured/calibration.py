@@ -1,13 +1,12 @@
 """Forecasts of kernels and collectives against measured tables.
 
-``draw_errors``: median and 90th percentile of the error of every operation on every GPU, beside its goal.
-``draw_ratios``: forecast over measured of every row against how long it took, one panel an operation and GPU.
+``errors``: median and 90th percentile of the error of every operation on every GPU, beside its goal.
+``ratios``: forecast over measured of every row against how long it took, one panel an operation and GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from meshcast.experiments.render.matplotlib import style
-from meshcast.experiments.render.matplotlib.sheet import EDGE, LINE, Sheet, make_heading, save, text_width
+from meshcast.experiments.render.matplotlib.sheet import EDGE, LINE, Sheet, make_heading, text_width
 from meshcast.experiments.views import palette
 from meshcast.validation.calibration.tables.rows import SampleComparison
 from meshcast.validation.calibration.tables.summary import SCORED, Goals, cells, figures, group
@@ -31,16 +30,6 @@ PANEL, HIGH = 1.45, 1.55
 """Least width of a panel of ratios, and height of a line of them [in]."""
 FARTHEST = 3.0
 """Largest ratio on the axis; larger ones are triangles at its end."""
-
-
-def draw_errors(held: Sequence[SampleComparison], goals: Goals, path: str | Path, width: style.Width = "page") -> None:
-    """Draws the errors to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
-    save(lambda: errors(held, goals), path, width)
-
-
-def draw_ratios(held: Sequence[SampleComparison], goals: Goals, path: str | Path, width: style.Width = "page") -> None:
-    """Draws the ratios of all rows to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
-    save(lambda: ratios(held), path, width)
 
 
 def errors(held: Sequence[SampleComparison], goals: Goals) -> Figure:

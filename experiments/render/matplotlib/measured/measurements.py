@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from meshcast.experiments.render.matplotlib import style
-from meshcast.experiments.render.matplotlib.sheet import EDGE, Sheet, make_heading, save
+from meshcast.experiments.render.matplotlib.sheet import EDGE, Sheet, make_heading
 from meshcast.experiments.views import palette
 from meshcast.hardware.units import GIB
 from meshcast.validation.measurements.row_errors import QUANTITIES, error_statistics
@@ -26,16 +25,6 @@ HIGH, LEFT = 2.5, 0.5
 """Height of a panel, and width of its labels [in]."""
 KEY = 0.34
 """Height of the legend of a panel [in]."""
-
-
-def draw(
-    rows: Sequence[Mapping[str, Any]], path: str | Path, width: style.Width = "page", files: Sequence[Any] = ()
-) -> None:
-    """Draws rows with measurement and forecast to a .png, .svg or .pdf file. Raises OSError if it cannot be written.
-
-    files: descriptions of the measurement files, with the times of forecast and measurement.
-    """
-    save(lambda: forecasts(rows, files), path, width)
 
 
 def forecasts(rows: Sequence[Mapping[str, Any]], files: Sequence[Any] = ()) -> Figure:

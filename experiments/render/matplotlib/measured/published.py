@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -23,7 +22,6 @@ from meshcast.experiments.render.matplotlib.sheet import (
     Heading,
     Sheet,
     make_heading,
-    save,
     text_width,
     truncate_words,
 )
@@ -76,16 +74,6 @@ def memory_dots(rows: Sequence[dict[str, Any]]) -> list[Dot]:
             peak = row["predicted"]["peak_memory_gib"]
             dots.append(Dot(row["source"], peak / (1 + row["memory_error"]), peak, peak, peak))
     return dots
-
-
-def draw_times(rows: Sequence[dict[str, Any]], path: str | Path, width: style.Width = "page") -> None:
-    """Draws step times to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
-    save(lambda: compare_dots(step_time_dots(rows), "Step time", "s", len(rows)), path, width)
-
-
-def draw_memories(rows: Sequence[dict[str, Any]], path: str | Path, width: style.Width = "page") -> None:
-    """Draws peak memory to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
-    save(lambda: compare_dots(memory_dots(rows), "Peak memory of a GPU", "GiB", len(rows)), path, width)
 
 
 def compare_dots(dots: Sequence[Dot], what: str, unit: str, of: int) -> Figure:

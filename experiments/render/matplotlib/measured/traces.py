@@ -7,7 +7,6 @@ axis; the bars name them. Greys are alike: in print without colour the timelines
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from meshcast.experiments.render.matplotlib.sheet import (
     format_time_axis,
     make_heading,
     note_height,
-    save,
     text_width,
 )
 from meshcast.experiments.views import palette
@@ -75,11 +73,6 @@ LANE = 0.15
 
 BINS = 1600
 """Columns of a lane: kernels are much shorter than print resolves."""
-
-
-def draw(comparison: Comparison, path: str | Path, width: style.Width = "page") -> None:
-    """Draws the comparison to a .png, .svg or .pdf file. Raises OSError if it cannot be written."""
-    save(lambda: traces(comparison), path, width)
 
 
 def class_colour(stream: str, kind: str) -> palette.RGB:

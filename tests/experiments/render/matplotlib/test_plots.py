@@ -206,11 +206,11 @@ def test_no_words_of_a_comparison_leave_the_paper(reports: dict[str, Any], count
     thinned(product(("memory", "breakdown", "several breakdowns"), ("png", "svg")), keep=[("breakdown", "svg")]),
 )
 def test_the_same_figure_gives_the_same_bytes(tmp_path: Path, reports: dict[str, Any], figure: str, kind: str) -> None:
-    one, several = reports["two stages"], list(reports.items())
-    draw: Any = memory.draw if figure == "memory" else breakdown.draw
+    report = reports["two stages"]
+    named = list(reports.items()) if figure == "several breakdowns" else [("", report)]
     first, second = tmp_path / f"first.{kind}", tmp_path / f"second.{kind}"
     for path in (first, second):
-        draw(several if figure == "several breakdowns" else one, path)
+        sheet.save(lambda: memory.memory(report) if figure == "memory" else breakdown.breakdown(named), path)
     assert first.read_bytes() == second.read_bytes() and first.stat().st_size > 10_000
 
 
