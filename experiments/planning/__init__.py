@@ -1,1 +1,1 @@
-"""Published auto-parallel planners over shared cores, at their own prices (paper mode) and at those of this program."""
+"""Published auto-parallel planners over shared cores, at the prices of their papers and at those of this program."""

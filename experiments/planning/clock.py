@@ -41,7 +41,7 @@ _LIMIT: ContextVar[TimeLimit] = ContextVar("time_limit", default=UNLIMITED)
 
 @contextmanager
 def limiting_time(seconds: float) -> Iterator[None]:
-    """Limits the CPU time of what runs inside. A limit within another one ends no later than that."""
+    """Limits the CPU time of what runs inside. A limit within another limit ends no later."""
     now, outer = time.process_time(), _LIMIT.get()
     inner = TimeLimit(seconds, min(outer.search, now + seconds), min(outer.end, now + PATIENCE * seconds))
     token = _LIMIT.set(inner)

@@ -11,11 +11,11 @@ from meshcast.experiments.planning.graph import LayerGraph, find_contained
 
 
 class DeviceGraph:
-    """A graph whose nodes of one colour are on one device (Tarnawski et al. 2020, arXiv 2006.16423).
+    """A graph whose nodes of equal colour share a device (Tarnawski et al. 2020, arXiv 2006.16423).
 
     nodes: the graph of all nodes, with figures ``accelerator``, ``cpu``, ``send`` [s], ``bytes`` and, optionally,
         ``colour``, ``is_backward`` and ``supported``.
-    groups: the graph of colour classes, by the edges between their forward nodes; classes on a cycle are one.
+    groups: the graph of colour classes, by the edges between their forward nodes; classes on a cycle are merged.
     members: which nodes every group has [groups, nodes].
 
     Raises ValueError for a colour with backward nodes only, which has no place in the forward order.
@@ -74,7 +74,7 @@ class DeviceGraph:
 
 
 def _merge_cycles(colours: np.ndarray, edges: Iterable[tuple[int, int]]) -> list[int]:
-    """Returns the colour class of every node, where classes that reach each other are one."""
+    """Returns the colour class of every node, where classes that reach each other are merged."""
     classes = sorted({int(colour) for colour in colours})
     reach = {colour: {colour} for colour in classes}
     pairs = {(int(colours[a]), int(colours[b])) for a, b in edges if colours[a] != colours[b]}

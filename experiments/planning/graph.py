@@ -63,11 +63,7 @@ class LayerGraph:
         return sorted_nodes
 
     def ideals(self, most: int = MAX_IDEALS) -> np.ndarray:
-        """Returns all ideals as rows of booleans, the empty one first and smaller ones before larger ones [ideals,
-        nodes].
-
-        Raises ValueError if there are more than `most`.
-        """
+        """Returns all ideals as rows of booleans, by size [ideals, nodes]. Raises ValueError for more than `most`."""
         need = [sum(1 << node for node in before) for before in self.predecessors]
         known, layer = {0}, [0]
         rows = [0]
@@ -106,8 +102,7 @@ def piece_totals(states: np.ndarray, figure: np.ndarray) -> np.ndarray:
 
 
 def antichain_states(graph: LayerGraph) -> np.ndarray:
-    """Returns PipeDream's states: ideals in which every further source has a reader. [states, nodes], the empty one
-    first."""
+    """Returns PipeDream's states: ideals in which every further source has a reader, by size [states, nodes]."""
     ideals = graph.ideals()
     readers: dict[int, list[int]] = {node: [] for node in range(len(graph.names))}
     for source, target in graph.edges:
@@ -121,8 +116,7 @@ def antichain_states(graph: LayerGraph) -> np.ndarray:
 
 
 def output_bytes(graph: LayerGraph, states: np.ndarray) -> np.ndarray:
-    """Returns the bytes that leave every state: of its last nodes, and of nodes before one of these that others read,
-    too."""
+    """Returns the bytes that leave every state: of its last nodes, and of those before that others read, too."""
     nodes = len(graph.names)
     before = np.zeros((nodes, nodes), bool)  # [node, predecessor]
     for node in graph.order:

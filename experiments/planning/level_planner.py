@@ -16,13 +16,14 @@ MAX_LAYOUTS, MAX_CELLS = 1_000, 250_000
 """Layouts of an operator, and combinations of layouts, that are priced at most to find the optimum of a space."""
 
 BOUND = "elimination, some conversions free"
-"""How a bound of a space was found, some of whose conversions have no price."""
+"""Method of a bound of a space, some of whose conversions have no price."""
 
 
 class LevelRule:
-    """The layouts at one level: outer axes are decided, inner ones shard nothing.
+    """The layouts at a level: outer axes are decided, inner ones shard nothing.
 
-    allows: of the planner, asked of the axes so far. depth: of the level, from 1.
+    allows: of the planner, asked of the axes so far.
+    depth: of the level, from 1.
     decided: layouts of the levels before.
     """
 
@@ -43,9 +44,10 @@ class LevelRule:
 class SpaceRule:
     """The layouts of all levels at once.
 
-    allows: of the planner. groups: numbers of levels that are interchangeable, see `group_levels`.
-    kept: layouts that are allowed in any order of interchangeable levels, of every operator; None: all, each in one
-        order.
+    allows: of the planner.
+    groups: numbers of levels that are interchangeable, see `group_levels`.
+    kept: layouts that are allowed in any order of interchangeable levels, of every operator; None: all, in
+        a single order.
     """
 
     def __init__(
@@ -79,8 +81,7 @@ class SpaceRule:
 
 
 def group_levels(widths: Sequence[int], inside: int) -> list[list[int]]:
-    """Returns the numbers of the levels that are interchangeable: of one width, inside a node of `inside` GPUs or over
-    nodes.
+    """Returns the numbers of the interchangeable levels: of equal width, inside a node of `inside` GPUs or over nodes.
 
     What an operator alone costs does not depend on which of them shards a dim; conversions between operators may, by
     the order of their collectives.
@@ -98,8 +99,7 @@ class LevelPlanner(LayoutPlanner):
 
     @abstractmethod
     def widths(self, problem: Problem) -> list[int]:
-        """Returns the parts that every level divides the devices into, the outermost first; their product is their
-        number."""
+        """Returns the parts of every level, the outermost first; their product is the number of devices."""
 
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         """Returns the plan after all levels.

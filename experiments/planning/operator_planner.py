@@ -1,4 +1,4 @@
-"""Planners of operators: they choose a layout for every operator of a table, on one or several meshes."""
+"""Planners of operators: they choose a layout for every operator of a table, on some meshes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OperatorPlanner(LayoutPlanner):
     method: ClassVar[str] = ""
 
     def meshes(self, problem: Problem) -> Iterator[Mapping[str, int]]:
-        """Yields the meshes that it tries: by default one axis inside a node and one over the nodes."""
+        """Yields the meshes that it tries: by default an axis inside a node and an axis over the nodes."""
         yield physical_mesh(problem)
 
     @abstractmethod
@@ -46,7 +46,7 @@ class OperatorPlanner(LayoutPlanner):
         """Returns the best assignment of a table; None if it has none."""
 
     def price_fitting(self, table: FactorTable, problem: Problem, assignment: Assignment, visited: int) -> Optimum:
-        """Returns an assignment that was found, with an infinite value if it does not fit into the memory."""
+        """Returns an assignment with its value, infinite if it does not fit into the memory."""
         fits = table.cost(assignment).nbytes <= problem.memory
         return Optimum(dict(assignment), table.value(assignment) if fits else math.inf, visited)
 
@@ -81,7 +81,7 @@ class OperatorPlanner(LayoutPlanner):
 
 
 def physical_mesh(problem: Problem) -> dict[str, int]:
-    """Axis x over the nodes and y inside a node; x alone on one node."""
+    """Returns axis x over the nodes and y inside a node; x alone on a single node."""
     job = getattr(problem, "job", None)
     inside = min(problem.gpus, job.cluster.gpus_per_node) if job is not None else problem.gpus
     return {"x": problem.gpus // inside, "y": inside} if problem.gpus > inside else {"x": problem.gpus}

@@ -27,7 +27,7 @@ class PlanProof(NamedTuple):
     """A bound of the objective over the whole space of a planner.
 
     bound: no plan of the space has a lower objective.
-    value: objective of the plan found.
+    value: objective of the proposed plan.
     method: how the bound was obtained, for example ``elimination`` or ``branch and bound``.
     """
 
@@ -49,13 +49,13 @@ class PlanProof(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """What a planner has found.
+    """The plan that a planner proposes.
 
     plan: the plan: the ``plan`` of a job file where it is executable, otherwise in the terms of its paper.
     value: its objective, at the prices of the problem, in `Planner.unit`.
     visited: candidates or table entries that were priced.
     proof: what is proven about it; None: nothing.
-    not_executable: why the plan is no job file; empty: it is one.
+    not_executable: why the plan is no job file; empty: it is.
     """
 
     plan: Mapping[str, Any]
@@ -68,9 +68,9 @@ class Proposal(NamedTuple):
 class SpaceOptimum(NamedTuple):
     """The optimum of what the restrictions of a planner leave of all plans.
 
-    value: no plan of the space has a lower objective, in `Planner.unit`; or step, if `forecast` [s].
-    method: how it was found.
-    forecast: whether plans are compared by the forecasts of their steps, not by the planner's objective.
+        value: no plan of the space has a lower objective, in `Planner.unit`; or step, if `forecast` [s].
+    method: of the proof.
+        forecast: whether plans are compared by the forecasts of their steps, not by the planner's objective.
     """
 
     value: float
@@ -96,19 +96,16 @@ class Planner(ABC):
     name: ClassVar[str] = ""
 
     def plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        """Returns the plan for a problem, within the CPU time of a budget.
-
-        Raises PlanError if no plan of the space fits, or the problem lacks what it needs, OutOfTime if there is none by
-        then.
-        """
+        """Returns the plan for a problem, within the CPU time of a budget. Raises PlanError if no plan of the space
+        fits, or the problem lacks what it needs, OutOfTime if there is none by then."""
         with limiting_time(budget.seconds):
             return self.choose_plan(problem, budget)
 
     def find_space_optimum(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """Returns the optimum of the planner's own space, with the number of micro-batches that it has; None: not
-        known. Raises OutOfTime if it is not by the end of a budget.
+        """Returns the optimum of the planner's space, with the micro-batches of the problem; None: not known. Raises
+        OutOfTime if it is not by the end of a budget.
 
-        proposal: what the planner has found.
+        proposal: of the planner.
         """
         with limiting_time(budget.seconds):
             return self.bound_space(problem, proposal, budget)
@@ -129,8 +126,7 @@ class Planner(ABC):
 
 
 def write_stages(problem: Problem, table: StageTable, stages: tuple[PlannedStage, ...]) -> dict[str, Any]:
-    """Returns the keys ``plan`` and ``batch`` of the job that executes stages of a table. Raises PlanError without a
-    job."""
+    """Returns ``plan`` and ``batch`` of the job that executes stages of a table. Raises PlanError without a job."""
     write = getattr(problem, "stage_plan", None)
     if write is None:
         raise PlanError(f"problem {problem.name}", "its stages are no plan of a job", "Give the planner a job")

@@ -29,7 +29,8 @@ class SearchBudget:
     """What a planner may spend.
 
     seconds: CPU time; see `experiments.planning.clock` [s].
-    steps: proposals, rollouts or restarts of random searches. seed: of random numbers.
+    steps: proposals, rollouts or restarts of random searches.
+    seed: of random numbers.
     """
 
     seconds: float = 20.0
@@ -42,7 +43,9 @@ class Problem(Protocol):
 
     name: of the problem, for reports.
     mode: ``paper`` (the profile of a paper) or ``ours`` (the prices of the forecast).
-    gpus: number of devices. memory: of one device [bytes]. microbatches: of a step.
+    gpus: number of devices.
+    memory: of a device [bytes].
+    microbatches: of a step.
     """
 
     name: str
@@ -60,15 +63,11 @@ class Problem(Protocol):
         ...
 
     def stages(self, recompute: bool = True) -> StageTable:
-        """Returns the table of stages of the model's layers. recompute: with stages that recompute all layers.
-
-        Raises PlanError where the problem has none.
-        """
+        """Returns the table of stages of the model's layers, with full recompute, too, or raises PlanError."""
         ...
 
     def graph(self) -> LayerGraph:
-        """Returns the graph of the model's layers, with the figures that the problem knows of them. Raises PlanError
-        where the problem has none."""
+        """Returns the graph of the model's layers with the figures that are known of them, or raises PlanError."""
         ...
 
 

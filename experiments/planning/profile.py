@@ -21,7 +21,8 @@ UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "bytes": 1.0, "MB": 1e6, "MiB": 2.0**
 class NetworkLevel(NamedTuple):
     """A level of the network, the innermost first.
 
-    width: parts of the level below that it joins. bandwidth: of a link between two of them [bytes/s].
+    width: parts of the level below that it joins.
+    bandwidth: of a link between two parts [bytes/s].
     """
 
     width: int

@@ -10,7 +10,7 @@ import numpy as np
 
 
 class StageOption(NamedTuple):
-    """A way to use some GPUs as one stage.
+    """A way to use some GPUs as a stage.
 
     gpus: their number.
     plan: keys of the stage in a job file (``tp``, ``dp``, ``recompute``), or what a profile says about it.
@@ -21,7 +21,7 @@ class StageOption(NamedTuple):
 
 
 class StageTable(NamedTuple):
-    """Costs of the layers i to j, both included, as one stage: arrays [layers, layers, options], infinite for j < i.
+    """Costs of the layers i to j, both included, as a stage: arrays [layers, layers, options], infinite for j < i.
 
     options: ways to use GPUs.
     seconds: of a micro-batch, forward and backward [s].
@@ -52,7 +52,7 @@ class StageTable(NamedTuple):
 
 
 class PlannedStage(NamedTuple):
-    """One stage of a plan: its layers, and the number of its option."""
+    """A stage of a plan: its layers, and the number of its option."""
 
     layers: range
     option: int

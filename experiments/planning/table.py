@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 Option = Hashable
-"""A choice of one variable: for an operator the dims that the axes of the mesh shard."""
+"""A choice of a variable: for an operator the dims that the axes of the mesh shard."""
 
 Assignment = Mapping[str, int]
 """The number of the option that each variable has."""
@@ -26,7 +26,9 @@ Kept = Mapping[str, Sequence[int]]
 class Cost(NamedTuple):
     """Cost of an assignment.
 
-    seconds: of a micro-batch [s]. once: of a step, besides its micro-batches [s]. nbytes: memory of one rank [bytes].
+        seconds: of a micro-batch [s].
+    once: of a step, besides its micro-batches [s].
+        nbytes: memory of a rank [bytes].
     """
 
     seconds: float
@@ -35,12 +37,12 @@ class Cost(NamedTuple):
 
 
 class Factor(NamedTuple):
-    """The cost of every combination of the options of a few variables. All arrays have one axis for each variable.
+    """The cost of every combination of the options of a few variables. All arrays have an axis for each variable.
 
-    scope: the variables.
-    seconds: seconds of a micro-batch; infinite where the combination is not allowed [s].
-    once: seconds of a step, besides its micro-batches [s].
-    nbytes: memory of one rank [bytes].
+        scope: the variables.
+        seconds: seconds of a micro-batch; infinite where the combination is not allowed [s].
+        once: seconds of a step, besides its micro-batches [s].
+    nbytes: memory of a rank [bytes].
     """
 
     scope: tuple[str, ...]
@@ -49,7 +51,7 @@ class Factor(NamedTuple):
     nbytes: np.ndarray
 
     def at(self, assignment: Assignment) -> Cost:
-        """Returns the cost of one assignment."""
+        """Returns the cost of an assignment."""
         place = tuple(assignment[name] for name in self.scope)
         return Cost(float(self.seconds[place]), float(self.once[place]), float(self.nbytes[place]))
 
@@ -137,10 +139,10 @@ class FactorTable:
 
 
 class Optimum(NamedTuple):
-    """The best assignment of a table that was found.
+    """The best assignment of a table that a solver has met.
 
     assignment: the option of every variable.
-    value: its objective; infinite: none that is allowed was found [s].
+    value: its objective; infinite: none is allowed [s].
     visited: candidates, nodes, or entries of tables that were priced.
     bound: no assignment has a lower objective [s]; nan: nothing is proven.
     """
@@ -154,7 +156,8 @@ class Optimum(NamedTuple):
 class PendingFactor(NamedTuple):
     """A factor that is not priced yet.
 
-    scope: its variables. price: of the combinations of the kept options of these, no less than zero.
+    scope: its variables.
+    price: of the combinations of the kept options of these, no less than zero.
     """
 
     scope: tuple[str, ...]
@@ -164,7 +167,9 @@ class PendingFactor(NamedTuple):
 class PendingTable(NamedTuple):
     """A table of which only some factors are priced.
 
-    choices: the options of every variable. factors: those that are priced. pending: the others.
+    choices: the options of every variable.
+    factors: those that are priced.
+    pending: the others.
     microbatches: of a step.
     """
 

@@ -26,7 +26,7 @@ METHODS = {
 
 
 def name_method(method: str) -> str:
-    """Returns a short word for how the optimum of a space was found; all others are dynamic programs."""
+    """Returns a short word for the method of the optimum of a space; all others are dynamic programs."""
     return METHODS.get(method, "DP")
 
 

@@ -26,8 +26,7 @@ def find_claimed_plan(run: PlannerRun) -> PlannerPlan:
 
 @lru_cache(maxsize=8)
 def _find_plan(text: str) -> PlannerPlan:
-    """Returns the plan of a run that is given as JSON; claims that follow each other read several numbers of one
-    run."""
+    """Returns the plan of a run, in JSON; neighbouring claims read several numbers of the same run."""
     run = PlannerRun.model_validate_json(text)
     planner = _make_planner(run.planner, run.traits)
     problem = _make_problem(run)
@@ -47,8 +46,7 @@ def _find_plan(text: str) -> PlannerPlan:
 
 
 def _make_planner(name: str, traits: Mapping[str, Any]) -> Planner:
-    """Returns a planner with some attributes of its own. Raises PlanError for a planner or an attribute that does not
-    exist."""
+    """Returns a planner with other attributes. Raises PlanError for an unknown planner or attribute."""
     planner = find_planner(name)
     known = [name for name in vars(planner) if not name.startswith("_") and not callable(getattr(planner, name))]
     known += [name for base in planner.__mro__[1:] for name in vars(base) if not name.startswith("_")]
@@ -69,8 +67,7 @@ def _make_problem(run: PlannerRun) -> Problem:
 
 
 def _price_stages(problem: JobProblem, stages: Sequence[tuple[int, int, int]], recompute: Sequence[str]) -> Proposal:
-    """Returns a stated plan at the prices of stages, by the objective of Alpa: all stages, and the slowest once more
-    for every further micro-batch."""
+    """Returns a stated plan at the prices of stages, by Alpa's objective: sum of stages + (m - 1) x the slowest."""
     table, planned, first = problem.stages(), list[PlannedStage](), 0
     for layers, tensor, data in stages:
         wanted = {"tp": tensor, "dp": data, "recompute": recompute[0]}
@@ -104,8 +101,7 @@ def _list_numbers(problem: Problem, proposal: Proposal) -> dict[str, Quantity]:
 
 
 def _list_stages(problem: Problem, plan: Mapping[str, Any]) -> list[dict[str, int]]:
-    """Returns devices, nodes and degrees of the stages of a plan: of a job, or in the terms of the planner of a
-    profile."""
+    """Returns devices, nodes and degrees of the stages of a plan of a job, or of a profile."""
     if isinstance(problem, JobProblem):
         resolved = problem.resolve(plan)
         stated = dict(plan["plan"])

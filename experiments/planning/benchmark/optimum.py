@@ -31,10 +31,13 @@ SHARE = 3.0
 class CertifiedOptimum:
     """The best plan of `meshcast search` with all fields of a plan open, on the cluster and batch of a job.
 
-    step_time: of the plan; infinite if none fits [s]. gap: how much faster another plan of the space can be at most.
-    plans: of the space. cpu_s: CPU time of the search [s]. plan: values of the fields that were open.
+    step_time: of the plan; infinite if none fits [s].
+    gap: how much faster another plan of the space can be at most.
+    plans: of the space.
+    cpu_s: CPU time of the search [s].
+    plan: values of the fields that were open.
     heterogeneous: whether stages and replicas of different degrees were searched.
-    done: the search that has run; None for one of heterogeneous plans.
+    done: the search that has run; None for a search of heterogeneous plans.
     """
 
     step_time: float

@@ -27,7 +27,7 @@ SHORT = {"elimination": "elim", "enumeration": "enum", "one plan": "one"}
 
 def benchmark_table(rows: Sequence[BenchmarkRow], optimum: CertifiedOptimum | PlanError | None) -> RichTable:
     """Returns a row for every planner: forecast, memory, regret against the certified optimum and against the optimum
-    of its own space, its own objective, evaluations, CPU time. Below: what the columns are, why planners refused, and
+    of its space, its objective, evaluations, CPU time. Below: what the columns are, why planners refused, and
     what is outside of the space.
     """
     table = Table(Column("planner", wrap="never"))

@@ -123,7 +123,7 @@ def _write_labels(axes: Any, points: Sequence[tuple[str, float, float]], size: t
         )
         taken.append(box)
         middle = (box.low + box.high) / 2
-        if abs(middle - y) > ROW / 2:  # beside another point, a label may seem to be of that one
+        if abs(middle - y) > ROW / 2:  # beside another point, a label may seem to be of that point
             end = box.left if box.left > x else box.right
             axes.plot(
                 [x / side, end / side], [y / high, middle / high], transform=axes.transAxes,

@@ -1,4 +1,4 @@
-"""The rows of the benchmark table: what named planners propose for one job, and what the engine says to it."""
+"""The rows of the benchmark table: what named planners propose for a job, and what the engine says to it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from meshcast.simulator.report.report import Report
 
 @dataclass(frozen=True)
 class BenchmarkRow:
-    """The proposal of one planner.
+    """The proposal of a planner.
 
-    name: of the planner. cpu_s: CPU time of its plan, pricing included [s].
-    proposal: its plan; None where the planner refused the job. refused: why.
-    report: the forecast of the plan; None without one, and where the engine cannot play it. not_executable: why.
-    space: the optimum of the planner's own space; None: not known.
+    name: of the planner.
+    cpu_s: CPU time of its plan, pricing included [s].
+    proposal: its plan; None where the planner refused the job.
+    refused: why.
+    report: the forecast of the plan; None without a plan, and where the engine cannot play it.
+    not_executable: why.
+    space: the optimum of the planner's space; None: not known.
     regret: how much slower the plan is than the certified optimum, as a share of it; None where either is unknown, or
-        the plan does not fit. own_regret: the same against the optimum of the planner's own space.
+        the plan does not fit.
+    own_regret: the same against the optimum of the planner's space.
     outside: fields of a plan that is faster than the certified optimum, outside of the space of the search.
     least_room: how many times its need by the forecast a GPU must have as memory.
     """
@@ -59,10 +63,8 @@ def planners_of_jobs() -> list[str]:
 
 
 def choose_planners(stated: str) -> list[str]:
-    """Returns the planners of a list with commas; ``all``: those that propose plans of jobs.
-
-    Raises PlanError for a name without a planner, for none beside a comma, and for planners of profiles alone.
-    """
+    """Returns the planners of a list with commas; ``all``: those that propose plans of jobs. Raises PlanError for a
+    name without a planner, for none beside a comma, and for planners of profiles alone."""
     names = planners_of_jobs() if stated == "all" else [name.strip() for name in stated.split(",")]
     if not all(names):
         raise PlanError("--with", "a name is missing beside a comma", "Write --with alpa,optcnn, or all", stated)

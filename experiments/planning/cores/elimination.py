@@ -34,10 +34,7 @@ class FrontierPoint(NamedTuple):
 
 
 def eliminate(table: FactorTable) -> Optimum | None:
-    """Minimises the objective of a table; None if no assignment is allowed.
-
-    Raises ValueError if the table is too entangled, see `LARGEST`.
-    """
+    """Minimises the objective of a table; None if no assignment is allowed. Raises ValueError, see `LARGEST`."""
     messages = [(factor.scope, table.objective(factor)) for factor in table.factors]
     steps: list[tuple[str, tuple[str, ...], np.ndarray]] = []
     visited = 0
@@ -79,7 +76,7 @@ def trace_frontier(table: FactorTable, most: int = 0) -> list[FrontierPoint]:
             left[place] = Frontier(*(np.concatenate(part) for part in zip(*ways, strict=True))).prune(most)
         plain = [costs for costs in plain if name not in costs[0]]
         frontiers = [message for message in frontiers if name not in message[0]] + [(scope, left)]
-    # Every part of the table that shares no variable with the others has left a frontier of its own.
+    # Every part of the table that shares no variable with the others has left a separate frontier.
     whole = Frontier(np.zeros((1, 2)), np.full((1, len(names)), -1))
     for _, array in frontiers:
         whole = whole.plus(array[()]).prune(most)
@@ -108,7 +105,7 @@ def _sum_frontiers(
 def least_objectives(table: FactorTable) -> dict[str, np.ndarray]:
     """Returns the least objective of all assignments that have an option, for every option of every variable [s].
 
-    Min-marginals, by a pass over the eliminated variables forward and one back. Raises ValueError as `eliminate`.
+    Min-marginals, by a forward and a backward pass over the eliminated variables. Raises ValueError as `eliminate`.
     """
     order = _elimination_order(table)
     # The last of a message: the step that sent it, -1 of a factor.
@@ -143,7 +140,9 @@ def least_objectives(table: FactorTable) -> dict[str, np.ndarray]:
 class LeastObjective(NamedTuple):
     """What no assignment of a table is below.
 
-    value: [s]. exact: whether it is the optimum. kept: numbers of the options that may be part of it.
+    value: [s].
+    exact: whether it is the optimum.
+    kept: numbers of the options that may be part of it.
     """
 
     value: float
@@ -180,7 +179,7 @@ def bound_objective(table: PendingTable, known: float, cells: int) -> LeastObjec
         factors = [*priced.factors, pending.pop(place).price(kept)]
         priced = FactorTable(priced.choices, factors, priced.microbatches)
     best = eliminate(priced)
-    assert best is not None  # the options that are kept are part of one
+    assert best is not None  # the options that are kept are part of an assignment
     return LeastObjective(best.value, not pending, kept)
 
 
@@ -191,7 +190,7 @@ class Frontier(NamedTuple):
     options: np.ndarray
 
     def plus(self, other: Frontier) -> Frontier:
-        """Returns all sums of a point of one set and a point of the other."""
+        """Returns all sums of a point of either set."""
         sums = (self.points[:, None] + other.points[None]).reshape(-1, 2)
         options = np.maximum(self.options[:, None], other.options[None])
         return Frontier(sums, options.reshape(-1, options.shape[-1]))
@@ -208,7 +207,7 @@ class Frontier(NamedTuple):
 
 
 def _elimination_order(table: FactorTable) -> list[tuple[str, tuple[str, ...]]]:
-    """Variables with the neighbours that their elimination joins, the one of the smallest table first."""
+    """Returns variables with the neighbours that their elimination joins, the smallest table first."""
     scopes = [set(factor.scope) for factor in table.factors]
     sizes = {name: len(options) for name, options in table.choices.items()}
     order = []

@@ -1,4 +1,4 @@
-"""Tables as integer programs, solved by HiGHS: one binary for each option, one variable for each cell of a factor.
+"""Tables as integer programs, solved by HiGHS: a binary for each option, a variable for each cell of a factor.
 
 The linearisation is Alpa's (Zheng et al. 2022, arXiv 2201.12023, section 4.2, equations 1-3), for factors of any number
 of variables: the cells of a factor sum up, along every variable, to the binaries of its options. Options that a factor
@@ -34,11 +34,11 @@ def load_solver() -> Solver:
     return Solver(optimize.milp, optimize.Bounds, optimize.LinearConstraint, sparse.coo_matrix)
 
 
-def solve_table(table: FactorTable, memory: float = math.inf, gap: float = 1e-9) -> Optimum | None:
+def solve_table(table: FactorTable, memory: float = math.inf) -> Optimum | None:
     """Minimises the objective of a table within the memory of a rank, by branch and bound; None if nothing fits.
 
-    memory: of one rank [bytes]. gap: relative, at which it stops.
-    Raises OutOfTime if time runs out before an assignment is found.
+    memory: of a rank [bytes].
+    Raises OutOfTime if time runs out before an assignment is known.
     """
     solver, program = load_solver(), _Program(table)
     rows, matrix, low, high = program.constraints(solver)
@@ -52,7 +52,7 @@ def solve_table(table: FactorTable, memory: float = math.inf, gap: float = 1e-9)
         integrality=np.array(program.integral),
         bounds=solver.Bounds(0, np.array(program.most)),
         constraints=constraints,
-        options={"time_limit": seconds_left(), "mip_rel_gap": gap},
+        options={"time_limit": seconds_left(), "mip_rel_gap": 1e-9},
     )
     if solution.status == 2:
         return None

@@ -19,7 +19,7 @@ from meshcast.experiments.planning.table import Assignment, FactorTable
 State = TypeVar("State")
 
 NOISE = 1e-12
-"""Share of a rank below which a gain is one of rounding."""
+"""Share of a rank below which a gain is rounding."""
 
 
 class Ranked(NamedTuple, Generic[State]):
@@ -30,7 +30,7 @@ class Ranked(NamedTuple, Generic[State]):
 
 
 def is_better(tried: Ranked[Any], now: Ranked[Any]) -> bool:
-    """Returns whether a plan has a lower rank than the present one."""
+    """Returns whether a plan has a lower rank than the present plan."""
     return bool(tried.rank < now.rank)
 
 
@@ -45,7 +45,7 @@ class LocalSearch(Generic[State]):
     price: the rank of a plan.
     moves: yields ranked plans until there are none to try; reads the search, and counts in `visited` what it prices by
         other means than `price`.
-    accept: whether the search goes on from a plan instead of the present one.
+    accept: whether the search goes on from a plan instead of the present plan.
     budget: plans after which it ends; it ends, too, when its time is over.
 
     now: the present plan.
@@ -132,7 +132,7 @@ class StageState(NamedTuple):
 def pass_layers(
     stages: Sequence[StageState], source: int, target: int, count: Callable[[StageState, int], int]
 ) -> tuple[StageState, ...]:
-    """Returns the stages after layers have left one for another, and stages in between have passed theirs on.
+    """Returns the stages after layers have moved from `source` to `target`, through all stages in between.
 
     count: layers that leave a stage at a place; 0: there the moves end.
     """

@@ -1,4 +1,4 @@
-"""Partitions of layers over stages in a fixed order, each with costs of its own: `simulator.plan.partition` on tables.
+"""Partitions of layers over stages in a fixed order, with a cost table each: `simulator.plan.partition` on tables.
 
 The largest cost of a stage is minimised (mCAP, Metis), or 1F1B's step: the sum of all stages and, for every further
 micro-batch, the slowest of them (AMP, Li et al. 2022, arXiv 2210.07297, section 3.3).
@@ -30,7 +30,7 @@ def partition_stages(costs: Sequence[np.ndarray], microbatches: int = 0) -> Part
     costs: by stage, of the layers from first to last, both included [layers, layers].
     """
     check_time()
-    # By the borders of a stage, from one (row) to another (column); a stage without layers is not allowed.
+    # By the borders of a stage, its begin (row) and end (column); a stage without layers is not allowed.
     borders = len(costs[0]) + 1
     stacked = np.full((len(costs), borders, borders), np.inf)
     stacked[:, :-1, 1:] = costs

@@ -1,9 +1,9 @@
-"""Dynamic programming over partitions: the cheapest chain of pieces from a first state to every other one.
+"""Dynamic programming over partitions: the cheapest chain of pieces from a first state to every other state.
 
-States are places between the layers of a chain, ideals of a graph or PipeDream's antichains; a piece leads from one to
-another and uses resources, such as devices, stages or memory. The cost of a chain is the maximum of its pieces
-(bottleneck) or their sum (path). Of the resources some are named, a key of the table; one may be counted, an axis of
-its arrays.
+States are places between the layers of a chain, ideals of a graph or PipeDream's antichains; a piece joins two
+states and uses resources, such as devices, stages or memory. The cost of a chain is the maximum of its pieces
+(bottleneck) or their sum (path). Resources are named, by a key of the table; a single resource may be counted,
+along an axis of its arrays.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LastPiece(NamedTuple):
 
 
 def start_costs(states: int, start: int = 0) -> np.ndarray:
-    """Returns the costs of chains without a piece, which are at one state [states, 1]."""
+    """Returns the costs of chains without a piece: 0 at the start, else infinite [states, 1]."""
     return np.where(np.arange(states) == start, 0.0, np.inf)[:, None]
 
 
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
 
 class PartitionDP:
-    """The least costs of chains with given resources, computed when they are asked for.
+    """The least costs of chains by their resources, computed when they are asked for.
 
     begin: returns what chains without a piece cost, infinite where there is none [states, units].
     end: returns the last pieces of chains; of equal chains the first piece counts, from the first state.
@@ -96,8 +96,7 @@ class PartitionDP:
             np.minimum(part, least, out=part)
 
     def trace(self, resources: Any, state: int = -1, units: int = -1) -> list[Piece]:
-        """Returns the pieces of the cheapest chain to a state, which must be reached; by default to the last one with
-        all of the counted resource."""
+        """Returns the pieces of the cheapest chain to a reached state, by default the last with all counted units."""
         costs = self.costs(resources)
         state, units = range(costs.shape[0])[state], range(costs.shape[1])[units]
         pieces: list[Piece] = []

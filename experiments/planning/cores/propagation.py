@@ -1,8 +1,8 @@
 """Propagation of layouts: from the operators that are decided to their neighbours, until all are.
 
 The completion of GSPMD (Xu et al. 2021, arXiv 2105.04663, section 3.5), Automap and PartIR, on tables: an operator
-takes the layout that reshards least between it and the neighbours that have one, in the order of data flow. It needs no
-rules for dims: what reshards nothing costs nothing.
+takes the layout that reshards least between it and its decided neighbours, in the order of data flow. It needs no rules
+for dims: what reshards nothing costs nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ class Neighbours(NamedTuple):
 
 
 def find_neighbours(table: FactorTable) -> Neighbours:
-    """Returns the factors by variable. Large weights: an option of the variable saves a quarter of its bytes or more,
-    and its update takes part of the step."""
+    """Returns the factors by variable; the update of large weights takes over 1 % of all updates."""
     touching = table.touching()
     shared = {name: [factor for factor in factors if len(factor.scope) > 1] for name, factors in touching.items()}
     alone = {name: [factor for factor in factors if len(factor.scope) == 1] for name, factors in touching.items()}
@@ -37,9 +36,8 @@ def find_neighbours(table: FactorTable) -> Neighbours:
 def propagate(table: FactorTable, decided: Assignment, near: Neighbours) -> dict[str, int]:
     """Completes decided options to an assignment.
 
-    Variables follow in the order of the table, as soon as a neighbour is decided. One takes the option of the least
-    conversions with decided neighbours, of several the one of the least own cost; so does one without decided
-    neighbours.
+    Variables follow in the order of the table, as soon as a neighbour is decided, else the first. A variable takes the
+    option of the least conversions with decided neighbours, of several the cheapest by itself.
     """
     assignment = dict(decided)
     left = [name for name in table.choices if name not in assignment]

@@ -1,4 +1,4 @@
-"""Stages of a table that use all GPUs, one behind the other: Alpa's inter-operator pass and nnScaler's.
+"""Sequences of stages of a table that use all GPUs: Alpa's inter-operator pass and nnScaler's.
 
 Alpa minimises the sum of the stages' seconds + (m - 1) x their maximum (Zheng et al. 2022, arXiv 2201.12023, section
 5.2, equations 2-4): for a limit of the maximum the sum is a shortest path. What a stage costs once a step is no part of
@@ -34,7 +34,7 @@ def plan_stages(
     """
     paths = _StagePaths(table, gpus, min(table.layers, gpus), per_node=per_node, places=places)
     limits = np.unique(table.seconds[np.isfinite(table.seconds) & (table.behind >= 0)])
-    # No stage of a better plan takes longer than m of it, one after another, may.
+    # No stage of a better plan takes longer than an m-th of the value of a known plan.
     uniform = math.inf if places else _uniform_value(table, gpus, microbatches, per_node)
     least = paths.least_cost(uniform / microbatches * (1 + 1e-9)) if len(limits) else math.inf
     if not math.isfinite(least):
@@ -53,7 +53,7 @@ def plan_stages(
             low = middle + 1
     lowest = float(limits[low])
     bound = least + (microbatches - 1) * lowest
-    # A higher limit than this cannot pay; from there on down every sum is at least the one before it.
+    # A higher limit than this cannot pay; from there on down no sum is below the sum before it.
     limit = (best.value - least) / (microbatches - 1) if microbatches > 1 else math.inf
     while limit >= lowest:
         if is_over():
@@ -78,7 +78,7 @@ def _least_work(table: StageTable) -> float:
 
 
 def _uniform_value(table: StageTable, gpus: int, microbatches: int, per_node: int = 0) -> float:
-    """Returns the least objective of stages of one option and even layers; infinite if none fits [s].
+    """Returns the least objective of stages of equal options and even layers; infinite if none fits [s].
 
     per_node: see `plan_stages`.
     """
@@ -115,7 +115,7 @@ class StageGroup(NamedTuple):
 
     gpus: of a stage.
     numbers: of the options.
-    seconds: of their stages, from the end of one (row) to its begin (column) [options, layers + 1, layers + 1].
+    seconds: of their stages, by end (row) and begin (column) [options, layers + 1, layers + 1].
     behind: the most stages that may follow.
     allowed: of how many GPUs those that follow may be.
     """

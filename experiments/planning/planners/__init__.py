@@ -1,1 +1,1 @@
-"""Planners, one a file; the file's name, with ``-`` for ``_``, is the planner's."""
+"""Planners, each in a file; the file's name, with ``-`` for ``_``, is the planner's."""

@@ -5,8 +5,8 @@ the memory and the collectives of the bottleneck, change it at the cost of partn
 objective is the sum of the stages' seconds and m - 1 times the slowest, as Alpa's. For every number of stages the
 search starts from a balanced plan (Liu et al. 2024, "Aceso: Efficient Parallel DNN Training through Iterative
 Bottleneck Alleviation", EuroSys 2024; microsoft/SuperScaler, `search/`). In the paper operators are cut, recomputed and
-sharded one by one. On a profile of operators they are cut and recomputed so here, too; in a job layers are cut, and a
-stage recomputes all or nothing.
+sharded singly. On a profile of operators they are cut and recomputed so here, too; in a job layers are cut, and a stage
+recomputes all or nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
 
 HOPS = 7
-"""Primitives that one trial may apply one after another."""
+"""Primitives that a trial may apply in sequence."""
 
 KEPT = 1.2
 """Plans of at most so many times the best seconds are kept, to start from later."""
@@ -123,7 +123,7 @@ class PricedState(NamedTuple):
 
 
 class StageWalk(ABC):
-    """The search, whatever prices the stages: for one number of stages after another.
+    """The search, whatever prices the stages: for every number of stages in turn.
 
     Customise by: choose_option, split_seconds, layers_to_move.
 
@@ -157,8 +157,8 @@ class StageWalk(ABC):
 
     @abstractmethod
     def layers_to_move(self, stage: StageState, behind: int, step: int, wanted: float) -> int:
-        """Returns the fewest layers without which a stage fits and takes no longer than wanted; one if none are enough,
-        none if it has no other. step: 1 if they leave at its end, -1 at its begin."""
+        """Returns the fewest layers without which a stage fits and takes at most `wanted` seconds; 1 if none are
+        enough, 0 for a stage of 1 layer. step: 1 if they leave at its end, -1 at its begin."""
 
     @property
     def visited(self) -> int:
@@ -188,8 +188,7 @@ class StageWalk(ABC):
         return best.state if best is not None and best.rank[0] <= 0 and math.isfinite(best.rank[1]) else None
 
     def start(self, number: int) -> State | None:
-        """Returns equal numbers of layers, and GPUs by halving the largest stage until there are enough; None if no
-        shape has such GPUs."""
+        """Returns equal numbers of layers, on GPUs by halving the largest stage; None if no shape has such GPUs."""
         sizes = [self.gpus]
         while len(sizes) < number:
             largest = max(sizes)
@@ -214,8 +213,7 @@ class StageWalk(ABC):
         return self.choose_option(stage, number - 1 - place)[:2]
 
     def _relieve(self, search: LocalSearch[State]) -> Iterator[Ranked[State]]:
-        """Yields the plans of repeated trials; one that gains nothing is followed by one from the best plan that was
-        passed by."""
+        """Yields the plans of repeated trials; after a trial without a gain the best plan passed by is next."""
         passed: dict[State, float] = {}
         entered: set[State] = set()
         now = search.best.state
@@ -235,7 +233,7 @@ class StageWalk(ABC):
     def _hop(
         self, state: State, best: tuple[int, float], depth: int, entered: set[State], passed: dict[State, float]
     ) -> State | None:
-        """Returns a plan of a better rank, at most `HOPS` primitives away; None if none is found.
+        """Returns a plan of a better rank, at most `HOPS` primitives away; None if there is none.
 
         Groups of primitives are tried in order; if no plan of a group is better, the search goes on from them.
         """
@@ -258,8 +256,7 @@ class StageWalk(ABC):
         return None
 
     def groups(self, state: State, at: int) -> list[list[Primitive]]:
-        """Returns the primitives in the order of what makes a bottleneck slow: work, efficiency lost to collectives, or
-        recomputation."""
+        """Returns the primitives by what makes a bottleneck slow: work, lost efficiency, or recomputation."""
         priced = self.price(state)
         if max(priced.lacking):
             return [[primitive for primitive in self.primitives if primitive.memory < 0]]
@@ -302,7 +299,7 @@ class StageWalk(ABC):
 
     def _resize(self, state: State, at: int, degree: str, up: bool) -> Iterator[State]:
         """Doubles or halves a degree of the bottleneck; partners, those of least seconds after it first, do the
-        opposite with one of theirs until they have given, or taken, as many GPUs."""
+        opposite with a degree of theirs until as many GPUs have moved."""
         shape = self._scale(state[at].shape, degree, up)
         if shape is None:
             return
@@ -327,7 +324,7 @@ class StageWalk(ABC):
         yield tuple(moved)
 
     def _trade(self, state: State, at: int, degree: str) -> Iterator[State]:
-        """Doubles one degree of the bottleneck and halves the other."""
+        """Doubles a degree of the bottleneck and halves the other."""
         shape = state[at].shape
         other = {"tensor": "data", "data": "tensor"}[degree]
         if getattr(shape, other) % 2 == 0:
@@ -396,21 +393,23 @@ class PricedStage(NamedTuple):
 class OperatorProfile:
     """A profile of operators in the order of their execution.
 
-    A stage is a range of operators with one degree of tensor and of data parallelism. Its seconds are those of all
+    A stage is a range of operators with a single degree of tensor and of data parallelism. Its seconds are those of all
     passes, of the operators that it recomputes once more, and of its input and output over the link. Its memory is
 
         8 W + behind A + (A + largest recomputed segment) + max(largest reserves of both passes, W)
 
     with W the weights (a gradient, main weights and moments of 1, 2 and 4 times as many bytes) and A its input and the
-    activations that it keeps, for each of `behind` micro-batches in flight behind its own. If it does not fit, kinds of
-    operators are recomputed one after another, those of most bytes first, of the last kind as many as needed
+    activations that it keeps, for each of `behind` further micro-batches in flight. If it does not fit, kinds of
+    operators are recomputed in turn, those of most bytes first, of the last kind as many as needed
     (`search/aceso_cost_model.py`).
 
     names: kinds of operators.
     tables: by tensor parallelism and samples of a rank's micro-batch [operators, columns].
     speeds: of a link by the logarithm of a message's MiB [MiB/s].
     memory: of a GPU [MiB].
-    counted: the share of a kind's activations that is its own memory; merged: kinds without any; split: with a part.
+    counted: the share of a kind's activations that takes memory of its operator.
+    merged: kinds without any.
+    split: kinds with a part.
     heads: kinds at which a segment of recomputation ends.
     whole: kinds that are never recomputed.
     """
@@ -461,8 +460,7 @@ class OperatorProfile:
         return STATES * weights + behind * kept + kept + segment + max(sum(reserves), weights)
 
     def _count_freed(self, table: np.ndarray, stage: StageState, again: np.ndarray) -> tuple[float, float]:
-        """Returns MiB of activations that recomputation frees, and the largest segment that a backward pass makes
-        again."""
+        """Returns MiB of activations that recomputation frees, and the largest segment that is made again."""
         pairs = again[:-1] & again[1:]
         if not pairs.any():
             return 0.0, 0.0

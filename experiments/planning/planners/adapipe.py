@@ -10,7 +10,7 @@ of each stage, for p stages and n micro-batches:
 
 and stages are prepended: for every first layer the suffix of the shortest step is kept (Sun et al. 2024,
 https://doi.org/10.1145/3620666.3651359, section 5). All three sums grow with those of the suffix, so that suffixes
-which no other beats in all of them give the optimum. The scheme `memory/adapipe` makes the same choice for one plan,
+which no other beats in all of them give the optimum. The scheme `memory/adapipe` makes the same choice for a plan,
 from forecasts of its memory.
 """
 
@@ -31,6 +31,8 @@ from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
 
+UNEQUAL = "AdaPipe's plan recomputes the first layers of a stage, and this model's are of several kinds"
+
 
 class StagePrices(NamedTuple):
     """Prices of a stage with the layers from first to last [layers, layers].
@@ -45,7 +47,7 @@ class StagePrices(NamedTuple):
 
 
 class Suffix(NamedTuple):
-    """The stages from one on.
+    """The stages from a place on.
 
     warm_up, ending: as the stage before sees them [s].
     slowest: seconds of the slowest stage [s].
@@ -60,7 +62,7 @@ class Suffix(NamedTuple):
     first: float = 0.0
 
     def prepend(self, layers: int, forward: float, backward: float, behind: int) -> Suffix:
-        """Returns the suffix with one more stage in front, of which so many micro-batches are in flight besides one."""
+        """Returns the suffix with a further stage in front, with `behind` + 1 micro-batches in flight."""
         both = forward + backward
         return Suffix(
             both + max(self.warm_up, behind * forward),
@@ -107,9 +109,9 @@ def plan_phases(stages: Sequence[StagePrices], microbatches: int, keep: int = 1)
                 visited += len(suffixes[last + 1])
                 longer[first] += [after.prepend(last - first + 1, *seconds, behind) for after in suffixes[last + 1]]
         steady = max(0, microbatches - (depth - stage))
-        # How the first stage is ranked depends on its own passes: all of its suffixes are compared below.
+        # The rank of the first stage depends on its passes: all of its suffixes are compared below.
         suffixes = [_prune(some, steady, keep) for some in longer] if stage else longer
-    # The first stage has no stage before: its warm-up ends, and its ending begins, with its own passes.
+    # The first stage has no stage before: its warm-up ends, and its ending begins, with its passes.
     steps = [suffix.step(max(0, microbatches - depth)) for suffix in suffixes[0]]
     value = min(steps, default=math.inf)
     return PhasePlan(suffixes[0][steps.index(value)].layers, value, visited) if math.isfinite(value) else None
@@ -177,8 +179,7 @@ class AdaPipePlanner(Planner):
         slower = (slow.forward + slow.backward - units.forward - units.backward)[1:-1]
         saved = flights * np.maximum(0.0, units.kept - slow.kept)[1:-1]
         if np.ptp(slower) > 1e-9 * abs(slower).max() or np.ptp(saved) > 1e-9 * abs(saved).max():
-            rule = "AdaPipe's plan recomputes the first layers of a stage, and this model's are of several kinds"
-            raise PlanError("model", rule, "Choose a model of equal layers", str(job.job.model.name))
+            raise PlanError("model", UNEQUAL, "Choose a model of equal layers", str(job.job.model.name))
         seconds = max(float(slower.mean()), 0.0)
         room = job.memory - full.stage_bytes(stage, job.microbatches)
         first, last = np.indices(room.shape)

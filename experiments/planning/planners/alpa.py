@@ -1,9 +1,9 @@
-"""Alpa: contiguous stages on submeshes of their own, by dynamic programming over the prices of stages.
+"""Alpa: contiguous stages, each on a submesh, by dynamic programming over the prices of stages.
 
 Minimises sum of the stages' seconds + (m - 1) x the slowest (Zheng et al. 2022, arXiv 2201.12023, section 5.2).
-Submeshes are powers of two of the GPUs of one node, or whole nodes; a stage fits with the activations of the
-micro-batches in flight, one more than stages behind it. Inside a stage, here, operators have Megatron's layouts of
-every degree; `alpa-intra` chooses layouts one by one.
+Submeshes are powers of two of the GPUs of a node, or whole nodes; a stage fits with the activations of the
+micro-batches in flight, as many as stages from it on. Inside a stage, here, operators have Megatron's layouts of
+every degree; `alpa-intra` chooses the layout of each.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Alpa(Planner):
     )
 
     recompute: ClassVar[tuple[str, ...]] = ("none", "full")
-    """What its plans may recompute; the authors' own runs always recompute."""
+    """What its plans may recompute; the authors' runs always recompute."""
 
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         job = getattr(problem, "job", None)

@@ -1,7 +1,8 @@
 """Alpa's intra-operator pass: the layout of every operator by an integer program, on every logical mesh of the GPUs.
 
-One binary for each strategy of an operator, linearised costs of resharding, the memory of a rank as a constraint (Zheng
-et al. 2022, arXiv 2201.12023, section 4). The GPUs are reshaped to every logical mesh of one or two axes (section 5.2).
+A binary for each strategy of an operator, linearised costs of resharding, the memory of a rank as a constraint (Zheng
+et al. 2022, arXiv 2201.12023, section 4). The GPUs are reshaped to every logical mesh of at most two axes (section
+5.2).
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ class AlpaIntra(OperatorPlanner):
                 yield {"x": problem.gpus // inner, "y": inner}
 
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        """Returns the best of all meshes. Those whose layouts without a limit of memory are no better need no
-        program."""
+        """Returns the best of all meshes; those no better without a limit of memory need no program."""
         tables = [(axes, problem.operators(axes, self.allows)) for axes in self.meshes(problem)]
         free = [(optimum.value if (optimum := eliminate(table)) else math.inf) for _, table in tables]
         best: Proposal | None = None

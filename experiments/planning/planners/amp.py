@@ -61,7 +61,7 @@ class Amp(Planner):
         return Proposal(best.plan, best.value, sum(candidate.visited for candidate in priced))
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """Bounds by forecasts on nodes of one kind, by the objective of all candidates, fitting or not, on several."""
+        """Bounds by forecasts on equal nodes, by the objective of all candidates, fitting or not, on several kinds."""
         mixed = require_kinds(problem)
         if len(mixed.kinds) > 1:
             least = min(candidate.value for candidate in self._price_all(mixed))
@@ -84,7 +84,7 @@ class Amp(Planner):
                         continue
 
     def _price(self, mixed: MixedProblem, option: StageOption, depth: int) -> PricedPlan:
-        """Returns the best partition of one candidate. Raises PlanError for degrees that break a rule."""
+        """Returns the best partition of a candidate. Raises PlanError for degrees that break a rule."""
         units = mixed.mean_units(option)
         seconds = range_totals(units.forward + units.backward)
         partition = partition_stages([seconds] * depth, mixed.microbatches)

@@ -2,7 +2,7 @@
 
 Minimises (named dims + 1) x peak bytes - sharded dims, so that of equal peaks the map with most sharded dims wins
 (tensorflow/mesh, `mesh_tensorflow/auto_mtf/layout_optimizer.py`; Shazeer et al. 2018, arXiv 1811.02084). A tensor is
-live from the operation that writes it to the last one that reads it, in the order of the graph. The authors solve it by
+live from the operation that writes it to the last reader, in the order of the graph. The authors solve it by
 CP-SAT, here all maps are enumerated.
 """
 
@@ -48,7 +48,7 @@ class AutoMTF(Planner):
         return Proposal({"layout": dict(sorted(layout.items()))}, value, visited, proof, reason)
 
     def _bytes(self, settings: Mapping[str, Any], dims: list[str], layout: Mapping[str, str]) -> float:
-        """Returns the bytes of a tensor on one processor."""
+        """Returns the bytes of a tensor on a processor."""
         shards = math.prod(settings["mesh"][layout[dim]] for dim in dims if dim in layout)
         return math.prod(settings["dims"][dim] for dim in dims) * float(settings["element_bytes"]) / shards
 
@@ -92,10 +92,7 @@ def find_map(
     together: Sequence[Collection[str]],
     value_of: Callable[[Mapping[str, str]], float],
 ) -> tuple[dict[str, str], float, int]:
-    """Returns the map of the least value, that value, and the number of maps.
-
-    Raises ValueError where there may be more than `MAX_MAPS`.
-    """
+    """Returns the map of the least value, that value, and the number of maps; ValueError beyond `MAX_MAPS`."""
     if (len(mesh) + 1) ** len(dims) > MAX_MAPS:
         raise ValueError(f"{len(dims)} dims over {len(mesh)} axes have over {MAX_MAPS} maps: fix some of them")
     priced = [(layout, value_of(layout)) for layout in every_map(dims, mesh, together)]

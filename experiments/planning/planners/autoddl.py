@@ -1,7 +1,7 @@
 """AutoDDL: coordinate descent over the layouts of operators, from several starts.
 
-Sweeps choose the best layout of one operator given those of its neighbours until nothing changes; factorisations of the
-number of GPUs are tried one by one (Chen et al. 2024, arXiv 2301.06813).
+Sweeps choose the best layout of each operator beside those of its neighbours until nothing changes; all factorisations
+of the number of GPUs are tried (Chen et al. 2024, arXiv 2301.06813).
 """
 
 from __future__ import annotations

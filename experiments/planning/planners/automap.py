@@ -1,6 +1,6 @@
 """Automap: Monte Carlo tree search over the layouts of a few operators, which propagate to all others.
 
-A decision shards one weight (its operator) along a dim of the axis, or leaves it; the layouts of operators without
+A decision shards a weight (its operator) along a dim of the axis, or leaves it; the layouts of operators without
 weights follow by propagation from their producers, then from their readers (Schaarschmidt et al. 2021, arXiv
 2112.02958). The reward falls with the step time, and with memory over the limit.
 """
@@ -47,7 +47,7 @@ EXPLORATION = 0.3
 
 @dataclass
 class TreeNode:
-    """A list of decisions, the options of the first variables: the nodes of one decision more, by option; the rollouts
+    """A list of decisions, the options of the first variables: the nodes of a further decision, by option; the rollouts
     through it and their rewards; and whether every assignment below was tried."""
 
     children: dict[int, TreeNode] = field(default_factory=dict)
@@ -93,7 +93,7 @@ def search_tree(
                 path.append(path[-1].children.setdefault(option, TreeNode()))
             tried = search.price(complete(options, draw))
             yield tried
-            # Rewards compare with the best value so far: 1 for as good a plan, near 0 for one of many times its cost.
+            # Rewards compare with the best value so far: 1 for as good a plan, near 0 for many times its cost.
             reward = search.best.rank / tried.rank if math.isfinite(tried.rank) and tried.rank > 0 else 0.0
             for node in path:
                 node.visits += 1

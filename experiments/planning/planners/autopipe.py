@@ -74,7 +74,7 @@ class AutoPipe(Planner):
         return best._replace(visited=visited)
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """Bounds by forecasts on nodes of one kind, by the objective without exchanges of gradients on several."""
+        """Bounds by forecasts on equal nodes, by the objective without exchanges of gradients on several kinds."""
         if not isinstance(problem, JobProblem):
             return None
         if len(problem.job.cluster.kinds) > 1:
@@ -101,7 +101,7 @@ class PlayedPipeline(NamedTuple):
 
 
 def play_1f1b(forward: Sequence[float], backward: Sequence[float], microbatches: int) -> PlayedPipeline:
-    """Plays a step of stages of given seconds of both passes under 1F1B; transfers are free."""
+    """Plays a step of stages under 1F1B by the seconds of their passes; transfers are free."""
     stages = len(forward)
     orders = [_order_passes(stages - 1 - stage, microbatches) for stage in range(stages)]
     ends: dict[tuple[int, str, int], float] = {}
@@ -130,7 +130,7 @@ def play_1f1b(forward: Sequence[float], backward: Sequence[float], microbatches:
 
 
 def _order_passes(warmup: int, microbatches: int) -> list[tuple[str, int]]:
-    """Lists the passes of a stage in order: `warmup` forward passes, then one of each in turn, then backward passes."""
+    """Lists the passes of a stage in order: `warmup` forward passes, pairs of both, then backward passes."""
     ahead = min(warmup, microbatches)
     steady = [entry for number in range(microbatches - ahead) for entry in (("F", ahead + number), ("B", number))]
     ending = [("B", number) for number in range(microbatches - ahead, microbatches)]
@@ -138,7 +138,7 @@ def _order_passes(warmup: int, microbatches: int) -> list[tuple[str, int]]:
 
 
 def chain_table(forward: Sequence[float] | np.ndarray, backward: Sequence[float] | np.ndarray) -> StageTable:
-    """Returns the table of all stages of a chain of blocks on one GPU each, without limits of memory."""
+    """Returns the table of all stages of a chain of blocks on a GPU each, without limits of memory."""
     ends = [np.concatenate([[0.0], np.cumsum(passes)]) for passes in (forward, backward)]
     first, last = np.indices((len(forward), len(forward)))
     sums = [np.where(first <= last, end[last + 1] - end[first], np.inf)[:, :, None] for end in ends]
@@ -147,7 +147,7 @@ def chain_table(forward: Sequence[float] | np.ndarray, backward: Sequence[float]
 
 
 def play_stages(table: StageTable, stages: Sequence[StageState], microbatches: int) -> PlayedPipeline:
-    """Plays the step of stages in the first option of a table; infinite if one does not fit."""
+    """Plays the step of stages in the first option of a table; infinite if any does not fit."""
     cells = [(stage.first, stage.stop - 1, 0) for stage in stages]
     if any(table.behind[cell] < len(cells) - 1 - place for place, cell in enumerate(cells)):
         return PlayedPipeline(math.inf, (0.0,) * len(cells))
@@ -157,11 +157,11 @@ def play_stages(table: StageTable, stages: Sequence[StageState], microbatches: i
 
 
 def move_blocks(table: StageTable, gpus: int, microbatches: int) -> StageSequence | None:
-    """Returns stages of the one option of a table that use all `gpus`, and the seconds of their simulated step; None
+    """Returns stages of the only option of a table that use all `gpus`, and the seconds of their simulated step; None
     if nothing fits.
 
-    From the least slowest stage on, blocks move out of the master stage, one by one to whichever other stage is best,
-    while the step gets shorter; every stage in between passes one on.
+    From the least slowest stage on, single blocks move out of the master stage to whichever other stage is best, while
+    the step gets shorter; every stage in between passes a block on.
     """
     seed = balance_stages(table, gpus, microbatches)
     if seed is None:

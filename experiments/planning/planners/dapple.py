@@ -2,18 +2,18 @@
 
 With the pivot stage Q, a step of m micro-batches takes the sum of F_s up to Q + (m - 1) (F_Q + B_Q) + the largest, over
 stages, of its gradient sum and the backward passes that it still waits for. Of all prefixes of as many layers and GPUs
-the one stays whose latency is least with all other layers as one stage (Fan et al. 2021, arXiv 2007.01045). In a job,
+that of least latency stays, with all other layers as a stage (Fan et al. 2021, arXiv 2007.01045). In a job,
 stages are on the next free GPUs.
 
-On a profile the planner is the one that the authors released, with replicated stages on named GPUs of machines. Times
-are those of a whole batch on one device; a step of m micro-batches of each of the r copies of a pipeline takes
+On a profile the planner is as its authors released it, with replicated stages on named GPUs of machines. Times are
+those of a whole batch on a device; a step of m micro-batches of each of the r copies of a pipeline takes
 
-    (m - 1) T / m + W / (r m) + sum of the transfers of one micro-batch
+    (m - 1) T / m + W / (r m) + sum of the transfers of a micro-batch
         + largest, over stages s, of its sum of gradients - s T / m, but not less than 0
 
 with T the slowest stage or transfer and W the whole model. Of a stage but the last the sum of gradients counts the
 first layer of the next stage, too. Candidates: every pair of stages on all GPUs, of the least step; straight pipelines
-(one GPU a stage and copy) of two and of all GPUs, of the least T; and one stage on every multiple of copies.
+(a GPU for a stage and copy) of two and of all GPUs, of the least T; and a single stage on every multiple of copies.
 GPUs are chosen by three policies: machines that are empty, machines in use, or spread over all (AlibabaPAI/DAPPLE,
 `src/orchestration`, `src/parallelism/sync_pipeline.rs`, `src/environment/device.rs`; section 4).
 """
@@ -129,7 +129,7 @@ Prefix = tuple[PlannedStage, ...]
 
 
 class PrefixSearch:
-    """The search over prefixes of stages from one table."""
+    """The search over prefixes of stages from a table."""
 
     def __init__(self, table: StageTable, gpus: int, microbatches: int) -> None:
         self.table, self.gpus, self.microbatches, self.visited = table, gpus, microbatches, 0
@@ -156,7 +156,7 @@ class PrefixSearch:
         return best, value if best else math.inf
 
     def _complete(self, prefix: Prefix) -> tuple[Prefix, float, bool]:
-        """Returns a prefix with all other layers as the best one stage on all other GPUs, or on as many as an option
+        """Returns a prefix with all other layers as the best last stage on all other GPUs, or on as many as an option
         has; the latency [s], and whether all GPUs are used."""
         first = prefix[-1].layers.stop if prefix else 0
         left = self.gpus - sum(self.table.options[stage.option].gpus for stage in prefix)
@@ -180,7 +180,7 @@ class LatencyBound:
     stage before it is longer by (the seconds of the stages between) / (m - 1) at most. The latency is at least m T, the
     seconds of the stages before the pivot, and what the first stage costs once a step. For an interval of T both limits
     and the latency are relaxed to its ends, and what is left is a shortest path. Intervals whose bound is below the
-    best latency known are halved until they hold one T.
+    best latency known are halved until they hold a single T.
     """
 
     def __init__(self, table: StageTable, gpus: int, microbatches: int) -> None:
@@ -212,8 +212,7 @@ class LatencyBound:
         return least
 
     def _bound_interval(self, low: float, high: float, known: float) -> float:
-        """Returns the bound of plans whose pivot takes `low` to `high` seconds and whose latency is at most `known`
-        [s]."""
+        """Returns the bound of plans with a pivot of `low` to `high` and a latency of at most `known` seconds [s]."""
         self.intervals += 1
         prefixes = self._shorten_prefixes(self._limit_stages(low, high, known))
         covered = self._cover_rests(high)
@@ -230,8 +229,7 @@ class LatencyBound:
         return best
 
     def _limit_stages(self, low: float, high: float, known: float) -> list[float]:
-        """Returns the most seconds of the first, second ... stage before the pivot; the last limit holds for all
-        others."""
+        """Returns the most seconds of the first, second ... stage before the pivot, and last of all further ones."""
         most = (known - low) / self.microbatches
         limits = [min(high, most)]
         while limits[-1] < most and len(limits) < self.table.layers:
@@ -248,8 +246,8 @@ class LatencyBound:
         return totals
 
     def _lengthen(self, costs: np.ndarray, before: np.ndarray | None = None) -> np.ndarray:
-        """Returns the least costs of stages that hold the layers up to one, on exactly so many GPUs [layers + 1, gpus +
-        1]: of one stage behind those before, or of any number."""
+        """Returns the least costs of stages that hold the layers up to a place, on exactly so many GPUs [layers + 1,
+        gpus + 1]: of a stage behind those before, or of any number."""
         layers = self.table.layers
         totals = np.full((layers + 1, self.gpus + 1), np.inf)
         totals[0, 0] = 0.0
@@ -267,8 +265,7 @@ class LatencyBound:
         return totals
 
     def _cover_rests(self, limit: float) -> np.ndarray:
-        """Returns whether stages of at most `limit` seconds hold the layers from one on, on exactly so many GPUs
-        [layers + 1, gpus + 1]."""
+        """Returns whether stages of at most `limit` seconds hold the layers from a place on [layers + 1, gpus + 1]."""
         backwards = self.seconds[::-1, ::-1].transpose(1, 0, 2)
         return np.isfinite(self._lengthen(np.where(backwards <= limit, 0.0, np.inf)))[::-1]
 
@@ -283,7 +280,7 @@ class MachineNetwork(NamedTuple):
 
     inside: bandwidth between GPUs of a machine [bytes/s].
     between: bandwidth of collectives over machines [bytes/s].
-    message: bandwidth into one machine from others [bytes/s].
+    message: bandwidth into a machine from others [bytes/s].
     """
 
     machines: int
@@ -302,8 +299,7 @@ class MachineNetwork(NamedTuple):
         return min(devices) // self.per_machine != max(devices) // self.per_machine
 
     def gradient_seconds(self, devices: Devices, nbytes: float) -> float:
-        """Returns the seconds of an all-reduce: over machines at their bandwidth, inside one over as many links as
-        pairs."""
+        """Returns the seconds of an all-reduce over machines, or inside a machine over as many links as pairs."""
         count = len(devices)
         if count == 1:
             return 0.0
@@ -311,8 +307,7 @@ class MachineNetwork(NamedTuple):
         return sent / self.between if self.spans(devices) else sent / self.inside / (count // 2)
 
     def transfer_seconds(self, source: Devices, target: Devices, nbytes: float) -> float:
-        """Returns the seconds from all GPUs of a stage to all of the next; into one machine, the share that comes from
-        others."""
+        """Returns the seconds from all GPUs of a stage to all of the next; into a machine, the share from others."""
         if self.spans(target):
             return nbytes / self.between
         others = sum(1 for device in source if self.spans(target | {device}))
@@ -328,7 +323,7 @@ class MachineNetwork(NamedTuple):
         return [*dict.fromkeys(frozenset(order[:need]) for order in (empty, begun, rounds) if len(order) >= need)]
 
     def place_copies(self, used: Devices, copies: int) -> list[Devices]:
-        """Returns the GPUs of a stage that has one in each of several copies, placed one after another."""
+        """Returns the GPUs of a stage with a GPU in each of several copies, placed in turn."""
         placed: dict[Devices, None] = {NOBODY: None}
         for _ in range(copies):
             placed = {before | devices: None for before in placed for devices in self.place(used | before, 1)}
@@ -352,12 +347,12 @@ class PlacedPlan(NamedTuple):
 
 
 class PlacedPipelines(NamedTuple):
-    """The candidates of one model on a network.
+    """The candidates of a model on a network.
 
-    seconds: of the layers up to every state, of a batch on one device; 0 for the first [states].
+    seconds: of the layers up to every state, of a batch on a device; 0 for the first [states].
     weights: bytes of their parameters [states].
     sent: bytes of a batch that leave every state [states].
-    follows: whether a state holds all layers of another one [states, states].
+    follows: whether a state holds all layers of another [states, states].
     batch, micro: samples of a batch and of a micro-batch.
     """
 
@@ -407,7 +402,7 @@ class PlacedPipelines(NamedTuple):
                 yield self.price((PlacedStage(0, cut, first), PlacedStage(cut, self.last, second)), 1, slowest)
 
     def replicas(self) -> Iterator[PlacedPlan]:
-        """Yields one stage on every multiple of copies: each copy of the pipeline has as many GPUs."""
+        """Yields a single stage on every multiple of copies: each copy of the pipeline has as many GPUs."""
         for depth in range(2, self.network.gpus + 1):
             copies = self.network.gpus // depth
             devices = self.network.place(NOBODY, depth * copies)[0]
@@ -415,7 +410,7 @@ class PlacedPipelines(NamedTuple):
             yield self.price((PlacedStage(0, self.last, devices),), copies, slowest)
 
     def straight(self) -> Iterator[PlacedPlan]:
-        """Yields pipelines of two stages and of as many as GPUs, with one GPU for a stage of every copy."""
+        """Yields pipelines of two stages and of as many as GPUs, with a GPU for a stage of every copy."""
         for depth in sorted({2, self.network.gpus} if self.network.gpus % 2 == 0 else {self.network.gpus}):
             plan = self._least_bottleneck(depth, self.network.gpus // depth)
             if plan is not None:

@@ -1,7 +1,7 @@
 """FlexFlow: a Metropolis walk over the layouts of operators, from data parallelism and from a random plan.
 
 Proposals, acceptance and returns to the best plan are those of Jia et al. 2019 (arXiv 1807.05358, section 6.2) and of
-the released optimiser. Here a proposal is priced by the table, not by a task graph; the found plan is forecast as a
+the released optimiser. Here a proposal is priced by the table, not by a task graph; the best plan is forecast as a
 whole.
 """
 
@@ -49,43 +49,54 @@ class WalkState(NamedTuple):
     nbytes: float
 
 
+class MetropolisWalk:
+    """Proposals of a walk over the assignments of a table, and which of them it accepts.
+
+    cold: inverse of the temperature, so that an increase of 5 % of the objective of the start passes once in e [1/s].
+    """
+
+    def __init__(self, table: FactorTable, steps: int, draw: random.Random, start: float) -> None:
+        self.table, self.steps, self.draw = table, steps, draw
+        self.cold = 20.0 / start if math.isfinite(start) and start > 0 else 1.0
+        self.costs: dict[str, list[OptionCosts]] = {
+            name: [(factor.scope, table.objective(factor), factor.nbytes) for factor in factors]
+            for name, factors in table.touching().items()
+        }
+
+    def propose(self, search: LocalSearch[WalkState]) -> Iterator[Ranked[WalkState]]:
+        """Yields assignments with another option of a drawn variable, whose factors alone are evaluated again."""
+        names = [name for name, options in self.table.choices.items() if len(options) > 1]
+        for step in range(self.steps if names else 0):
+            if step % max(1, self.steps // 100) == 0:
+                search.now = search.best
+            name, state = self.draw.choice(names), search.now.state
+            before, other = state.assignment[name], self.draw.randrange(len(self.table.choices[name]) - 1)
+            changed = _change_option(self.table, self.costs[name], state, name, other + (other >= before))
+            yield search.price(changed)
+
+    def accept(self, tried: Ranked[WalkState], now: Ranked[WalkState]) -> bool:
+        """Accepts what is not worse, else what needs no more memory with probability exp(- cold x increase)."""
+        (over, value), (excess, present) = tried.rank, now.rank
+        if tried.rank <= now.rank or (math.isinf(present) and math.isfinite(value)):
+            return True
+        return over <= excess and self.draw.random() < math.exp(-min(700.0, self.cold * (value - present)))
+
+
 def walk_table(
     table: FactorTable, steps: int, start: Assignment | None = None, seed: int = 0, memory: float = math.inf
 ) -> Optimum:
     """Returns the best assignment that a walk of so many proposals meets.
 
-    A proposal draws a variable and another option of it; only the factors of the variable are evaluated again. It is
-    accepted if it is not worse, otherwise with probability exp(-increase / a twentieth of the objective of the start),
-    so that an increase of 5 % passes once in e. The walk returns to the best assignment 100 times, as FlexFlow's
-    released optimiser does (`mcmc_optimize`).
+    The walk returns to the best assignment 100 times, as FlexFlow's released optimiser does (`mcmc_optimize`).
 
-    start: None: one drawn at random. memory: assignments of more bytes are worse than all that fit.
+    start: None: drawn at random.
+    memory: assignments of more bytes are worse than all that fit.
     """
     draw = random.Random(seed)
-    costs: dict[str, list[OptionCosts]] = {
-        name: [(factor.scope, table.objective(factor), factor.nbytes) for factor in factors]
-        for name, factors in table.touching().items()
-    }
-    names = [name for name, options in table.choices.items() if len(options) > 1]
-
-    def propose(search: LocalSearch[WalkState]) -> Iterator[Ranked[WalkState]]:
-        for step in range(steps if names else 0):
-            if step % max(1, steps // 100) == 0:
-                search.now = search.best
-            name, state = draw.choice(names), search.now.state
-            before, other = state.assignment[name], draw.randrange(len(table.choices[name]) - 1)
-            yield search.price(_change_option(table, costs[name], state, name, other + (other >= before)))
-
-    def accept(tried: Ranked[WalkState], now: Ranked[WalkState]) -> bool:
-        (over, value), (excess, present) = tried.rank, now.rank
-        if tried.rank <= now.rank or (math.isinf(present) and math.isfinite(value)):
-            return True
-        return over <= excess and draw.random() < math.exp(-min(700.0, cold * (value - present)))
-
     chosen = start or {name: draw.randrange(len(options)) for name, options in table.choices.items()}
     first = WalkState(chosen, table.value(chosen), table.cost(chosen).nbytes)
-    cold = 20.0 / first.value if math.isfinite(first.value) and first.value > 0 else 1.0
-    search = LocalSearch(lambda state: (max(0.0, state.nbytes - memory), state.value), propose, accept)
+    walk = MetropolisWalk(table, steps, draw, first.value)
+    search = LocalSearch(lambda state: (max(0.0, state.nbytes - memory), state.value), walk.propose, walk.accept)
     best = dict(search.run(first).state.assignment)
     return Optimum(best, table.value(best), search.visited - 1)
 

@@ -136,8 +136,7 @@ class Galvatron(Planner):
     def _choose(
         self, prices: StrategyPrices, layers: list[int], stage: int, microbatches: int, memory: float
     ) -> StrategyPath | None:
-        """Returns the strategies of the layers of a stage, with the seconds of one of its micro-batches; None where
-        nothing fits."""
+        """Returns the strategies of the layers of a stage, with the seconds of a micro-batch; None if nothing fits."""
         first = 1 + sum(layers[:stage])
         rows = slice(first, first + layers[stage])
         flights = min(microbatches, len(layers) - stage)

@@ -1,9 +1,9 @@
-"""GraphPipe: stages of a series-parallel graph, whose branches run at the same time, each on replicas of its own.
+"""GraphPipe: stages of a series-parallel graph, whose branches run at the same time, each on separate replicas.
 
 The bottleneck of all stages is minimised, and of plans of the least bottleneck the depth: micro-batches in flight, and
 with them activations and the bubble, grow along the longest path alone. For a limit of the seconds of a stage, dynamic
-programming finds the stages whose first ones have fewest micro-batches in flight: a stage has one more than the most of
-its successors, so that branches do not count each other. The least limit with stages is found by bisection (Jeon et al.
+programming finds the stages whose first ones have fewest micro-batches in flight: a stage has 1 + the most of its
+successors, so that branches do not count each other. The least limit with stages results from bisection (Jeon et al.
 2024, arXiv 2406.17145, section 5).
 A stage of d replicas takes (T + 4 (d - 1) W / (d B)) / d, or 2 x bytes / (d B) for what it receives or sends, if
 that is longer, as in PipeDream's formula; of its k micro-batches in flight each replica keeps an equal share.
@@ -24,13 +24,14 @@ from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.planning.profile import NetworkLevel
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.remembered import remembered
 from meshcast.simulator.ir.scheme import Paper
 
 Nodes = tuple[int, ...]
 """Nodes of a graph, ascending."""
 
 Series = tuple[Union[int, "Parallel"], ...]
-"""Nodes and parallel parts, one after another."""
+"""Nodes and parallel parts, in order."""
 
 
 class Parallel(NamedTuple):
@@ -40,10 +41,7 @@ class Parallel(NamedTuple):
 
 
 def decompose(graph: LayerGraph) -> Series:
-    """Returns the graph as a series.
-
-    Raises ValueError for a graph that is not series-parallel, with the nodes in question.
-    """
+    """Returns the graph as a series. Raises ValueError, with the nodes, if it is not series-parallel."""
     count = len(graph.names)
     before = [{node} for node in range(count)]
     for node in graph.order:
@@ -57,8 +55,7 @@ def decompose(graph: LayerGraph) -> Series:
 
 
 def _series(nodes: frozenset[int], before: list[set[int]], linked: list[set[int]]) -> Series:
-    """Returns nodes as a series: one that comes before or after each other one cuts the graph; what lies between two
-    cuts is parallel."""
+    """Returns nodes as a series: those ordered with all others cut the graph; what lies between cuts is parallel."""
     ordered = sorted(nodes, key=lambda node: len(before[node] & nodes))
     cuts = [cut for cut in ordered if all(cut in before[node] or node in before[cut] for node in nodes)]
     items: list[int | Parallel] = []
@@ -120,8 +117,7 @@ Fits = Callable[[Nodes, int, int], bool]
 
 
 def plan_graph(series: Series, devices: int, cost: Cost, fits: Fits) -> GraphPlan | None:
-    """Returns the stages of least bottleneck, of these the ones of least depth, on at most so many devices; None if
-    none fit."""
+    """Returns the stages of least bottleneck, then depth, on at most so many devices; None if none fit."""
     cost = cache(cost)
     seconds = {cost(nodes, count) for nodes in {*_possible_stages(series)} for count in range(1, devices + 1)}
     limits = sorted(limit for limit in seconds if math.isfinite(limit))
@@ -168,8 +164,8 @@ class _BoundedStages:
     def shorten(self, part: Series | Parallel, devices: int, after: int) -> _Part | None:
         """Returns the stages of a series or of branches.
 
-        Their last piece is a stage of its last items (branches that are neighbours may share one), or the stages of the
-        last item. Of equal parts the one whose last piece has fewest devices counts.
+        Their last piece is a stage of its last items (neighbouring branches may share a stage), or the stages of the
+        last item. Of equal parts that with fewest devices of the last piece counts.
         """
         key = part, devices, after
         if key in self.known:
@@ -195,11 +191,44 @@ class _BoundedStages:
         return self.known[key]
 
     def _stage(self, nodes: Nodes, devices: int, after: int) -> _Part | None:
-        """Returns one stage on as few of the devices as it needs."""
+        """Returns a single stage on as few of the devices as it needs."""
         for count in range(1, devices + 1):
             if self.cost(nodes, count) <= self.limit and self.fits(nodes, count, after + 1):
                 return _Part(after + 1, (GraphStage(nodes, count, after + 1),))
         return None
+
+
+class GraphPrices:
+    """Prices of the stages of a graph over links of a bandwidth [bytes/s], on devices of a memory [bytes].
+
+    copies: weights, gradients and moments, as often as `parameters` says.
+    """
+
+    def __init__(self, graph: LayerGraph, bandwidth: float, memory: float, copies: int) -> None:
+        self.graph, self.bandwidth, self.memory, self.copies = graph, bandwidth, memory, copies
+
+    @remembered
+    def _total(self, nodes: Nodes) -> tuple[float, float, float, float]:
+        """Returns the seconds of nodes, bytes of their parameters, of their outputs, and of the longer message."""
+        figures, inside = self.graph.figures, np.zeros(len(self.graph.names), bool)
+        inside[[*nodes]] = True
+        received = {source for source, target in self.graph.edges if inside[target] and not inside[source]}
+        sent = {source for source, target in self.graph.edges if inside[source] and not inside[target]}
+        messages = (float(figures["activations"][[*side]].sum()) for side in (received, sent) if side)
+        seconds = (figures["forward"] + figures["backward"])[inside].sum()
+        parameters, outputs = figures["parameters"][inside].sum(), figures["activations"][inside].sum()
+        return float(seconds), float(parameters), float(outputs), max(messages, default=0.0)
+
+    def cost(self, nodes: Nodes, devices: int) -> float:
+        """Returns the seconds of a stage of nodes on some devices."""
+        seconds, parameters, _, message = self._total(nodes)
+        gradients = 4 * (devices - 1) / devices * parameters / self.bandwidth
+        return max((seconds + gradients) / devices, 2 * message / self.bandwidth / devices)
+
+    def fits(self, nodes: Nodes, devices: int, in_flight: int) -> bool:
+        """Returns whether nodes on some devices fit with so many micro-batches in flight."""
+        _, parameters, outputs, _ = self._total(nodes)
+        return self.copies * parameters + in_flight * outputs / devices <= self.memory
 
 
 class GraphPipePlanner(Planner):
@@ -227,7 +256,8 @@ class GraphPipePlanner(Planner):
             series = decompose(graph)
         except ValueError as error:
             raise PlanError(f"problem {problem.name}", str(error), "Give a series-parallel graph") from None
-        plan = plan_graph(series, problem.gpus, *self._price(graph, levels[0].bandwidth, problem.memory))
+        prices = GraphPrices(graph, levels[0].bandwidth, problem.memory, self.copies)
+        plan = plan_graph(series, problem.gpus, prices.cost, prices.fits)
         if plan is None:
             raise self.nothing_fits(problem, "Give more devices, or more memory")
         stages = [
@@ -236,31 +266,3 @@ class GraphPipePlanner(Planner):
         proof = PlanProof(plan.value, plan.value, "bisection over dynamic programs")
         reason = "layers of a graph are placed on subsets of devices, and only models with branches are jobs"
         return Proposal({"stages": stages, "depth": plan.depth}, plan.value, plan.visited, proof, reason)
-
-    def _price(self, graph: LayerGraph, bandwidth: float, memory: float) -> tuple[Cost, Fits]:
-        """Returns the seconds of stages, and whether they fit."""
-        figures = graph.figures
-
-        @cache
-        def total(nodes: Nodes) -> tuple[float, float, float, float]:
-            """Returns the seconds of nodes, the bytes of their parameters, of their outputs, and of the longer
-            message."""
-            inside = np.zeros(len(graph.names), bool)
-            inside[[*nodes]] = True
-            received = {source for source, target in graph.edges if inside[target] and not inside[source]}
-            sent = {source for source, target in graph.edges if inside[source] and not inside[target]}
-            messages = (float(figures["activations"][[*side]].sum()) for side in (received, sent) if side)
-            seconds = (figures["forward"] + figures["backward"])[inside].sum()
-            parameters, outputs = figures["parameters"][inside].sum(), figures["activations"][inside].sum()
-            return float(seconds), float(parameters), float(outputs), max(messages, default=0.0)
-
-        def cost(nodes: Nodes, devices: int) -> float:
-            seconds, parameters, _, message = total(nodes)
-            gradients = 4 * (devices - 1) / devices * parameters / bandwidth
-            return max((seconds + gradients) / devices, 2 * message / bandwidth / devices)
-
-        def fits(nodes: Nodes, devices: int, in_flight: int) -> bool:
-            _, parameters, outputs, _ = total(nodes)
-            return self.copies * parameters + in_flight * outputs / devices <= memory
-
-        return cost, fits

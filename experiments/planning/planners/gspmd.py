@@ -48,7 +48,7 @@ class GSPMD(OperatorPlanner):
             yield table.restrict(keeps)
 
     def _annotate(self, options: Sequence[Any]) -> int | None:
-        """Returns the option whose innermost axis shards one of `inner_dims` and whose outer axes shard samples."""
+        """Returns the option whose innermost axis shards a dim of `inner_dims` and whose outer axes shard samples."""
         for place, layout in enumerate(options):
             if not layout:  # experts
                 continue

@@ -1,8 +1,8 @@
 """HyPar: at every level of a binary tree of devices, data or model parallelism for every operator with weights.
 
-Levels are solved one after another, the outermost first, each exactly given those above it (Song et al. 2019, arXiv
-1901.02067). The paper minimises bytes; here a level minimises the step time of the table. Operators without
-weights may have any layout of the two kinds.
+Levels are solved in turn, the outermost first, each exactly below those above it (Song et al. 2019, arXiv 1901.02067).
+The paper minimises bytes; here a level minimises the step time of the table. Operators without weights may have any
+layout of the two kinds.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """mCAP: the partition of a pipeline whose fullest GPU is least full.
 
-Stages are ranges of layers, one a GPU, or one for each of several replicas; the depth of least memory counts. Profiles
-give the memory of every range on every stage, with the micro-batches in flight there, and the largest is minimised
-(Dreuning et al. 2022, https://doi.org/10.1007/978-3-031-12597-3_10).
-`partition: by-memory` finds the same partition from forecasts of the whole step.
+Stages are ranges of layers, each on a GPU or, of several replicas, on a GPU of each; the depth of least memory counts.
+Profiles give the memory of every range on every stage, with the micro-batches in flight there, and the largest is
+minimised (Dreuning et al. 2022, https://doi.org/10.1007/978-3-031-12597-3_10). `partition: by-memory` finds the same
+partition from forecasts of the whole step.
 """
 
 from __future__ import annotations

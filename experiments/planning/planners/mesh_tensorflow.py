@@ -1,8 +1,8 @@
 """Mesh-TensorFlow: layout rules of the user, each a dim and the axis of the mesh that shards it everywhere.
 
-A tensor is sharded along every dim that has a rule, and whole along all others; two dims of one operator may not share
-an axis (Shazeer et al. 2018, arXiv 1811.02084). The default is the paper's Transformer: samples over the
-outer axes, heads, feed-forward channels and vocabulary over the innermost. `auto-mtf` searches for rules.
+A tensor is sharded along every dim that has a rule, and whole along all others; two dims of an operator may not share
+an axis (Shazeer et al. 2018, arXiv 1811.02084). The default is the paper's Transformer: samples over the outer axes,
+heads, feed-forward channels and vocabulary over the innermost. `auto-mtf` searches for rules.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ MODEL_DIMS = ("a", "f", "v")
 
 
 class MeshTensorFlow(OperatorPlanner):
-    """layout: the axis of each dim; empty: the paper's Transformer. mesh: sizes of the axes; empty: nodes and GPUs."""
+    """The planner with its rules.
+
+    layout: the axis of each dim; empty: the paper's Transformer.
+    mesh: sizes of the axes; empty: nodes and GPUs.
+    """
 
     paper = Paper("arXiv:1811.02084", "Mesh-TensorFlow: Deep Learning for Supercomputers", 2018)
     restrictions = (
@@ -74,5 +78,5 @@ class MeshTensorFlow(OperatorPlanner):
         return self.price_fitting(table, problem, assignment, len(assignment))
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """Bounds the space by its one plan, which the rules of the user leave."""
+        """Bounds the space by its only plan, which the rules of the user leave."""
         return SpaceOptimum(proposal.value, "one plan")

@@ -87,7 +87,7 @@ class Metis(Planner):
             yield from ((stages, groups) for stages in ordered for groups in sizes)
 
     def _balance(self, stages: KindStages, groups: Sequence[int]) -> Iterator[tuple[list[StageChoice], Partition]]:
-        """Strategies of the groups whose layers fit, with these layers."""
+        """Yields strategies of the groups whose layers fit, with these layers."""
         strategies: Strategies | None = tuple((size, 1) for size in groups)
         while strategies is not None:
             left = [1.0 / data for data, _ in strategies]
@@ -108,8 +108,7 @@ class Metis(Planner):
 
 
 def _double_tensor(strategies: Strategies, left: Sequence[float]) -> Strategies | None:
-    """Returns the strategies with twice the tensor parallelism in the stage that has least left; None if no stage
-    can."""
+    """Returns the strategies with twice the tensor parallelism where least is left; None if no stage can."""
     for stage in np.argsort(left, kind="stable").tolist():
         data, tensor = strategies[stage]
         if data > 1:

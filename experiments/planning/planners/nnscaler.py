@@ -26,8 +26,14 @@ MEGATRON_DIMS = {"a", "f", "v"}
 
 
 class NnScaler(Planner):
-    """operators: the dims along which the user lets an operator be split; all others may be split along any dim, and
-    every operator may be replicated. degrees: GPUs of a stage. bubbles: r. imbalance: u."""
+    """The planner with its constraints.
+
+    operators: the dims along which the user lets an operator be split, other operators along any dim; all may be
+        replicated.
+    degrees: GPUs of a stage.
+    bubbles: r, the most share of bubbles.
+    imbalance: u, the least share of a stage's forward pass.
+    """
 
     paper = Paper("OSDI 2024", "nnScaler: Constraint-Guided Parallelization Plan Generation for Deep Learning", 2024)
     restrictions = (
@@ -74,8 +80,7 @@ class NnScaler(Planner):
         return best._replace(visited=sum(proposal.visited for proposal in proposals), proof=proof)
 
     def narrow(self, table: StageTable, gpus: int, microbatches: int) -> StageTable:
-        """Returns the stages that the constraints and the window of forward passes leave, with the seconds of the
-        objective."""
+        """Returns the stages that constraints and the window of forward passes leave, with their objective."""
         table = table.take([place for place, option in enumerate(table.options) if self.allows_stage(option)])
         if not table.options:
             return table

@@ -62,7 +62,7 @@ class ReducedTable:
     """What eliminations and merges leave of a table.
 
     Groups with at most two neighbours are eliminated exactly. Where none is left, two neighbours of at most `most`
-    combinations become one, those with the most common neighbours first (Oneflow-Inc/oneflow,
+    combinations are merged, those with the most common neighbours first (Oneflow-Inc/oneflow,
     `core/auto_parallel/sbp_graph.cpp`).
 
     groups: of variables that are left.
@@ -158,8 +158,8 @@ def _are_allowed(messages: list[Message], options: Mapping[str, int]) -> bool:
 def search_neighbourhoods(table: FactorTable, ring: int = 4, most: int = 100) -> Optimum | None:
     """Returns the assignment at which no neighbourhood of at most `ring` groups improves; None if no start is allowed.
 
-    Every neighbourhood is enumerated with all other groups fixed. Where eliminations end with one group, the result is
-    the optimum. most: combinations of a merged group.
+    Every neighbourhood is enumerated with all other groups fixed. Where eliminations end with a single group, the
+    result is the optimum. most: combinations of a merged group.
     """
     reduced = ReducedTable(table, most)
     start = reduced.find_start()

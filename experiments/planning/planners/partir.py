@@ -1,10 +1,10 @@
-"""PartIR: tactics of the user, applied in order; each shards a few operators along one axis, and propagates.
+"""PartIR: tactics of the user, applied in order; each shards a few operators along an axis, and propagates.
 
 A tactic names a dim for some operators. Along its axis an operator that is not decided yet takes the dim of a tensor
-that it shares with a decided one; where neighbours have different dims, propagation stops (Alabed et al. 2025, arXiv
-2401.11202). What earlier tactics decided stays; what none reached is whole. The default is
-the paper's schedule of a Transformer: samples over the outer axes, then Megatron's heads and feed-forward channels and
-the vocabulary over the innermost.
+that it shares with a decided operator; where neighbours have different dims, propagation stops (Alabed et al. 2025,
+arXiv 2401.11202). What earlier tactics decided stays; what none reached is whole. The default is the paper's schedule
+of a Transformer: samples over the outer axes, then Megatron's heads and feed-forward channels and the vocabulary over
+the innermost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshcast.simulator.ir.scheme import Paper
 
 
 class Tactic(NamedTuple):
-    """One step of a schedule: an axis of the mesh, and the dim of each operator that it shards first."""
+    """A step of a schedule: an axis of the mesh, and the dim of each operator that it shards first."""
 
     axis: str
     dims: Mapping[str, str]
@@ -43,7 +43,7 @@ def embedding_tactic(axis: str) -> Tactic:
 
 
 class PartIR(OperatorPlanner):
-    """tactics: the schedule; empty: the paper's one of a Transformer."""
+    """tactics: the schedule; empty: the paper's schedule of a Transformer."""
 
     paper = Paper("arXiv:2401.11202", "PartIR: Composing SPMD Partitioning Strategies for Machine Learning", 2025)
     restrictions = (
@@ -67,7 +67,7 @@ class PartIR(OperatorPlanner):
         return self.price_fitting(table, problem, assignment, len(assignment))
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """Bounds the space by its one plan, which the rules of the user leave."""
+        """Bounds the space by its only plan, which the rules of the user leave."""
         return SpaceOptimum(proposal.value, "one plan")
 
     def apply(self, table: FactorTable, tactics: Sequence[Tactic], axes: Sequence[str]) -> dict[str, int]:
@@ -114,10 +114,10 @@ def _write_layout(layout: Mapping[str, str], axes: Sequence[str]) -> Dims:
 
 
 def spread_dims(table: FactorTable, decided: Mapping[str, str], allows: Callable[[str, str], bool]) -> dict[str, str]:
-    """Returns the dims of all operators that propagation along one axis reaches, those decided included.
+    """Returns the dims of all operators that propagation along an axis reaches, those decided included.
 
-    An operator that is not decided takes the dim of its decided neighbours, those of one factor, if they agree and it
-    has the dim; all that can do so in one round. What no dim reaches is whole.
+    An operator that is not decided takes the dim of its decided neighbours, those of a common factor, if they agree
+    and it has the dim; all that can do so at once. What no dim reaches is whole.
 
     decided: dims by operator. allows: whether an operator has a legal layout with a dim.
     """

@@ -75,7 +75,7 @@ def _partition(
     start: int,
     most_replicas: int,
 ) -> PartitionDP:
-    """Returns the bottlenecks of one level from the state `start` on, by devices. inner: devices of the level below."""
+    """Returns the bottlenecks of a level from the state `start` on, by devices. inner: devices of the level below."""
     loads = []
     for replicas in range(1, (most_replicas or level.width) + 1):
         exchange = np.where(np.isfinite(weights), weights, 0.0) * 4 * (replicas - 1) / (level.bandwidth * replicas)

@@ -23,10 +23,13 @@ from meshcast.simulator.ir.scheme import Paper
 
 
 class LayerVariants(NamedTuple):
-    """The variants of all layers at one degree of tensor parallelism [layers, variants].
+    """The variants of all layers at a degree of tensor parallelism [layers, variants].
 
-    seconds: of a sample [s]. parameters: of one rank [bytes]. in_flight: for every micro-batch in flight [bytes].
-    fixed: other memory [bytes]. edges: bytes of a sample over every edge, at its source and at its target [edges, 2].
+    seconds: of a sample [s].
+    parameters: of a rank [bytes].
+    in_flight: for every micro-batch in flight [bytes].
+    fixed: other memory [bytes].
+    edges: bytes of a sample over every edge, at its source and at its target [edges, 2].
     """
 
     seconds: np.ndarray
@@ -58,7 +61,7 @@ def read_variants(
 
 
 def _sent_bytes(settings: Mapping[str, Any], edges: list[tuple[int, int]], degree: int) -> np.ndarray:
-    """Returns the bytes of a sample over every edge, at its source and at its target, for one degree [edges, 2]."""
+    """Returns the bytes of a sample over every edge, at its source and at its target, for a degree [edges, 2]."""
     sent = np.repeat(np.array(settings["edge_bytes"], float)[:, None], 2, axis=1)
     for layer, _, incoming, outgoing in (row for row in settings["sync"] if row[1] == degree):
         for end, extra in ((1, incoming), (0, outgoing)):
@@ -67,7 +70,7 @@ def _sent_bytes(settings: Mapping[str, Any], edges: list[tuple[int, int]], degre
 
 
 def choose_variants(seconds: np.ndarray, memory: np.ndarray, limit: float) -> np.ndarray:
-    """Returns the least seconds of a piece, one variant for each of its layers, within a memory; infinite if none fits.
+    """Returns the least seconds of a piece, with a variant for each layer, within a memory; infinite if none fits.
 
     Starts from the fastest variants and takes the ones that save most bytes a second, until all fits: Piper's fast
     heuristic for its knapsack (Tarnawski et al. 2021, appendix), which may save more than it needs.
@@ -133,8 +136,7 @@ class Piper(Planner):
         variants: LayerVariants,
         data: int,
     ) -> np.ndarray:
-        """Returns the seconds of a sample of pieces between two states, by micro-batches in flight [flights, states,
-        states]."""
+        """Returns the seconds of a sample of pieces by micro-batches in flight [flights, states, states]."""
         flights = np.arange(1, -(-problem.gpus // data) + 1)
         resync = 4 * (data - 1) / data / settings["batch"] * variants.parameters
         layer_seconds = variants.seconds / data + resync / settings["bandwidth"]

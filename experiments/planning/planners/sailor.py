@@ -103,8 +103,7 @@ class Sailor(Planner):
 
 
 def _least_tensor(kind: PricedNodes, replicas: int, cell: tuple[int, int], behind: int) -> int | None:
-    """Returns the least tensor parallelism with which a stage of these layers fits on a kind, so many stages behind
-    it."""
+    """Returns the least tensor parallelism with which a stage of these layers fits before `behind` others."""
     try:
         table = kind.problem.stages(recompute=False)
     except PlanError:  # no degrees suit these micro-batches
@@ -118,6 +117,6 @@ def _least_tensor(kind: PricedNodes, replicas: int, cell: tuple[int, int], behin
 
 
 def _shares(depth: int, kinds: int) -> Iterator[tuple[int, ...]]:
-    """Yields all ways to give every kind at least one of the stages."""
+    """Yields all ways to give every kind some of the stages."""
     for borders in combinations(range(1, depth), kinds - 1):
         yield tuple(end - begin for begin, end in pairwise((0, *borders, depth)))

@@ -116,60 +116,62 @@ class GridPoint(NamedTuple):
     throughput: float
 
 
-def walk_grid(
-    batches: Sequence[int], shares: Sequence[float], measure: Callable[[int, float], float], patience: int = 5
-) -> tuple[GridPoint | None, list[GridPoint]]:
-    """Returns the best point of a walk over batch sizes, None if none fits, and all that were measured.
+class GridWalk:
+    """The walk over batch sizes.
 
-    The walk starts with the largest batch and everything recomputed; if that does not fit, batches are bisected. From
-    there downwards, the smallest share that fits is bisected (awslabs/slapo, `slapo/autotune/tune.py`).
+    It starts with the largest batch and everything recomputed; if that does not fit, batches are bisected. From there
+    downwards, the smallest share that fits is bisected (awslabs/slapo, `slapo/autotune/tune.py`).
 
-    batches: in ascending order. shares: in descending order, so that later ones take more memory.
+    batches: in ascending order.
+    shares: in descending order, so that later ones take more memory.
     measure: the throughput of a batch and a share; 0 if it does not fit or is not allowed.
     patience: measurements without a gain after which the walk stops.
+    explored: the points that were measured.
     """
-    explored: list[GridPoint] = []
-    idle = 0
 
-    def price(point: Cell) -> float:
-        throughput = measure(*point)
-        explored.append(GridPoint(*point, throughput))
+    def __init__(
+        self, batches: Sequence[int], shares: Sequence[float], measure: Callable[[int, float], float], patience: int
+    ) -> None:
+        self.batches, self.shares, self.measure, self.patience, self.idle = batches, shares, measure, patience, 0
+        self.explored: list[GridPoint] = []
+
+    def price(self, cell: Cell) -> float:
+        """Returns the rank of a cell: minus its throughput, infinite if it does not fit."""
+        throughput = self.measure(*cell)
+        self.explored.append(GridPoint(*cell, throughput))
         return -throughput if throughput > 0 else math.inf
 
-    def bisect(
-        search: LocalSearch[Cell], low: int, high: int, cell: Callable[[int], Cell]
-    ) -> Generator[Ranked[Cell], None, int]:
-        """Returns the last place that fits, or the one before `low` (not below 0), once patience has ended."""
-        nonlocal idle
-        last = max(0, low - 1)
-        while low <= high and idle < patience:
+    def _bisect(self, search: LocalSearch[Cell], low: int, cells: Sequence[Cell]) -> Generator[Ranked[Cell], None, int]:
+        """Returns the last place that fits, or `low` - 1 (not below 0), once patience has ended."""
+        last, high = max(0, low - 1), len(cells) - 1
+        while low <= high and self.idle < self.patience:
             middle, best = (low + high) // 2, search.best
-            yield (tried := search.price(cell(middle)))
-            idle = idle + 1 if search.best is best else 0
+            yield (tried := search.price(cells[middle]))
+            self.idle = self.idle + 1 if search.best is best else 0
             if math.isfinite(tried.rank):
                 last, low = middle, middle + 1
             else:
                 high = middle - 1
         return last
 
-    def walk(search: LocalSearch[Cell]) -> Iterator[Ranked[Cell]]:
-        nonlocal idle
-        largest, place = len(batches) - 1, 0
-        yield (tried := search.price((batches[-1], shares[0])))
+    def walk(self, search: LocalSearch[Cell]) -> Iterator[Ranked[Cell]]:
+        """Yields the cells of the walk with their ranks."""
+        largest, place = len(self.batches) - 1, 0
+        yield (tried := search.price((self.batches[-1], self.shares[0])))
         if not math.isfinite(tried.rank):
-            idle = 1
-            largest = yield from bisect(search, 0, largest - 1, lambda number: (batches[number], shares[0]))
-            idle = 0
-        for number in range(largest, -1, -1):
-            batch = batches[number]
-            place = yield from bisect(
-                search,
-                place,
-                len(shares) - 1,
-                lambda share, batch=batch: (batch, shares[share]),  # type: ignore[misc]
-            )
-            if idle >= patience:
+            self.idle = 1
+            largest = yield from self._bisect(search, 0, [(batch, self.shares[0]) for batch in self.batches[:-1]])
+            self.idle = 0
+        for batch in reversed(self.batches[: largest + 1]):
+            place = yield from self._bisect(search, place, [(batch, share) for share in self.shares])
+            if self.idle >= self.patience:
                 return
 
-    best = LocalSearch(price, walk).run()
-    return (GridPoint(*best.state, -best.rank) if math.isfinite(best.rank) else None), explored
+
+def walk_grid(
+    batches: Sequence[int], shares: Sequence[float], measure: Callable[[int, float], float], patience: int = 5
+) -> tuple[GridPoint | None, list[GridPoint]]:
+    """Returns the best point of a `GridWalk`, None if none fits, and all that were measured."""
+    grid = GridWalk(batches, shares, measure, patience)
+    best = LocalSearch(grid.price, grid.walk).run()
+    return (GridPoint(*best.state, -best.rank) if math.isfinite(best.rank) else None), grid.explored

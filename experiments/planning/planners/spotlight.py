@@ -1,8 +1,7 @@
 """Spotlight: device placement as a Markov decision process, trained by proximal policy optimisation.
 
-A step places one group of operators. Each batch of placements is used for several gradient steps, kept near the policy
-that drew it (Gao et al. 2018, ICML, pages 1676-1684). Space, network and prices are those of
-`placement-rl`.
+A step places a group of operators. Each batch of placements is used for several gradient steps, kept near the policy
+that drew it (Gao et al. 2018, ICML, pages 1676-1684). Space, network and prices are those of `placement-rl`.
 """
 
 from meshcast.experiments.planning.cores.learned.placement_planner import LearnedPlacement

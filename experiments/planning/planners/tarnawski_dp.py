@@ -1,7 +1,7 @@
 """Tarnawski et al.: the contiguous placement of least maximal load, by dynamic programming over ideals.
 
 A piece on an accelerator loads it with the seconds of its nodes and of the transfer of every output that crosses its
-border; on a CPU with the seconds of its nodes. Nodes of one colour (a layer and its gradient) are on one device, and
+border; on a CPU with the seconds of its nodes. Nodes of equal colour (a layer and its gradient) share a device, and
 pieces are contiguous in the forward graph (arXiv 2006.16423).
 """
 

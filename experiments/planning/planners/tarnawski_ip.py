@@ -1,7 +1,7 @@
 """Tarnawski et al.: the placement of least maximal load as an integer program, contiguous or not.
 
-Binaries say which device a colour class is on; for every node and accelerator one variable says that its output leaves
-it, one that it enters. Contiguity of a device: a mark is set at every node from which the device is reached; a node
+Binaries say which device a colour class is on; for every node and accelerator two variables say that its output leaves
+it, and that it enters. Contiguity of a device: a mark is set at every node from which the device is reached; a node
 that does not belong to the device, but reads from it, must not be marked (arXiv 2006.16423). Two
 contiguous pieces may read from each other, which no chain of ideals has, so the program may be better than the dynamic
 program. Solved by CP-SAT of OR-tools, in whole numbers of a fine unit.
@@ -22,7 +22,7 @@ from meshcast.hardware.documents.optional_package import import_optional
 from meshcast.simulator.ir.scheme import Paper
 
 GRAIN = 10**9
-"""Units in the time of all groups on accelerators, and in the memory of one."""
+"""Units in the time of all groups on accelerators, and in the memory of an accelerator."""
 
 WORKERS = 4
 """Strategies of CP-SAT that run beside each other."""
@@ -33,7 +33,7 @@ class DevicePlacement(NamedTuple):
 
     groups: of every device, accelerators first.
     load: of the fullest device [s].
-    bound: no placement has a lower one [s].
+    bound: no placement has a lower load [s].
     branches: of the solver.
     """
 
@@ -73,8 +73,7 @@ class PlacementProgram:
                 self.model.add(self.on[group][device] == 0)
 
     def _add_transfers(self) -> list[Mapping[int, list[Any]]]:
-        """Returns by accelerator, of every node whether its output leaves it, and whether it enters: once for all
-        readers."""
+        """Returns by accelerator whether the output of a node leaves it, and enters it: once for all readers."""
         group_of, send = self.graph.members.argmax(axis=0), self.graph.nodes.figures["send"]
         readers: dict[int, set[int]] = {}
         for source, target in self.graph.nodes.edges:
@@ -131,7 +130,7 @@ class PlacementProgram:
                 self.model.add_bool_or([here.negated(), reaches[target].negated(), there])
 
     def solve(self) -> DevicePlacement | None:
-        """Returns the best placement that is found in time; None if there is none, or none was found."""
+        """Returns the best placement that is known in time; None if there is none."""
         solver = self.cp.CpSolver()
         solver.parameters.num_workers = WORKERS
         solver.parameters.max_time_in_seconds = seconds_left()

@@ -1,6 +1,6 @@
-"""Tofu: recursive partition, by one dim of every operator at each step, of all tensors over all devices.
+"""Tofu: recursive partition, by a dim of every operator at each step, of all tensors over all devices.
 
-Steps are the prime factors of the number of devices, the largest first; each is solved exactly given those before it
+Steps are the prime factors of the number of devices, the largest first; each is solved exactly behind those before it
 (Wang et al. 2019, arXiv 1807.08887). The paper minimises bytes, here a step minimises the step time of the
 table. No operator may do the same on several ranks.
 """

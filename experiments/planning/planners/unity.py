@@ -46,7 +46,7 @@ class Unity(OperatorPlanner):
     )
 
     def meshes(self, problem: Problem) -> Iterator[Mapping[str, int]]:
-        """Yields nodes and their GPUs; on one node pairs of neighbours, too, so that a placement has a choice."""
+        """Yields nodes and their GPUs; on a single node pairs of neighbours, too, so that a placement has a choice."""
         physical = physical_mesh(problem)
         yield physical
         if len(physical) == 1 and problem.gpus % 2 == 0 and problem.gpus > 2:
@@ -77,11 +77,11 @@ class Unity(OperatorPlanner):
 
 
 class RewriteSearch:
-    """The best-first search over the graphs of one table (`src/runtime/substitution.cc`).
+    """The best-first search over the graphs of a table (`src/runtime/substitution.cc`).
 
     A graph says along which dims every operator is partitioned (its parallel operators), a placement which axes of the
-    mesh each of these dims has; placements are found exactly, by elimination. A rewrite gives one operator, or all
-    operators of one tensor, other dims.
+    mesh each of these dims has; placements are exact, by elimination. A rewrite gives an operator, or all operators
+    of a tensor, other dims.
 
     weight: of memory in the objective [s/byte].
     most: graphs that are priced.
@@ -172,7 +172,7 @@ class RewriteSearch:
         )
 
     def list_rewrites(self, graph: Graph) -> Iterator[Graph]:
-        """Yields all graphs one rewrite away; operators of a tensor get a partition that all of them may have."""
+        """Yields all graphs a rewrite away; operators of a tensor get a partition that all of them may have."""
         for pattern in self.patterns:
             common = set.intersection(*({*self.options[position]} for position in pattern))
             for part in sorted(common, key=sorted):

@@ -1,4 +1,4 @@
-"""Varuna: every depth of the pipeline and every size of micro-batches, each by a simulation of its own schedule.
+"""Varuna: every depth of the pipeline and every size of micro-batches, each by a simulation of Varuna's schedule.
 
 Stages are cut at equal numbers of layers, all other GPUs replicate the pipeline, and every pass is recomputed (Athlur
 et al. 2022, arXiv 2111.04007, section 4). Its simulator plays the schedule with the durations of passes, transfers and

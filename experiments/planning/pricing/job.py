@@ -54,7 +54,7 @@ class JobProblem:
 
     mode = "ours"
     one_kind = True
-    """Whether all nodes are of one kind."""
+    """Whether all nodes are equal."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class JobProblem:
     # ----------------------------------------------------------------------------------- jobs of plans
 
     def job_of(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the job with the ``plan`` and ``batch`` of a planner, and its ``cluster`` if it has one."""
+        """Returns the job with the ``plan`` and ``batch`` of a planner, and its ``cluster`` if stated."""
         stated = {key: value for key, value in self.job.to_dict().items() if key not in ("plan", "batch")}
         stated["framework"] |= {"rules": self.job.means_program, "recipe": False}
         stated |= {key: value for key, value in changes.items() if key == "cluster"}
@@ -91,8 +91,7 @@ class JobProblem:
         return {**stated, "plan": changes["plan"], "batch": {**batch, **changes["batch"]}}
 
     def forecast(self, changes: Mapping[str, Any]) -> StepAndMemory:
-        """Returns the engine's step time and memory of a planner's plan. Raises PlanError for a plan that breaks a
-        rule."""
+        """Returns the engine's step time and memory of a planner's plan. Raises PlanError for a broken rule."""
         check_time()
         return forecast_step(load_job(self.job_of(changes), base=self.job.folder), self.shared)
 
@@ -109,26 +108,22 @@ class JobProblem:
         return simulate(load_job(self.job_of(changes), base=self.job.folder), shared_work=self.shared)
 
     def resolve(self, changes: Mapping[str, Any]) -> Plan:
-        """Returns the resolved plan of a planner's plan. Raises PlanError for one that breaks a rule."""
+        """Returns the resolved plan of a planner's plan. Raises PlanError for a broken rule."""
         return resolve_plan(load_job(self.job_of(changes), base=self.job.folder), self.shared)
 
     # --------------------------------------------------------------------------------------- operators
 
     @remembered_by(lambda problem, axes, allowed: (tuple(axes.items()), allowed))
     def operators(self, axes: Mapping[str, int], allowed: Allowed = allow_all) -> FactorTable:
-        """Returns the table of all operators on a mesh of `axes`, outermost first; see `list_factors`.
-
-        Raises PlanError where the axes have another number of ranks than the cluster has GPUs.
-        """
+        """Returns the table of all operators on a mesh of `axes`, outermost first; see `list_factors`. Raises PlanError
+        where the axes have another number of ranks than the cluster has GPUs."""
         if len(axes) <= SHARED_AXES and allowed != allow_all:
             return self._restrict_table(axes, allowed)
         return self.pending_operators(axes, allowed).price_all()
 
     def pending_operators(self, axes: Mapping[str, int], allowed: Allowed = allow_all) -> PendingTable:
         """Returns the table of all operators on a mesh of `axes`, outermost first, whose tensors are not priced yet.
-
-        Raises PlanError where the axes have another number of ranks than the cluster has GPUs.
-        """
+        Raises PlanError where the axes have another number of ranks than the cluster has GPUs."""
         if math.prod(axes.values()) != self.gpus:
             rule = f"axes of {math.prod(axes.values())} ranks on {self.gpus} GPUs"
             raise PlanError("axes", rule, "Choose sizes whose product is the number of GPUs", dict(axes))
@@ -140,7 +135,7 @@ class JobProblem:
         whole = self.operators(axes)
 
         def keep(name: str, layout: Any) -> bool:
-            return not layout or allowed(name, layout)  # experts have one option
+            return not layout or allowed(name, layout)  # experts have a single option
 
         for name, options in whole.choices.items():
             if not any(keep(name, layout) for layout in options):
@@ -212,13 +207,11 @@ class JobProblem:
         return resolve_plan(load_job(stated, base=self.job.folder), self.shared)
 
     def units_of(self, option: StageOption) -> UnitCosts:
-        """Returns the costs of the model's units where all stages are of one option. Raises PlanError for a broken
-        rule."""
+        """Returns the costs of the model's units in stages of an option. Raises PlanError for a broken rule."""
         return unit_costs(self._resolve_option(option), self.shared)
 
     def units_of_plan(self, changes: Mapping[str, Any]) -> UnitCosts:
-        """Returns the costs of the model's units in a plan whose stages are alike. Raises PlanError for a broken
-        rule."""
+        """Returns the costs of the model's units in a plan of equal stages. Raises PlanError for a broken rule."""
         return unit_costs(self.resolve(changes), self.shared)
 
     def stage_plan(self, table: StageTable, stages: tuple[PlannedStage, ...]) -> dict[str, Any]:
@@ -227,7 +220,7 @@ class JobProblem:
         return self.entries_plan(entries, {})
 
     def entries_plan(self, entries: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the ``plan`` and ``batch`` of a job whose stages have degrees of their own.
+        """Returns the ``plan`` and ``batch`` of a job with degrees for each stage.
 
         entries: of the stages, with their ``layers``. more: other keys of the job, such as its ``cluster``.
         """
@@ -241,7 +234,7 @@ class JobProblem:
     # ------------------------------------------------------------------------------------------- layers
 
     def graph(self) -> LayerGraph:
-        """Returns the chain of embedding, layers and output layer on one GPU: seconds of the passes of a micro-batch,
+        """Returns the chain of embedding, layers and output layer on a GPU: seconds of the passes of a micro-batch,
         bytes of activations sent on and of parameters."""
         option = StageOption(1, {"tp": 1, "dp": 1, "recompute": "none"})
         plan, units = self._resolve_option(option), self.units_of(option)
@@ -257,7 +250,7 @@ class JobProblem:
 
     @property
     def levels(self) -> tuple[NetworkLevel, ...]:
-        """The levels of the network: GPUs of a node, and nodes, with the bandwidth of one GPU's links."""
+        """The levels of the network: GPUs of a node, and nodes, with the bandwidth of a GPU's links."""
         cluster = self.job.cluster
         inside = min(self.gpus, cluster.gpus_per_node)
         near = cluster.scale_up if cluster.node.scale_up else cluster.host
@@ -273,10 +266,7 @@ def require_job(problem: Problem) -> JobProblem:
 
 
 def _resize_cluster(stated: Any, gpus: int, job: Job) -> Any:
-    """Returns a cluster of the same nodes with as many GPUs as a priced plan has.
-
-    Raises PlanError for the path of a file, whose nodes are not known by name.
-    """
+    """Returns a cluster of the same nodes with another number of GPUs. Raises PlanError for the path of a file."""
     nodes = -(-gpus // job.cluster.gpus_per_node)
     if isinstance(stated, str):
         name, colon, _ = stated.partition(":")

@@ -1,4 +1,4 @@
-"""Stages on the GPUs of several kinds of nodes, one kind after another: their prices, and the job of them."""
+"""Stages on the GPUs of several kinds of nodes, kind by kind: their prices, and the job of them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from meshcast.hardware.errors import PlanError
 
 
 class StageChoice(NamedTuple):
-    """The GPUs of one stage and how it uses them.
+    """The GPUs of a stage and how it uses them.
 
-    kind: of its nodes. table, number: prices of its kind, and the option in them. first: its first rank.
+    kind: of its nodes.
+    table, number: prices of its kind, and the option in them.
+    first: its first rank.
     """
 
     kind: PricedNodes
@@ -45,9 +47,10 @@ class StageChoice(NamedTuple):
 
 
 class KindStages:
-    """Stages on all GPUs of a mixed cluster, in one order of its kinds.
+    """Stages on all GPUs of a mixed cluster, in an order of its kinds.
 
-    problem: the job. kinds: in the order of ranks; those that are left out stay unused.
+    problem: the job.
+    kinds: in the order of ranks; those that are left out stay unused.
     """
 
     def __init__(self, problem: MixedProblem, kinds: Sequence[PricedNodes]) -> None:
@@ -56,10 +59,8 @@ class KindStages:
         self.more = problem.order_kinds(kinds)
 
     def choose(self, strategies: Sequence[tuple[int, int]]) -> list[StageChoice]:
-        """Returns the stages of (data, tensor) parallelism, without recomputation, on the next free GPUs.
-
-        Raises PlanError where a stage would have GPUs of several kinds, or degrees that its kind does not have.
-        """
+        """Returns the stages of (data, tensor) parallelism, without recomputation, on the next free GPUs. Raises
+        PlanError where a stage would have GPUs of several kinds, or degrees that its kind does not have."""
         choices, first = [], 0
         for data, tensor in strategies:
             kind = self._kind_of(first, data * tensor)
@@ -95,8 +96,7 @@ class KindStages:
         return [choice.kind.problem.memory - nbytes for choice, nbytes in zip(choices, held, strict=True)]
 
     def step_seconds(self, choices: Sequence[StageChoice], layers: Sequence[int]) -> float:
-        """Returns the sum of the stages, (m - 1) x the slowest, their messages, and the largest exchange with its
-        update [s]."""
+        """Returns the sum of stages, (m - 1) x the slowest, messages, and the largest exchange with its update [s]."""
         seconds = costs_of([choice.seconds for choice in choices], layers)
         once = max(costs_of([choice.once for choice in choices], layers))
         messages = 0.0
@@ -112,9 +112,8 @@ class KindStages:
 
 
 def bound_stages(stages: KindStages, known: float) -> float:
-    """Returns a bound: no stages whose GPUs are a power of two of one kind have a shorter step, without recomputation;
-    infinite if that is at least a known one, or none fit [s].
-    """
+    """Returns a bound of the step of stages on a power of two of equal GPUs each, without recomputation; infinite if it
+    is at least `known`, or none fit [s]."""
     tables, places, first = [], list[range](), 0
     for kind in stages.kinds:
         try:

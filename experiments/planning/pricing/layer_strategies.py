@@ -1,7 +1,7 @@
 """Prices of layers under strategies: degrees of data and tensor parallelism, in two orders, with or without shards.
 
 All GPUs of a stage are axes of two ranks. A strategy gives some of them, innermost or outermost, to the heads and
-feed-forward columns of a layer, and the others to its sequences; between layers every rank has sequences of its own, so
+feed-forward columns of a layer, and the others to its sequences; between layers every rank has different sequences, so
 a layer's price has its conversions, and prices of layers add up. A job executes any mixture of them with
 [`tensor/annotated`], whose tables are for ranges of layers.
 """
@@ -30,7 +30,8 @@ BETWEEN = ("norm1", "residual1", "norm2", "residual2")
 class LayerStrategy(NamedTuple):
     """How the GPUs of a stage share a layer.
 
-    tensor, data: degrees. sharded: whether weights rest sharded over the data-parallel ranks.
+    tensor, data: degrees.
+    sharded: whether weights rest sharded over the data-parallel ranks.
     inner: whether ranks of a tensor group are neighbours.
     """
 
@@ -53,8 +54,7 @@ class StrategyPrices(NamedTuple):
 
 
 def strategy_plan(problem: JobProblem, layers: Sequence[int], strategies: Sequence[LayerStrategy]) -> Mapping[str, Any]:
-    """Returns the ``plan`` and ``batch`` of a job of stages of as many layers, with a strategy for each of all
-    layers."""
+    """Returns the ``plan`` and ``batch`` of a job of stages of as many layers, with a strategy for each layer."""
     gpus = strategies[0].tensor * strategies[0].data
     axes = [f"x{place}" for place in range(max(1, gpus.bit_length() - 1))]
     split = dict.fromkeys(axes, "b")
@@ -97,7 +97,7 @@ def price_strategies(
     """Prices the strategies that the model allows, in stages of as many layers; returns them with their prices.
 
     What a layer takes once a step is told from forecasts of plans whose layers are alike, less their micro-batches, as
-    a profiler tells it from runs. Raises PlanError, the last one, if the model allows none.
+    a profiler tells it from runs. Raises the last PlanError if the model allows none.
     """
     if problem.expert_ranks > 1:
         raise PlanError("model", "strategies of layers shard dense layers", "Choose a model without experts")

@@ -1,4 +1,4 @@
-"""A job on one or several kinds of nodes as a problem: each kind has prices of its own."""
+"""A job on any number of kinds of nodes as a problem: each kind has its prices."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from meshcast.simulator.report.peak_errors import EVEN
 
 
 class PricedNodes(NamedTuple):
-    """The nodes of one kind of a cluster.
+    """The nodes of a kind of a cluster.
 
-    name: of the kind. gpus: their number. cluster: as many GPUs as the whole cluster has, all of this kind.
+    name: of the kind.
+    gpus: their number.
+    cluster: as many GPUs as the whole cluster has, all of this kind.
     problem: the job on that cluster.
     """
 
@@ -57,12 +59,13 @@ def _find_place(kinds: Sequence[PricedNodes], rank: int) -> tuple[PricedNodes, i
 
 
 class MixedProblem(JobProblem):
-    """A job without its plan, on GPUs of several kinds or of one.
+    """A job without its plan, on GPUs of any number of kinds.
 
     Planners that know kinds ask each for its prices; to others all GPUs are as slow, and have as little memory, as
     those of some kind, cost by cost.
 
-    kinds: in the order of the job's cluster. layers: of the model.
+    kinds: in the order of the job's cluster.
+    layers: of the model.
 
     Raises PlanError for a cluster whose kinds lie apart, or are named by a file.
     """
@@ -106,8 +109,7 @@ class MixedProblem(JobProblem):
         return kinds
 
     def order_kinds(self, kinds: Sequence[PricedNodes]) -> dict[str, Any]:
-        """Returns the ``cluster`` of a job that has these kinds, in this order, each with as many GPUs as it says;
-        empty where the nodes are of one kind."""
+        """Returns the ``cluster`` of a job that has these kinds, in order, with their GPUs; empty for equal nodes."""
         if not self._groups:
             return {}
         stated = self.job.to_dict()["cluster"]
@@ -115,7 +117,7 @@ class MixedProblem(JobProblem):
         groups = [{**entries[kind.name], "nodes": kind.gpus // kind.cluster.gpus_per_node} for kind in kinds]
         return {"cluster": {**stated, "groups": groups}}
 
-    # ----------------------------------------------------------------------------------- as if of one kind
+    # ----------------------------------------------------------------------------------- as if of equal nodes
 
     def operators(self, axes: Mapping[str, int], allowed: Allowed = allow_all) -> FactorTable:
         """Returns the table whose operators and conversions each take as long as on the slowest kind."""
@@ -133,8 +135,7 @@ class MixedProblem(JobProblem):
         return PendingTable(kinds[0].choices, factors, pending, self.microbatches)
 
     def stages(self, recompute: bool = True) -> StageTable:
-        """Returns the table of stages on the slowest kind, within the least memory, as if the cluster were of that
-        kind."""
+        """Returns the table of stages on the slowest kind, within the least memory."""
         if len(self.kinds) == 1:
             return super().stages(recompute)
         return slowest_stages([kind.problem.stages(recompute) for kind in self.kinds])
@@ -154,28 +155,26 @@ class MixedProblem(JobProblem):
         return [2**power for power in range(least.bit_length()) if least % 2**power == 0]
 
     def mean_units(self, option: StageOption) -> UnitCosts:
-        """Returns the costs of the model's units in one way to use GPUs: the mean of all kinds, weighted by their GPUs.
-
-        Raises PlanError where it breaks a rule on one of them.
-        """
+        """Returns the costs of the model's units in stages of an option: the mean of all kinds, weighted by their GPUs.
+        Raises PlanError where it breaks a rule on any of them."""
         costs = [kind.problem.units_of(option) for kind in self.kinds]
         shares = [kind.gpus / self.gpus for kind in self.kinds]
         columns = zip(*costs, strict=True)
         return UnitCosts(*(np.average(np.stack(column), axis=0, weights=shares) for column in columns))
 
     def message_nbytes(self, replicas: int) -> float:
-        """Returns the bytes of the residual stream of a micro-batch, of one of so many replicas."""
+        """Returns the bytes of the residual stream of a micro-batch in each of so many replicas."""
         return 2.0 * self.job.model.hidden * self.job.model.seq * self.samples / replicas
 
 
 def open_problem(job: Job | str | Path | Mapping[str, Any], memory_risk: float = EVEN) -> JobProblem:
-    """Returns a job as a problem, on one or several kinds of nodes. memory_risk: see `JobProblem`."""
+    """Returns a job as a problem, on any number of kinds of nodes. memory_risk: see `JobProblem`."""
     mixed = MixedProblem(job, memory_risk=memory_risk)
     return mixed if len(mixed.kinds) > 1 else JobProblem(mixed.job, mixed.shared, memory_risk=memory_risk)
 
 
 def require_kinds(problem: Problem) -> MixedProblem:
-    """Returns the problem as a job on one or several kinds of nodes. Raises PlanError for a profile."""
+    """Returns the problem as a job on any number of kinds of nodes. Raises PlanError for a profile."""
     if isinstance(problem, MixedProblem):
         return problem
     job = require_job(problem)
@@ -206,10 +205,7 @@ def slowest_table(kinds: Sequence[FactorTable]) -> FactorTable:
 
 def slowest_stages(kinds: Sequence[StageTable]) -> StageTable:
     """Returns the table of the options that all kinds of nodes have, each as long as on the slowest, within the least
-    memory.
-
-    Raises PlanError if they have none in common.
-    """
+    memory. Raises PlanError if they have none in common."""
     places = [{tuple(sorted(option.plan.items())): i for i, option in enumerate(table.options)} for table in kinds]
     common = [key for key in places[0] if all(key in place for place in places)]
     if not common:

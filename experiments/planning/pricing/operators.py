@@ -2,7 +2,7 @@
 
 A variable is an operator of a layer or of the ends of the model, and ``stream``, the residual stream between units; all
 layers share their variables, also layers of several kinds. Its options are the legal layouts: for every axis of the
-mesh a dim, or none (all ranks along it do the same). Operators of experts have one option, without axes: what the
+mesh a dim, or none (all ranks along it do the same). Operators of experts have a single option, without axes: what the
 expert scheme of the plan gives them, in their view of the mesh. A factor is
 
 * an operator: its kernels, saved buffers, weights, sums of weight gradients over ranks, and their share of the update;
@@ -72,10 +72,12 @@ def legal_layouts(
 
 @dataclass(eq=False)
 class OperatorCost:
-    """What one operator costs in one layout.
+    """What an operator costs in a layout.
 
-    divide: the layout. forward, inputs, weights: seconds of the forward pass, and of gradients of inputs and weights.
-    once: seconds of a step for its parameters of all units [s]. nbytes: of its states and saved buffers [bytes].
+    divide: the layout.
+    forward, inputs, weights: seconds of the forward pass, and of gradients of inputs and weights.
+    once: seconds of a step for its parameters of all units [s].
+    nbytes: of its states and saved buffers [bytes].
     saved: bytes of tensors that its backward pass reads, by memory key.
     """
 
@@ -89,9 +91,11 @@ class OperatorCost:
 
 
 class TensorRead(NamedTuple):
-    """How an operator in one layout reads a tensor.
+    """How an operator in a layout reads a tensor.
 
-    tensor: as it reads it. needed: the layout that it needs. key: of the copy in memory in that layout.
+    tensor: as it reads it.
+    needed: the layout that it needs.
+    key: of the copy in memory in that layout.
     gradient: the layout of the gradient that it makes, in dims of the producer; empty where it makes none.
     saved: bytes of the tensor that its backward pass reads, by memory key.
     """
@@ -104,9 +108,12 @@ class TensorRead(NamedTuple):
 
 
 class UnitTable:
-    """Factors of the operators and tensors of one unit.
+    """Factors of the operators and tensors of a unit.
 
-    plan: whose framework, costs and mesh are used. unit: the unit. axes: that shard. count: of equal units.
+    plan: whose framework, costs and mesh are used.
+    unit: the unit.
+    axes: that shard.
+    count: of equal units.
     choices: the options of all variables so far; those of this unit are added.
     """
 
@@ -125,7 +132,7 @@ class UnitTable:
         lowering = make_lowering(plan)
         self.scope, self.mesh = lowering.scope, lowering.scope.mesh
         self.scope.enter(unit)
-        self.scope.embeds = True  # one stage has both ends: a tied output layer reads the table of the embedding
+        self.scope.embeds = True  # the stage has both ends: a tied output layer reads the table of the embedding
         self.operators = unit.operators()
         self.costs_of: dict[Operator, list[OperatorCost]] = {}
         self._moves: dict[Any, tuple[list[Collective], float]] = {}
@@ -161,7 +168,7 @@ class UnitTable:
     # --------------------------------------------------------------------------------------- operators
 
     def seconds(self, ops: Sequence[Op] | Sequence[Collective | Memory]) -> float:
-        """Returns the seconds of ops, or of pieces of work, one after another."""
+        """Returns the seconds of ops, or of pieces of work, in sequence."""
         works = (op.work if isinstance(op, Op) else op for op in ops)
         estimates = (self.costs.estimate(work) for work in works if work is not None)
         return sum(estimate.seconds + estimate.latency for estimate in estimates)
@@ -189,8 +196,7 @@ class UnitTable:
         return operator_cost
 
     def _update_seconds(self, param: Param) -> float:
-        """Returns the seconds of the update of a parameter of all units: sums over ranks, the norm, the optimizer,
-        zeroing."""
+        """Returns the seconds of the update of a parameter of all units: sums over ranks, norm, optimizer, zeroing."""
         framework = self.framework
         size = self.count * param.size
         width, main = BYTES[framework.gradients], framework.main_copy_bytes
@@ -228,7 +234,7 @@ class UnitTable:
     # ----------------------------------------------------------------------------------------- tensors
 
     def tensor_factors(self) -> Iterator[PendingFactor]:
-        """Yields a factor for every tensor that one operator makes and others read, which is not priced yet."""
+        """Yields a factor for every tensor that other operators read than its producer, which is not priced yet."""
         for name, readers in self.scope.readers.items():
             if name in self.scope.producer and self.scope.producer[name][1] not in readers:
                 tensor, producer = self.scope.producer[name]
@@ -239,7 +245,7 @@ class UnitTable:
     def _tensor_factor(
         self, tensor: Tensor, operators: Sequence[Operator], scope: tuple[str, ...], kept: Kept
     ) -> Factor:
-        """Returns the conversions and saved copies of one tensor: only what its layouts tell apart is priced.
+        """Returns the conversions and saved copies of a tensor: only what its layouts tell apart is priced.
 
         operators: its producer, and its readers. kept: numbers of the options of the variables of `scope`.
         """
@@ -288,8 +294,7 @@ class UnitTable:
     def _price_tensor(
         self, tensor: Tensor, operators: Sequence[Operator], costs: Sequence[OperatorCost]
     ) -> tuple[float, float]:
-        """Returns the seconds of a micro-batch, and bytes, of one tensor in given layouts of its producer and its
-        readers."""
+        """Returns the seconds of a micro-batch, and bytes, of a tensor by the costs of its producer and readers."""
         producer, producer_cost = operators[0], costs[0]
         output, wanted = (
             producer.output_layout(tensor, producer_cost.divide),
@@ -363,7 +368,7 @@ class UnitTable:
         return seconds + self._sum_seconds(tensor, wanted, len(gradients))
 
     def _sum_seconds(self, tensor: Tensor, layout: Layout, members: int) -> float:
-        """Returns the seconds of the sum of several gradients of one layout."""
+        """Returns the seconds of the sum of several gradients of equal layout."""
         if members < 2:
             return 0.0
         nbytes = tensor.gradient.nbytes({a: d for a, d in layout.items() if d != "+"}, self.mesh)
@@ -378,9 +383,10 @@ def _saved_of(tensor: Tensor, cost: OperatorCost) -> dict[str, float]:
 def list_factors(
     plan: Plan, axes: Sequence[str], shared: SharedWork, microbatches: int, allowed: Allowed = allow_all
 ) -> PendingTable:
-    """Returns the table of all operators of a model in one stage, whose tensors are not priced yet.
+    """Returns the table of all operators of a model in a single stage, whose tensors are not priced yet.
 
-    plan: a resolved plan of one stage, on whose mesh `axes` shard. allowed: layouts that are priced at all.
+    plan: a resolved plan of a single stage, on whose mesh `axes` shard.
+    allowed: layouts that are priced at all.
     Raises PlanError for an operator without allowed layouts.
     """
     architecture, model = plan.model_parts.architecture, plan.model_parts.model

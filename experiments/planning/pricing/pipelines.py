@@ -15,7 +15,9 @@ from meshcast.experiments.planning.stages import StageOption, StageTable
 class UniformPipeline(NamedTuple):
     """A pipeline whose stages have equal degrees.
 
-    number, option: of the stages, in a table of stages. depth: number of stages. units: costs of the model's units.
+    number, option: of the stages, in a table of stages.
+    depth: number of stages.
+    units: costs of the model's units.
     """
 
     number: int
@@ -29,8 +31,7 @@ class UniformPipeline(NamedTuple):
 
 
 def range_bytes(units: UnitCosts, flights: int) -> np.ndarray:
-    """Returns the memory of a rank that holds a range of layers with so many micro-batches in flight [bytes; layers,
-    layers]."""
+    """Returns the memory of a rank with a range of layers and micro-batches in flight [bytes; layers, layers]."""
     return range_totals(units.states + flights * units.kept) + range_largest(units.peak)
 
 

@@ -1,4 +1,4 @@
-"""The certified search over the fields that a planner leaves open, where its space is one of fields."""
+"""The certified search over the fields that a planner leaves open, where its space is made of fields."""
 
 from __future__ import annotations
 

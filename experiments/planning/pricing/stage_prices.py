@@ -1,9 +1,9 @@
 """The table of a model's stages at the prices of the forecast: every range of layers, on GPUs used in every way.
 
 A stage is priced as if all stages were alike: its units are lowered and priced alone, its seconds are those of its
-units one after another (`task_seconds`), which is a few per cent above the forecast of the whole stage at most. A stage
-fits if weights, gradients, optimizer states, the activations of the micro-batches in flight under 1F1B (one more than
-stages behind it) and the peak of a pass do.
+units in sequence (`task_seconds`), which is a few per cent above the forecast of the whole stage at most. A stage
+fits if weights, gradients, optimizer states, the activations of the micro-batches in flight under 1F1B (as many as
+stages from it on) and the peak of a pass do.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from meshcast.simulator.plan.plan import Plan
 
 
 class UnitCosts(NamedTuple):
-    """Costs of the embedding, of every layer, and of the output layer with the loss, in one way to use GPUs.
+    """Costs of the embedding, of every layer, and of the output layer with the loss, in stages of an option.
 
-    forward, backward: seconds of a micro-batch [s]. elements: parameters of one rank. states: bytes of their states.
-    kept: bytes that a micro-batch in flight keeps. peak: bytes that a pass needs above that.
+    forward, backward: seconds of a micro-batch [s].
+    elements: parameters of a rank.
+    states: bytes of their states.
+    kept: bytes that a micro-batch in flight keeps.
+    peak: bytes that a pass needs above that.
     """
 
     forward: np.ndarray
@@ -45,7 +48,7 @@ def price_stages(
     """Returns the table of all ranges of layers in all options; an option whose plan breaks a rule is left out.
 
     resolve: the plan in which all stages are of an option. memory: of a GPU [bytes].
-    Raises PlanError, the last one, if no option is left.
+    Raises the last PlanError if no option is left.
     """
     kept, columns = [], []
     error: PlanError | None = None
@@ -81,8 +84,7 @@ def range_largest(figure: np.ndarray) -> np.ndarray:
 
 
 def _price_option(plan: Plan, shared: SharedWork, memory: float) -> tuple[np.ndarray, ...]:
-    """Returns seconds, those of the forward pass, seconds once a step, and stages that may follow, of all ranges of
-    layers [layers, layers]."""
+    """Returns the arrays of a `StageTable` for all ranges of layers in an option [layers, layers]."""
     units = unit_costs(plan, shared)
     layers = plan.model_parts.model.layers
     shape = (layers, layers)
@@ -127,7 +129,7 @@ def unit_costs(plan: Plan, shared: SharedWork) -> UnitCosts:
 
 
 def _kind_costs(plan: Plan, lowered: LoweredUnits, shared: SharedWork) -> Iterator[tuple[float, ...]]:
-    """Yields the costs of one unit of every kind, in the order of `UnitCosts`."""
+    """Yields the costs of a unit of every kind, in the order of `UnitCosts`."""
     prices = price_units(lowered, shared)
     host = hidden_launch_s(plan.job.framework)
     for number, kind in enumerate(prices.kinds):

@@ -43,7 +43,7 @@ class LearnedPlacement(Planner):
 
 
 def placement_seconds(graph: DeviceGraph, devices: np.ndarray, accelerators: int, memory: float) -> float:
-    """Returns the load of the fullest device, where accelerators come before CPUs; infinite if one does not fit [s].
+    """Returns the load of the fullest device, where accelerators come before CPUs; infinite if any does not fit [s].
 
     devices: of every group of the graph [groups].
     """
@@ -59,8 +59,7 @@ def placement_seconds(graph: DeviceGraph, devices: np.ndarray, accelerators: int
 
 
 def group_features(graph: DeviceGraph) -> np.ndarray:
-    """Returns what a policy reads of every group: its share of each figure, and which groups it reads [groups,
-    features]."""
+    """Returns the features of every group: its share of each figure, and which groups it reads [groups, features]."""
     names = ("accelerator", "cpu", "send", "bytes")
     totals = np.stack([graph.members @ graph.nodes.figures[name] for name in names], axis=1)
     groups = len(graph.members)

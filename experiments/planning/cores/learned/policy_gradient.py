@@ -1,12 +1,11 @@
 """Device placement by a policy that is trained on the times of the placements that it draws.
 
 The policy is a sequence-to-sequence network: an LSTM reads the groups of operators, and another, with attention to all
-of them, emits a device for one after another, knowing those before (Mirhoseini et al. 2017, arXiv 1706.04972, section
-3).
+of them, emits their devices in turn, knowing those before (Mirhoseini et al. 2017, arXiv 1706.04972, section 3).
 
 * REINFORCE: the reward is - sqrt(time), less a moving average of rewards.
 * Proximal policy optimisation: every group is a step of a Markov decision process; a batch is used several times, and
-  the policy stays near the one that drew it: clipped ratios of probabilities and a penalty on the Kullback-Leibler
+the policy stays near its state at the draw: clipped ratios of probabilities and a penalty on the Kullback-Leibler
   divergence (Gao et al. 2018, Spotlight, ICML).
 """
 
@@ -36,8 +35,12 @@ CONVERGED = 0.1
 class TrainingSettings(NamedTuple):
     """Settings of a training.
 
-    batch: placements drawn by one policy. rate: of learning. passes: gradient steps on a batch; 1: REINFORCE.
-    clip: most by which a ratio of probabilities counts. penalty: of the divergence. memory: of the moving average.
+    batch: placements drawn by a policy before its next training.
+    rate: of learning.
+    passes: gradient steps on a batch; 1: REINFORCE.
+    clip: most by which a ratio of probabilities counts.
+    penalty: of the divergence.
+    memory: of the moving average.
     entropy: weight of the entropy of the policy, which keeps it exploring.
     """
 
@@ -61,7 +64,9 @@ class FoundPlacement(NamedTuple):
 class PlacementPolicy(nn.Module):
     """Probabilities of devices for groups of operators.
 
-    features: of every group [groups, features]. devices: their number. width: of the hidden states.
+    features: of every group [groups, features].
+    devices: their number.
+    width: of the hidden states.
     """
 
     def __init__(self, features: np.ndarray, devices: int, width: int = 48) -> None:
@@ -76,8 +81,7 @@ class PlacementPolicy(nn.Module):
         self.choose = nn.Linear(2 * width, devices)
 
     def forward(self, count: int, chosen: Any = None, generator: Any = None) -> tuple[Any, Any]:
-        """Returns devices of every group [count, groups], drawn or as `chosen`, and log-probabilities of all [count,
-        groups, devices]."""
+        """Returns devices [count, groups], drawn or as `chosen`, and log-probabilities [count, groups, devices]."""
         read, (hidden, cell) = self.reader(self.embed(self.features)[None])
         hidden, cell = (state[0].expand(count, -1) for state in (hidden, cell))
         read = read.expand(count, -1, -1)
@@ -118,7 +122,7 @@ def train_placement(
             torch.manual_seed(seed)
             generator = torch.Generator().manual_seed(seed)
             while len(known) < steps and drawn < MAX_DRAWS * steps and not is_over():
-                # A policy that draws what is known finds nothing: the next one begins from other weights.
+                # A policy that draws what is known finds nothing: the next policy begins from other weights.
                 policy = PlacementPolicy(features, devices)
                 for placements, seconds in _train(policy, price, steps, generator, settings, known):
                     drawn += len(seconds)
@@ -140,8 +144,8 @@ def _train(
     settings: TrainingSettings,
     known: dict[bytes, float],
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches of placements with their seconds; the policy is trained on each, until hardly any is new, or `steps` are
-    priced.
+    """Yields batches of placements with their seconds, and trains the policy on each, until hardly any is new, or
+    `steps` are priced.
 
     known: seconds of the placements that are priced; new ones are added.
     """
@@ -160,9 +164,7 @@ def _train(
         yield placements, seconds
         if len(known) - before < CONVERGED * count:
             return
-        finite = seconds[np.isfinite(seconds)]
-        worst = FAILED * float(finite.mean()) if len(finite) else 1.0
-        rewards = -np.sqrt(np.where(np.isfinite(seconds), seconds, worst))
+        rewards = _reward(seconds)
         mean = float(rewards.mean())
         baseline = mean if baseline is None else settings.memory * baseline + (1 - settings.memory) * mean
         # Rewards are told apart by their spread, so that the unit of time does not matter.
@@ -173,6 +175,13 @@ def _train(
             loss.backward()
             nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
             optimizer.step()
+
+
+def _reward(seconds: np.ndarray) -> np.ndarray:
+    """Returns the rewards of placements by their seconds; those that fail count as `FAILED` says."""
+    finite = np.isfinite(seconds)
+    worst = FAILED * float(seconds[finite].mean()) if finite.any() else 1.0
+    return -np.sqrt(np.where(finite, seconds, worst))
 
 
 def _loss(logs: Any, old: Any, drawn: Any, advantage: Any, settings: TrainingSettings) -> Any:
