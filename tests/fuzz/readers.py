@@ -211,7 +211,7 @@ def _without_measuring(answers: bool) -> Iterator[None]:
         raise typer.Exit
 
     names = (
-        *("kernels.measure.record", "stages.measure.record", "distributed.measure._run_and_write"),
+        *("kernels.measure.record", "stages.measure.record", "distributed.measure.record"),
         *("calibration.device.calibrate.calibrate", "calibration.device.calibrate.refresh"),
     )
     with ExitStack() as stack:

@@ -22,13 +22,14 @@ from meshcast.hardware.gpu import GPU
 from meshcast.hardware.load import load
 from meshcast.simulator.costs.calibration.calibration import BORROWED, Calibration
 from meshcast.simulator.costs.calibration.cost_models import family
+from meshcast.simulator.report.metrics import Z90
 from meshcast.validation.calibration.collectives import sample as collectives
 from meshcast.validation.calibration.collectives.sample import CollectiveSample
 from meshcast.validation.calibration.collectives.tables import READERS as COLLECTIVES
 from meshcast.validation.calibration.kernels import predict as kernels
 from meshcast.validation.calibration.kernels.tables import READERS as KERNELS
 from meshcast.validation.calibration.tables import table
-from meshcast.validation.calibration.tables.rows import Z90, RowForecasts
+from meshcast.validation.calibration.tables.rows import RowForecasts
 
 
 class BorrowedSection(NamedTuple):

@@ -29,12 +29,15 @@ class LibraryMeasurements(Protocol):
     Attributes:
         library: library of the measured kernels.
         seconds: measured times, an array [s].
+        own: coefficients of the GPU or link that the library has of its own.
     """
 
     @property
     def library(self) -> str: ...
     @property
     def seconds(self) -> np.ndarray: ...
+    @property
+    def own(self) -> tuple[str, ...]: ...
 
 
 ROUNDS = 3
@@ -160,6 +163,26 @@ def fit(
         relative[one] = float(min(error / (1.0 if c.low > 0 else max(abs(best[one]), c.start)), 1.0))
     values, by = split(best), split(relative)
     return Fit(values.values, by.values, values.libraries, by.libraries)
+
+
+def fit_further(
+    first: Fit,
+    model: type,
+    samples: Sequence[S],
+    predict: Callable[[S, Any], np.ndarray],
+    prior: Mapping[Name, float] | None = None,
+) -> Fit:
+    """Adds the coefficients of further libraries to a fit, library by library; those of the GPU or the link stay, but
+    for the ones that a library has of its own."""
+    libraries, errors = dict(first.libraries), dict(first.library_errors)
+    for library in sorted({sample.library for sample in samples} - {*libraries}):
+        rest = [sample for sample in samples if sample.library == library]
+        held = {name: value for name, value in first.values.items() if name not in rest[0].own}
+        more = fit(model, rest, predict, held=held, prior=prior)
+        own = [name for name in rest[0].own if name in more.errors]
+        libraries[library] = more.libraries[library] | {name: more.values[name] for name in own}
+        errors[library] = more.library_errors[library] | {name: more.errors[name] for name in own}
+    return Fit(first.values, first.errors, libraries, errors)
 
 
 def _has_effect(

@@ -11,66 +11,17 @@ import numpy as np
 
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import to_line
-from meshcast.simulator.costs.coefficients import Coefficient, coefficients
 from meshcast.simulator.formats.launch.quoting import quote_text, quote_yaml
-from meshcast.validation.calibration.fit import Fit
+from meshcast.simulator.report.metrics import Z90
 
 SHORT = 0.3
 """Share of launch from which on a kernel counts as short."""
-Z90 = 1.645
 LEAST = 0.2
 """Least sigma of short or of long rows, in sigmas of all rows."""
 
 
-def make_section(
-    model: type,
-    found: Fit,
-    sigmas: Mapping[str, dict[str, Any]],
-    unnamed: Mapping[str, dict[str, float]],
-    rows: Mapping[str, int],
-    formats: Mapping[str, str],
-    sources: Mapping[str, str],
-) -> dict[str, Any]:
-    """A section of a calibration file, as `simulator.costs.calibration.calibration` describes it.
-
-    model: the cost model. found: its fit. sigmas, rows, formats, sources: by library; sigmas also by kind of rows
-    (`kinds`) where a library has several. unnamed: sigmas by number format.
-    """
-    known = coefficients(model)
-    libraries = {
-        name: {
-            "format": formats[name],
-            "rows": rows[name],
-            "source": sources[name],
-            **sigmas[name],
-            "coefficients": _entries(known, values, found.library_errors[name]),
-        }
-        for name, values in found.libraries.items()
-    }
-    parts = dict.fromkeys(part for source in sources.values() for part in source.split("; "))
-    return {
-        "common": {
-            "rows": sum(rows.values()),
-            "source": "; ".join(parts),
-            "coefficients": _entries(known, found.values, found.errors),
-        },
-        "libraries": libraries,
-        "unnamed": {form: {key: _round(one) for key, one in each.items()} for form, each in unnamed.items()},
-    }
-
-
-def _entries(
-    known: Mapping[str, Coefficient], values: Mapping[str, float], errors: Mapping[str, float]
-) -> dict[str, dict[str, Any]]:
-    """The coefficients that measurements depend on."""
-    return {
-        name: {"value": _round(value), "sigma": _round(errors[name], 2), "meaning": known[name].meaning}
-        for name, value in values.items()
-        if name in errors
-    }
-
-
-def _round(value: float, digits: int = 4) -> float:
+def round_digits(value: float, digits: int = 4) -> float:
+    """Returns a value as files state it."""
     return float(f"{value:.{digits}g}")
 
 
@@ -99,7 +50,7 @@ def find_sigmas(forecast: np.ndarray, measured: np.ndarray, launch: np.ndarray) 
             if rows.any():
                 left = (far - ends[1 - end] * (1 - part))[rows] / part[rows]
                 ends[end] = max(least, nine_of_ten(left))
-    return {"sigma": _round(ends[0]), "sigma_short": _round(ends[1] if short.any() else ends[0])}
+    return {"sigma": round_digits(ends[0]), "sigma_short": round_digits(ends[1] if short.any() else ends[0])}
 
 
 def text(title: str, data: Mapping[str, Any]) -> str:

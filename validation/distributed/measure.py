@@ -9,13 +9,21 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.ops import Collective, Transfer
 from meshcast.simulator.plan.plan import Plan
 from meshcast.validation.distributed import collectives, launch, serial_check, trainer
-from meshcast.validation.measurements.device import COUNTERS, Device, Progress, versions
+from meshcast.validation.measurements.device import COUNTERS, Device
 from meshcast.validation.measurements.forecasts import Forecaster, forecasters, with_interval
-from meshcast.validation.measurements.measurement import ForecastValue, Machine, Measurement, MeasurementRow, utc_now
+from meshcast.validation.measurements.measurement import ForecastValue, Machine, Measurement, MeasurementRow
+from meshcast.validation.measurements.recording import (
+    Progress,
+    Recording,
+    check_counts,
+    check_names,
+    make_blind,
+    record,
+)
 
 AXIS = "world"
 """The only mesh axis of the plan with which single collectives are forecast."""
@@ -49,7 +57,7 @@ def measure(
     Raises PlanError for a job that the reference trainer does not support, and if a process fails. An interrupted
     measurement is written as far as it got. Under torchrun only rank 0 writes.
     """
-    _check_counts(steps=(steps, 1), warmup=(warmup, 1))
+    check_counts(steps=(steps, 1), warmup=(warmup, 1))
     sources = forecasters(job, calibration)
     plan = sources[0].plan
     trainer.check(plan)
@@ -62,31 +70,23 @@ def measure(
     notes, checked = [], check and serial_check.fits_serially(plan, machine.memory)
     if check and not checked:
         notes.append("not compared with serial training: the whole model does not fit on one device")
-    blind = Measurement(
-        kind="distributed",
-        title=f"{plan.job.model.name} on {plan.mesh.world} x {machine.name}, {_plan_label(plan)}",
-        machine=machine,
-        versions=versions(),
-        command=command,
-        job=plan.job.to_dict(),
-        settings={"steps": steps, "warmup": warmup, "device": device, "check": checked},
-        calibration=str(calibration) if calibration else None,
-        forecast_written=utc_now(),
-        notes=(*notes, *_remarks(device)),
-        rows=tuple(_rows(plan, sources, device)),
-    )
+    title = f"{plan.job.model.name} on {plan.mesh.world} x {machine.name}, {_plan_label(plan)}"
+    settings = {"steps": steps, "warmup": warmup, "device": device, "check": checked}
+    rows, notes = _rows(plan, sources, device), [*notes, *_remarks(device)]
+    blind = make_blind("distributed", title, machine, plan.job.to_dict(), rows, settings, calibration, command, notes)
     task = {"what": "steps", "job": dict(job), "device": device, "steps": steps, "warmup": warmup}
     task["trace"] = str(trace.resolve()) if trace else None
     # In separate processes: rank 0 holds the whole model for the comparison, which would count as reserved memory.
     first = [{"what": "checks", "jobs": [dict(job)], "device": device}] if checked else []
 
-    def complete(messages: list[dict[str, Any]]) -> Measurement:
+    def complete(recording: Recording, messages: list[dict[str, Any]]) -> None:
+        seconds = [message["step"] for message in messages if "step" in message]
         peaks = next((message["peaks"] for message in messages if "peaks" in message), ())
-        rows = _rows(plan, sources, device, [message["step"] for message in messages if "step" in message], peaks)
+        recording.rows += _rows(plan, sources, device, seconds, peaks)
         checks = [serial_check.SerialCheck(**message["check"]) for message in messages if "check" in message]
-        return blind.with_samples(rows, tuple(map(str, checks)), _machine(messages))
+        recording.notes += map(str, checks)
 
-    return _run_and_write(blind, out, [*first, task], plan.mesh.world, complete, progress)
+    return _run_and_record(blind, out, [*first, task], plan.mesh.world, complete, progress)
 
 
 def _rows(
@@ -152,11 +152,8 @@ def measure_collectives(
     busy: ranks compute before each call, see `collectives.time_collectives`.
     Raises PlanError as `measure` does.
     """
-    _check_counts(repeat=(repeat, 1), warmup=(warmup, 0), **{f"size {size}": (size, 1) for size in sizes})
-    for operation in operations:
-        if operation not in collectives.OPERATIONS:
-            rule = "there is no collective of this name"
-            raise PlanError("--operations", rule, nearest(operation, collectives.OPERATIONS), operation)
+    check_counts(repeat=(repeat, 1), warmup=(warmup, 0), **{f"size {size}": (size, 1) for size in sizes})
+    check_names("--operations", operations, collectives.OPERATIONS, "collective")
     world = forecasters(job, None)[0].plan.job.cluster.gpus
     if world < 2:
         raise PlanError("cluster.gpus", "a collective needs at least two ranks", "Write 2 or more", world)
@@ -166,39 +163,24 @@ def measure_collectives(
     this_device = _device(device)
     launch.check_world_size(world, device)
     machine = this_device.machine(world)
-    blind = Measurement(
-        kind="collectives",
-        title=f"collectives of {world} x {machine.name}",
-        machine=machine,
-        versions=versions(),
-        command=command,
-        job=sources[0].plan.job.to_dict(),
-        settings={
-            "repeat": repeat,
-            "warmup": warmup,
-            "device": device,
-            "calls": 1 if busy else collectives.CALLS_PER_SAMPLE[this_device.kind],
-            "busy": busy,
-        },
-        calibration=str(calibration) if calibration else None,
-        forecast_written=utc_now(),
-        notes=_remarks(device),
-        rows=tuple(_row(sources, operation, size, world, ()) for operation in operations for size in sizes),
-    )
+    title, long_form = f"collectives of {world} x {machine.name}", sources[0].plan.job.to_dict()
+    calls = 1 if busy else collectives.CALLS_PER_SAMPLE[this_device.kind]
+    settings = {"repeat": repeat, "warmup": warmup, "device": device, "calls": calls, "busy": busy}
+    pairs, notes = [(operation, size) for operation in operations for size in sizes], _remarks(device)
+    rows = (_row(sources, *pair, world, ()) for pair in pairs)
+    blind = make_blind("collectives", title, machine, long_form, rows, settings, calibration, command, notes)
     task: dict[str, Any] = {"what": "collectives", "device": device, "busy": busy}
-    task |= {"operations": list(operations), "sizes": list(sizes)}
+    task |= {"operations": list(operations), "sizes": list(sizes), "repeat": repeat, "warmup": warmup}
 
-    def complete(messages: list[dict[str, Any]]) -> Measurement:
+    def complete(recording: Recording, messages: list[dict[str, Any]]) -> None:
         samples = {
             (message["operation"], message["bytes"]): message["seconds"]
             for message in messages
             if "operation" in message
         }
-        pairs = [(operation, size) for operation in operations for size in sizes]
-        rows = [_row(sources, *pair, world, samples.get(pair, ())) for pair in pairs]
-        return blind.with_samples(rows, machine=_machine(messages))
+        recording.rows += [_row(sources, *pair, world, samples.get(pair, ())) for pair in pairs]
 
-    return _run_and_write(blind, out, [task | {"repeat": repeat, "warmup": warmup}], world, complete, progress)
+    return _run_and_record(blind, out, [task], world, complete, progress)
 
 
 def _row(
@@ -224,45 +206,30 @@ def _forecast(source: Forecaster, operation: str, size: int, world: int) -> Fore
 # ---------------------------------------------------------------------------------------- running and writing
 
 
-def _run_and_write(
+def _run_and_record(
     blind: Measurement,
     out: Path,
     tasks: Sequence[Mapping[str, Any]],
     world: int,
-    complete: Callable[[list[dict[str, Any]]], Measurement],
+    complete: Callable[[Recording, list[dict[str, Any]]], None],
     progress: Progress,
 ) -> Measurement:
-    """Writes the blind forecast, runs the tasks in turn, and writes the complete measurement; also if they
-    are interrupted.
-
-    complete: makes the measurement from the messages of the tasks.
-    """
-    writes = launch.is_rank_zero()
-    if writes:
-        blind.write(out)
-        progress(f"forecast written to {out}; starting {world} processes")
-    messages: list[dict[str, Any]] = []
-    try:
-        with closing(launch.run_all(tasks, world)) as arriving:
-            for message in arriving:
-                messages.append(message)
-                progress(_describe(message))
-    except (KeyboardInterrupt, PlanError) as error:
-        if writes and messages:
-            why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"not finished: {error}"
-            done = complete(messages)
-            done.model_copy(update={"notes": (*done.notes, why)}).write(out)
-            progress(f"the samples measured so far are in {out}")
-        raise
-    done = complete(messages)
-    if writes:
-        done.write(out)
-    return done
-
-
-def _machine(messages: Sequence[Mapping[str, Any]]) -> Machine | None:
-    """Returns the machine with its states, if the task has come to its end."""
-    return next((Machine(**message["machine"]) for message in messages if "machine" in message), None)
+    """Writes the blind forecast, runs the tasks in turn, and writes what `complete` records of their messages; also if
+    they are interrupted."""
+    writes, messages = launch.is_rank_zero(), list[dict[str, Any]]()
+    with record(blind, out, writes=writes) as recording:
+        if writes:
+            progress(f"forecast written to {out}; starting {world} processes")
+        try:
+            with closing(launch.run_all(tasks, world)) as arriving:
+                for message in arriving:
+                    messages.append(message)
+                    progress(_describe(message))
+        finally:
+            machines = (Machine(**message["machine"]) for message in messages if "machine" in message)
+            recording.machine = next(machines, None)
+            complete(recording, messages)
+    return recording.measurement
 
 
 def _describe(message: Mapping[str, Any]) -> str:
@@ -296,10 +263,3 @@ def _remarks(device: str) -> tuple[str, ...]:
     if device == "cpu" and launch.under_torchrun() and "GLIBC_TUNABLES" not in os.environ:
         return (f"started without GLIBC_TUNABLES={launch.MALLOC_TUNABLES}: freed memory returns to the kernel",)
     return ()
-
-
-def _check_counts(**counts: tuple[int, int]) -> None:
-    """Raises PlanError for a count below its minimum."""
-    for name, (value, least) in counts.items():
-        if value < least:
-            raise PlanError(f"--{name}", f"the minimum is {least}", f"Write {least} or more", value)

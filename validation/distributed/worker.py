@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -112,11 +113,9 @@ def _time_step(trainer: Trainer, run_step: Callable[[Inputs], Any], number: int)
     device, inputs = trainer.place.device, trainer.make_inputs(number)
     device.sync()
     dist.barrier()
-    device.sync()  # NCCL's barrier is a kernel, too
-    begin = time.perf_counter()
-    run_step(inputs)
-    device.sync()
-    return slowest_rank(time.perf_counter() - begin, device)
+    # NCCL's barrier is a kernel, too: the device is idle once it has run.
+    _, seconds = device.run_timed(partial(run_step, inputs))
+    return slowest_rank(seconds, device)
 
 
 def decision_of_rank_zero(decision: bool, device: Device) -> bool:

@@ -25,12 +25,13 @@ from meshcast.validation.kernels.fp8_libraries import (
     make_passes,
     quantised_linears,
 )
-from meshcast.validation.kernels.modes import Bench, check_modes, check_times, sample
+from meshcast.validation.kernels.modes import Bench, check_modes, sample
 from meshcast.validation.kernels.operators import LocalOperator, local_operators, optimizer
 from meshcast.validation.kernels.works import kernel_class, work_fields
-from meshcast.validation.measurements.device import Device, Progress, record, versions
+from meshcast.validation.measurements.device import Device
 from meshcast.validation.measurements.forecasts import Forecaster, forecasters
-from meshcast.validation.measurements.measurement import Measurement, MeasurementRow, describe_error, utc_now
+from meshcast.validation.measurements.measurement import Measurement, MeasurementRow, describe_error
+from meshcast.validation.measurements.recording import Progress, check_counts, make_blind, record
 from meshcast.validation.measurements.row_errors import CLASS, WORK
 from meshcast.validation.reference.model import check
 from meshcast.validation.reference.optimizer import Optimizer, gradient
@@ -84,27 +85,18 @@ def measure(
     Raises PlanError for a job, a mode or a device that does not exist.
     """
     on = Device.of(device)
-    check_times(warmup, repeat)
+    check_counts(warmup=(warmup, 0), repeat=(repeat, 1))
     how = Setup(on, check_modes(modes, on), warmup, repeat, cold)
     formats = [one for one in dtypes if one != "fp8"]
     cases = list(_cases(job, tps, formats, calibration))
     notes = [why for case in cases for why in _missing_fp8(on, case.plan)] if "fp8" in dtypes else []
     trials = [(case, _trials(case, how, "fp8" in dtypes)) for case in cases]
     machine = on.machine()
-    measurement = Measurement(
-        kind="kernels",
-        title=f"Kernels of one rank of {cases[0].plan.job.model.name} on {machine.name}",
-        machine=machine,
-        versions=versions(),
-        command=command,
-        job=dict(job),
-        settings={"modes": list(how.modes), "warmup": warmup, "repeat": repeat, "cold": cold},
-        calibration=str(calibration) if calibration is not None else None,
-        forecast_written=utc_now(),
-        rows=tuple(trial.row for _, some in trials for trial in some),
-        notes=tuple(dict.fromkeys(notes)),
-    )
-    with record(measurement, out, on) as recording:
+    title = f"Kernels of one rank of {cases[0].plan.job.model.name} on {machine.name}"
+    rows = (trial.row for _, some in trials for trial in some)
+    settings = {"modes": list(how.modes), "warmup": warmup, "repeat": repeat, "cold": cold}
+    blind = make_blind("kernels", title, machine, job, rows, settings, calibration, command, notes)
+    with record(blind, out, on) as recording:
         warm_up_with_gemms(on)
         for case, some in trials:
             for row in _measure_case(case, some, on, recording.notes, progress):

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.errors import PlanError
 from meshcast.simulator.plan.plan import Plan
 from meshcast.validation.kernels.modules import Modules, ShardedModule
 from meshcast.validation.kernels.operators import LocalOperator
 from meshcast.validation.measurements.device import Device
+from meshcast.validation.measurements.recording import check_names
 
 Work = Callable[[], Any]
 
@@ -102,12 +103,10 @@ MODES: dict[str, Callable[[ShardedModule, Device], Passes]] = {
 
 
 def check_modes(modes: Sequence[str], device: Device) -> tuple[str, ...]:
-    """The modes. Raises PlanError for one that does not exist, or not on this device."""
-    for mode in modes:
-        if mode not in MODES:
-            raise PlanError("--mode", "there is no such mode", nearest(mode, MODES), mode)
-        if mode == "cuda-graph" and not device.cuda:
-            raise PlanError("--mode", "only CUDA devices have graphs", "Write eager or compile", mode)
+    """Returns the modes. Raises PlanError for a mode that does not exist, or not on this device."""
+    check_names("--mode", modes, MODES, "mode")
+    if "cuda-graph" in modes and not device.cuda:
+        raise PlanError("--mode", "only CUDA devices have graphs", "Write eager or compile", "cuda-graph")
     return tuple(modes)
 
 
@@ -125,14 +124,6 @@ class Bench(Modules):
             self._last = None
             self._last = (local.name, mode), MODES[mode](self.module(local), self.device)
         return self._last[1]
-
-
-def check_times(warmup: int, repeat: int) -> None:
-    """Raises PlanError for numbers with which nothing would be measured."""
-    if repeat < 1:
-        raise PlanError("--repeat", "at least one sample of each kernel is needed", "Write 1 or more", repeat)
-    if warmup < 0:
-        raise PlanError("--warmup", "it is a number of runs", "Write 0 or more", warmup)
 
 
 def sample(device: Device, passes: Passes, backward: bool, warmup: int, repeat: int, cold: bool) -> list[float]:

@@ -14,22 +14,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.report.version import find_commit
 from meshcast.validation.measurements.cuda import Cuda
 from meshcast.validation.measurements.gpu_state import StateMonitor, read_state, warm_up
-from meshcast.validation.measurements.measurement import GPUState, Machine, Measurement, MeasurementRow
+from meshcast.validation.measurements.measurement import GPUState, Machine
 
 Kind = Literal["cpu", "cuda"]
 
-Progress = Callable[[str], None]
-"""Takes a line of progress."""
+T = TypeVar("T")
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Torch's types by meshcast's names of number formats."""
@@ -131,6 +127,15 @@ class Device:
         """Waits until all issued work is done."""
         if self.cuda:
             self.cuda.synchronize()
+
+    def run_timed(self, work: Callable[[], T]) -> tuple[T, float]:
+        """Runs work on an idle device until it is idle again; returns what the work returns, and the time on the host's
+        clock [s]."""
+        self.sync()
+        begin = time.perf_counter()
+        answer = work()
+        self.sync()
+        return answer, time.perf_counter() - begin
 
     def pin_memory(self, tensor: Any) -> Any:
         """Copies a tensor of the host to pinned memory, from which a GPU copies without the host."""
@@ -274,47 +279,6 @@ class Device:
                 yield add_states
             finally:
                 del self._monitors[-1:]
-
-
-@dataclass
-class Recording:
-    """Rows and notes of a measurement in progress; `measurement` is complete after the block of `record`."""
-
-    measurement: Measurement
-    rows: list[MeasurementRow] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-@contextmanager
-def record(blind: Measurement, out: Path, device: Device) -> Iterator[Recording]:
-    """Writes a measurement before the block without samples, and after it with the rows that were recorded inside.
-
-    The states of the device are monitored inside. An interrupt is noted, and leaves in the file what was measured.
-    """
-    blind.write(out)
-    recording = Recording(blind)
-    with device.monitor() as add_states:
-        try:
-            yield recording
-        except KeyboardInterrupt:
-            recording.notes.append("interrupted: rows without samples were not measured")
-            raise
-        finally:
-            rows = [*recording.rows, *blind.rows[len(recording.rows) :]]
-            recording.measurement = blind.with_samples(rows, tuple(recording.notes), add_states(blind.machine))
-            recording.measurement.write(out)
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of the software that a measurement depends on."""
-    versions_by_name = {"python": platform.python_version(), "torch": torch.__version__}
-    try:
-        versions_by_name["meshcast"] = version("meshcast")
-    except PackageNotFoundError:
-        versions_by_name["meshcast"] = "unknown"
-    if commit := find_commit():
-        versions_by_name["commit"] = commit
-    return versions_by_name | Cuda.versions()
 
 
 def live_tensor_bytes() -> int:

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.errors import PlanError
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan
-from meshcast.validation.kernels.modes import check_times
-from meshcast.validation.measurements.device import Device, Progress, record, versions
+from meshcast.validation.measurements.device import Device
 from meshcast.validation.measurements.forecasts import Forecaster, forecasters
-from meshcast.validation.measurements.measurement import ForecastValue, Measurement, MeasurementRow, utc_now
+from meshcast.validation.measurements.measurement import ForecastValue, Measurement, MeasurementRow
+from meshcast.validation.measurements.recording import Progress, check_counts, check_names, make_blind, record
 from meshcast.validation.reference.model import check
 from meshcast.validation.reference.orders import KINDS, action_orders
 from meshcast.validation.stages.action_forecasts import StageAction, forecast_actions, make_price
@@ -47,7 +47,7 @@ def measure(
     Raises PlanError for a job that the reference trainer does not support, or a device that this machine does not have.
     """
     on = Device.of(device)
-    check_times(warmup, repeat)
+    check_counts(warmup=(warmup, 0), repeat=(repeat, 1))
     variants = [
         Variant(forecasters(variant_job, calibration), name) for variant_job, name in recompute_jobs(job, recompute)
     ]
@@ -57,19 +57,11 @@ def measure(
         check_replicas(variant.plan)
     planned = [list(variant.rows(on)) for variant in variants]
     machine = on.machine()
-    measurement = Measurement(
-        kind="stages",
-        title=f"Pipeline stages of {variants[0].plan.job.model.name} on {machine.name}",
-        machine=machine,
-        versions=versions(),
-        command=command,
-        job=dict(job),
-        settings={"recompute": [variant.recompute for variant in variants], "warmup": warmup, "repeat": repeat},
-        calibration=str(calibration) if calibration is not None else None,
-        forecast_written=utc_now(),
-        rows=tuple(row for rows in planned for row in rows),
-    )
-    with record(measurement, out, on) as recording:
+    title = f"Pipeline stages of {variants[0].plan.job.model.name} on {machine.name}"
+    rows = (row for rows in planned for row in rows)
+    settings = {"recompute": [variant.recompute for variant in variants], "warmup": warmup, "repeat": repeat}
+    blind = make_blind("stages", title, machine, job, rows, settings, calibration, command)
+    with record(blind, out, on) as recording:
         for variant, waiting in zip(variants, planned, strict=True):
             samples = VariantSamples(variant, on, warmup, repeat, progress)
             try:
@@ -87,9 +79,8 @@ def recompute_jobs(job: Mapping[str, Any], recompute: Sequence[str]) -> Iterator
     memory = [entry["use"] for entry in long["schemes"] if entry["use"].startswith("memory/")]
     if not recompute:
         yield job, memory[0].removeprefix("memory/recompute-") if memory else "none"
+    check_names("--recompute", recompute, RECOMPUTE, "recomputation")
     for name in recompute:
-        if name not in RECOMPUTE:
-            raise PlanError("--recompute", "there is no recomputation of this name", nearest(name, RECOMPUTE), name)
         kept = [entry for entry in long["schemes"] if not entry["use"].startswith("memory/")]
         more = [] if name == "none" else [{"use": f"memory/recompute-{name}"}]
         yield {**job, "plan": {**long, "schemes": [*kept, *more]}}, name

@@ -8,9 +8,9 @@ for another action. Messages between stages of this device are passed on.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -94,11 +94,8 @@ class DeviceReplay:
             following = self.order[at + 1] if at + 1 < len(self.order) else None
             if self.overlaps_sends and following:
                 next_received = self._receive(following)
-            self.device.sync()
-            begin = time.perf_counter()
-            output = self._run_action(action, received)
-            self.device.sync()
-            played.seconds.setdefault((action.stage, action.kind), []).append(time.perf_counter() - begin)
+            output, seconds = self.device.run_timed(partial(self._run_action, action, received))
+            played.seconds.setdefault((action.stage, action.kind), []).append(seconds)
             played.order.append(action)
             played.held = max(played.held, len(self.in_flight))
             target = self._neighbour(action)
@@ -109,12 +106,12 @@ class DeviceReplay:
             if not self.overlaps_sends and following:
                 next_received = self._receive(following)
         del sent
-        begin = time.perf_counter()
+        _, played.optimizer = self.device.run_timed(self._update)
+        return played
+
+    def _update(self) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.device.sync()
-        played.optimizer = time.perf_counter() - begin
-        return played
 
     # ------------------------------------------------------------------------------------------ actions
 

@@ -10,9 +10,9 @@ import pytest
 
 from meshcast.simulator.costs.coefficients import ceil_div, coefficient, coefficients, estimate_sigma, maximum, minimum
 from meshcast.validation.calibration.fit import fit
-from meshcast.validation.calibration.tables.calibrated import sigmas_by_library
+from meshcast.validation.calibration.tables.calibrated import make_section, sigmas_by_library
 from meshcast.validation.calibration.tables.rows import RowForecasts
-from meshcast.validation.calibration.write import find_sigmas, make_section, nine_of_ten, text
+from meshcast.validation.calibration.write import find_sigmas, nine_of_ten, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,8 @@ def test_unmeasured_coefficients_are_left_out():
     keep = rows.size > 1e5
     found = fit(Line, [Rows("one", rows.size[keep], rows.seconds[keep])], line, held={"rate": 1e6, "bend": 0.0})
     sigmas = {"sigma": 0.1, "sigma_short": 0.2}
-    data = make_section(Line, found, {"one": sigmas}, {"bf16": sigmas}, {"one": 7}, {"one": "bf16"}, {"one": "a paper"})
+    pairs = [(SimpleNamespace(library="one", index=np.arange(rows)), "a paper") for rows in (3, 4)]
+    data = make_section(Line, found, {"one": sigmas}, {"bf16": sigmas}, pairs, {"one": "bf16"})
     library = data["libraries"]["one"]
     assert (
         set(library["coefficients"]) == {"share", "launch"} and library["rows"] == 7 and library["source"] == "a paper"

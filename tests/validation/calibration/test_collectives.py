@@ -12,6 +12,7 @@ from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.calibration.cost_models import LINK_MODELS, family
 from meshcast.simulator.costs.coefficients import estimate_sigma
 from meshcast.simulator.costs.collectives.links import LinkCostModels, NetworkCostModel, TierCostModels
+from meshcast.simulator.report.metrics import Z90
 from meshcast.validation.calibration.collectives.calibrate import calibrate
 from meshcast.validation.calibration.collectives.fit import (
     MODELS,
@@ -23,7 +24,6 @@ from meshcast.validation.calibration.collectives.fit import (
 )
 from meshcast.validation.calibration.collectives.reader import COLUMNS, read
 from meshcast.validation.calibration.collectives.sample import lower_bound, model_of, predict, price, tier_models
-from meshcast.validation.calibration.write import Z90
 
 ROW = {
     "gpu": "h100",

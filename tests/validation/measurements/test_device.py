@@ -11,9 +11,10 @@ torch = pytest.importorskip("torch")
 
 from meshcast.validation.measurements import gpu_state  # noqa: E402
 from meshcast.validation.measurements.cuda import Cuda  # noqa: E402
-from meshcast.validation.measurements.device import MAX_SPIN, MIN_SPIN, Device, versions  # noqa: E402
+from meshcast.validation.measurements.device import MAX_SPIN, MIN_SPIN, Device  # noqa: E402
 from meshcast.validation.measurements.gpu_state import read_state  # noqa: E402
 from meshcast.validation.measurements.measurement import GPUState, Machine  # noqa: E402
+from meshcast.validation.measurements.recording import versions  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.calibration.cost_models import family
@@ -27,13 +26,13 @@ from meshcast.validation.calibration.tables.calibrated import (
     FEWEST,
     CalibrationResult,
     LibraryErrors,
-    count_errors,
+    make_section,
+    pair_sources,
     sigmas_by_library,
     sigmas_of_all,
 )
-from meshcast.validation.calibration.tables.rows import RowForecasts
+from meshcast.validation.calibration.tables.rows import RowForecasts, count_rows
 from meshcast.validation.calibration.tables.table import LibraryTable
-from meshcast.validation.calibration.write import make_section
 
 Pairs = Sequence[tuple[CollectiveSample, str]]
 """Samples with their sources."""
@@ -41,9 +40,9 @@ Pairs = Sequence[tuple[CollectiveSample, str]]
 
 def names(tables: Sequence[LibraryTable]) -> list[str]:
     """Families of links, then networks, with enough rows: InfiniBand first, whose coefficients others borrow."""
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for sample, _ in _samples(tables):
-        counts[_name(sample)] = counts.get(_name(sample), 0) + len(sample.index)
+        counts[_name(sample)] += len(sample.index)
     links = {_name(sample) for sample, _ in _samples(tables) if sample.operation != NETWORK}
     return sorted((n for n in counts if counts[n] >= FEWEST), key=lambda n: (n not in links, n != "infiniband", n))
 
@@ -55,9 +54,11 @@ def title(name: str) -> str:
 
 def _samples(tables: Sequence[LibraryTable]) -> list[tuple[CollectiveSample, str]]:
     """Samples of collectives with their sources: within nodes those of a known library, between nodes all."""
-    pairs = [(sample, table.source(sample)) for table in tables for sample in table.samples]
-    kept = [(sample, source) for sample, source in pairs if isinstance(sample, CollectiveSample)]
-    return [(sample, source) for sample, source in kept if sample.library or sample.operation == NETWORK]
+    return [
+        (sample, source)
+        for sample, source in pair_sources(tables)
+        if isinstance(sample, CollectiveSample) and (sample.library or sample.operation == NETWORK)
+    ]
 
 
 def _name(sample: CollectiveSample) -> str:
@@ -77,29 +78,21 @@ def calibrate(
     errors: list[LibraryErrors] = []
     for section in MODELS:
         pairs = [(s, source) for s, source in _samples(tables) if (_name(s), s.operation) == (name, section)]
-        counts = _count_rows(pairs)
+        counts = count_rows(sample for sample, _ in pairs)
         pairs = [(s, source) for s, source in pairs if section == NETWORK or counts[s.library] >= FEWEST]
         if not pairs:
             continue
         samples = [sample for sample, _ in pairs]
-        found = _fit(calibration, name, section, samples)
+        whole = _fit(calibration, name, section, samples)
         blind = _fit_others(calibration, name, section, pairs)
-        data[section] = _make_section(calibration, section, found, blind, pairs)
-        for library in sorted({sample.library for sample in samples}):
-            own = [sample for sample in samples if sample.library == library]
-            prices = [_price(calibration, sample, section, found) for sample in own]
-            errors.append(LibraryErrors(section, library, *count_errors(own, prices), None, None))
+        data[section] = _make_section(calibration, section, whole, blind, pairs)
+        prices = [(sample, _price(calibration, sample, section, whole)) for sample in samples]
+        for library in count_rows(samples):
+            seen = [pair for pair in prices if pair[0].library == library]
+            errors.append(LibraryErrors.of(section, library, seen))
         if leave_out:
-            errors += _errors_without_machines(calibration, section, found, blind, pairs)
+            errors += _errors_without_machines(calibration, section, whole, blind, pairs)
     return CalibrationResult(name, data, errors)
-
-
-def _count_rows(pairs: Pairs) -> dict[str, int]:
-    """Returns the rows of every library."""
-    counts: dict[str, int] = {}
-    for sample, _ in pairs:
-        counts[sample.library] = counts.get(sample.library, 0) + len(sample.index)
-    return counts
 
 
 def _machine(sample: CollectiveSample, source: str) -> str:
@@ -128,8 +121,7 @@ def _price(
     else:
         link = start_links()._replace(**{section: model})
         models = TierCostModels(link, link, start_model(NETWORK))
-    seconds, launch = predict(sample, models)
-    return RowForecasts(seconds, launch, np.zeros(len(seconds)))
+    return RowForecasts.of(*predict(sample, models))
 
 
 def _fit_others(calibration: Calibration, name: str, section: str, pairs: Pairs) -> dict[str, Fit]:
@@ -147,7 +139,10 @@ def _price_unseen(
 ) -> list[tuple[CollectiveSample, RowForecasts]]:
     """Samples priced by the fits `blind`, which have not seen their machine, or by `whole` where other machines have
     fewer than `FEWEST` rows of their library. library: whose coefficients, see `_price`."""
-    counts = {machine: _count_rows([pair for pair in pairs if _machine(*pair) != machine]) for machine in blind}
+    counts = {
+        machine: count_rows(sample for sample, source in pairs if _machine(sample, source) != machine)
+        for machine in blind
+    }
     prices = []
     for sample, source in pairs:
         machine, name = _machine(sample, source), sample.library if library is None else library
@@ -158,17 +153,16 @@ def _price_unseen(
 
 
 def _make_section(
-    calibration: Calibration, section: str, found: Fit, blind: Mapping[str, Fit], pairs: Pairs
+    calibration: Calibration, section: str, whole: Fit, blind: Mapping[str, Fit], pairs: Pairs
 ) -> dict[str, Any]:
     # What passes through the memory of a host shows the spread of hosts.
     direct = [pair for pair in pairs if not pair[0].cluster.staged] or pairs
-    named = _price_unseen(calibration, section, found, blind, direct, None)
+    named = _price_unseen(calibration, section, whole, blind, direct, None)
     if section == NETWORK:
         named, pairs = [(_as_any(sample), price) for sample, price in named], [(_as_any(s), o) for s, o in pairs]
-    own, rows = sigmas_by_library(named), dict(sorted(_count_rows(pairs).items()))
-    unnamed = {"any": sigmas_of_all(_price_unseen(calibration, section, found, blind, direct, ""))}
-    sources = {library: "; ".join(dict.fromkeys(o for s, o in pairs if s.library == library)) for library in rows}
-    return make_section(MODELS[section], found, own, unnamed, rows, dict.fromkeys(rows, "any"), sources)
+    unnamed = {"any": sigmas_of_all(_price_unseen(calibration, section, whole, blind, direct, ""))}
+    formats = dict.fromkeys((sample.library for sample, _ in pairs), "any")
+    return make_section(MODELS[section], whole, sigmas_by_library(named), unnamed, pairs, formats)
 
 
 def _as_any(sample: CollectiveSample) -> CollectiveSample:
@@ -177,15 +171,14 @@ def _as_any(sample: CollectiveSample) -> CollectiveSample:
 
 
 def _errors_without_machines(
-    calibration: Calibration, section: str, found: Fit, blind: Mapping[str, Fit], pairs: Pairs
+    calibration: Calibration, section: str, whole: Fit, blind: Mapping[str, Fit], pairs: Pairs
 ) -> list[LibraryErrors]:
-    """Errors of the rows of each machine when only those of the others are fitted."""
+    """Counts the errors of the rows of each machine, also when only those of the others are fitted."""
     errors = []
     for machine, fit in blind.items():
-        own = [sample for sample, source in pairs if _machine(sample, source) == machine]
+        samples = [sample for sample, source in pairs if _machine(sample, source) == machine]
         seen, unseen = (
-            count_errors(own, [_price(calibration, sample, section, fitted) for sample in own])
-            for fitted in (found, fit)
+            [(sample, _price(calibration, sample, section, fitted)) for sample in samples] for fitted in (whole, fit)
         )
-        errors.append(LibraryErrors(section, f"all on {machine}", *seen, *unseen[1:]))
+        errors.append(LibraryErrors.of(section, f"all on {machine}", seen, unseen))
     return errors

@@ -17,7 +17,8 @@ from meshcast.simulator.costs.calibration.cost_models import LINK_MODELS
 from meshcast.simulator.costs.coefficients import coefficients
 from meshcast.simulator.costs.collectives.links import LinkCostModels, NetworkCostModel, TierCostModels
 from meshcast.validation.calibration.collectives.sample import CollectiveSample, predict
-from meshcast.validation.calibration.fit import Fit, fit
+from meshcast.validation.calibration.fit import Fit, fit, fit_further
+from meshcast.validation.calibration.tables.rows import count_rows, of_library
 
 NETWORK = "network"
 MODELS: dict[str, type] = {**LINK_MODELS, NETWORK: NetworkCostModel}
@@ -56,31 +57,17 @@ def fit_links(section: str, samples: Sequence[CollectiveSample]) -> Fit:
         link = start._replace(**{section: at})
         return predict(sample, TierCostModels(link, link, start_model(NETWORK)))[0]
 
-    rows: dict[str, int] = {}
-    for sample in samples:
-        rows[sample.library] = rows.get(sample.library, 0) + len(sample.index)
+    rows, neutral = count_rows(samples), neutral_values(section)
     most = PLAIN if PLAIN in rows else max(rows, key=lambda name: rows[name])
-    own = neutral_values(section)
-    found = _fit_library(model, [s for s in samples if s.library == most], seconds, own)
-    for library in sorted(set(rows) - {most, ""}):
-        similar = [s for s in samples if s.library == library]
-        more = _fit_library(model, similar, seconds, found.values) if own else found
-        found.libraries.update(more.libraries)
-        found.library_errors.update(more.library_errors)
-    return found
-
-
-def _fit_library(
-    model: type,
-    samples: Sequence[CollectiveSample],
-    seconds: Callable[[CollectiveSample, Any], np.ndarray],
-    held: Mapping[str, float],
-) -> Fit:
-    """The fit of one program."""
-    library = samples[0].library
-    found = fit(model, samples, seconds, held=dict(held))
-    errors = dict.fromkeys(found.libraries[library], 0.0) | found.library_errors[library]
-    return replace(found, library_errors={library: errors})
+    first = fit(model, of_library(samples, most), seconds, held=neutral)
+    named = [sample for sample in samples if sample.library] if neutral else []
+    fitted = fit_further(first, model, named, seconds)
+    # A file states all coefficients of a program, also those that its rows do not depend on.
+    errors = {
+        library: dict.fromkeys(values, 0.0) | fitted.library_errors[library]
+        for library, values in fitted.libraries.items()
+    }
+    return replace(fitted, library_errors=errors)
 
 
 def fit_network(

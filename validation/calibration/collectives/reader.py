@@ -13,28 +13,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from meshcast.hardware import CatalogError, Cluster, gpus, load, load_cluster, reach
+from meshcast.hardware import CatalogError, Cluster, load, load_cluster, reach
 from meshcast.hardware.load import Fact, assumed_value
 from meshcast.simulator.ir.ops import Collective, Transfer
 from meshcast.validation.calibration.collectives.sample import CollectiveSample
+from meshcast.validation.calibration.kernels.sample import GPUS
+from meshcast.validation.calibration.tables.rows import find_name
 
 COLUMNS = (frozenset({"gpu", "interconnect", "op", "gpus", "nodes", "bytes", "time_us", "source"}),)
 OPTIONAL = frozenset({"algo"})
 
-GPUS = {
-    "v100": "v100-sxm2-16",
-    "a100": "a100-sxm-80",
-    "a100_pcie": "a100-pcie-80",
-    "a100_pcie_pairwise": "a100-pcie-80",
-    "h100": "h100-sxm",
-    "h100_pcie": "h100-pcie",
-    "h100_pairwise": "h100-pcie",
-    "h800": "h800-sxm",
-    "h200": "h200-sxm",
-    "b200": "b200-sxm",
-    "b300": "b300-sxm",
-}
-"""Names in the catalog, by the names of tables, where they differ."""
+PAIRS = {"a100_pcie_pairwise": "a100-pcie-80", "h100_pairwise": "h100-pcie"}
+"""GPUs that are joined by pairs, by the names of tables."""
 
 OPERATIONS = {
     "all_reduce": "ring",
@@ -102,8 +92,8 @@ def read(table: pd.DataFrame) -> tuple[list[CollectiveSample], dict[int, str]]:
 
 def _key(gpu: str, joined: str, op: str, n: float, nodes: float, source: str, algo: str) -> tuple[Any, ...]:
     """What the rows of a sample have in common. Raises ValueError where a row cannot be priced."""
-    name = GPUS.get(gpu, gpu.replace("_", "-"))
-    if name not in gpus():
+    name = PAIRS.get(gpu) or GPUS.get(gpu)
+    if name is None:
         raise ValueError(f"no GPU {gpu!r} in the catalog")
     if op not in OPERATIONS:
         raise ValueError(f"no operation {op!r}")
@@ -111,7 +101,7 @@ def _key(gpu: str, joined: str, op: str, n: float, nodes: float, source: str, al
         raise ValueError(f"{n:g} GPUs do not spread evenly over {nodes:g} nodes")
     if OPERATIONS[op] == "p2p" and n != 2:
         raise ValueError("a message has two ends")
-    library = next((lib for pattern, lib in LIBRARIES if re.search(pattern, source)), "")
+    library = find_name(LIBRARIES, source)
     cluster = _cluster(name, joined, int(n), int(nodes))
     if name == "l40s" and n > 2:
         cluster = _without_peer_access(cluster)
@@ -144,8 +134,8 @@ def _without_peer_access(cluster: Cluster) -> Cluster:
 
 def _network(joined: str, per: int) -> dict[str, Any]:
     """Kind and rate per GPU of the network that is stated."""
-    kind = next((kind for pattern, kind in NETWORKS if re.search(pattern, joined)), None)
-    if kind is None or re.search("not stated|unstated", joined):
+    kind = find_name(NETWORKS, joined)
+    if not kind or re.search("not stated|unstated", joined):
         raise ValueError("the network between the nodes is not stated")
     ports = re.search(r"(\d+)\s*x\s*(\d+)\s*G", joined)
     whole = re.search(r"([\d.]+)\s*Tb/s per node", joined)
@@ -176,4 +166,6 @@ def _sample(key: tuple[Any, ...], at: np.ndarray, size: np.ndarray, time: np.nda
     if far and op == "all_reduce":
         classes["multinode-large"] = size >= 16 * MIB
     section = "network" if far else OPERATIONS[op]
-    return CollectiveSample(section, gpu, library, cluster, place, work, nvls, at, time, op, classes)
+    return CollectiveSample(
+        section, gpu, library, at, time, op, classes, cluster=cluster, reach=place, work=work, nvls=nvls
+    )

@@ -50,7 +50,7 @@ def make_samples(
     for row in rows:
         if row.samples and row.shape.get("operation") in OPERATIONS and {"members", "bytes"} <= row.shape.keys():
             groups.setdefault((row.shape["operation"], row.shape["members"]), []).append(row)
-    found = []
+    samples = []
     for (operation, members), some in groups.items():
         cluster = cluster_of(members)
         place = reach(cluster, [0, members - 1] if operation in MESSAGES else list(range(members)))
@@ -58,10 +58,10 @@ def make_samples(
         seconds = np.array([row.median for row in some], float)
         plain = "all_to_all" if operation == "alltoall" else operation
         work: Any = Transfer(nbytes, "x", 0, 1) if operation in MESSAGES else Collective(plain, nbytes, ("x",))
-        own = section or ("network" if place.nodes.number > 1 else OPERATIONS[operation])
-        index = np.arange(len(some))
-        found.append(CollectiveSample(own, gpu, library, cluster, place, work, True, index, seconds, plain))
-    return found
+        priced_by = section or ("network" if place.nodes.number > 1 else OPERATIONS[operation])
+        rows_of = priced_by, gpu, library, np.arange(len(some)), seconds, plain
+        samples.append(CollectiveSample(*rows_of, cluster=cluster, reach=place, work=work, nvls=True))
+    return samples
 
 
 def read_recorded(path: Path) -> Recorded:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from meshcast.hardware.cluster import Cluster
-from meshcast.hardware.errors import CatalogError
 from meshcast.hardware.topology import Reach
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.calibration.cost_models import family
@@ -17,32 +16,24 @@ from meshcast.simulator.costs.collectives import collective, p2p
 from meshcast.simulator.costs.collectives.links import LinkCostModels, Links, TierCostModels, crosses_host
 from meshcast.simulator.ir.ops import Collective, Transfer
 from meshcast.validation.calibration.kernels import predict as kernels
-from meshcast.validation.calibration.tables.rows import RowForecasts, SampleComparison
+from meshcast.validation.calibration.tables.rows import RowForecasts, Rows, SampleComparison, compare
 
 
-@dataclass(frozen=True, eq=False)
-class CollectiveSample:
-    """`tables.rows.Rows` of collectives of one group of GPUs, which differ in bytes only.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CollectiveSample(Rows):
+    """Rows of collectives of one group of GPUs, which differ in bytes only.
 
     Attributes:
-        library: program that called and timed them, by the names of calibrations.
         cluster: that they ran on.
         reach: where the group sits in the cluster.
         work: with an array of bytes.
         nvls: whether NVLS may be used (it adds no 8-bit integers, and it can be turned off).
     """
 
-    operation: str
-    gpu: str
-    library: str
     cluster: Cluster
     reach: Reach
     work: Collective | Transfer
     nvls: bool
-    index: np.ndarray
-    seconds: np.ndarray
-    kind: str
-    classes: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def link(self) -> str:
@@ -55,7 +46,7 @@ class CollectiveSample:
         return self.cluster.scale_out.kind if self.reach.nodes.number > 1 else ""
 
     def shape(self, at: int) -> str:
-        """The sizes of one row."""
+        """Describes the sizes of a row."""
         return f"{self.reach.members} GPUs in {self.reach.nodes.number}, {self.work.nbytes[at]:,.0f} bytes"  # type: ignore[index]
 
 
@@ -128,9 +119,9 @@ def compare_sample(calibration: Calibration, sample: Any) -> SampleComparison:
     if not isinstance(sample, CollectiveSample):
         return kernels.compare_sample(calibration, sample)
     models = tier_models(calibration, sample)
-    bound = lower_bound(sample, models) + np.zeros(len(sample.index))
-    try:
-        borrowed = price(sample, tier_models(calibration, sample, without=True)).seconds
-    except CatalogError:  # no other links have such a section
-        borrowed = np.full(len(sample.index), np.nan)
-    return SampleComparison(sample, price(sample, models), borrowed, bound)
+    return compare(
+        sample,
+        price(sample, models),
+        lambda: price(sample, tier_models(calibration, sample, without=True)),
+        lower_bound(sample, models),
+    )

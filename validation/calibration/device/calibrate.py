@@ -32,8 +32,9 @@ from meshcast.validation.distributed.measure import measure_collectives
 from meshcast.validation.kernels.measure import INSTRUMENTS, warm_up_with_gemms
 from meshcast.validation.kernels.works import work_fields
 from meshcast.validation.measurements.cuda import Cuda
-from meshcast.validation.measurements.device import Device, versions
+from meshcast.validation.measurements.device import Device
 from meshcast.validation.measurements.measurement import Measurement, MeasurementRow, utc_now
+from meshcast.validation.measurements.recording import make_blind
 
 MEASURED = "measured.json"
 
@@ -131,16 +132,11 @@ def measure(
     rows.append(MeasurementRow(name="stream", samples=(stream,), quantity="bytes", instrument="bytes/s"))
     launches = _measure_launch(device)
     rows.append(MeasurementRow(name="host launch", samples=tuple(launches), instrument="time.perf_counter"))
-    made = Measurement(
-        kind="calibration",
-        title=f"calibration of {device.machine().name}",
-        machine=device.machine(),
-        versions=versions(),
-        command=" ".join(["meshcast", *sys.argv[1:]]),
-        settings={"dtype": dtype, "repeat": REPEAT, "cold": True},
-        forecast_written=begun,
-    )
-    return made.with_samples([*rows, *collective_rows]), [case.work for case in every]
+    machine, settings = device.machine(), {"dtype": dtype, "repeat": REPEAT, "cold": True}
+    command = " ".join(["meshcast", *sys.argv[1:]])
+    blind = make_blind("calibration", f"calibration of {machine.name}", machine, {}, (), settings, None, command)
+    blind = blind.model_copy(update={"forecast_written": begun})
+    return blind.with_samples([*rows, *collective_rows]), [case.work for case in every]
 
 
 def _measure_launch(device: Device) -> list[float]:

@@ -26,7 +26,9 @@ from meshcast.validation.calibration.collectives.sample import CollectiveSample,
 from meshcast.validation.calibration.fit import fit
 from meshcast.validation.calibration.kernels import tables as kernels
 from meshcast.validation.calibration.kernels.sample import KernelSample
-from meshcast.validation.calibration.write import find_sigmas, make_section, write
+from meshcast.validation.calibration.tables.calibrated import LibraryErrors, make_section, sigmas_of_all
+from meshcast.validation.calibration.tables.rows import RowForecasts
+from meshcast.validation.calibration.write import write
 from meshcast.validation.measurements.measurement import Measurement, MeasurementRow
 
 
@@ -58,7 +60,7 @@ def _make_samples(measured: Measurement, works: Sequence[Work], name: str) -> li
         fields = ((k, getattr(work, k)) for k in work.__dataclass_fields__)
         words = ((k, value) for k, value in fields if isinstance(value, bool) or not isinstance(value, int | float))
         groups.setdefault((type(work), *words), []).append(at)
-    found = []
+    samples = []
     for (kind, *plain), index in groups.items():
         numbers = [k for k in kind.__dataclass_fields__ if k not in dict(plain)]
         arrays = {k: np.array([float(getattr(priced[at], k)) for at in index]) for k in numbers}
@@ -68,8 +70,8 @@ def _make_samples(measured: Measurement, works: Sequence[Work], name: str) -> li
         library = TRAINING_LIBRARIES.get((part, gpu.architecture), "torch")
         if part == "attention":
             library = attention_library(reference.attention_library, gpu.architecture).library
-        found.append(KernelSample(part, name, library, (work,), np.array(index), seconds, "measured"))
-    return found
+        samples.append(KernelSample(part, name, library, np.array(index), seconds, "measured", parts=(work,)))
+    return samples
 
 
 def _calibrate_links(
@@ -83,7 +85,7 @@ def _calibrate_links(
         data, errors = _fit_processes(samples, source)
         write(file, "processes of one host, as gloo joins them", {"processes": data})
         files.append(file)
-        return [errors]
+        return [vars(errors)]
     every: list[dict[str, Any]] = []
     tables: Any = [Recorded(samples, source)]
     for family in collectives.names(tables):
@@ -103,27 +105,16 @@ def _cluster(name: str, members: int) -> Cluster:
     ).cluster()
 
 
-def _fit_processes(samples: Sequence[CollectiveSample], source: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The section of gloo's processes, fitted to all operations at once, and its errors."""
+def _fit_processes(samples: Sequence[CollectiveSample], source: str) -> tuple[dict[str, Any], LibraryErrors]:
+    """Fits the section of gloo's processes to all operations at once; returns it and its errors."""
 
-    def seconds_by(sample: CollectiveSample, model: Any) -> tuple[np.ndarray, np.ndarray]:
+    def price(sample: CollectiveSample, model: Any) -> RowForecasts:
         link = LinkCostModels(model, model, model)
-        return predict(sample, TierCostModels(link, link, None))  # type: ignore[arg-type]
+        return RowForecasts.of(*predict(sample, TierCostModels(link, link, None)))  # type: ignore[arg-type]
 
-    found = fit(ProcessCostModel, samples, lambda sample, model: seconds_by(sample, model)[0])
-    prices = [seconds_by(sample, found.make_model(ProcessCostModel, "gloo")) for sample in samples]
-    predicted, launch = (np.concatenate(column) for column in zip(*prices, strict=True))
-    seconds = np.concatenate([sample.seconds for sample in samples])
-    own = find_sigmas(predicted, seconds, launch)
-    rows = len(seconds)
-    by_library: tuple[Any, ...] = ({"gloo": rows}, {"gloo": "any"}, {"gloo": source})
-    made = make_section(ProcessCostModel, found, {"gloo": own}, {"any": own}, *by_library)
-    far = np.abs(predicted / seconds - 1)
-    errors = {
-        "section": "processes",
-        "library": "gloo",
-        "rows": rows,
-        "median": float(np.median(far)),
-        "p90": float(np.quantile(far, 0.9)),
-    }
-    return made, errors
+    fitted = fit(ProcessCostModel, samples, lambda sample, model: price(sample, model).seconds)
+    model = fitted.make_model(ProcessCostModel, "gloo")
+    prices = [(sample, price(sample, model)) for sample in samples]
+    sigmas, pairs = sigmas_of_all(prices), [(sample, source) for sample in samples]
+    section = make_section(ProcessCostModel, fitted, {"gloo": sigmas}, {"any": sigmas}, pairs, {"gloo": "any"})
+    return section, LibraryErrors.of("processes", "gloo", prices)

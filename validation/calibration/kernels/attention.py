@@ -12,6 +12,7 @@ from meshcast.hardware import load
 from meshcast.hardware.gpu import GPU
 from meshcast.simulator.ir.ops import Attention, Memory
 from meshcast.validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample
+from meshcast.validation.calibration.tables.rows import find_name
 
 PROMPTS = frozenset({"gpu", "batch", "seq", "heads", "kv_heads", "head_dim", "dtype", "causal", "time_us", "source"})
 PASSES = PROMPTS - {"head_dim"} | {"pass", "qk_head_dim", "v_head_dim"}
@@ -95,7 +96,7 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
 
 def library(source: str, gpu: str, dtype: str, width: int) -> str:
     """The library that a source measured, "" if it is unknown."""
-    name = next((name for pattern, name in LIBRARIES if re.search(pattern, source)), "")
+    name = find_name(LIBRARIES, source)
     architecture = load("gpus", GPUS[gpu]).architecture
     for pattern, where, concerned, other in OTHERS:
         if re.fullmatch(pattern, name) and where in architecture and concerned(width):
@@ -150,7 +151,7 @@ def _sample(
     classes = {"all": every} | ({"backward": every} if any(passes) else {"forward-8k": batch * positions >= TOKENS})
     kind = "backward" if any(passes) else "fp8" if dtype == "fp8" else "bf16"
     seconds = rows["time_us"].to_numpy(float) * 1e-6
-    return KernelSample("attention", gpu, name, tuple(parts), rows.index.to_numpy(), seconds, kind, classes)
+    return KernelSample("attention", gpu, name, rows.index.to_numpy(), seconds, kind, classes, parts=tuple(parts))
 
 
 def _refetched_bytes(gpu: GPU, batch: Any, positions: Any, heads: Any, kv_heads: Any, qk: Any, v: Any) -> np.ndarray:

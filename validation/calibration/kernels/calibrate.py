@@ -11,20 +11,20 @@ from meshcast.hardware import load
 from meshcast.simulator.costs.calibration.calibration import Calibration, format_of
 from meshcast.simulator.costs.calibration.cost_models import KERNEL_MODELS
 from meshcast.simulator.costs.coefficients import coefficients
-from meshcast.validation.calibration.fit import Fit, Name, fit
+from meshcast.validation.calibration.fit import Fit, Name, fit, fit_further
 from meshcast.validation.calibration.kernels.predict import price, price_by
 from meshcast.validation.calibration.kernels.sample import KernelSample
 from meshcast.validation.calibration.tables.calibrated import (
     FEWEST,
     CalibrationResult,
     LibraryErrors,
-    count_errors,
+    make_section,
+    pair_sources,
     sigmas_by_library,
     sigmas_of_all,
 )
-from meshcast.validation.calibration.tables.rows import RowForecasts
+from meshcast.validation.calibration.tables.rows import RowForecasts, of_library
 from meshcast.validation.calibration.tables.table import LibraryTable
-from meshcast.validation.calibration.write import make_section
 
 ORDER = (
     *("memory", "eager", "gemm", "gemm-fp8", "grouped", "attention", "dispatch", "combine", "prepare"),
@@ -66,12 +66,13 @@ def calibrate(
 
 def _select(tables: Sequence[LibraryTable], gpu: str, section: str) -> list[tuple[KernelSample, str]]:
     """Samples that can be fitted, of one GPU and section or ("") of all."""
-    pairs = [(sample, table.source(sample)) for table in tables for sample in table.samples if sample.library]
-    pairs = [(s, source) for s, source in pairs if gpu in ("", s.gpu) and section in ("", s.operation)]
     counts: dict[tuple[str, ...], int] = {}
-    for sample, _ in pairs:
-        key = sample.gpu, sample.operation, sample.library
-        counts[key] = counts.get(key, 0) + len(sample.index)
+    pairs = []
+    for sample, source in pair_sources(tables):
+        if sample.library and gpu in ("", sample.gpu) and section in ("", sample.operation):
+            key = sample.gpu, sample.operation, sample.library
+            counts[key] = counts.get(key, 0) + len(sample.index)
+            pairs.append((sample, source))
     return [(s, source) for s, source in pairs if counts[s.gpu, s.operation, s.library] >= FEWEST]
 
 
@@ -87,24 +88,21 @@ def _fit_section(
     samples, known, model = [sample for sample, _ in pairs], _with_gpu(calibration, gpu, data), KERNEL_MODELS[section]
     by = {sample: price_by(known, sample) for sample in samples}
     values = _known_values(calibration, gpu, section, samples) if prior else {}
-    found = _fit(model, samples, lambda sample, one: by[sample](one).seconds, values)
-    prices = [(sample, by[sample](found.make_model(model, sample.library))) for sample in samples]
-    own = sigmas_by_library(prices)
-    rows = {library: sum(len(s.index) for s in samples if s.library == library) for library in own}
-    sources = {library: "; ".join(dict.fromkeys(o for s, o in pairs if s.library == library)) for library in own}
+    fitted = _fit(model, samples, lambda sample, at: by[sample](at).seconds, values)
+    prices = [(sample, by[sample](fitted.make_model(model, sample.library))) for sample in samples]
     formats = {sample.library: _format(sample) for sample in samples}
     unnamed = [_format(sample) for sample in samples if sample.tuned] or formats.values()
-    made = make_section(model, found, own, dict.fromkeys(unnamed, UNKNOWN), rows, formats, sources)
+    entry = make_section(model, fitted, sigmas_by_library(prices), dict.fromkeys(unnamed, UNKNOWN), pairs, formats)
     for sample in samples:
         if not sample.tuned:
-            made["libraries"][sample.library]["tuned"] = False
-    for form in made["unnamed"]:
+            entry["libraries"][sample.library]["tuned"] = False
+    for form in entry["unnamed"]:
         similar = [sample for sample in samples if _format(sample) == form]
         similar = [sample for sample in similar if sample.tuned] or similar
-        made["unnamed"][form] = sigmas_of_all(
-            _price_by_others(calibration, gpu, {**data, section: made}, section, similar)
+        entry["unnamed"][form] = sigmas_of_all(
+            _price_by_others(calibration, gpu, {**data, section: entry}, section, similar)
         )
-    return made
+    return entry
 
 
 def _price_by_others(
@@ -117,8 +115,7 @@ def _price_by_others(
     for library in similar:
         others = {name: entry for name, entry in similar.items() if name != library} or similar
         known = _with_gpu(calibration, gpu, {**data, section: {**data[section], "libraries": others}})
-        own = [sample for sample in samples if sample.library == library]
-        prices += [(sample, price(known, sample, library="")) for sample in own]
+        prices += [(sample, price(known, sample, library="")) for sample in of_library(samples, library)]
     return prices
 
 
@@ -127,12 +124,13 @@ def _known_values(
 ) -> dict[Name, float]:
     """Coefficients of a section as `calibration` has them for the GPU and the libraries of the samples."""
     known = coefficients(KERNEL_MODELS[section])
-    found: dict[Name, float] = {}
+    values: dict[Name, float] = {}
     for sample in samples:
         model = calibration.kernel_model(load("gpus", gpu), section, sample.library, _format(sample)).model
-        for name, one in known.items():
-            found.setdefault((name, sample.library if one.of == "library" else None), float(getattr(model, name)))
-    return found
+        for name, coefficient in known.items():
+            library = sample.library if coefficient.of == "library" else None
+            values.setdefault((name, library), float(getattr(model, name)))
+    return values
 
 
 def _fit(
@@ -146,16 +144,7 @@ def _fit(
     Kernels that were not tuned to their sizes say nothing of the GPU: their library coefficients are fitted afterwards.
     """
     tuned = [sample for sample in samples if sample.tuned]
-    found = fit(model, tuned or samples, predict, prior=prior)
-    libraries, errors = dict(found.libraries), dict(found.library_errors)
-    for library in sorted({sample.library for sample in samples} - {*libraries}):
-        rest = [sample for sample in samples if sample.library == library]
-        held = {name: value for name, value in found.values.items() if name not in rest[0].own}
-        more = fit(model, rest, predict, held=held, prior=prior)
-        own = [name for name in rest[0].own if name in more.errors]
-        libraries[library] = more.libraries[library] | {name: more.values[name] for name in own}
-        errors[library] = more.library_errors[library] | {name: more.errors[name] for name in own}
-    return Fit(found.values, found.errors, libraries, errors)
+    return fit_further(fit(model, tuned or samples, predict, prior=prior), model, samples, predict, prior)
 
 
 def _format(sample: KernelSample) -> str:
@@ -172,14 +161,12 @@ def _library_errors(
     leave_out: bool,
 ) -> LibraryErrors:
     """Errors of the rows of one library with its own coefficients and, where asked for, without having seen it."""
-    own = [sample for sample, _ in pairs if sample.library == library]
+    samples = of_library((sample for sample, _ in pairs), library)
     known = _with_gpu(calibration, gpu, data)
-    seen = count_errors(own, [price(known, sample) for sample in own])
+    seen = [(sample, price(known, sample)) for sample in samples]
     others = [(sample, source) for sample, source in pairs if sample.library != library]
-    blind: tuple[float | None, float | None] = None, None
-    if leave_out and others:
-        rest = {key: one for key, one in data.items() if key != section}
-        made = _fit_section(calibration, gpu, rest, section, others)
-        known = _with_gpu(calibration, gpu, {**rest, section: made})
-        blind = count_errors(own, [price(known, sample, library="") for sample in own])[1:]
-    return LibraryErrors(section, library, *seen, *blind)
+    if not (leave_out and others):
+        return LibraryErrors.of(section, library, seen)
+    rest = {key: entry for key, entry in data.items() if key != section}
+    known = _with_gpu(calibration, gpu, {**rest, section: _fit_section(calibration, gpu, rest, section, others)})
+    return LibraryErrors.of(section, library, seen, [(sample, price(known, sample, library="")) for sample in samples])

@@ -12,6 +12,7 @@ from meshcast.hardware import load
 from meshcast.hardware.link import Link
 from meshcast.simulator.costs.collectives.dispatch import Dispatch
 from meshcast.validation.calibration.kernels.sample import GPUS, KernelSample
+from meshcast.validation.calibration.tables.rows import find_name
 
 COLUMNS = (frozenset({"gpu", "library", "op", "gpus", "tokens_per_rank", "hidden", "topk", "num_experts", "time_us"}),)
 """Columns that identify the format."""
@@ -64,16 +65,16 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
         if name == "deepep" and nodes >= 8 and rows["source"].astype(str).str.contains(DEGRADED).any():
             name = ""
         classes = {"all": np.ones(len(rows), bool), "nodes": np.full(len(rows), nodes > 1)}
-        index, seconds = rows.index.to_numpy(), rows["time_us"].to_numpy() * 1e-6
         parts: Any = (work,)
-        further: Any = (False, LINK_SHARES) if name == HYBRID_EP else ()
-        samples.append(KernelSample(work.operation, GPUS[gpu], name, parts, index, seconds, op, classes, *further))
+        index, seconds, hybrid = rows.index.to_numpy(), rows["time_us"].to_numpy() * 1e-6, name == HYBRID_EP
+        rows_of = work.operation, GPUS[gpu], name, index, seconds, op, classes, LINK_SHARES if hybrid else ()
+        samples.append(KernelSample(*rows_of, parts=parts, tuned=not hybrid))
     return samples, refused
 
 
 def library(program: str) -> str:
     """The library that the column `library` names, "" if it is unknown."""
-    return next((name for pattern, name in LIBRARIES if re.search(pattern, str(program))), "")
+    return find_name(LIBRARIES, program)
 
 
 def links_of(gpu: str) -> tuple[Link, Link]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +9,7 @@ import pandas as pd
 
 from meshcast.simulator.ir.ops import Memory
 from meshcast.validation.calibration.kernels.sample import GPUS, KernelSample, describe_cell
+from meshcast.validation.calibration.tables.rows import find_name
 
 KERNELS = frozenset({"gpu", "op", "bytes_read", "bytes_written", "time_us", "source"})
 STREAMS = frozenset({"gpu", "op", "TBps", "source"})
@@ -76,13 +76,13 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
         work = Memory(WORK.get(op, "add"), rows.read[index], rows.written[index], rows=blocks)  # type: ignore[arg-type]
         large = rows.read[index] + rows.written[index] > LARGE
         classes = {"all": np.ones(len(index), bool)} | ({"large": large} if op in ("norm", "gated_act", "gelu") else {})
-        samples.append(KernelSample("memory", gpu, name, (work,), index, rows.seconds[index], op, classes))
+        samples.append(KernelSample("memory", gpu, name, index, rows.seconds[index], op, classes, parts=(work,)))
     return samples, refused
 
 
 def library(source: str) -> str:
     """Returns the library that a source measured, "" if it is unknown."""
-    return next((name for pattern, name in LIBRARIES if re.search(pattern, source)), "")
+    return find_name(LIBRARIES, source)
 
 
 def _kernels(table: pd.DataFrame) -> _Rows:

@@ -16,7 +16,6 @@ measured rank. Tables do not state which kernels a program fuses; that is known 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from meshcast.hardware import load
 from meshcast.simulator.ir.ops import BYTES, Gemm, Memory, Work
 from meshcast.validation.calibration.kernels import routing
 from meshcast.validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample, describe_cell
+from meshcast.validation.calibration.tables.rows import find_name
 
 BLOCKS = frozenset({"gpu", "dtype", "num_tokens", "topk", "num_experts", "ep", "distribution", "time_us", "source"})
 PRODUCTS = frozenset({"gpu", "dtype", "groups", "m_per_group", "pass", "out_dtype", "time_us", "source"})
@@ -116,7 +116,7 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
 
 def library(source: str, dtype: str) -> str:
     """The library that a source measured, "" if it is unknown. Kernels of 8-bit operands are a library of their own."""
-    name = next((name for pattern, name in LIBRARIES if re.search(pattern, source)), "")
+    name = find_name(LIBRARIES, source)
     return name and name + {"fp8": "-fp8", "fp8_block": "-fp8-block"}.get(dtype, "")
 
 
@@ -241,9 +241,9 @@ def _sample(
     many = (tokens >= LEAST) & (not name.startswith(UNTUNED))
     shared = rows["shared"].to_numpy(bool) if "shared" in rows else np.zeros(len(index), bool)
     classes = {"all": np.ones(len(index), bool), "tuned-4k": many, "own-4k": many & ~shared}
-    gpu, micro = GPUS[rows["gpu"].iloc[0]], rows["time_us"].to_numpy(float)
+    gpu, seconds = GPUS[rows["gpu"].iloc[0]], rows["time_us"].to_numpy(float) * 1e-6
     own = ("tile_edge",) if name.startswith(UNTUNED) else ()
-    return KernelSample("grouped", gpu, name, parts, index, micro * 1e-6, kind, classes, tuned, own)
+    return KernelSample("grouped", gpu, name, index, seconds, kind, classes, own, parts=parts, tuned=tuned)
 
 
 def _true(cell: object) -> bool:

@@ -20,6 +20,7 @@ from meshcast.simulator.costs.kernels.fixed_tiles import sgl_kernel_tile
 from meshcast.simulator.costs.kernels.sections import section_of
 from meshcast.simulator.ir.ops import BYTES, Gemm, Memory, Work
 from meshcast.validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample
+from meshcast.validation.calibration.tables.rows import find_name
 
 PRODUCTS = frozenset({"gpu", "dtype", "m", "n", "k", "time_us", "source"})
 LAYOUTS = PRODUCTS | {"batch", "layout", "accumulate", "out_dtype"}
@@ -112,14 +113,14 @@ def _sample(same: _Same, table: pd.DataFrame, index: np.ndarray) -> KernelSample
     chosen = same.library != SGL_KERNEL
     if not chosen:
         product = replace(product, tile=sgl_kernel_tile(m, n, gpu.architecture))
-    every, seconds = (*parts, product), micro * 1e-6
     section, own = section_of(product, gpu), () if chosen else ("pipeline_depth",)
-    return KernelSample(section, GPUS[same.gpu], same.library, every, index, seconds, kind, classes, chosen, own)
+    rows_of = section, GPUS[same.gpu], same.library, index, micro * 1e-6, kind, classes, own
+    return KernelSample(*rows_of, parts=(*parts, product), tuned=chosen)
 
 
 def library(source: str, dtype: str) -> str:
     """Returns the library that a source measured in a number format of the tables, "" if it is unknown."""
-    name = next((name for pattern, name in LIBRARIES if re.search(pattern, source)), "")
+    name = find_name(LIBRARIES, source)
     return name and name + ("-" + KINDS[dtype] if KINDS.get(dtype, "").startswith("fp8") else "")
 
 

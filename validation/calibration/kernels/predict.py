@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from meshcast.hardware import load
-from meshcast.hardware.errors import CatalogError
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.coefficients import estimate_sigma
 from meshcast.simulator.costs.collectives import dispatch
@@ -16,7 +15,7 @@ from meshcast.simulator.costs.collectives.dispatch import Dispatch
 from meshcast.simulator.costs.kernels import sections
 from meshcast.validation.calibration.kernels.dispatch import links_of
 from meshcast.validation.calibration.kernels.sample import KernelSample
-from meshcast.validation.calibration.tables.rows import RowForecasts, SampleComparison
+from meshcast.validation.calibration.tables.rows import RowForecasts, SampleComparison, compare
 
 
 def price(
@@ -71,12 +70,7 @@ def compare_sample(calibration: Calibration, sample: KernelSample) -> SampleComp
     gpu = load("gpus", sample.gpu)
     # What a benchmark's loop left in the cache is read at the cache's speed: only FLOPs are a certain bound.
     bound = sum((_lower_bound(part, gpu) for part in sample.parts), 0.0)
-    nothing = np.zeros(len(sample.index))
-    try:
-        borrowed = price(calibration, sample, without=sample.gpu).seconds
-    except CatalogError:  # no other GPU has such a section
-        borrowed = nothing + np.nan
-    return SampleComparison(sample, price(calibration, sample), borrowed, bound + nothing)
+    return compare(sample, price(calibration, sample), lambda: price(calibration, sample, without=sample.gpu), bound)
 
 
 def _lower_bound(part: Any, gpu: Any) -> Any:

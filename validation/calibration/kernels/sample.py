@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from meshcast.hardware import gpus
 from meshcast.simulator.ir.ops import Work
+from meshcast.validation.calibration.tables.rows import Rows
 
 
-@dataclass(frozen=True, eq=False)
-class KernelSample:
-    """`tables.rows.Rows` of kernels. Their library is "" if unknown.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KernelSample(Rows):
+    """Rows of kernels.
 
     Attributes:
         parts: kernels of a row one after another, with arrays in their numeric fields; their times add up.
         tuned: whether the kernels were tuned for these sizes; others say little of the GPU.
-        own: coefficients of the GPU that the library has of its own, since its kernels use the hardware in another way.
     """
 
-    operation: str
-    gpu: str
-    library: str
     parts: tuple[Work, ...]
-    index: np.ndarray
-    seconds: np.ndarray
-    kind: str
-    classes: dict[str, np.ndarray] = field(default_factory=dict)
     tuned: bool = True
-    own: tuple[str, ...] = ()
 
     def shape(self, at: int) -> str:
-        """The sizes of one row, of the kernel with most FLOPs."""
-        part = max(self.parts, key=lambda each: float(np.max(each.flops)))
+        """Describes the sizes of a row, of the kernel with most FLOPs."""
+        part = max(self.parts, key=lambda work: float(np.max(work.flops)))
         sizes = {name: getattr(part, name) for name in part.__dataclass_fields__}
         return " ".join(f"{k} {v[at]:,.10g}" for k, v in sizes.items() if isinstance(v, np.ndarray) and v.ndim == 1)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from meshcast.validation.calibration.tables.rows import RowForecasts, Rows
-from meshcast.validation.calibration.write import find_sigmas
+from meshcast.simulator.costs.coefficients import Coefficient, coefficients
+from meshcast.validation.calibration.fit import Fit
+from meshcast.validation.calibration.tables.rows import RowForecasts, Rows, count_rows
+from meshcast.validation.calibration.tables.table import LibraryTable
+from meshcast.validation.calibration.write import find_sigmas, round_digits
 
 FEWEST = 10
 """Rows of a library, a link or a network below which nothing is fitted to it."""
@@ -40,8 +43,14 @@ class LibraryErrors:
     rows: int
     median: float
     p90: float
-    blind_median: float | None
-    blind_p90: float | None
+    blind_median: float | None = None
+    blind_p90: float | None = None
+
+    @classmethod
+    def of(cls, section: str, library: str, seen: Prices, blind: Prices = ()) -> LibraryErrors:
+        """Counts the errors of rows. blind: the same rows, priced without having seen the library."""
+        counted = (*_count_errors(seen), *(_count_errors(blind)[1:] if blind else ()))
+        return cls(section, library, *counted)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -53,10 +62,15 @@ class CalibrationResult:
     libraries: list[LibraryErrors]
 
 
-def count_errors(samples: Sequence[Rows], prices: Sequence[RowForecasts]) -> tuple[int, float, float]:
-    """Number of rows, and median and 90th percentile of their absolute error."""
-    far = np.concatenate([np.abs(p.seconds / s.seconds - 1) for s, p in zip(samples, prices, strict=True)])
+def _count_errors(prices: Prices) -> tuple[int, float, float]:
+    """Returns the number of rows, and the median and 90th percentile of their absolute error."""
+    far = np.concatenate([np.abs(forecasts.seconds / rows.seconds - 1) for rows, forecasts in prices])
     return len(far), float(np.median(far)), float(np.quantile(far, 0.9))
+
+
+def pair_sources(tables: Sequence[LibraryTable]) -> list[tuple[Any, str]]:
+    """Returns the samples of tables, each with its source."""
+    return [(sample, table.source(sample)) for table in tables for sample in table.samples]
 
 
 def sigmas_by_library(prices: Prices) -> dict[str, Sigmas]:
@@ -90,3 +104,60 @@ def sigmas_of_all(prices: Prices) -> dict[str, float]:
     """The sigmas of all rows together."""
     columns = zip(*((p.seconds, s.seconds, p.launch) for s, p in prices), strict=True)
     return find_sigmas(*(np.concatenate(column) for column in columns))
+
+
+def make_section(
+    model: type,
+    fitted: Fit,
+    sigmas: Mapping[str, Sigmas],
+    unnamed: Mapping[str, Mapping[str, float]],
+    pairs: Sequence[tuple[Rows, str]],
+    formats: Mapping[str, str],
+) -> dict[str, Any]:
+    """Makes a section of a calibration file, as `simulator.costs.calibration.calibration` describes it.
+
+    model: the cost model.
+    fitted: its coefficients.
+    sigmas, formats: by library.
+    unnamed: sigmas by number format.
+    pairs: all samples with their sources.
+    """
+    known, rows = coefficients(model), count_rows(sample for sample, _ in pairs)
+    sources = {name: [source for sample, source in pairs if sample.library == name] for name in rows}
+    libraries = {
+        name: {
+            "format": formats[name],
+            "rows": rows[name],
+            "source": "; ".join(dict.fromkeys(sources[name])),
+            **sigmas[name],
+            "coefficients": _list_coefficients(known, values, fitted.library_errors[name]),
+        }
+        for name, values in fitted.libraries.items()
+    }
+    parts = dict.fromkeys(part for name in rows for source in sources[name] for part in source.split("; "))
+    return {
+        "common": {
+            "rows": sum(rows.values()),
+            "source": "; ".join(parts),
+            "coefficients": _list_coefficients(known, fitted.values, fitted.errors),
+        },
+        "libraries": libraries,
+        "unnamed": {
+            form: {key: round_digits(sigma) for key, sigma in sigmas.items()} for form, sigmas in unnamed.items()
+        },
+    }
+
+
+def _list_coefficients(
+    known: Mapping[str, Coefficient], values: Mapping[str, float], errors: Mapping[str, float]
+) -> dict[str, dict[str, Any]]:
+    """Returns the coefficients that measurements depend on."""
+    return {
+        name: {
+            "value": round_digits(value),
+            "sigma": round_digits(errors[name], 2),
+            "meaning": known[name].meaning,
+        }
+        for name, value in values.items()
+        if name in errors
+    }

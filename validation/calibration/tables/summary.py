@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from meshcast.validation.calibration.tables.rows import Z50, Z90, SampleComparison
+from meshcast.simulator.report.metrics import Z90
+from meshcast.validation.calibration.tables.rows import Z50, SampleComparison
 
 SCORED = 20
 """Rows below which a cell is held against no goal."""

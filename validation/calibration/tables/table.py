@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 
 from meshcast.hardware.errors import PlanError
-from meshcast.validation.calibration.tables.rows import Z90, Rows, SampleComparison
+from meshcast.simulator.report.metrics import Z90
+from meshcast.validation.calibration.tables.rows import Rows, SampleComparison
 from meshcast.validation.calibration.tables.sheet import BLANK, CsvSheet, sheet
 
 SOURCES = {
