@@ -16,7 +16,7 @@ Length = Annotated[Count, BeforeValidator(read_length, json_schema_input_type=Co
 """Tokens of a sequence, also as text such as ``8k``."""
 
 Documents = Count | tuple[Count, ...]
-"""Tokens of documents, one length or a sample of lengths."""
+"""Tokens of documents, a length or a sample of lengths."""
 
 ClassOrder = tuple[Annotated[int, Field(strict=True, ge=0, lt=1_000_000)], ...]
 """Classes of micro-batches, by their number in `Batch.lengths`, in the order in which they run."""
@@ -29,10 +29,10 @@ class JobPart(BaseModel):
 
 
 class MicrobatchClass(JobPart):
-    """Micro-batches of one size: so many sequences of so many tokens."""
+    """Micro-batches of equal size: so many sequences of so many tokens."""
 
     samples: Count = 1
-    """Sequences of a micro-batch of one replica; with `plan.stages`, of all data-parallel ranks of a stage together."""
+    """Sequences of a micro-batch of a replica; with `plan.stages`, of all data-parallel ranks of a stage together."""
     sequence: Length
     """Tokens of each of them, padding included. k is 1,024."""
     documents: Documents | None = None
@@ -83,7 +83,7 @@ class Samples(JobPart):
     """Samples of a step, by their lengths, and how they are joined to micro-batches."""
 
     file: str | None = None
-    """CSV file with the tokens of a sample in the first cell of every row; a header of one row may be above them."""
+    """CSV file with the tokens of a sample in the first cell of every row; a header row may be above them."""
     distribution: Annotated[LogNormal | Uniform, Field(discriminator="kind")] | None = None
     """Distribution of the lengths, in place of `file`."""
     count: Annotated[int, Field(strict=True, gt=0, le=1_000_000)] | None = None
@@ -91,7 +91,7 @@ class Samples(JobPart):
     seed: Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)] = 0
     """Seed of lengths, of the samples drawn from a file, and of the order of micro-batches."""
     join: Literal["packing", "padding", "shortest-step"]
-    """packing: one behind another in sequences of `batch.sequence` tokens. padding: samples of similar length are
+    """packing: behind each other in sequences of `batch.sequence` tokens. padding: samples of similar length are
     padded to the longest of their micro-batch, as many as `tokens` admits. shortest-step: as padding, as many as make
     the step shortest (DynaPipe)."""
     half_rate_tokens: Count = 256
@@ -105,8 +105,8 @@ class Samples(JobPart):
     across_samples: bool = False
     """Packing without a mask: attention is of whole sequences. Default: it stays within a sample."""
     equal_replicas: bool = False
-    """All replicas run micro-batches of one size at a time, as schemes need that meet in every micro-batch. Default:
-    micro-batches are dealt to replicas so that all have about as many FLOPs."""
+    """All replicas run micro-batches of the same size at a time, as schemes need that meet in every micro-batch.
+    Default: micro-batches are dealt to replicas so that all have about as many FLOPs."""
 
     @model_validator(mode="after")
     def _check_source(self) -> Samples:
@@ -121,16 +121,16 @@ class Batch(JobPart):
     """Batch sizes in sequences (global batch of a step, micro-batch of a replica), and tokens of a sequence."""
 
     total: Count | None = Field(default=None, alias="global")
-    """Default: one micro-batch per replica; with a pipeline four per stage."""
+    """Default: a micro-batch per replica; with a pipeline four per stage."""
     micro: Count = 1
-    """Sequences of a micro-batch of one replica; with `plan.stages`, of all data-parallel ranks of a stage together."""
+    """Sequences of a micro-batch of a replica; with `plan.stages`, of all data-parallel ranks of a stage together."""
     microbatches: Count | None = None
     """Micro-batches of a step, in place of `micro`: of each replica, or with `plan.stages` of the pipeline."""
     sequence: Length | None = None
     """Tokens of a sequence, k is 1,024: 8k. Default: the sequence length of the model."""
     documents: Documents | None = None
-    """Tokens of the documents packed into a sequence, one length or a sample of lengths: attention stays within a
-    document. Default: one document a sequence."""
+    """Tokens of the documents packed into a sequence, a length or a sample of lengths: attention stays within a
+    document. Default: each sequence is a document."""
     lengths: tuple[MicrobatchClass, ...] = ()
     """Classes of micro-batches of different lengths, in place of `micro`, `sequence` and `documents`."""
     order: ClassOrder = ()

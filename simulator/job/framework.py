@@ -1,4 +1,4 @@
-"""Frameworks: the traits of training code bases, as data in one YAML file each.
+"""Frameworks: the traits of training code bases, as data in a YAML file each.
 
 Algorithms are schemes; what differs between implementations of the same algorithms is a field here.
 """
@@ -69,7 +69,7 @@ class CommunicationOverlap(FrameworkPart):
 
 
 OVERLAPS = tuple(name for name in CommunicationOverlap.model_fields if name != "updated_weights")
-"""Fields of `CommunicationOverlap` that overlap something on their own; `updated_weights` needs `dp`."""
+"""Fields of `CommunicationOverlap` that overlap something by themselves; `updated_weights` needs `dp`."""
 
 
 class Bucket(FrameworkPart):
@@ -81,13 +81,13 @@ class Bucket(FrameworkPart):
     """Gradients of a unit with sharded weights, such as a layer, are reduced in buckets, too; otherwise together."""
     buffers: int = Field(default=0, ge=0, le=10)
     """Contiguous buffers as large as a bucket, to which every gradient is copied as soon as it is computed
-    (`contiguous_gradients` of DeepSpeed's ZeRO), and from there to one tensor of all that a rank updates; 0: gradients
-    are reduced where they are."""
+    (`contiguous_gradients` of DeepSpeed's ZeRO), and from there to a single tensor of all that a rank updates; 0:
+    gradients are reduced where they are."""
     doubled: bool = False
-    """With `overlap.dp` there is one more, unless weights are sharded (`overlap_comm`)."""
+    """With `overlap.dp` there is another, unless weights are sharded (`overlap_comm`)."""
     copies: int = Field(default=0, ge=0, le=10)
     """Flat copies of a bucket while it is reduced (`flatten` in `allreduce_bucket`, `torch.cat` in
-    `reduce_scatter_coalesced` of DeepSpeed; `bucket.flatten` of InternEvo, one of the bucket before, too)."""
+    `reduce_scatter_coalesced` of DeepSpeed; `bucket.flatten` of InternEvo, that of the bucket before, too)."""
     flat: bool = False
     """Autograd copies the gradients of a unit into that of its flat parameter (the backward pass of `split` in FSDP1),
     which is divided in place before its reduce-scatter (`_div_if_needed` of torch/distributed/fsdp/_runtime_utils.py),
@@ -106,7 +106,7 @@ class LossKernels(FrameworkPart):
     peak: bytes held at most in the backward pass: `kept`, the gradient of the logits and temporaries; 0: without
         temporaries.
     sharded_peak: the same where the vocabulary is sharded, by other kernels; 0: as `peak`.
-    chunk_count: parts of the tokens of a rank, whose logits exist one after another.
+    chunk_count: parts of the tokens of a rank, whose logits exist in turn.
     chunk_tokens: tokens of such a part, instead of `chunk_count`; ``liger``: as many as make its logits as large as the
         hidden states of all (linear_cross_entropy_forward in liger_kernel/ops/fused_linear_cross_entropy.py).
     recomputed: the backward pass computes the logits of a part again; otherwise their gradients follow at once.
@@ -152,7 +152,7 @@ class UpdateMemory(FrameworkPart):
 
     moments_as_weights: bool = False
     """The moments have the format of the main weights, whichever that is (optimizers of PyTorch make them by
-    `zeros_like`), unless the job states another one."""
+    `zeros_like`), unless the job states another."""
     gradients_to_none: bool = False
     """After the update gradients are set to None (`zero_grad` of torch/optim/optimizer.py, by default since 2.0): they
     have no memory until the first backward pass of a step makes them."""
@@ -176,17 +176,17 @@ class UpdateMemory(FrameworkPart):
     accumulated (`single_grad_partition` of DeepSpeed's ZeRO, `_copy_model_grads_to_main_grads` of Megatron-Core).
     Optimizers whose states have several formats read gradients as they are."""
     flattens: bool = False
-    """With `converts`: they are copied into one tensor first, and freed unless weights are sharded (`flatten` in the
-    `step` of DeepSpeed's ZeRO; without ZeRO, FP16_Optimizer converts each before it copies all)."""
+    """With `converts`: they are copied into a single tensor first, and freed unless weights are sharded (`flatten` in
+    the `step` of DeepSpeed's ZeRO; without ZeRO, FP16_Optimizer converts each before it copies all)."""
     norm: int = Field(default=0, ge=0, le=100)
-    """Bytes for each element of one gradient at a time that are held while its norm is taken, or infinities are looked
+    """Bytes for each element of a gradient at a time that are held while its norm is taken, or infinities are looked
     for in it (`double` in `get_grad_norm_direct` of DeepSpeed's ZeRO: 8; `_has_inf_or_nan` of its stages 1 and 2: two
     copies in fp32 and two masks, 10)."""
     scan: int = Field(default=0, ge=0, le=100)
     """The same for all gradients at once of sharded weights in fp16 (`has_overflow` of stage3.py: `isinf` makes a copy
     and a mask)."""
     moment_copies: int = Field(default=0, ge=0, le=10)
-    """Temporaries as large as one moment: 1 for the ``foreach`` implementation of PyTorch's AdamW, the root of the
+    """Temporaries as large as a moment: 1 for the ``foreach`` implementation of PyTorch's AdamW, the root of the
     second moment (`_multi_tensor_adam` in torch/optim/adam.py); none for fused ones."""
     moments_at_start: bool = False
     """The optimizer makes its moments before the first step; otherwise its first update makes them (PyTorch, Apex)."""
@@ -200,8 +200,8 @@ class UpdateMemory(FrameworkPart):
         framework: whose formats they have.
         sharded: whether optimizer states are.
         apart: whether gradients of the last micro-batch were whole beside those of the ones before.
-        grouped: whether both matrices and vectors are trained, which are groups of their own, as vectors do not decay.
-            Contiguous gradients of all groups lie in one tensor (`copy_grads_in_partition` of DeepSpeed's
+        grouped: whether both matrices and vectors are trained, which are separate groups, as vectors do not decay.
+            Contiguous gradients of all groups lie in a single tensor (`copy_grads_in_partition` of DeepSpeed's
             stage_1_and_2.py), of which the later group still has views while the first is updated.
         """
         main, gradients = framework.main_weights, framework.gradients
@@ -226,9 +226,9 @@ class ProcessMemory(FrameworkPart):
     sizes, and fragmentation. Where the memory of the GPU ends, the allocator returns cached blocks. In segments that
     grow, of what passes allocate alone."""
     states: Literal["apart", "buffers", "flat"] = "apart"
-    """Which tensors hold the states: ``apart``: one a state and parameter; ``buffers``: weights and gradients have one
-    each, into which separate weights were copied, and a rank of a sharded optimizer has the states of a contiguous part
-    of it; ``flat``: every state has one."""
+    """Which tensors hold the states: ``apart``: a tensor for each state and parameter; ``buffers``: weights and
+    gradients have a buffer each, into which separate weights were copied, and a rank of a sharded optimizer has the
+    states of a contiguous part of it; ``flat``: every state has a buffer."""
     expandable: bool = False
     """The caching allocator has segments that grow (``expandable_segments`` of PYTORCH_CUDA_ALLOC_CONF), in which
     states leave no gaps."""
@@ -241,12 +241,12 @@ class ProcessMemory(FrameworkPart):
     tensor rank whole, in the compute format, until data-parallel ranks have divided them; ``fp32``: trained ones in
     fp32, which the engine then converts (`init_adapter` of LLaMA-Factory's model/adapter.py, on the GPU)."""
     saves: Literal["shards", "modules", "units"] = "shards"
-    """Which sharded weights are whole while a checkpoint is saved: none; ``modules``: of one module, in the compute
+    """Which sharded weights are whole while a checkpoint is saved: none; ``modules``: of a module, in the compute
     format (`_zero3_consolidated_16bit_state_dict` of DeepSpeed's runtime/engine.py, asked for by
-    ``stage3_gather_16bit_weights_on_model_save``); ``units``: of one unit, in the format of the main weights (FSDP's
+    ``stage3_gather_16bit_weights_on_model_save``); ``units``: of a unit, in the format of the main weights (FSDP's
     FULL_STATE_DICT, which goes to the host unit by unit)."""
     frees_behind: bool = False
-    """Weights are gathered on a stream of their own, where their places are free again only once the GPU has used them,
+    """Weights are gathered on a separate stream, where their places are free again only once the GPU has used them,
     while the host, which nothing holds back, asks for all of a pass before (`free_param` of DeepSpeed's
     runtime/zero/partition_parameters.py; `limit_all_gathers` makes that of FSDP wait)."""
     hooks_hold_inputs: bool = False
@@ -255,11 +255,11 @@ class ProcessMemory(FrameworkPart):
     (`_register_post_backward_reshard_only_hook` of torch/distributed/fsdp/_runtime_utils.py: `register_multi_grad_hook`
     keeps the node that accumulates the gradient). Non-reentrant checkpoints have no such nodes."""
     composed: tuple[ComposedOperation, ...] = ()
-    """Operations that are several ones of PyTorch, each of which saves what its own derivative reads
+    """Operations that are several operations of PyTorch, each of which saves what its derivative reads
     (`simulator.ir.saved`): RMS norms in fp32, activation functions with their gate, attention (the softmax in fp32, or
     the copy of a fused result), routing and weighing of experts, clamps before the activation of experts, the addition
     of their biases, casts to 4 bits (`CAST_APART` of `simulator.ir.operators`); ``views``: queries, keys and values of
-    one product are saved as views, which keep all of it. Not with `compile`."""
+    a single product are saved as views, which keep all of it. Not with `compile`."""
 
     def reserve(self, total: float, states: float) -> float:
         """Returns the bytes that the caching allocator reserves for `total` bytes of tensors, of which `states` stay
@@ -269,7 +269,7 @@ class ProcessMemory(FrameworkPart):
 
 
 class Framework(FrameworkPart):
-    """The traits of one code base."""
+    """The traits of a code base."""
 
     name: str
     title: str
@@ -294,7 +294,7 @@ class Framework(FrameworkPart):
     unless the job states otherwise. 0: any (``scaled_dot_product_attention`` of PyTorch, whose memory-efficient
     kernel runs from 5.0 on)."""
     attention_library: AttentionLibrary | Literal[""] = ""
-    """Library of the fused attention; empty: the one that training programs of today use on the GPU's architecture."""
+    """Library of the fused attention; empty: that which training programs of today use on the GPU's architecture."""
     gemm_decomposition: Decomposition | Literal[""] = ""
     """How the output tiles of dense GEMMs are divided among multiprocessors; empty: as the measured library does."""
     gathers_apart: bool = False
@@ -308,11 +308,11 @@ class Framework(FrameworkPart):
     """Reentrant checkpoints lie around the units of FSDP1. Their forward pass, without gradients, registers no hooks,
     so nothing is prefetched backward (`_register_pre_backward_hooks` and `_get_handle_to_prefetch` of
     torch/distributed/fsdp/_runtime_utils.py): a unit is gathered for its recomputation behind the reduce-scatter of the
-    one before, freed after it, and gathered again for its backward pass."""
+    unit before, freed after it, and gathered again for its backward pass."""
     fused_gradients: bool
     """Gradient accumulation is fused into the GEMMs of weight gradients; otherwise a separate kernel adds them."""
     dummy_gradients: bool = False
-    """Where GEMMs accumulate weight gradients in their buffers, autograd is given a dummy tensor, one for each shape of
+    """Where GEMMs accumulate weight gradients in their buffers, autograd is given a dummy tensor for each shape of
     a weight, which stays (`get_dummy_wgrad` in transformer_engine/pytorch/module/base.py, from 2.3 on)."""
     fp8_activation_inputs: bool = False
     """Inputs of the activation between the linear layers of MLPs and experts are saved in 8 bits for the backward pass
@@ -320,7 +320,7 @@ class Framework(FrameworkPart):
     regather: bool
     """All-gathered inputs of linear layers are saved as shards, and gathered again for the weight gradient."""
     scatter_gather_tensors_in_pipeline: bool = False
-    """Of a pipeline message that all tensor-parallel ranks hold, each sends one share, and the receivers all-gather
+    """Of a pipeline message that all tensor-parallel ranks hold, each sends a share, and the receivers all-gather
     them. Otherwise each sends the whole message."""
     recompute_early_stop: bool | Literal["compiled"] = False
     """Recomputation of a layer ends with the last tensor that its backward pass reads (non-reentrant checkpoints of
@@ -340,27 +340,27 @@ class Framework(FrameworkPart):
     """Factors on the calibrated rates and times of kernels and links: see `simulator.costs`."""
     eager: dict[EagerOperation, EagerPasses] = {}
     """Memory-bound operations that run as several kernels of PyTorch on a GPU, with the number of these and their bytes
-    (`simulator.costs.kernels.eager`); operations without an entry, and those that are `fused`, are one fused kernel.
-    Not with `compile`."""
+    (`simulator.costs.kernels.eager`); operations without an entry, and those that are `fused`, are a single fused
+    kernel. Not with `compile`."""
     converts_apart: bool = False
-    """Kernels of their own convert gradients to the format of the main weights before Adam, and main weights to that of
+    """Separate kernels convert gradients to the format of the main weights before Adam, and main weights to that of
     the weights after it; otherwise Adam reads and writes both formats."""
     sustained: float | None = Field(default=None, gt=0, le=1)
     """Rate of GEMMs and attention on a GPU in a step against the same kernels alone, where nothing is calibrated on the
     machine itself; default: that of the GPU's architecture in published runs, most of them on many nodes."""
     launch_s: float = Field(ge=0, le=1)
-    """Time of the host to launch one op [s]: a faster GPU waits for the host. A profile states it for hosts of H100,
-    and those of other GPUs have another pace (`simulator.job.host_launches`); a job states that of its own host."""
+    """Time of the host to launch an op [s]: a faster GPU waits for the host. A profile states it for hosts of H100,
+    and those of other GPUs have another pace (`simulator.job.host_launches`); a job states that of its host."""
     op_calls: float | None = Field(default=None, ge=1, le=100)
-    """Calls of the host for one op, each as long as that for one kernel of an operation that runs as several (`eager`);
-    default: it launches these as one op."""
+    """Calls of the host for an op, each as long as that for a kernel of an operation that runs as several (`eager`);
+    default: it launches these as a single op."""
     deterministic: bool = False
-    """What adds in one order: the backward pass of fused attention, and what the program sets besides (the key
+    """What adds in a fixed order: the backward pass of fused attention, and what the program sets besides (the key
     `when_deterministic` of its file). For example ``--deterministic-mode`` of Megatron-LM."""
     cuda_graphs: bool | Literal["outside-experts"]
-    """CUDA graphs: launching ops takes no time of the host. true: the whole step is one graph; ``outside-experts``: the
-    host launches the ops of experts, whose numbers of tokens differ from step to step (graphs of Transformer Engine
-    with the scope ``attn moe_router moe_preprocess``)."""
+    """CUDA graphs: launching ops takes no time of the host. true: the whole step is a single graph;
+    ``outside-experts``: the host launches the ops of experts, whose numbers of tokens differ from step to step (graphs
+    of Transformer Engine with the scope ``attn moe_router moe_preprocess``)."""
     launch_blocking: bool = False
     """The host waits for the end of every op before it launches the next (CUDA_LAUNCH_BLOCKING=1): the time of a launch
     is added to every op, and nothing overlaps."""

@@ -45,7 +45,7 @@ class HardwareFigure:
 
 
 def hardware_figures(job: Job, offloads: bool = False) -> list[HardwareFigure]:
-    """The figures of a job's hardware that can change its forecast.
+    """Returns the figures of a job's hardware that can change its forecast.
 
     offloads: whether its plan offloads something to the memory or the disks of the host.
     Raises PlanError for several kinds of nodes.
@@ -58,7 +58,7 @@ def hardware_figures(job: Job, offloads: bool = False) -> list[HardwareFigure]:
 
 
 def _gpu_figures(job: Job) -> Iterator[HardwareFigure]:
-    """Peak rates by number format, what of them lasts, memory, cache and clock of the GPU."""
+    """Yields peak rates by number format, what of them lasts, memory, cache and clock of the GPU."""
     gpu = job.cluster.gpu
     for number, peak in gpu.peak.items():
         if number not in NEVER_IN_TRAINING:
@@ -76,7 +76,7 @@ def _gpu_figures(job: Job) -> Iterator[HardwareFigure]:
 
 
 def _network_figures(cluster: Cluster) -> Iterator[HardwareFigure]:
-    """The links between GPUs, within a domain and between nodes."""
+    """Yields the links between GPUs, within a domain and between nodes."""
     node, fabric = cluster.node, cluster.fabric
     if node.scale_up and cluster.scale_up_domain > 1:
         yield from _link_figures("scale_up", cluster.scale_up.kind, node.scale_up.link, _change_scale_up)
@@ -91,7 +91,7 @@ def _network_figures(cluster: Cluster) -> Iterator[HardwareFigure]:
 
 
 def _host_figures(job: Job, cluster: Cluster, offloads: bool) -> Iterator[HardwareFigure]:
-    """The link to the host, its memory and disks where the plan offloads, and its time to launch ops."""
+    """Yields the link to the host, its memory and disks where the plan offloads, and its time to launch ops."""
     yield from _link_figures("host_link", cluster.host.kind, cluster.gpu.host, _change_host_link)
     if offloads:
         host, gpus = cluster.node.host or Host(), cluster.gpus_per_node

@@ -105,7 +105,11 @@ def _list_plan(job: Job, plan: Mapping[str, Any]) -> Iterator[InertKey]:
 
 
 def _list_data(plan: Mapping[str, Any], data: str, ranks: int) -> Iterator[InertKey]:
-    """Yields the keys of the data-parallel scheme. data: the scheme. ranks: over which it shards."""
+    """Yields the keys of the data-parallel scheme.
+
+    data: the scheme.
+    ranks: over which it shards.
+    """
     if plan.get("zero") is not None and plan.get("fsdp"):
         yield InertKey("plan.zero", plan["zero"], f"the plan has {data}")
     elif ranks == 1 and plan.get("zero"):

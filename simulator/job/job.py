@@ -84,18 +84,18 @@ class SchemeEntry(BaseModel):
 
 
 class StageMesh(JobPart):
-    """Ranks with axes of their own, and the schemes over them."""
+    """Ranks with their axes, and the schemes over them."""
 
     mesh: dict[str, Count]
     """Sizes of the axes by name, outermost (slowest links) first."""
     views: dict[Literal["experts"], Annotated[dict[str, Count], Field(min_length=1)]] = {}
-    """Other axes over the ranks of one pipeline stage, for the experts: edp, ep, etp."""
+    """Other axes over the ranks of a pipeline stage, for the experts: edp, ep, etp."""
     schemes: tuple[SchemeEntry, ...] = ()
     """Outermost first."""
 
 
 class StagePlan(StageMesh):
-    """The ranks of one pipeline stage in long form. Their numbers follow those of the stage before."""
+    """The ranks of a pipeline stage in long form. Their numbers follow those of the stage before."""
 
     layers: LayerCount | tuple[LayerCount, ...] | None = None
     """Layers of the stage; with chunks, of all of them together or of each. Default: those of `LongPlan.partition`."""
@@ -110,7 +110,7 @@ class ReplicaPlan(JobPart):
 
     @property
     def count(self) -> int | None:
-        """Number of micro-batches that each of them runs; None: found by speed."""
+        """Number of micro-batches that each of them runs; None: by speed."""
         return len(self.microbatches) if isinstance(self.microbatches, tuple) else self.microbatches
 
 
@@ -122,15 +122,15 @@ class LongPlan(StageMesh):
     """Heads that the ranks do not divide are padded with dummy heads, which are computed and stored like the others
     (`simulator.models.model.Model.pad_heads`). Default: they are refused."""
     stages: tuple[StagePlan, ...] = ()
-    """Pipeline stages with degrees of their own; `mesh` has then the axis of the pipeline alone."""
+    """Pipeline stages with separate degrees; `mesh` has then the axis of the pipeline alone."""
     replicas: tuple[ReplicaPlan, ...] = ()
-    """Kinds of data-parallel replicas that run different numbers of micro-batches, or have stages of their own."""
+    """Kinds of data-parallel replicas that run different numbers of micro-batches, or have separate stages."""
     share: Literal["even", "by-speed"] = "even"
     """by-speed: replicas on every kind of node get as many micro-batches as make them finish together."""
 
     @property
     def has_stages(self) -> bool:
-        """Whether stages have degrees of their own."""
+        """Whether stages have separate degrees."""
         return bool(self.stages) or any(replica.stages for replica in self.replicas)
 
     def with_schemes(self, change: Callable[[StageMesh], tuple[SchemeEntry, ...]]) -> LongPlan:
@@ -170,7 +170,7 @@ class RunLength(JobPart):
     days: float | None = Field(default=None, strict=True, gt=0, le=3650, allow_inf_nan=False)
     """Days after which a simulated run ends, whatever it has reached."""
     seeds: Annotated[int, Field(strict=True, gt=0, le=1_000_000)] | None = None
-    """Number of simulated runs, each with random numbers of its own. Default: 32."""
+    """Number of simulated runs, each with other random numbers. Default: 32."""
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)] | None = None
     """Of all their random numbers. Default: 0."""
     most_days: float | None = Field(default=None, strict=True, gt=0, le=1e9, allow_inf_nan=False)
@@ -224,7 +224,7 @@ class Train(JobPart):
 
     reference: StrictBool | Literal["model", "adapters-off"] | None = None
     """A frozen reference runs a forward pass over every micro-batch, as in DPO and KTO: a copy of the model, or the
-    trained one without its adapters, which true chooses where there are some. Default: there is none."""
+    trained model without its adapters, which true chooses where there are some. Default: there is none."""
 
     @property
     def has_adapters(self) -> bool:
@@ -247,7 +247,7 @@ class Noise(JobPart):
     """Kernel time of a straggler over that of the other ranks."""
     seed: int = Field(default=0, strict=True, ge=0)
     steps: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
-    """Number of steps played, one after another."""
+    """Number of steps played in turn."""
 
 
 class Published(BaseModel):
@@ -370,7 +370,7 @@ class Job(JobPart):
     """The file of the job, from which errors get their line."""
 
     def __eq__(self, other: object) -> bool:
-        """Whether both jobs mean the same, in whatever form they were written."""
+        """Returns whether both jobs mean the same, in whatever form they were written."""
         fields = type(self).model_fields.keys() - {"as_written", "folder", "taken"}
         return isinstance(other, Job) and all(getattr(self, name) == getattr(other, name) for name in fields)
 

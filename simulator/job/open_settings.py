@@ -1,7 +1,7 @@
 """Settings that a job leaves open, and those of a launch file that are not followed: each widens the interval.
 
 A setting that nobody states has the default of its program, which is wrong with probability `WRONG`. It is an
-independent error of the step by its own effect: by what the forecast says of it where it does (communication that could
+independent error of the step by its effect: by what the forecast says of it where it does (communication that could
 hide or appear, `simulator.report.open_effects`), else by what it is worth in published runs (`SIGMA`).
 
 A setting that something else is forecast for, or that no table has, counts as usual (`USUAL`), until a second
@@ -45,7 +45,8 @@ HOST_BOUND_SIGMA = {"framework.set.cuda_graphs": 0.15, "framework.set.compile": 
 
 _OF_SETTINGS = [sigma for key, sigma in SIGMA.items() if key != "framework.name"]
 USUAL = math.sqrt(WRONG * sum(sigma**2 for sigma in _OF_SETTINGS) / len(_OF_SETTINGS))
-"""Standard deviation that a setting adds which is approximated or unknown: that of an open one, root mean square."""
+"""Standard deviation that a setting adds which is approximated or unknown: that of an open setting, root mean
+square."""
 
 OVERLAPS = tuple(f"framework.set.overlap.{axis}" for axis in ("dp", "tp", "pp", "ep"))
 """Overlaps that a job may leave open."""
@@ -93,7 +94,8 @@ def _list_open_plan_keys(plan: Mapping[str, object]) -> list[str]:
 
 
 def sigma_of_open(job: Job, key: str) -> float:
-    """Returns the standard deviation that an open setting adds by its worth in published runs; 0 of one without any."""
+    """Returns the standard deviation that an open setting adds by its worth in published runs; 0 where none shows
+    it."""
     sigmas = SIGMA | (HOST_BOUND_SIGMA if job.model.moe is not None else {})
     return math.sqrt(WRONG) * sigmas.get(key, 0.0)
 

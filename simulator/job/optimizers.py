@@ -43,7 +43,8 @@ class OptimizerStates(NamedTuple):
     def tensor_bytes(self, size: float, shape: tuple[int, ...], shards: float, moments: str) -> float:
         """Returns the bytes of all states of a tensor, of which a rank updates `size` / `shards` elements.
 
-        shape: of a matrix. moments: their format.
+        shape: of a matrix.
+        moments: their format.
         """
         elements = size / shards
         if self.factored:
@@ -66,4 +67,5 @@ OPTIMIZER_STATES: Mapping[OptimizerName, OptimizerStates] = {
     "sgd": OptimizerStates(0),
     "adafactor": OptimizerStates(0, factored=True),
 }
-"""The states of every optimizer; one with a single moment, as SGD with momentum or RMSprop, has those of lion."""
+"""The states of every optimizer; an optimizer with a single moment, as SGD with momentum or RMSprop, has those of
+lion."""

@@ -1,4 +1,4 @@
-"""The keys of a plan in short form: the one table of them, from which all that knows them is made.
+"""The keys of a plan in short form: the table from which all that knows them is derived.
 
 A key is a field of `ShortStage` or `ShortPlan`: its type and default, a `PlanKey`, and below it the sentence of
 docs/job.md. From these follow the long form (``simulator.job.shorthand``), launch files, the fields of a search, the
@@ -25,7 +25,7 @@ is searched only where a job names it."""
 class PlanKey:
     """A key of a plan in short form.
 
-    owner: what it is about: the mesh, the model, replicas, a family of schemes, or one scheme (``data/fsdp``).
+    owner: what it is about: the mesh, the model, replicas, a family of schemes, or a scheme (``data/fsdp``).
     option: the option of a scheme of its owner that it states; ``use``: the scheme itself.
     chooses: the schemes of its family that its values choose in other words than their names.
     degree: the degree that must be above 1 for it to have an effect.
@@ -56,7 +56,7 @@ class PlanKey:
 
     @property
     def family(self) -> str:
-        """Its family of schemes, if it is about one."""
+        """The family of schemes that it is about, if any."""
         return self.owner.partition("/")[0]
 
     @property

@@ -56,8 +56,10 @@ class RulePart(BaseModel):
 class AvailableValues(RulePart):
     """The values of a fact that a program has.
 
-    key: of the job, which states the fact. values: the values. since: of values that not all releases of the profile
-    have, the first month whose releases do. source: the file of the program that says so.
+    key: of the job, which states the fact.
+    values: the values.
+    since: of values that not all releases of the profile have, the first month whose releases do.
+    source: the file of the program that says so.
     """
 
     key: str
@@ -75,8 +77,11 @@ class AvailableValues(RulePart):
 class RefusedCondition(RulePart):
     """A condition under which a program stops at its start.
 
-    rule: its name in `CONDITIONS`. key: of the job, which states what breaks it. since: the first month whose releases
-    stop. until: the first month whose releases no longer do. source: the file of the program that checks it.
+    rule: its name in `CONDITIONS`.
+    key: of the job, which states what breaks it.
+    since: the first month whose releases stop.
+    until: the first month whose releases no longer do.
+    source: the file of the program that checks it.
     """
 
     rule: str
@@ -86,14 +91,14 @@ class RefusedCondition(RulePart):
     source: str = Field(min_length=10)
 
     def holds_at(self, month: str) -> bool:
-        """Whether the releases of a month stop."""
+        """Returns whether the releases of a month stop."""
         return (self.since is None or self.since <= month) and (self.until is None or month < self.until)
 
 
 class ProgramRules(RulePart):
     """The rules of a program.
 
-    code: repository and commit of the files that the rules cite, but for sources that name their own.
+    code: repository and commit of the files that the rules cite, but for sources that name theirs.
     """
 
     code: str = Field(min_length=10)
@@ -116,8 +121,8 @@ class ProgramRules(RulePart):
 class Condition:
     """A condition under which programs stop.
 
-    facts: names of the facts that decide it, which are the parameters of `explain`. explain: returns what is wrong in
-    words; empty if nothing is.
+    facts: names of the facts that decide it, which are the parameters of `explain`.
+    explain: returns what is wrong in words; empty if nothing is.
     """
 
     facts: tuple[str, ...]
@@ -395,7 +400,10 @@ def _delayed_scaling_with_modules(compute: str, modules: tuple[str, ...]) -> str
 class BrokenRule:
     """A rule of a program that a job breaks.
 
-    program: name of the framework. key: of the job. words: what is wrong. source: repository, commit and file.
+    program: name of the framework.
+    key: of the job.
+    words: what is wrong.
+    source: repository, commit and file.
     stops: whether the program stops at its start; otherwise it does not have what the job names.
     """
 
@@ -417,7 +425,7 @@ class BrokenRule:
         return f"plan.{PLAN_KEYS[name].flat}" if section == "plan" and name in PLAN_KEYS else self.key
 
     def to_dict(self) -> dict[str, str | bool]:
-        """The rule in the JSON answer."""
+        """Returns the rule in the JSON answer."""
         return {"key": self.key, "rule": self.words, "source": self.source, "stops": self.stops}
 
 
@@ -462,7 +470,7 @@ def explain_missing(name: str, values: Sequence[str], value: object) -> str:
 def broken_rules(job: Job) -> list[BrokenRule]:
     """Returns the rules of its program that a job breaks; of a job that states no framework none.
 
-    Stages and replicas of different degrees are not checked: each has facts of its own.
+    Stages and replicas of different degrees are not checked: each has its facts.
     """
     rules = _rules_of_job(job)
     return [] if rules is None else [*check_facts(rules, job.framework.name, facts_of_job(job))]
@@ -493,7 +501,7 @@ def list_refused(job: Job) -> frozenset[str]:
 
 
 def _rules_of_job(job: Job) -> ProgramRules | None:
-    """Returns the rules of the program that a job means; None without any, or where stages have facts of their own."""
+    """Returns the rules of the program that a job means; None without any, or where stages have separate facts."""
     if not job.means_program or job.plan.has_stages or job.plan.replicas:
         return None
     return find_rules(job.framework.name, job.release)
@@ -575,7 +583,7 @@ def name_padding(model: Model, tp: int) -> str | None:
 
 
 def _options_of(plan: LongPlan) -> Facts:
-    """Returns the options of the schemes that a plan states, behind the name of the family; of memory behind their own
+    """Returns the options of the schemes that a plan states, behind the name of the family; of memory behind their
     names."""
     options = dict[str, object]()
     for entry in plan.schemes:

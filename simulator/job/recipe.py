@@ -41,7 +41,7 @@ class RecipeFacts(BaseModel):
     compute: format of its products.
     mode: which parameters it trains.
     degrees: of its plan, and under `domain` the GPUs of a scale-up domain.
-    deterministic: whether kernels add in one order.
+    deterministic: whether kernels add in a fixed order.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -85,14 +85,14 @@ class RecipeSetting(BaseModel):
     at_most: dict[str, int] = {}
     """Degrees of which there must not be more."""
     deterministic: bool | None = None
-    """Whether kernels add in one order."""
+    """Whether kernels add in a fixed order."""
     set: NestedFields = {}
     """Traits of the framework, nested as in the profile."""
     plan: NestedFields = {}
     """Keys of a plan in short form."""
 
     def is_for(self, facts: RecipeFacts) -> bool:
-        """Whether a job of these facts gets it."""
+        """Returns whether a job of these facts gets it."""
         last = facts.month or "9999-12"  # the newest release, which no longer has what ended
         degrees = facts.degrees
         return all(
@@ -112,7 +112,11 @@ class RecipeSetting(BaseModel):
 
 
 class RecipeValue(NamedTuple):
-    """A value that a job takes from recipes. key: of the job, without ``framework.set.``. source: of the recipe."""
+    """A value that a job takes from recipes.
+
+    key: of the job, without ``framework.set.``.
+    source: of the recipe.
+    """
 
     key: str
     value: object
@@ -148,7 +152,11 @@ class Recipe(BaseModel):
         return Recipe(settings=tuple(settings))
 
     def list_taken(self, traits: SomeFields, plan: SomeFields) -> tuple[RecipeValue, ...]:
-        """Returns what a job takes. traits: of the framework that it states. plan: as it states it."""
+        """Returns what a job takes.
+
+        traits: of the framework that it states.
+        plan: as it states it.
+        """
         taken, filled = dict[str, RecipeValue](), fill_plan(plan, self.plan)
         for setting in self.settings:
             for key, value in _flatten(setting.set):
@@ -178,7 +186,7 @@ def find_recipe(name: str, facts: RecipeFacts) -> Recipe:
 
 
 def name_as_recipes(program: str, name: str, sizes: ModelSizes) -> str:
-    """Returns the name by which the recipes of a program know a model: its own, or that of the preset of its sizes."""
+    """Returns the name by which the recipes of a program know a model: its name, or that of the preset of its sizes."""
     known = _models_of_recipes(program)
     if not known or name.lower().startswith(known) or is_preset(name):
         return name

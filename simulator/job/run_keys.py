@@ -1,4 +1,4 @@
-"""The keys of ``run`` that ``meshcast run`` simulates; a forecast of one step reads the size of evaluations alone.
+"""The keys of ``run`` that ``meshcast run`` simulates; a forecast of a step reads the size of evaluations alone.
 
 Durations are in the unit that the name of a key ends with.
 """
@@ -51,7 +51,7 @@ class FailingComponent(JobPart):
     per: Unit
     """What fails: a GPU, a network port, a node, a leaf switch, or the job as a whole."""
     mtbf_hours: Positive
-    """Mean time between failures of one of them."""
+    """Mean time between failures of each."""
     shape: Annotated[float, Field(strict=True, ge=0.2, le=20)] = 1.0
     """Shape of the Weibull distribution of that time; 1: exponential. All are new when the run begins."""
     loses: Loss = "node"
@@ -79,13 +79,13 @@ class Checkpoints(JobPart):
     """How and when the states of training are saved."""
 
     kind: CheckpointKind = "asynchronous"
-    """full: one rank writes all. sharded: every node writes its part, and training waits. asynchronous: training waits
-    for the copy into host memory alone. in-memory: also to the host memory of other nodes. just-in-time: by healthy
-    replicas when a failure has happened."""
+    """full: a single rank writes all. sharded: every node writes its part, and training waits. asynchronous: training
+    waits for the copy into host memory alone. in-memory: also to the host memory of other nodes. just-in-time: by
+    healthy replicas when a failure has happened."""
     every_steps: Count | None = None
-    """Steps from one checkpoint to the next; of in-memory: of copies in host memory, 1 by default."""
+    """Steps from a checkpoint to the next; of in-memory: of copies in host memory, 1 by default."""
     every_s: Annotated[float, Field(strict=True, gt=0, le=1e8, allow_inf_nan=False)] | None = None
-    """The same in seconds. Default: the best one by Daly's formula."""
+    """The same in seconds. Default: the best by Daly's formula."""
     store: Annotated[str, _in_catalog("stores")] | None = None
     """Store of the catalog."""
     write_gb_per_s: Positive | None = None
@@ -103,7 +103,7 @@ class Checkpoints(JobPart):
     load_s: Seconds | None = None
     """Time to load it after a failure."""
     copies: Count = 2
-    """Of in-memory: nodes that hold each part, its own included."""
+    """Of in-memory: nodes that hold each part, that of the part included."""
     store_every_s: Annotated[float, Field(strict=True, gt=0, le=1e8, allow_inf_nan=False)] = 10_800.0
     """Of in-memory and just-in-time: time between checkpoints in the store, for failures of more nodes at once."""
 
@@ -120,15 +120,16 @@ class Recovery(JobPart):
     """What happens after a failure; what is not stated is that of the entry `failures.rates`."""
 
     detection_s: Seconds | None = None
-    """From a failure until it is known and its node is found."""
+    """From a failure until it is known and its node is identified."""
     scheduling_s: Seconds | None = None
     """Until all processes run again, without loading a checkpoint."""
     warm_up_s: Seconds | None = None
     """From the loaded checkpoint to the first step of usual duration."""
     spares: Whole | None = None
-    """Spare nodes that wait, and are paid for. Default: another node is there whenever one fails, and costs nothing."""
+    """Spare nodes that wait, and are paid for. Default: another node is there whenever a node fails, and costs
+    nothing."""
     repair_hours: Positive | None = None
-    """Until a node that failed is back, as a spare one; the mean of an exponential distribution."""
+    """Until a node that failed is back, as a spare; the mean of an exponential distribution."""
     elastic: ElasticPolicy = "none"
     """What to do while nodes are missing. none: wait. fewer-replicas: restart from a checkpoint with fewer replicas, or
     ones of another depth. templates: pipelines that lost nodes go on with fewer stages. reroute: micro-batches of
@@ -147,7 +148,7 @@ class SlowEpisode(JobPart):
 
     per: Unit = "node"
     every_hours: Positive
-    """Mean time between the beginnings of such times at one of the parts."""
+    """Mean time between the beginnings of such times at each of the parts."""
     minutes: Positive = 10.0
     """Mean duration, exponentially distributed."""
     slowdown: Annotated[float, Field(strict=True, ge=1, le=1000)] = 1.0
@@ -160,11 +161,11 @@ class RunStragglers(JobPart):
     """How the durations of steps vary."""
 
     jitter: Annotated[float, Field(strict=True, ge=0, le=2)] = 0.0
-    """Standard deviation of the duration of a step on one rank; of its logarithm with lognormal."""
+    """Standard deviation of the duration of a step on a rank; of its logarithm with lognormal."""
     distribution: Distribution = "lognormal"
     """Of that duration. A step takes as long as on the slowest rank."""
     ranks: Count | None = None
-    """Ranks that vary independently. Default: one for each GPU."""
+    """Ranks that vary independently. Default: all GPUs."""
     episodes: Annotated[dict[str, SlowEpisode], Field(max_length=MAX_PROCESSES)] = {}
     """Slow nodes and links, throttling, flapping ports, by name."""
 
@@ -175,7 +176,7 @@ class Evaluation(JobPart):
     every_steps: Count | None = None
     seconds: Seconds | None = None
     micro: Count | None = None
-    """Sequences of a micro-batch of one replica; with it the memory of an evaluation is forecast, too. `predict` reads
+    """Sequences of a micro-batch of a replica; with it the memory of an evaluation is forecast, too. `predict` reads
     it, and `sequence`."""
     sequence: Length | None = None
     """Tokens of each of them. Default: `batch.sequence`."""
@@ -192,7 +193,7 @@ class Evaluation(JobPart):
 
     @property
     def pause(self) -> tuple[int, float] | None:
-        """Steps from one evaluation to the next, and its duration [s]; None without pauses."""
+        """Steps from an evaluation to the next, and its duration [s]; None without pauses."""
         return None if self.every_steps is None or self.seconds is None else (self.every_steps, self.seconds)
 
 
@@ -206,6 +207,6 @@ class DataStalls(JobPart):
 
 
 def refuse_two_lengths(run: Mapping[str, Any]) -> None:
-    """Raises ValueError if a run has several lengths; `days` may end one early."""
+    """Raises ValueError if a run has several lengths; `days` may end it early."""
     if run.get("tokens") is not None and run.get("steps") is not None:
         raise ValueError("a run has one length, and tokens and steps are given. Keep one of them")

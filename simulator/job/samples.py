@@ -36,7 +36,7 @@ REMEDY = "Name a CSV file with the tokens of a sample in every row"
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Samples of one micro-batch, joined.
+    """Samples of a micro-batch, joined.
 
     sequences: number of its rows.
     length: tokens of a row, padding included.

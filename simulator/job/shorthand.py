@@ -151,7 +151,7 @@ def _order_axes(mesh: Mapping[str, int], order: str) -> dict[str, int]:
 
 
 def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model, node: int) -> LongPlan:
-    """Returns the long form of a plan whose stages have degrees of their own; what a stage leaves out is as in the
+    """Returns the long form of a plan whose stages have separate degrees; what a stage leaves out is as in the
     plan."""
     for key in ("pp", "dp"):
         if key in plan:

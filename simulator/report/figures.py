@@ -54,7 +54,7 @@ class Figure:
     label: str
     """Name on plots and in tables of parts."""
     sentence: str
-    """Definition, with the formula where there is one."""
+    """Definition, with the formula where there is any."""
     path: str = ""
     """Place in the JSON answer, keys and list indices separated by dots; `name` if empty."""
     form: str = "{:,.4g}"
@@ -121,7 +121,7 @@ def _interval(metrics: Metrics) -> str:
 
 
 def name_contribution(name: str) -> str:
-    """Label of a contribution to `Metrics.sigma`."""
+    """Returns the label of a contribution to `Metrics.sigma`."""
     labels = {REGIME: "steps of this regime"} | {key: figure.label for key, figure in parts_of_step().items()}
     return labels.get(name, name.removeprefix(CAUSE))
 

@@ -64,7 +64,7 @@ class Forecast:
     evaluation: Forecast | None = None
     """The forward passes of an evaluation between steps, where the job states their size."""
     reference: Forecast | None = None
-    """The forward passes of a reference in every step, if there is one; its weights are in `resting`."""
+    """The forward passes of a reference in every step, if any; its weights are in `resting`."""
     rebuild: Callable[[Sequence[Sequence[ScheduleItem]]], Program] | None = None
     """Builds the program of the same step for other orders; only of schedules that decide at run time."""
 
@@ -79,7 +79,8 @@ class Forecast:
         return self.count_outside()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copies: what was looked up instead of all prices and stages that it is looked up in."""
+        """Returns for pickle and copies what was looked up instead of all prices and stages that it is looked up
+        in."""
         looked_up = {"assumed": self.assumed, "outside_steps": self.outside_steps}
         return self.__dict__ | looked_up | {"assume": tuple, "count_outside": tuple}
 
@@ -98,7 +99,7 @@ class Forecast:
         ]
 
     def memory(self, device: int) -> tuple[np.ndarray, np.ndarray]:
-        """Allocated memory through the step: moments [s] and bytes by category [moments, categories]."""
+        """Returns the allocated memory through the step: moments [s] and bytes by category [moments, categories]."""
         return over_time(self.program, self.step.flat, self.step.times, device, self.resting[device])
 
     @property

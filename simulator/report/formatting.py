@@ -118,7 +118,8 @@ def _format_room(nbytes: float) -> str:
 
 
 def name_device(plan: Plan, device: int) -> str:
-    """Names a pipeline device as a person would: "replica 1, stage 0"; where all replicas are alike, "stage 0"."""
+    """Names a pipeline device as a person would: "replica 1, stage 0"; where all replicas are alike, "stage
+    0"."""
     if not plan.pipelines:
         return f"stage {device}"
     pipeline, stage = plan.ranks.pipeline_of(device)

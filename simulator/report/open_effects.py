@@ -26,7 +26,8 @@ LEAST = 1e-6
 def open_effects(job: Job, breakdown: Breakdown, step: float) -> dict[str, float]:
     """Returns the standard deviations of log(measured / forecast) by the key of each setting that a job leaves open.
 
-    breakdown: of the step. step: its duration [s].
+    breakdown: of the step.
+    step: its duration [s].
     """
     sigmas = {}
     for key in list_open_settings(job):

@@ -136,7 +136,7 @@ class _Trace:
         }
 
     def _first_stages(self) -> list[int]:
-        """For every device, the first stage of its pipeline."""
+        """Returns for every device the first stage of its pipeline."""
         stages, first = list[int](), 0
         for part in self.play.plan.every_pipeline:
             stages += [first] * part.shape.p
@@ -148,7 +148,7 @@ class _Trace:
         return (ns / 1000).tolist()
 
     def _owners(self) -> np.ndarray:
-        """Index in `actions` of every op's action; of a pair that of its first action."""
+        """Returns the index in `actions` of every op's action; of a pair that of its first action."""
         owner = np.empty(len(self.flat.ops), int)
         table = self.program.timetable
         for action in range(len(table.slot)):
@@ -162,12 +162,12 @@ class _Trace:
         return owner
 
     def _sends(self, action: int) -> int:
-        """Number of sends after the ops of an action."""
+        """Returns the number of sends after the ops of an action."""
         slot = self.program.timetable.slot[action]
         return sum(send is not None for send in (self.program.sends[slot], *self.program.others.get(slot, ())))
 
     def _follows(self, action: int) -> bool:
-        """Whether an action is overlapped with that before it."""
+        """Returns whether an action is overlapped with that before it."""
         table = self.program.timetable
         return table.slots[table.slot[action]].follows
 

@@ -15,7 +15,7 @@ HERE = Path(str(resources.files("meshcast"))).resolve().parent
 
 @cache
 def product_version() -> str:
-    """The version of the installed distribution."""
+    """Returns the version of the installed distribution."""
     try:
         return version("meshcast")
     except PackageNotFoundError:

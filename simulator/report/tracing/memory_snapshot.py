@@ -120,7 +120,7 @@ def write_snapshot(report: Report, path: str | Path) -> None:
 
 
 def make_snapshot(report: Report) -> Description:
-    """The snapshot: the keys and values of ``torch.cuda.memory._snapshot()``; a device is a pipeline stage."""
+    """Returns the snapshot: the keys and values of ``torch.cuda.memory._snapshot()``; a device is a pipeline stage."""
     segments: list[Description] = []
     traces = []
     for device in range(report.play.program.devices):

@@ -70,7 +70,8 @@ def name_kernel(op: Op, name: str = "") -> str:
 
 
 def function_of(work: Work) -> str:
-    """The function that a kernel is named after: ``gemm``, ``rms_norm_backward``, ``ncclDevKernel_AllReduce``."""
+    """Returns the function that a kernel is named after: ``gemm``, ``rms_norm_backward``,
+    ``ncclDevKernel_AllReduce``."""
     if isinstance(work, Gemm):
         return "attention_scores_gemm" if work.what == "scores" else "grouped_gemm" if work.groups else "gemm"
     if isinstance(work, Attention):
@@ -84,14 +85,14 @@ def function_of(work: Work) -> str:
 
 
 def category_of(op: Op) -> str:
-    """Kineto's category of an op's event."""
+    """Returns Kineto's category of an op's event."""
     if isinstance(op.work, HostUpdate | HostLaunch):
         return "cpu_op"
     return "gpu_memcpy" if isinstance(op.work, HostCopy) else "kernel"
 
 
 def is_launched(op: Op) -> bool:
-    """Whether the GPU runs the op, so that the host launches it."""
+    """Returns whether the GPU runs the op, so that the host launches it."""
     return op.work is not None and category_of(op) != "cpu_op"
 
 
@@ -117,8 +118,9 @@ def describe_op(op: Op, latency: float) -> dict[str, Any]:
 def describe_collective(op: Op, plan: Plan, device: int, receives: bool = False) -> dict[str, Any]:
     """Arguments that torch's profiler adds to a collective or message: its name, group and sizes; {} of other work.
 
-    plan: of the ranks of the device. receives: whether it is the receiving end of a message.
-    Elements are bytes: a simulated message has a size, and no number format.
+    plan: of the ranks of the device.
+    receives: whether it is the receiving end of a message. Elements are bytes: a simulated message has a size, and no
+        number format.
     """
     work = op.work
     if isinstance(work, Transfer):
@@ -135,7 +137,8 @@ def describe_collective(op: Op, plan: Plan, device: int, receives: bool = False)
 
 
 def family_of(op: Op, plan: Plan) -> str:
-    """The family of schemes that a collective serves: of its stream, or on the stream of kernels of its axes."""
+    """Returns the family of schemes that a collective serves: of its stream, or on the stream of kernels of its
+    axes."""
     if op.stream != COMPUTE:
         return op.stream.partition("-")[0]
     families = {axis: scheme.use.partition("/")[0] for scheme in plan.schemes for axis in scheme.axes}
