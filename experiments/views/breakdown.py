@@ -55,5 +55,5 @@ def step_parts(report: Report) -> dict[str, BreakdownPart]:
 
 
 def group_shares(report: Report) -> list[float]:
-    """Computes shares of the step by group, in the order of `STEP_GROUPS`; they add up to one."""
+    """Computes shares of the step by group, in the order of `STEP_GROUPS`; they add up to 1."""
     return [sum(report.parts[key] for key in keys) / report.step_time for keys in STEP_GROUPS]

@@ -133,7 +133,7 @@ def offloaded_activations(program: Program) -> list[dict[str, float]]:
 
 
 def in_flight(program: Program) -> np.ndarray:
-    """Bytes of communication buffers beside every action of the timetable.
+    """Counts the bytes of communication buffers beside every action of the timetable.
 
     Where sends overlap, a sent buffer lives through the next action of its device, and a receive buffer through the
     action before. Evicted activations live through the next action that computes.

@@ -214,7 +214,7 @@ class Meetings:
 
     @remembered
     def _places_of(self, work: Transfer, sender: int, receiver: int) -> tuple[list[int], list[int]]:
-        """Places of the two ends of every message among the ranks of their devices."""
+        """Returns the places of the two ends of every message among the ranks of their devices."""
         ends = (self.grids[device].ranks.ravel().tolist() for device in (sender, receiver))
         sources, targets = ({rank: place for place, rank in enumerate(ranks)} for ranks in ends)
         return [sources[rank] for rank, _, _ in work.pairs], [targets[rank] for _, rank, _ in work.pairs]

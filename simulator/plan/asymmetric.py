@@ -398,7 +398,7 @@ def share_by_speed(plans: Sequence[Plan], replicas: Sequence[int], count: int, r
 
 
 def _slowest_stage(plan: Plan, resolver: Resolver) -> float:
-    """Seconds of a micro-batch on the stage that takes longest."""
+    """Returns the seconds of a micro-batch on the stage that takes longest."""
     costs, stages = resolver.pricing.price_layers(plan), [0.0] * plan.shape.p
     for part, (begin, layers, end) in enumerate(costs):
         device = plan.model_parts.holders(part)[0]

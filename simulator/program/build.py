@@ -195,7 +195,7 @@ class _Builder:
         return self.messages.results(source, target, slot.kind in FORWARD)
 
     def received_bytes(self, slot: Slot) -> int:
-        """Bytes that a rank receives from other devices before an action of a slot."""
+        """Counts the bytes that a rank receives from other devices before an action of a slot."""
         far = [stage for stage in self.timetable.takes_from(slot) if self.timetable.elsewhere(slot.stage, stage)]
         return sum(self._message(slot, stage, slot.stage).nbytes for stage in far)
 

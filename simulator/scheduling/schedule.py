@@ -302,7 +302,7 @@ class Schedule(Scheme):
         return [list(self.order(shape, device)) for device in range(shape.p)]
 
     def chunks_per_device(self) -> int:
-        """Stages a device, of all directions."""
+        """Returns the number of stages a device, of all directions."""
         return self.options.chunks * self.directions
 
     @property

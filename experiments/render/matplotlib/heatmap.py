@@ -113,7 +113,7 @@ def heatmap(
 
 
 def _reason(cell: Cell | None) -> str:
-    """Says why a cell has no value; empty if it has one."""
+    """Says why a cell has no value; empty if it has any."""
     return "not in the sweep" if cell is None else cell.note
 
 
@@ -178,7 +178,8 @@ def _draw_scale(
 
 
 def _name_axis(name: str, fields: Sequence[str], room: float) -> str:
-    """Names a field at an axis, in short if its name is longer than the axis. room: length of the axis [in]."""
+    """Returns the names a field at an axis, in short if its name is longer than the axis. room: length of the axis
+    [in]."""
     return name if text_width(name, style.TEXT) <= room else shorten_field(name, fields)
 
 

@@ -1,7 +1,8 @@
-"""Plot of pipeline schedules below each other on one axis of time: with equal times of passes, or of whole forecasts.
+"""Plot of pipeline schedules below each other on a common axis of time: with equal times of passes, or of whole
+forecasts.
 
-Each has its bubble in its caption. The rows of all have one scale, so a shorter schedule ends earlier; white behind the
-end of a schedule is not idle time, which a line marks.
+Each has its bubble in its caption. The rows of all have a common scale, so a shorter schedule ends earlier; white
+behind the end of a schedule is not idle time, which a line marks.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def calibrate_tables(
 def _calibrate(
     kind: str, calibration: Calibration, tables: Sequence[LibraryTable], name: str, leave_out: bool
 ) -> CalibrationResult:
-    """Fits one calibration. Raises PlanError if rows are too far from every cost model for a fit."""
+    """Fits a calibration. Raises PlanError if rows are too far from every cost model for a fit."""
     try:
         result: CalibrationResult = ROOMS[kind].calibrate(calibration, tables, name, leave_out)
     except (ValueError, ArithmeticError) as error:
@@ -208,7 +208,7 @@ def _refusals(answer: dict[str, Any]) -> list[RenderableType]:
 
 
 def calibration_page(answer: dict[str, Any], out: Path) -> RenderableType:
-    """Returns errors of every library with its own coefficients, and when it was left out of the fit."""
+    """Returns errors of every library with its coefficients, and when it was left out of the fit."""
     unseen = ("unseen:", "median"), ("", "p90")
     errors = [(head, ".1p") for head in ("median", "p90", *unseen)]
     table = _table(("hardware", "section", "library"), ("rows", ","), *errors, low=True)

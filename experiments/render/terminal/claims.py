@@ -131,7 +131,7 @@ def tabulate_counts(summary: dict[str, Any]) -> Table:
 
 
 def _claim_page(row: dict[str, Any]) -> RenderableType:
-    """Returns one claim: what it says, its jobs, their numbers for all assumptions, and the verdict."""
+    """Returns a claim: what it says, its jobs, their numbers for all assumptions, and the verdict."""
     lines = {
         "claim": f"{row['id']}: {row['says']}",
         "system": f"{row['system']} ({row['family']}), {row['reference']}",

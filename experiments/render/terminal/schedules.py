@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 STYLES = {
     kind: f"{palette.ink_on(palette.rgb(looks.colour))} on {looks.colour}" for kind, looks in palette.ACTIONS.items()
 }
-"""By kind of action: readable letters on its colour. Passes that are one with the pass before look like that one."""
+"""By kind of action: readable letters on its colour. Passes that run with the pass before look like it."""
 
 TRANSFER = palette.FAINT
 """Colour of transfers of activations."""
@@ -55,7 +55,7 @@ MAX_CELLS = 100_000
 
 
 def play_in_slots(name: str, p: int | None, m: int | None, v: int | None) -> ScheduleReplay:
-    """Returns a schedule played in slots: F, B and W of a chunk take one slot each, a whole backward pass two.
+    """Returns a schedule played in slots: F, B and W of a chunk take a slot each, a whole backward pass two.
 
     name: of a schedule, or of a CSV file, which fixes p, m and v. p: devices. m: micro-batches. v: chunks a device.
     Raises PlanError for numbers beyond the limits of `ScheduleCase` and a schedule that does not exist for them.
@@ -188,7 +188,7 @@ def _lanes(run: ScheduleReplay, device: int, unit: float) -> list[tuple[str, Cel
 
 
 def _label(action: Action, several: bool) -> str:
-    """Returns text of an action, without the stage if the device has only one."""
+    """Returns text of an action, without the stage if the device has only this."""
     return str(action) if several else str(action).removeprefix(str(action.stage))
 
 

@@ -1,4 +1,4 @@
-"""The one data source of all figures of many plans, so that plans selected in one are marked in all."""
+"""The data source that all figures of many plans share, so that plans selected in any are marked in all."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _join(pieces: list[dict[str, np.ndarray]]) -> dict[str, Any]:
 
 
 def _lane(busy: Sequence[np.ndarray | None], edges: np.ndarray, scale: float, top: float) -> dict[str, Any]:
-    """Returns columns of the rectangles of one axis of communication. busy: shares of the bins by device."""
+    """Returns columns of the rectangles of an axis of communication. busy: shares of the bins by device."""
     rows = [
         (begin * scale, end * scale, device + top, device + top + 0.85 * LANE, share)
         for device, shares in enumerate(busy)

@@ -224,7 +224,7 @@ class BalancedScheme(ExpertScheme, FitsModels):
         return round(hosted * self._held_bytes(now)), round(hosted * BYTES[self.framework.gradients]) * trained
 
     def _held_bytes(self, placement: Placement) -> float:
-        """Bytes that a host beside the owner holds of each weight: of replicas with optimizer states."""
+        """Counts the bytes that a host beside the owner holds of each weight: of replicas with optimizer states."""
         framework = self.framework
         states = (
             0

@@ -64,7 +64,8 @@ class PulledShards(TensorOverlap):
 
 
 def loop_seconds(e: float, c: float, steps: Sequence[int]) -> float:
-    """Seconds in which a rank pulls shards, some in each step, while GEMMs run on its shard and on those pulled.
+    """Computes the seconds in which a rank pulls shards, some in each step, while GEMMs run on its shard and on those
+    pulled.
 
     e, c: seconds of the GEMM on a shard, and of its transfer. The loop of a reduce-scatter is this loop backwards.
     """
