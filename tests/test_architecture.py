@@ -414,8 +414,6 @@ ABOVE: dict[str, dict[str, int]] = {
         "simulator/costs/collectives/algorithms.py:_exchange_messages": 21,
         "simulator/costs/kernels/attention.py:seconds": 24,
         "simulator/costs/kernels/gemm.py:_busy": 26,
-        "simulator/forecast/stages.py:_lower_pipeline": 21,
-        "simulator/plan/asymmetric.py:_make_pipeline": 22,
     },
     "public members": {
         "simulator/ir/modules.py:Operator": 28,
