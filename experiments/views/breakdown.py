@@ -24,7 +24,9 @@ STEP_GROUPS = {
 class BreakdownPart:
     """A part of a step [s].
 
-    begin: sum of the parts before it. took: its duration. hidden: overlapped communication of the same axis.
+    begin: sum of the parts before it.
+    took: its duration.
+    hidden: overlapped communication of the same axis.
     """
 
     begin: float

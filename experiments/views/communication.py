@@ -56,7 +56,8 @@ class CommunicationMatrix:
     def find_scale(self, decades: float, axes: Iterable[str] = ()) -> tuple[float, float]:
         """Finds the ends of a logarithmic scale of all matrices: the least and the largest bytes of a cell.
 
-        decades: longest scale; cells of less have the value of its lower end. axes: those that are drawn, or all.
+        decades: longest scale; cells of less have the value of its lower end.
+        axes: those that are drawn, or all.
         """
         high = float(self.total.max())
         least = min(float(matrix[matrix > 0].min()) for matrix in (self.by_axis[axis] for axis in axes or self.by_axis))

@@ -21,7 +21,11 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """Plans with a pair of values of the two fields. best: the best that fits, or None. note: why it is None."""
+    """Plans with a pair of values of the two fields.
+
+    best: the best that fits, or None.
+    note: why it is None.
+    """
 
     rows: tuple[Row, ...]
     best: Row | None

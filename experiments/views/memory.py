@@ -55,7 +55,9 @@ class DeviceMemory:
 class MemoryCurve:
     """Tensors of a device over a step.
 
-    moments: times of changes [s]. held: bytes from each moment on [moments, categories]. span: of the step [s].
+    moments: times of changes [s].
+    held: bytes from each moment on [moments, categories].
+    span: of the step [s].
     """
 
     moments: np.ndarray

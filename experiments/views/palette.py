@@ -33,7 +33,10 @@ RGB = tuple[float, float, float]
 class Looks(NamedTuple):
     """How a kind is drawn.
 
-    words: its name in a legend. colour: as ``#rrggbb``. hatch: in matplotlib's letters. edge: colour of the hatch.
+    words: its name in a legend.
+    colour: as ``#rrggbb``.
+    hatch: in matplotlib's letters.
+    edge: colour of the hatch.
     title: longer name, for pages that have room; `words` if empty.
     """
 

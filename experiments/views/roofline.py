@@ -101,11 +101,13 @@ class KernelPoint:
 class NetworkPoint:
     """What an axis of communication sends over the links of a tier in a step.
 
-    axis: a key of `EXPOSED`. tier: of `TIERS`.
+    axis: a key of `EXPOSED`.
+    tier: of `TIERS`.
     nbytes: bytes that a rank sends over these links [bytes]; the mean over the ranks of the device.
     seconds: for which ops that send over this tier occupy their streams [s].
     link_rate: nominal rate of a GPU's links of this tier in a direction [bytes/s].
-    flops: FLOPs that a rank executes in the step. peak: of the GPU [FLOP/s].
+    flops: FLOPs that a rank executes in the step.
+    peak: of the GPU [FLOP/s].
     step_seconds: duration of the step [s].
     """
 
@@ -202,7 +204,9 @@ class StepRoofline:
 class KernelGroup(NamedTuple):
     """Kernels of the same name, phase and kind, as a point.
 
-    intensity: FLOPs a byte. attained, roof: rates [FLOP/s]. seconds: in a step [s].
+    intensity: FLOPs a byte.
+    attained, roof: rates [FLOP/s].
+    seconds: in a step [s].
     """
 
     name: str

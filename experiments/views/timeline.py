@@ -126,8 +126,10 @@ def chunk_of(plan: Plan, stage: int) -> int:
 class _Pieces(NamedTuple):
     """Places of ops among those of an action of a slot of the timetable.
 
-    bar: first and last kernel. waits: kernels before and behind each place where another op stands. again: first and
-    last kernel of each run of recomputation. recomputed: time of these kernels [s].
+    bar: first and last kernel.
+    waits: kernels before and behind each place where another op stands.
+    again: first and last kernel of each run of recomputation.
+    recomputed: time of these kernels [s].
     """
 
     bar: list[tuple[int, int]]
@@ -273,7 +275,11 @@ def count_busy(intervals: Intervals, edges: np.ndarray) -> np.ndarray:
 
 
 def busy_shares(intervals: Intervals, edges: np.ndarray) -> np.ndarray:
-    """Computes the busy share of every bin, at most 1. intervals: in any order [s]. edges: of the bins [s]."""
+    """Computes the busy share of every bin, at most 1.
+
+    intervals: in any order [s].
+    edges: of the bins [s].
+    """
     shares = np.clip(count_busy(intervals, edges), 0.0, 1.0)
     return np.where(shares > MIN_SHARE, shares, 0.0)
 

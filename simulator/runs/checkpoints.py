@@ -129,7 +129,8 @@ def make_tiers(
 ) -> tuple[CheckpointTier, ...]:
     """Returns the checkpoints of a run, those that load fastest first.
 
-    mtbf: mean time between failures of the job [s]; infinity without failures. step: mean duration of a step [s].
+    mtbf: mean time between failures of the job [s]; infinity without failures.
+    step: mean duration of a step [s].
     Raises PlanError where a kind asks for what the plan does not have.
     """
     if keys.kind == "none":

@@ -52,7 +52,9 @@ FAINTEST = 0.3
 class Panel:
     """A window of time [s], with the rows that are drawn in it.
 
-    bar: height of a bar [in]. numbers: whether bars have numbers. letter: marks the window in the whole step.
+    bar: height of a bar [in].
+    numbers: whether bars have numbers.
+    letter: marks the window in the whole step.
     """
 
     start: float
@@ -195,7 +197,11 @@ SHOWN_SHADES = 5
 
 
 class LegendEntry(NamedTuple):
-    """Words beside swatches of a hue. edge: colour of their hatch. strip: whether it is a strip, not a bar."""
+    """Words beside swatches of a hue.
+
+    edge: colour of their hatch.
+    strip: whether it is a strip, not a bar.
+    """
 
     words: str
     tones: list[palette.RGB]

@@ -144,7 +144,9 @@ def _draw_cell(
 ) -> None:
     """Draws a cell with the figure of its best plan.
 
-    extra: its other fields. figure: with the format of its numbers. good: the figures of all cells.
+    extra: its other fields.
+    figure: with the format of its numbers.
+    good: the figures of all cells.
     """
     (shown, form), low, high = figure, min(good), max(good)
     share = (value - low) / (high - low) if high > low else 0.5

@@ -192,7 +192,11 @@ def draw_peaks(axes: Any, shown: Sequence[DeviceMemory], row: float) -> None:
 
 
 def draw_bar(axes: Any, y: float, bar: DeviceMemory, inches: float, row: float) -> None:
-    """Draws the bar of a device. inches: of the panel for a GiB. row: distance of bars [in]."""
+    """Draws the bar of a device.
+
+    inches: of the panel for a GiB.
+    row: distance of bars [in].
+    """
     at = 0.0
     for name, nbytes in bar.by.items():
         wide = nbytes / GIB
@@ -213,7 +217,8 @@ def draw_bar(axes: Any, y: float, bar: DeviceMemory, inches: float, row: float) 
 def fill_categories(axes: Any, sums: np.ndarray, edges: np.ndarray, held: np.ndarray) -> None:
     """Fills the areas of all categories through time, each above those before it.
 
-    sums: memory of a category and of those before it [bins, categories]. edges: of the bins.
+    sums: memory of a category and of those before it [bins, categories].
+    edges: of the bins.
     held: memory by category at some moments [moments, categories]; a category that is never held is left out.
     The total is drawn first and lower sums over it, which leaves no seams.
     """

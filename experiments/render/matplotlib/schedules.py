@@ -65,9 +65,11 @@ AXIS = 0.28
 class ShownSchedule(NamedTuple):
     """A schedule with its rows.
 
-    span: from its begin to its end, in slots or [s]. notes: what stands beside its name.
-    devices: number of all, of which some have rows. cells: its figures for a table, by their heading. noun: what a row
-    is.
+    span: from its begin to its end, in slots or [s].
+    notes: what stands beside its name.
+    devices: number of all, of which some have rows.
+    cells: its figures for a table, by their heading.
+    noun: what a row is.
     """
 
     name: str

@@ -158,13 +158,18 @@ def fill_stairs(axes: Any, levels: np.ndarray, edges: np.ndarray, baseline: floa
     """Fills the area between a baseline and levels, as `Axes.stairs` does, on axes whose limits are set explicitly.
 
     `Axes.stairs` searches every segment for extreme points, a Bezier curve each: most of the time of a plot.
-    levels: of each step. edges: of the steps, rising [levels + 1].
+    levels: of each step.
+    edges: of the steps, rising [levels + 1].
     """
     axes.add_artist(StepPatch(levels, edges, baseline=baseline, fill=True, **looks))
 
 
 def format_time_axis(axes: Any, span: float, scale: float, unit: str) -> None:
-    """Formats an x axis of time. span: its length [s]. scale: units per second."""
+    """Formats an x axis of time.
+
+    span: its length [s].
+    scale: units per second.
+    """
     axes.set_xlim(0, span * scale)
     space_ticks(axes, lambda value: f"{value:,.10g} {unit}")
 

@@ -162,8 +162,9 @@ def _draw(make: Callable[[], Figure], width: Width) -> Figure:
 def _save(figure: Figure, width: Width, target: Any, **options: Any) -> None:
     """Writes a figure in the style that it was made with, as `savefig` does.
 
-    target: path or file. options: those of `savefig`; ``dpi`` is of the finished figure. SVG and PDF files written with
-    other options keep the size of the layout.
+    target: path or file.
+    options: those of `savefig`; ``dpi`` is of the finished figure. SVG and PDF files written with other options keep
+        the size of the layout.
     """
     import matplotlib
     from matplotlib.figure import Figure

@@ -225,7 +225,9 @@ def calibration_page(answer: dict[str, Any], out: Path) -> RenderableType:
 def _table(words: Sequence[str], *columns: tuple[Words, Format], low: bool = False) -> Table:
     """Makes a table without rows.
 
-    words: heads of columns of words. columns: heads and formats of those of numbers. low: see `Column`.
+    words: heads of columns of words.
+    columns: heads and formats of those of numbers.
+    low: see `Column`.
     """
     folded = (Column(head, wrap="letters") for head in words)
     return Table(*folded, *formatted_numbers(*columns, wrap="never", low=low), dense=True)

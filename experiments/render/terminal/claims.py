@@ -37,8 +37,9 @@ def validate_claims(
 ) -> tuple[dict[str, Any], int]:
     """Judges claims: the answer, and the number of claims that an interruption has left out.
 
-    A claim that is named runs even if it is slow. find_plan: runs a planner, for the claims of planners.
-    Raises PlanError for a family, system or id that no claim has.
+    A claim that is named runs even if it is slow.
+    find_plan: runs a planner, for the claims of planners. Raises PlanError for a family, system or id that no claim
+        has.
     """
     tasks = _choose_tasks(read_claims(paths), family, system, claim)
     run = [task for task in tasks if slow or claim or not task.claim.slow]

@@ -196,6 +196,8 @@ def _value(value: Any) -> str:
 def _table(first: str, *columns: tuple[str, Format], wrap: Wrap = "never") -> Table:
     """Makes a table without rows.
 
-    first: head of its first column. columns: heads and formats of those of numbers. wrap: of the first.
+    first: head of its first column.
+    columns: heads and formats of those of numbers.
+    wrap: of the first.
     """
     return Table(Column(first, wrap=wrap), *formatted_numbers(*columns, wrap="never"), edges=False)

@@ -121,8 +121,10 @@ def page(
 ) -> RenderableType:
     """Returns the whole page.
 
-    plots, trace, snapshot: files that were written. changes: that make the plan fit. unstated: fields to list
-    that the job does not state. replays: the forecast held against replays of its step.
+    plots, trace, snapshot: files that were written.
+    changes: that make the plan fit.
+    unstated: fields to list that the job does not state.
+    replays: the forecast held against replays of its step.
     """
     answer = report.to_dict()
     parts: list[RenderableType] = [

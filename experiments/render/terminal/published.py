@@ -400,8 +400,9 @@ SIZES = ("median", ".1p"), ("p90", ".1p")
 def _table(first: str, *columns: tuple[str, Format], words: Sequence[str] = (), of: bool = False) -> Table:
     """Makes a table without rows whose first column is wide.
 
-    columns: heads and formats of those of numbers. words: heads of columns of words. of: whether the second column says
-    of what.
+    columns: heads and formats of those of numbers.
+    words: heads of columns of words.
+    of: whether the second column says of what.
     """
     named = [Column(first, style="bold", wrap="letters"), *([Column("of")] if of else [])]
     return Table(*named, *formatted_numbers(*columns), *words)

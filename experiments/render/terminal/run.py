@@ -19,7 +19,11 @@ BAR = 30
 
 
 def page(answer: RunAnswer, curves: RunCurves | None = None, out: Path | None = None) -> RenderableType:
-    """Returns the whole page. curves: those that were asked for. out: the file of the runs."""
+    """Returns the whole page.
+
+    curves: those that were asked for.
+    out: the file of the runs.
+    """
     head = [Text(describe_run(answer), "bold"), *_warn_of_misfit(answer)]
     parts: list[RenderableType] = [*head, Text(), headline(answer), Text(), times(answer)]
     if curves is not None:

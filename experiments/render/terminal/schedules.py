@@ -57,7 +57,10 @@ MAX_CELLS = 100_000
 def play_in_slots(name: str, p: int | None, m: int | None, v: int | None) -> ScheduleReplay:
     """Returns a schedule played in slots: F, B and W of a chunk take a slot each, a whole backward pass two.
 
-    name: of a schedule, or of a CSV file, which fixes p, m and v. p: devices. m: micro-batches. v: chunks a device.
+    name: of a schedule, or of a CSV file, which fixes p, m and v.
+    p: devices.
+    m: micro-batches.
+    v: chunks a device.
     Raises PlanError for numbers beyond the limits of `ScheduleCase` and a schedule that does not exist for them.
     """
     case: dict[str, Any] = {"schedule": name, "p": p, "m": m}

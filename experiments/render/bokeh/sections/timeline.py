@@ -62,7 +62,8 @@ def _draw(
 ) -> tuple[Any, list[tuple[str, str]]]:
     """Draws the figure; returns it with names and colours of its legend.
 
-    busy: by device and axis of communication the busy share of every bin. edges: of the bins [s].
+    busy: by device and axis of communication the busy share of every bin.
+    edges: of the bins [s].
     """
     from bokeh.models import FixedTicker, HoverTool, NoOverlap, Range1d, WheelZoomTool
 

@@ -91,7 +91,11 @@ def errors(held: Sequence[SampleComparison], goals: Goals) -> Figure:
 
 
 def _draw_error(axes: Any, sheet: Sheet, at: float, y: float, row: Any, hue: str, height: float) -> None:
-    """Draws median, 90th percentile and goals of a cell. at: its place on the axis. y: baseline of its text [in]."""
+    """Draws median, 90th percentile and goals of a cell.
+
+    at: its place on the axis.
+    y: baseline of its text [in].
+    """
     half = 0.42 * ROW / height
     axes.plot([min(row["median"], END), min(row["p90"], END)], [at, at], color=palette.lighten(hue, 0.3), linewidth=2.2)
     if row["median"] <= END:
