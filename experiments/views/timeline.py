@@ -213,7 +213,7 @@ def replay_timelines(run: ScheduleReplay, devices: Sequence[int]) -> list[Device
     table = run.table
     timelines = []
     for device in devices:
-        stages = [stage for stage, owner in enumerate(table.stage_device) if owner == device]
+        stages = [stage for stage, owner in enumerate(table.stages.devices) if owner == device]
         actions = list(actions_of(table.orders[device]))
         parts = [WHOLE] * len(actions)
         for i in range(len(actions)):

@@ -232,7 +232,7 @@ def stretch_passes(
 
     def lasts(turn: ScheduleItem) -> float:
         action = actions_of([turn])[0]
-        slot, device = slots[action], table.device(action.stage)
+        slot, device = slots[action], table.stages.devices[action.stage]
         if slot not in known:
             known[slot] = task_seconds(program.tasks[slot], program.host)
         return known[slot] * float((always[device] * pace.once(shapes[device], step, _key(action))).max())

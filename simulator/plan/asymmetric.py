@@ -79,7 +79,7 @@ def _replicas_with_stages(job: Job) -> tuple[ReplicaPlan, ...]:
 
 
 def _join(pipelines: Sequence[Plan], job: Job) -> Plan:
-    """Returns the plan of a job of one or several pipelines."""
+    """Returns the plan of a job of a pipeline, or of several."""
     plan = replace(pipelines[0], job=job, pipelines=tuple(pipelines) if len(pipelines) > 1 else ())
     check_size(plan)
     check_noisy_steps(plan)

@@ -96,7 +96,7 @@ def export_csv(name: str, p: int | None, m: int | None, v: int | None) -> str:
             "Export a schedule with a flush",
             name,
         )
-    parts = [tuple(others) for others in table.predecessors]
+    parts = [tuple(others) for others in table.stages.predecessors]
     if parts != [(stage - 1,) if stage else () for stage in range(table.shape.stages)]:
         rule = "in torch's format the stages are one chain, from the first to the last"
         raise PlanError("schedule", rule, "Export a schedule with one chain of stages", name)
@@ -172,7 +172,7 @@ Cells = list[tuple[int, int, str, str]]
 def _lanes(run: ScheduleReplay, device: int, unit: float) -> list[tuple[str, Cells]]:
     """Returns the rows of a device: its passes, and its activation transfers if there are any."""
     table = run.table
-    several = table.stage_device.count(device) > 1
+    several = table.stages.devices.count(device) > 1
     passes, transfers = dict[int, tuple[int, str, str]](), defaultdict[int, list[str]](list)
     actions = actions_of(table.orders[device])
     for number, (action, begin, end) in enumerate(zip(actions, run.begin[device], run.end[device], strict=True)):
