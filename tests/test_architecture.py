@@ -414,7 +414,6 @@ ABOVE: dict[str, dict[str, int]] = {
         "simulator/costs/collectives/algorithms.py:_exchange_messages": 21,
         "simulator/costs/kernels/attention.py:seconds": 24,
         "simulator/costs/kernels/gemm.py:_busy": 26,
-        "simulator/plan/asymmetric.py:_make_pipeline": 22,
     },
     "public members": {
         "simulator/ir/modules.py:Operator": 28,
@@ -422,7 +421,6 @@ ABOVE: dict[str, dict[str, int]] = {
         "simulator/models/huggingface/hybrid.py:NemotronH": 30,
         "simulator/models/shape/fields.py:TransformerFields": 43,
         "simulator/models/shapes.py:Shapes": 28,
-        "simulator/program/timetable.py:Timetable": 34,
         "simulator/report/metrics.py:Metrics": 40,
         "simulator/scheduling/schedule.py:Schedule": 32,
         "simulator/schemes/data/shared/data_parallel.py:DataScheme": 29,

@@ -17,7 +17,7 @@ BAR = re.compile(r"(?<!\\)\|")
 
 
 def escape_text(text: object) -> str:
-    """Returns a text as Markdown that shows it in one line, such as in a cell of a table."""
+    """Returns a text as Markdown that shows it in a single line, such as in a cell of a table."""
     line = " ".join(escape_controls(str(text)).split())
     return MARKUP.sub(lambda match: ENTITIES.get(match[0], f"\\{match[0]}"), line)
 

@@ -24,7 +24,9 @@ STEP_GROUPS = {
 class BreakdownPart:
     """A part of a step [s].
 
-    begin: sum of the parts before it. took: its duration. hidden: overlapped communication of the same axis.
+    begin: sum of the parts before it.
+    took: its duration.
+    hidden: overlapped communication of the same axis.
     """
 
     begin: float
@@ -55,5 +57,5 @@ def step_parts(report: Report) -> dict[str, BreakdownPart]:
 
 
 def group_shares(report: Report) -> list[float]:
-    """Computes shares of the step by group, in the order of `STEP_GROUPS`; they add up to one."""
+    """Computes shares of the step by group, in the order of `STEP_GROUPS`; they add up to 1."""
     return [sum(report.parts[key] for key in keys) / report.step_time for keys in STEP_GROUPS]

@@ -29,12 +29,12 @@ MAX_ROWS = 512
 
 @dataclass(frozen=True)
 class CommunicationMatrix:
-    """Bytes in a step from the ranks of one group to those of another.
+    """Bytes in a step from the ranks of a group to those of another.
 
     grouping: what a row and a column is.
     names: of the groups, in the order of rows and columns.
     by_axis: by axis of communication (`EXPOSED`) the bytes that the group of a row sends to that of a column [groups,
-        groups]; what ranks of one group send each other is on the diagonal. Only axes with bytes.
+        groups]; what ranks of a group send each other is on the diagonal. Only axes with bytes.
     host: bytes that the ranks of every group copy to their hosts, and from them [groups, 2].
     """
 
@@ -56,7 +56,8 @@ class CommunicationMatrix:
     def find_scale(self, decades: float, axes: Iterable[str] = ()) -> tuple[float, float]:
         """Finds the ends of a logarithmic scale of all matrices: the least and the largest bytes of a cell.
 
-        decades: longest scale; cells of less have the value of its lower end. axes: those that are drawn, or all.
+        decades: longest scale; cells of less have the value of its lower end.
+        axes: those that are drawn, or all.
         """
         high = float(self.total.max())
         least = min(float(matrix[matrix > 0].min()) for matrix in (self.by_axis[axis] for axis in axes or self.by_axis))
@@ -69,7 +70,7 @@ def communication_matrix(
     """Sums the bytes that ranks send each other in a step of a forecast.
 
     grouping: of the matrix; by default the finest of at most `MAX_ROWS` rows, or pipeline devices.
-    calibration: with which the job was forecast; by default the one that ships with meshcast.
+    calibration: with which the job was forecast; by default that which ships with meshcast.
     """
     plan = metrics.play.plan
     kind = grouping or choose_grouping(plan.job.cluster)

@@ -21,7 +21,11 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """Plans with one pair of values of the two fields. best: the best that fits, or None. note: why it is None."""
+    """Plans with a pair of values of the two fields.
+
+    best: the best that fits, or None.
+    note: why it is None.
+    """
 
     rows: tuple[Row, ...]
     best: Row | None
@@ -103,7 +107,7 @@ def choose_form(form: str, values: Sequence[float]) -> str:
 
 
 def shorten_field(name: str, fields: Sequence[str]) -> str:
-    """Shortens a field to its last key, with the one before it where the last alone would be read as another field."""
+    """Shortens a field to its last key, with the key before it where the last alone would be read as another field."""
     short = name.rpartition(".")[2]
     same = [field for field in fields if field.rpartition(".")[2] == short and field != name]
     if same or (short in palette.AXES and not name.startswith("plan.")):

@@ -1,8 +1,8 @@
 """Timelines of the devices of a step that was played by matrices, without the times of all ops.
 
 A step of 64 stages and 512 micro-batches has millions of ops, but 65 thousand actions. The (max,+) engine knows the
-state before every action, from which the times of its ops follow; actions of one task that find equal states run alike
-and are computed once.
+state before every action, from which the times of its ops follow; actions of a task that begin with equal states run
+alike and are computed once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def matrix_timeline(metrics: Metrics, device: int) -> DeviceTimeline:
 
 
 class _DeviceActions:
-    """Collects the rows of one device.
+    """Collects the rows of a device.
 
     sent: intervals of communication by axis [s].
     """
@@ -81,7 +81,7 @@ class _DeviceActions:
         self._add_update()
 
     def _add_task(self, task: Task, actions: list[int]) -> None:
-        """Adds all actions of one task: those that find equal states, up to a shift, are computed once."""
+        """Adds all actions of a task: those that begin with equal states, up to a shift, are computed once."""
         axes = self.coordinates
         before = states(axes, task, self.play, actions)
         if axes.host is not None:
@@ -169,6 +169,6 @@ class _DeviceActions:
 
 
 def _recompute_seconds(part: PricedBlock) -> float:
-    """Sums the time of the recomputing kernels of one copy [s]."""
+    """Sums the time of the recomputing kernels of a copy [s]."""
     ops = zip(part.block.ops, part.seconds, strict=True)
     return sum(seconds for op, seconds in ops if op.phase == "R" and op.stream == COMPUTE)

@@ -1,4 +1,4 @@
-"""Memory of a GPU: every pipeline device at its peak, and one of them over the step.
+"""Memory of a GPU: every pipeline device at its peak, and a device over the step.
 
 Besides tensors a GPU holds fragmentation of the caching allocator, and the CUDA context with buffers of libraries.
 """
@@ -21,7 +21,7 @@ COLUMNS = 1440
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Memory of one device at the peak of its tensors [bytes].
+    """Memory of a device at the peak of its tensors [bytes].
 
     by: tensors by category, in the order of `CATEGORIES`.
     fragmentation: reserved by the caching allocator, but not allocated.
@@ -53,9 +53,11 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """Tensors of one device over a step.
+    """Tensors of a device over a step.
 
-    moments: times of changes [s]. held: bytes from each moment on [moments, categories]. span: of the step [s].
+    moments: times of changes [s].
+    held: bytes from each moment on [moments, categories].
+    span: of the step [s].
     """
 
     moments: np.ndarray
@@ -96,7 +98,7 @@ def device_memories(metrics: Metrics) -> list[DeviceMemory]:
 
 
 def memory_curve(metrics: Metrics, device: int) -> MemoryCurve:
-    """Returns the memory of one pipeline device over the step."""
+    """Returns the memory of a pipeline device over the step."""
     return MemoryCurve(*metrics.play.memory(device), metrics.play.step.span)
 
 

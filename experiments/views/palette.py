@@ -1,7 +1,7 @@
 """Colours, hatches and names of everything that pictures show, the same on paper, in a browser and in a terminal.
 
 Most hues are those of Okabe and Ito (2008), "Color Universal Design"; each has a contrast of at least 2 to white (WCAG
-2.2, relative luminance). Within one legend no two kinds share a hue, and kinds whose greys are alike have different
+2.2, relative luminance). Within a legend no two kinds share a hue, and kinds whose greys are alike have different
 hatches (`HATCHES`). No information is in the hue alone: position, number or label has it too.
 """
 
@@ -33,7 +33,10 @@ RGB = tuple[float, float, float]
 class Looks(NamedTuple):
     """How a kind is drawn.
 
-    words: its name in a legend. colour: as ``#rrggbb``. hatch: in matplotlib's letters. edge: colour of the hatch.
+    words: its name in a legend.
+    colour: as ``#rrggbb``.
+    hatch: in matplotlib's letters.
+    edge: colour of the hatch.
     title: longer name, for pages that have room; `words` if empty.
     """
 
@@ -87,7 +90,7 @@ PARTS = {
     "host": Looks("host", STONE, "----"),
     "idle": Looks("idle", "#ffffff", "...", FAINT),
 }
-"""Parts of a step, with short names: no two have one hue, and none is hatched as hidden communication is."""
+"""Parts of a step, with short names: no two share a hue, and none is hatched as hidden communication is."""
 
 MEMORY = {
     "parameters": Looks("parameters", BLUE),
@@ -128,7 +131,7 @@ def lighten(colour: str, by: float) -> RGB:
 
 
 def shades(colour: str, count: int) -> list[RGB]:
-    """Returns shades of one hue, darkest first; the palest is still seen on white, of a pale hue all are darker."""
+    """Returns shades of a hue, darkest first; the palest is still seen on white, of a pale hue all are darker."""
     if count == 1:
         return [rgb(colour)]
     palest = PALEST

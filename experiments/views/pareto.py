@@ -20,7 +20,7 @@ def choose_pairs(columns: Mapping[str, np.ndarray]) -> list[tuple[str, str]]:
 
 
 def find_front(across: str, up: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Finds the indices of the points that no other one dominates, by ascending x; of equal points the first.
+    """Finds the indices of the points that no other dominates, by ascending x; of equal points the first.
 
     across, up: the figures whose values are `x` and `y`.
     """

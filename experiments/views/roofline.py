@@ -6,10 +6,10 @@ A kernel of F FLOPs and B bytes has the intensity F / B; no kernel is faster tha
 
 (Williams, Waterman, Patterson 2009, "Roofline"). The bytes are the least traffic: every operand read and every result
 written once. The network has roofs of the same form: a GPU that executes F FLOPs of a step and sends B bytes over links
-of one tier in it cannot execute more than F / B x link rate. FLOPs of memory-bound kernels are neglected, so their
+of a tier in it cannot execute more than F / B x link rate. FLOPs of memory-bound kernels are neglected, so their
 intensity is 0 and their attained bandwidth says how close they are to the roof.
 
-All figures are of one rank of one pipeline device, in a step.
+All figures are of a rank of a pipeline device, in a step.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from meshcast.simulator.report.metrics import Metrics
 
 @dataclass(frozen=True)
 class KernelPoint:
-    """Equal kernels of one name.
+    """Equal kernels of the same name.
 
     name, phase: of the op, see `Op`.
     kind: part of the breakdown that its time counts for.
     dtype: number format whose peak is its roof; empty of memory-bound kernels.
-    flops, nbytes: FLOPs and least memory traffic [bytes] of one execution.
-    seconds: of one execution [s].
+    flops, nbytes: FLOPs and least memory traffic [bytes] of an execution.
+    seconds: of an execution [s].
     count: executions in a step; a mean may be a fraction.
     peak, memory_bandwidth: of the GPU in that format [FLOP/s], [bytes/s].
     """
@@ -99,13 +99,15 @@ class KernelPoint:
 
 @dataclass(frozen=True)
 class NetworkPoint:
-    """What one axis of communication sends over the links of one tier in a step.
+    """What an axis of communication sends over the links of a tier in a step.
 
-    axis: a key of `EXPOSED`. tier: one of `TIERS`.
+    axis: a key of `EXPOSED`.
+    tier: of `TIERS`.
     nbytes: bytes that a rank sends over these links [bytes]; the mean over the ranks of the device.
     seconds: for which ops that send over this tier occupy their streams [s].
-    link_rate: nominal rate of a GPU's links of this tier, one direction [bytes/s].
-    flops: FLOPs that a rank executes in the step. peak: of the GPU [FLOP/s].
+    link_rate: nominal rate of a GPU's links of this tier in a direction [bytes/s].
+    flops: FLOPs that a rank executes in the step.
+    peak: of the GPU [FLOP/s].
     step_seconds: duration of the step [s].
     """
 
@@ -146,12 +148,12 @@ class NetworkPoint:
 
 @dataclass(frozen=True)
 class StepRoofline:
-    """The rooflines of one rank of a pipeline device.
+    """The rooflines of a rank of a pipeline device.
 
     device: number and name of the pipeline device.
     gpu, peaks, memory_bandwidth: of its GPUs: name, dense peaks of the formats in use [FLOP/s], [bytes/s].
     links: nominal rates of a GPU's links by tier, without tiers that the cluster does not have [bytes/s].
-    kernels: from the one that takes longest in a step.
+    kernels: from the kernel that takes longest in a step.
     network: axis by axis and tier by tier, in the order of `EXPOSED` and `TIERS`.
     """
 
@@ -200,9 +202,11 @@ class StepRoofline:
 
 
 class KernelGroup(NamedTuple):
-    """Kernels of one name, phase and kind, as one point.
+    """Kernels of the same name, phase and kind, as a point.
 
-    intensity: FLOPs a byte. attained, roof: rates [FLOP/s]. seconds: in a step [s].
+    intensity: FLOPs a byte.
+    attained, roof: rates [FLOP/s].
+    seconds: in a step [s].
     """
 
     name: str
@@ -215,7 +219,7 @@ class KernelGroup(NamedTuple):
 
 
 def group_kernels(kernels: Iterable[KernelPoint]) -> list[KernelGroup]:
-    """Groups kernels with FLOPs by name and phase, the one that takes longest first."""
+    """Groups kernels with FLOPs by name and phase, those that take longest first."""
     groups: dict[tuple[str, str, str], list[KernelPoint]] = defaultdict(list)
     for kernel in kernels:
         if kernel.flops:
@@ -225,7 +229,7 @@ def group_kernels(kernels: Iterable[KernelPoint]) -> list[KernelGroup]:
         seconds = sum(kernel.total_seconds for kernel in members)
         flops = sum(kernel.flops * kernel.count for kernel in members)
         nbytes = sum(kernel.nbytes * kernel.count for kernel in members)
-        # Kernels one after another are as fast as their roofs together let them be.
+        # Kernels in turn are as fast as their roofs together let them be.
         fastest = sum(kernel.flops * kernel.count / kernel.roof for kernel in members)
         grouped.append(KernelGroup(*key, flops / nbytes, flops / seconds, flops / fastest, seconds))
     return sorted(grouped, key=lambda group: -group.seconds)
@@ -234,8 +238,8 @@ def group_kernels(kernels: Iterable[KernelPoint]) -> list[KernelGroup]:
 def step_roofline(metrics: Metrics, device: int | None = None, calibration: Calibration | None = None) -> StepRoofline:
     """Finds the rooflines of a forecast.
 
-    device: pipeline device; by default the one that computes longest, which the breakdown describes.
-    calibration: with which the job was forecast; by default the one that ships with meshcast.
+    device: pipeline device; by default that which computes longest, which the breakdown describes.
+    calibration: with which the job was forecast; by default that which ships with meshcast.
     """
     owner = metrics.device if device is None else device
     plan = metrics.play.plan
@@ -264,7 +268,7 @@ def step_roofline(metrics: Metrics, device: int | None = None, calibration: Cali
 
 
 def link_rates(cluster: Cluster) -> dict[str, float]:
-    """Returns nominal rates of a GPU's links by tier, one direction [bytes/s], without tiers that no two GPUs use."""
+    """Returns nominal rates of a GPU's links by tier in a direction [bytes/s], without tiers that no two GPUs use."""
     rates = {
         "scale-up": float(cluster.scale_up.bandwidth) if cluster.scale_up_domain > 1 else 0.0,
         "host": float(cluster.host.bandwidth) if cluster.over_host else 0.0,
@@ -294,7 +298,7 @@ def _kernel_points(metrics: Metrics, device: int, gpu: GPU, attention: str) -> t
 
 
 def _bytes_on_links(messages: RankMessages, finder: MessagesOfPlan, device: int) -> dict[str, float]:
-    """Returns bytes of one execution that all ranks of a device send over links of each tier."""
+    """Returns bytes of an execution that all ranks of a device send over links of each tier."""
     work = messages.work
     if isinstance(work, Collective) and work.operation == "all_reduce":
         groups = [ranks for ranks in finder.groups(device, work) if len(ranks) > 1]

@@ -13,7 +13,7 @@ from meshcast.simulator.report.report import Report
 
 @dataclass(frozen=True)
 class ScaledStep:
-    """The forecast on one number of GPUs.
+    """The forecast on a number of GPUs.
 
     Attributes:
         gpus: number of GPUs.

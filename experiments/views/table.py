@@ -18,7 +18,7 @@ Wrap = Literal["words", "letters", "never"]
 
 
 class TableCell(NamedTuple):
-    """What one cell shows.
+    """What a cell shows.
 
     text: its words.
     style: colours and weight on a terminal, such as ``bold green``.
@@ -31,7 +31,7 @@ class TableCell(NamedTuple):
 class TableRow(NamedTuple):
     """A row of a table.
 
-    cells: one for each column.
+    cells: of each column.
     style: of all cells on a terminal.
     ends: whether a section ends here.
     """
@@ -87,7 +87,7 @@ class Table:
     Attributes:
         columns: as they were stated.
         rows: in their order.
-        foot: cells below a further rule; none without one.
+        foot: cells below a further rule; none without it.
         notes: sentences below the table.
         ruled: whether heads stand above a rule; without, there are no heads.
         edges: whether empty lines stand around it on a terminal.
@@ -124,7 +124,7 @@ class Table:
         return tuple(column.make_cell(value) for column, value in zip(self.columns, padded, strict=True))
 
     def end_section(self) -> None:
-        """Ends a section behind the last row, if there is one."""
+        """Ends a section behind the last row, if there is any."""
         if self.rows:
             self.rows[-1] = self.rows[-1]._replace(ends=True)
 
@@ -140,7 +140,7 @@ def formatted_numbers(*columns: tuple[Words, Format], **options: Any) -> list[Co
 
 
 def join_lines(words: Words) -> str:
-    """Returns a text in one line."""
+    """Returns a text in a single line."""
     return words if isinstance(words, str) else " ".join(line for line in words if line)
 
 

@@ -1,6 +1,6 @@
 """Timelines of pipeline devices through a step: their actions, waits, recomputation, and communication by axis.
 
-A timeline is made of the times of all ops of a step, or of a schedule that was played with given times; of a step with
+A timeline is made of the times of all ops of a step, or of a schedule that was played with stated times; of a step with
 millions of ops, which was played by matrices, `matrix_timeline` makes it without the times of all ops.
 """
 
@@ -40,7 +40,7 @@ Intervals = list[tuple[np.ndarray, np.ndarray]]
 
 @dataclass
 class DeviceTimeline:
-    """The actions of one pipeline device that compute: arrays with an entry for each.
+    """The actions of a pipeline device that compute: arrays with an entry for each.
 
     begin, end: of its first and last kernel [s].
     kind: of the action (`ActionKind`), or `UPDATE`.
@@ -124,10 +124,12 @@ def chunk_of(plan: Plan, stage: int) -> int:
 
 
 class _Pieces(NamedTuple):
-    """Places of ops among those of an action of one slot of the timetable.
+    """Places of ops among those of an action of a slot of the timetable.
 
-    bar: first and last kernel. waits: kernels before and behind each place where another op stands. again: first and
-    last kernel of each run of recomputation. recomputed: time of these kernels [s].
+    bar: first and last kernel.
+    waits: kernels before and behind each place where another op stands.
+    again: first and last kernel of each run of recomputation.
+    recomputed: time of these kernels [s].
     """
 
     bar: list[tuple[int, int]]
@@ -157,7 +159,7 @@ def step_timelines(metrics: Metrics, devices: Sequence[int]) -> list[DeviceTimel
 
 
 def _step_timeline(metrics: Metrics, device: int, begin: np.ndarray, end: np.ndarray) -> DeviceTimeline:
-    """Makes the timeline of one device. begin, end: of all ops [s]."""
+    """Makes the timeline of a device. begin, end: of all ops [s]."""
     flat, table, plan = metrics.play.step.flat, metrics.play.program.timetable, metrics.play.plan
     pieces_of: dict[int, _Pieces] = {}
     rows: list[TimelineRow] = []
@@ -181,7 +183,7 @@ def _step_timeline(metrics: Metrics, device: int, begin: np.ndarray, end: np.nda
             ]
         again += [(start + a, start + b) for a, b in pieces.again]
         gaps.append(start + pieces.waits)
-    # The optimizer waits for other devices in between: its kernels are drawn one by one.
+    # The optimizer waits for other devices in between: its kernels are drawn apart.
     for number in flat.updates[device] if flat.updates else ():
         if flat.ops[number].stream == COMPUTE and flat.seconds[number] > 0:
             rows.append(TimelineRow(float(begin[number]), float(end[number]), UPDATE, -1, 0, -1, WHOLE))
@@ -207,11 +209,11 @@ def _step_timeline(metrics: Metrics, device: int, begin: np.ndarray, end: np.nda
 
 
 def replay_timelines(run: ScheduleReplay, devices: Sequence[int]) -> list[DeviceTimeline]:
-    """Returns the timelines of some devices of a schedule that was played with given times."""
+    """Returns the timelines of some devices of a schedule that was played with stated times."""
     table = run.table
     timelines = []
     for device in devices:
-        stages = [stage for stage, owner in enumerate(table.stage_device) if owner == device]
+        stages = [stage for stage, owner in enumerate(table.stages.devices) if owner == device]
         actions = list(actions_of(table.orders[device]))
         parts = [WHOLE] * len(actions)
         for i in range(len(actions)):
@@ -273,7 +275,11 @@ def count_busy(intervals: Intervals, edges: np.ndarray) -> np.ndarray:
 
 
 def busy_shares(intervals: Intervals, edges: np.ndarray) -> np.ndarray:
-    """Computes the busy share of every bin, at most 1. intervals: in any order [s]. edges: of the bins [s]."""
+    """Computes the busy share of every bin, at most 1.
+
+    intervals: in any order [s].
+    edges: of the bins [s].
+    """
     shares = np.clip(count_busy(intervals, edges), 0.0, 1.0)
     return np.where(shares > MIN_SHARE, shares, 0.0)
 

@@ -18,7 +18,7 @@ MAX_FIELDS = 16
 class StepRange(NamedTuple):
     """A bar from the shortest to the longest step [s].
 
-    about: what one percent of a figure saves; the assumed value of a field.
+    about: what a percent of a figure saves; the assumed value of a field.
     """
 
     name: str

@@ -42,8 +42,9 @@ def copy_rates(usual: Plan, plan: Plan, groups: AxesOfGroups, elements: np.ndarr
     groups].
 
     Those among ranks that share a copy and the all-reduces among copies are on two streams: the longer stream counts.
-    usual: the plan without copies. groups: its axes along which gradients are summed. elements: their parameters
-    [groups, kinds].
+    usual: the plan without copies.
+    groups: its axes along which gradients are summed.
+    elements: their parameters [groups, kinds].
     """
     inside, among = np.zeros((2, 2, len(groups)))
     for number, axes in enumerate(groups):
@@ -69,10 +70,12 @@ class UnitCollectives:
     """Times of data-parallel collectives on one stream, of the embedding, of every layer and of the output layer; or
     of the parts or the virtual stages that they make up [s].
 
-    first: gathers of weights before their first use in a step. again: those before the first backward pass.
+    first: gathers of weights before their first use in a step.
+    again: those before the first backward pass.
     last: reductions of gradients from the last backward pass on.
-    each: all collectives in every micro-batch. each_last: the reductions among them. each_between: the gathers among
-        them that follow a pass of another unit.
+    each: all collectives in every micro-batch.
+    each_last: the reductions among them.
+    each_between: the gathers among them that follow a pass of another unit.
     """
 
     first: np.ndarray
@@ -92,7 +95,11 @@ class UnitCollectives:
         return UnitCollectives(**{column.name: np.zeros_like(getattr(self, column.name)) for column in fields(self)})
 
     def of_stages(self, layers: Sequence[int], part: np.ndarray) -> UnitCollectives:
-        """Returns the collectives of virtual stages. layers: of every part of the model. part: of every stage."""
+        """Returns the collectives of virtual stages.
+
+        layers: of every part of the model.
+        part: of every stage.
+        """
         units = np.array(layers)
         units[0] += 1
         units[-1] += 1

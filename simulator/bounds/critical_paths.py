@@ -100,8 +100,9 @@ def critical_paths(
 ) -> CriticalPaths | None:
     """Returns the longest chains of a schedule; None for one whose orders depend on durations.
 
-    times: durations by which chains are chosen. devices: those at whose stages chains begin and end; of schedules that
-    pair passes, or have two directions, chains begin and end with the step alone.
+    times: durations by which chains are chosen.
+    devices: those at whose stages chains begin and end; of schedules that pair passes, or have two directions, chains
+        begin and end with the step alone.
     known: replays of shapes that differ in the number of micro-batches alone.
 
     A long batch repeats what a short batch has between warm-up and cool-down: passes are counted at two short batches,
@@ -186,7 +187,11 @@ class PlayedPass(NamedTuple):
 
 
 class PassChain(NamedTuple):
-    """A chain of passes. end: where it ends, or begins. beside: how often the collectives of every stage follow."""
+    """A chain of passes.
+
+    end: where it ends, or begins.
+    beside: how often the collectives of every stage follow.
+    """
 
     end: Cause
     beside: np.ndarray
@@ -203,7 +208,8 @@ class Step(NamedTuple):
 class _Replay:
     """Passes played in the orders of their devices, each with what it waited for.
 
-    durations: of passes by part, kind and way [s]. hop: of a message between devices [s].
+    durations: of passes by part, kind and way [s].
+    hop: of a message between devices [s].
     """
 
     def __init__(self, schedule: Schedule, shape: PipelineShape, durations: np.ndarray, hop: float) -> None:
@@ -271,7 +277,8 @@ class _Replay:
     ) -> tuple[float, Cause, tuple[Cause, Cause]]:
         """Plays a pass; returns its end, what it began after, and what its end and its result followed.
 
-        begin, previous: when the pass before on its device ended [s]. kernels: seconds of its kernels.
+        begin, previous: when the pass before on its device ended [s].
+        kernels: seconds of its kernels.
         """
         came, source = self._find_input(action)
         end, ended = begin + kernels, previous

@@ -32,7 +32,8 @@ class PassMemory:
 class PassTimes:
     """Least durations of the parts of a model, and of the collectives on a stream [s].
 
-    seconds: of a pass of each kind (`PASSES`) [parts, kinds]. last: of its last unit, 0 if unknown [parts, kinds].
+    seconds: of a pass of each kind (`PASSES`) [parts, kinds].
+    last: of its last unit, 0 if unknown [parts, kinds].
     gathers, again: of weights before the first forward and, where they were freed, the first backward pass [parts].
     reductions: of gradients, from the last backward pass on [parts].
     """
@@ -48,7 +49,8 @@ class PassTimes:
 class DeviceOrder:
     """The passes of a device in their order.
 
-    whole: whether it has all passes of a step. part, kind: of every pass.
+    whole: whether it has all passes of a step.
+    part, kind: of every pass.
     place: of the first pass of those that run together with it.
     begins_weights, ends_weights, begins_gradients, ends_gradients: whether whole weights or gradients of its part begin
         to live before it, or end after it.

@@ -14,7 +14,8 @@ from meshcast.simulator.models.flops import needed_flops
 class LeastEnergy(NamedTuple):
     """Energy of a step in no plan is below `joules` + `watts` x its seconds.
 
-    watts: idle power of all GPUs with their nodes and the data centre. joules: of the FLOPs of the model.
+    watts: idle power of all GPUs with their nodes and the data centre.
+    joules: of the FLOPs of the model.
     """
 
     watts: float = 0.0

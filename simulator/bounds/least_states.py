@@ -17,10 +17,12 @@ from meshcast.simulator.plan.plan import Plan
 class ParameterCosts(NamedTuple):
     """What a data scheme does with a parameter, at least.
 
-    nbytes: states on a GPU [bytes]. whole: gathered weights and unreduced gradients of a sharded parameter that live
-        from the first to the last micro-batch [bytes].
-    reductions, gathers: of its gradient and of its weight, by the axes of the sum [s]. each_reduction, each_gather: how
-        often they happen in a micro-batch; 0: once a step. unit: layers whose weights are gathered together.
+    nbytes: states on a GPU [bytes].
+    whole: gathered weights and unreduced gradients of a sharded parameter that live from the first to the last
+        micro-batch [bytes].
+    reductions, gathers: of its gradient and of its weight, by the axes of the sum [s].
+    each_reduction, each_gather: how often they happen in a micro-batch; 0: once a step.
+    unit: layers whose weights are gathered together.
     """
 
     nbytes: float
@@ -35,8 +37,11 @@ class ParameterCosts(NamedTuple):
 def least_states(
     plan: Plan, layout: UnitLayout, stages: Stages, place: StagePlaces, costs: ParameterCosts
 ) -> DeviceStates:
-    """Returns the states of the devices of a pipeline, at least. plan: a plan with its degrees. stages: units of the
-    parts of the model."""
+    """Returns the states of the devices of a pipeline, at least.
+
+    plan: a plan with its degrees.
+    stages: units of the parts of the model.
+    """
     sharded = sum((sizes for axes, sizes in layout.matrices.items() if plan.mesh.size(axes) > 1), 0 * layout.elements)
     held, kept = (
         np.array([sum(elements[kind] * count for kind, count in stage) for stage in stages])[place.part]

@@ -21,9 +21,10 @@ from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 class DeviceUnits:
     """What the devices of a pipeline run and hold, for several variants of its parts, in numbers of units.
 
-    work: that pass through a device in a step for each micro-batch. passed: through which a micro-batch comes before
-    it reaches the device. held: of the device. least, most: of its stage with the fewest and with the most [devices,
-    variants, kinds].
+    work: that pass through a device in a step for each micro-batch.
+    passed: through which a micro-batch comes before it reaches the device.
+    held: of the device.
+    least, most: of its stage with the fewest and with the most [devices, variants, kinds].
     places: numbers of the devices: only those that no other device exceeds in everything.
     """
 
@@ -54,7 +55,8 @@ class DeviceUnits:
 class PipelineUnits(NamedTuple):
     """A pipeline of a model and its variants.
 
-    devices: what its devices run and hold. in_flight: least activations in flight on every device [devices].
+    devices: what its devices run and hold.
+    in_flight: least activations in flight on every device [devices].
     """
 
     schedule: Schedule
@@ -66,8 +68,9 @@ class PipelineUnits(NamedTuple):
 class Collectives(NamedTuple):
     """Data-parallel collectives of a step, by the group of ranks that takes part.
 
-    elements: parameters of a unit whose gradients a group sums [groups, kinds]. matrices: those of large parameters of
-        layers alone, which every scheme that gathers weights in every micro-batch gathers there [groups, kinds].
+    elements: parameters of a unit whose gradients a group sums [groups, kinds].
+    matrices: those of large parameters of layers alone, which every scheme that gathers weights in every micro-batch
+        gathers there [groups, kinds].
     reductions, gathers: seconds that those of a parameter take at least [pipelines, choices, groups] [s].
     each_reduction, each_gather: how often they happen in a micro-batch; 0: once a step [pipelines, choices].
     """
@@ -165,7 +168,8 @@ class PipelineTable:
         """Returns the least memory of the fullest device [pipelines, choices] [bytes].
 
         grown: what the forward pass of a unit leaves for its backward pass [kinds] [bytes].
-        elements: parameters of a unit [kinds]. each: bytes of states of a parameter [pipelines, choices].
+        elements: parameters of a unit [kinds].
+        each: bytes of states of a parameter [pipelines, choices].
         """
         if not self.size:
             return np.zeros(each.shape)
@@ -189,7 +193,9 @@ def _largest_part(stream: np.ndarray, waiting: np.ndarray) -> np.ndarray:
     """Returns the most of a pass that runs on each stream before its input, or after its result, of any stage [streams]
     [s].
 
-    stream: of a pass of every kind of unit. waiting: from its input on, or up to its result [kinds, streams].
+    stream: of a pass of every kind of unit.
+    waiting: from its input on, or up to its result [kinds, streams].
+
     The embedding is on a device that waits for no other. A unit without ops on a stream puts off neither.
     """
     apart = np.where(stream[1:] > 0.0, stream[1:] - waiting[1:], 0.0)

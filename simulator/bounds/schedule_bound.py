@@ -99,8 +99,10 @@ class StagePlaces:
 class Mode(NamedTuple):
     """How the durations of a unit enter the bound of a schedule.
 
-    split: backward passes compute gradients of inputs and of weights apart. mixed: some do.
-    pairs: two passes may run together. barrier: all devices wait for each other before the update.
+    split: backward passes compute gradients of inputs and of weights apart.
+    mixed: some do.
+    pairs: two passes may run together.
+    barrier: all devices wait for each other before the update.
     """
 
     split: bool
@@ -119,8 +121,9 @@ class PassSeconds(NamedTuple):
     """Least durations of the passes that a schedule runs for a micro-batch [s].
 
     Backward passes are whole or in halves or, in a schedule that has both, whichever is shorter.
-    forward, backward: of a part on each stream. inputs: up to the gradients of its inputs. longest: the longest
-        backward pass of a part [parts, streams].
+    forward, backward: of a part on each stream.
+    inputs: up to the gradients of its inputs.
+    longest: the longest backward pass of a part [parts, streams].
     gradient: from the input of a backward pass to its result [parts].
     last: the kind of pass that gives the last gradient back.
     """

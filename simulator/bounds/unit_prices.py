@@ -64,7 +64,8 @@ class UnitPrices:
     """Prices of the passes of a plan, for any number of its layers in a stage.
 
     kinds: kinds of units: the embedding, those of layers, the output layer.
-    of_layer: the kind of every layer. of_recomputed: its kind where it is recomputed; None: no layer is.
+    of_layer: the kind of every layer.
+    of_recomputed: its kind where it is recomputed; None: no layer is.
     """
 
     kinds: list[UnitKind]
@@ -76,7 +77,8 @@ class UnitPrices:
     def stages(self, layers: tuple[int, ...], recomputed: int | None = None) -> Stages:
         """Returns the units of the parts of a model.
 
-        layers: the number of layers of every part. recomputed: layers of every part that are recomputed; None: all.
+        layers: the number of layers of every part.
+        recomputed: layers of every part that are recomputed; None: all.
         """
         ends, last = np.cumsum([0, *layers]).tolist(), len(layers) - 1
         kinds = kinds_of_layers(layers, self.of_layer, self.of_recomputed, recomputed).tolist()
@@ -243,9 +245,11 @@ class UnitPrices:
 class UnitLayout(NamedTuple):
     """The kinds of units of a group.
 
-    elements: parameters of a unit [kinds]. reduced: those whose gradients are summed along the same axes [kinds].
+    elements: parameters of a unit [kinds].
+    reduced: those whose gradients are summed along the same axes [kinds].
     matrices: of these the ones of large parameters of layers [kinds].
-    of_layer: the kind of every layer [layers]. of_recomputed: its kind where it is recomputed; None: no layer is.
+    of_layer: the kind of every layer [layers].
+    of_recomputed: its kind where it is recomputed; None: no layer is.
     """
 
     elements: np.ndarray
@@ -278,7 +282,8 @@ class UnitLayout(NamedTuple):
 class LoweredUnits:
     """The ops of the kinds of units of a plan, each alone in a stage, and the kind of every layer.
 
-    price, host: prices of ops, and time of the host to launch an op [s]. weights: number format of the weights.
+    price, host: prices of ops, and time of the host to launch an op [s].
+    weights: number format of the weights.
     reduces: axes along which the gradient of a parameter is summed.
     of_recomputed: the kind of every layer where it is recomputed; None: no layer is.
     """
@@ -397,8 +402,11 @@ def price_units(units: LoweredUnits, shared: SharedWork) -> UnitPrices:
 def kinds_of_layers(
     layers: Sequence[int], of_layer: np.ndarray, of_recomputed: np.ndarray | None, recomputed: int | None
 ) -> np.ndarray:
-    """Returns the kind of every layer of a model. layers: of every part. recomputed: layers of every part, from the
-    first on, that are recomputed; None: all."""
+    """Returns the kind of every layer of a model.
+
+    layers: of every part.
+    recomputed: layers of every part, from the first on, that are recomputed; None: all.
+    """
     if of_recomputed is None:
         return of_layer
     places = np.concatenate([np.arange(number) for number in layers])

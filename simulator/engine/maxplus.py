@@ -420,7 +420,8 @@ class Coordinates:
     ) -> list[tuple[int, PricedSideOps, np.ndarray]]:
         """Returns the side ops after the parts, each list with its stream and the ends of its ops [ops, columns].
 
-        An op waits for the gradients of its parameters. ready: by part, when these are complete.
+        An op waits for the gradients of its parameters.
+        ready: by part, when these are complete.
         """
         total = sum(part.count * len(marks) for part, marks in zip(task.parts, task.marks, strict=True))
         complete = np.full((total, state.shape[1]), NEVER)

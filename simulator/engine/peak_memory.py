@@ -92,8 +92,8 @@ def _task_profiles(program: Program) -> tuple[np.ndarray, np.ndarray]:
 def _find_peaks(starts: Sequence[int], grown: np.ndarray, high: np.ndarray, flying: np.ndarray) -> list[int]:
     """Returns, by device, the number among its actions of the first action with the highest peak.
 
-    starts: the first action of every device. grown, high, flying: by action, what it leaves, its peak, and
-    communication buffers beside it [bytes].
+    starts: the first action of every device.
+    grown, high, flying: by action, what it leaves, its peak, and communication buffers beside it [bytes].
     """
     if len({*map(sub, starts[1:], starts)}) > 1:
         ends = (slice(*pair) for pair in pairwise(starts))
@@ -133,7 +133,7 @@ def offloaded_activations(program: Program) -> list[dict[str, float]]:
 
 
 def in_flight(program: Program) -> np.ndarray:
-    """Bytes of communication buffers beside every action of the timetable.
+    """Counts the bytes of communication buffers beside every action of the timetable.
 
     Where sends overlap, a sent buffer lives through the next action of its device, and a receive buffer through the
     action before. Evicted activations live through the next action that computes.
@@ -215,7 +215,8 @@ def _changes_inside(
 def moments_inside(task: Task, instances: Sequence[int], begin: np.ndarray, end: np.ndarray) -> Iterable[np.ndarray]:
     """Yields by part of a task when the tensors of its copies are allocated and freed [s].
 
-    instances: of the ops of the task. begin, end: of all ops [s].
+    instances: of the ops of the task.
+    begin, end: of all ops [s].
     """
     numbered, place = np.array(instances, int), 0
     for part in task.parts:

@@ -214,7 +214,7 @@ class Meetings:
 
     @remembered
     def _places_of(self, work: Transfer, sender: int, receiver: int) -> tuple[list[int], list[int]]:
-        """Places of the two ends of every message among the ranks of their devices."""
+        """Returns the places of the two ends of every message among the ranks of their devices."""
         ends = (self.grids[device].ranks.ravel().tolist() for device in (sender, receiver))
         sources, targets = ({rank: place for place, rank in enumerate(ranks)} for ranks in ends)
         return [sources[rank] for rank, _, _ in work.pairs], [targets[rank] for _, rank, _ in work.pairs]
@@ -232,7 +232,7 @@ def stretch_passes(
 
     def lasts(turn: ScheduleItem) -> float:
         action = actions_of([turn])[0]
-        slot, device = slots[action], table.device(action.stage)
+        slot, device = slots[action], table.stages.devices[action.stage]
         if slot not in known:
             known[slot] = task_seconds(program.tasks[slot], program.host)
         return known[slot] * float((always[device] * pace.once(shapes[device], step, _key(action))).max())

@@ -155,7 +155,8 @@ def play(program: Program, engine: Engine = "matrices", skip: bool = True, uses:
 def play_on_simpy(program: Program, flat: FlatProgram, moments: Iterable[float] = ()) -> ByOps:
     """Plays a program as SimPy processes.
 
-    flat: its ops. moments: see `simpy_engine.play`.
+    flat: its ops.
+    moments: see `simpy_engine.play`.
     """
     from meshcast.simulator.engine import simpy_engine
 

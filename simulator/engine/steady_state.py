@@ -91,7 +91,11 @@ def cycle(moments: np.ndarray, most: int) -> int | None:
 
 
 def window(table: Timetable, done: Callable[[int], float], batch: int) -> Window:
-    """Returns the window of a run. done: end of an update [s]. batch: micro-batches of a step."""
+    """Returns the window of a run.
+
+    done: end of an update [s].
+    batch: micro-batches of a step.
+    """
     shape, interval = table.shape, table.update_interval
     steady = len(table.updates[0]) - cooldown_updates(shape, interval)
     moments = np.array([[done(action) for action in updates[:steady]] for updates in table.updates])

@@ -485,7 +485,8 @@ class _Player:
     def _repeat(self, repetition: Repetition, moved: np.ndarray, left: np.ndarray) -> None:
         """Advances the state to the end of a repetition.
 
-        moved: which times of a snapshot change in it. left: the actions that are still to be played.
+        moved: which times of a snapshot change in it.
+        left: the actions that are still to be played.
         """
         further = itertools.chain.from_iterable(self.table.further_needs.get(action, ()) for action in left.tolist())
         needed = self.table.need_array[left], np.array([*further], int) if self.table.further_needs else left[:0]

@@ -29,7 +29,8 @@ def stage_layer_costs(plan: Plan, price_on: Callable[[Plan, Cluster], Price]) ->
     """Measures layer costs on the device of every part of the model [s].
 
     Schemes that treat a stage as a whole (recompute of some layers, gathering of weights) are counted for each layer as
-    if it were a stage. price_on: prices of ops of the ranks of a stage, on its cluster.
+    if it were a stage.
+    price_on: prices of ops of the ranks of a stage, on its cluster.
     """
     known: dict[Hashable, LayerCosts] = {}
     costs = []

@@ -41,7 +41,11 @@ class ForecastPricing:
     """Tells what a plan is resolved with, as the forecast computes it; its methods are those of `JobPricing`."""
 
     def __init__(self, shared: SharedWork, price: Prices | None = None) -> None:
-        """Prices plans. shared: units, timetables and prices of earlier jobs. price: see `resolve_plan`."""
+        """Prices plans.
+
+        shared: units, timetables and prices of earlier jobs.
+        price: see `resolve_plan`.
+        """
         self._shared, self._price = shared, price
 
     def price_layers(self, plan: Plan) -> list[LayerCosts]:

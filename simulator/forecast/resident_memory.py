@@ -106,7 +106,8 @@ def resident_of_devices(
 ) -> list[dict[str, float]]:
     """Counts by device the bytes on a GPU that live through the whole step, by category.
 
-    every_params: of every device. program: of the step; without it older versions of weights are left out.
+    every_params: of every device.
+    program: of the step; without it older versions of weights are left out.
     known: states that were counted before, for this plan or another; new ones are added.
     any_batch: those that live through it with any number of micro-batches.
     """

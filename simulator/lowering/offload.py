@@ -67,7 +67,8 @@ def _divide_copies(count: int, before: Saved, saved: Saved, last: Saved) -> list
     """Divides equal units in a row by what they offload: numbers of units, what the unit before each of them saved, and
     what it saves itself.
 
-    before: of the unit before the first. last: what the last saves.
+    before: of the unit before the first.
+    last: what the last saves.
     """
     if count > 1 and saved:
         return [part for part in [(1, before, saved), (count - 2, saved, saved), (1, saved, last)] if part[0]]

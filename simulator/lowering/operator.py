@@ -189,7 +189,8 @@ def _temporaries(operator: Operator, at: LocalShapes, ops: list[Op], backward: b
 def _whole_gradient_uses(operator: Operator, weights: list[Op], whole: int) -> Iterable[TensorUse]:
     """Yields uses of the gradient of an embedding: no GEMM accumulates it, autograd makes it whole and a hook adds it.
 
-    weights: the ops that make it. whole: elements of the gradients that are stored unsharded.
+    weights: the ops that make it.
+    whole: elements of the gradients that are stored unsharded.
     """
     ends = ((weights[0], True), (weights[-1], False)) if weights and isinstance(operator, Embedding) else ()
     nbytes = whole * BYTES[operator.weights[0].dtype]
@@ -282,7 +283,11 @@ def gather_weights(
 
 @dataclass
 class _WeightMoves:
-    """The moves of the weights of an operator. nbytes: of the whole weights. names: of the weights that move."""
+    """The moves of the weights of an operator.
+
+    nbytes: of the whole weights.
+    names: of the weights that move.
+    """
 
     scope: Scope
     operator: Operator

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate, groupby, pairwise
-from typing import Any
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.capabilities import HoldsUnequalShards, schemes_with
@@ -80,7 +79,7 @@ def _replicas_with_stages(job: Job) -> tuple[ReplicaPlan, ...]:
 
 
 def _join(pipelines: Sequence[Plan], job: Job) -> Plan:
-    """Returns the plan of a job of one or several pipelines."""
+    """Returns the plan of a job of a pipeline, or of several."""
     plan = replace(pipelines[0], job=job, pipelines=tuple(pipelines) if len(pipelines) > 1 else ())
     check_size(plan)
     check_noisy_steps(plan)
@@ -114,10 +113,11 @@ def _make_pipeline(
     first: rank of its first GPU.
     alone: whether there is no other pipeline.
     """
-    schedule = job.plan.schemes
-    common: dict[str, Any] = {"schemes": schedule, "partition": job.plan.partition, "pad_heads": job.plan.pad_heads}
-    axes = {axis: len(stages) for entry in schedule for axis in entry.over}
-    whole_job = job.model_copy(update={"plan": LongPlan(mesh=axes, **common), "batch": batch})
+    axes = {axis: len(stages) for entry in job.plan.schemes for axis in entry.over}
+    long_plan = LongPlan(
+        mesh=axes, schemes=job.plan.schemes, partition=job.plan.partition, pad_heads=job.plan.pad_heads
+    )
+    whole_job = job.model_copy(update={"plan": long_plan, "batch": batch})
     whole = resolver.prepare(whole_job, ())
     if whole.mesh.places:
         rule = f"{whole.schedule.use} places equal stages on other GPUs than their neighbours"
@@ -125,17 +125,23 @@ def _make_pipeline(
     equal = alone and all((stage.mesh, stage.views) == (stages[0].mesh, stages[0].views) for stage in stages)
     stage_plans = []
     for i, stage in enumerate(stages):
-        schemes = (*schedule, *stage.schemes)
-        long_plan = LongPlan(mesh={**axes, **stage.mesh}, views=stage.views, **(common | {"schemes": schemes}))
-        share = _share_of_stage(batch, family_degree(long_plan, "data"), f"{where}[{i}]")
-        with _locate_in_stage(f"{where}[{i}]", len(schedule)):
-            plan = resolver.prepare(whole_job.model_copy(update={"plan": long_plan, "batch": share}), CHECKS)
-            plan = resolver.choose_alternatives(plan)
+        plan = _plan_stage(whole_job, stage, f"{where}[{i}]", resolver)
         mesh = plan.mesh if equal else plan.mesh.of_stage(plan.ranks.pipeline_axis, first)
         stage_plans.append(replace(plan, mesh=mesh))
         first += math.prod(stage.mesh.values())
     _check_holders(whole, stages, where)
     return replace(whole, stage_plans=tuple(stage_plans))
+
+
+def _plan_stage(job: Job, stage: StagePlan, where: str, resolver: Resolver) -> Plan:
+    """Returns the plan of a stage, without layers. job: of the pipeline, with its schedule alone."""
+    whole = job.plan
+    mesh, schemes = {**whole.mesh, **stage.mesh}, (*whole.schemes, *stage.schemes)
+    plan = LongPlan(mesh=mesh, views=stage.views, schemes=schemes, partition=whole.partition, pad_heads=whole.pad_heads)
+    share = _share_of_stage(job.batch, family_degree(plan, "data"), where)
+    with _locate_in_stage(where, len(whole.schemes)):
+        prepared = resolver.prepare(job.model_copy(update={"plan": plan, "batch": share}), CHECKS)
+        return resolver.choose_alternatives(prepared)
 
 
 def _share_of_stage(batch: Batch, replicas: int, where: str) -> Batch:
@@ -398,7 +404,7 @@ def share_by_speed(plans: Sequence[Plan], replicas: Sequence[int], count: int, r
 
 
 def _slowest_stage(plan: Plan, resolver: Resolver) -> float:
-    """Seconds of a micro-batch on the stage that takes longest."""
+    """Returns the seconds of a micro-batch on the stage that takes longest."""
     costs, stages = resolver.pricing.price_layers(plan), [0.0] * plan.shape.p
     for part, (begin, layers, end) in enumerate(costs):
         device = plan.model_parts.holders(part)[0]

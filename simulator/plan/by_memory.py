@@ -97,7 +97,7 @@ def profile_stages(plan: Plan, layers: Sequence[int], peaks: DevicePeaks) -> lis
 
 
 def memory_costs(profile: Sequence[StageMemory], layers: int) -> list[np.ndarray]:
-    """Returns, by stage, the peak memory with the layers from one (row) up to another (column)."""
+    """Returns, by stage, the peak memory with the layers from that of the row up to that of the column."""
     slopes = (LayerCosts(0.0, [stage_memory.layer] * layers, 0.0) for stage_memory in profile)
     growth = [stage_costs(slope, stage, len(profile)) for stage, slope in enumerate(slopes)]
     return [stage_memory.fixed + costs for stage_memory, costs in zip(profile, growth, strict=True)]
@@ -167,7 +167,7 @@ def _recompute_layers(
 
 
 def _needed_counts(peaks: Sequence[np.ndarray], memory: Sequence[float], saved: Sequence[float]) -> list[np.ndarray]:
-    """Returns by stage how many of the layers from one (row) up to another (column) have to be recomputed.
+    """Returns by stage how many of the layers from that of the row up to that of the column have to be recomputed.
 
     peaks: without recomputation; saved: by each recomputed layer [bytes].
     """
@@ -178,8 +178,8 @@ def _needed_counts(peaks: Sequence[np.ndarray], memory: Sequence[float], saved: 
 def _recompute_costs(
     plain: Sequence[LayerCosts], recomputed: Sequence[LayerCosts], needed: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """Returns by stage the cost of the layers from one (row) up to another (column), of which as many are recomputed as
-    are needed; where nothing fits, all of them.
+    """Returns by stage the cost of the layers from that of the row up to that of the column, of which as many are
+    recomputed as are needed; where nothing fits, all of them.
 
     plain, recomputed: by stage, costs of layers of which none or all are recomputed.
     """

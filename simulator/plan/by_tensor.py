@@ -47,7 +47,7 @@ class Budget(NamedTuple):
 
     def count_freed(self, way: str) -> float:
         """Counts the bytes that a byte of a micro-batch frees: of what is swapped `FEWEST_HELD` micro-batches stay, of
-        what is offloaded two layers of one micro-batch, of what is recomputed one layer."""
+        what is offloaded two layers of a micro-batch, of what is recomputed a layer."""
         if way == "swap":
             return self.held - min(self.held, FEWEST_HELD)
         return self.held - min({"host": 2, "recompute": 1}[way] / self.layers, 1)

@@ -305,7 +305,7 @@ def check_alike(plan: Plan, who: str) -> None:
 
 
 def check_roles(plan: Plan) -> None:
-    """Checks that every role (schedule, recompute scheme) has at most one scheme, and the required roles of schemes are
+    """Checks that every role (schedule, recompute scheme) has a single scheme at most, and the required roles of schemes are
     filled."""
     for role in sorted({scheme.role for scheme in plan.schemes} - {""}):
         uses = [scheme.use for scheme in plan.schemes if scheme.role == role]
@@ -320,7 +320,7 @@ def check_roles(plan: Plan) -> None:
 
 
 def check_offloading(plan: Plan) -> None:
-    """Checks that at most one scheme offloads a state."""
+    """Checks that a single scheme at most offloads a state."""
     for state in ("parameters", "gradients", "optimizer"):
         uses = [scheme.use for scheme in schemes_with(plan.schemes, HoldsStates) if scheme.offloaded_to(state)]
         if len(uses) > 1:

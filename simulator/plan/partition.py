@@ -189,7 +189,8 @@ def balance(layer_costs: Sequence[LayerCosts]) -> list[int]:
 
 
 def stage_costs(costs: LayerCosts, stage: int, stages: int) -> np.ndarray:
-    """Returns the cost of a stage with the layers from one (row) up to another (column); infinite for too few layers.
+    """Returns the cost of a stage with the layers from that of the row up to that of the column; infinite for too few
+    layers.
 
     The first and the last stage may have no layer, because they have the embedding and the output layer.
     """
@@ -232,7 +233,7 @@ def minimise_step(costs: Sequence[np.ndarray], microbatches: int) -> list[int]:
 def _best(costs: Sequence[np.ndarray], combine: np.ufunc) -> tuple[float, list[int]]:
     """Finds the partition of least total cost by dynamic programming; returns that cost and the layers by stage.
 
-    costs: by stage, the cost of the layers from one (row) up to another (column).
+    costs: by stage, the cost of the layers from that of the row up to that of the column.
     combine: how costs of stages make up the total (sum or maximum).
     """
     reached, starts = costs[0][0], []

@@ -296,8 +296,8 @@ class CompiledBlocks:
 def resolve_dependencies(ops: Sequence[Op], entry: Op | None, result: Op | None) -> tuple[list[tuple[int, ...]], Port]:
     """Returns for each op the places that it waits for, and the port of the pass.
 
-    An op without work is replaced by the ops that it waits for. entry, result: the ops without work that stand for the
-    input and for the result of the pass.
+    An op without work is replaced by the ops that it waits for.
+    entry, result: the ops without work that stand for the input and for the result of the pass.
     """
     place = {op: i for i, op in enumerate(ops)}
     waits_of: dict[Op, tuple[set[int], bool]] = {}

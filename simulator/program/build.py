@@ -34,6 +34,7 @@ from meshcast.simulator.program.block import (
 from meshcast.simulator.program.categories import axis_of
 from meshcast.simulator.program.memory_profile import CATEGORIES, Growth, update_events
 from meshcast.simulator.program.messages import StageEnd, StageMessages
+from meshcast.simulator.program.pipeline_stages import Slot
 from meshcast.simulator.program.program import EveryStageOps, Program, one_of
 from meshcast.simulator.program.task import (
     Flow,
@@ -45,7 +46,7 @@ from meshcast.simulator.program.task import (
     make_task,
     price_side_ops,
 )
-from meshcast.simulator.program.timetable import Slot, Timetable
+from meshcast.simulator.program.timetable import Timetable
 from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, BATCH_LOSS, GRADIENT_SUMS, ActionKind
 
 FORWARD = (ActionKind.FORWARD, ActionKind.AHEAD)
@@ -119,7 +120,8 @@ class _Builder:
     ) -> None:
         self.host, self.growth = host, growth
         self.blocks = blocks if blocks is not None else CompiledBlocks()
-        self.timetable, self.stages, self.prices, self.messages = timetable, stages, prices, messages
+        self.timetable, self.pipeline = timetable, timetable.stages
+        self.stages, self.prices, self.messages = stages, prices, messages
         self.updates = updates
         # Devices whose prices are equal share their tasks.
         self.price_groups = [prices.index(price) for price in prices]
@@ -135,7 +137,7 @@ class _Builder:
         if isinstance(of_stage, StageOps):
             return of_stage
         return of_stage[
-            slot.variant if self.timetable.backwards_per_forward == 1 else int(slot.kind != ActionKind.FORWARD)
+            slot.variant if self.pipeline.backwards_per_forward == 1 else int(slot.kind != ActionKind.FORWARD)
         ]
 
     def task(self, slot: Slot) -> Task:
@@ -149,16 +151,16 @@ class _Builder:
             return self._batch_loss(slot)
         if slot.partner is None:
             return self._alone(slot)
-        return self._pair(self._alone(slot), self._alone(slot.partner), self.timetable.device(slot.stage))
+        return self._pair(self._alone(slot), self._alone(slot.partner), self.pipeline.devices[slot.stage])
 
     # ---------------------------------------------------------------------------------------- messages
 
     def sends(self, slot: Slot) -> list[Send | None]:
         """Messages that carry the result of a slot to each stage that needs it; None to a stage on the same device."""
-        return [self._send(slot, stage) for stage in self.timetable.gives_to(slot)] or [None]
+        return [self._send(slot, stage) for stage in self.pipeline.gives_to(slot)] or [None]
 
     def _send(self, slot: Slot, receiver: int) -> Send | None:
-        if not self.timetable.elsewhere(slot.stage, receiver):
+        if not self.pipeline.elsewhere(slot.stage, receiver):
             return None
         stream = (
             "pipeline-backward"
@@ -166,7 +168,7 @@ class _Builder:
             else "pipeline-forward"
         )
         work = self._message(slot, slot.stage, receiver)
-        ends = self.timetable.device(slot.stage), self.timetable.device(receiver)
+        ends = self.pipeline.devices[slot.stage], self.pipeline.devices[receiver]
         # What goes from a kind of GPU to another is as slow as the slower.
         price = self.prices[ends[0]](work)
         if self.price_groups[ends[0]] != self.price_groups[ends[1]]:
@@ -185,8 +187,7 @@ class _Builder:
     def _message(self, slot: Slot, sender: int, receiver: int) -> Transfer:
         """Returns the message from a stage to another that carries the result of a slot's kind of action."""
         source, target = (
-            StageEnd(stage, self.timetable.stage_device[stage], self.stage_ops(stage, slot))
-            for stage in (sender, receiver)
+            StageEnd(stage, self.pipeline.devices[stage], self.stage_ops(stage, slot)) for stage in (sender, receiver)
         )
         if slot.kind == ActionKind.UPDATE:
             return self.messages.plain(NORM_BYTES, source.device, target.device)
@@ -195,8 +196,8 @@ class _Builder:
         return self.messages.results(source, target, slot.kind in FORWARD)
 
     def received_bytes(self, slot: Slot) -> int:
-        """Bytes that a rank receives from other devices before an action of a slot."""
-        far = [stage for stage in self.timetable.takes_from(slot) if self.timetable.elsewhere(slot.stage, stage)]
+        """Counts the bytes that a rank receives from other devices before an action of a slot."""
+        far = [stage for stage in self.pipeline.takes_from(slot) if self.pipeline.elsewhere(slot.stage, stage)]
         return sum(self._message(slot, stage, slot.stage).nbytes for stage in far)
 
     # ------------------------------------------------------------------------------------------- tasks
@@ -209,7 +210,7 @@ class _Builder:
         device, and weights are updated by the sum so far.
         """
         fragment, price = self.updates[device], self.price_groups[device]
-        held = [one_of(stage_ops) for i, stage_ops in enumerate(self.stages) if self.timetable.device(i) == device]
+        held = [one_of(stage_ops) for i, stage_ops in enumerate(self.stages) if self.pipeline.devices[i] == device]
         streams = {COMPUTE} | {op.stream for op in fragment.forward}
         for stage_ops in held:
             streams |= {
@@ -231,7 +232,7 @@ class _Builder:
         ops = [*begin, *copies.values()]
         ops += _everywhere("end", streams, list(ops))
         waits = resolve_dependencies(ops, None, None)[0]
-        norm = [i for i, op in enumerate(ops) if op.name == "grad-norm"][-1:] if self.timetable.chained else []
+        norm = [i for i, op in enumerate(ops) if op.name == "grad-norm"][-1:] if self.pipeline.chained else []
         entry = tuple(i for i, others in enumerate(waits) if {*norm} & {*others})
         events = update_events(fragment, copies, ops)
         block = Block(ops, waits, (Port(entry, tuple(norm), through=bool(norm)),), events)
@@ -239,9 +240,9 @@ class _Builder:
 
     def _alone(self, slot: Slot) -> Task:
         if slot.kind == ActionKind.UPDATE:
-            return self._update(self.timetable.device(slot.stage))
+            return self._update(self.pipeline.devices[slot.stage])
         stage_ops = self.stage_ops(slot.stage, slot)
-        price = self.price_groups[self.timetable.device(slot.stage)]
+        price = self.price_groups[self.pipeline.devices[slot.stage]]
         # When weights are gathered again depends on the order of a stage.
         order = slot.stage if stage_ops.again else -1
         repeated = stage_ops.batch_loss is not None and slot.stage in self.ahead
@@ -312,7 +313,10 @@ class _Builder:
 
     def _batch_loss(self, slot: Slot) -> Task:
         """Returns one of the three actions of a loss that couples the samples of a batch."""
-        loss, price = self.stage_ops(slot.stage, slot).batch_loss, self.price_groups[self.timetable.device(slot.stage)]
+        loss, price = (
+            self.stage_ops(slot.stage, slot).batch_loss,
+            self.price_groups[self.pipeline.devices[slot.stage]],
+        )
         assert loss is not None
         return self._act_of_loss(loss, slot.kind, price)
 
@@ -342,7 +346,7 @@ class _Builder:
         Each begins at its place in the device's order. A device sends again once its last transfer has arrived, and
         evicts no more before.
         """
-        stream, stripe = MOVING, self.timetable.stripes.get((slot.stage, slot.keeper))
+        stream, stripe = MOVING, self.pipeline.stripes.get((slot.stage, slot.keeper))
         if stripe is None:
             saved = self._alone(Slot(slot.stage, "F", False, False, slot.variant)).memory.net
             flows = tuple((float(nbytes), name) for nbytes, name in zip(saved, CATEGORIES, strict=True) if nbytes)
@@ -353,20 +357,20 @@ class _Builder:
         if takes := slot.kind in (ActionKind.KEEP, ActionKind.LOAD):
             block = Block([here, ready], [(), (0,)], (Port((), (1,), through=False),), [])
         else:
-            ends = (self.timetable.device(slot.stage), slot.keeper)[:: 1 if slot.kind == ActionKind.EVICT else -1]
+            ends = (self.pipeline.devices[slot.stage], slot.keeper)[:: 1 if slot.kind == ActionKind.EVICT else -1]
             work = self.messages.plain(round(sum(nbytes for nbytes, _ in flows)), *ends)
             send = Op("evict" if slot.kind == ActionKind.EVICT else "give back", stream, work, phase="B")
             ops = [ready, here, send, Op("arrived", stream)]
             # An eviction makes room for the next pass, which waits for it; what is returned only leaves.
             waits = (0,) if slot.kind == ActionKind.EVICT else ()
             block = Block(ops, [(), waits, (0, 1), (2,)], (Port((2,), (3,), through=False),), [])
-        priced = price_block(block, 1, self.prices[self.timetable.owner(slot)])
+        priced = price_block(block, 1, self.prices[self.pipeline.owner(slot)])
         return Task((priced,), [], [], flows if takes else (), () if takes else flows)
 
     def _sum_gradients(self, slot: Slot) -> Task:
         """Returns one of the two actions of a sum of gradients among the devices that hold a stage."""
-        device, stage_ops = self.timetable.device(slot.stage), self.stage_ops(slot.stage, slot)
-        return self._sum_among(self.timetable.copies[slot.stage], stage_ops, slot.kind, self.price_groups[device])
+        device, stage_ops = self.pipeline.devices[slot.stage], self.stage_ops(slot.stage, slot)
+        return self._sum_among(self.pipeline.copies[slot.stage], stage_ops, slot.kind, self.price_groups[device])
 
     @remembered
     def _sum_among(self, members: tuple[int, ...], stage_ops: StageOps, kind: str, price: int) -> Task:
@@ -415,7 +419,7 @@ class _Builder:
         """Merges two passes; their GEMMs and attention leave multiprocessors to the token exchanges of both."""
         ops = [*first.block.ops, *second.block.ops]
         taken = max((op.work.sms for op in ops if isinstance(op.work, Exchange)), default=0)
-        if taken and self.timetable.separates_multiprocessors:
+        if taken and self.pipeline.separates_multiprocessors:
             first, second = (leave_multiprocessors(part, taken, self.prices[device]) for part in (first, second))
         return interleave(first, second)
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from meshcast.simulator.program.timetable import Slot, Timetable
+from meshcast.simulator.program.pipeline_stages import PipelineStages, Slot
+from meshcast.simulator.program.timetable import Timetable
 from meshcast.simulator.scheduling.schedule import OverlappedPasses, ScheduleItem
 
 
@@ -18,17 +19,14 @@ def join_timetables(tables: Sequence[Timetable]) -> Timetable:
     """
     first = tables[0]
     devices = [0, *accumulate(table.shape.p for table in tables)]
-    stages = [0, *accumulate(len(table.stage_device) for table in tables)]
+    stages = [0, *accumulate(len(table.stages.devices) for table in tables)]
     slots = [0, *accumulate(len(table.slots) for table in tables)]
     actions = [0, *accumulate(len(table.slot) for table in tables)]
     extra = actions[-1]
     shape = replace(first.shape, p=devices[-1], m=max(table.shape.m for table in tables))
-    joined = Timetable(
-        shape, [], [0], [], [], [], [], [], [], [], [],
-        backwards_per_forward=first.backwards_per_forward,
-        separates_multiprocessors=first.separates_multiprocessors,
-        joined=True,
-    )  # fmt: skip
+    backwards, separates = first.stages.backwards_per_forward, first.stages.separates_multiprocessors
+    all_stages = PipelineStages([], [], [], [], backwards_per_forward=backwards, separates_multiprocessors=separates)
+    joined = Timetable(shape, [], [0], [], [], [], [], all_stages, joined=True)
     for i, table in enumerate(tables):
         d, s, t, a = devices[i], stages[i], slots[i], actions[i]
         count = len(table.slot)
@@ -44,16 +42,19 @@ def join_timetables(tables: Sequence[Timetable]) -> Timetable:
         joined.slot.extend(t + number for number in table.slot)
         joined.need.extend(map(result, table.need))
         joined.sequence.extend(a + number for number in table.sequence)
-        joined.stage_device.extend(d + device for device in table.stage_device)
-        joined.copies.extend(tuple(d + device for device in held) for held in table.copies)
-        joined.predecessors.extend(tuple(s + stage for stage in before) for before in table.predecessors)
-        joined.successors.extend(tuple(s + stage for stage in behind) for behind in table.successors)
-        joined.coupled.update(
-            {s + stage: tuple(s + other for other in with_it) for stage, with_it in table.coupled.items()}
+        all_stages.devices.extend(d + device for device in table.stages.devices)
+        all_stages.copies.extend(tuple(d + device for device in held) for held in table.stages.copies)
+        all_stages.predecessors.extend(tuple(s + stage for stage in before) for before in table.stages.predecessors)
+        all_stages.successors.extend(tuple(s + stage for stage in behind) for behind in table.stages.successors)
+        all_stages.coupled.update(
+            {s + stage: tuple(s + other for other in with_it) for stage, with_it in table.stages.coupled.items()}
         )
         joined.further_needs.update({a + at: tuple(map(result, needs)) for at, needs in table.further_needs.items()})
-        joined.stripes.update(
-            {(s + stage, d + at): stripe._replace(keeper=d + at) for (stage, at), stripe in table.stripes.items()}
+        all_stages.stripes.update(
+            {
+                (s + stage, d + at): stripe._replace(keeper=d + at)
+                for (stage, at), stripe in table.stages.stripes.items()
+            }
         )
         joined.extra_results.update(
             {a + at: range(shifted + some.start, shifted + some.stop) for at, some in table.extra_results.items()}

@@ -57,7 +57,7 @@ class Program:
         return self.timetable.shape.p
 
     def device_of(self, slot: int) -> int:
-        return self.timetable.owner(self.timetable.slots[slot])
+        return self.timetable.stages.owner(self.timetable.slots[slot])
 
     @cached_property
     def sent(self) -> list[tuple[int, Send]]:

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 
 from meshcast.hardware.errors import ScheduleError
+from meshcast.simulator.program.pipeline_stages import GRADIENT_PASSES, PipelineStages, Slot
 from meshcast.simulator.program.rounds import Rounds, find_rounds
 from meshcast.simulator.scheduling.batch_loss import coupled_stages, insert_batch_loss
 from meshcast.simulator.scheduling.gradient_sums import insert_gradient_sums
@@ -35,37 +35,11 @@ from meshcast.simulator.scheduling.schedule import (
     PipelineShape,
     Schedule,
     ScheduleItem,
-    Stripe,
     actions_of,
 )
 
 NUMBER: dict[str, int] = {kind: number for number, kind in enumerate(ActionKind)}
 """The numbers that stand for kinds in arrays."""
-
-GRADIENT_PASSES = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENTS)
-"""Passes that compute the gradients of a stage's inputs."""
-
-
-class Slot(NamedTuple):
-    """What all actions of a task have in common.
-
-    first: the first action of its kind on the stage since the last update.
-    last: the last before the next update. BW and W count as a single kind, as both complete gradients; so do N and F.
-    variant: which of the ops of its stage it runs: the slice of the sequences, the part of the samples, or the class of
-        micro-batches of different lengths.
-    partner: of an action that leads an overlapped pair, the slot of the backward pass.
-    follows: whether it is the second action of an overlapped pair.
-    keeper: of an activation transfer, the device that keeps the activations; otherwise -1.
-    """
-
-    stage: int
-    kind: str
-    first: bool
-    last: bool
-    variant: int = 0
-    partner: Slot | None = None
-    follows: bool = False
-    keeper: int = -1
 
 
 @dataclass(frozen=True)
@@ -76,17 +50,10 @@ class Timetable:
     slot: by action, its index into `slots`.
     need: by action, the result of another stage that it needs, or -1. A result has the number of its action.
     sequence: all actions, each after those that it needs.
-    stage_device: by stage, the device that runs it.
-    copies: by stage, the devices that hold the same part of the model.
-    predecessors, successors: by stage, the stages whose output it receives, and those that receive its output.
-    coupled: by stage, the other stages whose outputs enter the loss of a batch with those of the stage.
+    stages: the stages of the pipeline.
     further_needs: by action, the results that it needs besides `need`.
     extra_results: by action, the numbers of its result for the second and later stages that need it, after all actions.
     update_interval: micro-batches per update in schedules without a barrier; otherwise 0.
-    chained: every update needs the norm of the gradients of the devices before (post-validation).
-    backwards_per_forward: backward passes to a forward pass, each of a part of its samples.
-    separates_multiprocessors: of the schedule.
-    stripes: of the schedule.
     joined: several pipelines run side by side, see `join_timetables`.
     """
 
@@ -97,18 +64,10 @@ class Timetable:
     slot: list[int]
     need: list[int]
     sequence: list[int]
-    stage_device: list[int]
-    copies: list[tuple[int, ...]]
-    predecessors: list[tuple[int, ...]]
-    successors: list[tuple[int, ...]]
-    coupled: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    stages: PipelineStages
     further_needs: dict[int, tuple[int, ...]] = field(default_factory=dict)
     extra_results: dict[int, range] = field(default_factory=dict)
     update_interval: int = 0
-    chained: bool = False
-    backwards_per_forward: int = 1
-    separates_multiprocessors: bool = False
-    stripes: dict[tuple[int, int], Stripe] = field(default_factory=dict)
     joined: bool = False
 
     @cached_property
@@ -158,43 +117,6 @@ class Timetable:
     def results(self) -> int:
         """The number of results."""
         return len(self.slot) + sum(map(len, self.extra_results.values()))
-
-    def device(self, stage: int) -> int:
-        return self.stage_device[stage]
-
-    def owner(self, slot: Slot) -> int:
-        """Returns the device that runs a slot's actions."""
-        return slot.keeper if slot.kind in (ActionKind.KEEP, ActionKind.GIVE_BACK) else self.stage_device[slot.stage]
-
-    def takes_from(self, slot: Slot) -> tuple[int, ...]:
-        """Returns the stages whose results a slot needs; an update needs that of the device before (`chained`)."""
-        if slot.kind in BATCH_LOSS[1:]:
-            return self.coupled.get(slot.stage, ())
-        if slot.kind == ActionKind.UPDATE:
-            return self._chain(slot, -1)
-        return _by_kind(slot, self.predecessors, self.successors)
-
-    def gives_to(self, slot: Slot) -> tuple[int, ...]:
-        """Returns the stages that need the result of a slot."""
-        if slot.kind in BATCH_LOSS[:-1]:
-            return self.coupled.get(slot.stage, ())
-        if slot.kind == ActionKind.UPDATE:
-            return self._chain(slot, 1)
-        return _by_kind(slot, self.successors, self.predecessors)
-
-    def _chain(self, slot: Slot, step: int) -> tuple[int, ...]:
-        """Returns the first stage of the device before or after that of an update."""
-        return (slot.stage + step,) if self.chained and 0 <= slot.stage + step < self.shape.p else ()
-
-    def elsewhere(self, stage: int, other: int) -> bool:
-        """Returns whether two stages are on different devices."""
-        return self.stage_device[stage] != self.stage_device[other]
-
-
-def _by_kind(slot: Slot, forward: list[tuple[int, ...]], backward: list[tuple[int, ...]]) -> tuple[int, ...]:
-    if slot.kind in (ActionKind.FORWARD, ActionKind.AHEAD):
-        return forward[slot.stage]
-    return backward[slot.stage] if slot.kind in GRADIENT_PASSES else ()
 
 
 def timetable(
@@ -321,11 +243,13 @@ class _TimetableMaker:
         self._need_gradients(need, further_needs, sources)
         slots, slot = self._slots()
         sequence = self._sequence(sources)
+        stages = PipelineStages(
+            self.devices, self._copies(), self.predecessors, self.successors, self.coupled, self.chained, self.parts,
+            self.schedule.separates_multiprocessors, dict(self.schedule.stripes(self.shape)),
+        )  # fmt: skip
         return Timetable(
-            self.shape, self.orders, self.starts, slots, slot, need, sequence, self.devices, self._copies(),
-            self.predecessors, self.successors, self.coupled, further_needs, extra_results, self.update_interval,
-            self.chained, self.parts, self.schedule.separates_multiprocessors,
-            dict(self.schedule.stripes(self.shape)),
+            self.shape, self.orders, self.starts, slots, slot, need, sequence, stages, further_needs, extra_results,
+            self.update_interval,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ needs

@@ -129,7 +129,8 @@ def make_tiers(
 ) -> tuple[CheckpointTier, ...]:
     """Returns the checkpoints of a run, those that load fastest first.
 
-    mtbf: mean time between failures of the job [s]; infinity without failures. step: mean duration of a step [s].
+    mtbf: mean time between failures of the job [s]; infinity without failures.
+    step: mean duration of a step [s].
     Raises PlanError where a kind asks for what the plan does not have.
     """
     if keys.kind == "none":
@@ -168,7 +169,8 @@ def make_tiers(
 
 
 def _replace_stated(keys: Checkpoints, stall: float, write: float, load_: float) -> tuple[float, float, float]:
-    """Times of a checkpoint, those that the job states in their places [s]. write: from the end of the stall on."""
+    """Returns the times of a checkpoint, those that the job states in their places [s]. write: from the end of the
+    stall on."""
     stall = stall if keys.stall_s is None else keys.stall_s
     write = write if keys.write_s is None else max(keys.write_s - stall, 0.0)
     return stall, write, load_ if keys.load_s is None else keys.load_s

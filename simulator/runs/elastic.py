@@ -118,7 +118,8 @@ class Elasticity:
     def keeps_work(self, nodes: Collection[int], failed: Collection[int]) -> bool:
         """Returns whether only the running step is lost when nodes fail, since the states of all are elsewhere.
 
-        nodes: all that are missing then. failed: those that failed now.
+        nodes: all that are missing then.
+        failed: those that failed now.
         """
         if self.policy in ("none", "fewer-replicas") or not failed or not self.goes_on(nodes):
             return False

@@ -134,7 +134,7 @@ class FailureTimes:
         return rarer
 
     def list_losses(self) -> list[int]:
-        """Numbers of nodes that single failures take."""
+        """Lists the numbers of nodes that single failures take."""
         return sorted({*(unit.lost for unit in self._units), *self._lost.tolist()})
 
     def gaps(self, least: int = 0, most: float = math.inf) -> FailureGaps:

@@ -162,8 +162,10 @@ def _fit(name: str, times: Sequence[float], observed: float) -> FittedRate:
 
 
 def fit_weibull(gaps: np.ndarray, rest: float = 0.0) -> tuple[float, float]:
-    """Returns shape and scale [s] of greatest likelihood. gaps: times that have ended. rest: a time that has not, 0:
-    none.
+    """Returns shape and scale [s] of greatest likelihood.
+
+    gaps: times that have ended.
+    rest: a time that has not, 0: none.
 
     The shape k solves sum(t^k ln t) / sum(t^k) - 1 / k = mean(ln t of the ended gaps), whose left side rises with k.
     """

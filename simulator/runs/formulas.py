@@ -14,12 +14,12 @@ import math
 
 
 def young_interval(d: float, mtbf: float) -> float:
-    """Young's best interval, sqrt(2 d M) [s]."""
+    """Computes Young's best interval, sqrt(2 d M) [s]."""
     return math.sqrt(2 * d * mtbf)
 
 
 def daly_interval(d: float, mtbf: float) -> float:
-    """Daly's best interval [s]: sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + d / 18M) - d, and M from d = 2M on."""
+    """Computes Daly's best interval [s]: sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + d / 18M) - d, and M from d = 2M on."""
     if d >= 2 * mtbf:
         return mtbf
     ratio = d / (2 * mtbf)
@@ -27,7 +27,7 @@ def daly_interval(d: float, mtbf: float) -> float:
 
 
 def expected_slowdown(t: float, d: float, restart: float, mtbf: float) -> float:
-    """Daly's expected duration of a run over its training time: M e^(R/M) (e^((t+d)/M) - 1) / t.
+    """Computes Daly's expected duration of a run over its training time: M e^(R/M) (e^((t+d)/M) - 1) / t.
 
     restart: from the failure to the first step after it [s].
     """

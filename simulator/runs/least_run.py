@@ -39,8 +39,9 @@ SLACK = 1e-9
 class LeastRun:
     """Lower bound of the mean length of all runs of a job.
 
-    job: with any plan. equal_steps: whether replicas wait for each other after every step, whatever the plan; else the
-        period of the data scheme is unknown, and steps count as if ranks did not vary against each other.
+    job: with any plan.
+    equal_steps: whether replicas wait for each other after every step, whatever the plan; else the period of the data
+        scheme is unknown, and steps count as if ranks did not vary against each other.
     Raises PlanError for a job whose runs have no number of steps, or whose checkpoints its cluster does not admit.
     """
 

@@ -105,7 +105,9 @@ def time_pipelines(
     1 fewer than twice that, or those that it has (Oobleck's pipeline templates, section 4.1). Layers are partitioned
     by their costs. Ordered by nodes.
 
-    axis: of the replicas. depth: of the stages. stages, batches: of a pipeline.
+    axis: of the replicas.
+    depth: of the stages.
+    stages, batches: of a pipeline.
     """
     nodes = job.cluster.nodes // job.plan.mesh[axis]
     times: dict[int, PipelineTime] = {}
@@ -139,8 +141,10 @@ def make_pipeline(
 ) -> dict[str, Any]:
     """Returns the job with a single replica, in long form.
 
-    stages: of its pipeline. nodes: on which it runs. batches: micro-batches of a replica of the job. microbatches: of
-    the job returned.
+    stages: of its pipeline.
+    nodes: on which it runs.
+    batches: micro-batches of a replica of the job.
+    microbatches: of the job returned.
     """
     fields = drop_replicas(job, axis, job.plan.mesh[axis] - 1, batches)
     fields["plan"]["mesh"][depth] = stages
@@ -167,7 +171,8 @@ def drop_replicas(job: Job, axis: str, missing: int, batches: int) -> dict[str, 
     """Returns the job with fewer replicas, in long form. The others share all micro-batches of a step; where they do
     not divide them, every replica has as many as that with the most.
 
-    axis: of the mesh, whose positions are replicas. batches: micro-batches of a replica.
+    axis: of the mesh, whose positions are replicas.
+    batches: micro-batches of a replica.
     """
     before = job.plan.mesh[axis]
     left = before - missing

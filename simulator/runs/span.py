@@ -244,7 +244,8 @@ def make_drawn_span(
 ) -> DrawnSpan:
     """Returns a span after `done` steps.
 
-    base: duration of a step without stragglers [s]. steps: that of every step of the span [s].
+    base: duration of a step without stragglers [s].
+    steps: that of every step of the span [s].
     last: the last step of the run, after which there are no pauses; None if it has no number.
     since: time since the latest checkpoint of every tier [s]; infinity: all are written.
     evaluation: steps between two evaluations, and the duration of an evaluation [s].
@@ -299,5 +300,7 @@ def _find_multiples(every: int, done: int, count: int, last: int | None) -> np.n
 
 def _pauses_of(tier: CheckpointTier, reached: np.ndarray, before: float) -> np.ndarray:
     """Returns the pauses for the checkpoints of a tier: its stall, and until the checkpoint before is written [s].
-    reached: time of each, without such pauses. before: from the latest to the begin of the span."""
+    reached: time of each, without such pauses.
+    before: from the latest to the begin of the span.
+    """
     return tier.stall + np.maximum(tier.write - np.diff(reached, prepend=-before), 0.0)

@@ -134,7 +134,11 @@ class _Filling:
     """
 
     def __init__(self, schedule: Schedule, shape: PipelineShape, peaks: Sequence[int], split: bool = True) -> None:
-        """Prepares the filling. peaks: chunks that each device may hold. split: backward passes are B and W."""
+        """Prepares the filling.
+
+        peaks: chunks that each device may hold.
+        split: backward passes are B and W.
+        """
         self.peaks, self.last = peaks, shape.stages - 1
         self.device = [schedule.device(shape, stage) for stage in range(shape.stages)]
         self.dependencies = pass_dependencies(schedule, shape, split_backward=split)

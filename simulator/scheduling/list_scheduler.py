@@ -43,8 +43,11 @@ class PartialSchedule:
     """
 
     def __init__(self, schedule: Schedule, shape: PipelineShape, item_duration: ItemDuration, hop: float = 0.0) -> None:
-        """Starts an empty schedule. item_duration: asked once for every item. hop: duration of a message between two
-        devices."""
+        """Starts an empty schedule.
+
+        item_duration: asked once for every item.
+        hop: duration of a message between two devices.
+        """
         self.shape, self.item_duration, self.hop = shape, item_duration, hop
         self.device = [schedule.device(shape, stage) for stage in range(shape.stages)]
         self.predecessors = [schedule.predecessors(shape, stage) for stage in range(shape.stages)]
@@ -121,8 +124,11 @@ class MemoryBoundedSchedule(PartialSchedule):
         limit: float,
         kept_for_weights: Sequence[float],
     ) -> None:
-        """Starts an empty schedule. limit: chunks whose activations a device may hold. kept_for_weights: by stage, the
-        share of a chunk's activations that stays from B to W."""
+        """Starts an empty schedule.
+
+        limit: chunks whose activations a device may hold.
+        kept_for_weights: by stage, the share of a chunk's activations that stays from B to W.
+        """
         backward = [sum(both) for both in zip(durations.input_gradients, durations.recomputation, strict=True)]
         self.pass_durations = {"F": durations.forward, "B": backward, "W": durations.weight_gradients}
         super().__init__(schedule, shape, self._duration, durations.hop)

@@ -58,7 +58,8 @@ def orders_of_run(
 ) -> Orders:
     """Returns the orders of all devices in a run; of a forward-only shape their forward passes.
 
-    shape: of the run. interval: micro-batches per update without a barrier; otherwise 0.
+    shape: of the run.
+    interval: micro-batches per update without a barrier; otherwise 0.
 
     Raises PlanError for a shape that the schedule does not support.
     """
@@ -90,7 +91,8 @@ def peak_weight_versions(schedule: Schedule, shape: PipelineShape, device: int, 
     """Returns the peak number of weight versions on a device: the newest, and every older version that a pass will
     still use.
 
-    shape: of a batch. order: of a run of many batches, with its updates.
+    shape: of a batch.
+    order: of a run of many batches, with its updates.
     """
     actions = actions_of(order)
     used = [schedule.weight_version(shape, device, action.microbatch) for action in actions]

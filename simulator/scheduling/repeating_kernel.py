@@ -46,8 +46,8 @@ def find_kernel(
 ) -> Kernel:
     """Returns the kernel of the least period for each of its micro-batches.
 
-    limit: chunks whose activations a device may hold, each from its forward pass to its last pass. most: micro-batches
-        of a kernel.
+    limit: chunks whose activations a device may hold, each from its forward pass to its last pass.
+    most: micro-batches of a kernel.
 
     Raises PlanError where OR-Tools is not installed.
     """

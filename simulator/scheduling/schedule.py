@@ -302,7 +302,7 @@ class Schedule(Scheme):
         return [list(self.order(shape, device)) for device in range(shape.p)]
 
     def chunks_per_device(self) -> int:
-        """Stages a device, of all directions."""
+        """Returns the number of stages a device, of all directions."""
         return self.options.chunks * self.directions
 
     @property
@@ -316,8 +316,9 @@ class Schedule(Scheme):
         """Returns the lengths of the slices of a sequence [tokens], if they depend on how long slices take; of several
         proposals the plan takes that with the shortest step.
 
-        sequence: tokens of a sequence. step: a multiple of `granule` that divides the sequence into few parts. granule:
-        every length is a multiple of it.
+        sequence: tokens of a sequence.
+        step: a multiple of `granule` that divides the sequence into few parts.
+        granule: every length is a multiple of it.
         """
         return [(sequence,)]
 
@@ -355,7 +356,8 @@ class Schedule(Scheme):
         """Counts the updates in the weights that a micro-batch uses on a device, in its forward and in its backward
         pass.
 
-        shape: of a batch. microbatch: counted through all batches.
+        shape: of a batch.
+        microbatch: counted through all batches.
         """
         return microbatch // shape.m
 

@@ -99,7 +99,8 @@ def slice_group(p: int, m: int, slices: int) -> int:
 def tabulate_seconds(
     sequence: int, step: int, seconds: SliceDuration, shortest: int = 1, longest: int | None = None
 ) -> np.ndarray:
-    """Seconds of the slice between every two multiples of `step` tokens [begin, end]; infinite unless begin < end.
+    """Tabulates the seconds of the slice between every two multiples of `step` tokens [begin, end]; infinite unless
+    begin < end.
 
     shortest, longest: limits of the lengths, in steps; slices of other lengths are infinite, too.
     """

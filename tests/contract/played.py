@@ -279,7 +279,7 @@ class Played:
             for giver, given in givers.items():
                 nbytes = given.message_nbytes
                 # Back comes as much as was given.
-                if stage == (giver if (kind == "F") == sent else taker) and table.elsewhere(giver, taker):
+                if stage == (giver if (kind == "F") == sent else taker) and table.stages.elsewhere(giver, taker):
                     total += nbytes
         return total
 

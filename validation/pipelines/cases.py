@@ -161,7 +161,7 @@ class ScheduleReplay:
         Where several backward passes follow one forward pass, those of each count. Activations in transfer are held by
         both devices until the transfer has ended.
         """
-        shape, parts = self.table.shape, self.table.backwards_per_forward
+        shape, parts = self.table.shape, self.table.stages.backwards_per_forward
         return list(map(round, self.peak_held([1.0] * shape.slices * parts, [float(until == "W")] * shape.stages)))
 
     def peak_held(self, sizes: Sequence[float], kept: Sequence[float]) -> list[float]:
@@ -177,7 +177,7 @@ class ScheduleReplay:
             events = []
             for action, begin, end in zip(actions_of(order), begins, finished, strict=True):
                 share = kept[action.stage]
-                size = sizes[action.slice] * (self.table.backwards_per_forward if action.kind == "F" else 1)
+                size = sizes[action.slice] * (self.table.stages.backwards_per_forward if action.kind == "F" else 1)
                 change = {"B": share - 1, "W": -share, **whole}.get(action.kind, 0.0) * size
                 events.append((begin if change > 0 else end, change))
             held = peak = 0.0

@@ -1,1 +1,1 @@
-"""``meshcast report``: a forecast, a sweep or a search as one self-contained HTML page, drawn by Bokeh."""
+"""``meshcast report``: a forecast, a sweep or a search as a self-contained HTML page, drawn by Bokeh."""

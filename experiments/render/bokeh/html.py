@@ -143,7 +143,7 @@ def details(summary: str, body: Html) -> Html:
 
 
 def _is_number(cell: str) -> bool:
-    """Says whether a cell begins with a digit, or with a sign and one."""
+    """Says whether a cell begins with a digit, or with a sign and a digit."""
     return cell.lstrip("+-")[:1].isdigit()
 
 

@@ -1,4 +1,4 @@
-"""The report of one job: its forecast, and the sections that are made of it."""
+"""The report of a job: its forecast, and the sections that show it."""
 
 from __future__ import annotations
 

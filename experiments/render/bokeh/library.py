@@ -28,7 +28,7 @@ def read_scripts(tables: bool) -> list[str]:
 
 
 def describe_figures(figures: Mapping[str, Any]) -> str:
-    """Returns figures as JSON: one document of Bokeh, and by figure the id of the element that shows it.
+    """Returns figures as JSON: a document of Bokeh, and by figure the id of the element that shows it.
 
     Ids of models, which Bokeh counts through a process, are numbered anew, so that equal input gives equal bytes. The
     JSON may stand in an element of the page: it has no ``<``.

@@ -1,4 +1,4 @@
-"""What a file given to ``meshcast report`` holds: plans of a sweep or a search, the answer of a forecast, or a job."""
+"""What the file of ``meshcast report`` holds: plans of a sweep or a search, the answer of a forecast, or a job."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class RowsNote(BaseModel):
 
 
 def load_rows(path: Path) -> PlanRows:
-    """Reads a Parquet file. Raises PlanError for one that is no result of a sweep or a search."""
+    """Reads a Parquet file. Raises PlanError for a file that is no result of a sweep or a search."""
     import pyarrow.parquet as pq
 
     rows = read_rows(path)

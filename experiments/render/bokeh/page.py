@@ -1,4 +1,4 @@
-"""The page: sections with text, tables and Bokeh figures in one HTML file that loads nothing from anywhere.
+"""The page: sections with text, tables and Bokeh figures in a single HTML file that loads nothing from anywhere.
 
 The scripts of Bokeh are written into the file, only those of the components that its figures need. What the figures
 show is data beside them: no script contains text of a user. A content security policy allows these scripts by their
@@ -51,7 +51,7 @@ class PageSection:
 
     name: of the anchor; letters and dashes.
     title: heading, and its entry in the contents.
-    body: HTML and figures, one behind the other.
+    body: HTML and figures, in their order.
     """
 
     name: str
@@ -101,7 +101,7 @@ def render_page(title: str, lead: Html, sections: Sequence[PageSection]) -> str:
 
 
 def _embed(figures: Mapping[str, Any]) -> tuple[list[str], Html]:
-    """Returns the scripts of the page, the one that draws last, and HTML with it and the data of the figures."""
+    """Returns the scripts of the page, the script that draws last, and HTML with it and the data of the figures."""
     from bokeh.models import DataTable
 
     tables = any(isinstance(figure, DataTable) for figure in figures.values())

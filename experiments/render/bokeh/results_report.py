@@ -1,4 +1,4 @@
-"""The report of many plans: the rows of a sweep or a search, and the sections that are made of them."""
+"""The report of many plans: the rows of a sweep or a search, and the sections that show them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Plots of reports, sweeps and comparisons in one style (`style`); commands import them only to draw one."""
+"""Plots of reports, sweeps and comparisons in a common style (`style`); commands import them only to draw."""

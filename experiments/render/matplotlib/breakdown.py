@@ -1,7 +1,7 @@
 """Breakdown of a step: the parts of the slowest device as a stacked bar, and a table of all parts.
 
-Several reports are drawn below each other on one scale. Hidden communication is overlapped and takes no time of its
-own: it is drawn pale and hatched after the parts, and is not in their sum.
+Several reports are drawn below each other on a common scale. Hidden communication is overlapped and takes no time of
+its own: it is drawn pale and hatched after the parts, and is not in their sum.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def breakdown(named: Named) -> Figure:
 
 
 def draw_stack(axes: Any, account: dict[str, BreakdownPart], step: float, longest: float, scale: float) -> None:
-    """Stacks the parts of one step along a bar, with as much of their names as fits."""
+    """Stacks the parts of a step along a bar, with as much of their names as fits."""
     inches = (style.layout_width() - 2 * EDGE) / longest
     for key, part in account.items():
         looks = part_fill(key) | {"linewidth": 0.5}
@@ -133,7 +133,7 @@ def draw_hidden(axes: Any, account: dict[str, BreakdownPart], scale: float) -> N
 
 
 def part_fill(key: str) -> dict[str, Any]:
-    """Returns the area of a part; a white one has a rim."""
+    """Returns the area of a part; a white part has a rim."""
     looks = palette.PARTS[key]
     rim: dict[str, Any] = {"linewidth": 0.5, "zorder": 3} if looks.edge != "white" else {"linewidth": 0.0}
     return style.fill(looks) | rim

@@ -53,7 +53,7 @@ def communication(report: Report, matrix: CommunicationMatrix) -> Figure:
         sheet.head(heading)
         return sheet.figure
     axes_of = list(matrix.by_axis)
-    has_axes = len(axes_of) > 1  # of one axis the matrix of all is the same
+    has_axes = len(axes_of) > 1  # of a single axis the matrix of all is the same
     foot = 0.5 + note_height(note) + 0.1
     room = style.layout_height() - heading.bottom - foot
     width = style.layout_width()

@@ -1,6 +1,6 @@
 """Gantt charts: the bars of a device through a step, windows of time in which they are drawn, and their legend.
 
-A bar reaches from the first kernel of a pass to the end of its last one, and has the number of its micro-batch where
+A bar reaches from the first kernel of a pass to the end of its last, and has the number of its micro-batch where
 there is room for it. A wait inside it that is long enough to be seen is white and dotted, so that only work has the
 colour of work.
 """
@@ -52,7 +52,9 @@ FAINTEST = 0.3
 class Panel:
     """A window of time [s], with the rows that are drawn in it.
 
-    bar: height of a bar [in]. numbers: whether bars have numbers. letter: marks the window in the whole step.
+    bar: height of a bar [in].
+    numbers: whether bars have numbers.
+    letter: marks the window in the whole step.
     """
 
     start: float
@@ -81,7 +83,7 @@ def left_margin(rows: Sequence[DeviceTimeline]) -> float:
 
 
 def bar_height(rows: Sequence[DeviceTimeline]) -> float:
-    """Returns the least height of bars with numbers [in]: two passes of a pair have one above the other."""
+    """Returns the least height of bars with numbers [in]: two passes of a pair have them above each other."""
     return NUMBER * (2 if any(row.is_paired for row in rows) else 1) + 0.02
 
 
@@ -101,7 +103,7 @@ def computing_pieces(begin: float, end: float, waits: np.ndarray, least: float) 
 
 
 def draw_panel(axes: Any, panel: Panel, chunks: int, unit: tuple[float, str] | None = None) -> None:
-    """Draws one panel. unit: units of the axis per second, and their name; those of the time if None."""
+    """Draws a panel. unit: units of the axis per second, and their name; those of the time if None."""
     scale = (unit or time_unit(panel.stop))[0]
     start, stop, rows = panel.start * scale, panel.stop * scale, panel.rows
     inches = axes.get_position().width * axes.figure.get_size_inches()[0]
@@ -195,7 +197,11 @@ SHOWN_SHADES = 5
 
 
 class LegendEntry(NamedTuple):
-    """Words beside swatches of one hue. edge: colour of their hatch. strip: whether it is a strip, not a bar."""
+    """Words beside swatches of a hue.
+
+    edge: colour of their hatch.
+    strip: whether it is a strip, not a bar.
+    """
 
     words: str
     tones: list[palette.RGB]
@@ -205,7 +211,7 @@ class LegendEntry(NamedTuple):
 
 
 def legend_entry(looks: palette.Looks) -> LegendEntry:
-    """Returns the entry of a kind with one shade."""
+    """Returns the entry of a kind with a single shade."""
     return LegendEntry(looks.words, [palette.rgb(looks.colour)], looks.hatch, looks.edge)
 
 

@@ -113,7 +113,7 @@ def heatmap(
 
 
 def _reason(cell: Cell | None) -> str:
-    """Says why a cell has no value; empty if it has one."""
+    """Says why a cell has no value; empty if it has any."""
     return "not in the sweep" if cell is None else cell.note
 
 
@@ -144,7 +144,9 @@ def _draw_cell(
 ) -> None:
     """Draws a cell with the figure of its best plan.
 
-    extra: its other fields. figure: with the format of its numbers. good: the figures of all cells.
+    extra: its other fields.
+    figure: with the format of its numbers.
+    good: the figures of all cells.
     """
     (shown, form), low, high = figure, min(good), max(good)
     share = (value - low) / (high - low) if high > low else 0.5
@@ -178,7 +180,8 @@ def _draw_scale(
 
 
 def _name_axis(name: str, fields: Sequence[str], room: float) -> str:
-    """Names a field at an axis, in short if its name is longer than the axis. room: length of the axis [in]."""
+    """Returns the names a field at an axis, in short if its name is longer than the axis. room: length of the axis
+    [in]."""
     return name if text_width(name, style.TEXT) <= room else shorten_field(name, fields)
 
 

@@ -1,4 +1,4 @@
-"""Memory of a step: every pipeline device at its peak, and the fullest one over the step.
+"""Memory of a step: every pipeline device at its peak, and the fullest over the step.
 
 Besides tensors a GPU holds fragmentation of the caching allocator, and the CUDA context with buffers of libraries: both
 are hatched. Memory beyond the capacity is red, and the subtitle gives its size.
@@ -59,7 +59,7 @@ LEGEND_FROM = 0.002
 """Minimum share of the memory for a category to be in the legend."""
 
 LEFT, RIGHT, FREE = 0.66, 1.24, 0.76
-"""Margins of the bars [in]; the right one has the sum of each device and, in its last part, the free memory."""
+"""Margins of the bars [in]; the right margin has the sum of each device and, in its last part, the free memory."""
 
 TALL, LOW = 1.75, 1.0
 """Height of the panel over time, and on sheets that are low [in]."""
@@ -192,7 +192,11 @@ def draw_peaks(axes: Any, shown: Sequence[DeviceMemory], row: float) -> None:
 
 
 def draw_bar(axes: Any, y: float, bar: DeviceMemory, inches: float, row: float) -> None:
-    """Draws the bar of a device. inches: of the panel for a GiB. row: distance of bars [in]."""
+    """Draws the bar of a device.
+
+    inches: of the panel for a GiB.
+    row: distance of bars [in].
+    """
     at = 0.0
     for name, nbytes in bar.by.items():
         wide = nbytes / GIB
@@ -213,7 +217,8 @@ def draw_bar(axes: Any, y: float, bar: DeviceMemory, inches: float, row: float) 
 def fill_categories(axes: Any, sums: np.ndarray, edges: np.ndarray, held: np.ndarray) -> None:
     """Fills the areas of all categories through time, each above those before it.
 
-    sums: memory of a category and of those before it [bins, categories]. edges: of the bins.
+    sums: memory of a category and of those before it [bins, categories].
+    edges: of the bins.
     held: memory by category at some moments [moments, categories]; a category that is never held is left out.
     The total is drawn first and lower sums over it, which leaves no seams.
     """
@@ -224,7 +229,7 @@ def fill_categories(axes: Any, sums: np.ndarray, edges: np.ndarray, held: np.nda
 
 
 def draw_time_curve(axes: Any, curve: MemoryCurve, full: DeviceMemory) -> None:
-    """Draws the lower panel: memory of one device over the step, and its peak."""
+    """Draws the lower panel: memory of a device over the step, and its peak."""
     span, capacity = curve.span, full.capacity
     scale, unit = time_unit(span)
     sums = np.cumsum(curve.sample(), axis=1) / GIB

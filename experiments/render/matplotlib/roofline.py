@@ -104,7 +104,7 @@ def roofline(report: Report, roofs: StepRoofline) -> Figure:
 
 
 def describe_kernel(group: KernelGroup) -> str:
-    """Names a kernel and its phase."""
+    """Returns the names a kernel and its phase."""
     return f"{group.name}, {PHASES.get(group.phase, group.phase)}"
 
 
@@ -118,7 +118,7 @@ def numbered_lines(numbered: Sequence[KernelGroup], roofs: StepRoofline) -> list
 
 
 def describe_memory_bound(roofs: StepRoofline) -> list[str]:
-    """Says what memory-bound kernels attain: without FLOPs of their own they have no place on the axis of intensity."""
+    """Says what memory-bound kernels attain: without FLOPs they have no place on the axis of intensity."""
     share, attained = roofs.memory_bound
     if not share:
         return []

@@ -49,7 +49,7 @@ def _describe(answer: RunAnswer) -> tuple[str, list[str]]:
 
 
 def stacked_bar(answer: RunAnswer) -> Figure:
-    """Draws one bar of all the time, and one of what is lost, enlarged; a table of the parts."""
+    """Draws a bar of all the time, and another of what is lost, enlarged; a table of the parts."""
     title, lines = _describe(answer)
     heading = make_heading(title, *lines)
     shown = [name for name in TIMES if answer.time_s[name] > 0]

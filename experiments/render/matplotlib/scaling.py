@@ -1,7 +1,7 @@
 """Scaling curve: tokens/s of a GPU against GPUs with ideal scaling as a line, and below it the parts of the step.
 
-The axis of tokens/s is linear and of one GPU, so that a loss at the end of the curve is as long as it is large. The
-band is the 90 % interval; a vertical line marks where the bottleneck changes.
+The axis of tokens/s is linear and for a single GPU, so that a loss at the end of the curve is as long as it is large.
+The band is the 90 % interval; a vertical line marks where the bottleneck changes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Plot of pipeline schedules below each other on one axis of time: with equal times of passes, or of whole forecasts.
+"""Plot of pipeline schedules below each other on a common axis of time: with equal times of passes, or of whole
+forecasts.
 
-Each has its bubble in its caption. The rows of all have one scale, so a shorter schedule ends earlier; white behind the
-end of a schedule is not idle time, which a line marks.
+Each has its bubble in its caption. The rows of all have a common scale, so a shorter schedule ends earlier; white
+behind the end of a schedule is not idle time, which a line marks.
 """
 
 from __future__ import annotations
@@ -64,9 +65,11 @@ AXIS = 0.28
 class ShownSchedule(NamedTuple):
     """A schedule with its rows.
 
-    span: from its begin to its end, in slots or [s]. notes: what stands beside its name.
-    devices: number of all, of which some have rows. cells: its figures for a table, by their heading. noun: what a row
-    is.
+    span: from its begin to its end, in slots or [s].
+    notes: what stands beside its name.
+    devices: number of all, of which some have rows.
+    cells: its figures for a table, by their heading.
+    noun: what a row is.
     """
 
     name: str

@@ -28,7 +28,7 @@ LINE, TITLE_LINE = 0.135, 0.16
 """Distances between lines of text, and of a title [in]."""
 
 HEAD = 0.42
-"""Upper end of a plot below a title of one line without lines below it [in]."""
+"""Upper end of a plot below a title of a single line without lines below it [in]."""
 
 LONGEST = 600
 """Longest text of a heading or a label [letters]: names may have any length, a sheet has not."""
@@ -49,7 +49,7 @@ class Heading(NamedTuple):
 def make_heading(title: str, *parts: Sequence[str] | str) -> Heading:
     """Breaks a title and what stands below it into lines.
 
-    parts: each begins a line of its own; a sequence is of phrases, joined by commas.
+    parts: each begins a line; a sequence is of phrases, joined by commas.
     """
     room = style.layout_width() - 2 * EDGE
     sentences = (cut_middle(part if isinstance(part, str) else ", ".join(part), LONGEST) for part in parts)
@@ -157,14 +157,19 @@ def truncate_words(words: str, room: float, size: float = style.SMALL, bold: boo
 def fill_stairs(axes: Any, levels: np.ndarray, edges: np.ndarray, baseline: float = 0.0, **looks: Any) -> None:
     """Fills the area between a baseline and levels, as `Axes.stairs` does, on axes whose limits are set explicitly.
 
-    `Axes.stairs` searches every segment for extreme points, one Bezier curve each: most of the time of a plot.
-    levels: one per step. edges: one more, rising.
+    `Axes.stairs` searches every segment for extreme points, a Bezier curve each: most of the time of a plot.
+    levels: of each step.
+    edges: of the steps, rising [levels + 1].
     """
     axes.add_artist(StepPatch(levels, edges, baseline=baseline, fill=True, **looks))
 
 
 def format_time_axis(axes: Any, span: float, scale: float, unit: str) -> None:
-    """Formats an x axis of time. span: its length [s]. scale: units per second."""
+    """Formats an x axis of time.
+
+    span: its length [s].
+    scale: units per second.
+    """
     axes.set_xlim(0, span * scale)
     space_ticks(axes, lambda value: f"{value:,.10g} {unit}")
 

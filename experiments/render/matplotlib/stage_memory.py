@@ -1,4 +1,4 @@
-"""Memory of all pipeline devices through a step: a small curve for each below the other, on one scale.
+"""Memory of all pipeline devices through a step: a small curve for each below the other, on a common scale.
 
 A curve is the tensors that are allocated on a device, by what they are; a line is what the GPU has room for, if that
 lies on the scale, and a mark is the peak.

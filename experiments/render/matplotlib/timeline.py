@@ -164,7 +164,8 @@ def choose_panels(
 ) -> list[Panel]:
     """Chooses the panels: the whole step; also warm-up and cool-down if numbers in its bars would not be readable.
 
-    span: of the step [s]. room: height of all panels [in].
+    span: of the step [s].
+    room: height of all panels [in].
     """
     least, more = bar_height(rows), LANE * len(lanes) + GAP
     beside = style.layout_height() < 6

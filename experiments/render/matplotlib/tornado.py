@@ -77,14 +77,14 @@ def split_rows(rows: int, hardware: int, assumed: int) -> tuple[int, int]:
 
 
 def _draw_bars(sheet: Sheet, top: float, bars: Sequence[StepRange], step: float) -> None:
-    """Draws the bars one below the other, from the step time [s] to both sides. top: upper end of the axes [in]."""
+    """Draws the bars below each other, from the step time [s] to both sides. top: upper end of the axes [in]."""
     most = NARROW if style.is_narrow() else LEFT
     left = min(most, max(text_width(bar.label) for bar in bars) + 0.2)
     wide = sheet.width - left - EDGE - 0.1
     axes = sheet.axes(left, top, wide, ROW * len(bars))
     scale, unit = time_unit(step)
     low, high = min(step, *(bar.low_s for bar in bars)), max(step, *(bar.high_s for bar in bars))
-    # Numbers beside the longest bars have room of their own.
+    # Numbers beside the longest bars have room for themselves.
     number = max(text_width(format_seconds(end)) for bar in bars for end in (bar.low_s, bar.high_s)) + 0.1
     room = number * (high - low) / max(0.3, wide - 2 * number)
     axes.set_xlim((low - room) * scale, (high + room) * scale)

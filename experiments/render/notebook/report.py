@@ -40,10 +40,10 @@ class DrawnBreakdown(Breakdown):
 
 
 class ForecastReport(Report):
-    """The forecast of one job.
+    """The forecast of a job.
 
-    Figures are matplotlib's; ``report.timeline().savefig("timeline.svg")`` writes one. Each takes the ``width`` that it
-    is made for: ``column`` of a paper (3.33 in), ``page`` (7 in, the default) or ``slide`` (13.33 in).
+    Figures are matplotlib's; ``report.timeline().savefig("timeline.svg")`` writes a file. Each takes the ``width`` that
+    it is made for: ``column`` of a paper (3.33 in), ``page`` (7 in, the default) or ``slide`` (13.33 in).
     """
 
     calibration: Calibration | None = None
@@ -63,7 +63,7 @@ class ForecastReport(Report):
         return to_html(page(self))
 
     def to_frame(self) -> pandas.DataFrame:
-        """Returns the figures as a table of one row with the columns of a sweep; ``pandas.concat`` joins those of
+        """Returns the figures as a table of a single row with the columns of a sweep; ``pandas.concat`` joins those of
         many."""
         import pandas
 
@@ -81,7 +81,7 @@ class ForecastReport(Report):
         return _draw(lambda: timeline(self), width)
 
     def memory(self, width: Width = "page") -> Figure:
-        """Draws the memory of each stage at its peak, and of the fullest one through the step."""
+        """Draws the memory of each stage at its peak, and of the fullest through the step."""
         from meshcast.experiments.render.matplotlib.memory import memory
 
         return _draw(lambda: memory(self), width)
@@ -162,8 +162,9 @@ def _draw(make: Callable[[], Figure], width: Width) -> Figure:
 def _save(figure: Figure, width: Width, target: Any, **options: Any) -> None:
     """Writes a figure in the style that it was made with, as `savefig` does.
 
-    target: path or file. options: those of `savefig`; ``dpi`` is of the finished figure. SVG and PDF files written with
-    other options keep the size of the layout.
+    target: path or file.
+    options: those of `savefig`; ``dpi`` is of the finished figure. SVG and PDF files written with other options keep
+        the size of the layout.
     """
     import matplotlib
     from matplotlib.figure import Figure

@@ -122,7 +122,7 @@ def calibrate_tables(
 def _calibrate(
     kind: str, calibration: Calibration, tables: Sequence[LibraryTable], name: str, leave_out: bool
 ) -> CalibrationResult:
-    """Fits one calibration. Raises PlanError if rows are too far from every cost model for a fit."""
+    """Fits a calibration. Raises PlanError if rows are too far from every cost model for a fit."""
     try:
         result: CalibrationResult = ROOMS[kind].calibrate(calibration, tables, name, leave_out)
     except (ValueError, ArithmeticError) as error:
@@ -208,7 +208,7 @@ def _refusals(answer: dict[str, Any]) -> list[RenderableType]:
 
 
 def calibration_page(answer: dict[str, Any], out: Path) -> RenderableType:
-    """Returns errors of every library with its own coefficients, and when it was left out of the fit."""
+    """Returns errors of every library with its coefficients, and when it was left out of the fit."""
     unseen = ("unseen:", "median"), ("", "p90")
     errors = [(head, ".1p") for head in ("median", "p90", *unseen)]
     table = _table(("hardware", "section", "library"), ("rows", ","), *errors, low=True)
@@ -225,7 +225,9 @@ def calibration_page(answer: dict[str, Any], out: Path) -> RenderableType:
 def _table(words: Sequence[str], *columns: tuple[Words, Format], low: bool = False) -> Table:
     """Makes a table without rows.
 
-    words: heads of columns of words. columns: heads and formats of those of numbers. low: see `Column`.
+    words: heads of columns of words.
+    columns: heads and formats of those of numbers.
+    low: see `Column`.
     """
     folded = (Column(head, wrap="letters") for head in words)
     return Table(*folded, *formatted_numbers(*columns, wrap="never", low=low), dense=True)

@@ -37,8 +37,9 @@ def validate_claims(
 ) -> tuple[dict[str, Any], int]:
     """Judges claims: the answer, and the number of claims that an interruption has left out.
 
-    A claim that is named runs even if it is slow. find_plan: runs a planner, for the claims of planners.
-    Raises PlanError for a family, system or id that no claim has.
+    A claim that is named runs even if it is slow.
+    find_plan: runs a planner, for the claims of planners. Raises PlanError for a family, system or id that no claim
+        has.
     """
     tasks = _choose_tasks(read_claims(paths), family, system, claim)
     run = [task for task in tasks if slow or claim or not task.claim.slow]
@@ -131,7 +132,7 @@ def tabulate_counts(summary: dict[str, Any]) -> Table:
 
 
 def _claim_page(row: dict[str, Any]) -> RenderableType:
-    """Returns one claim: what it says, its jobs, their numbers for all assumptions, and the verdict."""
+    """Returns a claim: what it says, its jobs, their numbers for all assumptions, and the verdict."""
     lines = {
         "claim": f"{row['id']}: {row['says']}",
         "system": f"{row['system']} ({row['family']}), {row['reference']}",

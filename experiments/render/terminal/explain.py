@@ -21,13 +21,13 @@ from meshcast.simulator.report.formatting import format_number, format_seconds
 from meshcast.simulator.report.metrics import NAMED
 
 MIN_SHARE = 1e-4
-"""Share of the step below which a figure of the hardware has no row of its own."""
+"""Share of the step below which a figure of the hardware has no row."""
 
 MIN_GIB = 0.005
-"""Memory below which a category has no row of its own [GiB]."""
+"""Memory below which a category has no row [GiB]."""
 
 MIN_FIELD_SHARE, MIN_FIELD_GIB = 1e-3, 0.5
-"""Share of the step and memory [GiB] below both of which an assumed field has no row of its own."""
+"""Share of the step and memory [GiB] below both of which an assumed field has no row."""
 
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
@@ -196,6 +196,8 @@ def _value(value: Any) -> str:
 def _table(first: str, *columns: tuple[str, Format], wrap: Wrap = "never") -> Table:
     """Makes a table without rows.
 
-    first: head of its first column. columns: heads and formats of those of numbers. wrap: of the first.
+    first: head of its first column.
+    columns: heads and formats of those of numbers.
+    wrap: of the first.
     """
     return Table(Column(first, wrap=wrap), *formatted_numbers(*columns, wrap="never"), edges=False)

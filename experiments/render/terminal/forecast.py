@@ -1,4 +1,4 @@
-"""The page of ``meshcast predict``: headline figures, time breakdown, memory and assumptions of one forecast.
+"""The page of ``meshcast predict``: headline figures, time breakdown, memory and assumptions of a forecast.
 
 It is readable without colours and at 100 columns.
 """
@@ -104,7 +104,7 @@ def render(what: RenderableType) -> str:
 
 
 def to_html(what: RenderableType) -> str:
-    """Returns a page as one HTML element with inline styles, the same in any notebook; names in it are escaped."""
+    """Returns a page as an HTML element with inline styles, the same in any notebook; names in it are escaped."""
     console = SafeConsole(io.StringIO(), WIDTH, record=True)
     console.print_page(what)
     return console.export_html(inline_styles=True, theme=HTML_THEME, code_format=HTML_FORMAT)
@@ -121,8 +121,10 @@ def page(
 ) -> RenderableType:
     """Returns the whole page.
 
-    plots, trace, snapshot: files that were written. changes: that make the plan fit. unstated: fields to list
-    that the job does not state. replays: the forecast held against replays of its step.
+    plots, trace, snapshot: files that were written.
+    changes: that make the plan fit.
+    unstated: fields to list that the job does not state.
+    replays: the forecast held against replays of its step.
     """
     answer = report.to_dict()
     parts: list[RenderableType] = [
@@ -160,7 +162,7 @@ def page(
 
 
 def list_memory_changes(changes: MemoryChanges | None, capacity: float) -> list[RenderableType]:
-    """Returns the changes that make the plan fit, with step time and memory of each, and the one that saves most
+    """Returns the changes that make the plan fit, with step time and memory of each, and the change that saves most
     memory.
 
     capacity: of a GPU [bytes].
@@ -181,7 +183,7 @@ def list_memory_changes(changes: MemoryChanges | None, capacity: float) -> list[
 
 
 def _describe_need(need: float, capacity: float) -> str:
-    """Returns memory that a plan needs [bytes]; of one that fills a GPU with cached blocks "80 of 80 GiB"."""
+    """Returns memory that a plan needs [bytes]; of a plan that fills a GPU with cached blocks "80 of 80 GiB"."""
     words = format_need(need, capacity)
     return f"{words} GiB" if need < capacity else f"{need / GIB:.4g} of {capacity / GIB:.4g} GiB"
 
@@ -256,7 +258,7 @@ def _describe_published(beside: dict[str, Any]) -> str:
 
 
 def title(report: Report) -> RenderableType:
-    """Model, cluster, plan, batch and framework."""
+    """Returns model, cluster, plan, batch and framework."""
     job, plan, batch = report.job, report.play.plan, report.job.batch
     trained = f", {format_count(job.adapters.parameters(job.model))} more are trained" if job.adapters else ""
     trained = ", forward passes only" if job.forward_only else trained
@@ -283,7 +285,7 @@ def title(report: Report) -> RenderableType:
 
 
 def _list_heterogeneous_stages(plan: Plan) -> list[RenderableType]:
-    """Returns the ranks and layers of every stage, where stages have degrees of their own or replicas differ."""
+    """Returns the ranks and layers of every stage, where stages differ in their degrees, or replicas differ."""
     if not is_heterogeneous(plan):
         return []
     lines = []
@@ -306,7 +308,7 @@ def choose_ends(count: int) -> list[int]:
 
 
 def _describe_framework(job: Job) -> str:
-    """Name of the framework, with the number format unless it is the framework's default."""
+    """Returns the name of the framework, with the number format unless it is the framework's default."""
     profile, precision = load_framework(job.framework.name, release=job.release), job.precision.compute
     usual = precision == (profile.quantised or profile.weights)
     return job.framework.name if usual else f"{job.framework.name} in {precision}"
@@ -357,7 +359,7 @@ def times(answer: dict[str, Any], head: str = SLOWEST) -> RenderableType:
 
 
 def draw_bar(share: float, width: int) -> str:
-    """Returns a bar in eighths of a character, at least one of a positive `share`. width: of a share of 1
+    """Returns a bar in eighths of a character, at least an eighth of a positive `share`. width: of a share of 1
     [characters]."""
     eighths = max(round(share * width * 8), 1 if share > 0 else 0)
     full, rest = divmod(eighths, 8)

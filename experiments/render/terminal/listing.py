@@ -114,7 +114,7 @@ def models() -> list[Row]:
 
 
 def _blocks(model: Model) -> list[str]:
-    """Names the parts of a model other than plain attention and MLPs, in the words of its fields."""
+    """Returns the names the parts of a model other than plain attention and MLPs, in the words of its fields."""
     moe, blocks = model.moe, []
     if moe:
         shared = f" + {moe.shared_experts}" if moe.shared_experts else ""
@@ -217,7 +217,7 @@ def check_kind(kind: str) -> None:
 
 
 def list_rows(kind: str) -> list[Row]:
-    """Returns rows of one kind. Raises PlanError for an unknown kind."""
+    """Returns rows of a kind. Raises PlanError for an unknown kind."""
     check_kind(kind)
     return KINDS[kind][0]()
 

@@ -85,7 +85,8 @@ def page(answer: Mapping[str, Any], brief: bool = False) -> RenderableType:
 def write_page(answers: Iterable[Mapping[str, Any]], path: Path, brief: bool = False) -> Path:
     """Writes the comparison of measurement files with their forecasts as text.
 
-    answers: of `validate_files`. brief: see `page`. Raises OSError if the file cannot be written.
+    answers: of `validate_files`.
+    brief: see `page`. Raises OSError if the file cannot be written.
     """
     text = io.StringIO()
     console = SafeConsole(text, PAGE_WIDTH, color_system=None, legacy_windows=False)
@@ -137,7 +138,11 @@ def format_amount(value: float | None, quantity: str) -> str:
 
 
 def measurement_table(first: str, *columns: tuple[str, Format]) -> Table:
-    """Makes a table without rows. first: head of its first column. columns: heads and formats of those of numbers."""
+    """Makes a table without rows.
+
+    first: head of its first column.
+    columns: heads and formats of those of numbers.
+    """
     return Table(Column(first, wrap="never"), *formatted_numbers(*columns, wrap="never"), edges=False)
 
 

@@ -56,7 +56,7 @@ PLOTS = ("step-time", "memory")
 
 
 def validate_pipeline(paths: Sequence[Path]) -> tuple[Answer, RenderableType]:
-    """Plays schedules with given durations: the answer and its table."""
+    """Plays schedules with stated durations: the answer and its table."""
     from meshcast.validation.pipelines.cases import EXAMPLES, answers
 
     cases = [stated for path in paths for _, stated in read_lines(path)] if paths else list(EXAMPLES)
@@ -71,7 +71,7 @@ UNSTATED: Answer = {"v": 1, "t_w": 0, "hop": 0}
 
 
 def describe_inputs(case: Mapping[str, Any]) -> str:
-    """Returns times and options of a pipeline case, as it writes them; the shape has columns of its own."""
+    """Returns times and options of a pipeline case, as it writes them; the shape has its columns."""
     inputs = {**{key: UNSTATED[key] for key in ("t_w", "hop")}, **case}
     first = [key for key in ("t_f", "t_b", "t_w", "hop") if key in inputs]
     more = [key for key in case if key not in (*first, "schedule", "p", "m", "v", "order")]
@@ -124,9 +124,9 @@ def validate_published(
 def validate_choice(
     paths: Sequence[Path], workers: int | None = None, search: Callable[[Any], Answer] | None = None
 ) -> tuple[Answer, int]:
-    """Chooses among published plans of one task: the answer, and the number of runs that an interruption left out.
+    """Chooses among published plans of a task: the answer, and the number of runs that an interruption left out.
 
-    search: searches the plans of a `PlanGroup` and says what it found, under `search` of the group.
+    search: searches the plans of a `PlanGroup` and says what that finds, under `search` of the group.
     """
     from meshcast.validation.published.choice import choose_plans, forecast_choices, group_plans, summarize_choices
 
@@ -156,7 +156,7 @@ def fit_published(
 ) -> tuple[Answer, int]:
     """Refits coefficients to published runs: the answer, and the number of runs that an interruption has left out.
 
-    leave_out: source, family or model: the page lists the errors of every one of them.
+    leave_out: source, family or model: the page lists the errors of each of them.
     """
     from meshcast.validation.published.fit.by_source import compare_sources
     from meshcast.validation.published.fit.derivatives import forecast_derivatives
@@ -400,8 +400,9 @@ SIZES = ("median", ".1p"), ("p90", ".1p")
 def _table(first: str, *columns: tuple[str, Format], words: Sequence[str] = (), of: bool = False) -> Table:
     """Makes a table without rows whose first column is wide.
 
-    columns: heads and formats of those of numbers. words: heads of columns of words. of: whether the second column says
-    of what.
+    columns: heads and formats of those of numbers.
+    words: heads of columns of words.
+    of: whether the second column says of what.
     """
     named = [Column(first, style="bold", wrap="letters"), *([Column("of")] if of else [])]
     return Table(*named, *formatted_numbers(*columns), *words)

@@ -19,7 +19,11 @@ BAR = 30
 
 
 def page(answer: RunAnswer, curves: RunCurves | None = None, out: Path | None = None) -> RenderableType:
-    """Returns the whole page. curves: those that were asked for. out: the file of the runs."""
+    """Returns the whole page.
+
+    curves: those that were asked for.
+    out: the file of the runs.
+    """
     head = [Text(describe_run(answer), "bold"), *_warn_of_misfit(answer)]
     parts: list[RenderableType] = [*head, Text(), headline(answer), Text(), times(answer)]
     if curves is not None:
@@ -34,7 +38,7 @@ def page(answer: RunAnswer, curves: RunCurves | None = None, out: Path | None = 
 
 
 def describe_run(answer: RunAnswer) -> str:
-    """Returns the model, the cluster and the length, in one line."""
+    """Returns the model, the cluster and the length, in a single line."""
     job, nodes = answer.plan.job, answer.plan.setting.spares
     spares = f" with {nodes} spare node{'s' if nodes != 1 else ''}" if nodes is not None else ""
     return f"{job.model.name} on {job.cluster}{spares}: {count_runs(answer)}"
@@ -80,7 +84,7 @@ def headline(answer: RunAnswer) -> RenderableType:
 
 
 def _warn_of_misfit(answer: RunAnswer) -> list[RenderableType]:
-    """That the plan does not fit, before all figures."""
+    """Says that the plan does not fit, before all figures."""
     report = answer.plan.report
     if report.fit.verdict == "fits":
         return []

@@ -30,7 +30,7 @@ class SafeConsole(Console):
         super().__init__(file=file, width=width, highlight=False, markup=False, emoji=False, **options)
 
     def print_page(self, *parts: RenderableType) -> None:
-        """Prints renderables one below the other; `print` would join texts to one."""
+        """Prints renderables below each other; `print` would join texts."""
         self.print(Group(*parts))
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -38,7 +38,7 @@ class SafeConsole(Console):
         return super().render_str(to_line(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Returns the segments of a renderable, those of a text in one line."""
+        """Returns the segments of a renderable, those of a text in a single line."""
         if isinstance(renderable, Text) and not isinstance(renderable, Lines):
             renderable = _escape(renderable)
         for text, style, control in super().render(renderable, options):
@@ -46,7 +46,7 @@ class SafeConsole(Console):
 
 
 def _escape(text: Text) -> Text:
-    """Returns a styled text in one line."""
+    """Returns a styled text in a single line."""
     letters = [to_line(letter) for letter in text.plain]
     if letters == [*text.plain]:
         return text

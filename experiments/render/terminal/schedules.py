@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 STYLES = {
     kind: f"{palette.ink_on(palette.rgb(looks.colour))} on {looks.colour}" for kind, looks in palette.ACTIONS.items()
 }
-"""By kind of action: readable letters on its colour. Passes that are one with the pass before look like that one."""
+"""By kind of action: readable letters on its colour. Passes that run with the pass before look like it."""
 
 TRANSFER = palette.FAINT
 """Colour of transfers of activations."""
@@ -55,9 +55,12 @@ MAX_CELLS = 100_000
 
 
 def play_in_slots(name: str, p: int | None, m: int | None, v: int | None) -> ScheduleReplay:
-    """Returns a schedule played in slots: F, B and W of a chunk take one slot each, a whole backward pass two.
+    """Returns a schedule played in slots: F, B and W of a chunk take a slot each, a whole backward pass two.
 
-    name: of a schedule, or of a CSV file, which fixes p, m and v. p: devices. m: micro-batches. v: chunks a device.
+    name: of a schedule, or of a CSV file, which fixes p, m and v.
+    p: devices.
+    m: micro-batches.
+    v: chunks a device.
     Raises PlanError for numbers beyond the limits of `ScheduleCase` and a schedule that does not exist for them.
     """
     case: dict[str, Any] = {"schedule": name, "p": p, "m": m}
@@ -93,7 +96,7 @@ def export_csv(name: str, p: int | None, m: int | None, v: int | None) -> str:
             "Export a schedule with a flush",
             name,
         )
-    parts = [tuple(others) for others in table.predecessors]
+    parts = [tuple(others) for others in table.stages.predecessors]
     if parts != [(stage - 1,) if stage else () for stage in range(table.shape.stages)]:
         rule = "in torch's format the stages are one chain, from the first to the last"
         raise PlanError("schedule", rule, "Export a schedule with one chain of stages", name)
@@ -169,7 +172,7 @@ Cells = list[tuple[int, int, str, str]]
 def _lanes(run: ScheduleReplay, device: int, unit: float) -> list[tuple[str, Cells]]:
     """Returns the rows of a device: its passes, and its activation transfers if there are any."""
     table = run.table
-    several = table.stage_device.count(device) > 1
+    several = table.stages.devices.count(device) > 1
     passes, transfers = dict[int, tuple[int, str, str]](), defaultdict[int, list[str]](list)
     actions = actions_of(table.orders[device])
     for number, (action, begin, end) in enumerate(zip(actions, run.begin[device], run.end[device], strict=True)):
@@ -188,7 +191,7 @@ def _lanes(run: ScheduleReplay, device: int, unit: float) -> list[tuple[str, Cel
 
 
 def _label(action: Action, several: bool) -> str:
-    """Returns text of an action, without the stage if the device has only one."""
+    """Returns text of an action, without the stage if the device has only this."""
     return str(action) if several else str(action).removeprefix(str(action.stage))
 
 

@@ -14,11 +14,11 @@ from meshcast.experiments.views.table import Table, TableCell, formatted_numbers
 from meshcast.validation.selfcheck.replay import Replay
 
 SHOWN = 5
-"""Violations of one check that are written out."""
+"""Violations of a check that are written out."""
 
 
 def checks_page(rows: Sequence[dict[str, Any]], replays: Sequence[Replay] = ()) -> RenderableType:
-    """Returns a row for every check, then replays of one job, then what is wrong, with the jobs that show it."""
+    """Returns a row for every check, then replays of a job, then what is wrong, with the jobs that show it."""
     table = Table("check", *formatted_numbers(("jobs", ""), ("seconds", ".1f")), "result")
     for row in rows:
         wrong = len(row["violations"])

@@ -67,7 +67,8 @@ class BytePS(DataScheme, KeepsOwnStates):
             raise PlanError(f"{self.use}.servers", rule, "Set servers to 1 or more, or colocated to true", 0)
 
     def pushed_bytes(self, nbytes: int, machines: int) -> int:
-        """Bytes through the busiest port, each way, for so many bytes of gradients on each of the GPU machines."""
+        """Counts the bytes through the busiest port, each way, for so many bytes of gradients on each of the GPU
+        machines."""
         n, k = machines, self.options.servers
         if not self.options.colocated:
             return round(nbytes * max(1.0, n / (k or n)))

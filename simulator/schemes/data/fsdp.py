@@ -247,7 +247,7 @@ def _by_axes(stage_ops: StageOps, units: list[np.ndarray], axes_of: Callable[[Pa
 
 
 def _sizes(stage_ops: StageOps, side: SideOps, width: float) -> list[int]:
-    """Elements of the parameters of each op, as a collective of weights of `width` bytes counts them."""
+    """Counts the elements of the parameters of each op, as a collective of weights of `width` bytes counts them."""
     sizes = stage_ops.of_params([param.count_moved(width) for param, _ in stage_ops.params()]).astype(int)
     return np.add.reduceat(sizes[side.params], side.starts).tolist()
 

@@ -56,6 +56,10 @@ class HybridEP(DeduplicatedDispatch, HoldsBuffers):
 
 
 def exchange_buffer_bytes(tokens: int, ranks: int, domains: int, hidden: int, experts: int) -> int:
-    """Returns the bytes of the buffer of a rank. tokens: of a rank. domains: NVLink domains of the ranks."""
+    """Returns the bytes of the buffer of a rank.
+
+    tokens: of a rank.
+    domains: NVLink domains of the ranks.
+    """
     token = 2 * hidden + 4 * experts // domains
     return tokens * token * (ranks + domains - 1)

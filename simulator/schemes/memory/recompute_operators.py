@@ -104,7 +104,7 @@ class RecomputeOperators(MemoryScheme):
         return fragment
 
     def _saved_names(self, unit: Unit) -> set[str]:
-        """Names of the tensors that compute operators in `save` make."""
+        """Returns the names of the tensors that compute operators in `save` make."""
         saved, save, products = set[str](), self.options.save, 0
         for operator in unit.operators():
             names = [tensor.name for tensor in operator.outs]

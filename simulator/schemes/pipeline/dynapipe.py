@@ -120,8 +120,9 @@ MAX_ROUNDS = 20
 
 
 def cluster_by_time(each: Sequence[PassDurations]) -> list[list[int]]:
-    """Numbers of the micro-batches of every cluster, in order: k-means of the times of forward and backward passes on
-    the first and the last device, from evenly spaced quantiles; four clusters, three of more than twenty micro-batches.
+    """Returns the numbers of the micro-batches of every cluster, in order: k-means of the times of forward and backward
+    passes on the first and the last device, from evenly spaced quantiles; four clusters, three of more than twenty
+    micro-batches.
 
     each: durations of the passes of every micro-batch.
     """

@@ -53,7 +53,7 @@ class CoCoNeT(TensorOverlap):
         chunks: int = Field(default=16, ge=1, strict=True)
         """Chunks of a GEMM, in the order of the ring; the default is assumed: one for each rank of the paper's node."""
 
-    def replace_reduce(self, rewrite: Rewrite, pair: GemmCollective) -> None:
+    def replace_pair(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         if pair.collective.phase == "B":
             return
         behind = self._point_wise(rewrite, pair)

@@ -27,18 +27,19 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.modules import Module, Unit
 from meshcast.simulator.ir.operators import Embedding, Loss
 from meshcast.simulator.ir.ops import COMPUTE, Attention, Collective, Fragment, Gemm, Memory, Op, Work
-from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper, TensorScheme
 from meshcast.simulator.lowering.rewrite import Rewrite, replace_dependencies, split_work, working_predecessors
-from meshcast.simulator.schemes.tensor.shared.tensor_overlap import OverlapSetting, TensorOverlap
+from meshcast.simulator.schemes.tensor.shared.tensor_overlap import OVERLAP_ROLE, OverlapSetting
 
 
-class Domino(TensorOverlap):
+class Domino(TensorScheme):
     paper = Paper(
         "arXiv:2409.15241",
         "Domino: Eliminating Communication in LLM Training via Generic Tensor Slicing and Overlapping",
         2024,
     )
-    collectives = ("all_reduce",)
+    role = OVERLAP_ROLE
+    most_axes = 0
 
     def check_job(self, job: Any) -> None:
         odd = [length.samples for length in job.batch.lengths if length.samples % 2] or [job.batch.micro] * (

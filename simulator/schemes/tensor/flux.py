@@ -34,13 +34,13 @@ from meshcast.simulator.lowering.rewrite import Rewrite, replace_dependencies, s
 from meshcast.simulator.schemes.tensor.shared.tensor_overlap import (
     GemmCollective,
     OverlapSetting,
-    TensorOverlap,
+    ShardedRowsOverlap,
     shift_shards,
     sum_shards,
 )
 
 
-class Flux(TensorOverlap):
+class Flux(ShardedRowsOverlap):
     paper = Paper(
         "arXiv:2406.06858", "FLUX: Fast Software-based Communication Overlap On GPUs Through Kernel Fusion", 2024
     )

@@ -382,8 +382,8 @@ def test_arrows_join_sends_and_waiting_ops(name: str, folder: Path) -> None:
         assert reader["ts"] >= end(send)
         stage, kind, microbatch = re.fullmatch(r"(\d+)([A-Z]+)(\d+)", begin["name"]).groups()  # type: ignore[union-attr]
         table = report(name).play.program.timetable
-        takers, kinds = (table.successors, kind) if kind in "FN" else (table.predecessors, "BW?")
-        takers, kinds = (table.coupled, {"X": "Y", "Y": "Z"}[kind]) if kind in "XY" else (takers, kinds)
+        takers, kinds = (table.stages.successors, kind) if kind in "FN" else (table.stages.predecessors, "BW?")
+        takers, kinds = (table.stages.coupled, {"X": "Y", "Y": "Z"}[kind]) if kind in "XY" else (takers, kinds)
         stages = "|".join(map(str, takers[int(stage)]))
         # A pair is named after both of its passes.
         assert re.search(rf"\b({stages}){kinds}{microbatch}\b", reader["args"]["action"])

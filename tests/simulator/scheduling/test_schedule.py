@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from meshcast.hardware.errors import PlanError, ScheduleError
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.program.timetable import Slot, Timetable, timetable
+from meshcast.simulator.program.pipeline_stages import Slot
+from meshcast.simulator.program.timetable import Timetable, timetable
 from meshcast.simulator.scheduling.order_check import format_orders
 from meshcast.simulator.scheduling.schedule import Action, PipelineShape, Schedule, nearest_multiple
 from tests.strategies import shapes

@@ -14,7 +14,7 @@ from meshcast.experiments.views import palette
 from meshcast.simulator.report.figures import FIGURES, Figure
 
 SHOWN = ("peak_device_gib", "mfu_palm", "step_time_s", "tokens_per_s_per_gpu")
-"""Figures that have an axis, the last one at the right end."""
+"""Figures that have an axis, the last at the right end."""
 MAX_VALUES = 12
 """Maximum number of values of a field that are all written beside its axis."""
 LETTERS, NAME_LETTERS = 14, 40

@@ -1,4 +1,4 @@
-"""The one data source of all figures of many plans, so that plans selected in one are marked in all."""
+"""The data source that all figures of many plans share, so that plans selected in any are marked in all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ MAX_ROWS = 5000
 class PlanSource:
     """Plans that were forecast, the fitting ones first.
 
-    rows: the plans. fitting: how many of them, from the first on, fit.
+    rows: the plans.
+    fitting: how many of them, from the first on, fit.
     data: Bokeh's source: the varied fields as ``f0``, ``f1`` ..., figures by their names, `status`, `plan` in words.
         Names of columns are ours, as Bokeh reads them as templates; texts show control characters as escapes.
     fields: names that are shown for the varied fields with several values; columns ``f0`` ... in this order.

@@ -1,4 +1,4 @@
-"""Summary of many plans: how many fit, the best one, why others are invalid, and the certificate of a search."""
+"""Summary of many plans: how many fit, the best, why others are invalid, and the certificate of a search."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_title(plans: PlanRows) -> str:
 
 
 def make_lead(plans: PlanRows) -> Html:
-    """Names the file and what was varied: HTML below the title."""
+    """Returns the names the file and what was varied: HTML below the title."""
     names = ", ".join(plans.several or plans.fields)
     return paragraph(f"{len(plans.rows):,} plans of {plans.name} over {names}", "lead")
 

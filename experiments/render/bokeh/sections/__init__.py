@@ -1,1 +1,1 @@
-"""Sections of the report of one forecast, a module each."""
+"""Sections of the report of a forecast, a module each."""

@@ -77,7 +77,7 @@ def make_section(report: Report, calibration: Calibration | None = None) -> Page
 
 
 def _palette() -> list[str]:
-    return sequential(palette.BLUE)[12:]  # paler ones vanish: most cells are a line of one pixel
+    return sequential(palette.BLUE)[12:]  # paler shades vanish: most cells are a line of a pixel
 
 
 def _draw(
@@ -89,7 +89,7 @@ def _draw(
     noun: str,
     ranges: dict[str, Any],
 ) -> Any:
-    """Draws one image. ranges: of its axes, which all images share."""
+    """Draws an image. ranges: of its axes, which all images share."""
     from bokeh.models import HoverTool, LinearColorMapper, LogColorMapper, Range1d
 
     size = len(sent.names)

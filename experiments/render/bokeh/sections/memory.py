@@ -56,7 +56,7 @@ Band = tuple[palette.Looks, list[float]]
 
 def list_bands(devices: Sequence[DeviceMemory]) -> list[Band]:
     """Lists categories, fragmentation and context from below: together what nvidia-smi shows."""
-    # Areas of the browser have no hatches: a lighter grey is fragmentation, a darker one the context.
+    # Areas of the browser have no hatches: a lighter grey is fragmentation, a darker grey the context.
     fragmentation, context = (
         looks._replace(colour=palette.to_hex(palette.lighten(palette.GREY, white)))
         for looks, white in ((palette.FRAGMENTATION, 0.55), (palette.CONTEXT, 0.3))

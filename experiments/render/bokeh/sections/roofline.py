@@ -97,7 +97,8 @@ def _add_tips(figure: Any, drawn: Any, tips: str | list[tuple[str, str]]) -> Non
 def _draw_roofs(figure: Any, roofs: StepRoofline, low: float, high: float, floor: float) -> None:
     """Draws the roofs of memory and links up to the highest peak, and those of the number formats.
 
-    low, high: ends of the axis of intensity [FLOP/byte]. floor: lower end of that of rates [FLOP/s].
+    low, high: ends of the axis of intensity [FLOP/byte].
+    floor: lower end of that of rates [FLOP/s].
     """
     for name, rate, dash in list_roofs(roofs):
         x = np.array([max(low, floor / rate), roofs.top / rate])

@@ -62,7 +62,8 @@ def _draw(
 ) -> tuple[Any, list[tuple[str, str]]]:
     """Draws the figure; returns it with names and colours of its legend.
 
-    busy: by device and axis of communication the busy share of every bin. edges: of the bins [s].
+    busy: by device and axis of communication the busy share of every bin.
+    edges: of the bins [s].
     """
     from bokeh.models import FixedTicker, HoverTool, NoOverlap, Range1d, WheelZoomTool
 
@@ -162,7 +163,7 @@ def _join(pieces: list[dict[str, np.ndarray]]) -> dict[str, Any]:
 
 
 def _lane(busy: Sequence[np.ndarray | None], edges: np.ndarray, scale: float, top: float) -> dict[str, Any]:
-    """Returns columns of the rectangles of one axis of communication. busy: shares of the bins by device."""
+    """Returns columns of the rectangles of an axis of communication. busy: shares of the bins by device."""
     rows = [
         (begin * scale, end * scale, device + top, device + top + 0.85 * LANE, share)
         for device, shares in enumerate(busy)

@@ -1,7 +1,7 @@
 """Forecasts of kernels and collectives against measured tables.
 
 ``errors``: median and 90th percentile of the error of every operation on every GPU, beside its goal.
-``ratios``: forecast over measured of every row against how long it took, one panel an operation and GPU.
+``ratios``: forecast over measured of every row against how long it took, a panel for each operation and GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROW = 0.165
 COUNT = 0.98
 """Room right of the axes for errors beyond their end and the number of rows [in]."""
 END = 0.5
-"""Largest error on the axis; a bar to a larger one ends in an arrow with its value."""
+"""Largest error on the axis; a bar to a larger error ends in an arrow with its value."""
 PANEL, HIGH = 1.45, 1.55
 """Least width of a panel of ratios, and height of a line of them [in]."""
 FARTHEST = 3.0
@@ -35,7 +35,7 @@ FARTHEST = 3.0
 def errors(held: Sequence[SampleComparison], goals: Goals) -> Figure:
     """Draws a line for each cell: a dot at the median, a bar to the 90th percentile, and the goals of both as ticks.
 
-    Of an operation that has goals, the cells that have one; of others those of all rows.
+    Of an operation that has goals, the cells that have any; of others those of all rows.
     """
     every = cells(held, goals)
     aimed = {(row["gpu"], row["operation"], row["kind"]) for row in every if row["goal"]}
@@ -91,7 +91,11 @@ def errors(held: Sequence[SampleComparison], goals: Goals) -> Figure:
 
 
 def _draw_error(axes: Any, sheet: Sheet, at: float, y: float, row: Any, hue: str, height: float) -> None:
-    """Draws median, 90th percentile and goals of a cell. at: its place on the axis. y: baseline of its text [in]."""
+    """Draws median, 90th percentile and goals of a cell.
+
+    at: its place on the axis.
+    y: baseline of its text [in].
+    """
     half = 0.42 * ROW / height
     axes.plot([min(row["median"], END), min(row["p90"], END)], [at, at], color=palette.lighten(hue, 0.3), linewidth=2.2)
     if row["median"] <= END:

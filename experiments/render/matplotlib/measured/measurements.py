@@ -1,4 +1,4 @@
-"""Measurement files against their forecasts: a point for every row, times and memory in panels of their own."""
+"""Measurement files against their forecasts: a point for every row, times and memory in panels apart."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Plot of forecasts against published measurements: a dot for every run about a diagonal, and beside it their ratios.
 
 Both axes are logarithmic, so equal distances from the diagonal are equal relative errors; the bands are 10 and 20 %.
-Every source has its own colour and marker; whiskers are 90 % intervals.
+Every source has a colour and a marker; whiskers are 90 % intervals.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FARTHEST = 4.0
 
 @dataclass(frozen=True)
 class Dot:
-    """Measured value and forecast of one run [s or GiB]. low, high: 90 % interval; both the forecast if it has none."""
+    """Measured value and forecast of a run [s or GiB]. low, high: 90 % interval; both the forecast if it has none."""
 
     source: str
     measured: float
@@ -56,7 +56,7 @@ class Dot:
 
 
 def step_time_dots(rows: Sequence[dict[str, Any]]) -> list[Dot]:
-    """Returns the step times of the runs with a measured one [s]."""
+    """Returns the step times of the runs with a measurement [s]."""
     dots = []
     for row in rows:
         if row["error"] is not None:
@@ -67,7 +67,7 @@ def step_time_dots(rows: Sequence[dict[str, Any]]) -> list[Dot]:
 
 
 def memory_dots(rows: Sequence[dict[str, Any]]) -> list[Dot]:
-    """Returns the peak memory of the runs with a measured one [GiB]."""
+    """Returns the peak memory of the runs with a measurement [GiB]."""
     dots = []
     for row in rows:
         if row["memory_error"] is not None:

@@ -144,7 +144,7 @@ def _rows(comparison: Comparison) -> list[KernelPair]:
 
 
 def format_ratio(real: float, simulated: float) -> str:
-    """Formats simulated over real time; empty if one of them is no time, and a bound if the ratio is beyond measure."""
+    """Formats simulated over real time; empty if either is no time, and a bound if the ratio is beyond measure."""
     if min(real, simulated) < MIN_SECONDS:
         return ""
     ratio = simulated / real

@@ -69,7 +69,7 @@ class DataSetting:
         return 2 * sum(self.unit_elements)
 
     def small(self, least: int) -> int:
-        """Elements of all parameters that have fewer than `least`."""
+        """Counts the elements of all parameters that have fewer than `least`."""
         return sum(elements for elements in self.parameter_elements if elements < least)
 
 
@@ -149,26 +149,26 @@ class DataScheme(ShardsStates):
         return float(max(bucket.elements, bucket.elements_per_rank * self.replica_count))
 
     def axes_reduced_once(self, param: Param) -> tuple[str, ...]:
-        """Axes over which the gradient is reduced once a step, after the last micro-batch, and not in every
+        """Returns the axes over which the gradient is reduced once a step, after the last micro-batch, and not in every
         micro-batch."""
         return () if "gradients" in self.shards else self.reduces(param)
 
     def axes_gathered_once(self, param: Param) -> tuple[str, ...]:
-        """Axes over which updated shards of unsharded weights are all-gathered before their next use."""
+        """Returns the axes over which updated shards of unsharded weights are all-gathered before their next use."""
         return () if self.shards_at_rest("parameters", param) else self.update_shards(param)
 
     def gradient_sizes(self, param: Param) -> Sizes:
-        """Sizes of a gradient on whose sums the reduction of a bucket depends: the elements stored until the last
-        micro-batch, which fill buckets, and whatever else the scheme asks for.
+        """Returns the sizes of a gradient on whose sums the reduction of a bucket depends: the elements stored until
+        the last micro-batch, which fill buckets, and whatever else the scheme asks for.
         """
         return (param.size // self.mesh.size(self.shards_at_rest("gradients", param)),)
 
     def _reduction_group(self, param: Param) -> tuple[tuple[str, ...], Sizes]:
-        """Axes of the reduction after the last micro-batch, and the sizes of the gradient."""
+        """Returns the axes of the reduction after the last micro-batch, and the sizes of the gradient."""
         return self.axes_reduced_once(param), self.gradient_sizes(param)
 
     def gather_group(self, param: Param) -> tuple[tuple[str, ...], int]:
-        """Axes of the all-gather of updated weights, and their elements."""
+        """Returns the axes of the all-gather of updated weights, and their elements."""
         return self.axes_gathered_once(param), param.size
 
     @property

@@ -169,7 +169,8 @@ class ShardedScheme(DataScheme):
         return fragment
 
     def gradient_buckets(self, params: Sequence[Param]) -> list[list[Param]]:
-        """Parameters of a unit whose gradients are reduced together, by default all unless the framework says else.
+        """Returns the parameters of a unit whose gradients are reduced together, by default all unless the framework
+        says else.
 
         params: with the same reduction axes, in the order in which their gradients are ready.
         """
@@ -361,7 +362,8 @@ def _plan_gathers(scheme: ShardedScheme, row: list[UnitShards]) -> list[UnitGath
 
 
 def _ask_by_itself(sizes: Sequence[int]) -> Sequence[int]:
-    """For each unit of a pass: as many have been asked for as compute or have computed."""
+    """Returns for each unit of a pass how many are asked for: as many have been asked for as compute or have
+    computed."""
     return range(1, len(sizes) + 1)
 
 
@@ -690,7 +692,8 @@ def _lifetime(key: str, nbytes: float, begin: Op, end: Op, category: str = "para
 
 
 def relay_arrivals(reach: int, phase: str) -> list[Op]:
-    """Ops without work that pass on to later units that their weights have arrived; the next unit waits for the first.
+    """Makes ops without work that pass on to later units that their weights have arrived; the next unit waits for the
+    first.
 
     Units are connected by their residual stream alone. The arrival of weights for the unit after the next is relayed
     from unit to unit on a separate stream, arrivals for units further on on other streams; every unit hands them to

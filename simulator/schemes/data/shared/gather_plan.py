@@ -202,7 +202,7 @@ def join_modules(modules: Sequence[GatheredModule], elements: int) -> tuple[Gath
 
 
 def add_up(every: Sequence[GatheredWeights]) -> GatheredWeights:
-    """Weights that are gathered together, with an all-gather for each set of axes."""
+    """Adds up weights that are gathered together, with an all-gather for each set of axes."""
     groups: dict[tuple[str, ...], int] = {}
     for weights in every:
         for axes, elements in weights.groups:

@@ -33,8 +33,9 @@ Capacity = Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=F
 
 
 def chunked_round_s(t: float, u: float, n: int) -> float:
-    """Seconds of dispatch, experts and combine in `n` equal chunks, each with all-to-alls of `t` and kernels of `u`
-    seconds (PipeMoE, section IV): chunks follow each other on the stream of the all-to-alls and on that of the kernels.
+    """Computes the seconds of dispatch, experts and combine in `n` equal chunks, each with all-to-alls of `t` and
+    kernels of `u` seconds (PipeMoE, section IV): chunks follow each other on the stream of the all-to-alls and on that
+    of the kernels.
     """
     return max(2 * n * t + max(0.0, u - (n - 1) * t), 2 * t + n * u)
 
@@ -82,7 +83,7 @@ class ExpertSetting:
         return self.experts * (2 * self.h * self.expert_ffn + self.expert_ffn + self.h)
 
     def chunked_round_s(self, n: int) -> float:
-        """Seconds of dispatch, experts and combine in `n` equal chunks."""
+        """Computes the seconds of dispatch, experts and combine in `n` equal chunks."""
         return chunked_round_s(self.exchange_s / n, self.compute_s / n, n)
 
 

@@ -16,6 +16,7 @@ expert-parallel ranks, of which each would send its shard; the optimizer update 
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -93,13 +94,13 @@ class BalancedScheme(ExpertScheme, FitsModels):
         self.placements = {}
 
     @staticmethod
+    @abstractmethod
     def decide(options: Any, held: Placement, past: Sequence[Routing], times: LayerTimes) -> Placement:
         """Returns the placement of the next step.
 
         held: the placement of the step before.
         past: the routing of all earlier steps.
         """
-        raise NotImplementedError
 
     @property
     def reserved_replicas(self) -> int:
@@ -224,7 +225,7 @@ class BalancedScheme(ExpertScheme, FitsModels):
         return round(hosted * self._held_bytes(now)), round(hosted * BYTES[self.framework.gradients]) * trained
 
     def _held_bytes(self, placement: Placement) -> float:
-        """Bytes that a host beside the owner holds of each weight: of replicas with optimizer states."""
+        """Counts the bytes that a host beside the owner holds of each weight: of replicas with optimizer states."""
         framework = self.framework
         states = (
             0

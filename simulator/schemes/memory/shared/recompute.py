@@ -136,7 +136,8 @@ def discard_outputs(fragment: Fragment, ops: Sequence[Op]) -> None:
 def _read_again(fragment: Fragment, makers: Mapping[str, Op], readers: Set[Op], again: Mapping[Op, Op]) -> None:
     """Lets the readers of tensors wait for the ops that make them again, under other keys.
 
-    makers: by tensor, the op that makes it. again: by op, its repetition.
+    makers: by tensor, the op that makes it.
+    again: by op, its repetition.
     """
     for use in fragment.tensor_uses:
         if use.op in readers and use.key in makers:

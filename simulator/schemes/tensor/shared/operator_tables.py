@@ -200,7 +200,7 @@ class OperatorTables:
                 raise self._indivisible(operator, axis, entry, ranks, operator.divisible_dims, tensors, where)
 
     def _check_rest(self, operator: Operator, where: str) -> None:
-        """Weights rest on axes that do not divide them in use, along dims that divide by these axes."""
+        """Checks that weights rest on axes that do not divide them in use, along dims that divide by these axes."""
         divide, rest = self.divide(operator), self.rest(operator)
         for axis, entry in rest.items():
             used = divide[axis].dim if axis in divide else ""

@@ -12,13 +12,13 @@ from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.lowering.rewrite import Rewrite, replace_dependencies
 from meshcast.simulator.schemes.tensor.shared.tensor_overlap import (
     GemmCollective,
-    TensorOverlap,
+    ShardedRowsOverlap,
     make_part,
     shift_shards,
 )
 
 
-class PulledShards(TensorOverlap):
+class PulledShards(ShardedRowsOverlap):
     """Base of the schemes in which a rank begins with the GEMM on its rows and pulls those of the other ranks."""
 
     def pull_steps(self, ranks: int) -> list[int]:
@@ -64,7 +64,8 @@ class PulledShards(TensorOverlap):
 
 
 def loop_seconds(e: float, c: float, steps: Sequence[int]) -> float:
-    """Seconds in which a rank pulls shards, some in each step, while GEMMs run on its shard and on those pulled.
+    """Computes the seconds in which a rank pulls shards, some in each step, while GEMMs run on its shard and on those
+    pulled.
 
     e, c: seconds of the GEMM on a shard, and of its transfer. The loop of a reduce-scatter is this loop backwards.
     """

@@ -10,6 +10,7 @@ directly to the others.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -81,15 +82,19 @@ OF_SHARDED_ROWS = ("all_gather", "reduce_scatter")
 """Collectives where ranks shard the rows of activations."""
 
 
+OVERLAP_ROLE = "overlap of tensor parallelism"
+"""The role of the schemes beside a tensor scheme that overlap its communication."""
+
+
 class TensorOverlap(TensorScheme):
     """Base of the schemes that are used beside a tensor scheme and replace its pairs of collective and GEMM.
 
-    A subclass defines the replacement: `replace_gather` and `replace_scatter`, or `replace_reduce`.
+    Customise by: `replace_pair`.
     """
 
-    role = "overlap of tensor parallelism"
+    role = OVERLAP_ROLE
     most_axes = 0
-    collectives: ClassVar[tuple[str, ...]] = OF_SHARDED_ROWS
+    collectives: ClassVar[tuple[str, ...]]
     """The collectives whose pairs are replaced."""
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
@@ -97,26 +102,33 @@ class TensorOverlap(TensorScheme):
         if not isinstance(module, Unit):
             return fragment
         rewrite = Rewrite(fragment)
-        replacements = {
-            "all_gather": self.replace_gather,
-            "reduce_scatter": self.replace_scatter,
-            "all_reduce": self.replace_reduce,
-        }
         for pair in find_gemm_collectives(fragment, self.family, self.mesh, self.collectives):
-            replacements[pair.work.operation](rewrite, pair)
+            self.replace_pair(rewrite, pair)
         return rewrite.apply()
 
+    @abstractmethod
+    def replace_pair(self, rewrite: Rewrite, pair: GemmCollective) -> None:
+        """Replaces a collective and its GEMMs."""
+
+
+class ShardedRowsOverlap(TensorOverlap):
+    """Base of those that overlap the all-gathers and reduce-scatters of Megatron sequence parallelism.
+
+    Customise by: `replace_gather`, `replace_scatter`.
+    """
+
+    collectives = OF_SHARDED_ROWS
+
+    def replace_pair(self, rewrite: Rewrite, pair: GemmCollective) -> None:
+        (self.replace_gather if pair.work.operation == "all_gather" else self.replace_scatter)(rewrite, pair)
+
+    @abstractmethod
     def replace_gather(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         """Replaces an all-gather and the GEMMs that read its rows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def replace_scatter(self, rewrite: Rewrite, pair: GemmCollective) -> None:
         """Replaces a GEMM and the reduce-scatter that sums its rows."""
-        raise NotImplementedError
-
-    def replace_reduce(self, rewrite: Rewrite, pair: GemmCollective) -> None:
-        """Replaces a GEMM and the all-reduce that sums its rows on every rank."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
