@@ -29,7 +29,7 @@ class ChangedField:
 
 @dataclass(frozen=True)
 class ForecastComparison:
-    """Two forecasts, the first one as the base of differences."""
+    """Two forecasts, the first as the base of differences."""
 
     first: Report
     second: Report
