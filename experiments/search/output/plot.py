@@ -1,6 +1,6 @@
-"""Plot of a search: step time against memory of the plans that were forecast, the best one marked.
+"""Plot of a search: step time against memory of the plans that were forecast, the best marked.
 
-Each tensor-parallel degree has a marker and a colour of its own; plans of the Pareto front are filled, others hollow,
+Each tensor-parallel degree has a marker and a colour; plans of the Pareto front are filled, others hollow,
 and a line joins the front. A dashed line is the memory of a GPU; plans above it do not fit.
 """
 

@@ -12,7 +12,10 @@ PARTS = (LayerGroup, Pipeline, StepChoice)
 
 
 class PointRule(ABC):
-    """A rule on some fields of a point. fields: their names in a point."""
+    """A rule on some fields of a point.
+
+    fields: their names in a point.
+    """
 
     def __init__(self, fields: Collection[str]) -> None:
         self.fields = frozenset(fields)
