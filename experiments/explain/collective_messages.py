@@ -34,9 +34,8 @@ import numpy as np
 class MemberMessages(NamedTuple):
     """Messages between the members of a group.
 
-    Attributes:
-        sources, targets: positions in the group.
-        shares: of the buffer's bytes.
+    sources, targets: positions in the group.
+    shares: of the buffer's bytes.
     """
 
     sources: np.ndarray

@@ -85,7 +85,6 @@ class ForecastComparison:
 
 
 def compare(first: Job, second: Job) -> ForecastComparison:
-    """Forecasts two jobs and compares them."""
     from meshcast.simulator import simulate
 
     return ForecastComparison(simulate(first), simulate(second))

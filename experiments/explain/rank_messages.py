@@ -37,13 +37,12 @@ from meshcast.simulator.report.metrics import Metrics
 class RankMessages(NamedTuple):
     """Messages of the ranks of a pipeline device in a step.
 
-    Attributes:
-        axis: of communication, a key of `EXPOSED`.
-        work: what is executed.
-        times: executions in a step on every rank.
-        seconds: of an execution [s].
-        sources, targets: ranks.
-        nbytes: bytes of an execution from each source to its target.
+    axis: of communication, a key of `EXPOSED`.
+    work: what is executed.
+    times: executions in a step on every rank.
+    seconds: of an execution [s].
+    sources, targets: ranks.
+    nbytes: bytes of an execution from each source to its target.
     """
 
     axis: str

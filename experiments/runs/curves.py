@@ -63,7 +63,6 @@ class CurvePoint:
 
     @classmethod
     def without_runs(cls, value: float, error: PlanError) -> CurvePoint:
-        """Returns a point whose runs cannot be simulated."""
         nothing = math.nan
         return cls(value, nothing, (nothing, nothing), None, nothing, None, f"{error.rule}. {error.remedy}")
 

@@ -224,13 +224,11 @@ class SeedStore(Store):
         return pa.schema(list(names.items())).with_metadata({"meshcast": json.dumps(about)})
 
     def make_row(self, number: int, run: SimulatedRun) -> Row:
-        """Returns the row of a run."""
         times = {f"{name}_s": run.time_s[name] for name in TIMES}
         failures = {f"failures_{name}": run.failures.get(name, 0) for name in self.components}
         return {"index": number, "steps": run.steps, **times, **failures}
 
     def read_runs(self) -> list[SimulatedRun]:
-        """Returns all runs from the result."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

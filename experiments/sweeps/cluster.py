@@ -101,7 +101,6 @@ def forecast_on(
 
 
 def _explain_failure(future: Any, number: int, kept: str) -> MeshcastError:
-    """Returns the error for a chunk that has no rows."""
     error = future.exception() if future.status == "error" else None
     again = "run the same command again: stored rows are kept"
     if isinstance(error, MeshcastError):
@@ -119,7 +118,6 @@ def _explain_failure(future: Any, number: int, kept: str) -> MeshcastError:
 
 @contextmanager
 def _quiet_logs() -> Iterator[None]:
-    """Mutes the logs of Dask for a while."""
     levels = {name: logging.getLogger(name).level for name in LOGGERS}
     try:
         for name in LOGGERS:

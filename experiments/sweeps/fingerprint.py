@@ -46,8 +46,7 @@ Stats = dict[Path, tuple[int, int, int] | None]
 class Inputs:
     """Everything that the rows of a sweep depend on.
 
-    Attributes:
-        fingerprint: hashes by kind; of the installation as this process found it first, since it keeps what it loads.
+    fingerprint: hashes by kind; of the installation as this process found it first, since it keeps what it loads.
     """
 
     def __init__(self, sweep: Sweep, chunk: int) -> None:

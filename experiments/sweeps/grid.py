@@ -69,7 +69,6 @@ class SweepFile(Strict):
 
     @property
     def varying(self) -> list[str]:
-        """Names of the fields that vary."""
         groups = [self.vary, *self.zipped, *(self.listed or ())]
         return [*dict.fromkeys(name for group in groups for name in group)]
 
@@ -135,7 +134,6 @@ class Sweep:
         return sorted(self.fields, key=lambda name: name.count("."))
 
     def values(self, name: str) -> Iterator[Any]:
-        """Yields values of a field."""
         return (changes[name] for axis in self.axes for changes in axis if name in changes)
 
 
@@ -430,7 +428,6 @@ class Names:
         self.job, self.base = job, base
 
     def at(self, changes: Changes) -> Callable[[str], Any]:
-        """Returns the function that looks names up at a point."""
 
         def look(name: str) -> Any:
             value = self.find(name, changes)

@@ -26,9 +26,8 @@ MAX_NAMED = 10
 class ShardFile(NamedTuple):
     """The result of a shard.
 
-    Attributes:
-        about: what its metadata say of the whole sweep: version, points, points of a chunk, job.
-        fingerprint: of the whole sweep.
+    about: what its metadata say of the whole sweep: version, points, points of a chunk, job.
+    fingerprint: of the whole sweep.
     """
 
     path: Path

@@ -32,7 +32,6 @@ ROWS = "rows"
 PART = re.compile(r"\d{7}\.parquet")
 """Names of the files of chunks in the folder of parts."""
 
-
 OTHER_FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".xlsx")
 """Endings that promise another format than Parquet."""
 

@@ -37,7 +37,6 @@ class Point:
 
     @property
     def tokens_per_s(self) -> float:
-        """Throughput of the whole cluster."""
         return self.report.tokens_per_s_per_gpu * self.gpus if self.report else math.nan
 
     @property
@@ -160,7 +159,6 @@ def _data_axis(job: Job) -> str:
 
 
 def shorten(bottleneck: str) -> str:
-    """Returns a short name of a bottleneck."""
     return bottleneck.removeprefix("exposed ").removeprefix("the ").removesuffix(" communication")
 
 

@@ -109,7 +109,6 @@ def _read_within(path: Path) -> list[Row]:
 
 
 def varied_fields(rows: list[Row]) -> list[str]:
-    """Returns the fields that the sweep varied."""
     names = list(rows[0])
     return names[1 : names.index("status")]
 

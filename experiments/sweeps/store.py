@@ -89,10 +89,9 @@ class Store(Output):
     """The rows of a sweep, or of a shard of it, on disk. Raises PlanError, with the number of stored points, if they
     cannot be written.
 
-    Attributes:
-        chunks: numbers of the chunks to be stored, of all chunks of the sweep.
-        kept: numbers of the chunks that are stored.
-        finished: whether the result is there.
+    chunks: numbers of the chunks to be stored, of all chunks of the sweep.
+    kept: numbers of the chunks that are stored.
+    finished: whether the result is there.
     """
 
     def __init__(self, out: Path, sweep: Sweep, chunk: int, restart: bool = False, shard: Shard = WHOLE) -> None:
@@ -112,7 +111,6 @@ class Store(Output):
 
     @property
     def points_kept(self) -> int:
-        """Number of points whose chunks are stored."""
         return self.points if self.finished else self._count_points(self.kept)
 
     def _count_points(self, chunks: Collection[int]) -> int:
@@ -268,7 +266,6 @@ def row_schema(job: Mapping[str, Any], fields: Mapping[str, pa.DataType]) -> pa.
 
 
 def arrow_types() -> dict[type, pa.DataType]:
-    """Returns the types of the columns of a sweep."""
     import pyarrow as pa
 
     return {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}

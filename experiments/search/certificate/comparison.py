@@ -69,7 +69,6 @@ class ComparedPlan:
 
     @property
     def inside(self) -> bool:
-        """Whether the space of the search holds the plan."""
         return not self.outside
 
     @property

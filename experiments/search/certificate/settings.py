@@ -67,5 +67,4 @@ def _leaves(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _to_scalar(value: Any) -> Any:
-    """Returns a value that a message can show."""
     return value if isinstance(value, int | float | str) else "none" if value is None else "another one"

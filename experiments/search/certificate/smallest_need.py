@@ -35,7 +35,6 @@ class SmallestNeed(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """What to open."""
         opened = f"Open {', '.join(self.closed)}, such as --set {self.closed[0]}=auto; " if self.closed else ""
         return f"{opened}{'or all' if opened else 'Open all'} with --set plan=auto; or take more GPUs"
 

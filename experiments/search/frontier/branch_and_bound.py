@@ -152,7 +152,6 @@ class Search(PlanSearch):
                 self._note_step(plan)
 
     def list_groups(self) -> list[tuple[SearchedCluster, LayerGroup]]:
-        """Returns all groups of points."""
         return [(cluster, group) for cluster in self.clusters for group in cluster.sizes]
 
     def run(
@@ -470,7 +469,6 @@ class _OnePipeline(NamedTuple):
 
     @property
     def left(self) -> int:
-        """Number of points."""
         return len(self.steps)
 
 

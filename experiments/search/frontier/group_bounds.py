@@ -88,15 +88,12 @@ class OpenGroup:
 
     @property
     def left(self) -> int:
-        """Number of points."""
         return int(self.points.sum())
 
     def in_order(self) -> OpenGroup:
-        """Returns these pipelines, the smallest bound first."""
         return self.select(np.argsort(self.nbytes if self.by_memory else self.seconds, kind="stable"))
 
     def select(self, which: np.ndarray) -> OpenGroup:
-        """Returns some of these pipelines."""
         columns = {name: getattr(self, name)[which] for name in COLUMNS}
         return replace(self, **columns)
 
@@ -108,7 +105,6 @@ class OpenGroup:
         return max(seconds, float(self.seconds[at])), nbytes
 
     def pipeline(self, at: int) -> Pipeline:
-        """Returns the pipeline at a place in the order."""
         return self.table.pipelines[self.places[at]]
 
 
@@ -207,7 +203,6 @@ class GroupBounds:
         return [step for step in choices if self.scheme_of(step) == scheme]
 
     def scheme_of(self, step: StepChoice) -> int:
-        """Returns the number of the data scheme of a choice."""
         shard = step.shard
         return self._schemes[step.data, NODE if shard is not None and NODE in self.space.values["shard"] else shard]
 

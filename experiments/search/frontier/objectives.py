@@ -54,7 +54,6 @@ def check_objectives(names: Sequence[str], place: str = "objective") -> tuple[st
 
 
 def simulates_runs(names: Sequence[str]) -> bool:
-    """Returns whether an objective is of runs."""
     return any(name in OF_RUNS for name in names)
 
 
@@ -110,7 +109,6 @@ class Incumbents:
         return {"memory": nbytes, "time": seconds, "energy": joules} | dict.fromkeys(GPU_TIME, seconds * gpus)
 
     def add(self, values: tuple[float, ...]) -> None:
-        """Adds a plan that fits."""
         bisect.insort(self._values, values)
         if len(self.names) == 1:
             del self._values[self.top :]

@@ -65,7 +65,6 @@ class PlanRuns:
 
     @classmethod
     def of(cls, answer: RunAnswer) -> PlanRuns:
-        """Returns the figures of simulated runs."""
         costs = [answer.cost_of(run) for run in answer.runs]
         days, cost = answer.interval_90(lambda run: run.seconds / DAY), answer.interval_90(answer.cost_of)
         assert days is not None
@@ -87,7 +86,6 @@ class PlanRuns:
 
     @property
     def days(self) -> float:
-        """Mean length."""
         return self.mean_seconds / DAY
 
     @property

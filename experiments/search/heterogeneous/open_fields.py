@@ -225,7 +225,6 @@ def _kind(name: str, cluster: Cluster, gpus: int) -> NodeKind:
 
 
 def _check_admitted(field: str, values: Sequence[Any], admitted: Sequence[Any], rule: str, remedy: str) -> None:
-    """Refuses the first value that is not admitted."""
     if wrong := [value for value in values if value not in admitted]:
         raise PlanError(field, rule, remedy, wrong[0])
 

@@ -104,7 +104,6 @@ class BlockMaker:
         return OptionTable(self.units, options, micro)
 
     def blocks(self) -> Iterator[PlanBlock]:
-        """Yields all blocks."""
         v = self.fields.values
         for micro in v.micro:
             options = list_options(self.fields, micro)
@@ -225,7 +224,6 @@ class StageBlock:
 
     @property
     def runs(self) -> Runs:
-        """The pipelines."""
         return divide_layers_of_runs(self.option, self.stages, self.maker.layers)
 
     def bound(self) -> BlockBounds:
@@ -264,7 +262,7 @@ class StageBlock:
 
 
 @dataclass(eq=False)
-class ReplicaBlock:
+class ReplicaBlock(PlanBlock):
     """Replicas, each with its pipeline.
 
     pipelines: of every replica.
@@ -349,9 +347,6 @@ class ReplicaBlock:
         share = {} if self.even[number] else {"share": "by-speed"}
         return with_plan(self.maker.fields.job, self.step, {"replicas": replicas, **share})
 
-    def forget(self) -> None:
-        """Keeps nothing."""
-
 
 class EqualDegreesPlan(NamedTuple):
     """Degrees of stages that are alike on several kinds of nodes, and the share of the batch of their replicas."""
@@ -365,7 +360,7 @@ class EqualDegreesPlan(NamedTuple):
 
 
 @dataclass(eq=False)
-class EqualDegreesBlock:
+class EqualDegreesBlock(PlanBlock):
     """Plans of stages that are alike, on several kinds of nodes."""
 
     maker: BlockMaker
@@ -432,9 +427,6 @@ class EqualDegreesBlock:
         plan = {name: getattr(degrees, name) for name in ("tp", "pp", "ep", "recompute", "share")}
         return with_plan(self.maker.fields.job, self.step._replace(micro=self.step.micro // degrees.dp), plan)
 
-    def forget(self) -> None:
-        """Keeps nothing."""
-
 
 def share_bound(fixed: np.ndarray, each: np.ndarray, replicas: np.ndarray, count: int) -> np.ndarray:
     """Returns when replicas that share micro-batches in whatever way are done, at the earliest [plans] [s].
@@ -469,6 +461,5 @@ def step_changes(step: StepValues) -> dict[str, Any]:
 
 
 def with_plan(job: dict[str, Any], step: StepValues, plan: dict[str, Any]) -> dict[str, Any]:
-    """Returns the job with a plan."""
     common = {"schedule": step.schedule, "zero": step.zero}
     return {**job, "batch": {**job["batch"], "micro": step.micro}, "plan": {**job["plan"], **common, **plan}}

@@ -43,7 +43,6 @@ class RunOption(NamedTuple):
 
     @property
     def gpus(self) -> int:
-        """Ranks of the stage."""
         return self.tp * self.dp
 
 

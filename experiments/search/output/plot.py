@@ -44,7 +44,6 @@ def draw(search: PlanSearch, result: SearchResult, path: str | Path, width: styl
 
 
 def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
-    """Returns the plot."""
     certificate, plans, heading = result.certificate, result.forecasts, _describe(search, result)
     if not plans:
         sheet = Sheet(heading.bottom + 0.2)

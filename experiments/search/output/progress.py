@@ -43,7 +43,6 @@ class SearchProgress:
 
 
 def describe_progress(certificate: Certificate) -> str:
-    """Returns how far a search is, in a line."""
     if certificate.counting:
         return f"counting the plans: {certificate.plans:,} in {certificate.groups:,} groups"
     best = _describe_incumbent(certificate)

@@ -331,7 +331,6 @@ def state_values(fields: Sequence[str], values: Mapping[str, Any]) -> dict[str, 
 
 
 def write_value(value: Any) -> Any:
-    """Returns a value of a field as a job states it."""
     if isinstance(value, SchemeWithOptions):
         return value.to_dict()
     return list(value) if isinstance(value, tuple) else value

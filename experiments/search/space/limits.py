@@ -188,7 +188,6 @@ class CountedPoints:
 
     @cached_property
     def all(self) -> np.ndarray:
-        """All of the points."""
         return np.ones(len(self.points), bool)
 
     def admitted_by(self, measured: MeasuredPoints | None, group: LayerGroup) -> np.ndarray:

@@ -43,5 +43,4 @@ class PointRule(ABC):
 
     @remembered_by(lambda rule, *point: tuple([rule.key_of(i, part) for i, part in enumerate(point)]))
     def holds(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
-        """Returns whether a point keeps the rule."""
         return self.evaluate(group, pipeline, step)

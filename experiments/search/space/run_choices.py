@@ -48,7 +48,6 @@ class RunChoice(NamedTuple):
     least: LeastRun
 
     def apply(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Returns a job, as plain data, with this choice."""
         return _apply(job, self.changes)
 
 
@@ -78,7 +77,6 @@ class RunChoices:
         return _least([choice.least.cost(choice.least.seconds(step)) for choice in self.choices])
 
     def only(self, choice: RunChoice) -> RunChoices:
-        """Returns a single choice, for its bounds."""
         return RunChoices(self.open, (choice,))
 
     def stated_values(self) -> dict[str, list[Any]]:

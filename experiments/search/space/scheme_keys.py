@@ -55,7 +55,6 @@ def name_scheme(use: str, options: Mapping[str, Any]) -> NamedScheme:
 
 
 def plain_name(scheme: NamedScheme) -> str:
-    """Returns the name of a scheme without its options."""
     return scheme.name if isinstance(scheme, SchemeWithOptions) else scheme
 
 

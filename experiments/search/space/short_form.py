@@ -273,7 +273,6 @@ def describe_part(plan: LongPlan, field: str) -> Any:
 
 
 def _wide(axes: Mapping[str, int]) -> dict[str, int]:
-    """Returns the axes of several ranks."""
     return {axis: size for axis, size in axes.items() if size > 1}
 
 

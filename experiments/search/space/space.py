@@ -89,7 +89,6 @@ MAX_TENSOR_RANKS, MAX_EXPERT_RANKS, MAX_MICRO, TOKENS_OF_A_RANK = 32, 8, 32, 204
 """Largest tensor-parallel degrees, of all layers and of experts, and largest micro-batch that are tried by default, and
 least tokens of a sequence on a rank with context parallelism."""
 
-
 NOTHING_EXCLUDED: Mapping[str, int] = {"where": 0, "program": 0, "near_measured": 0}
 """Numbers of points that limits exclude, by limit, where none excludes any."""
 
@@ -134,7 +133,6 @@ class LayerGroup(NamedTuple):
 
     @property
     def expert_tensor_ranks(self) -> int:
-        """Ranks that share the matrices of an expert."""
         return self.etp or (1 if self.ep > 1 else self.tp)
 
 
@@ -554,7 +552,6 @@ class Space:
 
     @property
     def limits_points(self) -> bool:
-        """Whether limits of the search exclude points."""
         return False
 
     def explain_program(self) -> str:
@@ -570,7 +567,6 @@ class Space:
         return True
 
     def size(self, group: LayerGroup) -> int:
-        """Returns the number of points of a group."""
         return sum(count * len(self.steps(group, *pipeline.place)) for pipeline, count in self.count_pipelines(group))
 
     def count_pipelines(self, group: LayerGroup) -> Iterator[tuple[Pipeline, int]]:
