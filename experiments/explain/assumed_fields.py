@@ -41,18 +41,18 @@ NO_TRAITS = frozenset({"regime"})
 """Fields of a framework that say something about its profile."""
 
 REPLACED = {"bucket.elements": "reduce_bucket"}
-"""Fields of a framework that have no effect with a scheme that has an option of its own for the same thing."""
+"""Fields of a framework that have no effect with a scheme that has an option for the same thing."""
 
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe-v")
 """Pipeline schedules that a job may mean which names none: those of PyTorch (torch/distributed/pipelining/schedules.py)
-but the interleaved one, to which `plan.chunks` leads."""
+but interleaved 1F1B, to which `plan.chunks` leads."""
 
 UNUSUAL: dict[str, tuple[str | bool, ...]] = {
     "framework.name": ("reference",),
     "framework.set.launch_blocking": (True,),
     "precision.compute": ("fp32",),
 }
-"""Values in which nobody trains language models: the trainer of meshcast's own measurements, a mode for finding errors,
+"""Values in which nobody trains language models: the trainer of meshcast's measurements, a mode for finding errors,
 and a format without tensor cores."""
 
 Value = bool | int | float | str
@@ -78,7 +78,7 @@ class AssumedField:
     """A field that a job does not state.
 
     name: as ``--set`` has it; of an option of a scheme, which ``--set`` cannot reach: `plan.schemes.USE.OPTION`.
-    value: the assumed one; None: it follows from other fields.
+    value: the assumed value; None: it follows from other fields.
     others: the other values that the schema admits.
     change: makes the job with another value. Raises MeshcastError if the rest of the job rules it out.
     """
@@ -140,7 +140,7 @@ def forecast_alternatives(field: AssumedField, report: Report, shared_work: Shar
 
 
 def assumed_fields(report: Report) -> list[AssumedField]:
-    """Returns the fields that the job of a forecast does not state, and that have other values than the assumed one.
+    """Returns the fields that the job of a forecast does not state, and that have other values than the assumed value.
 
     Fields that define the task are not among them: the model, the batch, the GPUs and the degrees of parallelism.
     """
@@ -193,7 +193,7 @@ def _precision_fields(job: Job) -> Iterator[AssumedField]:
 
 
 def _plan_fields(job: Job) -> Iterator[AssumedField]:
-    """Yields the micro-batch, and the flags and words of a plan in short form; one in long form states all of them."""
+    """Yields the micro-batch, and the flags and words of a plan in short form; the long form states all of them."""
     batch, plan = job.as_written.get("batch", {}), job.as_written.get("plan", {})
     if "global" in batch and "micro" not in batch:  # otherwise the global batch follows the micro-batch
         yield _written_field(job, "batch.micro", job.batch.micro, _scale_count(job.batch.micro))
@@ -233,8 +233,7 @@ def _scheme_options(report: Report) -> Iterator[AssumedField]:
 
 
 def _cluster_fields(job: Job) -> Iterator[AssumedField]:
-    """Yields the network and the domains that a cluster described by its GPUs leaves open, and the switches between
-    nodes."""
+    """Yields network and domains that a cluster described by its GPUs leaves open, and switches between nodes."""
     stated, cluster = job.as_written["cluster"], job.cluster
     networked = cluster.gpus > cluster.local_gpus
     if isinstance(stated, Mapping) and "gpu" in stated:
@@ -280,7 +279,7 @@ def _without(value: Value | None, values: Iterable[Value]) -> tuple[Value, ...]:
 
 
 def _scale_count(count: int) -> tuple[int, ...]:
-    """Half of an even number, and twice the number."""
+    """Returns half of an even number, and twice the number."""
     return (*([count // 2] if count % 2 == 0 else []), 2 * count)
 
 

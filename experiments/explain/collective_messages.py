@@ -1,14 +1,14 @@
 """Which member of a group sends how much of a collective's buffer to which other member.
 
-Symbols: S the largest buffer of one member (`Collective.nbytes`), n members on k nodes, g on each. Every message is a
+Symbols: S the largest buffer of a member (`Collective.nbytes`), n members on k nodes, g on each. Every message is a
 share of S. Over a whole group the shares add up to
 
     all-reduce                                2 (n - 1), whichever algorithm reduces
     all-gather, reduce-scatter, broadcast, reduce, all-to-all      n - 1
-    shift                                     the number of members that send to another one; twice both ways
+    shift                                     the number of members that send to another; twice both ways
     push-pull                                 n
 
-- Ring: each member sends to the next one. NCCL's channels enter a node at different GPUs, so a ring stands for g rings
+- Ring: each member sends to the next. NCCL's channels enter a node at different GPUs, so a ring stands for g rings
   that each leave a node through another member to the member at the same place of the next node: links inside a node
   carry (g - 1) / g of a member's share, ports 1 / g, as in `simulator.costs.collectives.algorithms`.
 - Tree: NCCL's double binary tree over nodes, half of the buffer in each (`ncclGetDtree` of NVIDIA/nccl, src/graph/
@@ -18,8 +18,8 @@ share of S. Over a whole group the shares add up to
   of the buffer, receives it from all others of its node and sends the sum back. Links carry less, for the switch adds.
   SHARP does the same between nodes.
 - PAT: a chunk reaches the rank at distance d over the binary digits of d, the highest first (arXiv 2506.20252).
-- All-to-all: each member sends 1 / n to each other one.
-- Push-pull: servers are spread evenly over the members' nodes, so every member sends as much to each other one.
+- All-to-all: each member sends 1 / n to each other.
+- Push-pull: servers are spread evenly over the members' nodes, so every member sends as much to each other.
 - Broadcast and reduce: chains, whose roots take turns, as where every member broadcasts the part that it owns.
 """
 
@@ -34,20 +34,31 @@ import numpy as np
 class MemberMessages(NamedTuple):
     """Messages between the members of a group.
 
-    Attributes:
-        sources, targets: positions in the group.
-        shares: of the buffer's bytes.
+    sources, targets: positions in the group.
+    shares: of the buffer's bytes.
     """
 
     sources: np.ndarray
     targets: np.ndarray
     shares: np.ndarray
 
+    def reverse(self) -> MemberMessages:
+        """Returns the messages the other way."""
+        return MemberMessages(self.targets, self.sources, self.shares)
+
+    def both_ways(self) -> MemberMessages:
+        """Returns the messages and their answers."""
+        return _join([self, self.reverse()])
+
+    def stretch(self, by: int, place: int) -> MemberMessages:
+        """Returns messages between nodes as those between the members at a place of nodes of `by` members."""
+        return MemberMessages(self.sources * by + place, self.targets * by + place, self.shares)
+
 
 def collective_messages(operation: str, algorithm: str, nodes: Sequence[int]) -> MemberMessages:
     """Returns the messages of a collective, by the words of `Collective.operation` and `Algorithm.name`.
 
-    nodes: the node of every member; members of one node are neighbours.
+    nodes: the node of every member; members of a node are neighbours.
     """
     n = len(nodes)
     if n < 2:
@@ -64,21 +75,17 @@ def collective_messages(operation: str, algorithm: str, nodes: Sequence[int]) ->
         case "all_reduce":
             return _ring(nodes, 2.0 * (n - 1) / n)
         case "all_gather" | "reduce_scatter" if algorithm == "PAT":
-            messages = _binary(n)
-            if operation == "all_gather":
-                return messages
-            return MemberMessages(messages.targets, messages.sources, messages.shares)
+            return _binary(n) if operation == "all_gather" else _binary(n).reverse()
     return _ring(nodes, (n - 1) / n)
 
 
 def shift_messages(targets: Sequence[int], both_ways: bool) -> MemberMessages:
-    """Returns the messages of a shift. targets: the position that each position sends to; to itself: nothing is
-    sent."""
+    """Returns the messages of a shift. targets: the position that each position sends to; itself: nothing."""
     sources, ends = np.arange(len(targets)), np.asarray(targets, int)
     away = sources != ends
     sources, ends = sources[away], ends[away]
     messages = MemberMessages(sources, ends, np.ones(len(sources)))
-    return _join([messages, MemberMessages(ends, sources, messages.shares)]) if both_ways else messages
+    return messages.both_ways() if both_ways else messages
 
 
 def exchange_messages(nodes: Sequence[int], near: float, far: float) -> MemberMessages:
@@ -94,9 +101,9 @@ def exchange_messages(nodes: Sequence[int], near: float, far: float) -> MemberMe
         return _direct(len(nodes), (near + far) / max(1, len(nodes) - 1))
     k = len(nodes) // g
     if g > 1:
-        messages += [_shift(_direct(g, near / (g - 1)), node * g) for node in range(k)]
+        messages += [_direct(g, near / (g - 1)).stretch(1, node * g) for node in range(k)]
     if k > 1:
-        messages += [_stretch(_direct(k, far / (k - 1)), g, place) for place in range(g)]
+        messages += [_direct(k, far / (k - 1)).stretch(g, place) for place in range(g)]
     return _join(messages)
 
 
@@ -106,27 +113,14 @@ def _join(parts: Sequence[MemberMessages]) -> MemberMessages:
     return MemberMessages(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _shift(messages: MemberMessages, by: int) -> MemberMessages:
-    return MemberMessages(messages.sources + by, messages.targets + by, messages.shares)
-
-
-def _stretch(messages: MemberMessages, by: int, place: int) -> MemberMessages:
-    """Returns messages between nodes as those between the members at one place of nodes of `by` members."""
-    return MemberMessages(messages.sources * by + place, messages.targets * by + place, messages.shares)
-
-
-def _scale(messages: MemberMessages, by: float) -> MemberMessages:
-    return MemberMessages(messages.sources, messages.targets, messages.shares * by)
-
-
 def _members_of_node(nodes: Sequence[int]) -> int:
-    """Members of each node; 0 if their numbers differ."""
+    """Returns the members of each node; 0 if their numbers differ."""
     _, counts = np.unique(np.asarray(nodes), return_counts=True)
     return int(counts[0]) if (counts == counts[0]).all() else 0
 
 
 def _direct(n: int, share: float) -> MemberMessages:
-    """Lets every member send a share to each other one."""
+    """Returns a message of a share from every member to each other."""
     sources, targets = np.nonzero(~np.eye(n, dtype=bool))
     return MemberMessages(sources, targets, np.full(len(sources), share))
 
@@ -137,36 +131,39 @@ def _cycle(n: int, share: float) -> MemberMessages:
 
 
 def _ring(nodes: Sequence[int], share: float) -> MemberMessages:
-    """Rings in which every member sends a share to the next one."""
+    """Returns rings in which every member sends a share to the next."""
     g = _members_of_node(nodes)
     k = len(nodes) // g if g else 1
     if not g or k == 1:
         return _cycle(len(nodes), share)
-    inside = [_shift(_cycle(g, share * (g - 1) / g), node * g) for node in range(k)]
-    return _join([*inside, *(_stretch(_cycle(k, share / g), g, place) for place in range(g))])
+    inside = [_cycle(g, share * (g - 1) / g).stretch(1, node * g) for node in range(k)]
+    return _join([*inside, *(_cycle(k, share / g).stretch(g, place) for place in range(g))])
 
 
 def _tree(nodes: Sequence[int]) -> MemberMessages:
-    """Up and down NCCL's two trees over nodes, and chains within them."""
+    """Returns messages up and down NCCL's two trees over nodes, and chains within them."""
     g = _members_of_node(nodes)
     k = len(nodes) // g
     messages = []
     if g > 1:
-        forth = _cycle(g, (g - 1) / g)
-        both = _join([forth, MemberMessages(forth.targets, forth.sources, forth.shares)])
-        messages += [_shift(both, node * g) for node in range(k)]
+        chains = _cycle(g, (g - 1) / g).both_ways()
+        messages += [chains.stretch(1, node * g) for node in range(k)]
     if k > 1:
-        children, parents = tree_edges(k)
-        up = MemberMessages(children, parents, np.full(len(children), 0.5 / g))
-        down = MemberMessages(parents, children, up.shares)
-        messages += [_stretch(_join([up, down]), g, place) for place in range(g)]
+        messages += [_node_trees(k, 0.5 / g).stretch(g, place) for place in range(g)]
     return _join(messages)
 
 
-def tree_edges(nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Children and parents in NCCL's double binary tree: nodes - 1 edges of the first tree, then those of the second.
+def _node_trees(nodes: int, share: float) -> MemberMessages:
+    """Returns messages of a share up and down both trees over nodes."""
+    children, parents = tree_edges(nodes)
+    return MemberMessages(children, parents, np.full(len(children), share)).both_ways()
 
-    The second tree is the first one mirrored or, for an odd number of nodes, shifted by one.
+
+def tree_edges(nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns children and parents in NCCL's double binary tree: nodes - 1 edges of the first tree, then those of the
+    second.
+
+    The second tree is the first, mirrored or, for an odd number of nodes, shifted by 1.
 
     >>> [edges.tolist() for edges in tree_edges(4)]
     [[1, 2, 3, 2, 1, 0], [2, 0, 2, 1, 3, 1]]
@@ -189,13 +186,11 @@ def _switch(nodes: Sequence[int], sharp: bool) -> MemberMessages:
     """Returns the direct exchange that switches reduce and multicast. sharp: also between nodes."""
     g = _members_of_node(nodes)
     k = len(nodes) // g
-    messages = [_shift(_direct(g, 2.0 / g), node * g) for node in range(k)] if g > 1 else []
+    messages = [_direct(g, 2.0 / g).stretch(1, node * g) for node in range(k)] if g > 1 else []
     if k > 1:
-        children, parents = tree_edges(k)
-        up = MemberMessages(children, parents, np.full(len(children), 0.5))
-        tree = _join([up, MemberMessages(parents, children, up.shares)])
-        between = _scale(_direct(k, 2.0 / k) if sharp else tree, 1.0 / g)
-        messages += [_stretch(between, g, place) for place in range(g)]
+        between = _direct(k, 2.0 / k) if sharp else _node_trees(k, 0.5)
+        between = between._replace(shares=between.shares * (1.0 / g))
+        messages += [between.stretch(g, place) for place in range(g)]
     return _join(messages)
 
 
@@ -213,7 +208,7 @@ def _binary(n: int) -> MemberMessages:
 
 
 def switch_link_shares(nodes: Sequence[int], sharp: bool) -> tuple[float, float]:
-    """Returns shares of the buffer that one member sends over its scale-up links, and over its port, in an all-reduce
+    """Returns shares of the buffer that a member sends over its scale-up links, and over its port, in an all-reduce
     by NVLS.
 
     A switch adds what members read and multicasts what they write, so links carry less than `collective_messages`

@@ -60,23 +60,18 @@ class CollectiveGroup:
 
 
 def tables_of_job(report: Report, stage: int | None = None, every_rank: bool = False) -> list[CollectiveGroup]:
-    """Returns the collectives and sent messages of one pipeline device in a step, each timed as if it ran alone.
+    """Returns the collectives and sent messages of a pipeline device in a step, each timed as if it ran alone.
 
-    stage: the device; None: the one that computes longest. every_rank: whether large groups list every rank.
+    stage: the device; None: that which computes longest. every_rank: whether large groups list every rank.
     Raises PlanError for a stage that the plan does not have.
     """
-    plan, flat = report.play.plan, report.play.step.flat
+    plan = report.play.plan
     device = report.device if stage is None else stage
     if not 0 <= device < plan.ranks.devices:
         raise PlanError("--stage", f"the plan has stages 0 to {plan.ranks.devices - 1}", "Name one of them", stage)
-    counts: dict[tuple[Any, ...], dict[tuple[int, float], int]] = defaultdict(lambda: defaultdict(int))
-    for number, op in enumerate(flat.ops):
-        if flat.device[number] == device and (key := _key(report, device, op)):
-            nbytes = int(getattr(op.work, "nbytes", 0))
-            counts[key][nbytes, flat.seconds[number] + flat.latency[number]] += 1
     where = name_device(plan, device)
     tables = []
-    for (operation, axes, ranks, library), lines in sorted(counts.items(), key=str):
+    for (operation, axes, ranks, library), lines in sorted(_count_calls(report, device).items(), key=str):
         calls = sum(lines.values())
         comments = [
             f"forecast by meshcast {product_version()}: {report.job.model.name} on {report.job.cluster.name}, {where}",
@@ -89,8 +84,20 @@ def tables_of_job(report: Report, stage: int | None = None, every_rank: bool = F
     return tables
 
 
+def _count_calls(report: Report, device: int) -> dict[tuple[Any, ...], dict[tuple[int, float], int]]:
+    """Returns the calls of a device in a step, by `_key`, and by their bytes and seconds."""
+    counts: dict[tuple[Any, ...], dict[tuple[int, float], int]] = defaultdict(lambda: defaultdict(int))
+    flat = report.play.step.flat
+    for number, op in enumerate(flat.ops):
+        if flat.device[number] == device and (key := _key(report, device, op)):
+            nbytes = int(getattr(op.work, "nbytes", 0))
+            counts[key][nbytes, flat.seconds[number] + flat.latency[number]] += 1
+    return counts
+
+
 def _key(report: Report, device: int, op: Op) -> tuple[str, tuple[str, ...], tuple[int, ...], str] | None:
-    """Operation, axes, global ranks and library of an op that communicates; None for other ops and single ranks."""
+    """Returns operation, axes, global ranks and library of an op that communicates; None for other ops and single
+    ranks."""
     work, plan = op.work, report.play.plan
     if isinstance(work, Transfer):
         ends = (work.source, work.target)
@@ -108,9 +115,7 @@ def tables_of_cluster(
     cluster: Cluster, operations: Iterable[str], gpus: int | None, sizes: Sequence[int], every_rank: bool = False
 ) -> list[CollectiveGroup]:
     """Returns the collectives of the first `gpus` GPUs of a cluster (None: of all) over a range of sizes [bytes].
-
-    Raises PlanError for an unknown operation, or for more GPUs than there are.
-    """
+    Raises PlanError for an unknown operation, or for more GPUs than there are."""
     count = cluster.gpus if gpus is None else gpus
     if not 2 <= count <= cluster.gpus:
         rule = f"a collective has at least 2 ranks, and {cluster.name} has {cluster.gpus:,} GPUs"
@@ -133,7 +138,7 @@ def _price(cluster: Cluster, costs: Costs, operation: str, ranks: tuple[int, ...
         return collective.price(
             Collective(operation, nbytes, ("all",)), reach(cluster, ranks), costs.communication.links
         )
-    # Every rank sends to the next one: the slowest pair sets the time.
+    # Every rank sends to the next: the slowest pair sets the time.
     pairs = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
     sends_to, receives_from = dict(pairs).get, {b: a for a, b in pairs}.get
     reaches = dict.fromkeys(message_reach(cluster, *pair, sends_to, receives_from) for pair in pairs)
@@ -157,10 +162,7 @@ def _group(
 
 
 def make_sizes(begin: int, end: int, factor: int) -> list[int]:
-    """Returns sizes from `begin` on, each `factor` times the one before, up to `end` [bytes].
-
-    Raises PlanError for a range without sizes.
-    """
+    """Returns sizes from `begin` on, by powers of `factor`, up to `end` [bytes]. Raises PlanError without sizes."""
     if begin < 1 or end < begin:
         rule = f"a range of sizes goes up, from at least 1 byte; this one goes from {begin:,} to {end:,}"
         raise PlanError("--begin", rule, "Write --begin 8 --end 8G", begin)

@@ -29,7 +29,7 @@ class ChangedField:
 
 @dataclass(frozen=True)
 class ForecastComparison:
-    """Two forecasts, the first one as the base of differences."""
+    """Two forecasts, the first as the base of differences."""
 
     first: Report
     second: Report
@@ -85,7 +85,6 @@ class ForecastComparison:
 
 
 def compare(first: Job, second: Job) -> ForecastComparison:
-    """Forecasts two jobs and compares them."""
     from meshcast.simulator import simulate
 
     return ForecastComparison(simulate(first), simulate(second))

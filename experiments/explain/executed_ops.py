@@ -25,8 +25,8 @@ class ExecutedOp:
 
     op: the op; `op.work` says what is executed.
     device: the pipeline device; it stands for all of its ranks.
-    target: of a message between pipeline devices the one that receives it; -1 of all other ops.
-    seconds: for which one execution occupies its stream [s].
+    target: of a message between pipeline devices the receiver; -1 of all other ops.
+    seconds: for which an execution occupies its stream [s].
     latency: from the end of that until other ops see the result [s].
     count: executions in a step on every rank of the device; a mean may be a fraction.
     """
@@ -45,7 +45,7 @@ class ExecutedOp:
 
 
 def list_executed_ops(metrics: Metrics, device: int | None = None) -> list[ExecutedOp]:
-    """Returns the ops with work that a step executes, those of every device or of one."""
+    """Returns the ops with work that a step executes, those of every device or of `device`."""
     steps = metrics.step_kinds or [(1.0, metrics.play)]
     return [executed for share, play in steps for executed in _ops_of_step(play, share, device)]
 
@@ -76,7 +76,7 @@ def _ops_of_step(play: Forecast, share: float, device: int | None) -> Iterator[E
 
 
 def _ops_of_task(task: Task, device: int, count: float) -> Iterator[ExecutedOp]:
-    """Yields the ops with work of one task that a device runs `count` times."""
+    """Yields the ops with work of a task that a device runs `count` times."""
     for part in task.parts:
         for op, seconds, latency in zip(part.block.ops, part.seconds, part.latency, strict=True):
             if op.work is not None:

@@ -1,4 +1,4 @@
-"""The cheapest changes of a plan that is tight or does not fit in memory which make it fit, found by trial.
+"""The cheapest changes of a plan that is tight or does not fit in memory which make it fit, by trial.
 
 Each field of `FIELDS` is changed alone: more recomputation, sequence parallelism, more states sharded, smaller
 micro-batches, more ranks of every kind, offloading. Where fewer than `SHOWN` changes fit, pairs are tried, those first
@@ -34,7 +34,7 @@ PAIRS = 40
 """Most pairs that are tried."""
 
 TRIALS = 1.0
-"""Most trials, in forecasts of the size of which one is made unasked."""
+"""Most trials, in forecasts of the size of those that are made unasked."""
 
 Change = dict[str, Any]
 """Fields of a job as ``--set`` has them, with their new values."""
@@ -70,7 +70,7 @@ class MemoryChanges(NamedTuple):
     """Changes of a plan by their memory.
 
     fitting: those with the shortest steps with which it fits, at most `SHOWN` and of different fields.
-    lever: the change of one field that saves most; None if none saves anything.
+    lever: the change of a single field that saves most; None if none saves anything.
     """
 
     fitting: list[FittingChange]
@@ -81,10 +81,9 @@ NO_CHANGES = MemoryChanges([], None)
 
 
 def fitting_changes(report: Report, shared_work: SharedWork | None = None) -> MemoryChanges:
-    """Returns the changes that make a plan fit, with the probability of `FITS`, and the one that saves most memory.
+    """Returns the changes that make a plan fit, with the probability of `FITS`, and that which saves most memory.
 
-    None of a plan that fits, and of plans in long form or with stages of their own, whose fields are not those of
-    `FIELDS`.
+    None of a plan that fits, and of plans in long form or with listed stages, whose fields are not those of `FIELDS`.
     """
     job, shared = report.job, shared_work or SharedWork()
     plan = job.as_written.get("plan", {})
@@ -92,24 +91,29 @@ def fitting_changes(report: Report, shared_work: SharedWork | None = None) -> Me
     if report.fit.verdict == "fits" or not is_short:
         return NO_CHANGES
     needed, room, tried = report.fit.held, report.fit.error.ratio(FITS), list[FittingChange]()
-    # A step that takes seconds is played a few times, a usual one as often as there are changes.
+    # A step that takes seconds is played a few times, a usual step as often as there are changes.
     most = 1 + int(TRIALS / measure_size(report.play.plan).excess)
     for change in islice(_single_changes(job), most):
         tried += _try(job, change, shared, needed)
     lever = max(tried, key=attrgetter("saved"), default=None)
     fitting = [trial for trial in tried if trial.forecast.room >= room]
     if len({frozenset(trial.changes) for trial in fitting}) < SHOWN:
-        tight = [trial for trial in tried if trial.forecast.room < room]
-        closest = sorted(tight, key=attrgetter("forecast.peak_device"))
-        pairs = sorted(combinations(range(len(closest)), 2), key=lambda pair: (sum(pair), pair))
-        for pair in pairs[: min(PAIRS, most)]:
-            first, second = (closest[place].changes for place in pair)
-            if not first.keys() & second.keys():
-                fitting += [trial for trial in _try(job, first | second, shared, needed) if trial.forecast.room >= room]
+        for change in _pair_changes([trial for trial in tried if trial.forecast.room < room], min(PAIRS, most)):
+            fitting += [trial for trial in _try(job, change, shared, needed) if trial.forecast.room >= room]
     best: dict[frozenset[str], FittingChange] = {}
     for trial in sorted(fitting, key=lambda trial: (trial.forecast.step_time, len(trial.changes))):
         best.setdefault(frozenset(trial.changes), trial)  # of the same fields the best values
     return MemoryChanges([*best.values()][:SHOWN], lever if lever is not None and lever.saved > 0 else None)
+
+
+def _pair_changes(tight: list[FittingChange], most: int) -> Iterator[Change]:
+    """Yields pairs of changes with which a plan does not fit, those first whose parts need least memory."""
+    closest = sorted(tight, key=attrgetter("forecast.peak_device"))
+    pairs = sorted(combinations(range(len(closest)), 2), key=lambda pair: (sum(pair), pair))
+    for pair in pairs[:most]:
+        first, second = (closest[place].changes for place in pair)
+        if not first.keys() & second.keys():
+            yield first | second
 
 
 def _try(job: Job, change: Change, shared: SharedWork, needed: float) -> list[FittingChange]:
@@ -127,7 +131,7 @@ def _try(job: Job, change: Change, shared: SharedWork, needed: float) -> list[Fi
 
 
 def _single_changes(job: Job) -> Iterator[Change]:
-    """Yields every change of one field that may lower the memory of a GPU."""
+    """Yields every change of a single field that may lower the memory of a GPU."""
     plan = job.as_written.get("plan", {})
     batch = job.as_written.get("batch", {})
     for change in FIELDS:
@@ -197,7 +201,7 @@ def _save(plan: dict[str, Any], keys: Iterable[PlanKey]) -> Iterator[Change]:
 
 
 def _chunks(job: Job, plan: dict[str, Any]) -> Iterator[Change]:
-    """Fewer chunks hold fewer activations; a schedule that is named may need two."""
+    """Yields fewer chunks, which hold fewer activations; a schedule that is named may need two."""
     now = plan.get("chunks") or 1
     least = 1 if plan.get("schedule") is None else 2
     yield from ({"plan.chunks": fewer} for fewer in range(least, now) if now % fewer == 0)

@@ -3,7 +3,7 @@
 The collectives of every op are spread over pairs of ranks by their algorithms (`collective_messages`), which are those
 that the forecast's prices chose for their size and group. Payloads are of the mean rank (without `Collective.pace`) and
 without protocol overhead. A collective of some members of an axis (`Collective.members`) that begin at its first rank
-and divide it evenly stands for all such groups, as two-level exchanges have; other members are those of one group.
+and divide it evenly stands for all such groups, as two-level exchanges have; other members are those of a single group.
 """
 
 from __future__ import annotations
@@ -35,15 +35,14 @@ from meshcast.simulator.report.metrics import Metrics
 
 
 class RankMessages(NamedTuple):
-    """Messages of the ranks of one pipeline device in a step.
+    """Messages of the ranks of a pipeline device in a step.
 
-    Attributes:
-        axis: of communication, a key of `EXPOSED`.
-        work: what is executed.
-        times: executions in a step on every rank.
-        seconds: of one execution [s].
-        sources, targets: ranks.
-        nbytes: bytes of one execution from each source to its target.
+    axis: of communication, a key of `EXPOSED`.
+    work: what is executed.
+    times: executions in a step on every rank.
+    seconds: of an execution [s].
+    sources, targets: ranks.
+    nbytes: bytes of an execution from each source to its target.
     """
 
     axis: str
@@ -58,7 +57,8 @@ class RankMessages(NamedTuple):
 def list_rank_messages(
     metrics: Metrics, calibration: Calibration | None = None, device: int | None = None
 ) -> Iterator[RankMessages]:
-    """Yields the messages that the ranks of every device, or of one, send in a step; equal work of a device once."""
+    """Yields the messages that the ranks of every device, or of `device`, send in a step; equal work of a device
+    once."""
     plan, counts = metrics.play.plan, dict[tuple[int, str, Work, int], list[float]]()
     for executed in list_executed_ops(metrics, device):
         work, axis = executed.op.work, axis_of(executed.op)
@@ -82,9 +82,9 @@ class MessagesOfPlan:
         self._shapes: dict[tuple[str, str, tuple[int, ...]], MemberMessages] = {}
 
     def find(self, device: int, work: Work, target: int = -1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Sources, targets and bytes of the messages that the ranks of a device send in one execution of `work`.
+        """Returns sources, targets and bytes of the messages that the ranks of a device send in an execution of `work`.
 
-        target: of a message between devices the one that receives it.
+        target: of a message between devices the receiver.
         """
         if isinstance(work, Transfer):
             return self._transfer(device, work, target)
@@ -101,7 +101,7 @@ class MessagesOfPlan:
         return sources, targets, sizes
 
     def algorithm(self, device: int, work: Collective, ranks: np.ndarray) -> str:
-        """Returns the algorithm with its protocol that prices chose for one group; empty of shifts."""
+        """Returns the algorithm with its protocol that prices chose for a group; empty of shifts."""
         if work.operation == "shift":
             return ""
         costs = self.costs[device]
@@ -121,8 +121,8 @@ class MessagesOfPlan:
         return groups_along(self.plan.on(device).mesh, axes, members, self.plan.ranks.of_device(device))
 
     def _stated_groups(self, device: int, ranks: Sequence[int]) -> list[np.ndarray]:
-        """Returns the groups of a collective that states the ranks of one: of devices with as many ranks, those at each
-        place.
+        """Returns the groups of a collective that states those of a single group: of devices with as many ranks, those
+        at each place.
 
         The stated group has the first rank of its devices, or all ranks.
         """
@@ -156,8 +156,7 @@ class MessagesOfPlan:
         return self._shapes[key], float(work.nbytes)
 
     def _transfer(self, device: int, work: Transfer, target: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns a message from every rank of a device to the rank at the same place of another, or the stated
-        messages."""
+        """Returns a message from every rank of a device to that at its place of another, or the stated messages."""
         if work.pairs:
             sources, targets, nbytes = np.array(work.pairs, float).T
             return sources.astype(int), targets.astype(int), nbytes
@@ -209,7 +208,7 @@ def split_positions(members: Sequence[int], count: int) -> list[np.ndarray]:
 
 
 def split_by_tier(cluster: Cluster, messages: RankMessages) -> dict[str, float]:
-    """Returns bytes of one execution by the links that they take, by the words of `TIERS`."""
+    """Returns bytes of an execution by the links that they take, by the words of `TIERS`."""
     near = messages.sources // cluster.domain == messages.targets // cluster.domain
     inside = messages.sources // cluster.local_gpus == messages.targets // cluster.local_gpus
     if cluster.scale_up.kind == "none":

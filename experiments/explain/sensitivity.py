@@ -2,7 +2,7 @@
 kept; and which uncertainties widen the interval most.
 
 A figure is made better and worse by `STEP`, and the job forecast again. Between two points at which the critical path
-changes, the step time is linear in the time of every op, so the difference quotient over one percent is the derivative
+changes, the step time is linear in the time of every op, so the difference quotient over a percent is the derivative
 itself; over `RANGE` it shows what the next generation would change.
 """
 
@@ -32,7 +32,7 @@ Watch = Callable[[Iterable[Any]], Iterable[Any]]
 class Sensitivity:
     """What a figure is worth.
 
-    saved_s: seconds that a step gets shorter if the figure gets better by one percent.
+    saved_s: seconds that a step gets shorter if the figure gets better by a percent.
     better_s, worse_s: step time with the figure better and worse by `RANGE` [s].
     """
 
@@ -51,12 +51,12 @@ class Sensitivity:
 class Sensitivities:
     """A forecast, what every figure of its hardware and every assumed field is worth, and what widens its interval.
 
-    found: figures of the hardware, the most valuable first.
-    assumed: fields that the job does not state, the one with the largest effect first.
+    figures: of the hardware, the most valuable first.
+    assumed: fields that the job does not state, that of the largest effect first.
     """
 
     report: Report
-    found: tuple[Sensitivity, ...]
+    figures: tuple[Sensitivity, ...]
     assumed: tuple[AssumedFieldEffect, ...]
 
     @property
@@ -84,7 +84,7 @@ class Sensitivities:
                     "saved_s_per_percent": effect.saved_s,
                     "step_time_s": {"better": effect.better_s, "worse": effect.worse_s},
                 }
-                for effect in self.found
+                for effect in self.figures
             ],
             "assumed_fields": [field.to_dict() for field in self.assumed],
         }

@@ -17,7 +17,6 @@ class DeviceGraph:
         ``colour``, ``is_backward`` and ``supported``.
     groups: the graph of colour classes, by the edges between their forward nodes; classes on a cycle are merged.
     members: which nodes every group has [groups, nodes].
-
     Raises ValueError for a colour with backward nodes only, which has no place in the forward order.
     """
 

@@ -22,7 +22,6 @@ class LayerGraph:
     names: of the nodes.
     edges: pairs of places of nodes, from producer to reader.
     figures: of every node, by name of the figure (for example ``forward`` [s], ``output`` [bytes]) [nodes].
-
     Raises ValueError for a cycle, an edge to no node, or figures of another length.
     """
 
@@ -48,7 +47,6 @@ class LayerGraph:
 
     @cached_property
     def order(self) -> list[int]:
-        """The nodes in topological order."""
         left = [set(before) for before in self.predecessors]
         sorted_nodes: list[int] = []
         while len(sorted_nodes) < len(self.names):

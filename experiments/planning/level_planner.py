@@ -36,7 +36,6 @@ class LevelRule:
         return fits and not any(dim for _, dim in inner) and self.allows(name, outer)
 
     def candidates(self, name: str, dims: Sequence[str], axes: Sequence[str]) -> Iterator[Dims]:
-        """Returns the layouts that are worth asking about."""
         outer, inner = self.decided.get(name, ()), [(axis, "") for axis in axes[self.depth :]]
         return ((*outer, (axes[self.depth - 1], dim), *inner) for dim in dims)
 

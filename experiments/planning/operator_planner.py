@@ -23,7 +23,6 @@ class LayoutPlanner(Planner):
     dims: ClassVar[frozenset[str]] = frozenset()
 
     def allows(self, name: str, layout: Dims) -> bool:
-        """Returns whether an operator may have a layout."""
         return not self.dims or all(not dim or dim in self.dims for _, dim in layout)
 
 

@@ -134,7 +134,6 @@ def write_stages(problem: Problem, table: StageTable, stages: tuple[PlannedStage
 
 
 def planner_names() -> list[str]:
-    """Returns every planner that has a file."""
     return sorted(path.stem.replace("_", "-") for path in PLANNERS.glob("*.py") if path.stem != "__init__")
 
 

@@ -30,7 +30,6 @@ class NetworkLevel(NamedTuple):
 
 
 def profile_names() -> list[str]:
-    """Returns every profile that has a file."""
     return sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
 
@@ -41,7 +40,6 @@ class ProfileProblem(UnknownPart):
     levels: of the network, where the planner's formula has a network.
     settings: what the file says besides its nodes and edges, and what the caller adds; ``edge_order`` has the edges as
         the file lists them.
-
     Raises PlanError for a name without a file.
     """
 

@@ -38,15 +38,12 @@ class StageTable(NamedTuple):
 
     @property
     def layers(self) -> int:
-        """The number of layers."""
         return self.seconds.shape[0]
 
     def stage_seconds(self, stage: PlannedStage) -> float:
-        """Returns the seconds of a micro-batch in a stage [s]."""
         return float(self.seconds[stage.layers[0], stage.layers[-1], stage.option])
 
     def take(self, kept: Sequence[int]) -> StageTable:
-        """Returns the table of some options alone."""
         arrays = (array[:, :, list(kept)] for array in (self.seconds, self.forward, self.once, self.behind))
         return StageTable(tuple(self.options[place] for place in kept), *arrays)
 

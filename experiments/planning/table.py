@@ -18,7 +18,6 @@ Option = Hashable
 Assignment = Mapping[str, int]
 """The number of the option that each variable has."""
 
-
 Kept = Mapping[str, Sequence[int]]
 """The numbers of the options that variables keep."""
 
@@ -51,7 +50,6 @@ class Factor(NamedTuple):
     nbytes: np.ndarray
 
     def at(self, assignment: Assignment) -> Cost:
-        """Returns the cost of an assignment."""
         place = tuple(assignment[name] for name in self.scope)
         return Cost(float(self.seconds[place]), float(self.once[place]), float(self.nbytes[place]))
 
@@ -72,7 +70,6 @@ class FactorTable:
     choices: the options of every variable.
     factors: their costs.
     microbatches: m.
-
     Raises ValueError for a factor whose arrays do not have the shape that its scope says.
     """
 
@@ -89,7 +86,6 @@ class FactorTable:
 
     @property
     def assignments(self) -> float:
-        """The number of assignments, allowed or not."""
         return float(math.prod(len(options) for options in self.choices.values()))
 
     def objective(self, factor: Factor) -> np.ndarray:
@@ -97,7 +93,6 @@ class FactorTable:
         return self.microbatches * factor.seconds + factor.once
 
     def cost(self, assignment: Assignment) -> Cost:
-        """Returns the cost of an assignment."""
         costs = [factor.at(assignment) for factor in self.factors]
         return Cost(*(sum(column) for column in zip(*costs, strict=True))) if costs else Cost(0.0, 0.0, 0.0)
 
@@ -130,7 +125,6 @@ class FactorTable:
         return FactorTable(choices, [factor.take(kept) for factor in self.factors], self.microbatches)
 
     def touching(self) -> dict[str, list[Factor]]:
-        """Returns the factors of every variable."""
         factors: dict[str, list[Factor]] = {name: [] for name in self.choices}
         for factor in self.factors:
             for name in factor.scope:
@@ -179,7 +173,6 @@ class PendingTable(NamedTuple):
     microbatches: int = 1
 
     def price_all(self) -> FactorTable:
-        """Returns the table with all factors."""
         kept = {name: range(len(options)) for name, options in self.choices.items()}
         return FactorTable(
             self.choices, [*self.factors, *(factor.price(kept) for factor in self.pending)], self.microbatches

@@ -35,7 +35,7 @@ MAX_SEEDS = 32
 """Runs of a point, at most."""
 
 MakePlan = Callable[[], RunPlan | None]
-"""Makes the run of a point; None where the plan does not divide it. Raises PlanError for one that does not end."""
+"""Makes the run of a point; None where the plan does not divide it. Raises PlanError for a run that does not end."""
 
 Each = Callable[[list[Any]], Iterator[Any]]
 """Shows progress over the points of a curve."""
@@ -63,7 +63,6 @@ class CurvePoint:
 
     @classmethod
     def without_runs(cls, value: float, error: PlanError) -> CurvePoint:
-        """Returns a point whose runs cannot be simulated."""
         nothing = math.nan
         return cls(value, nothing, (nothing, nothing), None, nothing, None, f"{error.rule}. {error.remedy}")
 
@@ -128,8 +127,7 @@ class RunCurves:
 
 
 def find_best(points: tuple[CurvePoint, ...]) -> float:
-    """Returns interval of highest goodput: the vertex of the parabola through the best point and its neighbours, over
-    the logarithm of the interval."""
+    """Returns the interval of highest goodput, by a parabola through the best point and its neighbours in log space."""
     best = max(range(len(points)), key=lambda i: points[i].goodput)
     if not 0 < best < len(points) - 1:
         return points[best].value
@@ -159,7 +157,7 @@ def draw_curves(plan: RunPlan, workers: int | None = None, each: Each = iter) ->
 
 
 def _every(setting: RunSetting) -> int:
-    """Returns steps between two checkpoints of the tier that is made most often; 0 without any."""
+    """Returns steps between two checkpoints of the most frequent tier; 0 without any."""
     return next((tier.every for tier in setting.tiers if tier.every), 0)
 
 
@@ -186,7 +184,7 @@ def _make_point(value: float, make: MakePlan, workers: int | None) -> CurvePoint
 
 
 def _with_interval(plan: RunPlan, every: int) -> RunPlan:
-    """Returns the run with another interval of the checkpoints that are made most often."""
+    """Returns the run with another interval of its most frequent checkpoints."""
     tiers, changed = [], False
     for tier in plan.setting.tiers:
         tiers.append(replace(tier, every=every) if tier.every and not changed else tier)
@@ -207,8 +205,7 @@ def _change(plan: RunPlan, **changes: dict[str, Any]) -> RunPlan:
 
 
 def _with_mtbf(plan: RunPlan, factor: float) -> RunPlan:
-    """Returns the run with other mean times between failures, and the interval of checkpoints that the job states or
-    that is best then."""
+    """Returns the run with other mean times between failures, and the stated or then best interval of checkpoints."""
     known = plan.job.run.failures.mtbf_factor if plan.job.run.failures else 1.0
     return _change(plan, failures={"mtbf_factor": known * factor})
 
@@ -240,7 +237,7 @@ def _at_scale(plan: RunPlan, gpus: float) -> RunPlan | None:
 
 
 def _find_worth(plan: RunPlan, workers: int | None) -> tuple[Worth, ...]:
-    """Returns what one spare node more and a store of twice the rate are worth."""
+    """Returns what a further spare node and a store of twice the rate are worth."""
     before, worths, changed = _answer(plan, workers), [], dict[str, Callable[[], RunPlan]]()
     if plan.setting.spares is not None:
         setting = replace(plan.setting, spares=plan.setting.spares + 1)

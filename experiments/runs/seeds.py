@@ -55,7 +55,7 @@ class Seeds(NamedTuple):
 
 
 def simulate_seeds(task: Seeds, tell: Tell = lambda done: None) -> list[SimulatedRun]:
-    """Simulates some of the runs of a job. Raises PlanError if one does not end."""
+    """Simulates some of the runs of a job. Raises PlanError if any does not end."""
 
     def follow(share: float) -> None:
         stop_if_asked()
@@ -73,7 +73,7 @@ def simulate_runs(
     watch: Watch = lambda done, runs: None,
     tell: Tell = lambda done: None,
 ) -> list[SimulatedRun]:
-    """Simulates all runs of a job. workers: number of processes; one for each core that this process may use if None.
+    """Simulates all runs of a job. workers: number of processes; as many as cores that this process may use if None.
     Raises PlanError if a worker is killed, and if a run does not end."""
     simulated: list[SimulatedRun] = []
     watch(0, plan.seeds)
@@ -84,8 +84,10 @@ def simulate_runs(
 
 
 class RunSimulator:
-    """Simulates the runs of one plan after another, on this process, or on those of a pool. cpu: CPU time of the others
-    [s]."""
+    """Simulates the runs of plans in turn, on this process, or on those of a pool.
+
+    cpu: CPU time of the others [s].
+    """
 
     def __init__(self, pool: Executor | None = None, workers: int = 1) -> None:
         self._pool, self._workers, self.cpu = pool, workers, 0.0
@@ -153,13 +155,13 @@ def store_runs(
 
 
 def _make_tasks(plan: RunPlan, size: int, numbers: Iterable[int] | None = None) -> list[Seeds]:
-    """numbers: of the chunks; None: all."""
+    """Returns the tasks of chunks of `size` runs. numbers: of the chunks; None: all."""
     starts = [number * size for number in numbers] if numbers is not None else range(0, plan.seeds, size)
     return [Seeds(plan.setting, plan.seed, start, min(size, plan.seeds - start)) for start in starts]
 
 
 def _simulate_tasks(tasks: list[Seeds], workers: int | None, tell: Tell) -> Iterator[list[SimulatedRun]]:
-    """Yields the runs of every task, in order, simulated by several processes or by this one alone."""
+    """Yields the runs of every task, in order, simulated by several processes or by this process alone."""
     number = min(workers or count_cores(), len(tasks))
     if number <= 1:
         yield from (simulate_seeds(task, tell) for task in tasks)
@@ -202,7 +204,7 @@ def _explain_killed(workers: int | None) -> PlanError:
 
 
 class SeedStore(Store):
-    """The rows of the runs of one job on disk, a row for each run."""
+    """The rows of the runs of a job on disk, a row for each run."""
 
     def __init__(self, out: Path, job: dict[str, Any], base: Path, plan: RunPlan, chunk: int, restart: bool) -> None:
         self.components = _name_components(plan.setting)
@@ -222,13 +224,11 @@ class SeedStore(Store):
         return pa.schema(list(names.items())).with_metadata({"meshcast": json.dumps(about)})
 
     def make_row(self, number: int, run: SimulatedRun) -> Row:
-        """Returns the row of one run."""
         times = {f"{name}_s": run.time_s[name] for name in TIMES}
         failures = {f"failures_{name}": run.failures.get(name, 0) for name in self.components}
         return {"index": number, "steps": run.steps, **times, **failures}
 
     def read_runs(self) -> list[SimulatedRun]:
-        """Returns all runs from the result."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

@@ -15,8 +15,7 @@ MAX_PLANS = 1000
 
 
 def check_options(within: float, top: int, workers: int | None = None, dashes: str = "") -> None:
-    """Refuses a gap, a number of plans or a number of processes outside of its range. dashes: before their names in
-    error messages."""
+    """Refuses a gap, a number of plans or of processes out of range. dashes: before their names in messages."""
     if not _is_number(within) or not 0 <= within < 1:
         rule = "a gap is a share of the step from 0 to below 1"
         raise PlanError(f"{dashes}within", rule, "Write 0.01 for 1 %", within)
@@ -75,8 +74,7 @@ def check_heterogeneous_options(
     objectives: tuple[str, ...],
     dashes: str = "",
 ) -> None:
-    """Refuses options that a search of heterogeneous plans does not have. dashes: before their names in error
-    messages."""
+    """Refuses options that a search of heterogeneous plans does not have. dashes: before their names in messages."""
     options = {"where": limits.where, "near_measured": limits.near_measured, "robust": robust, "compare": compare}
     for name, stated in options.items():
         if stated:

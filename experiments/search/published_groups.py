@@ -33,7 +33,11 @@ OF_INTERVALS = ("framework.set.sigmas", "framework.set.regime")
 
 
 class NoSearchError(Exception):
-    """A group of plans is no search. kind: why, in words that groups share. detail: what exactly."""
+    """A group of plans is no search.
+
+    kind: why, in words that groups share.
+    detail: what exactly.
+    """
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
@@ -45,9 +49,9 @@ def search_group(group: PlanGroup) -> dict[str, Any]:
 
     chosen: the run of the best plan; None if none fits in memory.
     agrees: whether its step is the shortest forecast of those that fit.
-    defect: the bound that the search found above a forecast; None if there is none.
+    defect: the bound above its forecast; None if there is none.
     fits: whether the shortest forecast of all fits; otherwise a search cannot choose it.
-    reason: why the group is no search, and its `kind`; None if it is one.
+    reason: why the group is no search, and its `kind`; None if it is a search.
     """
     fits = min(group.surveyed, key=lambda run: run.step_time).fits
     try:
@@ -129,7 +133,7 @@ def _write_space(job: dict[str, Any], plans: Sequence[dict[str, Any]]) -> dict[s
 
 
 def _only(space: Space, forms: Sequence[ShortForm]) -> Expression:
-    """Returns the constraint that a point is one of some plans."""
+    """Returns the constraint that a point is among some plans."""
     points = [space.changes(*find_point(space, form.values)) for form in forms]
     names = tuple(dict.fromkeys(name for point in points for name in point))
     listed = {tuple(map(_freeze, (point.get(name) for name in names))) for point in points}

@@ -1,4 +1,4 @@
-"""The best plans of a job in one call: `meshcast.search`."""
+"""The best plans of a job in a single call: `meshcast.search`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def search(
     top: number of plans to keep, 1 to 1,000; of two objectives the whole Pareto front is kept.
     objective: ``time``, ``tokens`` (per second and GPU), ``cost``, ``energy`` or ``memory`` of the step, ``days`` or
         ``run-cost`` of simulated runs; two of them, as a list or as ``time,memory``, for the Pareto front.
-    where: constraints such as ``plan.tp * plan.pp <= 8``; a point that violates one is excluded.
+    where: constraints such as ``plan.tp * plan.pp <= 8``; a point that violates any is excluded.
     memory_margin: share of the memory of a GPU, from 0 to below 1, that must stay free.
     memory_risk: most probability of lacking memory that a plan may have, above 0 and up to 0.5.
     near_measured: whether only combinations of schemes and degrees are kept that somebody has run.
@@ -84,16 +84,14 @@ def search(
         launch file it is. A job that names no framework is not restricted.
     robust: whether the plans that were forecast are ranked by the upper ends of their 90 % intervals, widened by the
         distance from plans that somebody has run; the proof stays that of the shortest step.
-    workers: number of processes; one for each core that this process may use if None. A small space takes one.
-    compare: jobs of the same model, cluster and batch whose plans are held against the best one: `compared` of the
-        result.
+    workers: number of processes; as many as cores that this process may use if None. A small space takes a single one.
+    compare: jobs of the same model, cluster and batch whose plans are held against the best: `compared` of the result.
     heterogeneous: whether plans are searched whose stages, or whose replicas, have different degrees; also on clusters
         of several kinds of nodes. runs: most runs of equal stages of their pipelines; as many as there are kinds of
         nodes, two at least, if None.
     base: folder of relative paths in the job; default: the folder of the file, for a mapping the current folder.
     calibration: the coefficients of all costs; by default those that ship with meshcast.
     watch: called with the certificate after every step of the search.
-
     Raises PlanError, ModelError or CatalogError for a wrong job, a job without open fields, or a wrong option. Ctrl-C
     ends a search with what is proven by then: the certificate is then not `complete`. While the plans are counted, at
     the beginning (`counting` of the certificate), nothing is proven yet, and Ctrl-C raises KeyboardInterrupt.
@@ -103,18 +101,33 @@ def search(
     objectives = read_objectives(objective, robust)
     if heterogeneous:
         check_heterogeneous_options(limits, robust, compare, runs, objectives)
-        searched = open_heterogeneous(job, within, top, objectives, limits, runs, base=base, calibration=calibration)
-        proven = searched.run(watch)
-        return ShownSearchResult(rank(searched), proven, tuple(searched.forecasts), top=top)
-    if runs is not None:
-        raise PlanError(
-            "runs", "only pipelines of heterogeneous stages have runs", "Leave it out, or add heterogeneous=True", runs
+        return _run_heterogeneous(
+            open_heterogeneous(job, within, top, objectives, limits, runs, base=base, calibration=calibration), watch
         )
-    ordinary = open_search(job, within, top, objectives=objectives, limits=limits, base=base, calibration=calibration)
-    plans = load_plans(ordinary, compare, ordinary.space.base)
-    certificate = run_on_workers(ordinary, workers or count_cores(), watch)
-    compared = tuple(compare_plans(ordinary, plans))
-    return ShownSearchResult(rank(ordinary, robust), certificate, tuple(ordinary.forecasts), compared, top)
+    if runs is not None:
+        raise PlanError("runs", NO_RUNS, "Leave it out, or add heterogeneous=True", runs)
+    return _run_uniform(
+        open_search(job, within, top, objectives=objectives, limits=limits, base=base, calibration=calibration),
+        *(robust, workers, compare, watch),
+    )
+
+
+NO_RUNS = "only pipelines of heterogeneous stages have runs"
+
+
+def _run_heterogeneous(search: HeterogeneousSearch, watch: Callable[[Certificate], None]) -> SearchResult:
+    certificate = search.run(watch)
+    return ShownSearchResult(rank(search), certificate, tuple(search.forecasts), top=search.top)
+
+
+def _run_uniform(
+    search: Search, robust: bool, workers: int | None, compare: Sequence[Source], watch: Callable[[Certificate], None]
+) -> SearchResult:
+    """Runs a search of plans whose stages are alike, and holds other plans against the best."""
+    plans = load_plans(search, compare, search.space.base)
+    certificate = run_on_workers(search, workers or count_cores(), watch)
+    compared = tuple(compare_plans(search, plans))
+    return ShownSearchResult(rank(search, robust), certificate, tuple(search.forecasts), compared, search.top)
 
 
 def open_search(
@@ -156,7 +169,7 @@ def open_search(
 
 
 def _read_start(job: str | Path | Mapping[str, object], changes: Sequence[str], base: str | Path | None) -> Job | None:
-    """Returns a job without the changes that open its fields; None if it opens some itself, or is no valid one."""
+    """Returns a job without the changes that open its fields; None if it opens some itself, or is invalid."""
     closed = [change for change in changes if not opens_field(change)]
     if len(closed) == len(changes):
         return None
@@ -191,8 +204,7 @@ def open_heterogeneous(
     base: str | Path | None = None,
     calibration: Calibration | None = None,
 ) -> HeterogeneousSearch:
-    """Returns the search of the heterogeneous plans of a job, before it runs. Raises CountInterrupted if it is
-    interrupted."""
+    """Returns the search of the heterogeneous plans of a job, before it runs. Raises CountInterrupted."""
     read = read_job(job)
     folder, origin = read.folder if base is None else Path(base), read.origin
     with locate_errors(*origin):

@@ -1,6 +1,6 @@
 """Forecasts the chunks of a sweep on an existing Dask cluster: ``--on dask://host:8786``.
 
-Dask distributes the chunks, runs those of a worker that died again on another one, and drops what is left when the
+Dask distributes the chunks, runs those of a worker that died again elsewhere, and drops what is left when the
 client goes away. A worker refuses chunks unless it computes the fingerprint of the sweep that this process computes, so
 rows of another code, catalog, calibration or file are never mixed in.
 """
@@ -52,10 +52,8 @@ class ClusterSweep(NamedTuple):
 
 @contextmanager
 def connect(address: str) -> Iterator[Client]:
-    """Yields a client of the scheduler at ``dask://host:port``; at the end the work that is left is cancelled.
-
-    Raises PlanError for an address of another form, without `distributed`, and if no scheduler answers.
-    """
+    """Yields a client of the scheduler at ``dask://host:port``; at the end the work that is left is cancelled. Raises
+    PlanError for an address of another form, without `distributed`, and if no scheduler answers."""
     if re.fullmatch(r"dask://\S+:\d{1,5}", address) is None:
         rule = "a cluster is the address of a Dask scheduler"
         raise PlanError("--on", rule, "Write dask://host:8786, as `dask scheduler` prints it after tcp://", address)
@@ -129,7 +127,6 @@ def _wait_for_chunk(client: Client, finished: as_completed, tell: Callable[[str]
 
 
 def _explain_failure(future: Any, number: int, kept: str) -> MeshcastError:
-    """Returns the error for a chunk that has no rows."""
     error = future.exception() if future.status == "error" else None
     again = "run the same command again: stored rows are kept"
     if isinstance(error, MeshcastError):
@@ -147,7 +144,6 @@ def _explain_failure(future: Any, number: int, kept: str) -> MeshcastError:
 
 @contextmanager
 def _quiet_logs() -> Iterator[None]:
-    """Mutes Dask's own logs for a while."""
     levels = {name: logging.getLogger(name).level for name in LOGGERS}
     try:
         for name in LOGGERS:
@@ -172,7 +168,7 @@ def _pass_on(about: ClusterSweep) -> ClusterSweep:
 
 
 def forecast_on_worker(number: int, work: Work, about: ClusterSweep) -> Rows:
-    """Forecasts one chunk in a worker. Raises PlanError, before and after, if the worker has other inputs."""
+    """Forecasts a chunk in a worker. Raises PlanError, before and after, if the worker has other inputs."""
     refuse_other_inputs(about)
     rows = work(about.sweep, number, about.size)
     refuse_other_inputs(about)
@@ -180,7 +176,7 @@ def forecast_on_worker(number: int, work: Work, about: ClusterSweep) -> Rows:
 
 
 def refuse_other_inputs(about: ClusterSweep) -> None:
-    """Raises PlanError if this process has other inputs of the rows than the one that submits them."""
+    """Raises PlanError if this process has other inputs of the rows than that which submits them."""
     key = json.dumps(about.fingerprint)
     with _same_lock:  # a worker may have threads
         inputs = _same.get(key) or Inputs(about.sweep, about.size)

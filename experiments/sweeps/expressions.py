@@ -20,7 +20,7 @@ LONGEST = 1_000
 """Maximum number of characters of an expression."""
 
 MAX_BITS = 4_096
-"""Maximum size of the result of a power [bits]; a larger one is a mistyped exponent."""
+"""Maximum size of the result of a power [bits]; a larger result has a mistyped exponent."""
 
 Look = Callable[[str], Any]
 """Returns the value of a name."""
@@ -91,7 +91,7 @@ def parse_constraint(text: str, where: str) -> Expression:
 
 
 class _Reader:
-    """Compiles the nodes of one expression to functions."""
+    """Compiles the nodes of an expression to functions."""
 
     def __init__(self, text: str, where: str) -> None:
         self.text, self.where = text, where

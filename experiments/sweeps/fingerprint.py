@@ -46,8 +46,7 @@ Stats = dict[Path, tuple[int, int, int] | None]
 class Inputs:
     """Everything that the rows of a sweep depend on.
 
-    Attributes:
-        fingerprint: hashes by kind; of the installation as this process found it first, since it keeps what it loads.
+    fingerprint: hashes by kind; of the installation as this process found it first, since it keeps what it loads.
     """
 
     def __init__(self, sweep: Sweep, chunk: int) -> None:
@@ -57,8 +56,7 @@ class Inputs:
         self.fingerprint = fingerprint(sweep, chunk)
 
     def find_changes(self) -> list[str]:
-        """Returns kinds of input that are others on disk than those that this process has loaded, or may have
-        loaded."""
+        """Returns kinds of input that differ on disk from those that this process has, or may have, loaded."""
         installed, _ = _read_installation()
         late = {_kind_of(path) for path, stat in installed.items() if stat is not None and stat[2] > IMPORTED_NS}
         if not late and _stat_files(installed) == installed and _stat_files(self._named) == self._named:
@@ -83,12 +81,12 @@ def fingerprint(sweep: Sweep, chunk: int, installation: Fingerprint | None = Non
 
 
 def changed_inputs(stored: Fingerprint, current: Fingerprint) -> list[str]:
-    """Returns kinds of input whose hashes differ, or that only one of two fingerprints has."""
+    """Returns kinds of input whose hashes differ, or that a single fingerprint has."""
     return [kind for kind in {**current, **stored} if stored.get(kind) != current.get(kind)]
 
 
 def parse_fingerprint(data: Any) -> Fingerprint:
-    """Checks a fingerprint read from a file; one of unknown form, as of earlier versions, is ``{"version": ...}``."""
+    """Checks a fingerprint read from a file; of unknown form, as of earlier versions, it is ``{"version": ...}``."""
     if isinstance(data, Mapping) and data and all(isinstance(value, str) for value in data.values()):
         return {str(kind): value for kind, value in data.items()}
     return {"version": str(data)}
@@ -119,7 +117,7 @@ def _list_installation() -> list[Path]:
 
 
 def _name_of(path: Path) -> str:
-    """Name of a file of the installation, wherever that is."""
+    """Returns the name of a file of the installation, wherever that is."""
     folders = ((name, folder) for name, folder in PACKAGES.items() if path.is_relative_to(folder))
     name, folder = next(folders)
     return f"{name}/{path.relative_to(folder).as_posix()}"
@@ -147,7 +145,7 @@ def _hash(content: bytes) -> str:
 
 
 def _find_named_files(sweep: Sweep) -> Iterator[tuple[str, Path]]:
-    """Names and paths of the files that strings of a sweep name, and of those that strings in these files name."""
+    """Yields names and paths of the files that strings of a sweep name, and of those that these files name."""
     left = [(word, sweep.base) for word in sorted(set(_strings_in([sweep.job, sweep.axes])))]
     seen = set[str]()
     while left:
@@ -163,8 +161,7 @@ def _find_named_files(sweep: Sweep) -> Iterator[tuple[str, Path]]:
 
 
 def _find_file(word: str, folder: Path) -> Path | None:
-    """Returns the file that a string names: from the folder of the file that holds the string, else from the current
-    folder."""
+    """Returns the file that a string names, from `folder`, that of the file with the string, or the current folder."""
     try:
         paths = [start / Path(word).expanduser() for start in (folder, Path())]
         candidates = [path / "config.json" if path.is_dir() else path for path in paths]

@@ -37,7 +37,7 @@ MAX_POINTS = 10_000_000
 """Maximum number of points of a sweep: days of work on a large machine; more are a mistyped range."""
 
 MAX_VALUES = 100_000
-"""Maximum number of values of one list."""
+"""Maximum number of values of a list."""
 
 MAX_CONSTRAINTS = 100
 
@@ -48,7 +48,7 @@ DERIVED = ("gpus", "layers")
 """Names in constraints besides fields of the job; ``model.heads`` and other integers of the model are known too."""
 
 Changes = dict[str, Any]
-"""Changed fields of a job with their values at one point."""
+"""Changed fields of a job with their values at a point."""
 
 MISSING = object()
 
@@ -61,15 +61,14 @@ class SweepFile(Strict):
     vary: dict[str, Any] = {}
     """Fields and their values: a list, {divisors: 64}, {powers: [1, 64]} or {range: [1, 16, 1]}."""
     zipped: list[dict[str, list[Any]]] = Field(default=[], alias="zip")
-    """Mappings from fields to lists of one length; the lists of a mapping vary together."""
+    """Mappings from fields to lists of equal length; the lists of a mapping vary together."""
     listed: list[dict[str, Any]] | None = Field(default=None, alias="list")
-    """Mappings of changes that are made together, one mapping a point."""
+    """Mappings of changes that are made together, each a point."""
     where: list[str] = Field(default=[], max_length=MAX_CONSTRAINTS)
-    """Constraints; a point that violates one is left out."""
+    """Constraints; a point that violates any is left out."""
 
     @property
     def varying(self) -> list[str]:
-        """Names of the fields that vary."""
         groups = [self.vary, *self.zipped, *(self.listed or ())]
         return [*dict.fromkeys(name for group in groups for name in group)]
 
@@ -102,7 +101,7 @@ class Spot(NamedTuple):
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep after reading and checking: its points are the product of its axes, the last one varies fastest."""
+    """A sweep after reading and checking: its points are the product of its axes, the last varies fastest."""
 
     job: dict[str, Any]
     """The job as plain data, without changes."""
@@ -123,7 +122,7 @@ class Sweep:
         return tuple(dict.fromkeys(name for axis in self.axes for changes in axis for name in changes))
 
     def point(self, index: int) -> Changes:
-        """Returns changes of one point in the order in which they are made: a field before fields inside it."""
+        """Returns changes of a point in the order in which they are made: a field before fields inside it."""
         changes: Changes = {}
         for axis in reversed(self.axes):
             index, at = divmod(index, len(axis))
@@ -135,7 +134,6 @@ class Sweep:
         return sorted(self.fields, key=lambda name: name.count("."))
 
     def values(self, name: str) -> Iterator[Any]:
-        """Yields values of one field."""
         return (changes[name] for axis in self.axes for changes in axis if name in changes)
 
 
@@ -145,7 +143,7 @@ class Sweep:
 def load_sweep(source: str | Path | Mapping[str, Any], base: str | Path | None = None) -> Sweep:
     """Reads a sweep from a YAML or JSON file or a mapping.
 
-    base: folder of relative paths; that of the file, or the current one, if None.
+    base: folder of relative paths; that of the file, or the current folder, if None.
     Raises PlanError for the first mistake.
     """
     if isinstance(source, Mapping):
@@ -205,7 +203,7 @@ def _job(stated: Any, folder: Path, spot: Spot) -> tuple[Document, Path, int | N
 
 
 def _axes(file: SweepFile, bare: Sweep, top: Spot, taken: dict[str, Spot]) -> Iterator[tuple[Changes, ...]]:
-    """Yields axes of the grid: one for every field of `vary`, one for every mapping of `zip`, one for `list`.
+    """Yields axes of the grid: for every field of `vary`, every mapping of `zip`, and `list`.
 
     taken: places where fields vary; this function fills it.
     """
@@ -296,7 +294,7 @@ def _constraints(file: SweepFile, sweep: Sweep, top: Spot) -> tuple[Expression, 
 
 
 def _values(listed: Any, spot: Spot, number_of: Callable[[Any, Spot], int]) -> Sequence[Any]:
-    """Returns values of a field that varies. number_of: resolves a number, or the name of one."""
+    """Returns values of a field that varies. number_of: resolves a number, or the name of a number."""
     if isinstance(listed, list):
         _check_values(listed, spot)
         seen: set[str] = set()
@@ -375,7 +373,7 @@ _MAKERS: dict[str, Callable[[Any, Spot, Callable[[Any, Spot], int]], Sequence[An
 
 
 def _numbers(stated: Any, spot: Spot, lengths: tuple[int, ...], example: str) -> list[Any]:
-    """Checks that a value is a list of finite numbers of one of the `lengths`."""
+    """Checks that a value is a list of finite numbers of any of the `lengths`."""
     good = isinstance(stated, list) and len(stated) in lengths
     if not good or any(isinstance(n, bool) or not isinstance(n, int | float) for n in stated):
         raise spot.wrong(f"needs a list of {' or '.join(map(str, lengths))} numbers", f"Write {example}", stated)
@@ -385,7 +383,7 @@ def _numbers(stated: Any, spot: Spot, lengths: tuple[int, ...], example: str) ->
 
 
 def _number_of(stated: Any, bare: Sweep, varying: list[str], spot: Spot) -> int:
-    """Returns a positive integer, given as a number or by the name of one."""
+    """Returns a positive integer, stated as a number or by the name of a number."""
     number = stated
     if isinstance(stated, str):
         roots = {"gpus": "cluster", "layers": "model"}.get(stated, stated)
@@ -408,16 +406,15 @@ def _number_of(stated: Any, bare: Sweep, varying: list[str], spot: Spot) -> int:
 
 
 def _touches(field: str, other: str) -> bool:
-    """Returns whether two fields are equal or one contains the other."""
+    """Returns whether two fields are equal or either contains the other."""
     return field == other or field.startswith(other + ".") or other.startswith(field + ".")
 
 
-# --------------------------------------------------------------------------------------- one point
+# ------------------------------------------------------------------------------------------ points
 
 
 def apply_changes(job: dict[str, Any], changes: Changes) -> dict[str, Any]:
-    """Returns the job with the changes of a point, as plain data. Raises PlanError for a field that the job cannot
-    have."""
+    """Returns the job with the changes of a point, as plain data. Raises PlanError for a field that no job has."""
     changed = copy.deepcopy(job)
     for name, value in changes.items():
         set_field(changed, name, copy.deepcopy(value), name)
@@ -431,7 +428,6 @@ class Names:
         self.job, self.base = job, base
 
     def at(self, changes: Changes) -> Callable[[str], Any]:
-        """Returns the function that looks names up at one point."""
 
         def look(name: str) -> Any:
             value = self.find(name, changes)
@@ -442,7 +438,7 @@ class Names:
         return look
 
     def find(self, name: str, changes: Changes) -> Any:
-        """Value of a name, or MISSING. Raises MeshcastError for an invalid model or cluster."""
+        """Returns the value of a name, or MISSING. Raises MeshcastError for an invalid model or cluster."""
         if name in changes:
             return changes[name]
         keys = name.split(".")
@@ -468,7 +464,7 @@ class Names:
 
     @remembered_by(lambda names, key, changes: (key, json.dumps(_changes_of(key, changes))))
     def _part(self, key: str, changes: Changes) -> Any:
-        """Model or cluster of a point; equal ones are loaded once."""
+        """Returns model or cluster of a point; equal ones are loaded once."""
         load = load_cluster if key == "cluster" else load_model
         return load(apply_changes({key: self.job.get(key)}, _changes_of(key, changes))[key], key, self.base)
 

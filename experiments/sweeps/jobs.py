@@ -1,4 +1,4 @@
-"""``predict --jobs``: forecasts of many jobs from one file, a JSON object a line, answered in the same order."""
+"""``predict --jobs``: forecasts of many jobs from a file, a JSON object a line, answered in the same order."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from meshcast.simulator.forecast.workers import collect_garbage_rarely
 
 
 def read_jobs(file: TextIO, name: str) -> Iterator[str]:
-    """Yields the lines of a file or pipe as they come. Raises PlanError for a line longer than a description may be, as
-    the only one of /dev/zero is."""
+    """Yields the lines of a file or pipe as they come. Raises PlanError for a line longer than a description may be."""
     number = 0
     while line := file.readline(DESCRIPTION.nbytes):
         number += 1
@@ -37,7 +36,7 @@ def forecast_lines(
     skip: bool = True,
     calibration: Calibration | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Answers of all lines that are not empty; the answer of an invalid line is its error.
+    """Yields answers of all lines that are not empty; the answer of an invalid line is its error.
 
     If meshcast itself fails on a line, the answer is a `Defect` with the job that reproduces it.
 
@@ -58,8 +57,8 @@ def forecast_lines(
                 yield report.to_dict()
             except MeshcastError as error:
                 yield {"id": _job_id(stated), "line": number, "error": error.at(where).to_dict()}
-            except Exception as error:  # a defect of meshcast costs one line
-                shared_work = SharedWork(calibration)  # the failure may have left it half made
+            except Exception as error:  # a defect of meshcast costs a single line
+                shared_work = SharedWork(calibration)  # the failure may have left it incomplete
                 yield {"id": _job_id(stated), "line": number, "error": Defect.of(error, where).to_dict(), "job": stated}
 
 

@@ -26,9 +26,8 @@ MAX_NAMED = 10
 class ShardFile(NamedTuple):
     """The result of a shard.
 
-    Attributes:
-        about: what its metadata say of the whole sweep: version, points, points of a chunk, job.
-        fingerprint: of the whole sweep.
+    about: what its metadata say of the whole sweep: version, points, points of a chunk, job.
+    fingerprint: of the whole sweep.
     """
 
     path: Path
@@ -93,7 +92,7 @@ def _explain_damage(path: Path) -> PlanError:
 
 
 def _check_together(shards: list[ShardFile]) -> list[ShardFile]:
-    """Returns the shards by number. Raises PlanError unless they are all shards of one sweep, each of them once."""
+    """Returns the shards by number. Raises PlanError unless they are all shards of a sweep, each of them once."""
     if not shards:
         raise PlanError("merge", "there are no files", "Name the results of all shards")
     first = shards[0]
@@ -153,8 +152,7 @@ def _read_chunks(
 
 
 class ShardRows:
-    """Reads the rows of a shard in order. The file is held in memory as it is, compressed: a process may not have as
-    many files open as a sweep has shards."""
+    """Reads the rows of a shard in order, from the compressed file in memory: a process may open fewer files."""
 
     def __init__(self, file: ShardFile, schema: pa.Schema) -> None:
         """schema: of the whole sweep."""
@@ -168,8 +166,7 @@ class ShardRows:
             self._batches, self._unread = opened.iter_batches(BATCH), count_written(opened.metadata)
 
     def take(self, first: int, last: int) -> pa.Table:
-        """Returns the next rows, which are those with first <= index < last. Raises PlanError for other rows before
-        them."""
+        """Returns the next rows, with first <= index < last. Raises PlanError for other rows before them."""
         import numpy as np
         import pyarrow as pa
 

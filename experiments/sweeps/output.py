@@ -1,4 +1,4 @@
-"""The result of a sweep on disk: one Parquet file, and the folder of parts beside it in which it is made.
+"""The result of a sweep on disk: a Parquet file, and the folder of parts beside it, its workplace.
 
 Files are written whole or not at all, under other names in the folder of parts (`hardware.documents.output_file`). A
 lock in that folder keeps a second process from writing the same result.
@@ -32,7 +32,6 @@ ROWS = "rows"
 PART = re.compile(r"\d{7}\.parquet")
 """Names of the files of chunks in the folder of parts."""
 
-
 OTHER_FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".xlsx")
 """Endings that promise another format than Parquet."""
 
@@ -44,8 +43,7 @@ class Output:
         self.out, self.parts = out, parts_folder(out)
 
     def refuse_place(self) -> None:
-        """Raises PlanError if there is no folder for the result, if its name promises another format, or if a symbolic
-        link would be overwritten."""
+        """Raises PlanError without a folder for the result, for a name of another format, or a symbolic link."""
         if self.out.suffix.lower() in OTHER_FORMATS:
             rule = "rows are written as Parquet, whatever the name"
             remedy = f"Write {self.out.with_suffix('.parquet').name}; pandas.read_parquet(...).to_csv(...) converts it"
@@ -59,7 +57,7 @@ class Output:
                 raise PlanError("--out", rule, "Name that file itself, or remove the link")
 
     def refuse_foreign_parts(self) -> None:
-        """Raises PlanError if the folder of parts has files like ours, and no sweep has made it."""
+        """Raises PlanError if the folder of parts has files like ours, of no sweep."""
         names = set(os.listdir(self.parts)) if self.parts.is_dir() else set()
         ours = "_lock" in names or self.read_begun() is not None
         if not ours and (parts := sorted(filter(PART.fullmatch, names))):
@@ -67,7 +65,7 @@ class Output:
             raise PlanError("--out", rule, "Name another --out, or move the folder away")
 
     def read_begun(self) -> Fingerprint | None:
-        """Reads the fingerprint of the sweep whose parts are stored; None if there is no note of one."""
+        """Reads the fingerprint of the sweep whose parts are stored; None if there is no note of it."""
         path = self.parts / "_sweep.json"
         if not path.exists():
             return None
@@ -88,8 +86,7 @@ class Output:
         return parse_fingerprint(about["fingerprint"])
 
     def lock(self) -> None:
-        """Makes the folder of parts and locks it, or raises PlanError if another process has; the system frees the lock
-        when a process ends."""
+        """Makes the folder of parts and locks it until the process ends; PlanError if another process has."""
         while True:
             self.parts.mkdir(exist_ok=True)
             path = self.parts / "_lock"
@@ -119,7 +116,7 @@ class Output:
             pass
 
     def write_result(self, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-        """Writes the rows of tables, one for each chunk of points in the order of the grid, into the result.
+        """Writes the rows of tables, each of a chunk of points in the order of the grid, into the result.
 
         Equal chunks give equal bytes: a row group ends with the chunk that fills it.
         """

@@ -1,4 +1,4 @@
-"""Runs a sweep: forecasts a job at every point of a grid, on all cores, and writes one Parquet file.
+"""Runs a sweep: forecasts a job at every point of a grid, on all cores, and writes a Parquet file.
 
 ::
 
@@ -44,7 +44,7 @@ MAX_CHUNKS = 10_000
 """Maximum number of chunks; larger sweeps have larger chunks."""
 
 WINDOW = 128
-"""Chunks in one call of the executor's `map`; two calls are in progress."""
+"""Chunks in a call of the executor's `map`; two calls are in progress."""
 
 
 class Executor(Protocol):
@@ -81,10 +81,10 @@ def run(
     Chunks that an earlier run of the same sweep has stored are not forecast again.
 
     executor: runs the chunks; processes of this machine if None.
-    workers: number of these processes; one for each core that this process may use if None.
+    workers: number of these processes; as many as cores that this process may use if None.
     on: address of a Dask scheduler, ``dask://host:8786``, whose workers run the chunks instead.
     shard: the part of the sweep to forecast.
-    restart: discards results of another sweep, or of an earlier run of this one, at `out`.
+    restart: discards results of another sweep, or of an earlier run of this sweep, at `out`.
     watch: called after every chunk with the number of finished points and of all points.
     tell: called with what is wrong and may pass, such as a cluster without a worker.
     Raises PlanError if rows cannot be written, or if workers cannot forecast them. KeyboardInterrupt leaves the
@@ -139,7 +139,7 @@ def _make_chunk(sweep: Sweep, number: int, size: int) -> Chunk:
 
 
 def _map_in_windows(executor: Executor, chunks: Iterator[Chunk]) -> Iterator[list[Row]]:
-    """Yields the rows of every chunk, in order; the next window is submitted before the current one is read."""
+    """Yields the rows of every chunk, in order; each window is submitted before that ahead of it is read."""
     ahead: Iterator[list[Row]] = iter(())
     while window := list(islice(chunks, WINDOW)):
         following = iter(executor.map(forecast_chunk, window))
@@ -149,14 +149,14 @@ def _map_in_windows(executor: Executor, chunks: Iterator[Chunk]) -> Iterator[lis
 
 
 class _Here:
-    """Executor of one worker: this process."""
+    """Executor of a single worker: this process."""
 
     map = staticmethod(map)
 
 
 @contextmanager
 def _open_executor(executor: Executor | None, workers: int, store: Store) -> Iterator[Executor]:
-    """Yields the given executor, or a process pool that is shut down with the context."""
+    """Yields `executor`, or a process pool that is shut down with the context."""
     if executor is not None or workers <= 1:
         yield executor or _Here()
         return
@@ -170,7 +170,7 @@ def _open_executor(executor: Executor | None, workers: int, store: Store) -> Ite
         ) from None
 
 
-# ----------------------------------------------------------------------------------------- one chunk
+# -------------------------------------------------------------------------------------------- chunks
 
 _local = threading.local()
 
@@ -179,7 +179,7 @@ def forecast_chunk(chunk: Chunk) -> list[Row]:
     """Forecasts the points of a chunk, except those that violate a constraint, and returns their rows."""
     names = Names(chunk.job, Path(chunk.base))
     where = [parse_constraint(*constraint) for constraint in chunk.where]
-    if not hasattr(_local, "shared_work"):  # one per thread; a cache that changes no result
+    if not hasattr(_local, "shared_work"):  # for each thread; a cache that changes no result
         _local.shared_work = SharedWork()
     with collect_garbage_rarely():
         rows = [_forecast_point(changes, chunk, names, where) for changes in chunk.points]
@@ -187,7 +187,7 @@ def forecast_chunk(chunk: Chunk) -> list[Row]:
 
 
 def _forecast_point(changes: Changes, chunk: Chunk, names: Names, where: list[Expression]) -> Row | None:
-    """Returns the row of one point; None if the point violates a constraint."""
+    """Returns the row of a point; None if the point violates a constraint."""
     stop_if_asked()
     try:
         look = names.at(changes)
@@ -204,6 +204,6 @@ def _forecast_point(changes: Changes, chunk: Chunk, names: Names, where: list[Ex
             "status": "invalid",
             "reason": f"{type(error).__name__} {place}: {error.rule}. {error.remedy}",
         }
-    except Exception as error:  # a defect of meshcast costs one row, not the sweep
-        _local.shared_work = SharedWork()  # the failure may have left it half made
+    except Exception as error:  # a defect of meshcast costs a single row, not the sweep
+        _local.shared_work = SharedWork()  # the failure may have left it incomplete
         return {**changes, "status": "invalid", "reason": Defect.of(error).rule}

@@ -1,4 +1,4 @@
-"""Scaling curves: forecasts of one job on several numbers of GPUs, by which one axis of its mesh is scaled.
+"""Scaling curves: forecasts of a job on several numbers of GPUs, by which an axis of its mesh is scaled.
 
 Strong scaling keeps the global batch size, weak scaling the batch size per GPU; the rest of the job is unchanged.
 """
@@ -29,7 +29,7 @@ MATRIX = "matrix work"
 
 @dataclass(frozen=True)
 class Point:
-    """Forecast for one number of GPUs, or the error of a job that cannot run on it."""
+    """Forecast for a number of GPUs, or the error of a job that cannot run on it."""
 
     gpus: int
     report: Report | None
@@ -37,7 +37,6 @@ class Point:
 
     @property
     def tokens_per_s(self) -> float:
-        """Throughput of the whole cluster."""
         return self.report.tokens_per_s_per_gpu * self.gpus if self.report else math.nan
 
     @property
@@ -175,7 +174,7 @@ def curve_rows(curve: Curve) -> list[dict[str, Any]]:
 
 
 MAX_POINTS = 1000
-"""Maximum number of points of one curve."""
+"""Maximum number of points of a curve."""
 
 
 def parse_counts(words: str) -> list[int]:

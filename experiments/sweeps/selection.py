@@ -109,13 +109,12 @@ def _read_within(path: Path) -> list[Row]:
 
 
 def varied_fields(rows: list[Row]) -> list[str]:
-    """Returns the fields that the sweep varied."""
     names = list(rows[0])
     return names[1 : names.index("status")]
 
 
 def choose_axes(rows: list[Row], x: str | None, y: str | None) -> tuple[str, str]:
-    """Returns the fields of the heatmap across and down; for one that is None, the first that takes several values."""
+    """Returns the fields of the heatmap across and down; in place of None, the first that takes several values."""
     several = [name for name in varied_fields(rows) if len({repr(row[name]) for row in rows}) > 1]
     left = [name for name in several if name not in (x, y)]
     if x is not None and x == y:

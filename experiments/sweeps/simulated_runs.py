@@ -19,7 +19,7 @@ KEYS = frozenset(
     ["steps", "days", "seeds", "seed", "most_days", "most_events", "failures", "checkpoints", "recovery", "stragglers"]
     + ["evaluation", "data_stalls"]
 )
-"""Keys of `run` that a forecast of one step does not read."""
+"""Keys of `run` that a forecast of a step does not read."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def simulates_runs(job: Mapping[str, Any], fields: Collection[str]) -> bool:
 
 
 def forecast_run(report: Report) -> dict[str, float | None]:
-    """Returns the columns of one point. Raises PlanError for a run that cannot be simulated, or does not end."""
+    """Returns the columns of a point. Raises PlanError for a run that cannot be simulated, or does not end."""
     plan = make_run(report)
     runs = [simulate_run(plan.setting, plan.seed, number, _follow_parent) for number in range(plan.seeds)]
     answer = RunAnswer(plan, runs)

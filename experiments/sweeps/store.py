@@ -1,4 +1,4 @@
-"""Stores the rows of a sweep: a file for every chunk of points in a folder of parts, which are joined into one Parquet
+"""Stores the rows of a sweep: a file for every chunk of points in a folder of parts, which are joined into a Parquet
 file at the end.
 
 A resumed sweep skips the chunks that are stored, if the `fingerprint` of its inputs is the same; its joined file has
@@ -86,13 +86,12 @@ def parse_shard(text: str) -> Shard:
 
 
 class Store(Output):
-    """The rows of one sweep, or of a shard of it, on disk. Raises PlanError, with the number of stored points, if they
+    """The rows of a sweep, or of a shard of it, on disk. Raises PlanError, with the number of stored points, if they
     cannot be written.
 
-    Attributes:
-        chunks: numbers of the chunks to be stored, of all chunks of the sweep.
-        kept: numbers of the chunks that are stored.
-        finished: whether the result is there.
+    chunks: numbers of the chunks to be stored, of all chunks of the sweep.
+    kept: numbers of the chunks that are stored.
+    finished: whether the result is there.
     """
 
     def __init__(self, out: Path, sweep: Sweep, chunk: int, restart: bool = False, shard: Shard = WHOLE) -> None:
@@ -112,7 +111,6 @@ class Store(Output):
 
     @property
     def points_kept(self) -> int:
-        """Number of points whose chunks are stored."""
         return self.points if self.finished else self._count_points(self.kept)
 
     def _count_points(self, chunks: Collection[int]) -> int:
@@ -125,7 +123,7 @@ class Store(Output):
         self.refuse_place()
         self._refuse_changed_inputs()
         self.refuse_foreign_parts()
-        self.read_finished()  # refuses a file that no sweep has made
+        self.read_finished()  # refuses a file of no sweep
         if not restart and not self.parts.is_dir():
             self.finished = self._is_finished()
             if self.finished:
@@ -147,8 +145,7 @@ class Store(Output):
             self._write(self.parts / "_sweep.json", json.dumps(about).encode())
 
     def _is_finished(self) -> bool:
-        """Returns whether the result is that of this sweep. Raises PlanError for that of another one, or other
-        columns."""
+        """Returns whether the result is that of this sweep. Raises PlanError for another sweep, or other columns."""
         import pyarrow.parquet as pq
 
         whole = self.read_finished()
@@ -170,7 +167,7 @@ class Store(Output):
     # ------------------------------------------------------------------------------------ writing
 
     def keep(self, number: int, rows: Sequence[Row]) -> None:
-        """Stores the rows of one chunk. Raises PlanError if an input has changed since the sweep began."""
+        """Stores the rows of a chunk. Raises PlanError if an input has changed since the sweep began."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -269,7 +266,6 @@ def row_schema(job: Mapping[str, Any], fields: Mapping[str, pa.DataType]) -> pa.
 
 
 def arrow_types() -> dict[type, pa.DataType]:
-    """Returns the types of the columns of a sweep."""
     import pyarrow as pa
 
     return {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
@@ -296,7 +292,6 @@ def refuse_damage(out: Path, reason: str) -> PlanError:
 
 
 def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
-    import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -304,24 +299,14 @@ def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
     ranked_by = RANKED_BY_RUN if simulated else RANKED_BY
     shown = ["index", *fields, *(figure.name for figure in shown_in("best"))]
     shown += [column.name for column in COLUMNS] if simulated else []
-    statuses, reasons, first = Counter[str](), Counter[str](), dict[str, str]()
+    statuses, reasons = Counter[str](), Reasons()
     best: list[Row] = []
     last = -1
     with pq.ParquetFile(out, page_checksum_verification=True) as file:
         for batch in file.iter_batches(columns=[*shown, "status", "reason"], use_threads=False):
-            numbers = [last, *batch["index"].to_pylist()]
-            if any(number is None or number <= before for before, number in pairwise(numbers)):
-                raise refuse_damage(out, "its points are not in their order, each once")
-            last = numbers[-1]
-            for name in (column.name for column in batch.schema if not pa.types.is_string(column.type)):
-                if pc.any(pc.invert(pc.is_finite(batch[name].cast("float64")))).as_py():
-                    raise refuse_damage(out, f"a {name} is no finite number")
+            last = _check_batch(out, batch, last)
             statuses.update(_count_values(batch["status"]))
-            for reason, count in _count_values(batch["reason"].drop_null()).items():
-                same = re.sub(r"\d[\d,.]*", "#", reason)  # reasons that differ in numbers only are one
-                same = same if same in first or len(first) < MAX_REASONS else "other reasons"
-                reasons[same] += count
-                first.setdefault(same, reason if same != "other reasons" else same)
+            reasons.add(_count_values(batch["reason"].drop_null()))
             fits = batch.filter(pc.equal(batch["status"], "fits")).select(shown)
             order = [(ranked_by, "descending"), ("index", "ascending")]
             plans = fits.take(pc.sort_indices(fits, order)[:BEST]).to_pylist()
@@ -340,13 +325,46 @@ def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
         "status": {status: statuses[status] for status in STATUSES},
         "best": best,
         "equal": 0 if simulated else count_equal(best),
-        "invalid": [{"count": count, "reason": first[same]} for same, count in reasons.most_common()],
+        "invalid": reasons.most_common(),
     }
 
 
+def _check_batch(out: Path, batch: pa.RecordBatch, last: int) -> int:
+    """Returns the last index of a batch of rows. Raises PlanError for points out of order, or figures that are not
+    finite. last: index of the row before."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    numbers = [last, *batch["index"].to_pylist()]
+    if any(number is None or number <= before for before, number in pairwise(numbers)):
+        raise refuse_damage(out, "its points are not in their order, each once")
+    for name in (column.name for column in batch.schema if not pa.types.is_string(column.type)):
+        if pc.any(pc.invert(pc.is_finite(batch[name].cast("float64")))).as_py():
+            raise refuse_damage(out, f"a {name} is no finite number")
+    return numbers[-1]
+
+
+class Reasons:
+    """Counts of the reasons of invalid points; those that differ in numbers alone are merged."""
+
+    def __init__(self) -> None:
+        self._counts, self._first = Counter[str](), dict[str, str]()
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        """Adds reasons with their counts; beyond `MAX_REASONS` distinct ones they are other reasons."""
+        for reason, count in counts.items():
+            same = re.sub(r"\d[\d,.]*", "#", reason)
+            same = same if same in self._first or len(self._first) < MAX_REASONS else "other reasons"
+            self._counts[same] += count
+            self._first.setdefault(same, reason if same != "other reasons" else same)
+
+    def most_common(self) -> list[dict[str, Any]]:
+        """Returns the reasons, the most frequent first, each as it was met first."""
+        return [{"count": count, "reason": self._first[same]} for same, count in self._counts.most_common()]
+
+
 def count_equal(rows: Sequence[dict[str, Any]]) -> int:
-    """Returns number of the best plans, the first one included, whose throughput lies within the interval of the first
-    one.
+    """Returns the number of plans whose throughput lies within the interval of the best, that included.
 
     rows: the best plans, the best first, with the ends of the intervals of their steps.
     """
@@ -358,7 +376,7 @@ def count_equal(rows: Sequence[dict[str, Any]]) -> int:
 
 
 def _other_inputs(path: Path, stored: Fingerprint, current: Fingerprint) -> PlanError:
-    """Returns the error for rows that were made from other inputs: it names the kinds of input that differ."""
+    """Returns the error for rows of other inputs: it names the kinds of input that differ."""
     remedy = "name another --out, or discard these rows with --restart"
     if "version" in stored:
         rule = f"{path} is damaged, or was written by another version of meshcast"

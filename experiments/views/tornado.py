@@ -50,7 +50,7 @@ def make_tornado(sensitivities: Sensitivities) -> Tornado:
     """Makes the bars of a forecast's sensitivities."""
     step = sensitivities.report.step_time
     hardware, others = [], []
-    for effect in sensitivities.found:
+    for effect in sensitivities.figures:
         label = effect.figure.label
         if effect.swing_s >= MIN_FIGURE * step:
             hardware.append(StepRange(label, effect.better_s, effect.worse_s, format_seconds(effect.saved_s)))

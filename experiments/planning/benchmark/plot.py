@@ -54,7 +54,6 @@ def draw(
 
 
 def regret_and_time(problem: JobProblem, rows: Sequence[BenchmarkRow], optimum: CertifiedOptimum) -> Figure:
-    """Returns the plot."""
     shown = [(row.name, max(row.cpu_s, 1e-2), 100 * row.regret) for row in rows if row.regret is not None]
     title = f"Planners of {problem.job.model.name}: regret and time of the search"
     heading = make_heading(title, *_describe(problem, rows, optimum))

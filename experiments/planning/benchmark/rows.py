@@ -58,7 +58,6 @@ class BenchmarkRow:
 
 
 def planners_of_jobs() -> list[str]:
-    """Returns the planners that propose plans of jobs."""
     return [name for name in planner_names() if "ours" in find_planner(name).modes]
 
 

@@ -66,7 +66,6 @@ class LocalSearch(Generic[State]):
         self.best: Ranked[State]
 
     def price(self, state: State) -> Ranked[State]:
-        """Returns a plan with its rank."""
         self.visited += 1
         return Ranked(state, self._price(state))
 

@@ -162,7 +162,6 @@ class StageWalk(ABC):
 
     @property
     def visited(self) -> int:
-        """Plans that were priced."""
         return len(self.known)
 
     def price(self, state: State) -> PricedState:
@@ -205,7 +204,6 @@ class StageWalk(ABC):
         )
 
     def _choose_shape(self, stage: StageState, number: int, place: int) -> StageState:
-        """Returns a stage with the best degrees for its GPUs."""
         tried = [stage._replace(shape=shape) for shape in self.shapes if shape.gpus == stage.shape.gpus]
         return min(tried, key=lambda other: self._rank_stage(other, number, place))
 
@@ -522,7 +520,6 @@ class OperatorWalk(StageWalk):
         super().__init__(len(profile.names), shapes, gpus, batch // micro, most)
 
     def price_stage(self, stage: StageState, behind: int) -> PricedStage:
-        """Returns the price of a stage before `behind` others."""
         key = stage, behind
         if key not in self._priced:
             self._priced[key] = self.profile.price(stage, self.micro, behind)

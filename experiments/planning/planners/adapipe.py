@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshcast.experiments.planning.clock import check_time
+from meshcast.experiments.planning.cores.ordered_stages import Partition
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from meshcast.experiments.planning.pricing.job import JobProblem, require_job
 from meshcast.experiments.planning.pricing.pipelines import UniformPipeline, uniform_pipelines
@@ -77,20 +78,11 @@ class Suffix(NamedTuple):
         return self.warm_up + self.ending - self.first + steady * self.slowest
 
 
-class PhasePlan(NamedTuple):
-    """Layers of every stage, with the step [s] and the number of stages that were prepended."""
-
-    layers: tuple[int, ...]
-    value: float
-    visited: int
-
-
-def plan_phases(stages: Sequence[StagePrices], microbatches: int, keep: int = 1) -> PhasePlan | None:
+def plan_phases(stages: Sequence[StagePrices], microbatches: int, keep: int = 1) -> Partition | None:
     """Returns the stages of the shortest step that was met; None if nothing fits.
 
     stages: prices of every stage.
     keep: suffixes kept for a first layer; 1: the paper's search. 0: all that may matter, and the plan is the optimum.
-
     Raises OutOfTime.
     """
     depth, layers = len(stages), len(stages[0].forward)
@@ -114,7 +106,7 @@ def plan_phases(stages: Sequence[StagePrices], microbatches: int, keep: int = 1)
     # The first stage has no stage before: its warm-up ends, and its ending begins, with its passes.
     steps = [suffix.step(max(0, microbatches - depth)) for suffix in suffixes[0]]
     value = min(steps, default=math.inf)
-    return PhasePlan(suffixes[0][steps.index(value)].layers, value, visited) if math.isfinite(value) else None
+    return Partition(suffixes[0][steps.index(value)].layers, value, visited) if math.isfinite(value) else None
 
 
 def _prune(suffixes: list[Suffix], steady: int, keep: int) -> list[Suffix]:

@@ -12,7 +12,6 @@ import heapq
 import math
 from collections.abc import Iterator
 from itertools import takewhile
-from typing import Any, NamedTuple
 
 from meshcast.experiments.planning.clock import is_over
 from meshcast.experiments.planning.cores.ordered_stages import costs_of, partition_stages
@@ -26,14 +25,6 @@ from meshcast.experiments.planning.stages import StageOption
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.ir.scheme import Paper
-
-
-class PricedPlan(NamedTuple):
-    """A plan as a job, with its predicted step [s] and the number of table entries computed."""
-
-    plan: dict[str, Any]
-    value: float
-    visited: int
 
 
 class Amp(Planner):
@@ -58,7 +49,7 @@ class Amp(Planner):
             remedy = f"None of its {self.trials} trials fits: give more GPUs, or GPUs of more memory"
             raise self.nothing_fits(problem, remedy)
         best = tried[seconds.index(min(seconds))]
-        return Proposal(best.plan, best.value, sum(candidate.visited for candidate in priced))
+        return best._replace(visited=sum(candidate.visited for candidate in priced))
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """Bounds by forecasts on equal nodes, by the objective of all candidates, fitting or not, on several kinds."""
@@ -69,7 +60,7 @@ class Amp(Planner):
         plan = {"tp": mixed.tensor_degrees, "pp": "auto", "schedule": "1f1b", "partition": "auto", "recompute": "none"}
         return search_space(mixed, plan, "auto", mixed.forecast(proposal.plan).step_time)
 
-    def _price_all(self, mixed: MixedProblem) -> Iterator[PricedPlan]:
+    def _price_all(self, mixed: MixedProblem) -> Iterator[Proposal]:
         layers = mixed.layers
         for tensor in reversed(mixed.tensor_degrees):  # pipelines of few stages are priced first
             for depth in list_divisors(mixed.gpus // tensor):
@@ -83,7 +74,7 @@ class Amp(Planner):
                     except PlanError:  # degrees that the model does not have
                         continue
 
-    def _price(self, mixed: MixedProblem, option: StageOption, depth: int) -> PricedPlan:
+    def _price(self, mixed: MixedProblem, option: StageOption, depth: int) -> Proposal:
         """Returns the best partition of a candidate. Raises PlanError for degrees that break a rule."""
         units = mixed.mean_units(option)
         seconds = range_totals(units.forward + units.backward)
@@ -102,4 +93,4 @@ class Amp(Planner):
             slowest = min(link_bandwidth(mixed.kinds, *pair) for pair in zip(ring, [*ring[1:], ring[0]], strict=True))
             gradients.append(2 * (replicas - 1) / replicas * held / slowest)
         value = partition.value + sum(messages) + max(gradients)
-        return PricedPlan(pipeline_plan(mixed, option, partition.layers), value, partition.visited)
+        return Proposal(pipeline_plan(mixed, option, partition.layers), value, partition.visited)

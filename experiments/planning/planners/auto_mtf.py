@@ -48,7 +48,6 @@ class AutoMTF(Planner):
         return Proposal({"layout": dict(sorted(layout.items()))}, value, visited, proof, reason)
 
     def _bytes(self, settings: Mapping[str, Any], dims: list[str], layout: Mapping[str, str]) -> float:
-        """Returns the bytes of a tensor on a processor."""
         shards = math.prod(settings["mesh"][layout[dim]] for dim in dims if dim in layout)
         return math.prod(settings["dims"][dim] for dim in dims) * float(settings["element_bytes"]) / shards
 

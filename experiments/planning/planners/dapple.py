@@ -100,7 +100,6 @@ class DapplePlanner(Planner):
         return table.take(kept)
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """Returns a bound over all sequences of stages."""
         if problem.mode == "paper" or problem.microbatches == 1:
             return None
         bound = LatencyBound(self._choose_options(problem), problem.gpus, problem.microbatches)
@@ -291,7 +290,6 @@ class MachineNetwork(NamedTuple):
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs."""
         return self.machines * self.per_machine
 
     def spans(self, devices: Devices) -> bool:
@@ -366,11 +364,9 @@ class PlacedPipelines(NamedTuple):
 
     @property
     def last(self) -> int:
-        """The place of the state with all layers."""
         return len(self.seconds) - 1
 
     def price(self, stages: Sequence[PlacedStage], copies: int, slowest: float) -> PlacedPlan:
-        """Returns a plan with the seconds of its step."""
         micro = self.batch // copies // self.micro
         if not micro:
             return PlacedPlan(tuple(stages), copies, math.inf)

@@ -127,7 +127,6 @@ class Galvatron(Planner):
         return best._replace(visited=visited, proof=proof)
 
     def _pipelines(self, gpus: int, layers: int) -> Iterator[list[int]]:
-        """Yields the layers of the stages of every depth."""
         depth = 1
         while depth <= min(gpus, layers):
             yield [len(part) for part in np.array_split(np.arange(layers), depth)]

@@ -88,7 +88,6 @@ def _components(nodes: set[int], linked: list[set[int]]) -> list[frozenset[int]]
 
 @cache
 def nodes_of(part: int | Series | Parallel | tuple[Series, ...]) -> Nodes:
-    """Returns all nodes of a part of a graph."""
     return (part,) if isinstance(part, int) else tuple(sorted(node for item in part for node in nodes_of(item)))
 
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from meshcast.experiments.planning.clock import is_over
 from meshcast.experiments.planning.cores.ordered_stages import Partition, partition_stages
-from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal, SpaceOptimum
-from meshcast.experiments.planning.pricing.kind_stages import KindStages, StageChoice, bound_stages
+from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
+from meshcast.experiments.planning.pricing.kind_stages import KindStages, StageChoice, bound_stages, propose_cheapest
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, require_kinds
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.hardware.errors import PlanError
@@ -55,11 +55,7 @@ class Metis(Planner):
             if visited >= budget.steps or is_over():
                 whole = False
                 break
-        if best is None:
-            remedy = "Give more GPUs, or GPUs of more memory" if whole else "Its enumeration was cut: give it more time"
-            raise self.nothing_fits(problem, remedy)
-        proof = PlanProof(best[0], best[0], "enumeration of its space") if whole else None
-        return Proposal(best[1], best[0], visited, proof)
+        return propose_cheapest(self, problem, best, visited, whole)
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         """Bounds the space where the enumeration was cut: by the best stages of every order of the kinds and number of

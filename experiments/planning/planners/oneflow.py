@@ -79,7 +79,6 @@ class ReducedTable:
             pass
 
     def count_options(self, group: Group) -> int:
-        """Returns the number of combinations of a group."""
         return math.prod(len(self.table.choices[name]) for name in group)
 
     def list_neighbours(self, group: Group) -> list[Group]:

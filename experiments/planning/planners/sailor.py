@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from meshcast.experiments.planning.clock import is_over
-from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
-from meshcast.experiments.planning.pricing.kind_stages import KindStages
+from meshcast.experiments.planning.planner import Planner, Proposal
+from meshcast.experiments.planning.pricing.kind_stages import KindStages, propose_cheapest
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, PricedNodes, require_kinds
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.hardware.errors import PlanError
@@ -51,11 +51,7 @@ class Sailor(Planner):
             visited += 1
             if priced is not None and (best is None or priced[0] < best[0]):
                 best = priced
-        if best is None:
-            remedy = "Give more GPUs, or GPUs of more memory" if whole else "Its enumeration was cut: give it more time"
-            raise self.nothing_fits(problem, remedy)
-        proof = PlanProof(best[0], best[0], "enumeration of its space") if whole else None
-        return Proposal(best[1], best[0], visited, proof)
+        return propose_cheapest(self, problem, best, visited, whole)
 
     def _space(
         self, mixed: MixedProblem

@@ -155,7 +155,6 @@ class GridWalk:
         return last
 
     def walk(self, search: LocalSearch[Cell]) -> Iterator[Ranked[Cell]]:
-        """Yields the cells of the walk with their ranks."""
         largest, place = len(self.batches) - 1, 0
         yield (tried := search.price((self.batches[-1], self.shares[0])))
         if not math.isfinite(tried.rank):

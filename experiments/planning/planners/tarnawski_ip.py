@@ -146,7 +146,6 @@ class PlacementProgram:
         return DevicePlacement(placed, load, bound, int(solver.num_branches))
 
     def _load(self, groups: list[int], device: int) -> float:
-        """Returns the seconds of some groups on a device [s]."""
         nodes = self.graph.members[groups].any(axis=0)
         if device >= self.accelerators:
             return float(nodes @ self.graph.nodes.figures["cpu"])

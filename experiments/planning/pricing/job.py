@@ -48,7 +48,6 @@ class JobProblem:
     samples: sequences of a micro-batch, of all ranks of a stage together.
     microbatches: of a step, in place of those of the plan of the job.
     expert_ranks: of expert parallelism, those of the plan of the job; stages of fewer GPUs have fewer.
-
     Raises PlanError for a cluster of several kinds of nodes.
     """
 

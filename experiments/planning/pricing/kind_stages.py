@@ -11,8 +11,10 @@ import numpy as np
 
 from meshcast.experiments.planning.cores.ordered_stages import costs_of
 from meshcast.experiments.planning.cores.stage_dp import plan_stages
+from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, PricedNodes, link_bandwidth
 from meshcast.experiments.planning.pricing.pipelines import range_bytes
+from meshcast.experiments.planning.problem import Problem
 from meshcast.experiments.planning.stages import StageTable
 from meshcast.hardware.errors import PlanError
 
@@ -109,6 +111,18 @@ class KindStages:
         """Returns the changes of the job that execute the stages."""
         entries = [{**choice.plan, "layers": held} for choice, held in zip(choices, layers, strict=True)]
         return self.problem.entries_plan(entries, self.more)
+
+
+def propose_cheapest(
+    planner: Planner, problem: Problem, best: tuple[float, dict[str, Any]] | None, visited: int, whole: bool
+) -> Proposal:
+    """Returns the cheapest plan of an enumeration with its value, proven if the enumeration was whole. Raises PlanError
+    without a plan."""
+    if best is None:
+        remedy = "Give more GPUs, or GPUs of more memory" if whole else "Its enumeration was cut: give it more time"
+        raise planner.nothing_fits(problem, remedy)
+    value, plan = best
+    return Proposal(plan, value, visited, PlanProof(value, value, "enumeration of its space") if whole else None)
 
 
 def bound_stages(stages: KindStages, known: float) -> float:

@@ -66,7 +66,6 @@ class MixedProblem(JobProblem):
 
     kinds: in the order of the job's cluster.
     layers: of the model.
-
     Raises PlanError for a cluster whose kinds lie apart, or are named by a file.
     """
 

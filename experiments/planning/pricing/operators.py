@@ -223,7 +223,6 @@ class UnitTable:
         }
 
     def operator_factors(self) -> Iterator[Factor]:
-        """Yields a factor for every operator."""
         for operator, costs in self.costs_of.items():
             if isinstance(operator, Boundary):
                 continue

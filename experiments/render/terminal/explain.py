@@ -114,7 +114,7 @@ def _hardware_blocks(sensitivities: Sensitivities) -> list[RenderableType]:
     times = [(head, format_seconds) for head in ("1 % saves", f"{RANGE:.0%} better", f"{RANGE:.0%} worse")]
     table = _table("hardware", ("now", format_value), *times, ("swing %", ".1p"))
     rest = []
-    for effect in sensitivities.found:
+    for effect in sensitivities.figures:
         if effect.swing_s < MIN_SHARE * step:
             rest.append(effect.figure.label)
             continue

@@ -1,4 +1,4 @@
-"""Forecasts given plans, and holds them against the best plan of a search and against its space."""
+"""Forecasts stated plans, and holds them against the best plan of a search and against its space."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ from meshcast.simulator.loading.load import load_job, read_job
 from meshcast.simulator.report.report import Report
 
 IMPLIED = tuple(f"plan.{key.name}" for key in PLAN_KEYS.values() if key.part == "layers" and key.name != "recompute")
-"""Fields that, as those of overlap, are not named where only one of two plans has them: another field implies it."""
+"""Fields that, as those of overlap, are not named where a single plan has them: another field implies it."""
 
 Source = str | Path | Mapping[str, Any]
 """Path of a job file, or its mapping."""
 
 
-class GivenPlan(NamedTuple):
-    """A plan to compare. name: its file, or the id of its job. job: as loaded."""
+class StatedPlan(NamedTuple):
+    """A plan to compare.
+
+    name: its file, or the id of its job.
+    job: as loaded.
+    """
 
     name: str
     job: Job
@@ -41,15 +45,15 @@ class GivenPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class ComparedPlan:
-    """A given plan beside the best one of a search.
+    """A stated plan beside the best plan of a search.
 
-    name: file of the given plan, or id of its job.
+    name: file of the stated plan, or id of its job.
     report: its forecast.
     fits: whether it fits in the memory that plans of the search may take.
-    best: the forecast of the fastest plan found; None if none was found.
+    best: the forecast of the fastest plan of the search; None: none fits.
     shortest: no plan of the space has a shorter step, as far as is proven [s].
-    differences: fields that differ, with their values in the best plan and in the given one.
-    outside: fields of the given plan outside of the space; empty if the space holds it.
+    differences: fields that differ, with their values in the best plan and in the stated plan.
+    outside: fields of the stated plan outside of the space; empty if the space holds it.
     restated: the forecast of the plan with the same values in short form, which lacks what no search varies; None if
         that is the plan itself, or if there is no such plan.
     """
@@ -65,12 +69,11 @@ class ComparedPlan:
 
     @property
     def inside(self) -> bool:
-        """Whether the space of the search holds the plan."""
         return not self.outside
 
     @property
     def factor(self) -> float | None:
-        """Step over that of the best plan found."""
+        """Step over that of the best plan."""
         return self.report.step_time / self.best.step_time if self.best else None
 
     @property
@@ -104,10 +107,10 @@ class ComparedPlan:
         }
 
 
-def load_plans(search: Search, plans: Sequence[Source], base: Path | None = None) -> list[GivenPlan]:
-    """Returns the jobs of given plans.
+def load_plans(search: Search, plans: Sequence[Source], base: Path | None = None) -> list[StatedPlan]:
+    """Returns the jobs of stated plans.
 
-    base: folder of relative paths in mappings; default: the current one.
+    base: folder of relative paths in mappings; default: the current folder.
     Raises PlanError for a job that leaves fields open, or whose model, cluster, batch or trained parameters are others
     than those of the search; and for a search of another objective than the step time, or of several clusters.
     """
@@ -123,7 +126,7 @@ def load_plans(search: Search, plans: Sequence[Source], base: Path | None = None
     return [_load_plan(searched, source, number, base) for number, source in enumerate(plans, 1)]
 
 
-def _load_plan(searched: Job, plan: Source, number: int, base: Path | None) -> GivenPlan:
+def _load_plan(searched: Job, plan: Source, number: int, base: Path | None) -> StatedPlan:
     read = read_job(plan)
     data = read.data
     name = str(data.get("id", f"plan {number}")) if isinstance(plan, Mapping) else str(plan)
@@ -137,14 +140,12 @@ def _load_plan(searched: Job, plan: Source, number: int, base: Path | None) -> G
         raise PlanError(f"{name} {field}", rule, "Compare plans of one task, or search this job", value)
     with locate_errors(*(read.origin if not isinstance(plan, Mapping) else NO_FILE)):
         resolve_plan(job)
-    return GivenPlan(name, job)
+    return StatedPlan(name, job)
 
 
-def compare_plans(search: Search, plans: Sequence[GivenPlan]) -> list[ComparedPlan]:
-    """Returns given plans beside the fastest one of a search that has run.
-
-    Raises PlanError if the space holds a plan that is faster than the search has proven: a defect of meshcast.
-    """
+def compare_plans(search: Search, plans: Sequence[StatedPlan]) -> list[ComparedPlan]:
+    """Returns stated plans beside the fastest plan of a search that has run. Raises PlanError if the space holds a plan
+    that is faster than the search has proven: a defect of meshcast."""
     if not plans:
         return []
     fastest = search.best[0].job if search.best else None
@@ -152,7 +153,7 @@ def compare_plans(search: Search, plans: Sequence[GivenPlan]) -> list[ComparedPl
     return [_compare(search, plan, best) for plan in plans]
 
 
-def _compare(search: Search, plan: GivenPlan, best: Report | None) -> ComparedPlan:
+def _compare(search: Search, plan: StatedPlan, best: Report | None) -> ComparedPlan:
     searched, job = search.space.loaded, plan.job
     form, report = read_short_form(job, search.space.named), simulate(job, shared_work=search.shared)
     fits = has_memory(search.space, summarise_step(report))
@@ -173,7 +174,7 @@ def _compare(search: Search, plan: GivenPlan, best: Report | None) -> ComparedPl
 
 
 def _differing_fields(best: Job, form: ShortForm) -> dict[str, tuple[Any, Any]]:
-    """Returns fields of the best plan and of a given one that differ, with their values in both."""
+    """Returns fields of the best plan and of a stated plan that differ, with their values in both."""
     best_values, other = read_short_form(best, form.named).by_field(), form.by_field()
     pairs = {field: (best_values.get(field), other.get(field)) for field in FIELDS}
     for field in (*IMPLIED, *(each for each in FIELDS if not each.startswith("plan."))):

@@ -1,4 +1,4 @@
-"""The page of ``meshcast search --compare``: a given plan beside the best one."""
+"""The page of ``meshcast search --compare``: a stated plan beside the best plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIN_SHARE = 0.02
 
 
 def comparison_page(compared: Sequence[ComparedPlan]) -> RenderableType:
-    """Returns what distinguishes given plans from the best one, each below the other."""
+    """Returns what distinguishes stated plans from the best plan, each below the other."""
     return Group(*(part for plan in compared for part in _describe_plan(plan)))
 
 

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 class RankedPlan(NamedTuple):
     """One of the best plans.
 
-    searched: as the search has it. report: its whole forecast. distance: from plans that somebody has run, if plans are
-    ranked by the upper ends of their intervals.
+    searched: as the search has it.
+    report: its whole forecast.
+    distance: from plans that somebody has run, if plans are ranked by the upper ends of their intervals.
     """
 
     searched: ForecastPlan
@@ -88,11 +89,12 @@ class RankedPlan(NamedTuple):
 class SearchResult:
     """The best plans of a space.
 
-    best: plans that fit, the best first, or the Pareto front of two objectives, in the order of the first one; empty if
-        none does.
+    best: plans that fit, the best first, or the Pareto front of two objectives, in the order of the first objective;
+        empty if none fits.
     certificate: what the space holds, what was cut by which bound, and the gap that is proven.
     forecasts: all plans that were forecast, those that do not fit included, in that order.
-    compared: given plans beside the best one. top: number of plans that were asked for; 0 if it is not known.
+    compared: stated plans beside the best plan.
+    top: number of plans that were asked for; 0 if it is not known.
     smallest: where no plan fits, that with the smallest need.
     """
 
@@ -113,7 +115,7 @@ class SearchResult:
         return f"<SearchResult: {words}; best {f'{runs.days:.4g} days' if runs else best} with {changes}>"
 
     def is_apart(self, plan: RankedPlan) -> bool:
-        """Returns whether the simulated runs tell a plan and the best one apart, by the first objective of runs."""
+        """Returns whether the simulated runs tell a plan and the best plan apart, by the first objective of runs."""
         by_days = next((name for name in self.certificate.objectives if name in OF_RUNS), "days") == "days"
         first, other = self.best[0].runs, plan.runs
         if first is None or other is None:
@@ -121,8 +123,7 @@ class SearchResult:
         return differ(first.seconds, other.seconds) if by_days else differ(first.costs, other.costs)
 
     def to_frame(self) -> pandas.DataFrame:
-        """Returns a row for each of the best plans, in their order: the open fields, then the columns of a sweep, of
-        simulated runs, too."""
+        """Returns a row for each of the best plans, in order: open fields, then the columns of a sweep and of runs."""
         import pandas
 
         tables = [plan.report.to_frame() for plan in self.best]
@@ -153,7 +154,7 @@ class SearchResult:
 
 def rank(search: PlanSearch, robust: bool = False) -> list[RankedPlan]:
     """Returns the best plans of a search with their whole forecasts, the best first; of two objectives their Pareto
-    front, in the order of the first one.
+    front, in the order of the first objective.
 
     robust: of all plans that were forecast and fit, those that are best at the upper ends of their 90 % intervals,
     widened by the distance from plans that somebody has run.

@@ -27,8 +27,8 @@ NO_TRAITS = ("title", "source", "weights", "quantised", "gradients", "main_weigh
 
 
 def find_other_task(searched: Job, compared: Job) -> tuple[str, str, Any, Any] | None:
-    """Returns the first part of the task that differs: the part in words, the field, its value in the given job and in
-    that of the search; None if both jobs are of one task."""
+    """Returns the first part of the task that differs: the part in words, the field, its value in `compared` and in
+    `searched`; None if both jobs have the same task."""
     for part, words in TASK.items():
         wanted, other = getattr(searched, part), getattr(compared, part)
         if part == "cluster":
@@ -43,8 +43,8 @@ def find_other_task(searched: Job, compared: Job) -> tuple[str, str, Any, Any] |
 
 
 def differing_settings(searched: Job, compared: Job) -> dict[str, tuple[Any, Any]]:
-    """Returns fields of framework and precision that differ, in the job of the search and in the given one. Of another
-    framework it is its name alone; fields that a search varies are of the plan."""
+    """Returns fields of framework and precision that differ, in `searched` and in `compared`. Of another framework it
+    is its name alone; fields that a search varies are of the plan."""
     framework, other = searched.framework, compared.framework
     if framework.name != other.name:
         pairs: dict[str, tuple[Any, Any]] = {"framework.name": (framework.name, other.name)}
@@ -67,5 +67,4 @@ def _leaves(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _to_scalar(value: Any) -> Any:
-    """Returns a value that a message can show."""
     return value if isinstance(value, int | float | str) else "none" if value is None else "another one"

@@ -19,7 +19,8 @@ SAVES_MEMORY = ("plan.recompute", "batch.micro", "plan.sequence_parallel", "plan
 class SmallestNeed(NamedTuple):
     """The plan of a space with the smallest need that is known.
 
-    changes: values of the open fields. need: of the fullest GPU but for cached blocks [bytes].
+    changes: values of the open fields.
+    need: of the fullest GPU but for cached blocks [bytes].
     capacity: that a plan may take [bytes].
     closed: fields that the search did not open.
     """
@@ -34,14 +35,12 @@ class SmallestNeed(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """What to open."""
         opened = f"Open {', '.join(self.closed)}, such as --set {self.closed[0]}=auto; " if self.closed else ""
         return f"{opened}{'or all' if opened else 'Open all'} with --set plan=auto; or take more GPUs"
 
 
 def find_smallest(search: PlanSearch) -> SmallestNeed | None:
-    """Returns the smallest forecast of a search, else the forecast of the plan with the smallest bound; None if neither
-    is known."""
+    """Returns the smallest need that a search has forecast, else that of the plan with the smallest bound, or None."""
     job = search.jobs[0]
     closed = tuple(field for field in SAVES_MEMORY if field not in job.open)
     if search.forecasts:

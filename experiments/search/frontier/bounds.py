@@ -1,5 +1,5 @@
 """Lower bounds of step time and memory of points: of which plan each needs the units, states and orders that bound it
-(`simulator.bounds`), made once for all points that need the same.
+(`simulator.bounds`), computed once for all points that need the same.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ class PriceBounds:
     def make_for_plan(
         self, point: tuple[LayerGroup, Pipeline, StepChoice], make: Callable[[Plan], Made], **changes: object
     ) -> Made | None:
-        """Makes something of the plan of a point with two micro-batches a stage; None if it breaks a rule. changes: of
-        options of its framework."""
+        """Makes something of the plan of a point with two micro-batches a stage; None if it breaks a rule.
+
+        changes: of options of its framework.
+        """
         (group, *_), gpus, job = point, self.space.loaded.cluster.gpus, self.space.job_of(*point)
         set_field(job, "batch.global", 2 * group.micro * gpus // (group.tp * group.cp), "batch.global")
         for name, value in changes.items():
@@ -56,16 +58,15 @@ class PriceBounds:
 
     @remembered_by(lambda bounds, group, fused: (group._replace(micro=1), fused))
     def _units(self, group: LayerGroup, fused: bool) -> SizedUnits:
-        """Returns the units of a group with micro-batches of any size. fused: gradients are added by no kernels of
-        their own, and not by GEMMs either."""
+        """Returns the units of a group with micro-batches of any size. fused: neither separate
+        kernels nor GEMMs add gradients."""
         return SizedUnits(
             lambda size: self._lower(group._replace(micro=size), fused), not group.names_schemes, self.shared
         )
 
     @remembered
     def _lower(self, group: LayerGroup, fused: bool) -> LoweredUnits | None:
-        """Returns the units of a group as the lowering makes them, with those that are not recomputed; None if the
-        group breaks a rule."""
+        """Returns the units of a group, with those that are not recomputed; None if it breaks a rule."""
         point = group, Pipeline(1, "1f1b", 1, "even"), self.space.any_step
         changes = {"fused_gradients": True} if fused else {}
         units = self.make_for_plan(point, lambda plan: lower_units(plan, self.shared), **changes)
@@ -77,8 +78,7 @@ class PriceBounds:
 
     @remembered
     def _fuses_gradients(self, data: str | None = None) -> bool:
-        """Returns whether no kernels add gradients of their own: a data scheme, or any of the space, may reduce them in
-        every micro-batch."""
+        """Returns whether no separate kernels add gradients: the scheme, or any, may reduce them in a micro-batch."""
         schemes = self.space.values["data"] if data is None else (data,)
         sharded = any(map(self.space.data_schemes.may_shard_gradients, schemes))
         return sharded and not self.space.loaded.framework.fused_gradients
@@ -89,15 +89,14 @@ class PriceBounds:
         """Returns the prices of the units of a group with a data scheme, or with any of the space; None if the group
         breaks a rule.
 
-        All layers are on one stage, and weights are whole: that only leaves out waiting. offloaded: with the copies of
-        activations that the group offloads.
+        All layers are on a single stage, and weights are whole: that only leaves out waiting. offloaded: with the
+        copies of activations that the group offloads.
         """
         plain = group._replace(offload=("activations",) if offloaded else ())
         return self._units(plain, self._fuses_gradients(data)).prices(group.micro)
 
     def times_without_recompute(self, group: LayerGroup) -> StageTimes | None:
-        """Returns the least durations of the passes of every kind of unit, of what is recomputed those of the kernels
-        of whole layers alone."""
+        """Returns the least durations of the passes of every kind of unit; recomputed are kernels of layers alone."""
         units = self._units(group._replace(recompute="none", offload=()), self._fuses_gradients())
         return units.times(group.micro, group.recompute == "full")
 
@@ -126,8 +125,7 @@ class PriceBounds:
         return self._units(self.kernel_group(group), self._fuses_gradients())
 
     def bound_kernels(self, group: LayerGroup) -> float:
-        """Returns a lower bound of the step time of all points of a group from its kernels: spread over all GPUs,
-        without waiting [s]."""
+        """Returns a lower bound of the step time of a group from its kernels, over all GPUs without waiting [s]."""
         job, again = self.space.loaded, group.recompute == "full" and self.space.values["recomputed"] == (None,)
         assert job.batch.total is not None
         micro_batches = group.tp * group.cp / job.cluster.gpus * job.batch.total / group.micro
@@ -135,8 +133,7 @@ class PriceBounds:
         return micro_batches * seconds + job.framework.step_overhead_s
 
     def kernel_times(self, group: LayerGroup) -> StageTimes | None:
-        """Returns the least durations of the passes of every kind of unit, without communication; None if there are
-        none."""
+        """Returns the least durations of the passes of every kind of unit, without communication, or None."""
         return self._kernel_units(group).times(group.micro, group.recompute == "full", kernels_alone=True)
 
     def unit_layout(self, group: LayerGroup) -> UnitLayout | None:
@@ -144,14 +141,16 @@ class PriceBounds:
         return self._kernel_units(group).layout(group.micro, group.recompute == "full")
 
     def unit_memory(self, group: LayerGroup) -> np.ndarray | None:
-        """Returns what the forward pass of a unit leaves for its backward pass, at least [kinds] [bytes]; None if the
-        group breaks a rule."""
+        """Returns what the forward pass of a unit leaves at least [kinds] [bytes]; None if the group breaks a rule."""
         nbytes = self._units(group._replace(offload=()), self._fuses_gradients()).memory(group.micro)
         return nbytes * ("activations" not in group.offload) if nbytes is not None else None
 
 
 class StateBounds:
-    """Makes the states of devices. prices: of the same points."""
+    """Makes the states of devices.
+
+    prices: of the same points.
+    """
 
     def __init__(self, prices: PriceBounds) -> None:
         self.prices, self.space, self.shared = prices, prices.space, prices.shared
@@ -176,10 +175,10 @@ class StateBounds:
         return self._states(plain, pipeline, step._replace(overlap_pp=self.space.any_step.overlap_pp))
 
     def _without_chunks(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> Pipeline:
-        """Returns a pipeline with one stage a device whose states are no larger, or the pipeline itself.
+        """Returns a pipeline with a single stage on each device whose states are no larger, or the pipeline itself.
 
-        Devices hold as many layers in one chunk as in several, whose gradients are reduced in larger buckets. But the
-        first unit of a stage gathers more in a micro-batch than the others, and chunks have other first units.
+        Devices hold as many layers in a single chunk as in several, whose gradients are reduced in larger buckets. But
+        the first unit of a stage gathers more in a micro-batch than the others, and chunks have other first units.
         """
         schedule, shape = self.schedule(pipeline)
         ends = schedule.device(shape, 0), schedule.device(shape, shape.stages // schedule.directions - 1)
@@ -201,7 +200,7 @@ class StateBounds:
     @remembered
     def _states(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> DeviceStates | None:
         model, framework = self.space.loaded.model, self.space.loaded.framework
-        # Launches on the host change no state, and would be ops of their own.
+        # Launches on the host change no state, and would be separate ops.
         changes = {"launch_s": 0.0} if model.moe is not None and hidden_launch_s(framework) else {}
         point = group, pipeline, step
         states = self.prices.make_for_plan(point, lambda plan: device_states(plan, self.shared), **changes)
@@ -209,8 +208,8 @@ class StateBounds:
 
     @remembered_by(lambda bounds, group, *rest: (group.degrees, group.least_micro, *rest))
     def plain_plan(self, group: LayerGroup, place: Place, shard: int | None = None) -> Plan | None:
-        """Returns a plan of the degrees of a group, for prices of messages; None if there is none. shard: ranks that
-        share one copy of the states, if not all."""
+        """Returns a plan of the degrees of a group, for prices of messages, or None. shard: ranks that share a copy of
+        the states, if not all."""
         plain = group._replace(micro=group.least_micro, recompute="none", overlap_tp=False, offload=())
         step = self.space.any_step
         step = step if shard is None else step._replace(data="zero-1", shard=shard)
@@ -254,8 +253,7 @@ class PointBounds:
         return OrderBounds(schedule, shape, layers, self._replays[pipeline])
 
     def stages(self, group: LayerGroup, pipeline: Pipeline, data: str | None = None) -> StageBounds | None:
-        """Returns the bounds of a pipeline of a group with a data scheme, or with any of the space; None if there is no
-        such pipeline."""
+        """Returns the bounds of a pipeline of a group with a data scheme, or with any of the space, or None."""
         prices, order = self.prices.prices(group, data), self.order(group, pipeline)
         if prices is None or order is None:
             return None
@@ -275,7 +273,7 @@ class PointBounds:
         """Returns lower bounds of the step time [s] and of the memory that nvidia-smi shows on the fullest GPU [bytes],
         of points that differ in the overlap of messages between stages alone; None if they break a rule.
 
-        Messages count as overlapping if they do in one of them. least: states to use in place of the exact ones.
+        Messages count as overlapping if they do in any of them. least: states to use in place of the exact states.
         """
         step = steps[0]._replace(overlap_pp=any(other.overlap_pp for other in steps))
         stages = self.stages(group, pipeline, step.data)

@@ -2,7 +2,7 @@
 
 Groups wait with a cheap bound, their pipelines and points with better ones; the smallest bound is opened first: a group
 into its pipelines, a pipeline into its points, a point into its exact forecast. The search ends when no bound is left
-that is better than the best plans found: nothing that was not forecast can be better in the model. Of two objectives it
+that is better than the best plans: nothing that was not forecast can be better in the model. Of two objectives it
 goes on until a plan of the front dominates everything that is left.
 
 By the length or the price of runs, a plan that was forecast waits once more for each choice of its run, with the bound
@@ -49,21 +49,24 @@ from meshcast.simulator.runs.replicas import ForecastSteps
 
 
 class OtherProcesses(Protocol):
-    """What other processes that search the same space have found."""
+    """The plans of other processes that search the same space."""
 
     def send(self, values: tuple[float, ...]) -> None:
         """Tells them of a plan that fits."""
 
     def receive(self) -> Iterable[tuple[float, ...]]:
-        """Returns the plans that they have found since. Raises KeyboardInterrupt if the search is to end."""
+        """Returns the plans that they have met since. Raises KeyboardInterrupt if the search is to end."""
 
 
 class Search(PlanSearch):
     """A search for the best plans that fit in memory.
 
-    spaces: the points, by cluster. within: gap at which the search may end. top: number of plans that are kept.
-    objectives: what is optimised: one, or two for their Pareto front (`experiments.search.frontier.objectives`).
-    shared: work that forecasts share, with the calibration of all costs. origin: the file of the job, for errors.
+    spaces: the points, by cluster.
+    within: gap at which the search may end.
+    top: number of plans that are kept.
+    objectives: a single objective, or two for their Pareto front (`experiments.search.frontier.objectives`).
+    shared: work that forecasts share, with the calibration of all costs.
+    origin: the file of the job, for errors.
     run_fields: open fields of the run, with their values or ``auto``.
     start: the job before its fields were opened: the plans near its plan are forecast first.
     """
@@ -95,7 +98,7 @@ class Search(PlanSearch):
         super().__init__(spaces, work, incumbents, certificate, top, origin)
         self.start = start
         self._near: dict[tuple[int, Point], ForecastPlan] = {}
-        """Plans near the first one that fit and that the search has not come to, by cluster and point."""
+        """Plans near that of the job that fit and that the search has not come to, by cluster and point."""
         self._number = itertools.count()
         self._heap: list[_Waiting] = []
         self._taken: _Waiting | None = None
@@ -113,11 +116,8 @@ class Search(PlanSearch):
         return self.clusters[0].space
 
     def count(self, progress: Callable[[Certificate], None] = lambda _: None) -> None:
-        """Counts the points of all groups, if they are not counted yet.
-
-        Raises CountInterrupted if it is interrupted, PlanError for a space without points, or one of which limits
-        exclude all.
-        """
+        """Counts the points of all groups, if they are not counted yet. Raises CountInterrupted if it is interrupted,
+        PlanError for a space of which limits leave no points."""
         certificate = self.certificate
         if not certificate.counting:
             return
@@ -152,7 +152,6 @@ class Search(PlanSearch):
                 self._note_step(plan)
 
     def list_groups(self) -> list[tuple[SearchedCluster, LayerGroup]]:
-        """Returns all groups of points."""
         return [(cluster, group) for cluster in self.clusters for group in cluster.sizes]
 
     def run(
@@ -164,7 +163,7 @@ class Search(PlanSearch):
         """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then.
 
         groups: those to search, if not all. others: of processes that search the others.
-        Raises PlanError or ModelError if every point breaks a rule: that of the first one; and as `count` does.
+        Raises PlanError or ModelError if every point breaks a rule: that of the first point; and as `count` does.
         """
         self.count(progress)
         certificate = self.certificate
@@ -204,7 +203,7 @@ class Search(PlanSearch):
         return certificate
 
     def _add_near(self) -> None:
-        """Adds the plans near the first one that the search has not come to: they were forecast, too."""
+        """Adds the plans near that of the job that the search has not come to: they were forecast, too."""
         self.forecasts += self._near.values()
         self.certificate.exact += len(self._near)
         self._near = {}
@@ -248,7 +247,7 @@ class Search(PlanSearch):
         return 1 if isinstance(item, _Point) else item.left
 
     def _bounds_of(self, waiting: Iterable[_Waiting]) -> np.ndarray:
-        """Returns the bounds of two objectives of what waits or was left out within the gap [rows, 2]; of one none."""
+        """Returns the bounds of two objectives of what waits or was left out within the gap [rows, 2]."""
         if len(self.certificate.objectives) == 1:
             return np.zeros((0, 2))
         bounds = [
@@ -292,8 +291,7 @@ class Search(PlanSearch):
             self._open(cluster, item, seconds, nbytes)
 
     def _leave_dominated(self, waiting: _Waiting) -> _Waiting:
-        """Returns what is left of an item without plans that the front dominates; its own item is None if nothing
-        is."""
+        """Returns what is left of an item without plans that the front dominates; its `item` is None without any."""
         item = waiting.item
         values = self.incumbents.bounds(*self._rows(waiting), _use_of(waiting.cluster, item))
         dominated = self.incumbents.dominates(values, self.incumbents.within)
@@ -344,7 +342,7 @@ class Search(PlanSearch):
             self._push(cluster, pipelines, *opened.least(at, seconds, nbytes))
 
     def _bound_next(self, cluster: SearchedCluster, pipelines: _Pipelines, seconds: float, nbytes: float) -> None:
-        """Bounds the next one of some pipelines by the order of its passes."""
+        """Bounds the next of some pipelines by the order of its passes."""
         opened, at, group = pipelines.opened, pipelines.at, pipelines.opened.group
         pipeline, steps = opened.pipeline(at), cluster.groups.steps(opened, at)
         if cluster.space.admits(group, pipeline, steps[0]):
@@ -358,10 +356,9 @@ class Search(PlanSearch):
     def _bound_families(
         self, cluster: SearchedCluster, candidates: _OnePipeline, seconds: float, nbytes: float
     ) -> None:
-        """Bounds points with one data scheme, those with equal overlap of its collectives together, before their states
-        are lowered."""
+        """Bounds points with a data scheme, those with equal overlap of its collectives together, without states."""
         group, pipeline, every = candidates
-        # Buckets beside the passes may take longer than one collective after them: neither bounds the other.
+        # Buckets beside the passes may take longer than a collective after them: neither bounds the other.
         for steps in group_by_overlap(every):
             least = cluster.groups.bound_before_states(group, pipeline, steps) or (seconds, nbytes)
             bounds = max(seconds, least[0]), max(nbytes, least[1])
@@ -430,7 +427,7 @@ class Search(PlanSearch):
 
 
 def group_by_overlap(steps: Sequence[StepChoice]) -> list[list[StepChoice]]:
-    """Returns choices with one data scheme by what of its collectives overlaps, and by its units."""
+    """Returns choices with a data scheme by what of its collectives overlaps, and by its units."""
     families: dict[tuple[Any, ...], list[StepChoice]] = {}
     for step in steps:
         families.setdefault((step.overlap_dp, step.updated_weights, step.options), []).append(step)
@@ -451,8 +448,10 @@ class _Point(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A plan that fits, with a choice of its run, which has not been simulated. known: forecasts of its steps without
-    some of its replicas, for all choices."""
+    """A plan that fits, with a choice of its run, which has not been simulated.
+
+    known: forecasts of its steps without some of its replicas, for all choices.
+    """
 
     plan: ForecastPlan
     report: Report
@@ -462,7 +461,7 @@ class _Candidate(NamedTuple):
 
 
 class _OnePipeline(NamedTuple):
-    """A pipeline of a group with one data scheme, bounded by the order of its passes, and its points."""
+    """A pipeline of a group with a data scheme, bounded by the order of its passes, and its points."""
 
     group: LayerGroup
     pipeline: Pipeline
@@ -470,7 +469,6 @@ class _OnePipeline(NamedTuple):
 
     @property
     def left(self) -> int:
-        """Number of points."""
         return len(self.steps)
 
 
@@ -484,8 +482,7 @@ class _Variants(_OnePipeline):
 
 @dataclass(frozen=True, eq=False)
 class _Pipelines:
-    """The pipelines of a group with their data schemes, those from `at` on still to be bounded by the order of their
-    passes."""
+    """The pipelines of a group with their data schemes; the order of passes has not bounded those from `at` on."""
 
     opened: OpenGroup
     at: int = 0

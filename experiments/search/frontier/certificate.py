@@ -17,21 +17,27 @@ COUNTS = ("opened", "invalid", "memory_bound", "time_bound", "exact", "too_large
 class Certificate:
     """What a search has proven.
 
-    plans: distinct executions in the space. fields: values of the open fields.
+    plans: distinct executions in the space.
+    fields: values of the open fields.
     objectives: what is optimised.
     excluded: points that a limit of the search excludes, by limit (`experiments.search.space.limits`).
     memory_margin: share of the memory of a GPU that must stay free.
     memory_risk: most probability of lacking memory that a plan may have.
-    invalid: points that break a rule. memory_bound: points whose memory bound exceeds the GPU. time_bound: points whose
-        bounds are not better than the best plans found, by more than the gap; of a search that was interrupted also all
-        that were not decided. exact: points that were forecast, `too_large` of them over memory.
-    groups: groups of points, `opened` of them bounded point by point. grouped: what the points of one have in common.
-    step: step time of the best plan found [s]. incumbent: its objective, of two that of time or GPU time.
+    invalid: points that break a rule.
+    memory_bound: points whose memory bound exceeds the GPU.
+    time_bound: points whose bounds are not better than the best plans, by more than the gap; of a search that was
+        interrupted also all that were not decided.
+    exact: points that were forecast, `too_large` of them over memory.
+    groups: groups of points, `opened` of them bounded point by point.
+    grouped: what the points of a group have in common.
+    step: step time of the best plan [s].
+    incumbent: its objective, of two that of time or GPU time.
     open_bound: the best bound of this objective among points that were not forecast.
     front_gap: with two objectives, the least share such that of every plan that was not forecast some plan of the front
         is worse by no more in any objective.
     ratios: of every forecast, bounds of time and of memory over the forecast.
-    cpu: CPU time [s], that of counting the plans included. complete: whether the search ended by itself.
+    cpu: CPU time [s], that of counting the plans included.
+    complete: whether the search ended by itself.
     runs: what was simulated, in a search by the length or the price of runs.
     counting: whether the plans are still being counted: `plans`, `groups` and `excluded` are those so far.
     """
@@ -62,7 +68,7 @@ class Certificate:
 
     @property
     def gap(self) -> float:
-        """Share of the objective by which a plan that was not forecast may be better than the best one found."""
+        """Share of the objective by which a plan that was not forecast may be better than the best plan."""
         if not math.isfinite(self.incumbent):
             return 1.0
         if len(self.objectives) > 1:

@@ -18,7 +18,10 @@ NOTHING: Mapping[str, Any] = {}
 
 
 class SearchedCluster:
-    """The points on one cluster, and their bounds. incumbents: with the objectives by which they are searched."""
+    """The points on a cluster, and their bounds.
+
+    incumbents: with the objectives by which they are searched.
+    """
 
     def __init__(
         self, space: Space, shared: SharedWork, incumbents: Incumbents, run_fields: Mapping[str, Any] = NOTHING

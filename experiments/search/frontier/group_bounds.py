@@ -34,7 +34,9 @@ WHOLE = {"weights": {"ddp", "zero-1", "zero-2"}, "gradients": {"ddp", "zero-1"},
 class GroupPipelines(NamedTuple):
     """The pipelines of groups with equal degrees and micro-batches.
 
-    pipelines: those that exist. wrong: those that break a rule. units: what the devices of the former run and hold.
+    pipelines: those that exist.
+    wrong: those that break a rule.
+    units: what the devices of the former run and hold.
     micro_batches, devices: of each of them [pipelines].
     places: numbers of pipelines with equal stages and order of the mesh, by these.
     """
@@ -48,10 +50,12 @@ class GroupPipelines(NamedTuple):
 
 
 class Known(IntEnum):
-    """What the bounds of a group consider, each more than the one before.
+    """What the bounds of a group consider, each more than the last.
 
-    KERNELS: kernels and data-parallel collectives. WITHOUT_RECOMPUTE: passes without what is recomputed, but for its
-    kernels. MEMORY: also memory. PASSES: passes as they are.
+    KERNELS: kernels and data-parallel collectives.
+    WITHOUT_RECOMPUTE: passes without what is recomputed, but for its kernels.
+    MEMORY: also memory.
+    PASSES: passes as they are.
     """
 
     KERNELS = 0
@@ -64,10 +68,12 @@ class Known(IntEnum):
 class OpenGroup:
     """The pipelines of a group with each data scheme, the smallest bound first.
 
-    table: all pipelines of the group. places, schemes: numbers of the pipelines and of their data schemes [choices].
+    table: all pipelines of the group.
+    places, schemes: numbers of the pipelines and of their data schemes [choices].
     seconds, nbytes: lower bounds of their step times and of their memory [choices] [s] [bytes].
     points: numbers of their points [choices].
-    by_memory: whether they are in the order of their memory. known: what the bounds consider.
+    by_memory: whether they are in the order of their memory.
+    known: what the bounds consider.
     """
 
     group: LayerGroup
@@ -82,15 +88,12 @@ class OpenGroup:
 
     @property
     def left(self) -> int:
-        """Number of points."""
         return int(self.points.sum())
 
     def in_order(self) -> OpenGroup:
-        """Returns these pipelines, the smallest bound first."""
         return self.select(np.argsort(self.nbytes if self.by_memory else self.seconds, kind="stable"))
 
     def select(self, which: np.ndarray) -> OpenGroup:
-        """Returns some of these pipelines."""
         columns = {name: getattr(self, name)[which] for name in COLUMNS}
         return replace(self, **columns)
 
@@ -102,12 +105,14 @@ class OpenGroup:
         return max(seconds, float(self.seconds[at])), nbytes
 
     def pipeline(self, at: int) -> Pipeline:
-        """Returns the pipeline at a place in the order."""
         return self.table.pipelines[self.places[at]]
 
 
 class GroupBounds:
-    """Bounds all pipelines of a group at once. by_memory: in the order of their memory."""
+    """Bounds all pipelines of a group at once.
+
+    by_memory: in the order of their memory.
+    """
 
     def __init__(self, space: Space, bounds: PointBounds, by_memory: bool = False) -> None:
         self.space, self.bounds, self.prices, self.by_memory = space, bounds, bounds.prices, by_memory
@@ -118,14 +123,13 @@ class GroupBounds:
         self._schemes = {pair: number for number, pair in enumerate(pairs)}
 
     def open(self, group: LayerGroup) -> tuple[OpenGroup | None, int]:
-        """Returns the pipelines of a group, bounded by kernels and data-parallel collectives alone; and the number of
-        points that break a rule."""
+        """Returns the pipelines of a group, bounded by kernels and data-parallel collectives; and its invalid
+        points."""
         opened, wrong = self._open(group)
         return replace(opened, group=group) if opened is not None else None, wrong
 
     def _what_opens(self, group: LayerGroup) -> Hashable:
-        """Returns what the pipelines of a group follow from: groups that differ in communication and memory alone have
-        the same kernels."""
+        """Returns what the pipelines of a group follow from: communication and memory change no kernels."""
         plain = self.prices.kernel_group(group)._replace(recompute="full" if group.recompute == "full" else "none")
         return group if self.space.limits_points else (plain, "activations" in group.offload)
 
@@ -152,8 +156,7 @@ class GroupBounds:
         return left.in_order() if len(left.places) else None
 
     def bound_memory(self, opened: OpenGroup) -> np.ndarray | None:
-        """Returns what the devices of the pipelines of a group hold at least [choices] [bytes]; None if it breaks a
-        rule."""
+        """Returns what devices of pipelines of a group hold at least [choices] [bytes]; None if it breaks a rule."""
         group, table = opened.group, opened.table
         layout, grown = self.prices.unit_layout(group), self.prices.unit_memory(group)
         if layout is None or grown is None:
@@ -162,9 +165,8 @@ class GroupBounds:
         return (least + self.space.loaded.framework.memory.context_gib * GIB)[opened.places, opened.schemes]
 
     def least_memory(self, group: LayerGroup) -> float:
-        """Returns a lower bound of the memory of all points of a group [bytes]: on the fullest GPU, which holds no
-        fewer parameters than the average one, states that are divided by as many ranks as can be; 0 if it breaks a
-        rule."""
+        """Returns a lower bound of the memory of all points of a group [bytes]: on the fullest GPU, with no fewer
+        parameters than the average, states that are divided by as many ranks as can be; 0 if it breaks a rule."""
         layout = self.prices.unit_layout(group)
         if layout is None:
             return 0.0
@@ -201,13 +203,11 @@ class GroupBounds:
         return [step for step in choices if self.scheme_of(step) == scheme]
 
     def scheme_of(self, step: StepChoice) -> int:
-        """Returns the number of the data scheme of a choice."""
         shard = step.shard
         return self._schemes[step.data, NODE if shard is not None and NODE in self.space.values["shard"] else shard]
 
     def _points(self, group: LayerGroup, pipelines: list[Pipeline], places: Mapping[Place, np.ndarray]) -> np.ndarray:
-        """Returns the numbers of the points of pipelines [pipelines, data schemes]. places: as `find_places` gives
-        them."""
+        """Returns the numbers of the points of pipelines [pipelines, data schemes]. places: see `find_places`."""
         points = np.zeros((len(pipelines), len(self._schemes)), int)
         if self.space.limits_points:
             for row, pipeline in zip(points, pipelines, strict=True):
@@ -243,7 +243,7 @@ class GroupBounds:
         return GroupPipelines(pipelines, wrong, PipelineTable(units), micro_batches, devices, find_places(pipelines))
 
     @remembered_by(
-        # Where micro-batches take one way, all devices run all of them.
+        # Where all micro-batches take the same way, all devices run all of them.
         lambda bounds, layout, variants, order: (
             variants,
             order.shape.m if np.ptp(order.place.turns) else 0,
@@ -266,36 +266,43 @@ class GroupBounds:
         return seconds + self.space.loaded.framework.step_overhead_s
 
     def _collectives(self, group: LayerGroup, table: GroupPipelines, layout: UnitLayout) -> Collectives:
-        """Returns the data-parallel collectives of the pipelines of a group, each as fast a byte as a very large
-        one."""
-        framework, groups = self.space.loaded.framework, tuple(layout.reduced)
+        """Returns the data-parallel collectives of the pipelines of a group, at the rates of very large messages."""
+        groups, shape = tuple(layout.reduced), (len(layout.reduced), len(layout.elements))
         each_reduction, each_gather = self._turns(table)
-        schemes = self.space.data_schemes
+        elements, matrices = (
+            np.array([sizes[axes] for axes in groups]).reshape(shape) for sizes in (layout.reduced, layout.matrices)
+        )
+        seconds = self._collective_rates(group, table, layout, each_reduction > 0)
+        for place, at in table.places.items():
+            for (name, value), number in self._schemes.items():
+                if value is not None and name in self.space.data_schemes.known:
+                    seconds[:, at, number] = self._copy_rates(group, place, value, groups, elements)[:, None]
+        seconds[0] *= BYTES[self.space.loaded.framework.gradients]
+        seconds[1] *= least_weight_bytes(self.space.loaded)
+        return Collectives(elements, matrices, seconds[0], seconds[1], each_reduction, each_gather)
+
+    def _collective_rates(
+        self, group: LayerGroup, table: GroupPipelines, layout: UnitLayout, reduces_each: np.ndarray
+    ) -> np.ndarray:
+        """Returns the least seconds a byte of reductions and gathers [2, pipelines, data schemes, groups].
+
+        reduces_each: whether every micro-batch reduces gradients, then unit by unit [pipelines, data schemes].
+        """
+        groups, schemes = tuple(layout.reduced), self.space.data_schemes
         seconds = np.zeros((2, table.units.size, len(self._schemes), len(groups)))
         sharded, known = (
             np.array([name in names for name, _ in self._schemes])[:, None]
             for names in (schemes.known - {"ddp"}, schemes.known)
         )
-        # What happens in every micro-batch happens unit by unit.
-        layers = schemes.most_layers
-        of_unit = [(layers * layout.reduced[axes].max(), layers * layout.matrices[axes].max()) for axes in groups]
-        shape = len(groups), len(layout.elements)
-        elements, matrices = (
-            np.array([sizes[axes] for axes in groups]).reshape(shape) for sizes in (layout.reduced, layout.matrices)
-        )
+        of_unit = [largest_unit(layout, axes, schemes.most_layers) for axes in groups]
         for place, at in table.places.items():
             for each, sizes in ((False, [(0, 0)] * len(groups)), (True, of_unit)):
                 rates = [self._rates(group, place, axes, *size) for axes, size in zip(groups, sizes, strict=True)]
                 reduce, scatter, gather = np.array(rates).reshape(-1, 3).T
-                applies = ((each_reduction[at] > 0) == each)[:, :, None]
+                applies = (reduces_each[at] == each)[:, :, None]
                 seconds[0, at] += applies * known * np.where(sharded, scatter, reduce)
                 seconds[1, at] += applies * sharded * gather
-            for (name, value), number in self._schemes.items():
-                if value is not None and name in schemes.known:
-                    seconds[:, at, number] = self._copy_rates(group, place, value, groups, elements)[:, None]
-        seconds[0] *= BYTES[framework.gradients]
-        seconds[1] *= least_weight_bytes(self.space.loaded)
-        return Collectives(elements, matrices, seconds[0], seconds[1], each_reduction, each_gather)
+        return seconds
 
     def _turns(self, table: GroupPipelines) -> tuple[np.ndarray, np.ndarray]:
         """Returns how often a micro-batch reduces gradients, and gathers weights [pipelines, data schemes]."""
@@ -341,15 +348,14 @@ class GroupBounds:
         return whole + shared / parts
 
     def _whole_and_shared(self, group: LayerGroup, data: str) -> tuple[float, float]:
-        """Returns the bytes of states of a parameter that a data scheme keeps on every rank, and of those that it
-        shards."""
+        """Returns the bytes of states of a parameter that a data scheme keeps on every rank, and that it shards."""
         if data not in self.space.data_schemes.known:
             return 0.0, 0.0
         framework, cuts_weights = self.space.loaded.framework, data not in WHOLE["weights"]
         full, compute = BYTES[framework.main_weights], least_weight_bytes(self.space.loaded)
         nbytes = {
             "weights": compute,
-            # With one micro-batch a step those that are set to None are not there at the peak.
+            # With a single micro-batch a step those that are set to None are not there at the peak.
             "gradients": 0 if framework.update.gradients_to_none else BYTES[framework.gradients],
             "optimizer": framework.update.states.element_bytes(framework.moments),
         }
@@ -357,7 +363,7 @@ class GroupBounds:
             nbytes["gradients"] = nbytes["optimizer"] = 0
         elif "optimizer" in group.offload:
             nbytes["optimizer"] = 0
-        elif cuts_weights:  # the shards are the optimizer's own copy
+        elif cuts_weights:  # the shards are the optimizer's copy
             nbytes["weights"] = max(full, compute)
         else:
             nbytes["optimizer"] += framework.main_copy_bytes
@@ -365,7 +371,7 @@ class GroupBounds:
         return whole, sum(nbytes.values()) - whole
 
     def _shards(self, group: LayerGroup, place: Place, value: int | str | None) -> float:
-        """Returns the most ranks that share one copy of a parameter of a rank. value: of the field shard."""
+        """Returns the most ranks that share a copy of a parameter of a rank. value: of the field shard."""
         dp, inside = self.space.data_ranks(group, place)
         ranks = self.space.loaded.cluster.gpus / place.pp / (group.tp if self.space.loaded.model.moe is None else 1)
         copies = dp // (self.space.shard_ranks(value, dp, inside) or dp) if value is not None else 1
@@ -376,8 +382,7 @@ class GroupBounds:
     def bound_before_states(
         self, group: LayerGroup, pipeline: Pipeline, steps: Sequence[StepChoice]
     ) -> tuple[float, float] | None:
-        """Returns lower bounds as `PointBounds.bound_points` has them, with states that shares of the units give, at
-        least."""
+        """Returns lower bounds as `PointBounds.bound_points` does, with the least states by shares of the units."""
         step = steps[0]
         layout, stages = self.prices.unit_layout(group), self.bounds.stages(group, pipeline, step.data)
         plan = self.bounds.states.plain_plan(group, pipeline.place, step.shard)
@@ -397,10 +402,9 @@ class GroupBounds:
         often, layers = min(often, 1) if gathers_once(step.option) else often, layers_of_unit(step.option)
         reductions, gathers = dict.fromkeys(layout.reduced, 0.0), dict.fromkeys(layout.reduced, 0.0)
         for axes in layout.reduced if known else ():
-            largest = layers * layout.reduced[axes].max(), layers * layout.matrices[axes].max()
-            reduce, scatter, gather = self._rates(group, place, axes, *(largest if each else (0, 0)))
-            reductions[axes] = (reduce if step.data == "ddp" else scatter) * BYTES[framework.gradients]
-            gathers[axes] = gather * least_weight_bytes(self.space.loaded)
+            rates = self._rates(group, place, axes, *(largest_unit(layout, axes, layers) if each else (0, 0)))
+            reductions[axes] = rates[0 if step.data == "ddp" else 1] * BYTES[framework.gradients]
+            gathers[axes] = rates[2] * least_weight_bytes(self.space.loaded)
         # Under a pipeline that overlaps, FSDP keeps weights gathered and gradients whole through all micro-batches.
         kept = step.data == "fsdp" and not each and known
         both = (least_weight_bytes(self.space.loaded), BYTES[framework.gradients]) if kept else (0, 0)
@@ -411,6 +415,11 @@ def least_weight_bytes(job: Job) -> float:
     """Returns the least bytes in which a weight of a job is stored and gathered."""
     stored, compute = job.train.frozen_weights, BYTES[job.framework.weights]
     return float(compute if stored is None else min(compute, STORED_FORMATS[stored].codes))
+
+
+def largest_unit(layout: UnitLayout, axes: tuple[str, ...], layers: int) -> tuple[int, int]:
+    """Returns the parameters that the largest unit of some layers reduces along axes, and the matrices it gathers."""
+    return layers * layout.reduced[axes].max(), layers * layout.matrices[axes].max()
 
 
 def find_places(pipelines: list[Pipeline]) -> dict[Place, np.ndarray]:

@@ -1,5 +1,5 @@
 """The plans near that of the job itself, from which its fields were opened: a search forecasts some of them first, so
-that one which is interrupted early has plans, too."""
+that an early interruption leaves plans, too."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Neighbourhood(NamedTuple):
 def find_near_plans(
     cluster: SearchedCluster, job: Job, shared: SharedWork, incumbents: Incumbents
 ) -> Iterator[tuple[Point, ForecastPlan]]:
-    """Yields plans of a cluster that fit, from that of a job on by steps of one field, with their points.
+    """Yields plans of a cluster that fit, from that of a job on by steps of a single field, with their points.
 
     job: on this cluster, with a plan. incumbents: of the search.
     """
@@ -73,8 +73,7 @@ def find_near_plans(
 
 
 def _take_nearest(space: Space, values: Values) -> Values:
-    """Returns the values of a plan with those that a space does not have, as lists of modules, replaced by the last one
-    that it has, which recomputes most."""
+    """Returns the values of a plan, where a space lacks them, as lists of modules, its last, which recomputes most."""
     nearest = dict(values)
     for name in space.fields.values():
         value, known = values.get(name), space.values[name]
@@ -93,8 +92,7 @@ def _forecast(plan: Values, space: Space, shared: SharedWork) -> StepAndMemory |
 
 
 def _list_neighbours(space: Space, values: Values) -> Iterator[Values]:
-    """Yields the values of plans that differ in one open field: in another word, or in the next smaller or larger
-    number."""
+    """Yields the values of plans with another word, or the next smaller or larger number, in a single open field."""
     for field in space.open:
         name = FIELDS[field]
         known = space.values[name]

@@ -2,7 +2,7 @@
 
 Every objective is a figure to minimise: the step time, the GPU time of a step (tokens per second and GPU, and cost, are
 best where it is least), the energy of a step, the memory of the fullest GPU; or the mean length or price of simulated
-runs. A plan is dominated if another one is at least as good in all objectives.
+runs. A plan is dominated if another is at least as good in all objectives.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GPU_TIME = {"tokens", "cost"}
 
 
 def check_objectives(names: Sequence[str], place: str = "objective") -> tuple[str, ...]:
-    """Returns the objectives by their names, one or two. Raises PlanError for others."""
+    """Returns the objectives by their names, two at most. Raises PlanError for others."""
     if not names or len(names) > 2:
         rule = "a search has one objective, or two for their Pareto front"
         raise PlanError(place, rule, "Write for example time, or time,memory", ",".join(map(str, names)))
@@ -54,13 +54,11 @@ def check_objectives(names: Sequence[str], place: str = "objective") -> tuple[st
 
 
 def simulates_runs(names: Sequence[str]) -> bool:
-    """Returns whether an objective is of runs."""
     return any(name in OF_RUNS for name in names)
 
 
 class ClusterUse(NamedTuple):
-    """What a step uses of a cluster besides its seconds: its number of GPUs, its least energy, and the choices of its
-    runs, if these are simulated."""
+    """What a step uses of a cluster besides its seconds: GPUs, least energy, and the choices of simulated runs."""
 
     gpus: int
     energy: LeastEnergy = LeastEnergy()
@@ -75,8 +73,9 @@ class ClusterUse(NamedTuple):
 class Incumbents:
     """The objectives of the best plans so far, and which bounds cannot lead to a better plan.
 
-    names: the objectives. top: number of plans to keep of one objective. within: share by which a better plan may be
-    missed.
+    names: the objectives.
+    top: number of plans to keep of a single objective.
+    within: share by which a better plan may be missed.
     """
 
     def __init__(self, names: tuple[str, ...] = ("time",), top: int = 10, within: float = 0.0) -> None:
@@ -91,8 +90,7 @@ class Incumbents:
         return self.order[0] == "memory"
 
     def bounds(self, seconds: Figure, nbytes: Figure, use: ClusterUse) -> tuple[Figure, ...]:
-        """Returns lower bounds of the objectives from those of time and memory, in the order in which they are
-        searched; also of arrays."""
+        """Returns lower bounds of the objectives from those of time and memory, in the order of the search."""
         figures = self._figures(seconds, nbytes, use.gpus, use.energy.bound(seconds))  # type: ignore[arg-type, type-var]
         if use.runs is not None:
             of_runs = {"days": use.runs.bound_days, "run-cost": use.runs.bound_cost}
@@ -100,8 +98,7 @@ class Incumbents:
         return tuple(figures[name] for name in self.order)  # type: ignore[misc]
 
     def values(self, forecast: StepAndMemory, use: ClusterUse, runs: PlanRuns | None = None) -> tuple[float, ...]:
-        """Returns the objectives of a plan, in the order in which they are searched. runs: those of the plan; without
-        them their objectives are infinite."""
+        """Returns the objectives of a plan, in the order of the search; those of runs are infinite without `runs`."""
         figures = self._figures(forecast.step_time, forecast.peak_device, use.gpus, forecast.joules)
         cost = runs.cost if runs is not None else None
         figures |= {"days": runs.days if runs else math.inf, "run-cost": math.inf if cost is None else cost}
@@ -112,7 +109,6 @@ class Incumbents:
         return {"memory": nbytes, "time": seconds, "energy": joules} | dict.fromkeys(GPU_TIME, seconds * gpus)
 
     def add(self, values: tuple[float, ...]) -> None:
-        """Adds a plan that fits."""
         bisect.insort(self._values, values)
         if len(self.names) == 1:
             del self._values[self.top :]
@@ -130,16 +126,14 @@ class Incumbents:
 
     @property
     def limit(self) -> float:
-        """The bound of a single objective from which on nothing is of interest: no plan that is better by more than
-        the gap, and none of those that are kept."""
+        """The bound of a single objective from which on no plan is better by more than the gap, or kept."""
         if not self._values or len(self.names) > 1:
             return math.inf
         kept = self._values[-1][0] if len(self._values) == self.top else math.inf
         return min(kept, self._values[0][0] * (1 + NEAR)) * (1 - self.within)
 
     def dominates(self, bounds: Sequence[np.ndarray], within: float = 0.0) -> np.ndarray:
-        """Returns which bounds of two objectives are dominated by a plan of the front, were that better by a share
-        `within`."""
+        """Returns which bounds of two objectives a plan of the front dominates, were it better by a share `within`."""
         first, second = bounds
         if not self._values:
             return np.zeros(len(first), bool)

@@ -1,4 +1,4 @@
-"""The simulated runs of one plan with one choice: days, cost, goodput, and whether two plans can be told apart."""
+"""The simulated runs of a plan with a choice: days, cost, goodput, and whether two plans can be told apart."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ Simulate = Callable[[RunPlan], Sequence[SimulatedRun]]
 class RunCounts:
     """What a search has simulated.
 
-    choices: of the run that are compared for every plan. seeds: runs of each plan and choice. simulated: plans with a
-    choice whose runs were simulated. invalid: that break a rule. waiting: of plans that were forecast, those that were
-    not simulated: their bound is no better than the best plans, unless the search was interrupted.
+    choices: of the run that are compared for every plan.
+    seeds: runs of each plan and choice.
+    simulated: plans with a choice whose runs were simulated.
+    invalid: that break a rule.
+    waiting: of plans that were forecast, those that were not simulated: their bound is no better than the best plans,
+        unless the search was interrupted.
     """
 
     choices: int
@@ -41,10 +44,13 @@ class RunCounts:
 
 @dataclass(frozen=True)
 class PlanRuns:
-    """The runs of a plan with one choice.
+    """The runs of a plan with a choice.
 
-    seconds: of every run [s]. costs: of every run; empty without a price. interval_s: time between two checkpoints;
-    None without regular ones. time_s: mean time by its use. columns: those of a sweep of simulated runs.
+    seconds: of every run [s].
+    costs: of every run; empty without a price.
+    interval_s: time between two checkpoints; None without regular ones.
+    time_s: mean time by its use.
+    columns: those of a sweep of simulated runs.
     days_90, cost_90: intervals that hold nine of ten runs.
     """
 
@@ -59,7 +65,6 @@ class PlanRuns:
 
     @classmethod
     def of(cls, answer: RunAnswer) -> PlanRuns:
-        """Returns the figures of simulated runs."""
         costs = [answer.cost_of(run) for run in answer.runs]
         days, cost = answer.interval_90(lambda run: run.seconds / DAY), answer.interval_90(answer.cost_of)
         assert days is not None
@@ -81,7 +86,6 @@ class PlanRuns:
 
     @property
     def days(self) -> float:
-        """Mean length."""
         return self.mean_seconds / DAY
 
     @property
@@ -104,7 +108,8 @@ class PlanRuns:
 
 def differ(first: Sequence[float], other: Sequence[float]) -> bool:
     """Returns whether the means of two plans can be told apart by so many runs: the 90 % interval of the mean
-    difference of runs with the same random numbers leaves out 0. first, other: a figure of every run, in one order."""
+    difference of runs with the same random numbers leaves out 0. first, other: a figure of every run, in equal
+    order."""
     count = len(first)
     differences = [a - b for a, b in zip(first, other, strict=True)]
     mean = math.fsum(differences) / count
@@ -116,7 +121,7 @@ def differ(first: Sequence[float], other: Sequence[float]) -> bool:
 
 def student_90(freedom: int) -> float:
     """Returns the two-sided 90 % quantile of Student's t distribution, within 1 % from three degrees of freedom on
-    (Abramowitz and Stegun 1964, 26.7.5); exact for one and two."""
+    (Abramowitz and Stegun 1964, 26.7.5); exact for 1 and 2."""
     if freedom < 3:
         return (math.tan(0.45 * math.pi), 2.919986)[freedom - 1]
     z, quantile = Z90, Z90

@@ -1,4 +1,4 @@
-"""The plans that a search has found: the forecasts of their jobs, each held against its lower bounds."""
+"""The plans that a search has forecast, each held against its lower bounds."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ ROUNDING = 1e-9
 class ForecastPlan(NamedTuple):
     """A plan that was forecast.
 
-    changes: values of the open fields. job: the job as plain data. bound: lower bound of its step time [s].
-    forecast: its step time and memory. fits: whether it has the memory that it may take.
+    changes: values of the open fields.
+    job: the job as plain data.
+    bound: lower bound of its step time [s].
+    forecast: its step time and memory.
+    fits: whether it has the memory that it may take.
     values: its objectives, in the order in which they are searched; infinite for runs that were not simulated.
     runs: its simulated runs; None unless the objective asks for them.
     """
@@ -45,7 +48,10 @@ class ForecastPlan(NamedTuple):
 class SearchedJob(Protocol):
     """The job of a search without its open fields, and what its plans may take.
 
-    job: as plain data. base: folder of its relative paths. open: the fields that vary. loaded: the job with some plan.
+    job: as plain data.
+    base: folder of its relative paths.
+    open: the fields that vary.
+    loaded: the job with some plan.
     """
 
     base: Path
@@ -72,10 +78,14 @@ def has_memory(job: SearchedJob, forecast: StepAndMemory) -> bool:
 
 
 class PlanSearch(ABC):
-    """The plans that a search has found.
+    """The plans that a search has forecast.
 
-    jobs: of the search, one for each cluster. shared: work that forecasts share. incumbents: the best plans so far.
-    certificate: what is proven. top: number of plans that are kept. origin: the file of the job, for errors.
+    jobs: of the search, by cluster.
+    shared: work that forecasts share.
+    incumbents: the best plans so far.
+    certificate: what is proven.
+    top: number of plans that are kept.
+    origin: the file of the job, for errors.
     """
 
     def __init__(

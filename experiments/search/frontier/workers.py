@@ -1,7 +1,7 @@
-"""One search on several processes, which tell each other what they have found.
+"""A search on several processes, which tell each other of the plans that they meet.
 
-Groups of layers with equal degrees share lowered layers and prices, so they stay on one process. Every process has its
-own queue and ends when no bound in it is better than the best plans of all of them.
+Groups of layers with equal degrees share lowered layers and prices, so they share a process. Every process has a
+queue and ends when no bound in it is better than the best plans of all of them.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from meshcast.simulator.forecast.workers import count_cores
 Groups = list[tuple[SearchedCluster, LayerGroup]]
 
 PLANS_OF_A_PROCESS = 20_000
-"""Points below which a process of their own is not worth its start."""
+"""Points below which a further process is not worth its start."""
 
 
 def run_search(search: PlanSearch, workers: int | None, progress: Callable[[Certificate], None]) -> Certificate:
-    """Runs a search. workers: number of processes, one a core if None; a search of heterogeneous plans takes one."""
+    """Runs a search. workers: processes, as many as cores if None; a search of heterogeneous plans has a single one."""
     if isinstance(search, Search):
         return run_on_workers(search, workers or count_cores(), progress)
     return search.run(progress)
 
 
 def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate], None]) -> Certificate:
-    """Runs a search on several processes, as far as it is large enough; see `Search.run`. By runs, one process
-    searches and all of them simulate."""
+    """Runs a search on several processes, if it is large enough; by runs, a single process searches and all
+    simulate."""
     if search.certificate.runs is not None:  # the order of the simulated plans decides which ones are simulated
         with open_simulator(workers) as search.simulator:
             return search.run(progress)
@@ -65,8 +65,8 @@ def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate
 
 
 def share_groups(search: Search, workers: int) -> list[Groups]:
-    """Returns the groups of every process: those of equal tensor-parallel degree on one. Most work is where bounds are
-    smallest, so the degrees are dealt out in the order of their kernels, back and forth."""
+    """Returns the groups of every process: those of equal tensor-parallel degree together. Most work is where bounds
+    are smallest, so the degrees are dealt out in the order of their kernels, back and forth."""
     by_degree = defaultdict[tuple[int, int], Groups](list)
     for cluster, group in search.list_groups():
         by_degree[id(cluster), group.tp].append((cluster, group))
@@ -80,7 +80,7 @@ def share_groups(search: Search, workers: int) -> list[Groups]:
 
 
 def _least_value(search: Search, groups: Groups) -> float:
-    """Returns the smallest bound of groups that differ in their micro-batches from the first one, by their kernels."""
+    """Returns the smallest bound of groups that differ in micro-batches alone from the first, by their kernels."""
     cluster, first = groups[0]
     same = [group for other, group in groups if group == first._replace(micro=group.micro)]
     return min(
@@ -142,7 +142,7 @@ def _note_interrupts() -> Iterator[list[bool]]:
 
     def note(number: int, frame: FrameType | None) -> None:
         noted.append(True)
-        if callable(previous):  # it may have its own account of interrupts
+        if callable(previous):  # it may count interrupts itself
             with suppress(KeyboardInterrupt):
                 previous(number, frame)
 
@@ -154,7 +154,7 @@ def _note_interrupts() -> Iterator[list[bool]]:
 
 
 class _Link:
-    """The connection of a process to the first one."""
+    """The connection of a process to the first process."""
 
     EVERY = 0.1
     """CPU time between two reports of progress [s]."""
@@ -180,7 +180,7 @@ class _Link:
 
 
 class _Parent:
-    """The first process: joins what the others have found."""
+    """The first process: joins the plans of the others."""
 
     def __init__(
         self, search: Search, connections: Sequence[Connection], progress: Callable[[Certificate], None]
@@ -191,7 +191,7 @@ class _Parent:
         self.ended: dict[Connection, tuple[list[ForecastPlan], np.ndarray]] = {}
 
     def run(self, interrupts: list[bool]) -> Certificate:
-        """Takes messages until all processes have ended. interrupts: one is added at every Ctrl-C."""
+        """Takes messages until all processes have ended. interrupts: grows at every Ctrl-C."""
         stopped = False
         while len(self.ended) < len(self.parts):
             self._take_messages()
@@ -206,7 +206,7 @@ class _Parent:
         return self._end()
 
     def _tell(self, kind: str, content: Any, but: Connection | None = None) -> None:
-        """Sends a message to all processes that run, but for one."""
+        """Sends a message to all processes that run, but for `but`."""
         for connection in self.parts:
             if connection is not but and connection not in self.ended:
                 with suppress(OSError):  # it has ended a moment ago

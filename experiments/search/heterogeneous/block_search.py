@@ -1,7 +1,7 @@
 """Best-first search of plans whose stages, or whose replicas, have different degrees.
 
-Blocks of plans are bounded one after another; what may still be among the best waits for its forecast in the order of
-the bounds. The search ends when no bound is left that is better than the best plans found.
+Blocks of plans are bounded in turn; what may still be among the best waits for its forecast in the order of
+the bounds. The search ends when no bound is left that is better than the best plans.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ TRIED = 3
 class HeterogeneousSearch(PlanSearch):
     """A search of heterogeneous plans.
 
-    fields: the job and the values of its open fields. runs: most runs of stages of a pipeline; as many as there are
-    kinds of nodes, two at least, by default. within, top, objectives, shared, origin: see `Search`.
+    fields: the job and the values of its open fields.
+    runs: most runs of stages of a pipeline; as many as there are kinds of nodes, two at least, by default.
+    within, top, objectives, shared, origin: see `Search`.
     Raises PlanError for a job without such plans.
     """
 
@@ -76,10 +77,8 @@ class HeterogeneousSearch(PlanSearch):
         self._left: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
     def run(self, progress: Callable[[Certificate], None] = lambda _: None) -> Certificate:
-        """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then.
-
-        Raises PlanError or ModelError if every plan breaks a rule: that of the first one.
-        """
+        """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then. Raises
+        PlanError or ModelError if every plan breaks a rule: that of the first."""
         began, certificate = time.process_time(), self.certificate
         certificate.open_bound = 0.0
         waiting: list[tuple[float, int, int]] = []

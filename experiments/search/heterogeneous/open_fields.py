@@ -21,14 +21,14 @@ from meshcast.simulator.loading.load import load_job, write_choice
 from meshcast.simulator.report.peak_errors import RISK, least_room
 
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2")
-"""Schedules that are searched: one part of the model a device, orders that do not depend on durations."""
+"""Schedules that are searched: a single part of the model on each device, orders that do not depend on durations."""
 
 STATES = (0, 1)
 """ZeRO stages that are searched: those that communicate once a step."""
 
 MAX_MICRO, MAX_SEQUENCES_OF_A_RANK = 32, 32
-"""Largest micro-batch that is tried by default, or one sequence a GPU if that is more; and most of its sequences on a
-rank."""
+"""Largest micro-batch that is tried by default, or a sequence for each GPU if that is more; and most of its sequences
+on a rank."""
 
 CLOSED = {
     "stages": "the search finds the stages",
@@ -56,10 +56,12 @@ IDLE = {**{key: field.default for key, field in ShortPlan.model_fields.items()},
 
 @dataclass(frozen=True, eq=False)
 class NodeKind:
-    """Neighbouring nodes of one kind.
+    """Neighbouring nodes of the same kind.
 
     cluster: of as many GPUs as the cluster of the job, all of this kind: passes run at its rates.
-    gpus: number of GPUs of the nodes. domain: GPUs of a scale-up domain. memory: of a GPU [bytes].
+    gpus: number of GPUs of the nodes.
+    domain: GPUs of a scale-up domain.
+    memory: of a GPU [bytes].
     """
 
     name: str
@@ -72,8 +74,9 @@ class NodeKind:
 class FieldValues(NamedTuple):
     """Values of the fields of a search of heterogeneous plans.
 
-    tp, dp, pp, ep: degrees; None: whatever divides. recompute: of a stage. micro: sequences of a micro-batch, on all
-    data-parallel ranks of a stage together.
+    tp, dp, pp, ep: degrees; None: whatever divides.
+    recompute: of a stage.
+    micro: sequences of a micro-batch, on all data-parallel ranks of a stage together.
     """
 
     tp: tuple[int, ...]
@@ -89,8 +92,10 @@ class FieldValues(NamedTuple):
 class HeterogeneousFields:
     """A job without its open fields, and the values of these.
 
-    job: as plain data; what a search finds is missing from its plan. loaded: the job with a plan of its own.
-    kinds: of nodes, in the order of their ranks. open: the fields that vary.
+    job: as plain data; what a search finds is missing from its plan.
+    loaded: the job with some plan.
+    kinds: of nodes, in the order of their ranks.
+    open: the fields that vary.
     memory_margin: share of the memory of every GPU that must stay free.
     memory_risk: most probability of lacking memory that a plan may have.
     Raises PlanError for a job that a search of heterogeneous plans does not take.
@@ -107,7 +112,7 @@ class HeterogeneousFields:
         self.job["batch"] = batch
         stated = {**self.job, "batch": {**batch, "micro": 1}}
         self.loaded = load_job(stated, base=base)
-        if self.loaded.taken:  # plans that are found state everything else
+        if self.loaded.taken:  # plans of a search state everything else
             self.job["framework"] = write_choice(self.loaded)
             self.loaded = load_job({**stated, "framework": self.job["framework"]}, base=base)
         _check_heterogeneous_job(self.loaded, batch)
@@ -179,17 +184,14 @@ class HeterogeneousFields:
         most = max(MAX_MICRO, gpus)
         tensor = [n for n in range(1, domain + 1) if domain % n == 0 and model.heads % n == 0]
         schedules = [*map(schedule_name, _list_values("plan.schedule", opened["schedule"], SCHEDULES, ("1f1b",)))]
-        if wrong := [name for name in schedules if name not in SCHEDULES]:
-            rule = f"with --heterogeneous a schedule is one of {', '.join(SCHEDULES)}"
-            raise PlanError("plan.schedule", rule, "Write one of them, or leave it out", wrong[0])
+        rule = f"with --heterogeneous a schedule is one of {', '.join(SCHEDULES)}"
+        _check_admitted("plan.schedule", schedules, SCHEDULES, rule, "Write one of them, or leave it out")
         zero = _numbers("plan.zero", opened["zero"], STATES, (1,), least=0)
-        if wrong := [stage for stage in zero if stage not in STATES]:
-            rule = "with --heterogeneous states are not sharded, or as in ZeRO-1: zero is 0 or 1"
-            raise PlanError("plan.zero", rule, "Write one of them, or leave it out", wrong[0])
+        rule = "with --heterogeneous states are not sharded, or as in ZeRO-1: zero is 0 or 1"
+        _check_admitted("plan.zero", zero, STATES, rule, "Write one of them, or leave it out")
         words = PLAN_KEYS["recompute"].auto
         recompute = _list_values("plan.recompute", opened["recompute"], words, ("none",))
-        if wrong := [word for word in recompute if word not in words]:
-            raise PlanError("plan.recompute", f"it is one of {', '.join(words)}", "Write one of them", wrong[0])
+        _check_admitted("plan.recompute", recompute, words, f"it is one of {', '.join(words)}", "Write one of them")
         ranks = [n for n in range(1, gpus + 1) if experts % n == 0]
         micro = [n for n in range(1, min(most, total) + 1) if total % n == 0]
         tensor = _numbers("plan.tp", opened["tp"], tensor, tensor)
@@ -206,7 +208,7 @@ class HeterogeneousFields:
 
 
 def list_kinds(cluster: Cluster) -> list[NodeKind]:
-    """Returns the kinds of nodes of a cluster, neighbouring nodes of one kind together, in the order of ranks."""
+    """Returns the kinds of nodes of a cluster, neighbouring equal nodes together, in the order of ranks."""
     if not cluster.groups:
         return [_kind(cluster.node.name, cluster, cluster.gpus)]
     kinds: list[NodeKind] = []
@@ -220,6 +222,11 @@ def list_kinds(cluster: Cluster) -> list[NodeKind]:
 
 def _kind(name: str, cluster: Cluster, gpus: int) -> NodeKind:
     return NodeKind(name, cluster, gpus, cluster.scale_up_domain, cluster.gpu.program_memory)
+
+
+def _check_admitted(field: str, values: Sequence[Any], admitted: Sequence[Any], rule: str, remedy: str) -> None:
+    if wrong := [value for value in values if value not in admitted]:
+        raise PlanError(field, rule, remedy, wrong[0])
 
 
 def _list_values(field: str, stated: Any, every: Sequence[Any], usual: Sequence[Any]) -> list[Any]:

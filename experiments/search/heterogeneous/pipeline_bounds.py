@@ -1,7 +1,7 @@
 """Lower bounds of the time and the memory of many pipelines whose stages have different degrees.
 
 As for stages that are alike (`simulator.bounds.schedule_bound`): a device cannot start before a micro-batch has come
-through the stages before it, runs its passes one after another, and cannot end before the last gradient has gone back
+through the stages before it, runs its passes in sequence, and cannot end before the last gradient has gone back
 through them. Of every run of equal stages those with the embedding, the output layer, or most layers are bounded.
 """
 
@@ -25,7 +25,8 @@ from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule, make
 class DeviceLines(NamedTuple):
     """Lower bounds of when devices are done, for any number m of micro-batches: fixed + m x each.
 
-    fixed: warm-up and cool-down. each: of a micro-batch [lines, pipelines] [s].
+    fixed: warm-up and cool-down.
+    each: of a micro-batch [lines, pipelines] [s].
     """
 
     fixed: np.ndarray
@@ -45,7 +46,8 @@ class DeviceLines(NamedTuple):
 class PipelineMemory(NamedTuple):
     """Least memory that nvidia-smi shows on devices, for a number of micro-batches.
 
-    nbytes: on the fullest device [bytes]. fits: whether no device needs more than its GPU may give [pipelines].
+    nbytes: on the fullest device [bytes].
+    fits: whether no device needs more than its GPU may give [pipelines].
     """
 
     nbytes: np.ndarray
@@ -61,8 +63,9 @@ OF_OPTION = ("early", "late", "late_inputs", "tied_weights", "tied_optimizer")
 class OptionTable:
     """The units of several degrees beside each other.
 
-    options: the degrees. micro: sequences of a micro-batch. valid: whether they break no rule, as far as they alone
-    decide [options].
+    options: the degrees.
+    micro: sequences of a micro-batch.
+    valid: whether they break no rule, as far as they alone decide [options].
     """
 
     def __init__(self, units: StageUnits, options: Sequence[RunOption], micro: int) -> None:
@@ -108,7 +111,7 @@ class _Device(NamedTuple):
 
 
 def find_devices(runs: Runs, layers: int) -> list[_Device]:
-    """Returns the devices that are bounded: of every run the first and the last one, of a run alone also the second."""
+    """Returns the devices that are bounded: of every run the first and the last, of a run alone also the second."""
     devices, passed = list[_Device](), list[tuple[np.ndarray, np.ndarray, np.ndarray]]()
     ends = runs.layers.cumsum(axis=1)
     for run in range(runs.option.shape[1]):
@@ -164,7 +167,7 @@ def bound_lines(table: OptionTable, runs: Runs, schedule: Schedule, sum_rate: fl
         head = np.maximum(device.sum_passed(sums["path"]) - table.single["early"][device.option], 0.0)
         back = device.sum_passed(gradient) - table.single[late][device.option]
         seconds = device.sum(work)
-        # The last gradient comes back to the first device, which then sums its own.
+        # The last gradient comes back to the first device, which then sums its gradients.
         fixed.append(head + (summed if split else np.maximum(back + summed_first, summed)))
         each.append(seconds[0])
         if split:
@@ -178,8 +181,11 @@ def bound_lines(table: OptionTable, runs: Runs, schedule: Schedule, sum_rate: fl
 
 
 def bound_memory(table: OptionTable, runs: Runs, in_flight: np.ndarray, zero: int) -> PipelineMemory:
-    """Returns the least memory of pipelines. in_flight: least activations in flight by number of stages and device
-    [stages + 1, devices]. zero: ZeRO stage."""
+    """Returns the least memory of pipelines.
+
+    in_flight: least activations in flight by number of stages and device [stages + 1, devices].
+    zero: ZeRO stage.
+    """
     fields, sums, single = table.fields, table.sums, table.single
     context = fields.loaded.framework.memory.context_gib * GIB
     total = runs.stages.sum(axis=1)

@@ -1,7 +1,7 @@
 """The plans of a search of heterogeneous plans in blocks, each counted and bounded at once.
 
-*Stages*: one pipeline of runs of stages with different degrees. *Replicas*: a pipeline of its own on every kind of
-nodes, or two on nodes of one kind. *Equal degrees*: on several kinds of nodes, stages of equal degrees, whose replicas
+*Stages*: a single pipeline of runs of stages with different degrees. *Replicas*: a pipeline on every kind of nodes, or
+two on equal nodes. *Equal degrees*: on several kinds of nodes, stages of equal degrees, whose replicas
 share the batch evenly or by speed.
 """
 
@@ -40,8 +40,10 @@ from meshcast.hardware.remembered import remembered, remembered_by
 class BlockBounds(NamedTuple):
     """Bounds of the plans of a block.
 
-    seconds: of the step [plans] [s]. nbytes: of the fullest GPU [plans] [bytes].
-    valid: whether they break no rule that is known. fits: whether they may fit in memory [plans].
+    seconds: of the step [plans] [s].
+    nbytes: of the fullest GPU [plans] [bytes].
+    valid: whether they break no rule that is known.
+    fits: whether they may fit in memory [plans].
     """
 
     seconds: np.ndarray
@@ -51,7 +53,7 @@ class BlockBounds(NamedTuple):
 
 
 class PlanBlock(Protocol):
-    """Some plans with one size of micro-batches."""
+    """Some plans with equal micro-batches."""
 
     @property
     def size(self) -> int:
@@ -61,17 +63,20 @@ class PlanBlock(Protocol):
         """Returns the bounds of all of them."""
 
     def changes(self, number: int) -> dict[str, Any]:
-        """Returns the fields of a plan, as a job states them but for the stages, of which equal ones are one entry."""
+        """Returns the fields of a plan, as a job states them but for the stages, of which equal ones share an entry."""
 
     def job(self, number: int) -> dict[str, Any]:
         """Returns the job of a plan, as plain data."""
 
     def forget(self) -> None:
-        """Drops what can be made again when it is needed."""
+        """Drops what can be computed again."""
 
 
 class StepValues(NamedTuple):
-    """Values that all stages of a plan have in common. micro: sequences of a micro-batch, on all ranks of a stage."""
+    """Values that all stages of a plan have in common.
+
+    micro: sequences of a micro-batch, on all ranks of a stage.
+    """
 
     micro: int
     schedule: str
@@ -79,7 +84,10 @@ class StepValues(NamedTuple):
 
 
 class BlockMaker:
-    """Makes the blocks of a job, and keeps what several of them need. runs: most runs of a pipeline."""
+    """Makes the blocks of a job, and keeps what several of them need.
+
+    runs: most runs of a pipeline.
+    """
 
     def __init__(self, fields: HeterogeneousFields, units: StageUnits, runs: int) -> None:
         self.fields, self.units, self.runs = fields, units, runs
@@ -92,11 +100,10 @@ class BlockMaker:
 
     @remembered_by(lambda maker, micro, options: micro)
     def table(self, micro: int, options: Sequence[RunOption]) -> OptionTable:
-        """Returns the units of all degrees with one size of micro-batches."""
+        """Returns the units of all degrees with micro-batches of a size."""
         return OptionTable(self.units, options, micro)
 
     def blocks(self) -> Iterator[PlanBlock]:
-        """Yields all blocks."""
         v = self.fields.values
         for micro in v.micro:
             options = list_options(self.fields, micro)
@@ -108,7 +115,7 @@ class BlockMaker:
             for number, schedule in enumerate(v.schedule):
                 for step in (StepValues(micro, schedule, zero) for zero in v.zero):
                     for option, stages in placed:
-                        keep = (stages.sum(axis=1) > 1) | (number == 0)  # without a pipeline there is one schedule
+                        keep = (stages.sum(axis=1) > 1) | (number == 0)  # without a pipeline all schedules are equal
                         yield from self._stages(step, options, option[keep], stages[keep])
                     yield from (ReplicaBlock(self, step, options, *replicas, number == 0) for replicas in pipelines)
                     plans = [plan for plan in equal if plan.pp > 1 or number == 0]
@@ -125,7 +132,7 @@ class BlockMaker:
 
     def _replicas(self, options: Sequence[RunOption]) -> Iterator[tuple[list[Runs], tuple[float, ...], bool]]:
         """Yields the pipelines of every replica: their degrees and numbers of stages; the rates of the sums of their
-        gradients [s/byte]; and whether one must come first."""
+        gradients [s/byte]; and whether their order matters."""
         kinds, pp = self.fields.kinds, self.fields.values.pp
         if len(kinds) > 1:
             sizes = [[kind.gpus for kind in kinds]]
@@ -154,8 +161,7 @@ class BlockMaker:
 
     @remembered
     def _sum_rates(self, sizes: tuple[int, ...]) -> tuple[float, ...]:
-        """Returns the least time of the sums of gradients on the devices of every replica [s/byte]. sizes: their
-        GPUs."""
+        """Returns the least time of the sums of gradients on devices of every replica, by their GPUs [s/byte]."""
         borders, several = np.cumsum(sizes)[:-1].tolist(), len(self.fields.kinds) > 1
         return tuple(
             min(self.units.replica_sum_rate(i if several else 0, border) for border in borders)
@@ -203,7 +209,10 @@ class BlockMaker:
 
 @dataclass(eq=False)
 class StageBlock:
-    """Pipelines of runs of stages. option, stages: of every run [rows, runs]; all divisions of the layers."""
+    """Pipelines of runs of stages.
+
+    option, stages: of every run [rows, runs]; all divisions of the layers.
+    """
 
     maker: BlockMaker
     step: StepValues
@@ -215,7 +224,6 @@ class StageBlock:
 
     @property
     def runs(self) -> Runs:
-        """The pipelines."""
         return divide_layers_of_runs(self.option, self.stages, self.maker.layers)
 
     def bound(self) -> BlockBounds:
@@ -241,25 +249,25 @@ class StageBlock:
         return [(self.options[option], stages, layers) for option, stages, layers in zip(*columns, strict=True)]
 
     def changes(self, number: int) -> dict[str, Any]:
-        """Returns the runs, each as one entry, with the size of a micro-batch and the schedule."""
+        """Returns the runs, each as an entry, with the size of a micro-batch and the schedule."""
         return {"plan.stages": [describe_run(*run) for run in self._list_runs(number)], **step_changes(self.step)}
 
     def job(self, number: int) -> dict[str, Any]:
-        """Returns the job with the stages one by one."""
+        """Returns the job with every stage."""
         return with_plan(self.maker.fields.job, self.step, {"stages": state_stages(self._list_runs(number))})
 
     def forget(self) -> None:
-        """Drops the pipelines, which are made again when they are needed."""
+        """Drops the pipelines, which can be listed again."""
         self._runs = None
 
 
 @dataclass(eq=False)
-class ReplicaBlock:
-    """Replicas with pipelines of their own.
+class ReplicaBlock(PlanBlock):
+    """Replicas, each with its pipeline.
 
-    pipelines: of every replica. rates: of the sums of their gradients on the devices of every replica, at least
-        [s/byte].
-    ordered: replicas change places freely, and the one with more stages or later degrees comes last.
+    pipelines: of every replica.
+    rates: of the sums of their gradients on the devices of every replica, at least [s/byte].
+    ordered: replicas change places freely, and that with more stages or later degrees comes last.
     first: whether plans without pipelines belong to it.
     """
 
@@ -295,30 +303,28 @@ class ReplicaBlock:
         return len(self.rows)
 
     def bound(self) -> BlockBounds:
-        maker, k = self.maker, len(self.pipelines)
-        table, schedule = maker.table(self.step.micro, self.options), maker.schedules[self.step.schedule]
-        nothing = np.zeros(self.size)
+        table, schedule = self.maker.table(self.step.micro, self.options), self.maker.schedules[self.step.schedule]
         if table.empty or not self.size:
+            nothing = np.zeros(self.size)
             return BlockBounds(nothing, nothing, nothing > 0, nothing > 0)
-        valid, fits, nbytes = nothing == 0, nothing == 0, nothing.copy()
-        fixed, each, even = [], [], nothing.copy()
-        takes, held = schedule.at(max(1, self.count // k))
-        ones = np.ones_like(held)
-        for number, runs in enumerate(self.pipelines):
-            rows = self.rows[:, number]
-            memory, least = (bound_memory(table, runs, in_flight, self.step.zero) for in_flight in (held, ones))
-            lines = bound_lines(table, runs, schedule.schedule, self.rates[number])
-            slow = lines.slowest
-            valid &= table.valid[runs.option[rows, 0]] & (takes[runs.stages[rows, 0]] | ~self.even)
-            fits &= np.where(self.even, memory.fits[rows], least.fits[rows])
-            nbytes = np.maximum(nbytes, np.where(self.even, memory.nbytes[rows], least.nbytes[rows]))
-            fixed.append(slow[0][rows])
-            each.append(slow[1][rows])
-            even = np.maximum(even, lines.seconds(self.count // k)[rows])
-        by_speed = share_bound(np.array(fixed), np.array(each), np.ones((k, 1)), self.count)
-        seconds = np.where(self.even, even, np.maximum(by_speed, 0.0))
-        seconds = np.where(valid & fits, seconds + maker.fields.loaded.framework.step_overhead_s, np.inf)
-        return BlockBounds(seconds, nbytes, valid, fits)
+        parts = [self._bound_pipeline(number, table, schedule) for number in range(len(self.pipelines))]
+        fixed, each, even, nbytes, valid, fits = (np.array(column) for column in zip(*parts, strict=True))
+        by_speed = share_bound(fixed, each, np.ones((len(parts), 1)), self.count)
+        seconds = np.maximum(np.where(self.even, even.max(axis=0), by_speed), 0.0)
+        seconds += self.maker.fields.loaded.framework.step_overhead_s
+        valid, fits = valid.all(axis=0), fits.all(axis=0)
+        return BlockBounds(np.where(valid & fits, seconds, np.inf), nbytes.max(axis=0), valid, fits)
+
+    def _bound_pipeline(self, number: int, table: OptionTable, schedule: ScheduleTable) -> tuple[np.ndarray, ...]:
+        """Returns bounds of a replica [plans]: the line of its slowest device, seconds with an even share, memory,
+        whether it breaks no rule, and whether it fits."""
+        runs, rows, share = self.pipelines[number], self.rows[:, number], self.count // len(self.pipelines)
+        takes, held = schedule.at(max(1, share))
+        memory, least = (bound_memory(table, runs, flights, self.step.zero) for flights in (held, np.ones_like(held)))
+        lines = bound_lines(table, runs, schedule.schedule, self.rates[number])
+        nbytes, fits = (np.where(self.even, exact[rows], low[rows]) for exact, low in zip(memory, least, strict=True))
+        valid = table.valid[runs.option[rows, 0]] & (takes[runs.stages[rows, 0]] | ~self.even)
+        return *(column[rows] for column in (*lines.slowest, lines.seconds(share))), nbytes, valid, fits
 
     def _list_replicas(self, number: int) -> list[list[tuple[RunOption, int, int]]]:
         replicas = []
@@ -328,21 +334,18 @@ class ReplicaBlock:
         return replicas
 
     def changes(self, number: int) -> dict[str, Any]:
-        """Returns the pipeline of every replica as one entry, with the share of the batch."""
+        """Returns the pipeline of every replica as an entry, with the share of the batch."""
         replicas = [describe_run(*run) for (run,) in self._list_replicas(number)]
         share = "even" if self.even[number] else "by-speed"
         return {"plan.replicas": replicas, "plan.share": share, **step_changes(self.step)}
 
     def job(self, number: int) -> dict[str, Any]:
-        """Returns the job with the stages of every replica one by one."""
+        """Returns the job with every stage of every replica."""
         replicas: list[dict[str, Any]] = [{"stages": state_stages(runs)} for runs in self._list_replicas(number)]
         if self.even[number]:
             replicas = [{"microbatches": self.count // len(replicas), **replica} for replica in replicas]
         share = {} if self.even[number] else {"share": "by-speed"}
         return with_plan(self.maker.fields.job, self.step, {"replicas": replicas, **share})
-
-    def forget(self) -> None:
-        """Keeps nothing."""
 
 
 class EqualDegreesPlan(NamedTuple):
@@ -357,7 +360,7 @@ class EqualDegreesPlan(NamedTuple):
 
 
 @dataclass(eq=False)
-class EqualDegreesBlock:
+class EqualDegreesBlock(PlanBlock):
     """Plans of stages that are alike, on several kinds of nodes."""
 
     maker: BlockMaker
@@ -424,9 +427,6 @@ class EqualDegreesBlock:
         plan = {name: getattr(degrees, name) for name in ("tp", "pp", "ep", "recompute", "share")}
         return with_plan(self.maker.fields.job, self.step._replace(micro=self.step.micro // degrees.dp), plan)
 
-    def forget(self) -> None:
-        """Keeps nothing."""
-
 
 def share_bound(fixed: np.ndarray, each: np.ndarray, replicas: np.ndarray, count: int) -> np.ndarray:
     """Returns when replicas that share micro-batches in whatever way are done, at the earliest [plans] [s].
@@ -438,7 +438,7 @@ def share_bound(fixed: np.ndarray, each: np.ndarray, replicas: np.ndarray, count
 
 
 def describe_run(option: RunOption, stages: int, layers: int) -> dict[str, Any]:
-    """Returns a run as one entry: the number of stages and of all their layers with their degrees."""
+    """Returns a run as an entry: the number of stages and of all their layers with their degrees."""
     run: dict[str, Any] = {"stages": stages, "tp": option.tp, "dp": option.dp, "layers": layers}
     if option.ep > 1:
         run["ep"] = option.ep
@@ -461,6 +461,5 @@ def step_changes(step: StepValues) -> dict[str, Any]:
 
 
 def with_plan(job: dict[str, Any], step: StepValues, plan: dict[str, Any]) -> dict[str, Any]:
-    """Returns the job with a plan."""
     common = {"schedule": step.schedule, "zero": step.zero}
     return {**job, "batch": {**job["batch"], "micro": step.micro}, "plan": {**job["plan"], **common, **plan}}

@@ -20,7 +20,9 @@ ROWS = 400_000
 class Runs(NamedTuple):
     """Pipelines of as many runs of stages.
 
-    option: number of the degrees of its stages. stages: number of stages. layers: of all of them [pipelines, runs].
+    option: number of the degrees of its stages.
+    stages: number of stages.
+    layers: of all of them [pipelines, runs].
     """
 
     option: np.ndarray
@@ -60,7 +62,7 @@ def place_runs(
     """Returns the options and numbers of stages of runs that take all GPUs of their kinds of nodes, in order [rows,
     runs] each.
 
-    A tensor-parallel group lies in one scale-up domain: ranks of a stage begin at a multiple of its degree.
+    A tensor-parallel group lies in a single scale-up domain: ranks of a stage begin at a multiple of its degree.
     """
     most, placed = fields.loaded.model.layers, [np.zeros((1, 0), int)] * 2
     for number, kind in enumerate(fields.kinds):
@@ -80,12 +82,18 @@ def place_runs(
     return tuple(placed)
 
 
-def _fill(options: Sequence[tuple[int, RunOption]], gpus: int, count: int, most: int) -> list[np.ndarray]:
-    """Returns the options and numbers of stages of `count` runs that take `gpus` GPUs together [rows, runs]."""
+def _list_runs(options: Sequence[tuple[int, RunOption]], gpus: int, most: int) -> dict[int, np.ndarray]:
+    """Returns the options and numbers of stages of runs of at most `gpus` GPUs by their GPUs [rows, 2]."""
     by_gpus: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, option in options:
         for stages in range(1, min(most, gpus // option.gpus) + 1):
             by_gpus[stages * option.gpus].append((number, stages))
+    return {count: np.array(pairs) for count, pairs in by_gpus.items()}
+
+
+def _fill(options: Sequence[tuple[int, RunOption]], gpus: int, count: int, most: int) -> list[np.ndarray]:
+    """Returns the options and numbers of stages of `count` runs that take `gpus` GPUs together [rows, runs]."""
+    by_gpus = _list_runs(options, gpus, most)
     tensor = np.zeros(1 + max((number for number, _ in options), default=0), int)
     for number, option in options:
         tensor[number] = option.tp
@@ -94,10 +102,9 @@ def _fill(options: Sequence[tuple[int, RunOption]], gpus: int, count: int, most:
     for left in range(count - 1, -1, -1):
         grown: dict[int, list[list[np.ndarray]]] = defaultdict(list)
         for taken, (before, lengths) in so_far.items():
-            for more, every in by_gpus.items():
+            for more, pairs in by_gpus.items():
                 if taken + more > gpus or (left == 0) != (taken + more == gpus):
                     continue
-                pairs = np.array(every)
                 possible = pairs[taken % tensor[pairs[:, 0]] == 0]
                 rows, new = np.repeat(np.arange(len(before)), len(possible)), np.tile(possible, (len(before), 1))
                 parts = np.column_stack([before[rows], new[:, 0]]), np.column_stack([lengths[rows], new[:, 1]])
@@ -120,10 +127,10 @@ def count_layers(option: np.ndarray, stages: np.ndarray, layers: int) -> np.ndar
 
 
 def divide_layers_of_runs(option: np.ndarray, stages: np.ndarray, layers: int) -> Runs:
-    """Returns all ways to divide the layers among runs of which every stage has one at least.
+    """Returns all ways to divide the layers among runs of which every stage has a layer at least.
 
     Neighbouring runs of equal degrees have different numbers of layers, each the same on all stages, and are not what
-    one run with a remainder would be.
+    a single run with a remainder would be.
     """
     runs = option.shape[1]
     after = np.cumsum(stages[:, ::-1], axis=1)[:, ::-1]
@@ -136,22 +143,27 @@ def divide_layers_of_runs(option: np.ndarray, stages: np.ndarray, layers: int) -
         of_run = np.arange(len(again)) - np.repeat(np.cumsum(width) - width, width) + least[again]
         rows, parts, left = rows[again], [part[again] for part in parts] + [of_run], left[again] - of_run
     divided = Runs(option[rows], stages[rows], np.column_stack([*parts, left]))
-    keep = np.ones(len(rows), bool)
+    keep = _are_told_apart(divided)
+    return divided.take(keep) if not keep.all() else divided
+
+
+def _are_told_apart(divided: Runs) -> np.ndarray:
+    """Returns in which pipelines neighbouring runs of equal degrees are what no other division is [pipelines]."""
+    keep, runs = np.ones(len(divided.layers), bool), divided.layers.shape[1]
     each, rest = np.divmod(divided.layers, divided.stages)
     for run in range(runs - 1):
         equal = divided.option[:, run] == divided.option[:, run + 1]
         former, other = each[:, run], each[:, run + 1]
-        as_one = (other == former + 1) & (divided.stages[:, run] == 1) if runs == 2 else np.abs(former - other) == 1
-        wrong = (rest[:, run] > 0) | (rest[:, run + 1] > 0) | (former == other) | as_one
-        keep &= ~(equal & wrong)
-    return divided.take(keep) if not keep.all() else divided
+        merges = (other == former + 1) & (divided.stages[:, run] == 1) if runs == 2 else np.abs(former - other) == 1
+        keep &= ~(equal & ((rest[:, run] > 0) | (rest[:, run + 1] > 0) | (former == other) | merges))
+    return keep
 
 
 def layers_of_run(stages: int, layers: int, run: int, runs: int) -> list[int]:
     """Returns the layers of every stage of a run.
 
     What is left of an even division goes, a layer each, to the last stages of the first run, to the first stages of
-    every other run, and of a run that is alone to those from the second one on: away from embedding and loss.
+    every other run, and of a run that is alone to those from the second on: away from embedding and loss.
     """
     each, rest = divmod(layers, stages)
     first = 1 if runs == 1 else stages - rest if run == 0 else 0

@@ -30,7 +30,10 @@ from meshcast.simulator.plan.plan import Plan
 
 
 class RunOption(NamedTuple):
-    """The degrees of a stage. kind: number of its kind of nodes; the number of kinds: several of them."""
+    """The degrees of a stage.
+
+    kind: number of its kind of nodes; the number of kinds: several of them.
+    """
 
     kind: int
     tp: int
@@ -40,12 +43,14 @@ class RunOption(NamedTuple):
 
     @property
     def gpus(self) -> int:
-        """Ranks of the stage."""
         return self.tp * self.dp
 
 
 class UnitKey(NamedTuple):
-    """What the passes of units depend on. samples: sequences of a micro-batch on a rank."""
+    """What the passes of units depend on.
+
+    samples: sequences of a micro-batch on a rank.
+    """
 
     kind: int
     tp: int
@@ -61,7 +66,7 @@ class UnitSums:
     Everything is the sum over the units before a place: [..., units + 1] [s], or bytes on a rank.
 
     forward, whole, halves, inputs: passes on every stream [streams, units + 1]: forward, whole backward, both halves of
-        a split one, its first half.
+        a split backward pass, its first half.
     path, gradient, gradient_of_inputs: from the input of a pass to its result: forward, whole backward, first half.
     early, late, late_inputs: how much of a stage's passes may run before the input is there, and after the result of
         a whole backward pass, or of its first half [s].
@@ -123,8 +128,7 @@ class StageUnits:
         return UnitSums(**summed)
 
     def _possible_rows(self, tp: int) -> list[int]:
-        """Returns rows that the embedding may have in a plan with a stage of this degree: those of all stages
-        decide."""
+        """Returns rows that the embedding may have in a plan with a stage of this degree."""
         model, framework = self.fields.loaded.model, self.fields.loaded.framework
         products = {tp}
         for other in self.fields.values.tp:
@@ -135,8 +139,7 @@ class StageUnits:
         return sorted(rows)
 
     def plan(self, key: UnitKey, zero: int = 1) -> Plan:
-        """Returns a plan of stages that are alike, with these degrees. Raises MeshcastError for the first rule it
-        breaks."""
+        """Returns a plan of equal stages with these degrees. Raises MeshcastError for a broken rule."""
         cluster = self.clusters[key.kind]
         ranks = math.lcm(key.tp, key.ep)
         gpus = max(1, cluster.gpus // ranks) * ranks
@@ -202,7 +205,7 @@ class StageUnits:
         cluster = self.clusters[kind]
         try:
             plan = self.plan(UnitKey(kind, 1, 1, "none", 1))
-        except MeshcastError:  # the job has no stage of one rank, and so no prices
+        except MeshcastError:  # the job has no stage of a single rank, and so no prices
             return 0.0
         price = self.shared.device_costs(plan)[0].estimate
         pairs = [(border - 1, border), (border - cluster.gpus_per_node, border)]

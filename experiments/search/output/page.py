@@ -41,7 +41,7 @@ SURE = 0.99
 
 
 def page(result: SearchResult) -> RenderableType:
-    """Returns the best plans, what the search has proven, and how the best one compares with published runs."""
+    """Returns the best plans, what the search has proven, and how the best compares with published runs."""
     plans = result.best
     if not plans:
         certificate = result.certificate
@@ -98,8 +98,7 @@ def _values_of_plans(result: SearchResult) -> dict[str, list[str]]:
 
 
 def _explain(result: SearchResult, plan: RankedPlan) -> str:
-    """Returns why a plan is worse than the best one by the only objective; in brackets where runs do not tell them
-    apart."""
+    """Returns why a plan is worse than the best by the only objective; in brackets if runs do not tell them apart."""
     best, (objective, *_) = result.best[0], result.certificate.objectives
     if plan is best:
         return ""
@@ -109,7 +108,7 @@ def _explain(result: SearchResult, plan: RankedPlan) -> str:
 
 
 ROOM_FOR_REASONS = 30
-"""Least width of the column that says why a plan is worse than the best one."""
+"""Least width of the column that says why a plan is worse than the best."""
 
 
 def _figure_columns(result: SearchResult) -> dict[str, list[str]]:
@@ -153,7 +152,7 @@ def _describe_step(plan: RankedPlan) -> tuple[str, str, str]:
 
 
 def _why_worse(best: RankedPlan, other: RankedPlan, of_gpus: bool) -> str:
-    """Returns by how much the objective of a plan is worse than that of the best one, and the part of the step by which
+    """Returns by how much the objective of a plan is worse than that of the best, and the part of the step by which
     it loses most. of_gpus: of the time of all GPUs, not of the step."""
     scale, base = ((plan.report.job.cluster.gpus if of_gpus else 1) for plan in (other, best))
     more = {key: scale * other.report.parts[key] - base * best.report.parts[key] for key in best.report.parts}
@@ -212,7 +211,7 @@ DIFFERENCES = {
     "days": "longer",
     "run-cost": "dearer",
 }
-"""Titles of the column that says why a plan is worse than the best one; others are of GPU time."""
+"""Titles of the column that says why a plan is worse than the best; others are of GPU time."""
 
 WORDS = {
     "time": ("faster", "is faster"),
@@ -223,7 +222,7 @@ WORDS = {
     "days": ("shorter", "has shorter runs"),
     "run-cost": ("cheaper", "has cheaper runs"),
 }
-"""What a plan is that is better than another one, by objective."""
+"""What a plan is that is better than another, by objective."""
 
 
 def _certificate(certificate: Certificate) -> RenderableType:
@@ -310,7 +309,7 @@ def _cut_by_objective(certificate: Certificate) -> str:
 
 
 def _honesty(result: SearchResult) -> list[RenderableType]:
-    """Says how certain the order of the plans is, which ones are not shown, how little memory the best one leaves
+    """Says how certain the order of the plans is, which plans are not shown, how little memory the best leaves
     free, and whether it is beyond all that was measured."""
     plans, objectives, best = result.best, result.certificate.objectives, result.best[0].report
     within = sum(plan.report.step_time <= best.interval_90[1] for plan in plans)
@@ -367,7 +366,7 @@ def _compare_runs(result: SearchResult) -> list[RenderableType]:
 
 
 def describe_proof(result: SearchResult) -> str:
-    """Returns how the best plan was found, in a line: of how many plans, and how the gap was proven."""
+    """Returns a line on the best plan: of how many plans, and how the gap was proven."""
     certificate = result.certificate
     plan = describe_changes(result.best[0].changes)
     others = certificate.plans - certificate.exact
@@ -379,8 +378,7 @@ def describe_proof(result: SearchResult) -> str:
 
 
 def run_with_progress(search: PlanSearch, robust: bool = False, workers: int | None = None) -> SearchResult:
-    """Runs a search with its progress on stderr, and forecasts the best plans whole. robust: see `rank`. workers:
-    number of processes, one a core if None."""
+    """Runs a search with its progress on stderr, and forecasts the best plans whole, see `run_search` and `rank`."""
     watch = SearchProgress()
     try:
         certificate = run_search(search, workers, watch)

@@ -1,6 +1,6 @@
-"""Plot of a search: step time against memory of the plans that were forecast, the best one marked.
+"""Plot of a search: step time against memory of the plans that were forecast, the best marked.
 
-Each tensor-parallel degree has a marker and a colour of its own; plans of the Pareto front are filled, others hollow,
+Each tensor-parallel degree has a marker and a colour; plans of the Pareto front are filled, others hollow,
 and a line joins the front. A dashed line is the memory of a GPU; plans above it do not fit.
 """
 
@@ -44,7 +44,6 @@ def draw(search: PlanSearch, result: SearchResult, path: str | Path, width: styl
 
 
 def time_and_memory(search: PlanSearch, result: SearchResult) -> Figure:
-    """Returns the plot."""
     certificate, plans, heading = result.certificate, result.forecasts, _describe(search, result)
     if not plans:
         sheet = Sheet(heading.bottom + 0.2)

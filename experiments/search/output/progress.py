@@ -19,8 +19,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class SearchProgress:
-    """Forecasts, the best plan and the gap that is proven so far: a bar on a terminal, else a line every ten
-    seconds."""
+    """Forecasts, the best plan and the gap so far: a bar on a terminal, else a line every ten seconds."""
 
     def __init__(self) -> None:
         columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
@@ -44,7 +43,6 @@ class SearchProgress:
 
 
 def describe_progress(certificate: Certificate) -> str:
-    """Returns how far a search is, in a line."""
     if certificate.counting:
         return f"counting the plans: {certificate.plans:,} in {certificate.groups:,} groups"
     best = _describe_incumbent(certificate)

@@ -32,7 +32,7 @@ EVERY = "checkpoint_every_s"
 
 
 def check_rows_place(out: Path) -> None:
-    """Raises PlanError, before any work, for a file that is not named as Parquet, or that no search has made."""
+    """Raises PlanError, before any work, for a file that is not named as Parquet, or is no result of a search."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -52,7 +52,7 @@ def check_rows_place(out: Path) -> None:
 def write_rows(search: PlanSearch, best: Sequence[RankedPlan], out: Path) -> None:
     """Writes a row for every plan that was forecast: the best ones in their order, then the others, fastest first.
 
-    best: as ranked. Its reports are not made again; all others are forecast whole.
+    best: as ranked. Its reports are reused; all others are forecast whole.
     Raises OSError if the file cannot be written.
     """
     import pyarrow as pa

@@ -17,7 +17,6 @@ SHARDED = {"zero-2": (1, 0), "zero-3": (1, 2), "fsdp": (1, 2)}
 KNOWN_OPTIONS = ("reshard", "unit", "prefetch")
 """Keys of options whose effect bounds know."""
 
-
 Options = Callable[[str], Any]
 """What a choice says of the options of data schemes, by their keys (`StepChoice.option`)."""
 

@@ -1,4 +1,4 @@
-"""Divisors of degrees; schedules, chunks and partitions of the pipelines with one number of stages."""
+"""Divisors of degrees; schedules, chunks and partitions of the pipelines with a number of stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ TWO_CHUNKS = ("zb-v", "dualpipe-v", "v-half", "v-min", "v-zb")
 
 
 class Division(NamedTuple):
-    """How a pipeline divides the layers. layers: the most of a part of the model."""
+    """How a pipeline divides the layers.
+
+    layers: the most of a part of the model.
+    """
 
     schedule: str
     chunks: int
@@ -54,5 +57,5 @@ def _divide_layers(partition: str, layers: int, parts: int) -> list[str | tuple[
 
 
 def list_divisors_of_any(numbers: Sequence[int], most: int) -> list[int]:
-    """Divisors of any of some numbers, up to `most`."""
+    """Returns divisors of any of some numbers, up to `most`."""
     return [n for n in range(1, most + 1) if any(number % n == 0 for number in numbers)]

@@ -1,4 +1,4 @@
-"""The errors for a space without points, and for one of which all points are excluded."""
+"""The errors for a space without points, and for a space of which all points are excluded."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 
 def explain_empty(space: Space) -> PlanError:
-    """Returns the error for a space without points: no values of its fields divide the GPUs, the batch and the
-    layers."""
+    """Returns the error for a space without points: no values of its fields divide GPUs, batch and layers."""
     if (error := _explain_shard(space)) is not None:
         return error
     job = space.loaded
@@ -30,8 +29,7 @@ def explain_empty(space: Space) -> PlanError:
 
 
 def _explain_shard(space: Space) -> PlanError | None:
-    """Returns the error for a space that has no points because of the ranks that share one copy of the states, if
-    so."""
+    """Returns the error for a space without points because of the ranks that share a copy of the states, if so."""
     values = space.values["shard"]
     ranks = {
         space.data_ranks(group, pipeline.place)[0]

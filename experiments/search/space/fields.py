@@ -23,7 +23,7 @@ from meshcast.simulator.job.shorthand import usual_schedule
 AUTO = "auto"
 
 CLUSTER = "cluster"
-"""The field of which a search takes a list of values, each with a space of its own."""
+"""The field of which a search takes a list of values, each with a separate space."""
 
 
 def _fields_of(part: str) -> dict[str, str]:
@@ -61,7 +61,7 @@ RECOMPUTE = ("none", *PLAN_KEYS["recompute"].chooses)
 """Words of `plan.recompute`, which may also list modules."""
 
 MESH_ORDERS = PLAN_KEYS["order"].auto
-"""Orders of the axes of the mesh, the usual one first."""
+"""Orders of the axes of the mesh, the usual order first."""
 
 OPTIONAL = (*(key.point for key in PLAN_KEYS.values() if key.part and key.usual is None), *DEFAULTS)
 """Fields of a point whose values may be null: the default of a plan."""
@@ -91,7 +91,7 @@ def is_open(field: str, value: Any) -> bool:
         return bool(value) and all(isinstance(name, str) for name in value)
     if field == "plan.offload":
         return any(isinstance(part, list) for part in value)
-    if field == "plan.recompute":  # of modules, unless it has one of the words, or several such lists
+    if field == "plan.recompute":  # of modules, unless it has any of the words, or several such lists
         return not value or any(isinstance(module, list) or module in RECOMPUTE for module in value)
     return True
 
@@ -122,8 +122,7 @@ def opens_field(change: str) -> bool:
 
 
 def has_open_fields(job: Mapping[str, Any]) -> bool:
-    """Returns whether a job, as it was read, leaves fields open that a search may vary. A job without a plan does
-    not."""
+    """Returns whether a job, as it was read, leaves fields open that a search may vary; without a plan not."""
     fields: dict[str, Any] = {}
     _move_open_fields(dict(job), "", fields)
     whole = "plan" in job and opens_plan(job)
@@ -133,10 +132,7 @@ def has_open_fields(job: Mapping[str, Any]) -> bool:
 
 def opens_plan(job: Mapping[str, Any]) -> bool:
     """Returns whether a job opens the whole plan: it has none, ``plan: auto``, or a key `auto` beside those that it
-    states.
-
-    Raises PlanError for a value of the key.
-    """
+    states. Raises PlanError for a value of the key."""
     plan = job.get("plan", AUTO)
     if not isinstance(plan, Mapping) or AUTO not in plan:
         return bool(plan == AUTO)
@@ -147,8 +143,7 @@ def opens_plan(job: Mapping[str, Any]) -> bool:
 
 
 def split_clusters(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Returns the job on each of its clusters. Raises PlanError for an empty list, or one that names a cluster
-    twice."""
+    """Returns the job on each of its clusters. Raises PlanError for an empty list, or a cluster that is named twice."""
     clusters = job.get(CLUSTER)
     if clusters == AUTO:
         rule = "a search compares clusters that the job lists"
@@ -166,22 +161,11 @@ def split_clusters(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the job without its open fields, and what is given for each of them."""
+    """Returns the job without its open fields, and what it states for each of them."""
     rest: dict[str, Any] = dict(job)
     if isinstance(rest.get("framework"), str):
         rest["framework"] = {"name": rest["framework"]}
-    opened: dict[str, Any] = {}
-    if opens_plan(rest):
-        stated = rest["plan"] if isinstance(rest.get("plan"), Mapping) else {}
-        opened = {field: AUTO for field in FIELDS if field.startswith("plan.") and field not in NAMED_ALONE}
-        if not stated.keys().isdisjoint(DATA_KEYS):
-            del opened["plan.zero"]
-        opened = {field: AUTO for field in opened if field.partition(".")[2] not in stated}
-        rest["plan"] = dict(stated)
-        batch = rest.get("batch", {})
-        if isinstance(batch, Mapping) and "micro" not in batch:
-            opened["batch.micro"] = AUTO
-        opened["framework.set.overlap.tp"] = AUTO
+    opened = _open_whole_plan(rest) if opens_plan(rest) else {}
     if isinstance(rest["plan"], Mapping):
         rest["plan"] = {key: value for key, value in rest["plan"].items() if key != AUTO}
     moved: dict[str, Any] = {}
@@ -199,9 +183,22 @@ def split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     return rest, {field: opened[field] for field in order}
 
 
+def _open_whole_plan(job: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields that an open plan does not state, each ``auto``; writes what it states into the job."""
+    stated = job["plan"] if isinstance(job.get("plan"), Mapping) else {}
+    opened = {field: AUTO for field in FIELDS if field.startswith("plan.") and field not in NAMED_ALONE}
+    if not stated.keys().isdisjoint(DATA_KEYS):
+        del opened["plan.zero"]
+    opened = {field: AUTO for field in opened if field.partition(".")[2] not in stated}
+    job["plan"] = dict(stated)
+    batch = job.get("batch", {})
+    if isinstance(batch, Mapping) and "micro" not in batch:
+        opened["batch.micro"] = AUTO
+    return opened | {"framework.set.overlap.tp": AUTO}
+
+
 def split_run_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the job without the open fields of its run, and what is given for each of them: ``auto``, or a list of
-    values."""
+    """Returns the job without the open fields of its run, and what it states for each: ``auto``, or a list."""
     run, fields = job.get("run"), dict[str, Any]()
     if not isinstance(run, Mapping):
         return dict(job), fields
@@ -232,13 +229,8 @@ def check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> No
     """Refuses an empty list, and values that are not of the kind of a field."""
     if not values:
         raise PlanError(field, "there are no values", "Give one at least, or write auto", list(values))
-    named = field == DATA_FIELD or name in DEFAULTS
-    kind = str if named else int if name in ("data", *OPTIONAL) else list if name == "offload" else type(usual)
-    kind = str if name == "recompute" else kind
-    admitted = {kind, *([list] if name == "recompute" else []), *([dict] if name in DEFAULTS else [])}
-    admitted |= {type(None)} if named or name in OPTIONAL else set()
-    wrong = [value for value in values if type(value) not in admitted]
-    if wrong:
+    kind, *others = _admitted_types(field, name, usual)
+    if wrong := [value for value in values if type(value) not in (kind, *others)]:
         known = {int: "whole numbers", bool: "true or false", str: "words", list: "lists"}[kind]
         rule = f"its values are {known}{', not null' if wrong[0] is None else ''}"
         raise PlanError(field, rule, "Correct them, or write auto", wrong[0])
@@ -248,6 +240,16 @@ def check_values(field: str, name: str, values: Sequence[Any], usual: Any) -> No
     numbers = [value for value in values if kind is int and value is not None]
     if numbers and min(numbers) < (least := 0 if name in MAY_BE_ZERO else 1):
         raise PlanError(field, f"its values are {least} or more", "Correct them, or write auto", min(numbers))
+
+
+def _admitted_types(field: str, name: str, usual: Any) -> tuple[type, ...]:
+    """Returns the types of the values of a field: that of most of them first."""
+    null = (type(None),) if name in OPTIONAL else ()
+    if field == DATA_FIELD or name in DEFAULTS:
+        return (str, type(None), *((dict,) if name in DEFAULTS else ()))
+    if name == "recompute":
+        return (str, list, *null)
+    return (int if name in ("data", *OPTIONAL) else list if name == "offload" else type(usual), *null)
 
 
 def check_partition(partition: Any) -> None:
@@ -294,7 +296,7 @@ def values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def list_fields(opened: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the fields in `FIELDS` with their names in a point: of the two that state the data scheme, the one that a
+    """Returns the fields in `FIELDS` with their names in a point: of the two that state the data scheme, that which a
     job opens or states. opened: the open fields. Raises PlanError if both are open."""
     if DATA_FIELD in opened and "plan.zero" in opened:
         rule = "the data schemes of a search are listed in one field, and the job opens plan.zero as well"
@@ -306,8 +308,7 @@ def list_fields(opened: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str,
 
 
 def read_recompute(recompute: Any) -> str | tuple[str, ...]:
-    """Returns what a plan recomputes, as a point has it: a word, or modules; the attention core alone is
-    `selective`."""
+    """Returns what a plan recomputes, as a point has it: a word, or modules; `core_attn` alone is `selective`."""
     if isinstance(recompute, str):
         return recompute
     return "selective" if [*recompute] == ["core_attn"] else tuple(recompute)
@@ -330,7 +331,6 @@ def state_values(fields: Sequence[str], values: Mapping[str, Any]) -> dict[str, 
 
 
 def write_value(value: Any) -> Any:
-    """Returns a value of a field as a job states it."""
     if isinstance(value, SchemeWithOptions):
         return value.to_dict()
     return list(value) if isinstance(value, tuple) else value

@@ -83,7 +83,7 @@ def check_experts(job: Job, written: Mapping[str, Any]) -> None:
 
 
 def without_choice(job: Job) -> list[str]:
-    """Returns the fields of a plan that have one value at most, and that ``plan: auto`` leaves alone."""
+    """Returns the fields of a plan that have a single value at most, and that ``plan: auto`` leaves alone."""
     fields = [] if job.model.moe else ["plan.etp"]
     fields += ["plan.shard"] if job.cluster.gpus <= job.cluster.scale_up_domain else []
     return fields + (["plan.order"] if job.cluster.gpus <= job.cluster.gpus_per_node else [])

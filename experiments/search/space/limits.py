@@ -51,7 +51,7 @@ DEGREE = "plan.dp"
 class Limits:
     """What a search leaves out.
 
-    where: constraints; a point that violates one is excluded.
+    where: constraints; a point that violates any is excluded.
     memory_margin: share of the memory of a GPU that must stay free.
     memory_risk: most probability of lacking memory that a plan may have.
     near_measured: whether only combinations are kept that somebody has run.
@@ -171,8 +171,8 @@ class LimitedSpace(Space):
 class CountedPoints:
     """Points of groups with the same pipelines and choices.
 
-    points: of pipelines about which all limits say the same one, with each of its choices. counts: of such pipelines
-        [points].
+    points: of pipelines of which each stands for those that no limit tells apart, with all its choices.
+    counts: of such pipelines [points].
     """
 
     points: list[tuple[Pipeline, StepChoice]]
@@ -188,7 +188,6 @@ class CountedPoints:
 
     @cached_property
     def all(self) -> np.ndarray:
-        """All of the points."""
         return np.ones(len(self.points), bool)
 
     def admitted_by(self, measured: MeasuredPoints | None, group: LayerGroup) -> np.ndarray:
@@ -224,7 +223,7 @@ class PointConstraint(PointRule):
             return ("tp", "ep", "etp")
         if field == "plan.shard":
             return ("tp", "cp", "pp", "shard")
-        if field in ("plan.schedule", "plan.chunks"):  # a plan without a pipeline has 1F1B with one chunk
+        if field in ("plan.schedule", "plan.chunks"):  # a plan without a pipeline has 1F1B with a single chunk
             return ("pp", FIELDS[field])
         if field in ("plan.zero", "plan.fsdp"):
             if "plan.zero" not in self.space.fields:
@@ -305,8 +304,7 @@ class MeasuredPoints:
         )
 
     def admits(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
-        """Returns whether somebody has run the combination of a point. A point that breaks a rule is left to the
-        search."""
+        """Returns whether somebody has run the combination of a point; points that break a rule count as run."""
         return self._is_measured(group._replace(recompute="none", offload=()), pipeline, step)
 
     @remembered_by(lambda points, group, pipeline, step: (group, pipeline, step.data, step.shard, step.options))

@@ -20,7 +20,9 @@ MAX_NAMED = 12
 class OutsideField:
     """A field of a plan that lies outside of a space.
 
-    value: of the plan. searched: the values of the space; None if no search varies the field. why: in words.
+    value: of the plan.
+    searched: the values of the space; None if no search varies the field.
+    why: in words.
     """
 
     field: str
@@ -88,8 +90,7 @@ def _explain_point(space: Space, values: dict[str, Any]) -> list[OutsideField]:
 
 
 def find_point(space: Space, values: dict[str, Any]) -> tuple[LayerGroup, Pipeline, StepChoice]:
-    """Returns the point of a space that a plan would be: fields that make no difference have the first value of the
-    space."""
+    """Returns the point of a space that a plan would be; fields without effect have the first value of the space."""
     point = {name: space.values[name][0] if values[name] is None else values[name] for name in FIELDS.values()}
     point |= {name: values[name] for name in ("etp", "shard", "tensor")}
     point["sequence"] = point["sequence"] if point["cp"] > 1 else DEFAULTS["sequence"]

@@ -12,7 +12,10 @@ PARTS = (LayerGroup, Pipeline, StepChoice)
 
 
 class PointRule(ABC):
-    """A rule on some fields of a point. fields: their names in a point."""
+    """A rule on some fields of a point.
+
+    fields: their names in a point.
+    """
 
     def __init__(self, fields: Collection[str]) -> None:
         self.fields = frozenset(fields)
@@ -40,5 +43,4 @@ class PointRule(ABC):
 
     @remembered_by(lambda rule, *point: tuple([rule.key_of(i, part) for i, part in enumerate(point)]))
     def holds(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> bool:
-        """Returns whether a point keeps the rule."""
         return self.evaluate(group, pipeline, step)

@@ -69,7 +69,10 @@ class ProgramPoints:
 
 
 class ProgramRule(PointRule):
-    """A rule of a program on the points of a search. check: returns what is wrong with some facts, in words."""
+    """A rule of a program on the points of a search.
+
+    check: returns what is wrong with some facts, in words.
+    """
 
     def __init__(self, space: Space, facts: Sequence[str], check: Callable[[Facts], str]) -> None:
         super().__init__({field for name in facts for field in FIELDS_OF_FACTS.get(name, ())})
@@ -105,7 +108,7 @@ class ProgramRule(PointRule):
 
 
 def find_program(job: Facts) -> ProgramRules | None:
-    """Returns the rules of the program that a job means; None if it means none, or one without known rules."""
+    """Returns the rules of the program that a job means; None if there are no such rules."""
     framework = job.get("framework")
     stated = framework if isinstance(framework, Mapping) else {"name": framework}
     name, release, counts = stated.get("name"), stated.get("release"), stated.get("rules", True)
@@ -113,7 +116,8 @@ def find_program(job: Facts) -> ProgramRules | None:
 
 
 def name_own_schemes(job: Facts, rules: ProgramRules) -> dict[str, object]:
-    """Returns a job whose open plan names the scheme that the program lists first, where that is not the usual one."""
+    """Returns a job whose open plan names the scheme that the program lists first, where that is not the usual
+    scheme."""
     if not opens_plan(job):
         return dict(job)
     plan = job.get("plan", AUTO)
@@ -127,8 +131,7 @@ def name_own_schemes(job: Facts, rules: ProgramRules) -> dict[str, object]:
 
 
 def keep_own_values(name: str, values: Sequence[object], rules: ProgramRules) -> tuple[object, ...]:
-    """Returns the values of an automatic field that the program has, with words that only such programs are tried with;
-    the first one where it has none of them."""
+    """Returns the values of an automatic field that the program has, with words that it alone adds; else the first."""
     fact = FACT_OF_FIELD.get(name, "")
     if fact not in rules.has:
         return tuple(values)

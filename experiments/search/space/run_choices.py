@@ -31,28 +31,33 @@ AUTOMATIC: dict[str, tuple[Any, ...]] = {
 """Values that are tried of a field that is ``auto``."""
 
 INTERVALS = (0.5, 0.5**0.5, 1.0, 2.0**0.5, 2.0)
-"""Intervals between checkpoints that ``auto`` tries, over the best one by Daly's formula."""
+"""Intervals between checkpoints that ``auto`` tries, over the best interval by Daly's formula."""
 
 WITHOUT_INTERVAL = ("none", "just-in-time")
 """Kinds of checkpoints without an interval."""
 
 
 class RunChoice(NamedTuple):
-    """One choice. changes: values of the open fields of the run; null where a field makes no difference, or has its
-    default. least: lower bounds of its runs."""
+    """One choice.
+
+    changes: values of the open fields of the run; null where a field makes no difference, or has its default.
+    least: lower bounds of its runs.
+    """
 
     changes: dict[str, Any]
     least: LeastRun
 
     def apply(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Returns a job, as plain data, with this choice."""
         return _apply(job, self.changes)
 
 
 @dataclass(frozen=True)
 class RunChoices:
-    """The choices of the runs on one cluster. open: fields of the run that vary. refused: number of choices that the
-    cluster does not admit."""
+    """The choices of the runs on a cluster.
+
+    open: fields of the run that vary.
+    refused: number of choices that the cluster does not admit.
+    """
 
     open: tuple[str, ...]
     choices: tuple[RunChoice, ...]
@@ -72,7 +77,6 @@ class RunChoices:
         return _least([choice.least.cost(choice.least.seconds(step)) for choice in self.choices])
 
     def only(self, choice: RunChoice) -> RunChoices:
-        """Returns one of the choices, for bounds of its own."""
         return RunChoices(self.open, (choice,))
 
     def stated_values(self) -> dict[str, list[Any]]:
@@ -83,7 +87,7 @@ class RunChoices:
 def make_choices(
     job: dict[str, Any], opened: Mapping[str, Any], base: Path, equal_steps: bool, priced: bool
 ) -> RunChoices:
-    """Returns all choices of the runs on one cluster.
+    """Returns all choices of the runs on a cluster.
 
     job: as plain data, without open fields of the run. opened: these, with their values or ``auto``. base: folder of
     relative paths. equal_steps: see `LeastRun`. priced: whether the cost of runs is asked for.
@@ -150,8 +154,7 @@ def _values(field: str, stated: Any) -> tuple[Any, ...]:
 
 
 def _divide_interval(job: dict[str, Any], changes: dict[str, Any], kind: str, base: Path) -> list[dict[str, Any]]:
-    """Returns a choice with intervals around the best one by Daly's formula, to three digits; copies in host memory are
-    made after every step."""
+    """Returns a choice with intervals around that by Daly's formula, to three digits; in memory every step is saved."""
     if kind == "in-memory":
         return [{**changes, EVERY_S: None}]
     best = LeastRun(load_job(_apply(job, {**changes, EVERY_S: None}), base=base)).interval
@@ -166,7 +169,7 @@ def _read_word(job: Mapping[str, Any], part: str, key: str, default: str) -> str
 
 
 def refuse_open_run(fields: Mapping[str, Any], rule: str) -> None:
-    """Raises PlanError for open fields of a run where it has one value. rule: why."""
+    """Raises PlanError for open fields of a run, of which a single value is admitted. rule: why."""
     for field, value in fields.items():
         remedy = "Give it one value, or compare runs: `meshcast search` with --objective days or run-cost"
         raise PlanError(field, rule, remedy, value)

@@ -12,8 +12,7 @@ from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, choosing_keys, option_keys
 
 USUAL = {family: None if family == "tensor" else PLAN_KEYS[key].usual for family, key in SCHEME_KEYS.items()}
-"""The scheme of a family that a plan has without naming one; of tensor parallelism one of two, which another key
-chooses."""
+"""The scheme of a family that a plan has without naming any; of tensor parallelism another key chooses it."""
 
 DEFAULTS: dict[str, Any] = {family: USUAL[family] for family in ("tensor", "sequence", "expert")}
 """Those of the families whose schemes change the ops of a layer."""
@@ -27,9 +26,10 @@ NAMED_ALONE = tuple(f"plan.{key.name}" for key in PLAN_KEYS.values() if key.part
 
 @dataclass(frozen=True)
 class SchemeWithOptions:
-    """A scheme that a plan names with options of its own.
+    """A scheme that a plan names with options.
 
-    name: without its family. options: those that are not the scheme's defaults, sorted by name.
+    name: without its family.
+    options: those that are not the scheme's defaults, sorted by name.
     """
 
     name: str
@@ -55,7 +55,6 @@ def name_scheme(use: str, options: Mapping[str, Any]) -> NamedScheme:
 
 
 def plain_name(scheme: NamedScheme) -> str:
-    """Returns the name of a scheme without its options."""
     return scheme.name if isinstance(scheme, SchemeWithOptions) else scheme
 
 
@@ -84,13 +83,13 @@ def scheme_namer(family: str) -> Callable[[str | Mapping[str, Any] | None], Name
 
 @cache
 def accompanies_others(tensor: NamedScheme | None) -> bool:
-    """Returns whether a tensor scheme overlaps the communication of another one."""
+    """Returns whether a tensor scheme overlaps the communication of another scheme."""
     return tensor is not None and find_scheme(f"tensor/{plain_name(tensor)}").most_axes == 0
 
 
 @cache
 def changes_kernels(family: str, scheme: NamedScheme) -> bool:
-    """Returns whether a scheme has kernels of its own, which also a single rank runs."""
+    """Returns whether a scheme has special kernels, which also a single rank runs."""
     return issubclass(find_scheme(f"{family}/{plain_name(scheme)}"), ChangesKernels)
 
 
@@ -103,8 +102,8 @@ def offloads_states(data: str) -> bool:
 
 
 def write_scheme_keys(plan: dict[str, Any], tensor: NamedScheme | None, data: str, options: tuple[Any, ...]) -> None:
-    """Writes the keys of a point to a plan, which has those of its open fields already: of keys that state the same
-    one is left. options: in the order of `DATA_OPTIONS`."""
+    """Writes the keys of a point to a plan, which has those of its open fields already; keys that state the same
+    leave it. options: in the order of `DATA_OPTIONS`."""
     if plan.get(SCHEME_KEYS["data"]) is not None:
         _leave_out(plan, "data")
         plan[SCHEME_KEYS["data"]] = data

@@ -1,7 +1,7 @@
 """Reads from a job, in whatever form its plan is written, the fields that a search varies, and what these cannot say.
 
-The fields are read from the long form by the table of the keys of a plan. What is left is found by writing the plan
-anew in short form: whatever differs then, no search varies.
+The fields are read from the long form by the table of the keys of a plan. What is left shows when the plan is
+written anew in short form: whatever differs then, no search varies.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ class ShortForm:
     named: frozenset[str] = frozenset()
 
     def by_field(self) -> dict[str, Any]:
-        """Returns the values by field of a job, as `Certificate.fields` states them, without those that make no
-        difference."""
+        """Returns the values by field of a job, as `Certificate.fields` states them, without those of no effect."""
         idle = "plan.zero" if DATA_FIELD in self.named else DATA_FIELD
         stated = {field: self.values[name] for field, name in FIELDS.items() if name in self.values and field != idle}
         if self.values.get("recompute") == "full" and self.values["recomputed"] is None:
@@ -133,9 +132,15 @@ def _read_named_schemes(plan: LongPlan, framework: Framework, named: frozenset[s
         ranks = max(family_degree(plan, family), views.get("ep", 1) * views.get("etp", 1))
         if ranks > 1 and len(entries := _family(plan, family)) == 1:
             values[family] = _name_entry(entries[0])
+    for entry in _family(plan, "data") if "data" in families else ():
+        values["data"] = entry.use.partition("/")[2]
+    return values | _read_data_options(plan, framework, named)
+
+
+def _read_data_options(plan: LongPlan, framework: Framework, named: frozenset[str]) -> dict[str, Any]:
+    """Returns values of options of the data scheme. named: the fields to read."""
+    values: dict[str, Any] = {}
     for entry in _family(plan, "data"):
-        if "data" in families:
-            values["data"] = entry.use.partition("/")[2]
         options, left = find_scheme(entry.use).Options, left_to_framework(framework)
         for key in DATA_OPTIONS:
             if f"plan.{key}" in named and (option := PLAN_KEYS[key].option) in options.model_fields:
@@ -164,20 +169,18 @@ def _read_memory(plan: LongPlan) -> dict[str, Any]:
 
 
 def _chosen_value(plan: LongPlan, key: PlanKey, usual: Any) -> Any:
-    """Returns the value by which a key chooses a scheme of a plan, of several the last; the usual one if it chooses
-    none of its schemes."""
+    """Returns the value by which a key chooses a scheme of a plan, of several the last; `usual` without any."""
     uses = {entry.use for entry in plan.schemes}
     return next((value for value in reversed(key.chooses) if f"{key.family}/{key.chooses[value]}" in uses), usual)
 
 
 def _option(plan: LongPlan, use: str, option: str) -> Any:
-    """Returns the value of an option of a scheme; None if the plan does not have the scheme or the scheme the
-    option."""
+    """Returns the value of an option of a scheme; None if the plan lacks the scheme or the scheme the option."""
     return next((_options(entry).get(option) for entry in plan.schemes if entry.use == use), None)
 
 
 def _expert_ranks(plan: LongPlan) -> int:
-    """Returns expert-parallel ranks, whether their axis is one of the mesh or of the experts' view of it."""
+    """Returns expert-parallel ranks, whether their axis is of the mesh or of the experts' view of it."""
     sizes = plan.views.get("experts", {})
     if "ep" in sizes or not _family(plan, "expert"):
         return sizes.get("ep", 1)
@@ -191,7 +194,7 @@ def _expert_tensor_ranks(plan: LongPlan, ep: int, tp: int) -> int | None:
 
 
 def _shard_ranks(plan: LongPlan) -> int | None:
-    """Returns data-parallel ranks that share one copy of the states; None: all of them."""
+    """Returns data-parallel ranks that share a copy of the states; None: all of them."""
     for entry in _family(plan, "data"):
         if copies := _options(entry).get("replicate"):
             return math.prod(plan.mesh.get(axis, 1) for axis in entry.over if axis != copies)
@@ -199,8 +202,7 @@ def _shard_ranks(plan: LongPlan) -> int | None:
 
 
 def _mesh_order(plan: LongPlan) -> str | None:
-    """Returns which of the pipeline and the replicas is outermost in the mesh; None where one of them has a single
-    rank."""
+    """Returns which of pipeline and replicas is outermost in the mesh; None where either has a single rank."""
     wide, axes = _wide(plan.mesh), list(plan.mesh)
     places = [
         min((axes.index(axis) for entry in _family(plan, family) for axis in entry.over if axis in wide), default=-1)
@@ -210,7 +212,7 @@ def _mesh_order(plan: LongPlan) -> str | None:
 
 
 def _partition(partition: str | tuple[int, ...], layers: int, parts: int) -> str | tuple[int, ...]:
-    """Returns a division of the layers by its name where it has one."""
+    """Returns a division of the layers by its name where it has any."""
     if isinstance(partition, str) or len(partition) != parts:
         return partition
     even, ends_as_layers = PARTITIONS
@@ -261,8 +263,7 @@ def _differences(plan: LongPlan, restated: LongPlan) -> dict[str, tuple[Any, Any
 
 
 def describe_part(plan: LongPlan, field: str) -> Any:
-    """Returns a part of a plan in long form: the axes of its mesh or of its experts in words, the schemes of a family,
-    a flag; None for other fields."""
+    """Returns a part of a plan in long form: axes of mesh or experts in words, schemes of a family, a flag; or None."""
     if field.startswith(SCHEMES):
         return _describe_family(plan, field.removeprefix(SCHEMES))
     if field in ("plan.mesh", "plan.views"):
@@ -272,12 +273,11 @@ def describe_part(plan: LongPlan, field: str) -> Any:
 
 
 def _wide(axes: Mapping[str, int]) -> dict[str, int]:
-    """Returns the axes of more than one rank."""
     return {axis: size for axis, size in axes.items() if size > 1}
 
 
 def _roles(plan: LongPlan) -> list[tuple[str, int]]:
-    """Returns the axes of more than one rank in their order, each by the family of schemes over it: names are free."""
+    """Returns the axes of several ranks in their order, each by the family of schemes over it: names are free."""
     role: dict[str, str] = {}
     for entry in plan.schemes:
         for axis in entry.over:

@@ -71,7 +71,7 @@ SCHEDULES = ("1f1b", "interleaved-1f1b", "breadth-first", "gpipe", "zb-h1", "zb-
 """Schedules that are tried by default: those with a flush whose orders do not depend on durations."""
 
 PAIRING = ("dualpipe", "dualpipe-v")
-"""Schedules that are also tried for models with experts: token exchanges of one pass run beside kernels of another."""
+"""Schedules that are also tried for models with experts: token exchanges of a pass run beside kernels of another."""
 
 WORDS = ("schedule", "recompute", "data", "offload", "mesh_order", *DEFAULTS)
 """Fields of a point whose values are words, or numbers with a meaning each."""
@@ -83,12 +83,11 @@ OF_OTHER_VALUES = ("recomputed", "shard")
 """Fields of a point whose values depend on those of others."""
 
 NODE = "node"
-"""As many ranks share one copy of the states as a scale-up domain has of a stage."""
+"""As many ranks share a copy of the states as a scale-up domain has of a stage."""
 
 MAX_TENSOR_RANKS, MAX_EXPERT_RANKS, MAX_MICRO, TOKENS_OF_A_RANK = 32, 8, 32, 2048
 """Largest tensor-parallel degrees, of all layers and of experts, and largest micro-batch that are tried by default, and
 least tokens of a sequence on a rank with context parallelism."""
-
 
 NOTHING_EXCLUDED: Mapping[str, int] = {"where": 0, "program": 0, "near_measured": 0}
 """Numbers of points that limits exclude, by limit, where none excludes any."""
@@ -124,8 +123,7 @@ class LayerGroup(NamedTuple):
 
     @property
     def names_schemes(self) -> bool:
-        """Whether a plan has to name one of them. Its micro-batches are lowered as they are: chunks and tiles are not
-        affine in their size."""
+        """Whether a plan has to name any of them: chunks and tiles are not affine in the size of micro-batches."""
         return self.schemes != tuple(DEFAULTS.values())
 
     @property
@@ -135,7 +133,6 @@ class LayerGroup(NamedTuple):
 
     @property
     def expert_tensor_ranks(self) -> int:
-        """Ranks that share the matrices of an expert."""
         return self.etp or (1 if self.ep > 1 else self.tp)
 
 
@@ -185,7 +182,7 @@ class StepChoice(NamedTuple):
     updated_weights: bool
     overlap_pp: bool
     shard: int | None = None
-    """Data-parallel ranks that share one copy of the states; None: all."""
+    """Data-parallel ranks that share a copy of the states; None: all."""
     options: tuple[Any, ...] = (*DATA_OPTIONS.values(),)
     """Values of the options of the data scheme that keys of a plan state, in the order of `DATA_OPTIONS`."""
 
@@ -289,9 +286,12 @@ class Space:
     """The points of a search.
 
     job: the job as plain data, without its open fields.
-    base: folder of relative paths in the job. names_cluster: whether the cluster is one of several that are searched;
-        run_open: whether fields of the run are searched, too.
-    values: values of every field in `FIELDS`, by its name in a point. open: fields of the job that vary.
+    base: folder of relative paths in the job.
+    names_cluster: whether several clusters are searched.
+    run_open: whether fields of the run are
+        searched, too.
+    values: values of every field in `FIELDS`, by its name in a point.
+    open: fields of the job that vary.
     """
 
     def __init__(self, job: Mapping[str, Any], base: Path, names_cluster: bool = False, run_open: bool = False) -> None:
@@ -310,7 +310,7 @@ class Space:
                 opened.pop(field, None)
         self.open = tuple(opened)
         self.fields = list_fields(opened, self.job["plan"])
-        """The fields in `FIELDS` with their names in a point, of two that state the data scheme one."""
+        """The fields in `FIELDS` with their names in a point, of two that state the data scheme a single one."""
         self.named = find_named(opened, self.job["plan"])
         """Fields that the job opens or states of those that ``plan: auto`` leaves alone."""
         self._automatic_fields = {FIELDS[field] for field, value in opened.items() if value == AUTO}
@@ -342,7 +342,7 @@ class Space:
                 read = reader_of(field)
                 values[name] = tuple(dict.fromkeys(read(stated) for stated in value))
         if "plan.chunks" in opened and "plan.schedule" not in opened and self.job["plan"].get("schedule") is None:
-            values["schedule"] = ("1f1b", "interleaved-1f1b")  # what a plan gets with one chunk, and with more
+            values["schedule"] = ("1f1b", "interleaved-1f1b")  # what a plan gets with a single chunk, and with more
         return values
 
     def _is_valid(self, field: str, value: Any) -> bool:
@@ -416,7 +416,7 @@ class Space:
         kept = [name if experts or changes_kernels("expert", name) else DEFAULTS["expert"] for name in v["expert"]]
         groups = []
         for tensor, sequence, expert in product(tensors, sequences, dict.fromkeys(kept)):
-            # Schemes of their own shard activations in their own way; those that overlap leave nothing to overlap.
+            # Named schemes shard activations differently; those that overlap leave nothing to overlap.
             alone = tensor is not None and not accompanies_others(tensor)
             if alone and group.sequence_parallel != v["sequence_parallel"][0]:
                 continue
@@ -506,13 +506,12 @@ class Space:
 
     @property
     def _data_of_one_rank(self) -> list[str]:
-        """Data schemes that differ where a single rank has all states: the first one, and those that offload."""
+        """Data schemes that differ where a single rank has all states: the first, and those that offload."""
         first, *others = self.values["data"]
         return [first, *(data for data in others if offloads_states(data))]
 
     def _shards(self, data: str, dp: int, inside: int) -> list[int | None]:
-        """Returns the numbers of ranks that may share one copy of the states. inside: ranks between neighbours along
-        dp."""
+        """Returns the numbers of ranks that may share a copy of the states. inside: ranks between neighbours of dp."""
         ranks = [self.shard_ranks(value, dp, inside) for value in self.values["shard"]]
         valid = [number for number in ranks if number == dp or (number and data in self.with_copies)]
         return [*dict.fromkeys(None if number == dp else number for number in valid)]
@@ -524,8 +523,7 @@ class Space:
         return dp, inside if place.mesh_order == MESH_ORDERS[0] else inside * place.pp
 
     def shard_ranks(self, value: int | str | None, dp: int, inside: int) -> int:
-        """Returns the ranks that share one copy of the states, as a value of the field says; 0: it makes no plan of its
-        own."""
+        """Returns the ranks that share a copy of the states, as a value of the field says; 0: it makes no plan."""
         if value == NODE:
             value = self.loaded.cluster.scale_up_domain // inside
             if not 1 < value < dp:
@@ -554,7 +552,6 @@ class Space:
 
     @property
     def limits_points(self) -> bool:
-        """Whether limits of the search exclude points."""
         return False
 
     def explain_program(self) -> str:
@@ -570,7 +567,6 @@ class Space:
         return True
 
     def size(self, group: LayerGroup) -> int:
-        """Returns the number of points of a group."""
         return sum(count * len(self.steps(group, *pipeline.place)) for pipeline, count in self.count_pipelines(group))
 
     def count_pipelines(self, group: LayerGroup) -> Iterator[tuple[Pipeline, int]]:
@@ -602,7 +598,7 @@ class Space:
         return changes
 
     def job_of(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
-        """Returns the job of a point as plain data, also of one that has other values of fields that are not open."""
+        """Returns the job of a point as plain data, also with other values of fields that are not open."""
         values = values_of_point(group, pipeline, step)
         fields = [field for field in self.fields if field not in self.open]
         others = [field for field in fields if values[self.fields[field]] != self.values[self.fields[field]][0]]

@@ -42,14 +42,14 @@ def answers() -> Any:
 @pytest.mark.slow
 def test_better_hardware_never_makes_a_step_longer_and_saves_no_more_than_the_step(answers: Any) -> None:
     step = answers.report.step_time
-    for one in answers.found:
+    for one in answers.figures:
         assert one.better_s <= step * (1 + 1e-9) <= one.worse_s * (1 + 2e-9)
         assert one.saved_s >= -1e-9 * step
     # A step in which all times shrink by one percent is one percent shorter; some of it depends on no hardware.
     # The sustained rate scales the same kernels as the peaks.
-    saved = sum(one.saved_s for one in answers.found if one.figure.name != "sustained_rate")
+    saved = sum(one.saved_s for one in answers.figures if one.figure.name != "sustained_rate")
     assert 0.5 < saved / (0.01 * step) <= 1.01
-    swings = [one.swing_s for one in answers.found]
+    swings = [one.swing_s for one in answers.figures]
     assert swings == sorted(swings, reverse=True)
 
 
@@ -92,7 +92,7 @@ def test_a_step_in_8_bits_depends_on_two_peaks() -> None:
 
 
 def test_the_time_of_the_host_saves_its_share(answers: Any) -> None:
-    (one,) = (one for one in answers.found if one.figure.name == "step_overhead")
+    (one,) = (one for one in answers.figures if one.figure.name == "step_overhead")
     assert one.saved_s == pytest.approx(one.figure.value * (1 - 1 / 1.01), rel=1e-6)
 
 
@@ -103,7 +103,7 @@ def test_host_memory_matters_to_what_is_offloaded(answers: Any) -> None:
     }
     found = found_by_name({**JOB, "model": "llama3-8b", "cluster": "dgx-h100:1", "plan": plan})
     assert found["host_memory"].saved_s > 0 and found["host_link_bandwidth"].saved_s > 0
-    assert "host_memory" not in {one.figure.name for one in answers.found}
+    assert "host_memory" not in {one.figure.name for one in answers.figures}
 
 
 def test_contributions_add_up_to_the_variance_behind_the_interval() -> None:

@@ -24,7 +24,6 @@ from meshcast.experiments.planning.clock import is_over
 FAILED = 10.0
 """The time of a placement that fails, in times of the mean of those that do not."""
 
-
 MAX_DRAWS = 4
 """Placements that are drawn at most for each that may be priced: those that are known cost nothing."""
 
@@ -53,7 +52,7 @@ class TrainingSettings(NamedTuple):
     entropy: float = 0.01
 
 
-class FoundPlacement(NamedTuple):
+class BestPlacement(NamedTuple):
     """The fastest placement that was drawn: the device of every group, its time [s], and placements priced."""
 
     devices: tuple[int, ...]
@@ -106,7 +105,7 @@ def train_placement(
     steps: int,
     seed: int,
     settings: TrainingSettings,
-) -> FoundPlacement | None:
+) -> BestPlacement | None:
     """Returns the fastest of `steps` placements drawn while a policy is trained on their times; None if all fail.
 
     features: of every group of operators [groups, features]. price: seconds of the devices of all groups; infinite: the
@@ -114,7 +113,7 @@ def train_placement(
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the network is small: threads cost more than they save
-    best: FoundPlacement | None = None
+    best: BestPlacement | None = None
     known: dict[bytes, float] = {}
     drawn = 0
     try:
@@ -128,7 +127,7 @@ def train_placement(
                     drawn += len(seconds)
                     place = int(np.argmin(seconds))
                     if math.isfinite(seconds[place]) and (best is None or seconds[place] < best.seconds):
-                        best = FoundPlacement(tuple(placements[place].tolist()), float(seconds[place]), 0)
+                        best = BestPlacement(tuple(placements[place].tolist()), float(seconds[place]), 0)
                     if is_over():
                         break
     finally:
