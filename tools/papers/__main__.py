@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshcast.hardware.documents.output_file import write_file
-from meshcast.hardware.errors import MeshcastError, PlanError, nearest
+from meshcast.hardware.errors import MeshcastError
 from tools.papers.draw import draw
-from tools.papers.figure_file import list_figures, read_figures
+from tools.papers.figure_file import read_figures
 from tools.papers.forecasts import ForecastFigure, forecast_figures
 from tools.papers.page import IMAGES, sort_figures, write_page
 from tools.papers.words import word_errors
@@ -54,13 +54,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _forecast_named(names: Sequence[str], workers: int | None) -> list[ForecastFigure]:
-    """Forecasts of the named figures, of all without names. Raises PlanError for a name that no figure has."""
-    known = {path.name.removesuffix(".yaml"): path for path in list_figures()}
-    for name in names:
-        if name not in known:
-            raise PlanError("figure", "tools/papers/figures has no such file", nearest(name, list(known)), name)
-    files = read_figures([known[name] for name in names] if names else [])
-    return sort_figures(list(forecast_figures(files, workers)))
+    """Forecasts the named figures, all without names. Raises PlanError for a name that no figure has."""
+    return sort_figures(list(forecast_figures(read_figures(names), workers)))
 
 
 def _write_images(figures: Sequence[ForecastFigure], drawn: Path, folder: Path) -> None:
