@@ -40,7 +40,7 @@ KEYS = {
     **{"chunks": "plan.pipeline.chunks", "precision": "precision.compute", "sequence": "batch.sequence"},
     **{"micro": "batch.micro", "global": "batch.global", "lora_rank": "train.rank"},
 }
-"""Keys of a job by facts that are one of them."""
+"""Keys of a job by facts that are such a key."""
 
 ASKED_BY = {
     **{"model": ("model",), "cluster": ("cluster",), "gpus": ("cluster",), "mode": ("train",), "command": ("--",)},
@@ -153,7 +153,7 @@ def _describe(name: str, expected: Any, read: Any) -> str:
 
 def _find_named(facts: Facts, imported: ImportedJob, job: Job) -> set[str]:
     """Returns the facts that differ and that an approximated setting names: the forecast that bounds its error has the
-    expected one, or its reason says what lies in host memory instead."""
+    expected key, or its reason says what lies in host memory instead."""
     differing = {name for name, _, _ in _compare(facts, imported, job)}
     named: set[str] = set()
     for entry in imported.findings.approximated:
@@ -199,7 +199,7 @@ def _count_pairs(imported: ImportedJob) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a setting states a count: one that names a file is listed with all keys that the file changes."""
+    """Returns whether a setting states a count: if it names a file, all keys that the file changes are listed."""
     return str(value).isdecimal()
 
 
@@ -220,7 +220,7 @@ def _read_sharding(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_optimizer(expected: str, imported: ImportedJob) -> dict[str, str]:
-    """The optimizer: a job has the states of another one than Adam, or that is named among what is not followed."""
+    """Compares the optimizer: a job has the states of others than Adam, or names them among what is not followed."""
     unfollowed = " ".join(shown for shown, _ in imported.findings.unfollowed).lower()
     is_adam = re.fullmatch(r"(fused-?)?adamw?(-fused|-torch)*", expected) is not None
     is_told = "optimizer" in imported.job or "optim" in unfollowed
@@ -255,5 +255,5 @@ def _compare_models(expected: ExpectedShape | str | None, model: Model) -> Itera
 
 
 def _is_padded(stated: int, read: int | None) -> bool:
-    """Whether a vocabulary is the stated one, padded."""
+    """Returns whether a vocabulary is the stated one, padded."""
     return read is not None and stated <= read < stated * 1.05 + 1024

@@ -71,9 +71,9 @@ def _forecast_file(run: PublishedRun, entry: dict[str, Any], path: Path, shared:
     errors = None
     if run.step_time:
         errors = (answer.step_time / run.step_time - 1, report.step_time / run.step_time - 1)
-    found = _compare_plans(load_job(mapped.job), job)
-    details = {key: values for key, values in found.items() if key.startswith(DETAILS)}
-    differing = {key: values for key, values in found.items() if key not in details}
+    differences = _compare_plans(load_job(mapped.job), job)
+    details = {key: values for key, values in differences.items() if key.startswith(DETAILS)}
+    differing = {key: values for key, values in differences.items() if key not in details}
     return FileForecast(run, name, differing, details, errors)
 
 

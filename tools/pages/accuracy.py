@@ -211,11 +211,11 @@ def _of(rows: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 def _groups(
     rows: Sequence[dict[str, Any]], keys: Sequence[str]
 ) -> Iterator[tuple[tuple[str, ...], list[dict[str, Any]]]]:
-    found = defaultdict[tuple[str, ...], list[dict[str, Any]]](list)
+    groups = defaultdict[tuple[str, ...], list[dict[str, Any]]](list)
     for row in rows:
         if row["error"] is not None:
-            found[tuple(str(row["peak"] if key == "format" else row[key]) for key in keys)].append(row)
-    yield from sorted(found.items())
+            groups[tuple(str(row["peak"] if key == "format" else row[key]) for key in keys)].append(row)
+    yield from sorted(groups.items())
 
 
 def _table(head: str, rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> str:
@@ -335,7 +335,7 @@ def forecast_forgotten(runs: Iterable[PublishedRun]) -> dict[str, list[dict[str,
 
 
 def _noise_floor(rows: Sequence[dict[str, Any]]) -> str:
-    """How far measured times of runs with equal jobs lie apart: no forecast of one job can be nearer to all of them."""
+    """How far measured times of runs with equal jobs lie apart: no forecast of a job can be nearer to all of them."""
     table = Table("class", *formatted_numbers(("pairs", ""), ("median %", ".1p"), ("p90 %", ".1p")))
     for (kind,), of_class in _groups(rows, ("class",)):
         equal = defaultdict[tuple[str, float], list[float]](list)
@@ -368,5 +368,5 @@ if __name__ == "__main__":
     strangers = validate_published([data, *more], as_stranger=True)[0]["rows"]
     verdicts = list_sections(rows, [*measure_peaks(every)], [*forecast_reported()])
     sections = [list_strangers(rows, strangers, len(others)), *verdicts]
-    made = page(answer["rows"], fit_published([data])[0], forecast_forgotten(runs), sections)
-    write_file(Path(sys.argv[-1]), made)
+    text = page(answer["rows"], fit_published([data])[0], forecast_forgotten(runs), sections)
+    write_file(Path(sys.argv[-1]), text)

@@ -3,7 +3,7 @@
 ``python -m tools.pages.inputs FOLDER RUNS.jsonl docs/inputs.md`` (``make docs-inputs FILES=... RUNS=...``)
 
 FOLDER holds the files of the corpus as OWNER+NAME@COMMIT/PATH, with 12 digits of the commit, or as OWNER+NAME/PATH;
-of a file that is not there the small one counts that states the same.
+of a file that is not there the small file counts that states the same.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ def find_commands(page: str) -> list[list[str]]:
 
 def find_output(words: list[str]) -> str:
     """The file that a command writes; empty if it names none."""
-    given = dict(itertools.pairwise(words))
-    return given.get("--out") or given.get("--plot") or ""
+    options = dict(itertools.pairwise(words))
+    return options.get("--out") or options.get("--plot") or ""
 
 
 def find_images(page: str) -> list[str]:

@@ -29,9 +29,9 @@ def execute_page(text: str, folder: Path) -> str:
     """The page with the outputs of its cells, which run in `folder`. An exception of a cell is raised."""
     names: dict[str, Any] = {"__name__": "__main__"}
 
-    def run(found: re.Match[str]) -> str:
-        printed = run_cell(found[1], names)
-        return f"```python\n{found[1]}```\n" + (f"\n```text\n{printed}```\n" if printed else "")
+    def run(match: re.Match[str]) -> str:
+        printed = run_cell(match[1], names)
+        return f"```python\n{match[1]}```\n" + (f"\n```text\n{printed}```\n" if printed else "")
 
     with _working_in(folder):
         return CELL.sub(run, text)

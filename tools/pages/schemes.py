@@ -138,13 +138,13 @@ def _scheme(use: str) -> str:
 
 
 def _body(text: str) -> str:
-    """Writes the paragraphs of a docstring in Markdown; an indented one is a drawing and becomes a block of text."""
-    made = []
+    """Writes the paragraphs of a docstring in Markdown; indented paragraphs are drawings and become blocks of text."""
+    written = []
     for paragraph in text.strip("\n").split("\n\n"):
         if paragraph.strip():
             drawing = all(line.startswith("  ") for line in paragraph.splitlines() if line.strip())
-            made.append(f"```text\n{paragraph}\n```\n" if drawing else f"{paragraph.strip()}\n")
-    return "\n".join(made)
+            written.append(f"```text\n{paragraph}\n```\n" if drawing else f"{paragraph.strip()}\n")
+    return "\n".join(written)
 
 
 def _options(kind: type[Scheme]) -> Iterator[tuple[str, str, str]]:

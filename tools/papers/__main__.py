@@ -36,20 +36,20 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("out/papers"), help="folder of the images")
     parser.add_argument("--page", type=Path, default=Path("docs/papers.md"), help="the page")
     parser.add_argument("--workers", type=int, help="processes; default: one per core")
-    given = parser.parse_args(words)
+    options = parser.parse_args(words)
     try:
-        figures = _forecast_named(given.names, given.workers)
+        figures = _forecast_named(options.names, options.workers)
     except MeshcastError as error:
         print(error, file=sys.stderr)
         return 2
-    given.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     for figure in figures:
-        file = given.out / f"{figure.file.name}.png"
+        file = options.out / f"{figure.file.name}.png"
         draw(figure, file)
         print(f"{figure.file.name}: {word_errors(figure)}; wrote {file}")
-    if not given.names:
-        write_file(given.page, write_page(figures))
-        _write_images(figures, given.out, given.page.parent / IMAGES)
+    if not options.names:
+        write_file(options.page, write_page(figures))
+        _write_images(figures, options.out, options.page.parent / IMAGES)
     return 0
 
 

@@ -1,7 +1,7 @@
 """The files of figures: their schema, and how they are read and checked.
 
 A point has a published number and the job that it is of. Both can be those of a claim; else the job is a copy of a
-named one with some fields changed, or the relation says how the number follows from several::
+named job with some fields changed, or the relation says how the number follows from several::
 
     claim_file: megatron-weak-scaling          # validation/claims/megatron-weak-scaling.yaml: its jobs and claims
     series:
@@ -92,7 +92,7 @@ class FigurePoint(ClaimModel):
 
 
 class FigureSeries(ClaimModel):
-    """Points of one colour.
+    """Points of a colour.
 
     base: job that its points are copies of unless they say another.
     relation: how the numbers follow from the job `shown` of each point; empty: `shown` alone.
@@ -118,7 +118,7 @@ class PaperFigure(NamedJobs):
         place: number of the figure or table in it.
         source: where the numbers were read.
         provenance: ``checked`` if they were read there, ``recalled`` otherwise.
-        form: ``lines`` over numbers, ``rows`` with one bar a point.
+        form: ``lines`` over numbers, ``rows`` with a bar for each point.
         x, y: the axes; rows have no x axis.
         measure: the number that is read off the jobs, in the words of claims.
         claim_file: file of claims, without its ending, whose jobs, cases, plans and claims are used.

@@ -77,7 +77,7 @@ class ForecastFigure:
 def forecast_figures(files: Sequence[FigureFile], workers: int | None = None) -> Iterator[ForecastFigure]:
     """Forecasts figures in order; on a terminal a progress bar follows them.
 
-    workers: number of processes; None: one per core.
+    workers: number of processes; None: as many as cores.
     """
     answers = progress(map_chunks(_forecast_chunk, files, workers, size=1), len(files), "figures")
     for file, answer in zip(files, answers, strict=True):

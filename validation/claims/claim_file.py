@@ -172,7 +172,7 @@ class ClaimFile(NamedJobs):
             yield dict(zip(claim.assumed, values, strict=True))
 
     def expand(self, claim: Claim, assumed: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-        """Returns the jobs, cases or plans of a relation by name: a single one, or one for each point of its `over`.
+        """Returns the jobs, cases or plans of a relation by name: a single job, or a job for each point of its `over`.
 
         Raises PlanError for a copy of a job that does not exist, and for fields that cannot be set.
         """

@@ -55,7 +55,7 @@ def judge_claims(
 ) -> Iterator[Judgement]:
     """Yields the judgements of all claims in their order.
 
-    workers: number of processes; None: one per core. find_plan: runs a planner, and can be pickled.
+    workers: number of processes; None: as many as cores. find_plan: runs a planner, and can be pickled.
     """
     yield from map_chunks(partial(_judge_chunk, find_plan=find_plan), tasks, workers, size=4)
 

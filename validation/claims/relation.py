@@ -27,7 +27,7 @@ VALID = (
 )
 
 Quantity = float | list[float]
-"""The value of a job: a single number, or one for each stage or each point of an `over`."""
+"""The value of a job: a single number, or a number for each stage or each point of an `over`."""
 
 ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,

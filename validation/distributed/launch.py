@@ -58,7 +58,7 @@ def check_world_size(world: int, device: str) -> None:
 def run_all(tasks: Sequence[Mapping[str, Any]], world: int) -> Generator[dict[str, Any]]:
     """Runs tasks in turn, each in separate processes; see `run`.
 
-    Under torchrun the same processes run all of them, in one process group: a second would find the addresses of
+    Under torchrun the same processes run all of them, in the same process group: a second would find the addresses of
     the first in torchrun's store, and wait for it forever.
     """
     if under_torchrun():

@@ -54,7 +54,7 @@ def operands(work: Gemm, device: Device) -> tuple[Tensor, Tensor]:
 
 
 def make_runner(works: Sequence[Gemm], device: Device) -> Work:
-    """Returns a function that runs the GEMMs one after another, with one scale per tensor."""
+    """Returns a function that runs the GEMMs in turn, with one scale per tensor."""
     scale = torch.ones((), device=device.torch)
     pairs = [operands(work, device) for work in works]
 

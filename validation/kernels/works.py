@@ -26,24 +26,24 @@ def work_fields(work: Work) -> dict[str, Any]:
     return {field.name: value for field in fields(work) if (value := getattr(work, field.name)) not in ("", ())}
 
 
-def work_of(given: Mapping[str, Any], where: str = "shape") -> Work | None:
-    """The work of which `given` are the fields; None if they are those of no kernel.
+def work_of(fields: Mapping[str, Any], where: str = "shape") -> Work | None:
+    """Returns the work of which `fields` are the fields; None if they are those of no kernel.
 
     where: place of the fields. Raises PlanError for a value of another type than its field's.
     """
     for kind in (Gemm, Attention, Memory):
         known = {field.name: field.default for field in fields(kind)}
         needed = {name for name, default in known.items() if default is MISSING}
-        if needed <= given.keys() <= known.keys():
-            for name, value in given.items():
+        if needed <= fields.keys() <= known.keys():
+            for name, value in fields.items():
                 _check_field(f"{where}.{name}", value, kind.__annotations__[name])
-            return kind(**{name: _frozen(value) for name, value in given.items()})
+            return kind(**{name: _frozen(value) for name, value in fields.items()})
     return None
 
 
 def _frozen(value: Any) -> Any:
     """A list of a file, and the lists in it, as tuples."""
-    return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
+    return tuple(_frozen(entry) for entry in value) if isinstance(value, list) else value
 
 
 LARGEST = 1e15

@@ -21,7 +21,7 @@ def explain_misfit(run: PublishedRun, report: Report) -> str:
     wrong = ["a stated field", "the memory model"]
     if (name := framework(program)) != program:
         wrong.insert(1, f"{name} in the place of {program}")
-    peak = max(report.play.peaks, key=lambda one: one.total)
+    peak = max(report.play.peaks, key=lambda stage: stage.total)
     largest = sorted(peak.by, key=lambda category: -peak.by[category])[:LARGEST]
     held = ", ".join(f"{category} {peak.by[category] / GIB:,.0f} GiB" for category in largest)
     return f"no assumed field explains it: {', '.join(wrong[:-1])} or {wrong[-1]} is wrong ({held})"

@@ -50,9 +50,9 @@ def forecast_run(
     job, report = forecast(run)
     for field, value, spec in likely_values(run.spec, job.assumed) if not report.fits else ():
         with suppress(MeshcastError):
-            other, found = forecast(run.model_copy(update={"spec": spec}), (field,))
-            if found.fits:
-                return replace(other, replaced=((field, value),)), found
+            other, fitting = forecast(run.model_copy(update={"spec": spec}), (field,))
+            if fitting.fits:
+                return replace(other, replaced=((field, value),)), fitting
     return job, report
 
 
@@ -66,17 +66,17 @@ def _forecast_open_plan(
     if run.spec.batch.micro is not None and run.spec.mesh.vpp is not None:
         job = make_job(run, fields)
         return job, simulate(job.job, shared_work=shared_work)
-    found: list[tuple[MappedJob, Report]] = []
+    forecasts: list[tuple[MappedJob, Report]] = []
     refused: MeshcastError | None = None
-    for one, chosen in _plans(run):
+    for variant, chosen in _plans(run):
         try:
-            job = make_job(one, (*fields, *chosen))
-            found.append((job, simulate(job.job, shared_work=shared_work)))
+            job = make_job(variant, (*fields, *chosen))
+            forecasts.append((job, simulate(job.job, shared_work=shared_work)))
         except MeshcastError as error:  # chunks that the schedule refuses
             refused = refused or error
-    if not found and refused is not None:
+    if not forecasts and refused is not None:
         raise refused
-    return min(found, key=lambda one: (not one[1].fits, one[1].step_time))
+    return min(forecasts, key=lambda pair: (not pair[1].fits, pair[1].step_time))
 
 
 def _map(run: PublishedRun, chosen: tuple[str, ...], profile: str | None, change: Change | None) -> MappedJob:

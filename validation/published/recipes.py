@@ -43,7 +43,7 @@ NO_SUCH_OVERLAP = {
     "megatron-core": {"ep": "2025-06"},
     "nemo": {"ep": "2025-06"},
 }
-"""Month before which a program has no way to overlap the communication of an axis; `ALWAYS`: it never got one."""
+"""Month before which a program has no way to overlap the communication of an axis; `ALWAYS`: it never got any."""
 
 
 EAGER_LOSS = {"forward": 38, "backward": 14}
@@ -60,7 +60,7 @@ LAUNCHED_KERNELS: dict[str, dict[str, object]] = {
     # foundation-model-stack/fms-acceleration @876e2ed, scripts/benchmarks/scenarios.yaml and accelerate.yaml: no mixed
     # precision but in `AUTOCAST`, so nothing converts the operands of adapters, which PEFT keeps in fp32.
     "none": {"adapters": IN_FP32},
-    # The same with kernels of Unsloth, whose norm and RoPE are one kernel each and whose cross-entropy makes the
+    # The same with kernels of Unsloth, whose norm and RoPE are a kernel each and whose cross-entropy makes the
     # gradient in place of the fp32 logits (plugins/fused-ops-and-kernels/src/fms_acceleration_foak/kernels/unsloth).
     # Its adapters are PEFT's (framework_plugin_fast_kernels.py: fused_lora "only required for quant-peft").
     "foak-fast-kernels": {
@@ -234,7 +234,7 @@ MISPRINTS = (
 """
 
 FILLED_STAGES = 16
-"""Most stages that the recipes' table of layouts fills one after another."""
+"""Most stages that the recipes' table of layouts fills in turn."""
 
 
 @dataclass(frozen=True)
@@ -244,9 +244,9 @@ class LaunchedSettings:
     plan: keys of a plan in short form.
     traits: of the framework, nested as in its profile.
     dispatcher: expert scheme; empty: all-to-all.
-    overlaps: whether dispatches of one micro-batch overlap with another.
+    overlaps: whether dispatches of a micro-batch overlap with another.
     graphs: `Framework.cuda_graphs`.
-    context: scheme of context parallelism, if the run has one of its own.
+    context: scheme of context parallelism, if the run has its own.
     """
 
     plan: NestedFields
@@ -329,15 +329,15 @@ def correct_misprints(row: PublishedRun) -> PublishedRun:
 
 def fill_launched(row: PublishedRun) -> PublishedRun:
     """The run with the fields that its launcher sets, where it does not state them."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for launcher in LAUNCHED:
         if launcher.includes(row):
-            found = {**launcher.spec, **found}
+            settings = {**launcher.spec, **settings}
     open_: dict[str, Any] = {}
-    for field, value in found.items():
+    for field, value in settings.items():
         stated = getattr(row.spec, field)
         if isinstance(value, Mapping):
-            inner = {key: one for key, one in value.items() if getattr(stated, key) is None}
+            inner = {key: setting for key, setting in value.items() if getattr(stated, key) is None}
             open_[field] = stated.model_copy(update=inner)
         elif stated is None:
             open_[field] = value
@@ -398,20 +398,20 @@ def _facts_of(row: PublishedRun, name: str) -> RecipeFacts:
 def uneven_layers(spec: Spec, stages: int) -> list[int]:
     """Divides layers over stages that have not the same number of them.
 
-    Recipes of Megatron-Bridge fill the stages one after another, and the last has the rest: DeepSeek-V3 and Kimi-K2 on
+    Recipes of Megatron-Bridge fill the stages in turn, and the last has the rest: DeepSeek-V3 and Kimi-K2 on
     4, 8 and 16 stages (`_get_deepseek_v3_pipeline_layout`, `_get_kimi_k2_pipeline_layout`). Otherwise layers are spread
     as evenly as possible, where the embedding, the loss and each multi-token-prediction layer (in the last stage) count
-    as one layer.
+    as a layer.
     """
     layers, further = spec.model.layers or 0, spec.model.mtp or 0
     if spec.stack == "megatron-bridge" and spec.model.moe and stages <= FILLED_STAGES:
         most = -(-layers // stages)
         return [min(most, max(0, layers - stage * most)) for stage in range(stages)]
     each, more = divmod(layers + 2 + further, stages)
-    found = [each + (stage < more) for stage in range(stages)]
-    found[0] -= 1
-    found[-1] -= 1 + further
-    if found[-1] < 0:  # embedding and loss fill more than a stage
-        found[1:3] = [found[1] + found[-1], *found[2:3]]
-        found[-1] = 0
-    return found
+    layers_by_stage = [each + (stage < more) for stage in range(stages)]
+    layers_by_stage[0] -= 1
+    layers_by_stage[-1] -= 1 + further
+    if layers_by_stage[-1] < 0:  # embedding and loss fill more than a stage
+        layers_by_stage[1:3] = [layers_by_stage[1] + layers_by_stage[-1], *layers_by_stage[2:3]]
+        layers_by_stage[-1] = 0
+    return layers_by_stage

@@ -47,12 +47,12 @@ def compute_figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def error_statistics(found: Sequence[float]) -> dict[str, float | None]:
+def error_statistics(errors: Sequence[float]) -> dict[str, float | None]:
     """Median, mean and 90th percentile of |error|, and the median error (bias)."""
-    if not found:
+    if not errors:
         return dict.fromkeys(("median", "mean", "p90", "bias"))
-    sizes = sorted(map(abs, found))
-    return {"median": median(sizes), "mean": fmean(sizes), "p90": quantile(sizes, 0.9), "bias": median(found)}
+    sizes = sorted(map(abs, errors))
+    return {"median": median(sizes), "mean": fmean(sizes), "p90": quantile(sizes, 0.9), "bias": median(errors)}
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

@@ -1,4 +1,4 @@
-"""Calibrations from tables of measured collectives: one for each family of links, and for each network."""
+"""Calibrations from tables of measured collectives: for each family of links, and for each network."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _name(sample: CollectiveSample) -> str:
 def calibrate(
     calibration: Calibration, tables: Sequence[LibraryTable], name: str, leave_out: bool = True
 ) -> CalibrationResult:
-    """The calibration of one family.
+    """Calibrates a family of links or networks.
 
     The sigmas are of rows whose machine was left out of the fit, where others have enough rows of their library.
 
@@ -110,12 +110,12 @@ def _fit(calibration: Calibration, name: str, section: str, samples: Sequence[Co
 
 
 def _price(
-    calibration: Calibration, sample: CollectiveSample, section: str, found: Fit, library: str | None = None
+    calibration: Calibration, sample: CollectiveSample, section: str, fitted: Fit, library: str | None = None
 ) -> RowForecasts:
     """The forecasts of a sample by a fit. library: whose coefficients, instead of the sample's ("": plain NCCL)."""
-    own = found.libraries.get(sample.library if library is None else library) or neutral_values(section)
+    shared = fitted.libraries.get(sample.library if library is None else library) or neutral_values(section)
     start = {name: c.start for name, c in coefficients(MODELS[section]).items()}
-    model = MODELS[section](**{**start, **found.values, **own}, sigma=0.0, sigma_short=0.0)
+    model = MODELS[section](**{**start, **fitted.values, **shared}, sigma=0.0, sigma_short=0.0)
     if section == NETWORK:
         models = TierCostModels(*node_models(calibration, sample), model)
     else:

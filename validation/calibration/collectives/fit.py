@@ -50,7 +50,7 @@ def start_links() -> LinkCostModels:
 
 
 def fit_links(section: str, samples: Sequence[CollectiveSample]) -> Fit:
-    """The fit of one section of one family of links to its samples."""
+    """Fits a section of a family of links to its samples."""
     model, start = MODELS[section], start_links()
 
     def seconds(sample: CollectiveSample, at: Any) -> np.ndarray:
@@ -76,7 +76,7 @@ def fit_network(
     node_models: Callable[[CollectiveSample], LinkCostModels],
     like: NetworkCostModel | None = None,
 ) -> Fit:
-    """The fit of one family of networks to its samples.
+    """Fits a family of networks to its samples.
 
     node_models: of the links within nodes. like: the cost model of InfiniBand, for other networks.
     """

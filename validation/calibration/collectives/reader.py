@@ -79,13 +79,13 @@ def read(table: pd.DataFrame) -> tuple[list[CollectiveSample], dict[int, str]]:
         for row in rows.index[~(rows[name] >= least) | ~np.isfinite(rows[name])]:
             refused.setdefault(int(row), f"{name} is {rows[name][row]:g}, less than {word}")
     samples: dict[tuple[Any, ...], list[int]] = {}
-    for values, own in rows.drop(index=list(refused)).groupby(ROW, sort=False):
+    for values, group in rows.drop(index=list(refused)).groupby(ROW, sort=False):
         try:
             key = _key(*values)
         except (ValueError, OverflowError, CatalogError) as error:
-            refused |= dict.fromkeys(map(int, own.index), str(error).partition(". ")[0])
+            refused |= dict.fromkeys(map(int, group.index), str(error).partition(". ")[0])
             continue
-        samples.setdefault(key, []).extend(map(int, own.index))
+        samples.setdefault(key, []).extend(map(int, group.index))
     size, time = rows["bytes"].to_numpy(float), rows["time_us"].to_numpy(float) * 1e-6
     return [_sample(key, np.array(at), size[at], time[at]) for key, at in samples.items()], refused
 

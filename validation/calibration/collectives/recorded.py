@@ -24,7 +24,7 @@ MESSAGES = ("p2p", "send_recv")
 
 @dataclass(frozen=True)
 class Recorded:
-    """Samples of one machine, which calibrations take like those of a table.
+    """Samples of a machine, which calibrations take like those of a table.
 
     Attributes:
         samples: of kernels or of collectives.
@@ -66,14 +66,14 @@ def make_samples(
 
 def read_recorded(path: Path) -> Recorded:
     """The collectives of a measurement file. Raises PlanError if it holds none, or no job that names their cluster."""
-    found = read(path)
-    if found.kind != "collectives" or not found.job:
+    measured = read(path)
+    if measured.kind != "collectives" or not measured.job:
         rule = "a calibration needs measured collectives and the job whose cluster they ran on"
         remedy = "Measure collectives, or import them with --job JOB"
         raise PlanError("--data", rule, remedy, str(path))
     try:
-        cluster = load_job(found.job).cluster
+        cluster = load_job(measured.job).cluster
     except MeshcastError as error:
         raise error.at(f"{path} job") from None
-    made = make_samples(found.rows, lambda members: cluster, cluster.gpu.name, "nccl-tests")
-    return Recorded(made, f"{found.title} on {found.machine.name}, {path.name}")
+    samples = make_samples(measured.rows, lambda members: cluster, cluster.gpu.name, "nccl-tests")
+    return Recorded(samples, f"{measured.title} on {measured.machine.name}, {path.name}")

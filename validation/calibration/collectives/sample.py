@@ -21,7 +21,7 @@ from meshcast.validation.calibration.tables.rows import RowForecasts, Rows, Samp
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CollectiveSample(Rows):
-    """Rows of collectives of one group of GPUs, which differ in bytes only.
+    """Rows of collectives of a group of GPUs, which differ in bytes only.
 
     Attributes:
         cluster: that they ran on.
@@ -42,7 +42,7 @@ class CollectiveSample(Rows):
 
     @property
     def network(self) -> str:
-        """Catalog name of the network between nodes, "" within one."""
+        """Catalog name of the network between nodes, "" within a node."""
         return self.cluster.scale_out.kind if self.reach.nodes.number > 1 else ""
 
     def shape(self, at: int) -> str:

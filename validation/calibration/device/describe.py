@@ -57,7 +57,7 @@ def core(machine: Machine, flops: float, stream: float) -> dict[str, Any]:
     written.
     """
     count = machine.processors or 1
-    given = {"kind": "measured", "source": f"meshcast calibrate --device cpu on {machine.name}, {utc_now()[:10]}"}
+    stated = {"kind": "measured", "source": f"meshcast calibrate --device cpu on {machine.name}, {utc_now()[:10]}"}
     cache = _cache()
     generic = load("gpus", "cpu-core")
     clock = _clock() or float(generic.clock)
@@ -65,12 +65,12 @@ def core(machine: Machine, flops: float, stream: float) -> dict[str, Any]:
         "name": "this-core",
         "title": f"one core of {machine.name}",
         "architecture": "cpu",
-        "memory": {"value": f"{(machine.memory or 0) // count} B", **given},
-        "memory_bandwidth": {"value": f"{stream / 1e9:.4g} GB/s", **given},
-        "l2": {"value": f"{cache or int(generic.l2)} B", **given},
-        "multiprocessors": {"value": 1, "per": "gpu", **given},
-        "clock": {"value": f"{clock / 1e6:.4g} MHz", **given},
-        "peak": {"fp32": {"value": f"{flops / 1e9:.4g} GFLOP/s", **given}},
+        "memory": {"value": f"{(machine.memory or 0) // count} B", **stated},
+        "memory_bandwidth": {"value": f"{stream / 1e9:.4g} GB/s", **stated},
+        "l2": {"value": f"{cache or int(generic.l2)} B", **stated},
+        "multiprocessors": {"value": 1, "per": "gpu", **stated},
+        "clock": {"value": f"{clock / 1e6:.4g} MHz", **stated},
+        "peak": {"fp32": {"value": f"{flops / 1e9:.4g} GFLOP/s", **stated}},
         "power": {"value": generic.power.text, "kind": "assumed", "source": generic.power.source},
         "host": "loopback",
         "usual_node": "cpu-host",
@@ -81,17 +81,17 @@ def gpu(device: Device, flops: float, stream: float) -> dict[str, Any]:
     """The description of a GPU that is in no catalog. Its peaks are the rates that it reached."""
     assert device.cuda is not None
     machine, properties = device.machine(), device.cuda.properties
-    given = {"kind": "measured", "source": f"meshcast calibrate --device cuda on {machine.name}, {utc_now()[:10]}"}
+    stated = {"kind": "measured", "source": f"meshcast calibrate --device cuda on {machine.name}, {utc_now()[:10]}"}
     major, minor = properties.major, properties.minor
     return {
         "name": "this-gpu",
         "title": machine.name,
         "architecture": "ada" if (major, minor) == (8, 9) else ARCHITECTURES.get(major, "hopper"),
-        "memory": {"value": f"{properties.total_memory} B", **given},
-        "memory_bandwidth": {"value": f"{stream / 1e9:.4g} GB/s", **given},
-        "l2": {"value": f"{properties.L2_cache_size} B", **given},
-        "multiprocessors": {"value": properties.multi_processor_count, "per": "gpu", **given},
-        "peak": {name: {"value": f"{flops / 1e9:.4g} GFLOP/s", **given} for name in ("bf16", "fp16")},
+        "memory": {"value": f"{properties.total_memory} B", **stated},
+        "memory_bandwidth": {"value": f"{stream / 1e9:.4g} GB/s", **stated},
+        "l2": {"value": f"{properties.L2_cache_size} B", **stated},
+        "multiprocessors": {"value": properties.multi_processor_count, "per": "gpu", **stated},
+        "peak": {name: {"value": f"{flops / 1e9:.4g} GFLOP/s", **stated} for name in ("bf16", "fp16")},
         "power": {"value": "400 W", "kind": "assumed", "source": "not asked for"},
         "host": "pcie4",
     }
@@ -115,5 +115,5 @@ def _clock() -> float:
     """Clock of the first core now [Hz]; 0 if the system does not say."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.is_file() else []
-    given = [line.partition(":")[2].strip() for line in lines if line.startswith("cpu MHz")]
-    return float(given[0]) * 1e6 if given and os.name == "posix" else 0.0
+    clocks = [line.partition(":")[2].strip() for line in lines if line.startswith("cpu MHz")]
+    return float(clocks[0]) * 1e6 if clocks and os.name == "posix" else 0.0

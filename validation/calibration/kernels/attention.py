@@ -79,7 +79,7 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
     if "head_dim" in rows:
         rows = rows.assign(qk=rows["head_dim"], v=rows["head_dim"])
     rows = rows.assign(**{"pass": rows["pass"].replace("", "fwd") if "pass" in rows else "fwd"})
-    refused = {at: given for at, row in enumerate(rows.to_dict("records")) if (given := _refusal(row))}
+    refused = {at: reason for at, row in enumerate(rows.to_dict("records")) if (reason := _refusal(row))}
     rows = rows.drop(index=list(refused))
     masks = [TRUTH[str(each).lower()] for each in rows["causal"]]
     libraries = [
@@ -88,9 +88,9 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
     ]
     keys = ["gpu", "library", "dtype", "causal", "pass"]
     samples = []
-    for key, own in rows.assign(causal=masks, library=libraries).groupby(keys, sort=True):
+    for key, group in rows.assign(causal=masks, library=libraries).groupby(keys, sort=True):
         gpu, name, dtype, causal, passes = (str(each) for each in key)
-        samples.append(_sample(own, GPUS[gpu], name, DTYPES[dtype], causal == "True", PARTS[passes]))
+        samples.append(_sample(group, GPUS[gpu], name, DTYPES[dtype], causal == "True", PARTS[passes]))
     return samples, refused
 
 
@@ -130,7 +130,7 @@ def _refusal(row: dict[str, Any]) -> str:
 def _sample(
     rows: pd.DataFrame, gpu: str, name: str, dtype: str, causal: bool, passes: tuple[bool, ...]
 ) -> KernelSample:
-    """The sample of the rows of one library, format and mask."""
+    """Makes the sample of the rows of a library, format and mask."""
     sizes = {key: rows[key].to_numpy(float) for key in ("batch", "seq", "heads", "kv_heads", "qk", "v")}
     batch, positions, heads, kv_heads, qk, v = sizes.values()
     wide, deep = (np.where(qk == v, _width(name, gpu, dtype, each), each) for each in (qk, v))

@@ -47,7 +47,7 @@ def names(tables: Sequence[LibraryTable]) -> list[str]:
 def calibrate(
     calibration: Calibration, tables: Sequence[LibraryTable], gpu: str, leave_out: bool = True, prior: bool = False
 ) -> CalibrationResult:
-    """The calibration of one GPU.
+    """Calibrates a GPU.
 
     calibration: of other GPUs. leave_out: also fit every section without each of its libraries. prior: coefficients
     that few rows determine stay near those of `calibration` for this GPU, its own or those that it borrows.
@@ -65,7 +65,7 @@ def calibrate(
 
 
 def _select(tables: Sequence[LibraryTable], gpu: str, section: str) -> list[tuple[KernelSample, str]]:
-    """Samples that can be fitted, of one GPU and section or ("") of all."""
+    """Selects the samples that can be fitted, of a GPU and section or ("") of all."""
     counts: dict[tuple[str, ...], int] = {}
     pairs = []
     for sample, source in pair_sources(tables):
@@ -108,7 +108,7 @@ def _fit_section(
 def _price_by_others(
     calibration: Calibration, gpu: str, data: Mapping[str, Any], section: str, samples: Sequence[KernelSample]
 ) -> list[tuple[KernelSample, RowForecasts]]:
-    """Samples of one number format priced as kernels of an unnamed library: by the mean of the libraries of this format
+    """Prices samples of a number format as kernels of an unnamed library: by the mean of the libraries of this format
     other than their own, or with their own where it is alone. data: of the file."""
     similar = {sample.library: data[section]["libraries"][sample.library] for sample in samples}
     prices = []
@@ -160,7 +160,7 @@ def _library_errors(
     library: str,
     leave_out: bool,
 ) -> LibraryErrors:
-    """Errors of the rows of one library with its own coefficients and, where asked for, without having seen it."""
+    """Counts the errors of the rows of a library with its coefficients and, where asked for, without having seen it."""
     samples = of_library((sample for sample, _ in pairs), library)
     known = _with_gpu(calibration, gpu, data)
     seen = [(sample, price(known, sample)) for sample in samples]

@@ -79,8 +79,8 @@ def library(program: str) -> str:
 
 def links_of(gpu: str) -> tuple[Link, Link]:
     """The link that joins GPUs of this name within a node, and the port of each to the network."""
-    found = load("gpus", gpu)
-    return load("links", found.scale_up or found.host.name), load("links", PORT)
+    described = load("gpus", gpu)
+    return load("links", described.scale_up or described.host.name), load("links", PORT)
 
 
 def _work(gpu: str, name: str, op: str, ranks: int, nodes: int, dtype: str, rows: pd.DataFrame) -> Dispatch:
@@ -89,7 +89,7 @@ def _work(gpu: str, name: str, op: str, ranks: int, nodes: int, dtype: str, rows
     sms: Any = np.full(len(rows), float(all_of_them))
     low_latency = name == "deepep-low-latency"
     if low_latency:
-        # A multiprocessor has enough warp groups for one an expert (DeepEP, csrc/kernels/internode_ll.cu).
+        # A multiprocessor has enough warp groups for a single expert (DeepEP, csrc/kernels/internode_ll.cu).
         sms = np.ceil(experts / np.ceil(experts / all_of_them))
     stated: Any = rows["sms"].to_numpy()
     low = DTYPES[dtype]

@@ -37,7 +37,7 @@ def price_by(
     gpu, nothing = load("gpus", sample.gpu), np.zeros(len(sample.index))
     works: Sequence[Any] = sample.parts
     parts = [(part, part.operation if isinstance(part, Dispatch) else sections.section_of(part, gpu)) for part in works]
-    own = [part for part, section in parts if section == sample.operation]
+    priced_by_model = [part for part, section in parts if section == sample.operation]
     rest = [
         _seconds(part, gpu, _model(calibration, sample, section, without, library))
         for part, section in parts
@@ -46,7 +46,7 @@ def price_by(
     before = [sum((pair[i] for pair in rest), nothing) for i in (0, 1)]
 
     def by(model: Any) -> RowForecasts:
-        times = [_seconds(part, gpu, model) for part in own]
+        times = [_seconds(part, gpu, model) for part in priced_by_model]
         seconds, launch = (sum((pair[i] for pair in times), before[i]) for i in (0, 1))
         return RowForecasts(seconds, launch, estimate_sigma(model, seconds, launch))
 

@@ -85,16 +85,16 @@ def sigmas_by_library(prices: Prices) -> dict[str, Sigmas]:
     }
 
 
-def _sigmas_by_kind(own: Prices, every: Prices) -> Sigmas:
+def _sigmas_by_kind(prices: Prices, all_prices: Prices) -> Sigmas:
     """Returns the sigmas of the rows of a library. every: rows of all libraries."""
-    of_all = sigmas_of_all(own)
+    of_all = sigmas_of_all(prices)
     library: Sigmas = dict(of_all)
-    kinds = sorted({rows.kind for rows, _ in own})
+    kinds = sorted({rows.kind for rows, _ in prices})
     for kind in kinds if len(kinds) > 1 else ():
-        similar = [pair for pair in own if pair[0].kind == kind]
+        similar = [pair for pair in prices if pair[0].kind == kind]
         sigmas = sigmas_of_all(similar)
         if sum(len(rows.index) for rows, _ in similar) < FEWEST:
-            sigmas = sigmas_of_all([pair for pair in every if pair[0].kind == kind])
+            sigmas = sigmas_of_all([pair for pair in all_prices if pair[0].kind == kind])
             sigmas = {key: max(sigma, of_all[key]) for key, sigma in sigmas.items()}
         library.setdefault("kinds", {})[kind] = sigmas
     return library

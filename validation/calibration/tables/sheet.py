@@ -1,7 +1,7 @@
 """CSV files: columns of numbers and of words, and the faults of single rows.
 
-A file that cannot be read as a whole is refused with one message. A row that cannot be read keeps its place and is
-answered with a reason, like one that no cost model can price.
+A file that cannot be read as a whole is refused with a single message. A row that cannot be read keeps its place and is
+answered with a reason, like a row that no cost model can price.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class CsvSheet(NamedTuple):
         for at, row in enumerate(self.rows):
             if len(row) > len(self.columns) and any(cell.strip() for cell in row[len(self.columns) :]):
                 faults[at] = f"the row has {len(row)} fields, the header {len(self.columns)}"
-        found: dict[str, object] = {}
+        columns: dict[str, object] = {}
         for place, name in enumerate(self.columns):
             if name not in wanted:
                 continue
-            if name in found:
+            if name in columns:
                 raise PlanError("--data", f"the column {name} is given twice", "Keep one of them", str(self.path))
             cells = [row[place].strip() if place < len(row) else "" for row in self.rows]
             for at, cell in enumerate(cells):
@@ -78,10 +78,10 @@ class CsvSheet(NamedTuple):
                 if stated:
                     faults.setdefault(at, stated)
             if name in WORDS:
-                found[name] = [cell.lower() if name in NAMES else cell for cell in cells]
+                columns[name] = [cell.lower() if name in NAMES else cell for cell in cells]
             else:
-                found[name] = np.array([_number(cell) for cell in cells], float)
-        return pd.DataFrame(found, index=range(len(self.rows))), faults
+                columns[name] = np.array([_number(cell) for cell in cells], float)
+        return pd.DataFrame(columns, index=range(len(self.rows))), faults
 
 
 def _fault(name: str, cell: str, needed: bool) -> str:

@@ -69,7 +69,7 @@ class LeftOutPeak:
 
 
 def measure_peaks(runs: Sequence[PublishedRun], workers: int | None = None) -> Iterator[LeftOutPeak]:
-    """Yields the peaks of all runs that print one and have a forecast."""
+    """Yields the peaks of all runs that print them and have a forecast."""
     printed = [run for run in runs if run.measured.peak_memory_gib is not None]
     for row in map_chunks(_measure_chunk, printed, workers):
         yield LeftOutPeak(**row)
@@ -110,7 +110,7 @@ def forget_fits(job: Answer) -> Answer:
 
 
 def fit_spreads(peaks: Iterable[LeftOutPeak], prior: float = PRIOR) -> dict[str, PeakError]:
-    """Returns the distribution of every framework profile, and that of a program for which another one's stands.
+    """Returns the distribution of every framework profile, and that of a program for which that of another stands.
 
     peaks: of `FALLBACK` and of others.
     """
@@ -125,8 +125,8 @@ def fit_spreads(peaks: Iterable[LeftOutPeak], prior: float = PRIOR) -> dict[str,
     any_other = _make_error([(row.source, row.unfitted) for row in rows])
     strangers = [(row.source, row.stranger) for row in rows if row.stranger is not None]
     nearest = {name: _nearest_with_peaks(name, of_programs) for name in framework_names()}
-    found = {name: of_programs[near] if near is not None else any_other for name, near in nearest.items()}
-    return found | {STRANGER: _make_error(strangers)}
+    errors = {name: of_programs[near] if near is not None else any_other for name, near in nearest.items()}
+    return errors | {STRANGER: _make_error(strangers)}
 
 
 def _nearest_with_peaks(profile: str, known: Container[str]) -> str | None:

@@ -57,7 +57,7 @@ class SurveyedRun:
 
 
 def survey_runs(runs: Sequence[PublishedRun], workers: int | None = None) -> Iterator[SurveyedRun | None]:
-    """The runs as surveyed, in order; None for one without a forecast or a measured step."""
+    """Yields the runs as surveyed, in order; None for a run without a forecast or a measured step."""
     for answer in map_chunks(_survey_chunk, runs, workers):
         yield answer["run"]
 
