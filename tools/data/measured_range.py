@@ -36,8 +36,8 @@ COMBINATIONS_HEAD = """\
 
 
 def best_runs(runs: Iterable[SurveyedRun]) -> list[dict[str, Any]]:
-    """The entries of the envelope. Packed samples do not count: they attend within themselves, and how far is not
-    published; neither do runs of low trust."""
+    """Returns the entries of the envelope. Packed samples do not count: they attend within themselves, and how far is
+    not published; neither do runs of low trust."""
     groups: dict[tuple[str, str, str], list[SurveyedRun]] = {}
     for run in runs:
         if run.gpu and not run.packed and run.trust != "low":

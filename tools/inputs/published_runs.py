@@ -78,6 +78,6 @@ def _forecast_file(run: PublishedRun, entry: dict[str, Any], path: Path, shared:
 
 
 def _compare_plans(row: Job, file: Job) -> dict[str, tuple[Any, Any]]:
-    """The keys of the plan in which two jobs differ: what the row says, and what the file says."""
+    """Returns the keys of the plan in which two jobs differ: what the row says, and what the file says."""
     differing = compare_keys(flatten_job(row), flatten_job(file))
     return {key: values for key, values in differing.items() if key.startswith(COMPARED)}

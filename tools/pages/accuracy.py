@@ -180,7 +180,7 @@ def page(
     forgotten: Mapping[str, Sequence[dict[str, Any]]],
     sections: Sequence[str],
 ) -> str:
-    """The page.
+    """Returns the page.
 
     rows: answers, as ``validate published --json`` lists them.
     fit: the answer of ``validate fit``.
@@ -326,7 +326,7 @@ def _clusters(rows: Sequence[dict[str, Any]], forgotten: Mapping[str, Sequence[d
 
 
 def forecast_forgotten(runs: Iterable[PublishedRun]) -> dict[str, list[dict[str, Any]]]:
-    """Answers to the runs of each known cluster, by its node, forecast without its properties."""
+    """Returns the answers to the runs of each known cluster, by its node, forecast without its properties."""
     placed = [(run, known_cluster(run)) for run in runs]
     return {
         node: list(answers([forget_cluster(run) for run, known in placed if known and known.node == node]))
@@ -335,7 +335,8 @@ def forecast_forgotten(runs: Iterable[PublishedRun]) -> dict[str, list[dict[str,
 
 
 def _noise_floor(rows: Sequence[dict[str, Any]]) -> str:
-    """How far measured times of runs with equal jobs lie apart: no forecast of a job can be nearer to all of them."""
+    """Returns how far measured times of runs with equal jobs lie apart: no forecast of a job can be nearer to all of
+    them."""
     table = Table("class", *formatted_numbers(("pairs", ""), ("median %", ".1p"), ("p90 %", ".1p")))
     for (kind,), of_class in _groups(rows, ("class",)):
         equal = defaultdict[tuple[str, float], list[float]](list)

@@ -93,7 +93,7 @@ SECTIONS: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = (
 
 
 def page() -> str:
-    """The page as Markdown."""
+    """Returns the page as Markdown."""
     sources: dict[str, int] = {}
     parts = [HEAD]
     for title, kind, columns in SECTIONS:
@@ -106,7 +106,7 @@ def page() -> str:
 
 
 def at(model: Any, path: str) -> Any:
-    """The field at `path`; None where there is none."""
+    """Returns the field at `path`; None where there is none."""
     for name in path.split("."):
         model = model.get(name) if isinstance(model, dict) else getattr(model, name, None)
     return model
@@ -224,7 +224,7 @@ def _machines(sources: dict[str, int]) -> str:
 
 
 def _level(level: Level) -> str:
-    """One level of a fabric: how many nodes it joins, and what it passes."""
+    """Returns a level of a fabric: how many nodes it joins, and what it passes."""
     nodes = " + ".join(map(str, level.blocks)) if level.blocks else level.nodes or "all"
     if level.link is None:
         return f"{nodes} nodes, {level.oversubscription:g} : 1"

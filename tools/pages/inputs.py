@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def shorten_paths(text: str, folder: Path) -> str:
-    """The text with the paths of public files relative to the copy of their repository."""
+    """Returns the text with the paths of public files relative to the copy of their repository."""
     return re.sub(rf"{re.escape(str(folder))}/(by-commit/)?[\w.+-]+(@[0-9a-f]+)?/", "", text)
 
 
@@ -108,7 +108,7 @@ def write_small_file(entry: PublicFile, folder: Path) -> Path:
 
 
 def render_page(judged: Sequence[tuple[Judgement, bool]]) -> str:
-    """The page: a table by program, and what was not right."""
+    """Returns the page: a table by program, and what was not right."""
     public = sum(is_public for _, is_public in judged)
     lines = [INTRODUCTION, f"{len(judged)} files, {public} of them as they are public; of the others a small one that "]
     lines[-1] += "states the same.\n"
@@ -129,7 +129,8 @@ def render_page(judged: Sequence[tuple[Judgement, bool]]) -> str:
 
 
 def _count_outcomes(judgements: Sequence[Judgement]) -> tuple[float | None, ...]:
-    """The number of judgements, those of every outcome, and the share of files that are complete and answered."""
+    """Returns the number of judgements, those of every outcome, and the share of files that are complete and
+    answered."""
     count = Counter(judgement.outcome for judgement in judgements)
     asked, needless = count["asked"] + count["refused"], count["asked needlessly"] + count["not read"]
     complete = len(judgements) - asked
@@ -138,7 +139,7 @@ def _count_outcomes(judgements: Sequence[Judgement]) -> tuple[float | None, ...]
 
 
 def render_published(forecasts: Sequence[FileForecast]) -> str:
-    """The part of the page on published runs that are forecast from their file."""
+    """Returns the part of the page on published runs that are forecast from their file."""
     read = [forecast for forecast in forecasts if not forecast.refusal]
     equal = [forecast for forecast in read if not forecast.differing]
     lines = ["", "## Published runs from their launch file", ""]

@@ -148,7 +148,7 @@ def _body(text: str) -> str:
 
 
 def _options(kind: type[Scheme]) -> Iterator[tuple[str, str, str]]:
-    """Yields name, default and sentence of every option of a scheme."""
+    """Yields the name, default and sentence of every option of a scheme."""
     sentences = {name: text for base in reversed(kind.Options.__mro__) for name, text in _sentences(base)}
     for name, field in kind.Options.model_fields.items():
         yield f"`{name}`", _default(field), sentences.get(name, "")

@@ -26,7 +26,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links of a page that lead out of docs/ become paths of the repository."""
+    """Makes links of a page that lead out of docs/ paths of the repository."""
     return markdown if page.file.src_uri == README else LINK.sub(_cut_link, markdown)
 
 
@@ -44,6 +44,6 @@ def _cut_link(match: re.Match[str]) -> str:
 
 
 def _describe_path(text: str, target: str) -> str:
-    """The text of a link, with the path that it leads to unless the text is that path."""
+    """Returns the text of a link, with the path that it leads to unless the text is that path."""
     path = target.partition("#")[0]
     return f"`{path}`" if text.strip("`") == path else f"{text} (`{path}`)"

@@ -157,7 +157,7 @@ def choose_log_ticks(low: float, high: float) -> list[float]:
 
 
 def _arrange_legend(names: Sequence[str]) -> list[tuple[int, float]]:
-    """Line and left end [in] of every key, as many in a line as fit."""
+    """Returns the line and left end [in] of every key, as many in a line as fit."""
     places, line, left = list[tuple[int, float]](), 0, EDGE
     for name in names:
         wide = 0.42 + text_width(name) + 0.2
@@ -264,6 +264,6 @@ def _draw_row(axes: Any, row: int, point: ForecastPoint, colour: str) -> None:
 
 
 def _word_note(figure: ForecastFigure) -> str:
-    """The note of the file, and which points have no forecast."""
+    """Returns the note of the file, and which points have no forecast."""
     missing = [f"{point.series}, {point.x}" for point in figure.points if point.ours is None]
     return " ".join(filter(None, [figure.file.figure.note, f"No forecast: {'; '.join(missing)}." if missing else ""]))

@@ -29,7 +29,7 @@ more memory in the forecast than its GPUs have. `make papers` draws all figures 
 
 
 def write_page(figures: Sequence[ForecastFigure]) -> str:
-    """The page. figures: with their forecasts, in the order of the page."""
+    """Returns the page. figures: with their forecasts, in the order of the page."""
     parts = [HEAD, _sum_up(figures), _write_summary(figures)]
     for paper, group in groupby(figures, key=lambda figure: figure.file.figure.paper):
         of_paper = list(group)

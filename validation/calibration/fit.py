@@ -192,7 +192,7 @@ def _has_effect(
     c: Coefficient,
     first: np.ndarray,
 ) -> bool:
-    """Whether any residual depends on a coefficient."""
+    """Returns whether any residual depends on a coefficient."""
     others = [value for value in (c.low + 0.3 * (c.high - c.low), c.high) if value != start[name]]
     return any(bool(np.any(residuals({**start, name: value}) != first)) for value in others)
 

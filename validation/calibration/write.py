@@ -36,7 +36,7 @@ def nine_of_ten(values: np.ndarray) -> float:
 
 
 def find_sigmas(forecast: np.ndarray, measured: np.ndarray, launch: np.ndarray) -> dict[str, float]:
-    """The two sigmas of a cost model whose 90% intervals hold nine of ten rows, long and short ones.
+    """Returns the two sigmas of a cost model whose 90% intervals hold nine of ten rows, long and short ones.
 
     See `simulator.costs.coefficients.estimate_sigma`. All arrays in seconds; launch: the part of `forecast` that does
     not depend on the work. Forecasts should be those of a fit that has not seen the rows, where there is any.

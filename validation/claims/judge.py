@@ -292,7 +292,7 @@ def _paper_number(claim: Claim) -> float | list[float] | None:
 
 
 def _ratio(claim: Claim, ours: float) -> float | None:
-    """Ours over the paper's number, or over the nearest bound; None where that is 0."""
+    """Returns ours over the paper's number, or over the nearest bound; None where that is 0."""
     stated = claim.value
     if stated is None:
         low, high = _bounds(claim)

@@ -117,7 +117,7 @@ def environment(device: str) -> dict[str, str]:
 
 
 def _read_messages(process: subprocess.Popen[bytes], path: Path) -> Iterator[dict[str, Any]]:
-    """Messages in the file at `path` as they are written, until the process ends."""
+    """Yields messages in the file at `path` as they are written, until the process ends."""
     with path.open(encoding="utf-8") as file:
         rest = ""
         while True:

@@ -118,7 +118,7 @@ class Bench(Modules):
         self._last: tuple[tuple[str, str], Passes] | None = None
 
     def passes(self, local: LocalOperator, mode: str) -> Passes:
-        """Both passes of an operator in a mode. The latest are kept: making them may take long."""
+        """Returns both passes of an operator in a mode. The latest are kept: making them may take long."""
         if self._last is None or self._last[0] != (local.name, mode):
             # The previous ones are freed first: they may fill the memory that the next ones need.
             self._last = None

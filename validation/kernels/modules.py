@@ -65,7 +65,7 @@ class Modules:
         self.first, self.last = self._stage(range(0), first=True), self._stage(range(0), last=True)
 
     def _stage(self, layers: range, first: bool = False, last: bool = False) -> model.Stage:
-        """A stage with random weights."""
+        """Returns a stage with random weights."""
         with torch.device(self.device.torch):
             stage = model.Stage(self.plan, layers, first, last, self.tensor)
         stage.to(self.dtype)
@@ -85,7 +85,7 @@ class Modules:
         return next(self.layers[min(self.layers)].layers.children())
 
     def module(self, local: LocalOperator) -> ShardedModule:
-        """The module of an operator, with new inputs."""
+        """Returns the module of an operator, with new inputs."""
         name, kind = local.name, local.operator
         if isinstance(kind, Head):
             table = self.last.embedding if self.last.tied else self.last.head
@@ -119,7 +119,7 @@ class Modules:
     # ---------------------------------------------------------------------------------------- operators
 
     def sizes(self, local: LocalOperator) -> list[int]:
-        """Local sizes of the first input."""
+        """Returns the local sizes of the first input."""
         return [int(size) for size in local.at.dims(local.operator.ins[0]).values()]
 
     def _input(self, local: LocalOperator) -> Tensor:
@@ -129,7 +129,7 @@ class Modules:
         return torch.randn(sizes, dtype=self.dtype, device=self.device.torch, requires_grad=True)
 
     def _tokens(self, local: LocalOperator) -> Tensor:
-        """Random token ids [b, s] of the whole vocabulary."""
+        """Returns random token ids [b, s] of the whole vocabulary."""
         b, s = self.sizes(local)[:2]
         return torch.randint(self.plan.job.model.vocab, (b, s), device=self.device.torch)
 
@@ -145,12 +145,12 @@ class Modules:
         return ShardedModule(local, self.first.positions, (self._input(local),), (self.first.positions.weight,))
 
     def _shard_linear(self, local: LocalOperator, linear: ColumnLinear | RowLinear) -> ShardedModule:
-        """A linear of a layer. The bias of a row-parallel linear is added after its all-reduce."""
+        """Returns a linear of a layer. The bias of a row-parallel linear is added after its all-reduce."""
         later = self.tensor.size > 1 and isinstance(linear, RowLinear)
         return self._linear(local, linear.weight, None if later else linear.bias)
 
     def _qkv(self, local: LocalOperator) -> Tensor:
-        """Fused queries, keys and values, as the linear before gives them."""
+        """Returns fused queries, keys and values, as the linear before gives them."""
         b, s, width = self.sizes(local)
         attention = self.layer.attention
         return self._random(b, s, width // attention.queries * (attention.queries + 2 * attention.keys))
@@ -170,7 +170,7 @@ class Modules:
     # ------------------------------------------------------------------------------------------ experts
 
     def _routed_tokens(self, local: LocalOperator) -> Tensor:
-        """Tokens in the order of their experts [e, n, ...]."""
+        """Returns tokens in the order of their experts [e, n, ...]."""
         b, s, _, width = self.sizes(local)
         experts = self.layer.mlp.experts
         return self._random(experts, b * s // experts, width * len(local.operator.ins))

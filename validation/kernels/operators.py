@@ -76,8 +76,8 @@ def local_operators(plan: Plan) -> list[LocalOperator]:
 
 
 def kernels(works: Iterable[Work]) -> list[Work]:
-    """The works that run on a rank alone. A weight gradient is the result of its GEMM, in the format of the operands:
-    accumulating it into the main gradient is no part of a module's own backward pass."""
+    """Returns the works that run on a rank alone. A weight gradient is the result of its GEMM, in the format of the
+    operands: accumulating it into the main gradient is no part of a module's own backward pass."""
     local_works = [work for work in works if not isinstance(work, Collective)]
     return [
         replace(work, accumulate=False, out_dtype=work.dtype) if isinstance(work, Gemm) and work.accumulate else work

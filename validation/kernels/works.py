@@ -22,7 +22,7 @@ def kernel_class(works: Sequence[Work]) -> str:
 
 
 def work_fields(work: Work) -> dict[str, Any]:
-    """Fields of a kernel's work as plain data, without empty ones; `work_of` reads them."""
+    """Returns the fields of a kernel's work as plain data, without empty ones; `work_of` reads them."""
     return {field.name: value for field in fields(work) if (value := getattr(work, field.name)) not in ("", ())}
 
 
@@ -42,7 +42,7 @@ def work_of(fields: Mapping[str, Any], where: str = "shape") -> Work | None:
 
 
 def _frozen(value: Any) -> Any:
-    """A list of a file, and the lists in it, as tuples."""
+    """Returns a list of a file, and the lists in it, as tuples."""
     return tuple(_frozen(entry) for entry in value) if isinstance(value, list) else value
 
 

@@ -139,7 +139,7 @@ class ScheduleReplay:
         return [end - begin for begin, end in map(self._reach, range(self.table.shape.p))]
 
     def _reach(self, device: int) -> tuple[float, float]:
-        """Begin of the first pass of a device, and end of its last [s]."""
+        """Returns the begin of the first pass of a device, and end of its last [s]."""
         passes = [
             i
             for i, action in enumerate(actions_of(self.table.orders[device]))
@@ -148,7 +148,7 @@ class ScheduleReplay:
         return min(self.begin[device][i] for i in passes), max(self.end[device][i] for i in passes)
 
     def gradient_times(self, device: int) -> list[float]:
-        """By micro-batch, when its weight gradients are complete on a device [s]."""
+        """Returns by micro-batch when its weight gradients are complete on a device [s]."""
         ends = [0.0] * self.table.shape.m
         for action, end in zip(actions_of(self.table.orders[device]), self.end[device], strict=True):
             if action.kind in ("BW", "W"):
@@ -156,7 +156,8 @@ class ScheduleReplay:
         return ends
 
     def in_flight(self, until: str) -> list[int]:
-        """By device, the peak number of chunk activations held from the begin of F to the end of `until` (B or W).
+        """Returns by device the peak number of chunk activations held from the begin of F to the end of `until` (B or
+        W).
 
         Where several backward passes follow one forward pass, those of each count. Activations in transfer are held by
         both devices until the transfer has ended.
@@ -165,7 +166,7 @@ class ScheduleReplay:
         return list(map(round, self.peak_held([1.0] * shape.slices * parts, [float(until == "W")] * shape.stages)))
 
     def peak_held(self, sizes: Sequence[float], kept: Sequence[float]) -> list[float]:
-        """By device, the peak of activations held, in the unit of `sizes`.
+        """Returns by device the peak of activations held, in the unit of `sizes`.
 
         sizes: activations of a chunk, by slice, or by part that has a backward pass of its own.
         kept: share of them that stays from the end of B to the end of W, by stage.
@@ -239,7 +240,7 @@ def replay(case: ScheduleCase) -> ScheduleReplay:
 
 
 def _schedule(case: ScheduleCase) -> Schedule:
-    """The schedule of a case. Raises PlanError for an option that the schedule does not have."""
+    """Returns the schedule of a case. Raises PlanError for an option that the schedule does not have."""
     kind = find_scheme(f"pipeline/{case.schedule}", "schedule")
     assert issubclass(kind, Schedule)
     known = kind.Options.model_fields
@@ -253,7 +254,7 @@ def _schedule(case: ScheduleCase) -> Schedule:
 
 
 def period(case: ScheduleCase) -> float | None:
-    """Of a schedule without a flush, the time between two updates of a device in steady state [s].
+    """Returns the time between two updates of a device in steady state, of a schedule without a flush [s].
 
     Updates take no time here, so the period is read from micro-batches. The run is doubled until all devices repeat
     themselves; if they do not after `MAX_DOUBLINGS`, as with two devices of nearly equal speed, the slowest is read.
@@ -279,7 +280,7 @@ def period(case: ScheduleCase) -> float | None:
 
 
 def count_weight_versions(case: ScheduleCase) -> list[int] | None:
-    """Of a schedule without a flush, the peak number of weight versions on every device."""
+    """Returns the peak number of weight versions on every device, of a schedule without a flush."""
     schedule = _schedule(case)
     if schedule.flush:
         return None
@@ -290,7 +291,7 @@ def count_weight_versions(case: ScheduleCase) -> list[int] | None:
 
 
 def peak_microbatches(case: ScheduleCase, run: ScheduleReplay) -> list[float]:
-    """By device, the peak of activations held, in those of a micro-batch through all layers of a device."""
+    """Returns by device the peak of activations held, in those of a micro-batch through all layers of a device."""
     schedule, shape = _schedule(case), run.table.shape
     parts = schedule.backwards_per_forward
     shares = [schedule.microbatches_per_forward / parts] * parts if parts > 1 else schedule.slices
@@ -325,7 +326,7 @@ def answer(case: Mapping[str, Any], where: str = "case") -> dict[str, Any]:
 
 
 def answers(cases: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The answers to all cases, in their order."""
+    """Returns the answers to all cases, in their order."""
     return [answer(case, f"case {number}") for number, case in enumerate(cases, 1)]
 
 
@@ -343,7 +344,7 @@ def _value(case: ScheduleCase, name: str, schedule: Schedule, shape: PipelineSha
 
 
 def _kept_for_weights(case: ScheduleCase, schedule: Schedule, shape: PipelineShape) -> tuple[float, ...] | None:
-    """By stage, the share of its activations that stays until W; None if the case does not state it."""
+    """Returns by stage the share of its activations that stays until W; None if the case does not state it."""
     if case.m_w is None:
         return None
     return tuple(_value(case, "m_w", schedule, shape, stage) for stage in range(shape.stages))

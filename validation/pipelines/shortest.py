@@ -45,7 +45,8 @@ def solve_shortest(
     span: bool = False,
     effort: float = 10.0,
 ) -> ShortestTime:
-    """The shortest time of the passes F, B and W of all stages, on the devices on which `schedule` places the stages.
+    """Returns the shortest time of the passes F, B and W of all stages, on the devices on which `schedule` places the
+    stages.
 
     Backward passes are split, so no order of whole ones is shorter.
 
@@ -108,7 +109,7 @@ def solve_shortest(
 
 
 def _integer_times(*times: Sequence[float]) -> tuple[int, list[list[int]]]:
-    """Steps of a unit of time, and the times in steps."""
+    """Returns the steps of a unit of time, and the times in steps."""
     exact = [[Fraction(time).limit_denominator(MAX_STEPS_PER_UNIT) for time in row] for row in times]
     steps = lcm(*(time.denominator for row in exact for time in row))
     if steps > MAX_STEPS_PER_UNIT or any(

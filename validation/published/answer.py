@@ -28,7 +28,7 @@ CHUNK = 16
 
 
 def answers(runs: Sequence[PublishedRun | UnreadableLine], workers: int | None = None) -> Iterator[Answer]:
-    """Answers to all runs, in order.
+    """Yields the answers to all runs, in order.
 
     workers: number of processes; None: as many as cores. The answers do not depend on it.
     """
@@ -41,7 +41,7 @@ def map_chunks(
     workers: int | None = None,
     size: int = CHUNK,
 ) -> Iterator[Answer]:
-    """Answers of a function to all runs, in order, on several processes.
+    """Yields the answers of a function to all runs, in order, on several processes.
 
     answer_chunk: takes the runs of a chunk, of which there are `size`, and can be pickled.
     """
@@ -74,7 +74,7 @@ Forecaster = Callable[[PublishedRun, SharedWork | None], tuple[MappedJob, Report
 def answer(
     run: PublishedRun | UnreadableLine, shared_work: SharedWork | None = None, forecast: Forecaster | None = None
 ) -> Answer:
-    """Answer to one run: its forecast and what was measured, or status ``refused`` with the reason.
+    """Returns the answer to a run: its forecast and what was measured, or status ``refused`` with the reason.
 
     forecast: default: `forecast_run`.
     If meshcast itself fails, the answer also has the `job` that reproduces it.
@@ -99,7 +99,7 @@ def _answer_run(run: PublishedRun, shared_work: SharedWork | None, forecast: For
 
 
 def _job_of(run: PublishedRun) -> dict[str, Any] | None:
-    """The job that reproduces a defect; None if the mapping of the run has failed."""
+    """Returns the job that reproduces a defect; None if the mapping of the run has failed."""
     try:
         return map_run(run).job
     except Exception:

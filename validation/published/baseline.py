@@ -39,12 +39,12 @@ SAVED = {
 
 
 def peak_format(precision: str | None) -> str:
-    """Number format whose peak rate bounds a precision."""
+    """Returns the number format whose peak rate bounds a precision."""
     return PEAKS.get(precision or "", "fp8")
 
 
 def seconds_at_peak(report: Report, peak: str) -> float | None:
-    """Lower bound of the step time: seconds of its GEMM and attention FLOPs at the peak of all GPUs.
+    """Returns the lower bound of the step time: seconds of its GEMM and attention FLOPs at the peak of all GPUs.
 
     Recomputation counts, attention is causal, the output layer is included. None for a GPU without this number format.
     """

@@ -82,7 +82,7 @@ class PlanGroup:
 
 
 def forecast_choices(runs: Sequence[PublishedRun | UnreadableLine], workers: int | None = None) -> Iterator[Answer]:
-    """A row for each run, in order: error, predicted step, and the run as `surveyed`; without these where it is
+    """Yields a row for each run, in order: error, predicted step, and the run as `surveyed`; without these where it is
     refused, cannot be read or has no measured time."""
     yield from map_chunks(_forecast_chunk, runs, workers)
 
@@ -103,7 +103,8 @@ def _forecast_chunk(runs: Sequence[PublishedRun | UnreadableLine]) -> list[Answe
 
 
 def group_plans(runs: Sequence[PublishedRun | UnreadableLine], rows: Sequence[dict[str, Any]]) -> list[PlanGroup]:
-    """The groups of at least `LEAST_PLANS` plans, in the order of their first run. rows: the answers to `runs`."""
+    """Returns the groups of at least `LEAST_PLANS` plans, in the order of their first run. rows: the answers to
+    `runs`."""
     groups: dict[str, dict[str, list[tuple[PublishedRun, dict[str, Any]]]]] = defaultdict(lambda: defaultdict(list))
     for run, row in zip(runs, rows, strict=False):
         if isinstance(run, PublishedRun) and row["error"] is not None:
@@ -112,7 +113,8 @@ def group_plans(runs: Sequence[PublishedRun | UnreadableLine], rows: Sequence[di
 
 
 def choose_plans(runs: Sequence[PublishedRun | UnreadableLine], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups of plans with their regrets; with those of robust choices where rows have the runs as surveyed."""
+    """Returns the groups of plans with their regrets; with those of robust choices where rows have the runs as
+    surveyed."""
     every = [row["surveyed"] for row in rows if "surveyed" in row]
     return [judge_group(group, every) for group in group_plans(runs, rows)]
 
@@ -148,7 +150,7 @@ def _plan_of(run: PublishedRun) -> str:
 
 
 def judge_group(group: PlanGroup, runs: Sequence[SurveyedRun] = ()) -> dict[str, Any]:
-    """The choice in a group and its regret. runs: all of them as surveyed, for the robust choice."""
+    """Returns the choice in a group and its regret. runs: all of them as surveyed, for the robust choice."""
     measured, forecast, names = group.measured, group.forecast, group.names
     best, chosen = min(measured), min(range(len(forecast)), key=forecast.__getitem__)
     first, _ = group.plans[0][0]
@@ -169,7 +171,7 @@ def judge_group(group: PlanGroup, runs: Sequence[SurveyedRun] = ()) -> dict[str,
 
 
 def _judge_robust(group: PlanGroup, runs: Sequence[SurveyedRun]) -> dict[str, Any]:
-    """The choice of the smallest upper end, each the median of the runs of a plan."""
+    """Returns the choice of the smallest upper end, each the median of the runs of a plan."""
     surveyed = [row["surveyed"] for same in group.plans for _, row in same]
     distances = dict(zip((run.id for run in surveyed), held_out_distances(surveyed, runs), strict=True))
     ends = [
@@ -196,7 +198,7 @@ def held_out_distances(group: Sequence[SurveyedRun], runs: Sequence[SurveyedRun]
 
 
 def upper_end(run: SurveyedRun, distance: Distance) -> float:
-    """The upper end of the 90 % interval of a forecast [s], wider by its distance from what was run."""
+    """Returns the upper end of the 90 % interval of a forecast [s], wider by its distance from what was run."""
     return run.step_time * math.exp(run.bias + Z90 * math.hypot(run.sigma, distance.sigma))
 
 

@@ -31,18 +31,18 @@ KNOWN_CLUSTERS = (
 
 
 def known_cluster(run: PublishedRun) -> KnownCluster | None:
-    """The cluster of a run, if the catalog has its properties."""
+    """Returns the cluster of a run, if the catalog has its properties."""
     text = run.hardware.inter or ""
     return next((cluster for cluster in KNOWN_CLUSTERS if re.search(cluster.words, text)), None)
 
 
 def blocks_launches(run: PublishedRun) -> bool:
-    """Whether the host waited for every kernel of the run."""
+    """Returns whether the host waited for every kernel of the run."""
     cluster = known_cluster(run)
     least = cluster.launch_blocking_from if cluster else None
     return least is not None and (run.spec.gpus or 0) >= least
 
 
 def forget_cluster(run: PublishedRun) -> PublishedRun:
-    """The same run on a cluster that nothing is known of but its GPUs and its network."""
+    """Returns the same run on a cluster that nothing is known of but its GPUs and its network."""
     return run.model_copy(update={"hardware": run.hardware.model_copy(update={"inter": None})})

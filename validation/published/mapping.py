@@ -276,7 +276,7 @@ def _cluster(row: PublishedRun, assumptions: Assumptions) -> dict[str, Any]:
 
 
 def possible_micro_batches(spec: Spec) -> list[int]:
-    """Sequences per micro-batch that divide the batch of a replica."""
+    """Returns sequences per micro-batch that divide the batch of a replica."""
     sequences = (spec.batch.total or 1) // spec.width("dp")
     # Interleaved schedules need micro-batches in multiples of the stages.
     round_ = spec.width("pp") if spec.schedule == "interleaved" else 1
@@ -434,7 +434,8 @@ def _only_chunk_count(use: str) -> int | None:
 
 
 def _ends_as_layers(spec: Spec) -> bool:
-    """Whether the embedding and the loss take the place of a layer each: so the run says, or only so they divide."""
+    """Returns whether the embedding and the loss take the place of a layer each: so the run says, or only so they
+    divide."""
     if spec.pipeline_split is not None:
         return spec.pipeline_split == "ends-as-layers"
     layers, stages = spec.model.layers or 0, spec.width("pp")

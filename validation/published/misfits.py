@@ -16,7 +16,8 @@ LARGEST = 2
 
 
 def explain_misfit(run: PublishedRun, report: Report) -> str:
-    """What may be wrong in the forecast of a run that does not fit in memory, as a phrase without a full stop."""
+    """Returns what may be wrong in the forecast of a run that does not fit in memory, as a phrase without a full
+    stop."""
     program = run.spec.stack
     wrong = ["a stated field", "the memory model"]
     if (name := framework(program)) != program:

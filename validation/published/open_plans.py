@@ -36,8 +36,8 @@ def forecast_run(
     profile: str | None = None,
     change: Change | None = None,
 ) -> tuple[MappedJob, Report]:
-    """The job of a run and its forecast; where its plan is open, of the fastest plan that fits, with the next likely
-    value of an assumed field where none does.
+    """Returns the job of a run and its forecast; where its plan is open, of the fastest plan that fits, with the next
+    likely value of an assumed field where none does.
 
     profile: see `map_run`.
     change: of every job before it is forecast.
@@ -59,7 +59,7 @@ def forecast_run(
 def _forecast_open_plan(
     run: PublishedRun, fields: tuple[str, ...], make_job: MakeJob, shared_work: SharedWork | None
 ) -> tuple[MappedJob, Report]:
-    """The job of a run and its forecast; where its plan is open, of the fastest plan that fits.
+    """Returns the job of a run and its forecast; where its plan is open, of the fastest plan that fits.
 
     fields: of the run that were given a likely value. make_job: maps a run with fields that were chosen.
     """
@@ -110,7 +110,7 @@ def _recompute(spec: Spec, kind: str) -> Spec:
 
 
 def _plans(run: PublishedRun) -> Iterator[tuple[PublishedRun, tuple[str, ...]]]:
-    """The run with each possible micro-batch and number of chunks, and the fields that were chosen."""
+    """Yields the run with each possible micro-batch and number of chunks, and the fields that were chosen."""
     spec = run.spec
     chunks = possible_chunks(spec) if spec.mesh.vpp is None and spec.width("pp") > 1 else [spec.mesh.vpp]
     for number in chunks if len(chunks) > 1 else [spec.mesh.vpp]:

@@ -140,7 +140,7 @@ class Spec(SpecModel):
     filled: list[str] = []
 
     def width(self, axis: str) -> int:
-        """Degree along an axis; 1 if unknown."""
+        """Returns the degree along an axis; 1 if unknown."""
         return getattr(self.mesh, axis) or 1
 
     @property
@@ -277,13 +277,14 @@ class UnreadableLine(BaseModel):
 
 
 def read(path: Path) -> list[PublishedRun | UnreadableLine]:
-    """Runs of a JSONL file, in order; of two with the same id only the first. Raises PlanError for a file that cannot
-    be read."""
+    """Reads the runs of a JSONL file, in order; of two with the same id only the first. Raises PlanError for a file that
+    cannot be read."""
     return read_files([path])
 
 
 def read_files(paths: Sequence[Path]) -> list[PublishedRun | UnreadableLine]:
-    """Runs of JSONL files, each as by `read`. Raises PlanError for an id that two files have: neither is the first."""
+    """Reads the runs of JSONL files, each as by `read`. Raises PlanError for an id that two files have: neither is the
+    first."""
     rows: list[PublishedRun | UnreadableLine] = []
     places: dict[str, str] = {}
     for path in paths:
@@ -312,7 +313,7 @@ def _parse_run(where: str, row: dict[str, Any] | str) -> PublishedRun | Unreadab
 
 
 def read_shipped() -> list[PublishedRun]:
-    """The runs that ship with meshcast: tables of three papers."""
+    """Returns the runs that ship with meshcast: tables of three papers."""
     folder = resources.files("meshcast.validation.published").joinpath("shipped")
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
     return [row for file in files for row in _expand_table(file.name, read_yaml(file).data)]

@@ -85,7 +85,7 @@ STACKS = {
 
 
 def stack(name: str) -> Stack:
-    """Defaults of a program."""
+    """Returns the defaults of a program."""
     return STACKS.get(name, Stack())
 
 

@@ -48,12 +48,12 @@ def names(tables: Sequence[LibraryTable]) -> list[str]:
 
 
 def title(name: str) -> str:
-    """The title of the file of a family."""
+    """Returns the title of the file of a family."""
     return f"{name}, as NCCL uses it"
 
 
 def _samples(tables: Sequence[LibraryTable]) -> list[tuple[CollectiveSample, str]]:
-    """Samples of collectives with their sources: within nodes those of a known library, between nodes all."""
+    """Returns samples of collectives with their sources: within nodes those of a known library, between nodes all."""
     return [
         (sample, source)
         for sample, source in pair_sources(tables)
@@ -112,7 +112,8 @@ def _fit(calibration: Calibration, name: str, section: str, samples: Sequence[Co
 def _price(
     calibration: Calibration, sample: CollectiveSample, section: str, fitted: Fit, library: str | None = None
 ) -> RowForecasts:
-    """The forecasts of a sample by a fit. library: whose coefficients, instead of the sample's ("": plain NCCL)."""
+    """Returns the forecasts of a sample by a fit. library: whose coefficients, instead of the sample's ("": plain
+    NCCL)."""
     shared = fitted.libraries.get(sample.library if library is None else library) or neutral_values(section)
     start = {name: c.start for name, c in coefficients(MODELS[section]).items()}
     model = MODELS[section](**{**start, **fitted.values, **shared}, sigma=0.0, sigma_short=0.0)
@@ -137,8 +138,8 @@ def _fit_others(calibration: Calibration, name: str, section: str, pairs: Pairs)
 def _price_unseen(
     calibration: Calibration, section: str, whole: Fit, blind: Mapping[str, Fit], pairs: Pairs, library: str | None
 ) -> list[tuple[CollectiveSample, RowForecasts]]:
-    """Samples priced by the fits `blind`, which have not seen their machine, or by `whole` where other machines have
-    fewer than `FEWEST` rows of their library. library: whose coefficients, see `_price`."""
+    """Returns samples priced by the fits `blind`, which have not seen their machine, or by `whole` where other machines
+    have fewer than `FEWEST` rows of their library. library: whose coefficients, see `_price`."""
     counts = {
         machine: count_rows(sample for sample, source in pairs if _machine(sample, source) != machine)
         for machine in blind

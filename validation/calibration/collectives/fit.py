@@ -35,17 +35,17 @@ FREE = {
 
 
 def neutral_values(section: str) -> dict[str, float]:
-    """Library coefficients of plain NCCL."""
+    """Returns the library coefficients of plain NCCL."""
     return {name: c.neutral for name, c in coefficients(MODELS[section]).items() if c.neutral is not None}
 
 
 def start_model(section: str) -> Any:
-    """The cost model from which fits start."""
+    """Returns the cost model from which fits start."""
     return MODELS[section](**{name: c.start for name, c in coefficients(MODELS[section]).items()})
 
 
 def start_links() -> LinkCostModels:
-    """The cost models of links from which fits start."""
+    """Returns the cost models of links from which fits start."""
     return LinkCostModels(*map(start_model, LINK_MODELS))
 
 

@@ -35,14 +35,14 @@ class Recorded:
     origin: str
 
     def source(self, _: Any) -> str:
-        """The origin of any of the samples."""
+        """Returns the origin of any of the samples."""
         return self.origin
 
 
 def make_samples(
     rows: Sequence[MeasurementRow], cluster_of: Callable[[int], Cluster], gpu: str, library: str, section: str = ""
 ) -> list[CollectiveSample]:
-    """One sample for each operation and number of members: the first ranks of the cluster for that number.
+    """Returns a sample for each operation and number of members: the first ranks of the cluster for that number.
 
     section: that prices all of them; by default that of the operation, or of the network between nodes.
     """
@@ -65,7 +65,8 @@ def make_samples(
 
 
 def read_recorded(path: Path) -> Recorded:
-    """The collectives of a measurement file. Raises PlanError if it holds none, or no job that names their cluster."""
+    """Returns the collectives of a measurement file. Raises PlanError if it holds none, or no job that names their
+    cluster."""
     measured = read(path)
     if measured.kind != "collectives" or not measured.job:
         rule = "a calibration needs measured collectives and the job whose cluster they ran on"

@@ -85,13 +85,13 @@ def refresh(kind: str, out: Path, processes: int) -> Path:
 
 
 def gpu_name(kind: str, folder: Path) -> str:
-    """Name of this machine's device in the catalog, or the file in the folder of a calibration that describes it."""
+    """Returns the catalog's name of this machine's device, or the file of a calibration's folder that describes it."""
     described = folder / DEVICE
     return str(described) if described.is_file() else describe.catalog_name(Device.of(kind, select=False).machine())
 
 
 def collectives_among(kind: str, members: int) -> Sequence[MeasurementRow]:
-    """Measured collectives of a few sizes among processes of this machine."""
+    """Returns measured collectives of a few sizes among processes of this machine."""
     machine = Device.of(kind, select=False).machine()
     name = describe.catalog_name(machine) or ("cpu-core" if kind == "cpu" else "h100-sxm")
     job = {
@@ -140,7 +140,7 @@ def measure(
 
 
 def _measure_launch(device: Device) -> list[float]:
-    """Time of the host to launch a small operation [s]."""
+    """Returns the time of the host to launch a small operation [s]."""
     x = torch.zeros(8, device=device.torch)
     launches = []
     for _ in range(20):
@@ -159,7 +159,7 @@ def _name(work: Work) -> str:
 
 
 def _name_device(measured: Measurement, works: Sequence[Work], device: Device, out: Path) -> str:
-    """The device's name in the catalog; if it has none, the file that describes it, which is written."""
+    """Returns the device's name in the catalog; if it has none, the file that describes it, which is written."""
     catalogued = describe.catalog_name(measured.machine)
     if catalogued:
         return catalogued

@@ -44,14 +44,14 @@ ARCHITECTURES = {7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell", 12: "bla
 
 
 def catalog_name(machine: Machine) -> str:
-    """The name of a GPU in the catalog, "" if it has none."""
+    """Returns the name of a GPU in the catalog, "" if it has none."""
     name = KNOWN.get(machine.name, "")
     assert not name or name in gpus()
     return name
 
 
 def core(machine: Machine, flops: float, stream: float) -> dict[str, Any]:
-    """One core as a GPU of the catalog.
+    """Returns a core as a GPU of the catalog.
 
     flops: the most FLOP/s in fp32 that a product reached. stream: bytes/s of a long tensor scaled in place, read and
     written.
@@ -78,7 +78,7 @@ def core(machine: Machine, flops: float, stream: float) -> dict[str, Any]:
 
 
 def gpu(device: Device, flops: float, stream: float) -> dict[str, Any]:
-    """The description of a GPU that is in no catalog. Its peaks are the rates that it reached."""
+    """Returns the description of a GPU that is in no catalog. Its peaks are the rates that it reached."""
     assert device.cuda is not None
     machine, properties = device.machine(), device.cuda.properties
     stated = {"kind": "measured", "source": f"meshcast calibrate --device cuda on {machine.name}, {utc_now()[:10]}"}
@@ -98,13 +98,13 @@ def gpu(device: Device, flops: float, stream: float) -> dict[str, Any]:
 
 
 def measure_stream(device: Device) -> float:
-    """Rate at which a long tensor is scaled in place, reads and writes in sum [bytes/s]: no write allocates."""
+    """Measures the rate of scaling a long tensor in place, reads and writes in sum [bytes/s]: no write allocates."""
     tensor = torch.ones(LARGE // 4, device=device.torch)
     return 2 * LARGE / statistics.median(device.seconds(lambda: tensor.mul_(1.0), 3, 15))
 
 
 def _cache() -> int:
-    """Size of the last-level cache that a core reaches [bytes]; 0 if the system does not say."""
+    """Returns the size of the last-level cache that a core reaches [bytes]; 0 if the system does not say."""
     places = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
     sizes = [file.read_text().strip() for file in places]
     units = {"K": 2**10, "M": 2**20}
@@ -112,7 +112,7 @@ def _cache() -> int:
 
 
 def _clock() -> float:
-    """Clock of the first core now [Hz]; 0 if the system does not say."""
+    """Returns the clock of the first core now [Hz]; 0 if the system does not say."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.is_file() else []
     clocks = [line.partition(":")[2].strip() for line in lines if line.startswith("cpu MHz")]

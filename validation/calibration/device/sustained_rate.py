@@ -32,7 +32,7 @@ SIGMA = 0.05
 
 
 def measure_sustained_rate(kind: str, gpu: str, out: Path) -> dict[str, Any]:
-    """The entry of this architecture in ``steps.yaml``.
+    """Returns the entry of this architecture in ``steps.yaml``.
 
     gpu: its name in the catalog, or its file. out: the folder with the calibration of its kernels.
     """

@@ -74,7 +74,7 @@ PARTS = {"fwd": (False,), "bwd": (True,), "fwd_bwd": (False, True)}
 
 
 def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
-    """Samples, and the reasons of rows that cannot be priced."""
+    """Returns samples, and the reasons of rows that cannot be priced."""
     rows = table.reset_index(drop=True).rename(columns={"qk_head_dim": "qk", "v_head_dim": "v"})
     if "head_dim" in rows:
         rows = rows.assign(qk=rows["head_dim"], v=rows["head_dim"])
@@ -95,7 +95,7 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
 
 
 def library(source: str, gpu: str, dtype: str, width: int) -> str:
-    """The library that a source measured, "" if it is unknown."""
+    """Returns the library that a source measured, "" if it is unknown."""
     name = find_name(LIBRARIES, source)
     architecture = load("gpus", GPUS[gpu]).architecture
     for pattern, where, concerned, other in OTHERS:
@@ -106,7 +106,7 @@ def library(source: str, gpu: str, dtype: str, width: int) -> str:
 
 
 def _refusal(row: dict[str, Any]) -> str:
-    """The reason why a row cannot be priced, "" if it can."""
+    """Returns the reason why a row cannot be priced, "" if it can."""
     gpu, dtype = str(row["gpu"]), DTYPES.get(str(row["dtype"]), "")
     if gpu not in GPUS:
         return f"the GPU {gpu} is not known"
@@ -155,7 +155,7 @@ def _sample(
 
 
 def _refetched_bytes(gpu: GPU, batch: Any, positions: Any, heads: Any, kv_heads: Any, qk: Any, v: Any) -> np.ndarray:
-    """Bytes of keys and values that Triton's kernel for encoders fetches more than once.
+    """Returns the bytes of keys and values that Triton's kernel for encoders fetches more than once.
 
     Its grid runs over sequences first, then heads, then blocks of 64 queries. If keys and values do not all fit into
     the L2, they come from memory for each round of blocks, of which three run on a multiprocessor at a time.
@@ -166,7 +166,7 @@ def _refetched_bytes(gpu: GPU, batch: Any, positions: Any, heads: Any, kv_heads:
 
 
 def _width(name: str, gpu: str, dtype: str, width: np.ndarray) -> np.ndarray:
-    """Head widths as the kernels of a library compute them."""
+    """Returns the head widths as the kernels of a library compute them."""
     architecture = load("gpus", gpu).architecture
     for pattern, where, number, known in WIDTHS:
         if re.match(pattern, name) and where in architecture and number in dtype:

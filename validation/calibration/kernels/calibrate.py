@@ -40,7 +40,7 @@ Pairs = Sequence[tuple[KernelSample, str]]
 
 
 def names(tables: Sequence[LibraryTable]) -> list[str]:
-    """The GPUs with rows that can be fitted, sorted."""
+    """Returns the GPUs with rows that can be fitted, sorted."""
     return sorted({sample.gpu for table in tables for sample, _ in _select([table], "", "")})
 
 
@@ -77,14 +77,14 @@ def _select(tables: Sequence[LibraryTable], gpu: str, section: str) -> list[tupl
 
 
 def _with_gpu(calibration: Calibration, gpu: str, data: Mapping[str, Any]) -> Calibration:
-    """The calibration with `data` as the file of `gpu`."""
+    """Returns the calibration with `data` as the file of `gpu`."""
     return calibration.with_file(load("gpus", gpu).name, dict(data))
 
 
 def _fit_section(
     calibration: Calibration, gpu: str, data: Mapping[str, Any], section: str, pairs: Pairs, prior: bool = False
 ) -> dict[str, Any]:
-    """A section of the file whose other sections are `data`; prior: see `calibrate`."""
+    """Returns a section of the file whose other sections are `data`; prior: see `calibrate`."""
     samples, known, model = [sample for sample, _ in pairs], _with_gpu(calibration, gpu, data), KERNEL_MODELS[section]
     by = {sample: price_by(known, sample) for sample in samples}
     values = _known_values(calibration, gpu, section, samples) if prior else {}
@@ -122,7 +122,7 @@ def _price_by_others(
 def _known_values(
     calibration: Calibration, gpu: str, section: str, samples: Sequence[KernelSample]
 ) -> dict[Name, float]:
-    """Coefficients of a section as `calibration` has them for the GPU and the libraries of the samples."""
+    """Returns the coefficients of a section as `calibration` has them for the GPU and the libraries of the samples."""
     known = coefficients(KERNEL_MODELS[section])
     values: dict[Name, float] = {}
     for sample in samples:
@@ -139,7 +139,7 @@ def _fit(
     predict: Callable[[KernelSample, Any], np.ndarray],
     prior: Mapping[Name, float],
 ) -> Fit:
-    """The fit of a cost model to all libraries.
+    """Returns the fit of a cost model to all libraries.
 
     Kernels that were not tuned to their sizes say nothing of the GPU: their library coefficients are fitted afterwards.
     """

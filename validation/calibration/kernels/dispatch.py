@@ -48,7 +48,7 @@ WHOLE = ("gpus", "tokens_per_rank", "hidden", "topk", "num_experts")
 
 
 def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
-    """Samples, and the reasons of rows that cannot be priced."""
+    """Returns samples, and the reasons of rows that cannot be priced."""
     table = table.reset_index(drop=True)
     table = table.assign(**{name: table.get(name) for name in ("nodes", "sms", "dtype", "source")})
     for name in (*WHOLE, "nodes", "sms", "time_us"):
@@ -73,12 +73,12 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
 
 
 def library(program: str) -> str:
-    """The library that the column `library` names, "" if it is unknown."""
+    """Returns the library that the column `library` names, "" if it is unknown."""
     return find_name(LIBRARIES, program)
 
 
 def links_of(gpu: str) -> tuple[Link, Link]:
-    """The link that joins GPUs of this name within a node, and the port of each to the network."""
+    """Returns the link that joins GPUs of this name within a node, and the port of each to the network."""
     described = load("gpus", gpu)
     return load("links", described.scale_up or described.host.name), load("links", PORT)
 

@@ -92,7 +92,7 @@ SIZES_OF_GROUPS = 8
 
 
 def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
-    """Samples, and the reasons of rows that cannot be priced."""
+    """Returns samples, and the reasons of rows that cannot be priced."""
     table = table.reset_index(drop=True)
     blocks = set(table.columns) >= BLOCKS
     names = SIZES if blocks else SHAPE
@@ -174,7 +174,7 @@ class _Loads(NamedTuple):
 
 
 def _tile(tokens: np.ndarray, experts: np.ndarray, operand: float, distinct: np.ndarray) -> tuple[Any, ...]:
-    """Output tiles of Triton's kernel where no file was tuned for it: small ones for few tokens.
+    """Returns the output tiles of Triton's kernel where no file was tuned for it: small ones for few tokens.
 
     get_default_config in sglang, python/sglang/srt/layers/moe/fused_moe_triton/fused_moe_triton_config.py.
     experts: of the rank. distinct: share of the rows of a tile that are not the same token again.
@@ -251,7 +251,7 @@ def _true(cell: object) -> bool:
 
 
 def _results(table: pd.DataFrame) -> list[str]:
-    """The number format of each result.
+    """Returns the number format of each result.
 
     SimuMax states that of outputs, also where a gradient is added to a main gradient in another format: its lists come
     first with main gradients in fp32, then again in bf16.
@@ -269,7 +269,7 @@ def _results(table: pd.DataFrame) -> list[str]:
 
 
 def _tuned_for_another(rows: pd.DataFrame) -> pd.Series:
-    """Whether the kernels of a row may have been tuned for another model of the table."""
+    """Returns whether the kernels of a row may have been tuned for another model of the table."""
     models: dict[tuple[float, ...], set[tuple[float, float]]] = {}
     split = [(tp, ep) for tp in set(rows["tp"]) for ep in set(rows["ep"])]
     most = (rows["tp"] * rows["ep"]).max()
@@ -283,7 +283,7 @@ def _tuned_for_another(rows: pd.DataFrame) -> pd.Series:
 
 
 def _refuse(row: dict[Any, Any], names: tuple[str, ...]) -> str:
-    """The reason why a row of either format cannot be priced, "" if it can."""
+    """Returns the reason why a row of either format cannot be priced, "" if it can."""
     if row["gpu"] not in GPUS:
         return f"the GPU {row['gpu']} is not known"
     if row["dtype"] not in DTYPES:
@@ -315,7 +315,7 @@ def _refuse_product(row: dict[Any, Any]) -> str:
 
 
 def _numbers(table: pd.DataFrame, name: str) -> np.ndarray:
-    """A column as numbers, NaN if the table lacks it; blocks are gated unless the table says otherwise."""
+    """Returns a column as numbers, NaN if the table lacks it; blocks are gated unless the table says otherwise."""
     if name not in table:
         return np.full(len(table), 1.0 if name == "gated" else np.nan)
     return pd.to_numeric(table[name], errors="coerce").to_numpy(float)

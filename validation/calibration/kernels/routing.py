@@ -30,13 +30,13 @@ STEEPEST = 10.0
 
 
 def is_supported(distribution: object) -> bool:
-    """Whether `loads` supports this distribution."""
+    """Returns whether `loads` supports this distribution."""
     exponent = _exponent(distribution)
     return distribution == "balanced" or (exponent is not None and exponent <= STEEPEST)
 
 
 def loads(distribution: str, tokens: int, topk: int, experts: int, ranks: int) -> np.ndarray:
-    """Mean loads of the experts of the most loaded rank, largest first.
+    """Returns the mean loads of the experts of the most loaded rank, largest first.
 
     distribution: "balanced", or "power_law_1.2", "zipf_1.0", ...
     """
@@ -60,7 +60,7 @@ def balanced_loads(tokens: int, topk: int, experts: int, ranks: int) -> np.ndarr
 
 @cache
 def power_law(tokens: int, topk: int, experts: int, ranks: int, exponent: float) -> np.ndarray:
-    """Mean loads of the experts of the most loaded rank, largest first."""
+    """Returns the mean loads of the experts of the most loaded rank, largest first."""
     low, high = (1.0, 0.8 * tokens) if tokens * topk > experts else (0.01, 2.0)
     draw = _uniform(experts)
     power = 1.0 - exponent
@@ -73,7 +73,7 @@ def power_law(tokens: int, topk: int, experts: int, ranks: int, exponent: float)
 
 @cache
 def zipf(tokens: int, topk: int, experts: int, ranks: int, exponent: float) -> np.ndarray:
-    """Mean loads of the experts of the most loaded rank, largest first."""
+    """Returns the mean loads of the experts of the most loaded rank, largest first."""
     order = np.argsort(_uniform(experts), axis=1)
     return _most_loaded((1.0 + order) ** -exponent, tokens, topk, ranks)
 
@@ -89,7 +89,7 @@ def count_arrived(distribution: str, loads: np.ndarray, tokens: float) -> float:
 
 
 def histogram(loads: np.ndarray, most: int = 8) -> tuple[tuple[float, float], ...]:
-    """`loads`, largest first, as at most `most` pairs (number of experts, rows of each), without idle experts.
+    """Returns `loads`, largest first, as at most `most` pairs (number of experts, rows of each), without idle experts.
 
     Experts in a pair have similar loads; all pairs hold about the same number of rows, so they are finest at the top.
     """
@@ -111,13 +111,13 @@ def _exponent(distribution: object) -> float | None:
 
 
 def _uniform(experts: int) -> np.ndarray:
-    """Uniform random numbers: routings x experts."""
+    """Returns uniform random numbers: routings x experts."""
     routings = int(np.clip(DRAWS // experts, *ROUTINGS))
     return np.random.default_rng(0).random((routings, experts))
 
 
 def _most_loaded(popularity: np.ndarray, tokens: int, topk: int, ranks: int) -> np.ndarray:
-    """Mean sorted loads of the most loaded rank. popularity: of experts, routings x experts."""
+    """Returns the mean sorted loads of the most loaded rank. popularity: of experts, routings x experts."""
     rows = tokens * topk
     loads = np.rint(popularity / popularity.sum(axis=1, keepdims=True) * rows)
     if loads.max() > tokens:
@@ -147,7 +147,8 @@ def _correct_sums(loads: np.ndarray, rows: int, most: float) -> np.ndarray:
 
 
 def _fill_up(loads: np.ndarray, rows: float, most: float) -> np.ndarray:
-    """`loads` (ranks x experts) and `rows` more, shared by all ranks, on their least loaded experts, up to `most`."""
+    """Returns `loads` (ranks x experts) and `rows` more, shared by all ranks, on their least loaded experts, up to
+    `most`."""
     loads = np.sort(loads, axis=1)
     while rows > 0.5:
         open_ranks = np.flatnonzero(loads[:, 0] < most - 0.5)

@@ -101,7 +101,7 @@ def _sigmas_by_kind(prices: Prices, all_prices: Prices) -> Sigmas:
 
 
 def sigmas_of_all(prices: Prices) -> dict[str, float]:
-    """The sigmas of all rows together."""
+    """Returns the sigmas of all rows together."""
     columns = zip(*((p.seconds, s.seconds, p.launch) for s, p in prices), strict=True)
     return find_sigmas(*(np.concatenate(column) for column in columns))
 

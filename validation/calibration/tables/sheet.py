@@ -50,7 +50,7 @@ class CsvSheet(NamedTuple):
     rows: list[list[str]]
 
     def filled_columns(self, columns: Collection[str]) -> list[set[str]]:
-        """Those of these columns that each row fills."""
+        """Returns those of these columns that each row fills."""
         places = [(place, name) for place, name in enumerate(self.columns) if name in columns]
         return [
             {name for place, name in places if place < len(row) and row[place].strip().lower() not in MISSING}
@@ -58,7 +58,7 @@ class CsvSheet(NamedTuple):
         ]
 
     def frame(self, wanted: Collection[str], needed: Collection[str]) -> tuple[pd.DataFrame, dict[int, str]]:
-        """The columns `wanted` that the file has, and the faults of rows by their numbers from 0.
+        """Returns the columns `wanted` that the file has, and the faults of rows by their numbers from 0.
 
         needed: columns that a row must fill.
         """
@@ -85,7 +85,7 @@ class CsvSheet(NamedTuple):
 
 
 def _fault(name: str, cell: str, needed: bool) -> str:
-    """The fault of a cell, "" if it has none."""
+    """Returns the fault of a cell, "" if it has none."""
     if cell.lower() in MISSING:
         return f"{name} is missing" if needed else ""
     value, most = _number(cell), FEWER.get(name, MOST)
@@ -101,7 +101,7 @@ def _fault(name: str, cell: str, needed: bool) -> str:
 
 
 def _number(cell: str) -> float:
-    """The number in a cell, NaN if it holds none."""
+    """Returns the number in a cell, NaN if it holds none."""
     try:
         return float(cell) if "_" not in cell else math.nan  # Python reads 1_000, tables do not mean it
     except ValueError:

@@ -18,7 +18,7 @@ Goals = Mapping[tuple[str, str, str], tuple[float, float]]
 
 
 def summary(held: Sequence[SampleComparison], rows: int, goals: Goals) -> dict[str, Any]:
-    """All figures of some tables. rows: of the tables, refused ones included."""
+    """Returns all figures of some tables. rows: of the tables, refused ones included."""
     priced = sum(len(comparison.sample.index) for comparison in held)
     return {
         **figures(held),
@@ -35,7 +35,8 @@ def summary(held: Sequence[SampleComparison], rows: int, goals: Goals) -> dict[s
 
 
 def cells(held: Sequence[SampleComparison], goals: Goals) -> list[dict[str, Any]]:
-    """Figures of each GPU, operation, kind and class. met: their goal; None without a goal or with too few rows."""
+    """Returns the figures of each GPU, operation, kind and class. met: their goal; None without a goal or with too few
+    rows."""
     rows = []
     for (gpu, operation, kind), cell in group(held, "gpu", "operation", "kind").items():
         for name in sorted({name for comparison in cell for name in comparison.sample.classes}):
@@ -59,7 +60,7 @@ def group(held: Sequence[SampleComparison], *by: str) -> dict[tuple[str, ...], l
 
 
 def libraries(held: Sequence[SampleComparison]) -> list[dict[str, Any]]:
-    """Figures of each GPU, operation, library and kind."""
+    """Returns the figures of each GPU, operation, library and kind."""
     return [
         {"gpu": gpu, "operation": operation, "library": library or "unnamed", "kind": kind} | figures(cell)
         for (gpu, operation, library, kind), cell in group(held, "gpu", "operation", "library", "kind").items()
@@ -67,7 +68,7 @@ def libraries(held: Sequence[SampleComparison]) -> list[dict[str, Any]]:
 
 
 def figures(held: Sequence[SampleComparison], name: str | None = None) -> dict[str, Any]:
-    """Figures of the rows of a class; None: of all rows.
+    """Returns the figures of the rows of a class; None: of all rows.
 
     median, p90, bias: of forecast / measured - 1 (absolute, absolute, signed). inside_90, inside_50: shares of rows
     inside the 90% and 50% intervals. borrowed: median absolute error with the coefficients of other hardware.

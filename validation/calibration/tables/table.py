@@ -111,7 +111,7 @@ class LibraryTable:
 
 
 def _times(frame: pd.DataFrame) -> list[float | None]:
-    """Measured times of rows [us], None where a row has none."""
+    """Returns the measured times of rows [us], None where a row has none."""
     if "time_us" not in frame:
         return [None] * len(frame)
     values = pd.to_numeric(frame["time_us"], errors="coerce").tolist()

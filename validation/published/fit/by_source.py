@@ -22,7 +22,7 @@ FEWEST = 10
 
 
 def compare_sources(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """A row for each source of `FEWEST` runs or more, in the order of their names.
+    """Returns a row for each source of `FEWEST` runs or more, in the order of their names.
 
     rows: of `forecast_derivatives`, of all classes; those without a forecast are left out.
     Each has `source` and `rows`, and statistics of forecast / measured - 1: `shipped`, `without` the source, and of the

@@ -57,7 +57,7 @@ def _derive_chunk(runs: Sequence[PublishedRun]) -> list[Answer]:
 
 
 def derive(run: PublishedRun, shared: SharedWork) -> Answer:
-    """One row; its shares are None without a forecast or a measured step."""
+    """Returns a row; its shares are None without a forecast or a measured step."""
     row, report = _forecast_shares(run, shared)
     if report is None or run.step_time is None:
         return row
@@ -119,7 +119,7 @@ def _find_shares(job: dict[str, Any], step: float, shared: SharedWork) -> dict[s
 
 
 def forecast_residuals(run: PublishedRun, report: Report, shared: SharedWork) -> list[Answer]:
-    """Residuals of a run in its regime, if its source is known, and in those in which strangers tell it.
+    """Returns the residuals of a run in its regime, if its source is known, and in those in which strangers tell it.
 
     report: of the run with all its settings.
 

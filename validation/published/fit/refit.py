@@ -100,7 +100,8 @@ class FactorFit:
     errors: dict[tuple[str, ...], float]
 
     def correction(self, row: Row, kinds: Iterable[str]) -> float:
-        """Logarithm by which the step of a run is longer than its forecast; an unseen member has its family's."""
+        """Returns the logarithm by which the step of a run is longer than its forecast; an unseen member has its
+        family's."""
         total = 0.0
         for name in kinds:
             family, member = KINDS[name].members(row)
@@ -110,7 +111,8 @@ class FactorFit:
 
 
 def fit(rows: Sequence[Row], kinds: Sequence[str], priors: tuple[float, float] = PRIOR) -> FactorFit:
-    """The most probable effects of `kinds`. priors: standard deviations of the effects of a family and of a member."""
+    """Returns the most probable effects of `kinds`. priors: standard deviations of the effects of a family and of a
+    member."""
     places: dict[tuple[str, ...], int] = {}
     entries: list[tuple[int, int, float]] = []
     for number, row in enumerate(rows):
@@ -150,7 +152,8 @@ def source_weights(rows: Sequence[Row]) -> np.ndarray:
 def left_out_errors(
     rows: Sequence[Row], kinds: Sequence[str], by: Callable[[Row], str], priors: tuple[float, float] = PRIOR
 ) -> np.ndarray:
-    """Forecast / measured - 1 of all runs, each with a fit to the runs of other groups (sources, families, models)."""
+    """Returns forecast / measured - 1 of all runs, each with a fit to the runs of other groups (sources, families,
+    models)."""
     errors = np.zeros(len(rows))
     for group in sorted({by(row) for row in rows}):
         left_out = [number for number, row in enumerate(rows) if by(row) == group]
@@ -182,7 +185,7 @@ def corrections_without_source(rows: Sequence[Row]) -> list[float]:
 
 
 def in_sample_errors(rows: Sequence[Row], kinds: Sequence[str]) -> np.ndarray:
-    """Forecast / measured - 1 of all runs with the fit to all of them."""
+    """Returns forecast / measured - 1 of all runs with the fit to all of them."""
     fitted = fit(rows, kinds)
     return np.array([np.expm1(fitted.correction(row, kinds) - row["log_ratio"]) for row in rows])
 
@@ -202,7 +205,7 @@ GROUPINGS: dict[str, Callable[[Row], str]] = {
 
 
 def score(rows: Sequence[Row], errors: np.ndarray) -> float:
-    """Mean |error|, weighted by source."""
+    """Returns the mean |error|, weighted by source."""
     weights = source_weights(rows)
     return float((weights * np.abs(errors)).sum() / weights.sum())
 
@@ -223,7 +226,7 @@ class KindTrial:
 
 
 def choose_kinds(rows: Sequence[Row]) -> tuple[list[str], list[KindTrial]]:
-    """The kinds of work whose factors help sources that are left out, and how each of all kinds fared.
+    """Returns the kinds of work whose factors help sources that are left out, and how each of all kinds fared.
 
     Begins with all, and drops the least useful in turn, while its use is within two standard errors.
     """

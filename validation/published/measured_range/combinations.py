@@ -31,7 +31,8 @@ class Combination:
     sources: tuple[str, ...]
 
     def list_outside(self, fields: PlanFields) -> list[str]:
-        """The fields of a plan that this combination does not have, or whose number lies outside of its range."""
+        """Returns the fields of a plan that this combination does not have, or whose number lies outside of its
+        range."""
         named = [key for key, name in zip(NAMED, self.names, strict=True) if getattr(fields, key) != name]
         bounds = zip(NUMBERS, self.ranges, strict=True)
         return named + [key for key, (low, high) in bounds if not low <= getattr(fields, key) <= high]

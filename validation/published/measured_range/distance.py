@@ -86,7 +86,7 @@ class Distance:
 
 
 def distance_from_measured(plan: Plan) -> Distance:
-    """How far a plan is from the nearest combination that somebody has run on its architecture."""
+    """Returns how far a plan is from the nearest combination that somebody has run on its architecture."""
     task = task_of_job(plan.job)
     known = known_combinations(task)
     distances = [measure_distance(task, fields, known) for fields in fields_of_plan(plan)]

@@ -116,7 +116,7 @@ class Envelope:
 
 
 def format_of(job: Job) -> str:
-    """Number format of the GEMMs of a job, as the envelope names it."""
+    """Returns the number format of the GEMMs of a job, as the envelope names it."""
     framework = job.framework
     number = QUANTISED[framework.quantised].dtype if framework.quantised else framework.weights
     return SAME_PEAK.get(number, number)
@@ -156,7 +156,7 @@ def _compare_by_size(entry: EnvelopeEntry, gpus: int, borrowed: bool) -> Envelop
 
 @cache
 def read_envelope() -> tuple[EnvelopeEntry, ...]:
-    """All entries: the table that ships with meshcast."""
+    """Returns all entries: the table that ships with meshcast."""
     return tuple(_read_entry(entry) for entry in read_yaml(ROOM / FILE).data)
 
 
@@ -169,6 +169,6 @@ def _read_entry(entry: Mapping[str, Any]) -> EnvelopeEntry:
 
 @cache
 def _read_jobs() -> dict[str, Mapping[str, Any]]:
-    """Jobs of the runs of the table, by the id of the run."""
+    """Returns the jobs of the runs of the table, by the id of the run."""
     lines = (ROOM / JOBS).read_text("utf-8").splitlines()
     return {job["id"]: job for job in map(json.loads, lines)}

@@ -118,7 +118,7 @@ def beyond_envelope(report: Report, shared_work: SharedWork | None = None) -> Be
 
 @lru_cache(maxsize=4)
 def _forecast_run(best: BestRun) -> Report:
-    """The forecast of a run of the envelope, with shipped calibrations."""
+    """Returns the forecast of a run of the envelope, with shipped calibrations."""
     return simulate(best.job)
 
 
@@ -141,7 +141,7 @@ def compare_terms(report: Report, published: Report) -> list[Term]:
 
 
 def _factors(report: Report) -> dict[str, float]:
-    """The three factors of the part of GEMMs and attention."""
+    """Returns the three factors of the part of GEMMs and attention."""
     kinds, unit = [COMPUTING.index(name) for name in MATRIX], report.step_time * report.mfu["palm"]
     flops = report.sums[:, kinds, SUMS.index("flops")].sum(axis=1)
     weights = report.play.plan.ranks.device_weights
@@ -160,7 +160,7 @@ def _logarithmic_mean(first: float, second: float) -> float:
 
 
 def describe_envelope(envelope: Envelope) -> dict[str, Any]:
-    """An envelope as plain data for ``--json``."""
+    """Returns an envelope as plain data for ``--json``."""
     best = envelope.best
     return {
         "mfu": {"palm": envelope.mfu, "causal": envelope.causal},

@@ -83,14 +83,14 @@ class PlanFields:
 
 
 def task_of_job(job: Job, stack: str = "") -> TrainingTask:
-    """The task of a job. stack: the training program, where it is not that of the framework profile."""
+    """Returns the task of a job. stack: the training program, where it is not that of the framework profile."""
     kind = step_class(job.model.moe is not None, job.adapters is not None)
     program = stack or job.framework.name
     return TrainingTask(job.cluster.gpu.architecture, FAMILIES.get(program, program), kind)
 
 
 def fields_of_plan(plan: Plan) -> list[PlanFields]:
-    """The fields of the ranks of every pipeline device, equal ones once."""
+    """Returns the fields of the ranks of every pipeline device, equal ones once."""
     if not (plan.stage_plans or plan.pipelines):
         return [_read_fields(plan, plan)]
     read: dict[PlanFields, None] = {}

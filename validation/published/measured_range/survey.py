@@ -68,7 +68,7 @@ def _survey_chunk(runs: Sequence[PublishedRun]) -> list[Answer]:
 
 
 def survey(run: PublishedRun, shared: SharedWork | None = None) -> SurveyedRun | None:
-    """One run as surveyed; None without a forecast or a measured step."""
+    """Returns a run as surveyed; None without a forecast or a measured step."""
     if run.step_time is None:
         return None
     try:
