@@ -8,7 +8,7 @@ against the nearest of them. With the fields F that lie outside of it, the error
 around the bias of their regime, where b is the sigma of the interval, and Q makes the 90 % interval of the t
 distribution that of a normal one. The s(f) >= 0 are the widening that the interval needs beyond its own sigma: most
 likely values, with the weights of sources of `refit`. Each field is fitted alone first. It is kept if its gain in
-log-likelihood is more than `LEAST_GAIN`, also without any single source; the kept ones are then fitted together.
+log-likelihood is more than `MIN_GAIN`, also without any single source; the kept ones are then fitted together.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROUNDS = 6
 GRID = np.arange(0.0, 0.4005, 0.005)
 """Sigmas that are tried."""
 
-LEAST_GAIN = 2.0
+MIN_GAIN = 2.0
 """Gain in log-likelihood that a separate sigma needs: two standard errors."""
 
 
@@ -85,7 +85,7 @@ class FieldSigma:
     @property
     def kept(self) -> bool:
         """Whether the runs say that the interval needs to be wider."""
-        return min(self.gain, self.least_gain) > LEAST_GAIN
+        return min(self.gain, self.least_gain) > MIN_GAIN
 
 
 def hold_runs(runs: Sequence[SurveyedRun]) -> list[HeldRun]:

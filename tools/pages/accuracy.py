@@ -27,7 +27,7 @@ from meshcast.validation.published.rows import PublishedRun, read, read_files
 from meshcast.validation.published.summary import compute_figures, measured_step, quantile
 from tools.pages.memory_verdicts import forecast_reported, list_sections
 
-FEWEST = 5
+MIN_RUNS = 5
 """Runs that a group needs for a row of its own."""
 WORST = 30
 
@@ -221,7 +221,7 @@ def _groups(
 def _table(head: str, rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> str:
     table = Table(head, *formatted_numbers(*FIGURES))
     for names, of_group in _groups(rows, keys):
-        if len(of_group) >= FEWEST:
+        if len(of_group) >= MIN_RUNS:
             table.add(", ".join(names), *_figures(of_group))
     table.add("all", *_figures([row for row in rows if row["error"] is not None]))
     return render_table(table)
@@ -244,7 +244,7 @@ def list_strangers(rows: Sequence[dict[str, Any]], strangers: Sequence[dict[str,
                 for row, strange in zip(rows, strangers, strict=True)
                 if name in (ALL, strange[key]) and row["error"] is not None and strange["error"] is not None
             ]
-            if len(pairs) >= FEWEST:
+            if len(pairs) >= MIN_RUNS:
                 table.add(name, *_compare(pairs))
         lines.append(render_table(table))
     if new:
@@ -345,7 +345,7 @@ def _noise_floor(rows: Sequence[dict[str, Any]]) -> str:
         apart = sorted(
             abs(math.log(first / second)) for times in equal.values() for first, second in combinations(times, 2)
         )
-        if len(apart) >= FEWEST:
+        if len(apart) >= MIN_RUNS:
             table.add(kind, len(apart), quantile(apart, 0.5), quantile(apart, 0.9))
     words = "Two runs whose jobs are equal, as far as they are published, differ by:"
     return f"## Noise floor\n\n{words}\n\n{render_table(table)}"

@@ -23,7 +23,7 @@ from tools.inputs.corpus import PublicFile, find_folder, load_corpus
 from tools.inputs.judge import Judgement, judge
 from tools.inputs.published_runs import FileForecast, forecast_published_files
 
-MOST_LETTERS = 400
+MAX_LETTERS = 400
 """Longest text of a file or a plan on the page."""
 
 INTRODUCTION = """\
@@ -123,7 +123,7 @@ def render_page(judged: Sequence[tuple[Judgement, bool]]) -> str:
     for judgement, _ in judged:
         if not judgement.is_expected:
             misses = "; ".join(" ".join(miss.split()) for miss in judgement.misses)
-            name, cut = escape_text(judgement.entry.name), escape_text(misses[:MOST_LETTERS])
+            name, cut = escape_text(judgement.entry.name), escape_text(misses[:MAX_LETTERS])
             lines.append(f"- {judgement.outcome}: {name}: {cut}")
     return "\n".join(lines) + "\n"
 
@@ -158,7 +158,7 @@ def render_published(forecasts: Sequence[FileForecast]) -> str:
         pairs = {**forecast.differing, **forecast.details}
         differing = ", ".join(f"{key}: {file} for {row}" for key, (row, file) in pairs.items())
         plan = forecast.refusal or ("" if forecast.differing else "equal; ") + differing
-        cut = " ".join(plan.split()).removesuffix(";")[:MOST_LETTERS]
+        cut = " ".join(plan.split()).removesuffix(";")[:MAX_LETTERS]
         table.add(escape_text(forecast.run.id), *(forecast.errors or ("", "")), escape_text(cut))
     return "\n".join([*lines, "", render_table(table)])
 

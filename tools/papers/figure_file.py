@@ -46,10 +46,10 @@ FIGURES = "tools.papers.figures"
 ONLY = "shown"
 """Name of the job of a point that names one with `from` or `set`."""
 
-LONGEST_NAME = 34
+MAX_NAME = 34
 """Most characters of the name of a series or of a row, so that a legend has room for it."""
 
-Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 
 
 class FigureAxis(ClaimModel):

@@ -16,7 +16,7 @@ from meshcast.simulator.report.metrics import Z90
 
 SHORT = 0.3
 """Share of launch from which on a kernel counts as short."""
-LEAST = 0.2
+MIN_SIGMA = 0.2
 """Least sigma of short or of long rows, in sigmas of all rows."""
 
 
@@ -44,7 +44,7 @@ def find_sigmas(forecast: np.ndarray, measured: np.ndarray, launch: np.ndarray) 
     far, share = np.abs(np.log(measured / forecast)) / Z90, np.clip(launch / forecast, 0.0, 1.0)
     short = share >= SHORT
     ends = [nine_of_ten(far)] * 2
-    least = LEAST * ends[0]
+    least = MIN_SIGMA * ends[0]
     for _ in range(30):  # each end from the rows near it, with the other as it is
         for end, rows, part in ((0, ~short, 1 - share), (1, short, share)):
             if rows.any():

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from meshcast.hardware.errors import OutOfMemory, PlanError
 
-LONGEST = 500
+MAX_LENGTH = 500
 """Maximum number of characters of a relation."""
 
 FUNCTIONS = ("min", "max", "sum", "best", "same")
@@ -83,8 +83,8 @@ class Relation:
 
 def parse_relation(text: str) -> Relation:
     """Parses a relation. Raises ValueError ("rule. remedy") if it is malformed."""
-    if len(text) > LONGEST or "\n" in text.strip():
-        raise ValueError(f"a relation is one line of at most {LONGEST} characters. Write base / split")
+    if len(text) > MAX_LENGTH or "\n" in text.strip():
+        raise ValueError(f"a relation is one line of at most {MAX_LENGTH} characters. Write base / split")
     try:
         body = ast.parse(text.strip(), mode="eval").body
         reads: list[tuple[str, str]] = []

@@ -46,7 +46,7 @@ def _frozen(value: Any) -> Any:
     return tuple(_frozen(entry) for entry in value) if isinstance(value, list) else value
 
 
-LARGEST = 1e15
+MAX_FIELD = 1e15
 """Largest number in the fields of a kernel: elements, bytes, positions."""
 
 
@@ -54,8 +54,8 @@ def _check_field(where: str, value: Any, annotation: str) -> None:
     """Raises PlanError for a value that a field of a work cannot have. annotation: of the field, as text."""
     remedy = "Correct it, or measure again"
     if annotation in ("int", "float"):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
-            raise PlanError(where, f"it must be a number from 0 to {LARGEST:g}", remedy, value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_FIELD:
+            raise PlanError(where, f"it must be a number from 0 to {MAX_FIELD:g}", remedy, value)
     elif annotation == "bool":
         if not isinstance(value, bool):
             raise PlanError(where, "it must be true or false", remedy, value)

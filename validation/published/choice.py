@@ -32,7 +32,7 @@ from meshcast.validation.published.rows import PublishedRun, UnreadableLine
 from meshcast.validation.published.stacks import framework
 from meshcast.validation.published.summary import measured_step
 
-LEAST_PLANS = 3
+MIN_PLANS = 3
 """Plans of a group: between two of them a coin is right every other time."""
 
 TASK = (
@@ -103,13 +103,13 @@ def _forecast_chunk(runs: Sequence[PublishedRun | UnreadableLine]) -> list[Answe
 
 
 def group_plans(runs: Sequence[PublishedRun | UnreadableLine], rows: Sequence[dict[str, Any]]) -> list[PlanGroup]:
-    """Returns the groups of at least `LEAST_PLANS` plans, in the order of their first run. rows: the answers to
+    """Returns the groups of at least `MIN_PLANS` plans, in the order of their first run. rows: the answers to
     `runs`."""
     groups: dict[str, dict[str, list[tuple[PublishedRun, dict[str, Any]]]]] = defaultdict(lambda: defaultdict(list))
     for run, row in zip(runs, rows, strict=False):
         if isinstance(run, PublishedRun) and row["error"] is not None:
             groups[_task_of(run)][_plan_of(run)].append((run, row))
-    return [PlanGroup(tuple(map(tuple, plans.values()))) for plans in groups.values() if len(plans) >= LEAST_PLANS]
+    return [PlanGroup(tuple(map(tuple, plans.values()))) for plans in groups.values() if len(plans) >= MIN_PLANS]
 
 
 def choose_plans(runs: Sequence[PublishedRun | UnreadableLine], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ from meshcast.validation.published.stacks import (
     stack,
 )
 
-MOST_STAGES = 10_000
+MAX_STAGES = 10_000
 """Most stages of a pipeline, chunks counted singly, over which layers are divided."""
 
 T = TypeVar("T")
@@ -410,8 +410,8 @@ def _plan(spec: Spec, launched: LaunchedSettings, assumptions: Assumptions) -> d
     elif spec.pipeline_split == "uneven" or (spec.pipeline_split is None and (spec.model.layers or 0) % chunks):
         assumptions.add("pipeline_split")
         layers = (spec.model.layers or 0) + (spec.model.mtp or 0)
-        if chunks > min(layers + 2, MOST_STAGES):  # the embedding and the loss count as a layer each
-            raise _refusal("mesh.pp", f"{layers:,} layers have not {chunks:,} stages, of at most {MOST_STAGES:,}", pp)
+        if chunks > min(layers + 2, MAX_STAGES):  # the embedding and the loss count as a layer each
+            raise _refusal("mesh.pp", f"{layers:,} layers have not {chunks:,} stages, of at most {MAX_STAGES:,}", pp)
         plan["partition"] = uneven_layers(spec, chunks)
     return plan
 

@@ -20,7 +20,7 @@ from meshcast.validation.published.mapping import MappedJob, map_run, possible_c
 from meshcast.validation.published.rows import PublishedRun, Spec
 from meshcast.validation.published.stacks import SPLITS_ACTIVATIONS
 
-MOST_MICRO_BATCHES = 6
+MAX_MICRO_BATCHES = 6
 """Micro-batches of a run that are tried, the smallest ones: larger ones save little, and seldom fit."""
 
 
@@ -115,7 +115,7 @@ def _plans(run: PublishedRun) -> Iterator[tuple[PublishedRun, tuple[str, ...]]]:
     chunks = possible_chunks(spec) if spec.mesh.vpp is None and spec.width("pp") > 1 else [spec.mesh.vpp]
     for number in chunks if len(chunks) > 1 else [spec.mesh.vpp]:
         mesh = spec.mesh.model_copy(update={"vpp": number})
-        micros = possible_micro_batches(spec)[:MOST_MICRO_BATCHES] if spec.batch.micro is None else []
+        micros = possible_micro_batches(spec)[:MAX_MICRO_BATCHES] if spec.batch.micro is None else []
         for micro in micros if len(micros) > 1 else [spec.batch.micro]:
             batch = spec.batch.model_copy(update={"micro": micro})
             chosen = (*(["mesh.vpp"] * (len(chunks) > 1)), *(["batch.micro"] * (len(micros) > 1)))

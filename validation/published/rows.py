@@ -277,8 +277,10 @@ class UnreadableLine(BaseModel):
 
 
 def read(path: Path) -> list[PublishedRun | UnreadableLine]:
-    """Reads the runs of a JSONL file, in order; of two with the same id only the first. Raises PlanError for a file that
-    cannot be read."""
+    """Reads the runs of a JSONL file, in order; of two with the same id only the first.
+
+    Raises PlanError for a file that cannot be read.
+    """
     return read_files([path])
 
 

@@ -23,7 +23,7 @@ from meshcast.validation.calibration.collectives.fit import (
 from meshcast.validation.calibration.collectives.sample import CollectiveSample, node_models, predict
 from meshcast.validation.calibration.fit import Fit
 from meshcast.validation.calibration.tables.calibrated import (
-    FEWEST,
+    MIN_ROWS,
     CalibrationResult,
     LibraryErrors,
     make_section,
@@ -44,7 +44,7 @@ def names(tables: Sequence[LibraryTable]) -> list[str]:
     for sample, _ in _samples(tables):
         counts[_name(sample)] += len(sample.index)
     links = {_name(sample) for sample, _ in _samples(tables) if sample.operation != NETWORK}
-    return sorted((n for n in counts if counts[n] >= FEWEST), key=lambda n: (n not in links, n != "infiniband", n))
+    return sorted((n for n in counts if counts[n] >= MIN_ROWS), key=lambda n: (n not in links, n != "infiniband", n))
 
 
 def title(name: str) -> str:
@@ -79,7 +79,7 @@ def calibrate(
     for section in MODELS:
         pairs = [(s, source) for s, source in _samples(tables) if (_name(s), s.operation) == (name, section)]
         counts = count_rows(sample for sample, _ in pairs)
-        pairs = [(s, source) for s, source in pairs if section == NETWORK or counts[s.library] >= FEWEST]
+        pairs = [(s, source) for s, source in pairs if section == NETWORK or counts[s.library] >= MIN_ROWS]
         if not pairs:
             continue
         samples = [sample for sample, _ in pairs]
@@ -139,7 +139,7 @@ def _price_unseen(
     calibration: Calibration, section: str, whole: Fit, blind: Mapping[str, Fit], pairs: Pairs, library: str | None
 ) -> list[tuple[CollectiveSample, RowForecasts]]:
     """Returns samples priced by the fits `blind`, which have not seen their machine, or by `whole` where other machines
-    have fewer than `FEWEST` rows of their library. library: whose coefficients, see `_price`."""
+    have fewer than `MIN_ROWS` rows of their library. library: whose coefficients, see `_price`."""
     counts = {
         machine: count_rows(sample for sample, source in pairs if _machine(sample, source) != machine)
         for machine in blind
@@ -147,7 +147,7 @@ def _price_unseen(
     prices = []
     for sample, source in pairs:
         machine, name = _machine(sample, source), sample.library if library is None else library
-        is_known = section == NETWORK or not name or counts.get(machine, {}).get(name, 0) >= FEWEST
+        is_known = section == NETWORK or not name or counts.get(machine, {}).get(name, 0) >= MIN_ROWS
         used = blind.get(machine, whole) if is_known else whole
         prices.append((sample, _price(calibration, sample, section, used, library)))
     return prices

@@ -15,7 +15,7 @@ from meshcast.validation.calibration.fit import Fit, Name, fit, fit_further
 from meshcast.validation.calibration.kernels.predict import price, price_by
 from meshcast.validation.calibration.kernels.sample import KernelSample
 from meshcast.validation.calibration.tables.calibrated import (
-    FEWEST,
+    MIN_ROWS,
     CalibrationResult,
     LibraryErrors,
     make_section,
@@ -73,7 +73,7 @@ def _select(tables: Sequence[LibraryTable], gpu: str, section: str) -> list[tupl
             key = sample.gpu, sample.operation, sample.library
             counts[key] = counts.get(key, 0) + len(sample.index)
             pairs.append((sample, source))
-    return [(s, source) for s, source in pairs if counts[s.gpu, s.operation, s.library] >= FEWEST]
+    return [(s, source) for s, source in pairs if counts[s.gpu, s.operation, s.library] >= MIN_ROWS]
 
 
 def _with_gpu(calibration: Calibration, gpu: str, data: Mapping[str, Any]) -> Calibration:

@@ -64,7 +64,7 @@ The column `gated` says so for TensorRT-LLM alone. Benchmarks since sglang 0.5.1
 """
 KNOWS_UNGATED = r"sglang 0\.5\.14\b"
 """Sources (a regular expression) whose benchmark knows that."""
-LEAST = 4096
+MIN_TOKENS = 4096
 """Least tokens of the class "tuned-4k", of all programs but Triton's: those that tune their kernels, and FlashInfer's.
 
 The class "own-4k" has those of them whose kernels were tuned for the model itself. The benchmark of TensorRT-LLM keeps
@@ -238,7 +238,7 @@ def _sample(
     rows: pd.DataFrame, index: np.ndarray, name: str, parts: tuple[Work, ...], kind: str, tokens: np.ndarray
 ) -> KernelSample:
     tuned = not name.startswith(NOT_TUNED)
-    many = (tokens >= LEAST) & (not name.startswith(UNTUNED))
+    many = (tokens >= MIN_TOKENS) & (not name.startswith(UNTUNED))
     shared = rows["shared"].to_numpy(bool) if "shared" in rows else np.zeros(len(index), bool)
     classes = {"all": np.ones(len(index), bool), "tuned-4k": many, "own-4k": many & ~shared}
     gpu, seconds = GPUS[rows["gpu"].iloc[0]], rows["time_us"].to_numpy(float) * 1e-6

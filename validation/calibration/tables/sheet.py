@@ -30,7 +30,7 @@ BLANK = frozenset({"interconnect", "source"})
 MISSING = ("", "nan")
 """Cells that hold nothing."""
 
-LEAST, MOST = 1e-9, 1e15
+MIN_NUMBER, MAX_NUMBER = 1e-9, 1e15
 """Range of sizes and times in whatever unit: cost models are not asked about numbers outside of it."""
 FEWER = {"num_experts": 4096, "topk": 4096, "gpus": 2**17, "nodes": 2**17}
 """Largest values of columns over whose numbers loops run."""
@@ -88,15 +88,15 @@ def _fault(name: str, cell: str, needed: bool) -> str:
     """Returns the fault of a cell, "" if it has none."""
     if cell.lower() in MISSING:
         return f"{name} is missing" if needed else ""
-    value, most = _number(cell), FEWER.get(name, MOST)
+    value, most = _number(cell), FEWER.get(name, MAX_NUMBER)
     if math.isnan(value):
         return f"{name} is {shorten(cell, 40)}, which is no number"
     if math.isinf(value):
         return f"{name} is {shorten(cell, 40)}, which is no finite number"
     if abs(value) > most:
         return f"{name} is {value:g}: nothing is forecast above {most:g}"
-    if 0 < value < LEAST:
-        return f"{name} is {value:g}: nothing is forecast below {LEAST:g}"
+    if 0 < value < MIN_NUMBER:
+        return f"{name} is {value:g}: nothing is forecast below {MIN_NUMBER:g}"
     return ""
 
 

@@ -38,7 +38,7 @@ SOURCES = {
 }
 """Publications of measurements, by the prefix of a row's `source`."""
 
-LONGEST = 160
+MAX_REASON = 160
 """Maximum length of a reason [characters]; a reason may quote a row."""
 
 
@@ -146,7 +146,7 @@ def read(path: Path, readers: Sequence[Reader]) -> LibraryTable:
         samples += more
         refused |= why
     frame = stated.frame(("source", "time_us"), ())[0]
-    reasons = {at: textwrap.shorten(reason, LONGEST) for at, reason in refused.items()}
+    reasons = {at: textwrap.shorten(reason, MAX_REASON) for at, reason in refused.items()}
     return LibraryTable(path, frame, samples, reasons)
 
 

@@ -17,12 +17,12 @@ import numpy as np
 from meshcast.validation.published.fit.refit import Row, corrections_without_source
 from meshcast.validation.published.summary import error_statistics
 
-FEWEST = 10
+MIN_RUNS = 10
 """Runs of a source that is compared."""
 
 
 def compare_sources(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Returns a row for each source of `FEWEST` runs or more, in the order of their names.
+    """Returns a row for each source of `MIN_RUNS` runs or more, in the order of their names.
 
     rows: of `forecast_derivatives`, of all classes; those without a forecast are left out.
     Each has `source` and `rows`, and statistics of forecast / measured - 1: `shipped`, `without` the source, and of the
@@ -36,7 +36,7 @@ def compare_sources(rows: Sequence[Row]) -> list[dict[str, Any]]:
     sources = []
     for source in sorted({row["source"] for row in known}):
         of_source = [row for row in known if row["source"] == source]
-        if len(of_source) < FEWEST:
+        if len(of_source) < MIN_RUNS:
             continue
         rest = [row for row in known if row["source"] != source]
         constants = [error for row in of_source if (error := _constant_error(row, rest)) is not None]

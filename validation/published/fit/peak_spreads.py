@@ -9,7 +9,7 @@
   memory that its profile has from measurements (`fitted`); what code says stays, as any user has it.
 - A program for which the profile of another stands has that of runs that were forecast so.
 
-No scale is below `LEAST`.
+No scale is below `MIN_SCALE`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PRIOR = 8.0
 more likely with it than with less: of 184 peaks of 7 sources the logarithm of the likelihood is 46 without, 54 with 4,
 56 with 8, 57 with 16."""
 
-LEAST = 0.01
+MIN_SCALE = 0.01
 """Least scale: peaks are printed to 1 %, and drivers keep 0.5 to 1 % of the memory of a GPU."""
 
 GRID = np.geomspace(0.001, 2.0, 400)
@@ -144,7 +144,10 @@ def _make_error(
     """Returns the distribution of the peaks of a program, pulled to the scales of those of all others."""
     weight = float(_weights(peaks).sum())
     below, above = (
-        max(LEAST, math.sqrt((weight * _side(peaks, sign) ** 2 + prior * _side(others, sign) ** 2) / (weight + prior)))
+        max(
+            MIN_SCALE,
+            math.sqrt((weight * _side(peaks, sign) ** 2 + prior * _side(others, sign) ** 2) / (weight + prior)),
+        )
         for sign in (-1, 1)
     )
     return PeakError(round(below, 4), round(above, 4), len(peaks), len({source for source, _ in peaks}), program)

@@ -10,7 +10,7 @@
   knows. Each source has an effect on whole steps, pulled to 0 by `SOURCE`, so that a source that is slow or fast
   throughout says little of any kind of work. It belongs to no correction.
 - A kind of work is kept only if sources that are left out in turn are forecast better with it than without,
-  by more than two standard errors of the difference over sources, and by `LEAST_GAIN`.
+  by more than two standard errors of the difference over sources, and by `MIN_GAIN`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FREE = (1.0, 0.05)
 FITTED = {"experts": ("launches",), "dense": ("GEMMs in 16 bits", "GEMMs in 8 bits", "memory-bound kernels")}
 """Kinds of work whose shipped coefficients were fitted to many published runs of a class, see `list_fitted`."""
 
-LEAST_GAIN = 0.001
+MIN_GAIN = 0.001
 """Fall of the mean |error| of left-out sources below which no coefficient is worth having."""
 
 FAMILIES = {
@@ -215,7 +215,7 @@ class KindTrial:
     """How a kind of work fared: mean |error| of left-out sources with and without it.
 
     standard_error: of the difference, over sources.
-    kept: whether the difference is more than twice that, and more than `LEAST_GAIN`.
+    kept: whether the difference is more than twice that, and more than `MIN_GAIN`.
     """
 
     kind: str
@@ -254,7 +254,7 @@ def _try_without(rows: Sequence[Row], name: str, kinds: Sequence[str], with_all:
     sources = len(by_source)
     variance = sum(total**2 for total in by_source.values()) * sources / max(sources - 1, 1) / weights.sum() ** 2
     error = math.sqrt(variance)
-    return KindTrial(name, score(rows, with_all), score(rows, without), error, mean > max(2 * error, LEAST_GAIN))
+    return KindTrial(name, score(rows, with_all), score(rows, without), error, mean > max(2 * error, MIN_GAIN))
 
 
 # ------------------------------------------------------------------------------------------- answers

@@ -42,7 +42,7 @@ T_SCALE = Z90 / 2.132
 """Scale of a t distribution with `FREEDOM` degrees of freedom over the standard deviation of a normal one with the same
 5 % and 95 % quantiles."""
 
-LEAST_SIGMA = 0.01
+MIN_SIGMA = 0.01
 """Least sigma of a regime in the search for its bias."""
 
 ROUNDS = 30
@@ -153,7 +153,7 @@ def find_bias(ratios: np.ndarray, others: np.ndarray, weights: np.ndarray) -> fl
         counts = weights * (FREEDOM + 1) / (FREEDOM + (ratios - bias) ** 2 / scales)
         bias = float(np.average(ratios, weights=counts / scales))
         spare = counts @ (((ratios - bias) / T_SCALE) ** 2 - others**2) / weights.sum()
-        variance = max(float(spare), LEAST_SIGMA**2)
+        variance = max(float(spare), MIN_SIGMA**2)
     return bias
 
 
