@@ -3,7 +3,7 @@
 python -m tools.data.borrowed gemm_h100.csv.gz attention_h100.csv.gz ... collectives.csv.gz
 
 Every row is priced as if its GPU had no file of coefficients, by others of its generation and by others alone; every
-collective as if its family of links or its network had none. A section of one GPU (of one family) counts as much as any
+collective as if its family of links or its network had none. A section of a GPU (of a family) counts as much as any
 other. The sigma is that of which, added in squares to that of the lender, nine of ten rows need no more. The constants
 `BORROWED` of simulator/costs/calibration/calibration.py are these.
 """
@@ -33,7 +33,7 @@ from meshcast.validation.calibration.tables.rows import RowForecasts
 
 
 class BorrowedSection(NamedTuple):
-    """A section of one GPU, of a family of links or of a network, priced by others.
+    """A section of a GPU, of a family of links or of a network, priced by others.
 
     distance: of the lender, a key of `BORROWED`.
     """

@@ -36,8 +36,8 @@ COMBINATIONS_HEAD = """\
 
 
 def best_runs(runs: Iterable[SurveyedRun]) -> list[dict[str, Any]]:
-    """The entries of the envelope. Packed samples do not count: they attend within themselves, and how far is not
-    published; neither do runs of low trust."""
+    """Returns the entries of the envelope. Packed samples do not count: they attend within themselves, and how far is
+    not published; neither do runs of low trust."""
     groups: dict[tuple[str, str, str], list[SurveyedRun]] = {}
     for run in runs:
         if run.gpu and not run.packed and run.trust != "low":
@@ -70,18 +70,18 @@ def _write_run(run: SurveyedRun) -> dict[str, Any]:
 
 
 def _describe_printed(measured: PublishedFigures) -> str:
-    found = (
+    figures = (
         f"{measured.tflops_per_gpu:g} TFLOP/s a GPU" if measured.tflops_per_gpu else "",
         f"MFU {measured.mfu:.1%}" if measured.mfu else "",
         f"HFU {measured.hfu:.1%}" if measured.hfu else "",
     )
-    return ", ".join(word for word in found if word)
+    return ", ".join(word for word in figures if word)
 
 
 def write_tables(runs: Sequence[SurveyedRun], folder: Path) -> None:
     """Writes both tables, and the jobs of the runs of the envelope, into a folder."""
     entries = best_runs(runs)
-    combinations = [write_entry(one) for one in condense(run.plan for run in runs)]
+    combinations = [write_entry(combination) for combination in condense(run.plan for run in runs)]
     _write_list(folder / ENVELOPE, ENVELOPE_HEAD.format(large=LARGE), entries, flow=None)
     _write_list(folder / COMBINATIONS, COMBINATIONS_HEAD, combinations, flow=True)
     named = {entry[key]["run"] for entry in entries for key in PLACES if key in entry}
@@ -90,19 +90,19 @@ def write_tables(runs: Sequence[SurveyedRun], folder: Path) -> None:
 
 
 def _write_list(file: Path, head: str, entries: Sequence[dict[str, Any]], flow: bool | None) -> None:
-    """Writes a list as YAML. flow: whether an entry is one flow mapping; None: each of its inner mappings is."""
+    """Writes a list as YAML. flow: whether an entry is a flow mapping; None: each of its inner mappings is."""
     text = yaml.dump(entries, sort_keys=False, width=116, default_flow_style=None, allow_unicode=True)
     if flow:
-        each = (yaml.dump(one, sort_keys=False, width=116, default_flow_style=True) for one in entries)
-        text = "".join(f"- {one.rstrip()}\n".replace("\n  ", "\n    ") for one in each)
+        texts = (yaml.dump(entry, sort_keys=False, width=116, default_flow_style=True) for entry in entries)
+        text = "".join(f"- {text.rstrip()}\n".replace("\n  ", "\n    ") for text in texts)
     write_file(file, head + text)
 
 
 def main(paths: Sequence[str]) -> None:
     """Reads files of published runs, writes both tables, and prints the sigmas of fields outside of what was run."""
-    given = read_files([Path(path) for path in paths])
-    every = [one for one in given if isinstance(one, PublishedRun)]
-    runs = [one for one in survey_runs(every) if one is not None]
+    rows = read_files([Path(path) for path in paths])
+    measured = [row for row in rows if isinstance(row, PublishedRun)]
+    runs = [run for run in survey_runs(measured) if run is not None]
     write_tables(runs, Path(str(ROOM)))
     print(format_fit(hold_runs(runs)))
 

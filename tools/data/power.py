@@ -1,9 +1,9 @@
 """Fits the power of a GPU to measured training steps: ``python -m tools.data.power``.
 
-Each measured step is one row. Its forecast says how long kernels are busy and which share of the tensor cores' peak and
+Each measured step is a row. Its forecast says how long kernels are busy and which share of the tensor cores' peak and
 of the memory bandwidth they use, all over the measured duration; the row's power is the highest reading of nvidia-smi
 during the steps, a mean over a second on Hopper. Steps at the power limit say only that the model must reach it. What
-one GPU cannot show stays as it is: energy of memory traffic, communication and waiting (`simulator/costs/power.yaml`).
+a single GPU does not show stays: energy of memory traffic, communication and waiting (`simulator/costs/power.yaml`).
 Printed are the coefficients, every row's error, and its error by a fit without it.
 """
 
@@ -48,7 +48,7 @@ class PowerRow(NamedTuple):
 
 
 def read_rows(folder: Path = MEASURED) -> list[PowerRow]:
-    """The steps of one GPU in the measurement files of a folder whose power is known."""
+    """Reads the steps of a single GPU in the measurement files of a folder whose power is known."""
     rows = []
     for file in sorted(folder.glob("*/step-*.json")):
         measured = read(file)
@@ -74,38 +74,38 @@ def _make_row(name: str, measured: Measurement, power: float, step: float) -> Po
 
 
 def _count_ops(report: Report) -> list[tuple[Op, float, float]]:
-    """Every op of a step with its seconds and the number of times that it runs."""
-    found = []
+    """Lists every op of a step with its seconds and the number of times that it runs."""
+    ops = []
     for task, turns in report.play.program.turns():
         for part in task.parts:
-            found += [
+            ops += [
                 (op, seconds, float(turns * part.count))
                 for op, seconds in zip(part.block.ops, part.seconds, strict=True)
             ]
         for side in (*task.ahead, *task.behind):
-            found += [(op, seconds, float(turns)) for op, seconds in zip(side.ops, side.seconds.tolist(), strict=True)]
-    return found
+            ops += [(op, seconds, float(turns)) for op, seconds in zip(side.ops, side.seconds.tolist(), strict=True)]
+    return ops
 
 
 def forecast_power(row: PowerRow, busy: float, tensor: float) -> float:
-    """Power of a step over the limit, by the model of `simulator.costs.power`."""
+    """Returns the power of a step over the limit, by the model of `simulator.costs.power`."""
     return min(row.rest + busy * row.busy + tensor * row.tensor, 1.0)
 
 
 def fit(rows: Sequence[PowerRow]) -> tuple[float, float]:
-    """The coefficients `busy` and `tensor` with the least squares of log(measured / forecast)."""
+    """Returns the coefficients `busy` and `tensor` with the least squares of log(measured / forecast)."""
 
-    def errors(given: np.ndarray) -> list[float]:
-        busy, tensor = given.tolist()
+    def errors(coefficients: np.ndarray) -> list[float]:
+        busy, tensor = coefficients.tolist()
         forecasts = (forecast_power(row, busy, tensor) for row in rows)
-        return [float(np.log(min(row.power, 1.0) / one)) for row, one in zip(rows, forecasts, strict=True)]
+        return [float(np.log(min(row.power, 1.0) / forecast)) for row, forecast in zip(rows, forecasts, strict=True)]
 
-    found = least_squares(errors, (0.4, 0.7), bounds=BOUNDS).x
-    return float(found[0]), float(found[1])
+    fitted = least_squares(errors, (0.4, 0.7), bounds=BOUNDS).x
+    return float(fitted[0]), float(fitted[1])
 
 
 def describe_fit(rows: Sequence[PowerRow], architecture: str) -> str:
-    """The page that is printed. rows: of all GPUs of an architecture."""
+    """Returns the page that is printed. rows: of all GPUs of an architecture."""
     busy, tensor = fit(rows)
     lines = [f"{architecture}: busy {busy:.3f}, gemm and attention {tensor:.3f} of the limit; {len(rows)} rows"]
     lines.append(f"{'step':28}{'GPU':>10}{'busy':>7}{'tensor':>8}{'rest':>8}{'power':>7}{'error':>8}{'without':>9}")
@@ -119,8 +119,8 @@ def describe_fit(rows: Sequence[PowerRow], architecture: str) -> str:
             f"{row.name:28}{row.gpu:>10}{row.busy:7.3f}{row.tensor:8.3f}{row.rest:8.3f}{row.power:7.3f}"
             f"{error:8.1%}{without:9.1%}"
         )
-    free = [one for one, row in zip(squares, rows, strict=True) if row.power < LIMITED]
-    every, below = (float(np.sqrt(np.mean(one))) for one in (squares, free))
+    free = [square for square, row in zip(squares, rows, strict=True) if row.power < LIMITED]
+    every, below = (float(np.sqrt(np.mean(errors))) for errors in (squares, free))
     lines.append(f"root mean square without the row {every:.1%}; below the limit {below:.1%}")
     return "\n".join(lines)
 
@@ -133,8 +133,8 @@ def main() -> None:
     """Fits every architecture with measured steps, and prints it."""
     rows = read_rows(Path(sys.argv[1]) if len(sys.argv) > 1 else MEASURED)
     of = {row.gpu: load("gpus", row.gpu).architecture for row in rows}
-    for one in dict.fromkeys(of.values()):
-        print(describe_fit([row for row in rows if of[row.gpu] == one], one))
+    for architecture in dict.fromkeys(of.values()):
+        print(describe_fit([row for row in rows if of[row.gpu] == architecture], architecture))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ against the nearest of them. With the fields F that lie outside of it, the error
 around the bias of their regime, where b is the sigma of the interval, and Q makes the 90 % interval of the t
 distribution that of a normal one. The s(f) >= 0 are the widening that the interval needs beyond its own sigma: most
 likely values, with the weights of sources of `refit`. Each field is fitted alone first. It is kept if its gain in
-log-likelihood is more than `LEAST_GAIN`, also without any one source; the kept ones are then fitted together.
+log-likelihood is more than `MIN_GAIN`, also without any single source; the kept ones are then fitted together.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ ROUNDS = 6
 GRID = np.arange(0.0, 0.4005, 0.005)
 """Sigmas that are tried."""
 
-LEAST_GAIN = 2.0
-"""Gain in log-likelihood that a sigma of its own needs: two standard errors."""
+MIN_GAIN = 2.0
+"""Gain in log-likelihood that a separate sigma needs: two standard errors."""
 
 
 @dataclass(frozen=True)
@@ -85,40 +85,40 @@ class FieldSigma:
     @property
     def kept(self) -> bool:
         """Whether the runs say that the interval needs to be wider."""
-        return min(self.gain, self.least_gain) > LEAST_GAIN
+        return min(self.gain, self.least_gain) > MIN_GAIN
 
 
 def hold_runs(runs: Sequence[SurveyedRun]) -> list[HeldRun]:
-    """Every run whose task other sources have, too, held against the combinations of these."""
-    found = []
+    """Lists every run whose task other sources have, too, held against the combinations of these."""
+    held = []
     for task in sorted({run.plan.task for run in runs}, key=str):
-        own = [run for run in runs if run.plan.task == task]
-        for source in sorted({run.plan.source for run in own}):
-            known = condense(run.plan for run in own if run.plan.source != source)
-            for run in own if known else ():
+        of_task = [run for run in runs if run.plan.task == task]
+        for source in sorted({run.plan.source for run in of_task}):
+            known = condense(run.plan for run in of_task if run.plan.source != source)
+            for run in of_task if known else ():
                 if run.plan.source == source:
                     _, outside = find_nearest(run.plan.fields, known)
-                    found.append(HeldRun(source, run.log_ratio - run.bias, run.sigma, tuple(outside)))
-    return found
+                    held.append(HeldRun(source, run.log_ratio - run.bias, run.sigma, tuple(outside)))
+    return held
 
 
 def fit_sigmas(held: Sequence[HeldRun]) -> list[FieldSigma]:
-    """The widening of every field that lies outside in some run, fitted alone."""
-    return [_fit(held, key) for key in (*NAMED, *NUMBERS) if any(key in one.outside for one in held)]
+    """Fits the widening of every field that lies outside in some run, fitted alone."""
+    return [_fit(held, key) for key in (*NAMED, *NUMBERS) if any(key in run.outside for run in held)]
 
 
 def fit_together(held: Sequence[HeldRun], fields: Sequence[str]) -> dict[str, float]:
-    """The most likely widenings of some fields, fitted together."""
-    sample, found = _Sample(held), dict.fromkeys(fields, 0.0)
+    """Returns the most likely widenings of some fields, fitted together."""
+    sample, sigmas = _Sample(held), dict.fromkeys(fields, 0.0)
     for _ in range(ROUNDS):
         for field in fields:
-            others = sample.widen({name: sigma for name, sigma in found.items() if name != field})
-            found[field], _ = sample.most_likely(field, others)
-    return found
+            others = sample.widen({name: sigma for name, sigma in sigmas.items() if name != field})
+            sigmas[field], _ = sample.most_likely(field, others)
+    return sigmas
 
 
 def cover(held: Sequence[HeldRun], sigmas: Mapping[str, float]) -> tuple[float, float]:
-    """Share of the runs with one of these fields outside that lie in their interval, as it is and widened."""
+    """Returns the share of runs with any of these fields outside that lie in their interval, as it is and widened."""
     sample = _Sample(held)
     out = np.any([sample.outside[field] for field in sigmas], axis=0)
     before, after = (sample.share_inside(out, variances) for variances in (sample.variances, sample.widen(sigmas)))
@@ -133,17 +133,17 @@ class _Sample:
     """
 
     def __init__(self, held: Sequence[HeldRun]) -> None:
-        self.weights = source_weights([{"source": one.source} for one in held])
-        self.ratios = np.array([one.log_ratio for one in held])
-        self.variances = np.array([one.base**2 for one in held])
-        self.outside = {key: np.array([key in one.outside for one in held]) for key in (*NAMED, *NUMBERS)}
+        self.weights = source_weights([{"source": run.source} for run in held])
+        self.ratios = np.array([run.log_ratio for run in held])
+        self.variances = np.array([run.base**2 for run in held])
+        self.outside = {key: np.array([key in run.outside for run in held]) for key in (*NAMED, *NUMBERS)}
 
     def widen(self, sigmas: Mapping[str, float]) -> np.ndarray:
-        """Variances with the sigmas of the fields outside."""
+        """Returns the variances with the sigmas of the fields outside."""
         return np.asarray(self.variances + sum(self.outside[key] * sigma**2 for key, sigma in sigmas.items()))
 
     def most_likely(self, field: str, variances: np.ndarray) -> tuple[float, float]:
-        """The most likely sigma of a field, and its gain in log-likelihood over 0. variances: without it."""
+        """Returns the most likely sigma of a field, and its gain in log-likelihood over 0. variances: without it."""
         scale = Q * np.sqrt(variances + self.outside[field] * GRID[:, None] ** 2)
         terms = -np.log(scale) - (FREEDOM + 1) / 2 * np.log1p((self.ratios / scale) ** 2 / FREEDOM)
         values = terms @ self.weights
@@ -151,26 +151,28 @@ class _Sample:
         return float(GRID[best]), float(values[best] - values[0])
 
     def bias(self, field: str) -> float | None:
-        """How much longer than forecast, in the logarithm, runs with the field outside took than the others; None if
-        all runs have it outside, or none."""
+        """Returns how much longer than forecast, in the logarithm, runs with the field outside took than the others.
+
+        None if all runs have it outside, or none.
+        """
         out = self.outside[field]
         if out.all() or not out.any():
             return None
-        own, rest = (float(np.average(self.ratios[some], weights=self.weights[some])) for some in (out, ~out))
-        return own - rest
+        outside, rest = (float(np.average(self.ratios[some], weights=self.weights[some])) for some in (out, ~out))
+        return outside - rest
 
     def share_inside(self, some: np.ndarray, variances: np.ndarray) -> float:
-        """Share of some runs in 90 % intervals with these variances."""
+        """Returns the share of some runs in 90 % intervals with these variances."""
         inside = np.abs(self.ratios) <= Z90 * np.sqrt(variances)
         return float(np.average(inside[some], weights=self.weights[some]))
 
 
 def _fit(held: Sequence[HeldRun], field: str) -> FieldSigma:
-    sample, sources = _Sample(held), sorted({one.source for one in held if field in one.outside})
-    rest = [_Sample([one for one in held if one.source != source]) for source in sources]
+    sample, sources = _Sample(held), sorted({run.source for run in held if field in run.outside})
+    rest = [_Sample([run for run in held if run.source != source]) for source in sources]
     sigma, gain = sample.most_likely(field, sample.variances)
-    without = [one.most_likely(field, one.variances) for one in rest]
-    biases = [found for one in rest if (found := one.bias(field)) is not None]
+    without = [sample_of.most_likely(field, sample_of.variances) for sample_of in rest]
+    biases = [bias for sample_of in rest if (bias := sample_of.bias(field)) is not None]
     out = sample.outside[field]
     return FieldSigma(
         field=field,
@@ -181,14 +183,14 @@ def _fit(held: Sequence[HeldRun], field: str) -> FieldSigma:
         covered=sample.share_inside(out, sample.variances),
         sigma=sigma,
         gain=gain,
-        least=min(found for found, _ in without),
-        most=max(found for found, _ in without),
-        least_gain=min(one for _, one in without),
+        least=min(sigma_of for sigma_of, _ in without),
+        most=max(sigma_of for sigma_of, _ in without),
+        least_gain=min(gain_of for _, gain_of in without),
     )
 
 
 def format_fit(held: Sequence[HeldRun]) -> str:
-    """The fit as a page in Markdown."""
+    """Writes the fit as a page in Markdown."""
     fits = fit_sigmas(held)
     columns = (
         ("runs", ""),

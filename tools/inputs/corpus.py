@@ -1,4 +1,4 @@
-"""Reads the entries of the corpus and checks them: every fact in the words of one vocabulary, no entry twice."""
+"""Reads the entries of the corpus and checks them: every fact in the words of a vocabulary, no entry twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meshcast.hardware.documents.explain import Strict, validate_data
 from meshcast.hardware.errors import PlanError
 
 CORPUS = Path(__file__).parent / "corpus"
-"""Folder of the files, one a program."""
+"""Folder of the files, a file for each program."""
 
 PROGRAMS = (
     "accelerate",
@@ -97,7 +97,7 @@ class Facts(Strict):
         precision: of the matrix multiplications.
         recompute: which activations are computed again; `selective-op` saves a list of operators.
         recompute_method: how `full` recomputation picks layers: `uniform` all of them in groups of `recompute_layers`,
-            `block` the first `recompute_layers` of a stage, `every` each one of `recompute_layers`.
+            `block` the first `recompute_layers` of a stage, `every` each of `recompute_layers`.
         recompute_layers: see `recompute_method`.
         recompute_modules: modules that are recomputed, in the program's words.
         sequence: tokens of a sequence.
@@ -185,7 +185,7 @@ class PublicFile(Strict):
 
 
 class CorpusFile(Strict):
-    """The entries about one program."""
+    """The entries about a program."""
 
     entries: Annotated[list[PublicFile], Field(min_length=1)]
 
@@ -217,7 +217,7 @@ def _refuse_twins(entries: Sequence[PublicFile], folder: Path) -> None:
 
 
 def find_folder(folder: Path, repository: str, commit: str, paths: Sequence[str]) -> Path | None:
-    """Returns the copy of a repository that holds these files, if there is one in a folder of public files."""
+    """Returns the copy of a repository that holds these files, None if the folder of public files has none."""
     name = repository.replace("/", "+")
     copies = (folder / f"{name}@{commit[:12]}", folder / "by-commit" / f"{name}@{commit[:12]}", folder / name)
     return next((copy for copy in copies if all((copy / path).is_file() for path in paths)), None)

@@ -40,7 +40,7 @@ KEYS = {
     **{"chunks": "plan.pipeline.chunks", "precision": "precision.compute", "sequence": "batch.sequence"},
     **{"micro": "batch.micro", "global": "batch.global", "lora_rank": "train.rank"},
 }
-"""Keys of a job by facts that are one of them."""
+"""Keys of a job by facts that are such a key."""
 
 ASKED_BY = {
     **{"model": ("model",), "cluster": ("cluster",), "gpus": ("cluster",), "mode": ("train",), "command": ("--",)},
@@ -88,7 +88,7 @@ def judge(entry: PublicFile, path: Path) -> Judgement:
 
 
 def read_command(command: str) -> LaunchOptions:
-    """The options of a command line such as ``--args '3 8' --env TP=4``."""
+    """Returns the options of a command line such as ``--args '3 8' --env TP=4``."""
     words, environment, arguments = shlex.split(command), dict[str, str](), list[str]()
     for option, word in zip(words[::2], words[1::2], strict=True):
         if option == "--env":
@@ -106,7 +106,7 @@ def _read(path: Path, changes: list[str]) -> tuple[ImportedJob, Job]:
 
 
 def _write(value: Any) -> str:
-    """A value of a change: words stay as they are."""
+    """Returns a value of a change: words stay as they are."""
     return value if isinstance(value, str) else repr(value).replace("'", '"')
 
 
@@ -135,7 +135,7 @@ def _judge_questions(
 
 
 def _answers(answers: tuple[str, ...], fact: str) -> bool:
-    """Whether what a question takes as an answer is about a fact."""
+    """Returns whether what a question takes as an answer is about a fact."""
     return any(word.startswith(ASKED_BY.get(fact, ("plan.", "--"))) for word in answers)
 
 
@@ -153,7 +153,7 @@ def _describe(name: str, expected: Any, read: Any) -> str:
 
 def _find_named(facts: Facts, imported: ImportedJob, job: Job) -> set[str]:
     """Returns the facts that differ and that an approximated setting names: the forecast that bounds its error has the
-    expected one, or its reason says what lies in host memory instead."""
+    expected key, or its reason says what lies in host memory instead."""
     differing = {name for name, _, _ in _compare(facts, imported, job)}
     named: set[str] = set()
     for entry in imported.findings.approximated:
@@ -191,7 +191,8 @@ def _compare(
 
 
 def _count_pairs(imported: ImportedJob) -> dict[str, Any]:
-    """The batches of settings that count pairs of preferences: facts count a pair once, a job its two sequences."""
+    """Returns the batches of settings that count pairs of preferences: facts count a pair once, a job its two
+    sequences."""
     stated = {key: entry for entry in imported.findings.taken for key in entry.keys if _is_number(entry.value)}
     facts = {"micro": "batch.micro", "global": "batch.global"}
     counts = {fact: (str(stated[key].value), stated[key].keys[key]) for fact, key in facts.items() if key in stated}
@@ -199,12 +200,12 @@ def _count_pairs(imported: ImportedJob) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a setting states a count: one that names a file is listed with all keys that the file changes."""
+    """Returns whether a setting states a count: if it names a file, all keys that the file changes are listed."""
     return str(value).isdecimal()
 
 
 def _read_sharding(keys: dict[str, Any]) -> dict[str, Any]:
-    """What data-parallel ranks share out, and what lies in host memory."""
+    """Returns what data-parallel ranks share out, and what lies in host memory."""
     data = keys["plan.data"]
     sharding = STAGES.get(data, data)
     if data == "fsdp" and keys.get("plan.data.reshard") is False:
@@ -220,7 +221,7 @@ def _read_sharding(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_optimizer(expected: str, imported: ImportedJob) -> dict[str, str]:
-    """The optimizer: a job has the states of another one than Adam, or that is named among what is not followed."""
+    """Compares the optimizer: a job has the states of others than Adam, or names them among what is not followed."""
     unfollowed = " ".join(shown for shown, _ in imported.findings.unfollowed).lower()
     is_adam = re.fullmatch(r"(fused-?)?adamw?(-fused|-torch)*", expected) is not None
     is_told = "optimizer" in imported.job or "optim" in unfollowed
@@ -228,7 +229,7 @@ def _read_optimizer(expected: str, imported: ImportedJob) -> dict[str, str]:
 
 
 def _read_mode(expected: str, keys: dict[str, Any], imported: ImportedJob) -> str:
-    """Which weights are trained; partly frozen ones a job has not, so they are to be named as not followed."""
+    """Returns which weights are trained; partly frozen ones a job has not, so they are to be named as not followed."""
     mode = keys.get("train.mode", "full")
     findings = imported.findings
     unfollowed = bool(findings.approximated or findings.questions)
@@ -255,5 +256,5 @@ def _compare_models(expected: ExpectedShape | str | None, model: Model) -> Itera
 
 
 def _is_padded(stated: int, read: int | None) -> bool:
-    """Whether a vocabulary is the stated one, padded."""
+    """Returns whether a vocabulary is the stated one, padded."""
     return read is not None and stated <= read < stated * 1.05 + 1024

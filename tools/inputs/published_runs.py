@@ -71,13 +71,13 @@ def _forecast_file(run: PublishedRun, entry: dict[str, Any], path: Path, shared:
     errors = None
     if run.step_time:
         errors = (answer.step_time / run.step_time - 1, report.step_time / run.step_time - 1)
-    found = _compare_plans(load_job(mapped.job), job)
-    details = {key: values for key, values in found.items() if key.startswith(DETAILS)}
-    differing = {key: values for key, values in found.items() if key not in details}
+    differences = _compare_plans(load_job(mapped.job), job)
+    details = {key: values for key, values in differences.items() if key.startswith(DETAILS)}
+    differing = {key: values for key, values in differences.items() if key not in details}
     return FileForecast(run, name, differing, details, errors)
 
 
 def _compare_plans(row: Job, file: Job) -> dict[str, tuple[Any, Any]]:
-    """The keys of the plan in which two jobs differ: what the row says, and what the file says."""
+    """Returns the keys of the plan in which two jobs differ: what the row says, and what the file says."""
     differing = compare_keys(flatten_job(row), flatten_job(file))
     return {key: values for key, values in differing.items() if key.startswith(COMPARED)}

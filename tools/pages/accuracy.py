@@ -27,7 +27,7 @@ from meshcast.validation.published.rows import PublishedRun, read, read_files
 from meshcast.validation.published.summary import compute_figures, measured_step, quantile
 from tools.pages.memory_verdicts import forecast_reported, list_sections
 
-FEWEST = 5
+MIN_RUNS = 5
 """Runs that a group needs for a row of its own."""
 WORST = 30
 
@@ -180,7 +180,7 @@ def page(
     forgotten: Mapping[str, Sequence[dict[str, Any]]],
     sections: Sequence[str],
 ) -> str:
-    """The page.
+    """Returns the page.
 
     rows: answers, as ``validate published --json`` lists them.
     fit: the answer of ``validate fit``.
@@ -211,17 +211,17 @@ def _of(rows: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 def _groups(
     rows: Sequence[dict[str, Any]], keys: Sequence[str]
 ) -> Iterator[tuple[tuple[str, ...], list[dict[str, Any]]]]:
-    found = defaultdict[tuple[str, ...], list[dict[str, Any]]](list)
+    groups = defaultdict[tuple[str, ...], list[dict[str, Any]]](list)
     for row in rows:
         if row["error"] is not None:
-            found[tuple(str(row["peak"] if key == "format" else row[key]) for key in keys)].append(row)
-    yield from sorted(found.items())
+            groups[tuple(str(row["peak"] if key == "format" else row[key]) for key in keys)].append(row)
+    yield from sorted(groups.items())
 
 
 def _table(head: str, rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> str:
     table = Table(head, *formatted_numbers(*FIGURES))
     for names, of_group in _groups(rows, keys):
-        if len(of_group) >= FEWEST:
+        if len(of_group) >= MIN_RUNS:
             table.add(", ".join(names), *_figures(of_group))
     table.add("all", *_figures([row for row in rows if row["error"] is not None]))
     return render_table(table)
@@ -244,7 +244,7 @@ def list_strangers(rows: Sequence[dict[str, Any]], strangers: Sequence[dict[str,
                 for row, strange in zip(rows, strangers, strict=True)
                 if name in (ALL, strange[key]) and row["error"] is not None and strange["error"] is not None
             ]
-            if len(pairs) >= FEWEST:
+            if len(pairs) >= MIN_RUNS:
                 table.add(name, *_compare(pairs))
         lines.append(render_table(table))
     if new:
@@ -326,7 +326,7 @@ def _clusters(rows: Sequence[dict[str, Any]], forgotten: Mapping[str, Sequence[d
 
 
 def forecast_forgotten(runs: Iterable[PublishedRun]) -> dict[str, list[dict[str, Any]]]:
-    """Answers to the runs of each known cluster, by its node, forecast without its properties."""
+    """Returns the answers to the runs of each known cluster, by its node, forecast without its properties."""
     placed = [(run, known_cluster(run)) for run in runs]
     return {
         node: list(answers([forget_cluster(run) for run, known in placed if known and known.node == node]))
@@ -335,7 +335,8 @@ def forecast_forgotten(runs: Iterable[PublishedRun]) -> dict[str, list[dict[str,
 
 
 def _noise_floor(rows: Sequence[dict[str, Any]]) -> str:
-    """How far measured times of runs with equal jobs lie apart: no forecast of one job can be nearer to all of them."""
+    """Returns how far measured times of runs with equal jobs lie apart: no forecast of a job can be nearer to all of
+    them."""
     table = Table("class", *formatted_numbers(("pairs", ""), ("median %", ".1p"), ("p90 %", ".1p")))
     for (kind,), of_class in _groups(rows, ("class",)):
         equal = defaultdict[tuple[str, float], list[float]](list)
@@ -344,7 +345,7 @@ def _noise_floor(rows: Sequence[dict[str, Any]]) -> str:
         apart = sorted(
             abs(math.log(first / second)) for times in equal.values() for first, second in combinations(times, 2)
         )
-        if len(apart) >= FEWEST:
+        if len(apart) >= MIN_RUNS:
             table.add(kind, len(apart), quantile(apart, 0.5), quantile(apart, 0.9))
     words = "Two runs whose jobs are equal, as far as they are published, differ by:"
     return f"## Noise floor\n\n{words}\n\n{render_table(table)}"
@@ -368,5 +369,5 @@ if __name__ == "__main__":
     strangers = validate_published([data, *more], as_stranger=True)[0]["rows"]
     verdicts = list_sections(rows, [*measure_peaks(every)], [*forecast_reported()])
     sections = [list_strangers(rows, strangers, len(others)), *verdicts]
-    made = page(answer["rows"], fit_published([data])[0], forecast_forgotten(runs), sections)
-    write_file(Path(sys.argv[-1]), made)
+    text = page(answer["rows"], fit_published([data])[0], forecast_forgotten(runs), sections)
+    write_file(Path(sys.argv[-1]), text)

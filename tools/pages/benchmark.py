@@ -30,13 +30,13 @@ TABLE = re.compile(r"\[[\w.-]+\]\(\.\./(examples/benchmark/[\w.-]+\.yaml)\)\n\n(
 
 
 def write_tables(page: str, root: Path, seconds: float = 20.0, steps: int = 10_000) -> str:
-    """The page with its tables made anew.
+    """Writes the page with its tables made anew.
 
     root: folder of the paths of jobs. seconds, steps: see `SearchBudget`.
     """
 
-    def make_table(found: re.Match[str]) -> str:
-        link, job = found[0].partition("\n")[0], root / found[1]
+    def make_table(match: re.Match[str]) -> str:
+        link, job = match[0].partition("\n")[0], root / match[1]
         print(f"{job}", file=sys.stderr)
         problem = open_problem(job)
         budget = SearchBudget(seconds, steps)
@@ -48,7 +48,7 @@ def write_tables(page: str, root: Path, seconds: float = 20.0, steps: int = 10_0
 
 
 def format_table(answer: dict[str, Any]) -> str:
-    """The table of one job. answer: of ``plan --json``."""
+    """Writes the table of a job. answer: of ``plan --json``."""
     left = ("planner", "in its own space", "executable")
     table = Table(*(Column(name, align="left" if name in left else "right") for name in COLUMNS))
     if "step_time_s" in (proof := answer.get("certificate", {})):
@@ -71,11 +71,11 @@ def _cells(row: dict[str, Any]) -> list[str]:
     if row["executable"] is not True:
         return [*forecast, "", "", *priced, "too large"]
     regret = "" if row["regret"] is None else f"{100 * row['regret']:.1f} %"
-    own = "not known"
+    restricted = "not known"
     if row["regret_restricted"] is not None:
         method = name_method(row["space_optimum"]["method"])
-        own = f"{max(0.0, 100 * row['regret_restricted']):.1f} %, {method}"  # equal to the solver's tolerance
-    return [*forecast, regret, own, *priced, "yes"]
+        restricted = f"{max(0.0, 100 * row['regret_restricted']):.1f} %, {method}"  # equal to the solver's tolerance
+    return [*forecast, regret, restricted, *priced, "yes"]
 
 
 def _count(number: float) -> str:

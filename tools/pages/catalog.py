@@ -93,7 +93,7 @@ SECTIONS: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = (
 
 
 def page() -> str:
-    """The page as Markdown."""
+    """Returns the page as Markdown."""
     sources: dict[str, int] = {}
     parts = [HEAD]
     for title, kind, columns in SECTIONS:
@@ -106,7 +106,7 @@ def page() -> str:
 
 
 def at(model: Any, path: str) -> Any:
-    """The field at `path`; None where there is none."""
+    """Returns the field at `path`; None where there is none."""
     for name in path.split("."):
         model = model.get(name) if isinstance(model, dict) else getattr(model, name, None)
     return model
@@ -120,8 +120,8 @@ def _table(kind: str, columns: Sequence[tuple[str, str]], sources: dict[str, int
 
 def _cell(item: Any, sources: dict[str, int]) -> str:
     if isinstance(item, Value | Fact):
-        given = f"{item.kind}: {_source(item)}"
-        return f"{_text(item)} <sup>{sources.setdefault(given, len(sources) + 1)}</sup>"
+        source = f"{item.kind}: {_source(item)}"
+        return f"{_text(item)} <sup>{sources.setdefault(source, len(sources) + 1)}</sup>"
     return "" if item is None else f"`{item.name}`" if isinstance(item, DEVICES) else escape_text(item)
 
 
@@ -177,11 +177,11 @@ def _reliability(sources: dict[str, int]) -> str:
     rows = []
     for name in catalog("reliability"):
         entry: Reliability = load("reliability", name)
-        for component, one in entry.components.items():
-            counted = f"{_cell(one.failures, sources)} of {_cell(one.units, sources)}" if one.failures else ""
+        for component, item in entry.components.items():
+            counted = f"{_cell(item.failures, sources)} of {_cell(item.units, sources)}" if item.failures else ""
             hours = f"{entry.mtbf(component) / 3600:,.0f}"
-            stated = _cell(one.mtbf, sources) or _cell(entry.observed, sources)
-            rows.append([f"`{name}`", f"`{component}`", one.per, counted, stated, hours, one.loses])
+            stated = _cell(item.mtbf, sources) or _cell(entry.observed, sources)
+            rows.append([f"`{name}`", f"`{component}`", item.per, counted, stated, hours, item.loses])
         after = {"detection": entry.detection, "scheduling": entry.scheduling, "warm-up": entry.warm_up}
         after["repair"] = entry.repair
         rows.append(
@@ -203,7 +203,7 @@ def _stores(sources: dict[str, int]) -> str:
     rows = []
     for name in catalog("stores"):
         store: CheckpointStore = load("stores", name)
-        rates = [_cell(one, sources) for one in (store.write, store.read, store.per_node, store.nodes)]
+        rates = [_cell(rate, sources) for rate in (store.write, store.read, store.per_node, store.nodes)]
         rows.append([f"`{name}`", escape_text(store.title), *rates])
     return render_table(Table("store", "", "writing", "reading", "one node", "rates are of nodes", rows=rows))
 
@@ -224,7 +224,7 @@ def _machines(sources: dict[str, int]) -> str:
 
 
 def _level(level: Level) -> str:
-    """One level of a fabric: how many nodes it joins, and what it passes."""
+    """Returns a level of a fabric: how many nodes it joins, and what it passes."""
     nodes = " + ".join(map(str, level.blocks)) if level.blocks else level.nodes or "all"
     if level.link is None:
         return f"{nodes} nodes, {level.oversubscription:g} : 1"

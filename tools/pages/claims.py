@@ -29,7 +29,7 @@ The format of the files is on the page [validation](validation.md#claims-of-pape
 
 
 def page(answer: dict[str, Any]) -> str:
-    """The page. answer: of ``validate claims``."""
+    """Writes the page. answer: of ``validate claims``."""
     rows, summary = answer["rows"], answer["summary"]
     parts = [HEAD]
     if summary["judged"]:
@@ -47,7 +47,7 @@ def page(answer: dict[str, Any]) -> str:
 
 
 def _system(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The claims of one system: a table, and the notes below it."""
+    """Writes the claims of a system: a table, and the notes below it."""
     first = rows[0]
     paper = first["reference"]
     paper = f"[{paper}]({paper})" if paper.startswith("http") else paper

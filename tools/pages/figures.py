@@ -23,7 +23,7 @@ forecast: `predict --json` and `Report.to_dict()` have them at the place that th
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     heads = ("figure", "unit", "in the answer", "better", "what it is")
     return HEAD + render_table(Table(*heads, rows=map(_list_cells, FIGURES.values())))
 

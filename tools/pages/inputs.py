@@ -3,7 +3,7 @@
 ``python -m tools.pages.inputs FOLDER RUNS.jsonl docs/inputs.md`` (``make docs-inputs FILES=... RUNS=...``)
 
 FOLDER holds the files of the corpus as OWNER+NAME@COMMIT/PATH, with 12 digits of the commit, or as OWNER+NAME/PATH;
-of a file that is not there the small one counts that states the same.
+of a file that is not there the small file counts that states the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tools.inputs.corpus import PublicFile, find_folder, load_corpus
 from tools.inputs.judge import Judgement, judge
 from tools.inputs.published_runs import FileForecast, forecast_published_files
 
-MOST_LETTERS = 400
+MAX_LETTERS = 400
 """Longest text of a file or a plan on the page."""
 
 INTRODUCTION = """\
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def shorten_paths(text: str, folder: Path) -> str:
-    """The text with the paths of public files relative to the copy of their repository."""
+    """Returns the text with the paths of public files relative to the copy of their repository."""
     return re.sub(rf"{re.escape(str(folder))}/(by-commit/)?[\w.+-]+(@[0-9a-f]+)?/", "", text)
 
 
@@ -108,7 +108,7 @@ def write_small_file(entry: PublicFile, folder: Path) -> Path:
 
 
 def render_page(judged: Sequence[tuple[Judgement, bool]]) -> str:
-    """The page: a table by program, and what was not right."""
+    """Returns the page: a table by program, and what was not right."""
     public = sum(is_public for _, is_public in judged)
     lines = [INTRODUCTION, f"{len(judged)} files, {public} of them as they are public; of the others a small one that "]
     lines[-1] += "states the same.\n"
@@ -123,13 +123,14 @@ def render_page(judged: Sequence[tuple[Judgement, bool]]) -> str:
     for judgement, _ in judged:
         if not judgement.is_expected:
             misses = "; ".join(" ".join(miss.split()) for miss in judgement.misses)
-            name, cut = escape_text(judgement.entry.name), escape_text(misses[:MOST_LETTERS])
+            name, cut = escape_text(judgement.entry.name), escape_text(misses[:MAX_LETTERS])
             lines.append(f"- {judgement.outcome}: {name}: {cut}")
     return "\n".join(lines) + "\n"
 
 
 def _count_outcomes(judgements: Sequence[Judgement]) -> tuple[float | None, ...]:
-    """The number of judgements, those of every outcome, and the share of files that are complete and answered."""
+    """Returns the number of judgements, those of every outcome, and the share of files that are complete and
+    answered."""
     count = Counter(judgement.outcome for judgement in judgements)
     asked, needless = count["asked"] + count["refused"], count["asked needlessly"] + count["not read"]
     complete = len(judgements) - asked
@@ -138,7 +139,7 @@ def _count_outcomes(judgements: Sequence[Judgement]) -> tuple[float | None, ...]
 
 
 def render_published(forecasts: Sequence[FileForecast]) -> str:
-    """The part of the page on published runs that are forecast from their file."""
+    """Returns the part of the page on published runs that are forecast from their file."""
     read = [forecast for forecast in forecasts if not forecast.refusal]
     equal = [forecast for forecast in read if not forecast.differing]
     lines = ["", "## Published runs from their launch file", ""]
@@ -157,7 +158,7 @@ def render_published(forecasts: Sequence[FileForecast]) -> str:
         pairs = {**forecast.differing, **forecast.details}
         differing = ", ".join(f"{key}: {file} for {row}" for key, (row, file) in pairs.items())
         plan = forecast.refusal or ("" if forecast.differing else "equal; ") + differing
-        cut = " ".join(plan.split()).removesuffix(";")[:MOST_LETTERS]
+        cut = " ".join(plan.split()).removesuffix(";")[:MAX_LETTERS]
         table.add(escape_text(forecast.run.id), *(forecast.errors or ("", "")), escape_text(cut))
     return "\n".join([*lines, "", render_table(table)])
 

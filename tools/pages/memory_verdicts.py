@@ -52,7 +52,7 @@ CAUSES = {
 
 
 def list_sections(rows: Sequence[Row], peaks: Sequence[LeftOutPeak], reported: Sequence[Row]) -> list[str]:
-    """The sections.
+    """Returns the sections.
 
     rows: answers, as ``validate published --json`` lists them.
     peaks: of the same runs.
@@ -93,12 +93,12 @@ class LeftOutSpreads:
         }
 
     def error(self, row: Row) -> PeakError:
-        """The distribution for a run."""
+        """Returns the distribution for a run."""
         table: Mapping[str, PeakError] = self.without.get(row["source"], self.every)
         return table[row["spread"]]
 
     def probability(self, row: Row) -> float:
-        """The probability that a run fits."""
+        """Returns the probability that a run fits."""
         return self.error(row).probability(row["room"])
 
 

@@ -18,7 +18,7 @@ def write_table(page: str) -> str:
     """Returns the page with the table of `simulator.job.plan_keys`."""
     sentences = docstrings(ShortPlan)
     rows = "".join(f"| `{key.name}` | {key.words} | {sentences[key.name]} |\n" for key in PLAN_KEYS.values())
-    return TABLE.sub(lambda found: found[1] + rows, page)
+    return TABLE.sub(lambda match: match[1] + rows, page)
 
 
 if __name__ == "__main__":

@@ -19,16 +19,16 @@ FOLDER = Path("docs")
 
 
 def find_commands(page: str) -> list[list[str]]:
-    """The words of every command of the page that writes a file, without `meshcast` itself, in their order."""
+    """Returns the words of every command of the page that writes a file, without `meshcast` itself, in their order."""
     lines = [line.partition(" #")[0] for block in BLOCK.findall(page) for line in block.splitlines()]
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("meshcast ")]
     return [words for words in commands if find_output(words)]
 
 
 def find_output(words: list[str]) -> str:
-    """The file that a command writes; empty if it names none."""
-    given = dict(itertools.pairwise(words))
-    return given.get("--out") or given.get("--plot") or ""
+    """Returns the file that a command writes; empty if it names none."""
+    options = dict(itertools.pairwise(words))
+    return options.get("--out") or options.get("--plot") or ""
 
 
 def find_images(page: str) -> list[str]:

@@ -26,19 +26,19 @@ CELL = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n.*?^```\n)?", re.DOTALL
 
 
 def execute_page(text: str, folder: Path) -> str:
-    """The page with the outputs of its cells, which run in `folder`. An exception of a cell is raised."""
+    """Returns the page with the outputs of its cells, which run in `folder`. An exception of a cell is raised."""
     names: dict[str, Any] = {"__name__": "__main__"}
 
-    def run(found: re.Match[str]) -> str:
-        printed = run_cell(found[1], names)
-        return f"```python\n{found[1]}```\n" + (f"\n```text\n{printed}```\n" if printed else "")
+    def run(match: re.Match[str]) -> str:
+        printed = run_cell(match[1], names)
+        return f"```python\n{match[1]}```\n" + (f"\n```text\n{printed}```\n" if printed else "")
 
     with _working_in(folder):
         return CELL.sub(run, text)
 
 
 def run_cell(code: str, names: dict[str, Any]) -> str:
-    """What a cell prints, and its last value; without spaces at the ends of lines."""
+    """Returns what a cell prints, and its last value; without spaces at the ends of lines."""
     tree = ast.parse(code)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     with contextlib.redirect_stdout(io.StringIO()) as output:

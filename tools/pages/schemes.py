@@ -138,17 +138,17 @@ def _scheme(use: str) -> str:
 
 
 def _body(text: str) -> str:
-    """Writes the paragraphs of a docstring in Markdown; an indented one is a drawing and becomes a block of text."""
-    made = []
+    """Writes the paragraphs of a docstring in Markdown; indented paragraphs are drawings and become blocks of text."""
+    written = []
     for paragraph in text.strip("\n").split("\n\n"):
         if paragraph.strip():
             drawing = all(line.startswith("  ") for line in paragraph.splitlines() if line.strip())
-            made.append(f"```text\n{paragraph}\n```\n" if drawing else f"{paragraph.strip()}\n")
-    return "\n".join(made)
+            written.append(f"```text\n{paragraph}\n```\n" if drawing else f"{paragraph.strip()}\n")
+    return "\n".join(written)
 
 
 def _options(kind: type[Scheme]) -> Iterator[tuple[str, str, str]]:
-    """Yields name, default and sentence of every option of a scheme."""
+    """Yields the name, default and sentence of every option of a scheme."""
     sentences = {name: text for base in reversed(kind.Options.__mro__) for name, text in _sentences(base)}
     for name, field in kind.Options.model_fields.items():
         yield f"`{name}`", _default(field), sentences.get(name, "")

@@ -26,24 +26,24 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links of a page that lead out of docs/ become paths of the repository."""
+    """Makes links of a page that lead out of docs/ paths of the repository."""
     return markdown if page.file.src_uri == README else LINK.sub(_cut_link, markdown)
 
 
-def _move_link(found: re.Match[str]) -> str:
-    """A link of the README as one of a page in docs/."""
-    image, text, target = found.groups()
+def _move_link(match: re.Match[str]) -> str:
+    """Writes a link of the README as that of a page in docs/."""
+    image, text, target = match.groups()
     if target.startswith("docs/"):
         return f"{image}[{text}]({target.removeprefix('docs/')})"
     return _describe_path(text, target)
 
 
-def _cut_link(found: re.Match[str]) -> str:
-    _, text, target = found.groups()
-    return _describe_path(text, target.removeprefix("../")) if target.startswith("../") else found[0]
+def _cut_link(match: re.Match[str]) -> str:
+    _, text, target = match.groups()
+    return _describe_path(text, target.removeprefix("../")) if target.startswith("../") else match[0]
 
 
 def _describe_path(text: str, target: str) -> str:
-    """The text of a link, with the path that it leads to unless the text is that path."""
+    """Returns the text of a link, with the path that it leads to unless the text is that path."""
     path = target.partition("#")[0]
     return f"`{path}`" if text.strip("`") == path else f"{text} (`{path}`)"

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshcast.hardware.documents.output_file import write_file
-from meshcast.hardware.errors import MeshcastError, PlanError, nearest
+from meshcast.hardware.errors import MeshcastError
 from tools.papers.draw import draw
-from tools.papers.figure_file import list_figures, read_figures
+from tools.papers.figure_file import read_figures
 from tools.papers.forecasts import ForecastFigure, forecast_figures
 from tools.papers.page import IMAGES, sort_figures, write_page
 from tools.papers.words import word_errors
@@ -36,31 +36,26 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("out/papers"), help="folder of the images")
     parser.add_argument("--page", type=Path, default=Path("docs/papers.md"), help="the page")
     parser.add_argument("--workers", type=int, help="processes; default: one per core")
-    given = parser.parse_args(words)
+    options = parser.parse_args(words)
     try:
-        figures = _forecast_named(given.names, given.workers)
+        figures = _forecast_named(options.names, options.workers)
     except MeshcastError as error:
         print(error, file=sys.stderr)
         return 2
-    given.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     for figure in figures:
-        file = given.out / f"{figure.file.name}.png"
+        file = options.out / f"{figure.file.name}.png"
         draw(figure, file)
         print(f"{figure.file.name}: {word_errors(figure)}; wrote {file}")
-    if not given.names:
-        write_file(given.page, write_page(figures))
-        _write_images(figures, given.out, given.page.parent / IMAGES)
+    if not options.names:
+        write_file(options.page, write_page(figures))
+        _write_images(figures, options.out, options.page.parent / IMAGES)
     return 0
 
 
 def _forecast_named(names: Sequence[str], workers: int | None) -> list[ForecastFigure]:
-    """Forecasts of the named figures, of all without names. Raises PlanError for a name that no figure has."""
-    known = {path.name.removesuffix(".yaml"): path for path in list_figures()}
-    for name in names:
-        if name not in known:
-            raise PlanError("figure", "tools/papers/figures has no such file", nearest(name, list(known)), name)
-    files = read_figures([known[name] for name in names] if names else [])
-    return sort_figures(list(forecast_figures(files, workers)))
+    """Forecasts the named figures, all without names. Raises PlanError for a name that no figure has."""
+    return sort_figures(list(forecast_figures(read_figures(names), workers)))
 
 
 def _write_images(figures: Sequence[ForecastFigure], drawn: Path, folder: Path) -> None:

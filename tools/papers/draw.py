@@ -51,7 +51,7 @@ def draw(figure: ForecastFigure, path: str | Path, width: style.Width = "page") 
 
 
 def plot_figure(figure: ForecastFigure) -> Figure:
-    """The plot, in the form that the file names."""
+    """Draws the plot, in the form that the file names."""
     return _plot_lines(figure) if figure.file.figure.form == "lines" else _plot_rows(figure)
 
 
@@ -60,7 +60,7 @@ def _list_series(figure: ForecastFigure) -> list[tuple[str, list[ForecastPoint]]
 
 
 def _head(figure: ForecastFigure, form: str) -> Heading:
-    """Title, what is drawn how, and the errors."""
+    """Writes title, what is drawn how, and the errors."""
     recalled = " Published numbers are recalled." if figure.file.figure.provenance == "recalled" else ""
     looks = f"{form.capitalize()}: meshcast. Open marks: published.{recalled} {word_errors(figure)}."
     return make_heading(figure.file.title, looks)
@@ -70,8 +70,8 @@ def _head(figure: ForecastFigure, form: str) -> Heading:
 
 
 def _plot_lines(figure: ForecastFigure) -> Figure:
-    given = figure.file.figure
-    assert given.x is not None  # PaperFigure checks it
+    labels = figure.file.figure
+    assert labels.x is not None  # PaperFigure checks it
     heading, series = _head(figure, LINES), _list_series(figure)
     legend = _arrange_legend([name for name, _ in series])
     top = heading.bottom + LINE * (legend[-1][0] + 1) + 0.17
@@ -81,14 +81,14 @@ def _plot_lines(figure: ForecastFigure) -> Figure:
     sheet.head(heading)
     for (line, left), (name, _), colour, mark in zip(legend, series, COLOURS, MARKS, strict=False):
         _draw_key(sheet, left, heading.bottom + LINE * line - 0.03, name, colour, mark)
-    sheet.text(EDGE, top - 0.08, given.y.label, color=palette.INK)
+    sheet.text(EDGE, top - 0.08, labels.y.label, color=palette.INK)
     axes = sheet.axes(LEFT, top, sheet.width - LEFT - EDGE - 0.1, HEIGHT)
     axes.spines["left"].set_visible(True)
     for (_, points), colour, mark in zip(series, COLOURS, MARKS, strict=False):
         _draw_series(axes, points, colour, mark)
     xs = sorted({float(point.x) for point in figure.points})
-    _scale_axes(axes, given.x, given.y, xs, figure.points)
-    axes.set_xlabel(given.x.label)
+    _scale_axes(axes, labels.x, labels.y, xs, figure.points)
+    axes.set_xlabel(labels.x.label)
     if note:
         sheet.note(below + 0.06, note)
     return sheet.figure
@@ -134,7 +134,7 @@ def _scale_axes(axes: Any, x: FigureAxis, y: FigureAxis, xs: list[float], points
 
 
 def _choose_ticks(axes: Any, xs: Sequence[float]) -> list[float]:
-    """The points whose labels do not touch the one before; the last one has precedence."""
+    """Chooses the points whose labels do not touch those of the point before; the last has precedence."""
     wide = axes.get_position().width * axes.figure.get_size_inches()[0]
     low, high = axes.transData.transform([(axes.get_xlim()[0], 1.0), (axes.get_xlim()[1], 1.0)])[:, 0]
     places = [(axes.transData.transform((x, 1.0))[0] - low) / (high - low) * wide for x in xs]
@@ -157,7 +157,7 @@ def choose_log_ticks(low: float, high: float) -> list[float]:
 
 
 def _arrange_legend(names: Sequence[str]) -> list[tuple[int, float]]:
-    """Line and left end [in] of every key, as many in a line as fit."""
+    """Returns the line and left end [in] of every key, as many in a line as fit."""
     places, line, left = list[tuple[int, float]](), 0, EDGE
     for name in names:
         wide = 0.42 + text_width(name) + 0.2
@@ -187,7 +187,7 @@ def _draw_key(sheet: Sheet, left: float, y: float, name: str, colour: str, mark:
 
 
 def _plot_rows(figure: ForecastFigure) -> Figure:
-    given, series = figure.file.figure, _list_series(figure)
+    labels, series = figure.file.figure, _list_series(figure)
     heading, note = _head(figure, BARS), _word_note(figure)
     numbers = [_word_numbers(point) for point in figure.points]
     heads = ("ours", "published", "off by")
@@ -202,7 +202,7 @@ def _plot_rows(figure: ForecastFigure) -> Figure:
     sheet.head(heading)
     axes = sheet.axes(left, top, sheet.width - left - sum(wides) - EDGE - 0.1, ROW * rows)
     axes.spines["left"].set_visible(True)
-    _scale_rows(axes, given.y, figure.points, rows)
+    _scale_rows(axes, labels.y, figure.points, rows)
     row = 0
     for (name, points), colour in zip(series, COLOURS, strict=False):
         sheet.text(EDGE, top + ROW * (row + 0.72), name, fontsize=style.SMALL, fontweight="bold", color=colour)
@@ -215,7 +215,7 @@ def _plot_rows(figure: ForecastFigure) -> Figure:
             _write_numbers(sheet, top + ROW * (row + 0.7), _word_numbers(point), wides)
             _draw_row(axes, row, point, colour)
             row += 1
-    axes.set_xlabel(given.y.label)
+    axes.set_xlabel(labels.y.label)
     if note:
         sheet.note(below + 0.06, note)
     return sheet.figure
@@ -264,6 +264,6 @@ def _draw_row(axes: Any, row: int, point: ForecastPoint, colour: str) -> None:
 
 
 def _word_note(figure: ForecastFigure) -> str:
-    """The note of the file, and which points have no forecast."""
+    """Returns the note of the file, and which points have no forecast."""
     missing = [f"{point.series}, {point.x}" for point in figure.points if point.ours is None]
     return " ".join(filter(None, [figure.file.figure.note, f"No forecast: {'; '.join(missing)}." if missing else ""]))

@@ -1,7 +1,7 @@
 """The files of figures: their schema, and how they are read and checked.
 
 A point has a published number and the job that it is of. Both can be those of a claim; else the job is a copy of a
-named one with some fields changed, or the relation says how the number follows from several::
+named job with some fields changed, or the relation says how the number follows from several::
 
     claim_file: megatron-weak-scaling          # validation/claims/megatron-weak-scaling.yaml: its jobs and claims
     series:
@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -27,26 +26,30 @@ from pydantic import Field, model_validator
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import read_yaml, validate_data
 from meshcast.validation.claims.claim_file import (
+    CLAIMS,
+    KINDS,
     Claim,
     ClaimFile,
     ClaimModel,
+    NamedJobs,
     Number,
     Text,
     Values,
     check_claim,
+    find_files,
     read_claim_file,
 )
 
-FIGURES = "figures"
-"""Folder of the files, beside this module."""
+FIGURES = "tools.papers.figures"
+"""Folder of the files, as a package."""
 
 ONLY = "shown"
 """Name of the job of a point that names one with `from` or `set`."""
 
-LONGEST_NAME = 34
+MAX_NAME = 34
 """Most characters of the name of a series or of a row, so that a legend has room for it."""
 
-Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 
 
 class FigureAxis(ClaimModel):
@@ -79,17 +82,17 @@ class FigurePoint(ClaimModel):
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
-        own = [key for key in ("value", "relation", "base", "set", "measure") if key in self.model_fields_set]
-        if self.claim and own:
-            given = ", ".join("from" if key == "base" else key for key in own)
-            raise ValueError(f"a point of a claim has its number and jobs. Remove claim, or {given}")
+        keys = [key for key in ("value", "relation", "base", "set", "measure") if key in self.model_fields_set]
+        if self.claim and keys:
+            stated = ", ".join("from" if key == "base" else key for key in keys)
+            raise ValueError(f"a point of a claim has its number and jobs. Remove claim, or {stated}")
         if not self.claim and self.value is None:
             raise ValueError("it has no published number. Write value, or the claim that has it")
         return self
 
 
 class FigureSeries(ClaimModel):
-    """Points of one colour.
+    """Points of a colour.
 
     base: job that its points are copies of unless they say another.
     relation: how the numbers follow from the job `shown` of each point; empty: `shown` alone.
@@ -105,7 +108,7 @@ class FigureSeries(ClaimModel):
     points: Annotated[list[FigurePoint], Field(min_length=1, max_length=60)]
 
 
-class PaperFigure(ClaimModel):
+class PaperFigure(NamedJobs):
     """One figure or table of a paper.
 
     Attributes:
@@ -115,7 +118,7 @@ class PaperFigure(ClaimModel):
         place: number of the figure or table in it.
         source: where the numbers were read.
         provenance: ``checked`` if they were read there, ``recalled`` otherwise.
-        form: ``lines`` over numbers, ``rows`` with one bar a point.
+        form: ``lines`` over numbers, ``rows`` with a bar for each point.
         x, y: the axes; rows have no x axis.
         measure: the number that is read off the jobs, in the words of claims.
         claim_file: file of claims, without its ending, whose jobs, cases, plans and claims are used.
@@ -136,9 +139,6 @@ class PaperFigure(ClaimModel):
     y: FigureAxis
     measure: str = ""
     claim_file: str = ""
-    jobs: dict[str, dict[str, Any]] = {}
-    cases: dict[str, dict[str, Any]] = {}
-    plans: dict[str, dict[str, Any]] = {}
     series: Annotated[list[FigureSeries], Field(min_length=1, max_length=9)]
     in_view: bool = False
     image: bool = False
@@ -149,10 +149,10 @@ class PaperFigure(ClaimModel):
         if self.form == "lines":
             if self.x is None:
                 raise ValueError("lines need an x axis. Write x: {label: GPUs}, or form: rows")
-            for one in self.series:
-                for point in one.points:
+            for series in self.series:
+                for point in series.points:
                     if isinstance(point.x, str):
-                        rule = f"series {one.name!r} has the point {point.x!r} on an axis of numbers"
+                        rule = f"series {series.name!r} has the point {point.x!r} on an axis of numbers"
                         raise ValueError(f"{rule}. Give a number, or write form: rows")
         elif self.x is not None:
             raise ValueError("rows have no x axis. Remove x, or write form: lines")
@@ -187,19 +187,13 @@ class FigureFile:
         return f"{self.figure.paper}, {self.figure.place}: {self.figure.title}"
 
 
-def read_figures(paths: Sequence[Path | Traversable] = ()) -> list[FigureFile]:
-    """Figures; without paths those of the project. Raises PlanError for a malformed file."""
-    return [read_figure(path) for path in paths or list_figures()]
-
-
-def list_figures() -> list[Traversable]:
-    """The files of figures of the project, by name."""
-    folder = resources.files("tools.papers") / FIGURES
-    return sorted((one for one in folder.iterdir() if one.name.endswith(".yaml")), key=lambda one: one.name)
+def read_figures(names: Sequence[str] = ()) -> list[FigureFile]:
+    """Reads figures of the project; without names all. Raises PlanError for a name that no file has."""
+    return [read_figure(path) for path in find_files(FIGURES, names, "figure").values()]
 
 
 def read_figure(path: Path | Traversable) -> FigureFile:
-    """One figure. Raises PlanError if it is malformed, or names jobs or claims that do not exist."""
+    """Reads a figure. Raises PlanError if it is malformed, or names jobs or claims that do not exist."""
     document = read_yaml(path, error=PlanError)
     figure = validate_data(PaperFigure, document.data, document.where, PlanError, document.text)
     try:
@@ -209,24 +203,21 @@ def read_figure(path: Path | Traversable) -> FigureFile:
 
 
 def _resolve_parts(figure: PaperFigure) -> Iterator[FigurePart]:
-    known = _read_claim_file(figure.claim_file) if figure.claim_file else None
-    every = {claim.id: claim for claim in known.entries} if known else {}
-    jobs = {**(known.jobs if known else {}), **figure.jobs}
-    cases = {**(known.cases if known else {}), **figure.cases}
-    plans = {**(known.plans if known else {}), **figure.plans}
+    claims, shared = dict[str, Claim](), NamedJobs()
+    if name := figure.claim_file:
+        claim_file = read_claim_file(find_files(CLAIMS, [name], "claim_file")[name])
+        claims, shared = {claim.id: claim for claim in claim_file.entries}, claim_file
+    jobs = {kind: shared.merge_jobs(figure, kind) for kind in KINDS}
     for row, series in enumerate(figure.series):
         for number, point in enumerate(series.points):
             where = f"series[{row}].points[{number}]"
             try:
-                claim = _find_claim(every, point.claim) if point.claim else _make_claim(figure, series, point, cases)
+                if point.claim:
+                    claim = _find_claim(claims, point.claim)
+                else:
+                    claim = _make_claim(figure, series, point, jobs["cases"])
                 file = ClaimFile.model_construct(
-                    system=figure.paper,
-                    family="hybrid",
-                    paper=figure.link,
-                    jobs=jobs,
-                    cases=cases,
-                    plans=plans,
-                    entries=[claim],
+                    system=figure.paper, family="hybrid", paper=figure.link, entries=[claim], **jobs
                 )
                 check_claim(file, claim)
             except PlanError as error:
@@ -234,35 +225,27 @@ def _resolve_parts(figure: PaperFigure) -> Iterator[FigurePart]:
             yield FigurePart(series.name, point.x, file, claim)
 
 
-def _read_claim_file(name: str) -> ClaimFile:
-    folder = resources.files("meshcast.validation.claims")
-    known = sorted(one.name.removesuffix(".yaml") for one in folder.iterdir() if one.name.endswith(".yaml"))
-    if name not in known:
-        raise PlanError("claim_file", "validation/claims has no such file", nearest(name, known), name)
-    return read_claim_file(folder / f"{name}.yaml")
-
-
-def _find_claim(every: dict[str, Claim], name: str) -> Claim:
-    if name not in every:
-        remedy = nearest(name, list(every)) if every else "Name its file: claim_file"
+def _find_claim(claims: dict[str, Claim], name: str) -> Claim:
+    if name not in claims:
+        remedy = nearest(name, list(claims)) if claims else "Name its file: claim_file"
         raise PlanError("claim", "claim_file has no such claim", remedy, name)
-    if every[name].value is None:
-        raise PlanError("claim", "it has bounds and no value, so there is no point to draw", "Name another one", name)
-    return every[name]
+    if claims[name].value is None:
+        raise PlanError("claim", "it has bounds and no value, so there is no point to draw", "Name another claim", name)
+    return claims[name]
 
 
 def _make_claim(figure: PaperFigure, series: FigureSeries, point: FigurePoint, cases: Container[str]) -> Claim:
-    """The number of a point that no claim has, in the form of a claim. cases: names of the pipeline cases."""
+    """Makes a claim of the number of a point that no claim of a file has. cases: names of the pipeline cases."""
     base, relation = point.base or series.base, point.relation or series.relation or ONLY
     if not base and relation == ONLY:
         raise PlanError("point", "it says no job", "Write from, relation or claim", point.x)
-    own = {ONLY: {"from": base, "set": point.set}} if base else {}
+    derived = {ONLY: {"from": base, "set": point.set}} if base else {}
     data = {
         "id": "point",
         "says": figure.title,
         "source": figure.source,
         "provenance": figure.provenance,
-        ("cases" if base in cases else "jobs"): own,
+        ("cases" if base in cases else "jobs"): derived,
         "measure": point.measure or series.measure or figure.measure,
         "relation": relation,
         "value": float(point.value if point.value is not None else 0.0),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,14 +10,10 @@ from typing import Any
 
 from meshcast.experiments.planning.benchmark.claimed_plans import find_claimed_plan
 from meshcast.experiments.render.terminal.published import progress
-from meshcast.simulator import Report, SharedWork, load_job, simulate
 from meshcast.validation.claims.claim_file import Claim
-from meshcast.validation.claims.judge import WHOLE_LIST, drop_unfit, judge
+from meshcast.validation.claims.judge import WHOLE_LIST, ReportCache, drop_unfit, find_deviation, judge
 from meshcast.validation.published.answer import map_chunks
 from tools.papers.figure_file import FigureFile, FigurePart
-
-KEPT = 24
-"""Reports that a process keeps: points of a figure compare with the same job, and neighbouring figures share some."""
 
 ANYWAY = (*WHOLE_LIST, "parameters", "sent_gib", "kernel_s")
 """Measures that a job has whether it fits or not: memory, counts, and times of single kernels."""
@@ -54,7 +48,7 @@ class ForecastPoint:
         """ours / theirs - 1; ours where theirs is 0."""
         if self.ours is None:
             return None
-        return self.ours / self.theirs - 1 if self.theirs else self.ours
+        return find_deviation(self.ours, self.theirs)
 
 
 @dataclass(frozen=True)
@@ -80,30 +74,10 @@ class ForecastFigure:
         return max(self.deviations, default=None)
 
 
-class ReportCache:
-    """Reports of jobs; the ones that were needed last are kept."""
-
-    def __init__(self, most: int = KEPT) -> None:
-        self.most, self.made = most, 0
-        self._shared = SharedWork()
-        self._reports = OrderedDict[str, Report]()
-
-    def forecast(self, job: dict[str, Any]) -> Report:
-        """The report of a job. Raises MeshcastError if it cannot be forecast."""
-        key = json.dumps(job, sort_keys=True, default=str)
-        if key not in self._reports:
-            self.made += 1
-            self._reports[key] = simulate(load_job(job), shared_work=self._shared)
-            if len(self._reports) > self.most:
-                self._reports.popitem(last=False)
-        self._reports.move_to_end(key)
-        return self._reports[key]
-
-
 def forecast_figures(files: Sequence[FigureFile], workers: int | None = None) -> Iterator[ForecastFigure]:
-    """Forecasts of figures, in order; on a terminal a progress bar follows them.
+    """Forecasts figures in order; on a terminal a progress bar follows them.
 
-    workers: number of processes; None: one per core.
+    workers: number of processes; None: as many as cores.
     """
     answers = progress(map_chunks(_forecast_chunk, files, workers, size=1), len(files), "figures")
     for file, answer in zip(files, answers, strict=True):
@@ -115,7 +89,7 @@ def _forecast_chunk(files: Sequence[FigureFile]) -> list[dict[str, Any]]:
 
 
 def forecast_points(parts: Sequence[FigurePart], cache: ReportCache | None = None) -> list[ForecastPoint]:
-    """Forecasts of the points of a figure."""
+    """Forecasts the points of a figure."""
     cache = cache or ReportCache()
     return [_forecast_part(part, cache) for part in parts]
 
@@ -123,16 +97,16 @@ def forecast_points(parts: Sequence[FigurePart], cache: ReportCache | None = Non
 def _forecast_part(part: FigurePart, cache: ReportCache) -> ForecastPoint:
     claim = part.claim
     assert claim.value is not None  # read_figure takes only claims with a value
-    found = judge(part.file, claim, find_plan=find_claimed_plan, forecast=cache.forecast)
-    every = drop_unfit(claim, found["alternatives"])
-    if not every:
-        return ForecastPoint(part.series, part.x, claim.value, None, None, found["reason"] or "no alternative fits")
-    ours = [one["ours"] for one in every]
-    fits = _needs_no_fit(claim) or all(not one["does_not_fit"] for one in every)
+    judgement = judge(part.file, claim, find_claimed_plan, cache)
+    kept = drop_unfit(claim, judgement["alternatives"])
+    if not kept:
+        return ForecastPoint(part.series, part.x, claim.value, None, None, judgement["reason"] or "no alternative fits")
+    ours = [alternative["ours"] for alternative in kept]
+    fits = _needs_no_fit(claim) or not any(alternative["does_not_fit"] for alternative in kept)
     return ForecastPoint(part.series, part.x, claim.value, min(ours), max(ours), "", fits)
 
 
 def _needs_no_fit(claim: Claim) -> bool:
-    """Whether the number of a claim is one of jobs that need not fit."""
+    """Returns whether the number of a claim is of jobs that need not fit."""
     measures = [measure or claim.measure for _, measure in claim.parsed_relation.reads]
     return all(measure.partition(".")[0] in ANYWAY for measure in measures)

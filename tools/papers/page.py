@@ -29,28 +29,32 @@ more memory in the forecast than its GPUs have. `make papers` draws all figures 
 
 
 def write_page(figures: Sequence[ForecastFigure]) -> str:
-    """The page. figures: with their forecasts, in the order of the page."""
+    """Returns the page. figures: with their forecasts, in the order of the page."""
     parts = [HEAD, _sum_up(figures), _write_summary(figures)]
-    for paper, group in groupby(figures, key=lambda one: one.file.figure.paper):
+    for paper, group in groupby(figures, key=lambda figure: figure.file.figure.paper):
         of_paper = list(group)
         parts.append(f"## {paper}\n\n[{of_paper[0].file.figure.link}]({of_paper[0].file.figure.link})\n")
-        parts += [_write_figure(one) for one in of_paper]
+        parts += [_write_figure(figure) for figure in of_paper]
     return "\n".join(parts).rstrip() + "\n"
 
 
 def sort_figures(figures: Sequence[ForecastFigure]) -> list[ForecastFigure]:
-    """Figures by paper, papers by name, so that those of a paper stand together."""
-    return sorted(figures, key=lambda one: (one.file.figure.paper.casefold(), one.file.name))
+    """Sorts figures by paper, papers by name, so that those of a paper stand together."""
+    return sorted(figures, key=lambda figure: (figure.file.figure.paper.casefold(), figure.file.name))
 
 
 def _sum_up(figures: Sequence[ForecastFigure]) -> str:
-    """How large the median deviations are, over all figures, and apart for runs that were in view."""
+    """Says how large the median deviations are, over all figures, and apart for runs that were in view."""
     words = []
     for name, chosen in (("in view", True), ("not in view", False)):
-        errors = [one.median for one in figures if one.file.figure.in_view is chosen and one.median is not None]
+        errors = [
+            forecast.median
+            for forecast in figures
+            if forecast.file.figure.in_view is chosen and forecast.median is not None
+        ]
         if errors:
             words.append(f"{len(errors)} of runs {name}: {format_error(median(errors))}")
-    every = [error for one in figures for error in one.deviations]
+    every = [error for figure in figures for error in figure.deviations]
     near = sum(error <= 0.1 for error in every)
     return (
         f"{len(figures)} figures and tables with {len(every)} points, of which {near / max(1, len(every)):.0%} are "
@@ -61,28 +65,28 @@ def _sum_up(figures: Sequence[ForecastFigure]) -> str:
 def _write_summary(figures: Sequence[ForecastFigure]) -> str:
     rows = [
         [
-            f"[{one.file.figure.paper}, {one.file.figure.place}](#{anchor_of(one)})",
-            str(len(one.points)),
-            format_error(one.median),
-            format_error(one.largest),
-            "yes" if one.file.figure.in_view else "",
+            f"[{figure.file.figure.paper}, {figure.file.figure.place}](#{anchor_of(figure)})",
+            str(len(figure.points)),
+            format_error(figure.median),
+            format_error(figure.largest),
+            "yes" if figure.file.figure.in_view else "",
         ]
-        for one in figures
+        for figure in figures
     ]
     return render_table(Table("figure", *numbers("points", "median", "largest"), "in view", rows=rows))
 
 
-def _write_figure(one: ForecastFigure) -> str:
-    """A figure: its source, its image if the page shows it, its points, and why some are missed."""
-    figure, parts = one.file.figure, [f"### {_title(one)}\n"]
+def _write_figure(forecast: ForecastFigure) -> str:
+    """Writes a figure: its source, its image if the page shows it, its points, and why some are missed."""
+    figure, parts = forecast.file.figure, [f"### {_title(forecast)}\n"]
     recalled = " The numbers are recalled." if figure.provenance == "recalled" else ""
-    parts.append(f"Source: {figure.source}.{recalled} Numbers: {figure.y.label}. File: `{one.file.name}`.\n")
+    parts.append(f"Source: {figure.source}.{recalled} Numbers: {figure.y.label}. File: `{forecast.file.name}`.\n")
     if figure.image:
-        parts.append(f"![{one.file.title}]({IMAGES}/{one.file.name}.png)\n")
+        parts.append(f"![{forecast.file.title}]({IMAGES}/{forecast.file.name}.png)\n")
     x = figure.x.label if figure.x else ""
     rows = [
         [point.series, _word_x(point), _word_ours(point), format_number(point.theirs), format_share(point)]
-        for point in one.points
+        for point in forecast.points
     ]
     parts.append(render_table(Table("series", x, *numbers("ours", "published", "off by"), rows=rows)))
     if figure.note:
@@ -90,14 +94,14 @@ def _write_figure(one: ForecastFigure) -> str:
     return "\n".join(parts)
 
 
-def _title(one: ForecastFigure) -> str:
-    place = one.file.figure.place
-    return f"{place[0].upper()}{place[1:]}: {one.file.figure.title}"
+def _title(forecast: ForecastFigure) -> str:
+    place = forecast.file.figure.place
+    return f"{place[0].upper()}{place[1:]}: {forecast.file.figure.title}"
 
 
-def anchor_of(one: ForecastFigure) -> str:
-    """The anchor of the heading of a figure, as GitHub and mkdocs make it."""
-    words = re.sub(r"[^\w\s-]", "", _title(one).lower())
+def anchor_of(figure: ForecastFigure) -> str:
+    """Returns the anchor of the heading of a figure, as GitHub and mkdocs make it."""
+    words = re.sub(r"[^\w\s-]", "", _title(figure).lower())
     return re.sub(r"[-\s]+", "-", words).strip("-")
 
 

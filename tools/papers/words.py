@@ -9,7 +9,7 @@ EXACT = 5e-4
 
 
 def format_number(value: float) -> str:
-    """Three digits, or all before the point, with commas."""
+    """Writes three digits, or all before the point, with commas."""
     if value == 0:
         return "0"
     if abs(value) >= 1000:
@@ -18,7 +18,7 @@ def format_number(value: float) -> str:
 
 
 def format_share(point: ForecastPoint) -> str:
-    """The deviation of a point in percent, absolute where the published number is 0."""
+    """Returns the deviation of a point in percent, absolute where the published number is 0."""
     deviation = point.deviation
     if deviation is None:
         return ""
@@ -28,7 +28,7 @@ def format_share(point: ForecastPoint) -> str:
 
 
 def format_error(value: float | None) -> str:
-    """An error in percent; empty if there is none."""
+    """Returns an error in percent; empty if there is none."""
     if value is None:
         return ""
     if value < EXACT:
@@ -37,7 +37,7 @@ def format_error(value: float | None) -> str:
 
 
 def word_errors(figure: ForecastFigure) -> str:
-    """Number of points, and the median and largest deviation, in a sentence."""
+    """Returns the number of points, and the median and largest deviation, in a sentence."""
     count = len(figure.points)
     points = "1 point" if count == 1 else f"{count} points"
     if figure.median is None:

@@ -1,8 +1,8 @@
 """Fits a cost model to measurements: robust least squares of log(forecast / measured).
 
 Coefficients stay within their bounds; those whose lower bound is positive are fitted on a log scale. A coefficient
-belongs to the GPU or link, with one value for all measurements, or to the library of the kernels (cuBLAS, NCCL, ...),
-with one value for each library; all are fitted together.
+belongs to the GPU or link, with a value for all measurements, or to the library of the kernels (cuBLAS, NCCL, ...),
+with a value for each library; all are fitted together.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LOSS = 0.03
 """Residuals of log(forecast / measured) beyond this count linearly, not squared."""
 
 PRIOR_WIDTH = 0.3
-"""Relative distance of a coefficient from its known value that weighs as much as one row that is `LOSS` off."""
+"""Relative distance of a coefficient from its known value that weighs as much as a row that is `LOSS` off."""
 
 
 class LibraryMeasurements(Protocol):
-    """Measurements of one library.
+    """Measurements of a library.
 
     Attributes:
         library: library of the measured kernels.
@@ -41,7 +41,7 @@ class LibraryMeasurements(Protocol):
 
 
 ROUNDS = 3
-"""Maximum number of fits; each frees the coefficients that have had an effect since the one before."""
+"""Maximum number of fits; each frees the coefficients that have had an effect since the fit before."""
 
 Name = tuple[str, str | None]
 """A coefficient and the library that it belongs to; None for the GPU or the link."""
@@ -66,7 +66,7 @@ class Fit:
     library_errors: dict[str, dict[str, float]]
 
     def make_model(self, model: type, library: str) -> Any:
-        """Makes the cost model of one library, with sigmas of 0."""
+        """Makes the cost model of a library, with sigmas of 0."""
         return model(**{**self.values, **self.libraries[library]}, sigma=0.0, sigma_short=0.0)
 
 
@@ -94,16 +94,16 @@ def fit(
     # Whose coefficient it is: a library's, or None for the GPU's.
     every: list[Name] = [(name, None) for name, c in known.items() if c.of == "gpu"]
     every += [(name, library) for library in libraries for name, c in known.items() if c.of == "library"]
-    start = {one: held.get(one[0], prior.get(one, known[one[0]].start)) for one in every}
+    start = {name: held.get(name[0], prior.get(name, known[name[0]].start)) for name in every}
 
     def split(at: Mapping[Name, float]) -> Fit:
         common = {name: value for (name, of), value in at.items() if of is None}
-        own = {library: {n: value for (n, of), value in at.items() if of == library} for library in libraries}
-        return Fit(common, {}, own, {})
+        of_libraries = {library: {n: value for (n, of), value in at.items() if of == library} for library in libraries}
+        return Fit(common, {}, of_libraries, {})
 
     def residuals(at: Mapping[Name, float]) -> np.ndarray:
-        found = split(at)
-        models = {library: found.make_model(model, library) for library in libraries}
+        split_values = split(at)
+        models = {library: split_values.make_model(model, library) for library in libraries}
         return np.concatenate([np.log(predict(s, models[s.library]) / s.seconds) for s in samples])
 
     def solve(best: Mapping[Name, float], free: Sequence[Name]) -> tuple[Any, dict[Name, float]]:
@@ -112,23 +112,23 @@ def fit(
 
         def at(x: np.ndarray) -> dict[Name, float]:
             moved = zip(free, scales, x, strict=True)
-            return {**best, **{one: float(back(value)) for one, (_, back), value in moved}}
+            return {**best, **{name: float(back(value)) for name, (_, back), value in moved}}
 
-        ends = [(known[one[0]].low, known[one[0]].high, best[one]) for one in free]
+        ends = [(known[name[0]].low, known[name[0]].high, best[name]) for name in free]
         low, high, begin = np.array([[to(v) for v in end] for (to, _), end in zip(scales, ends, strict=True)]).T
         span = high - low
         # A residual for each known value: its distance on the scale of the fit, in widths of the prior times the loss.
-        with_prior = [i for i, one in enumerate(free) if one in prior]
+        with_prior = [i for i, name in enumerate(free) if name in prior]
         center = np.array([scales[i][0](prior[free[i]]) for i in with_prior])
         on_log = [known[free[i][0]].low > 0 for i in with_prior]
         sizes = [max(abs(prior[free[i]]), known[free[i][0]].start) for i in with_prior]
         width = PRIOR_WIDTH * np.where(on_log, 1.0, sizes)
 
         def residuals_and_distances(x: np.ndarray) -> np.ndarray:
-            found = residuals(at(x))
-            return np.concatenate([found, LOSS * (x[with_prior] - center) / width]) if with_prior else found
+            errors = residuals(at(x))
+            return np.concatenate([errors, LOSS * (x[with_prior] - center) / width]) if with_prior else errors
 
-        found = least_squares(
+        solution = least_squares(
             residuals_and_distances,
             np.clip(begin, low + 1e-6 * span, high - 1e-6 * span),
             bounds=(low, high),
@@ -138,29 +138,29 @@ def fit(
             diff_step=1e-4,
             max_nfev=max(10, most // (len(free) + 1)),
         )
-        return found, at(found.x)
+        return solution, at(solution.x)
 
     # A coefficient without effect stays at its start; one that has an effect after others have moved is freed then.
-    best, free, found = start, list[Name](), None
+    best, free, solution = start, list[Name](), None
     for _ in range(ROUNDS):
         first = residuals(best)
-        asked = [one for one in every if one not in free and one[0] not in held]
-        more = [one for one in asked if _has_effect(residuals, best, one, known[one[0]], first)]
+        asked = [name for name in every if name not in free and name[0] not in held]
+        more = [name for name in asked if _has_effect(residuals, best, name, known[name[0]], first)]
         if not more:
             break
-        free = [one for one in every if one in free or one in more]
-        found, best = solve(best, free)
+        free = [name for name in every if name in free or name in more]
+        solution, best = solve(best, free)
 
-    if found is None:
+    if solution is None:
         return split(best)
     # Relative standard errors from the curvature, with the scatter of the residuals themselves.
     sigma = np.median(np.abs(residuals(best))) * 1.4826
-    curvature = found.jac.T @ found.jac
+    curvature = solution.jac.T @ solution.jac
     errors = sigma * np.sqrt(np.diag(np.linalg.inv(curvature + 1e-9 * np.eye(len(free)))))
     relative: dict[Name, float] = {}
-    for one, error in zip(free, errors, strict=True):
-        c = known[one[0]]
-        relative[one] = float(min(error / (1.0 if c.low > 0 else max(abs(best[one]), c.start)), 1.0))
+    for name, error in zip(free, errors, strict=True):
+        c = known[name[0]]
+        relative[name] = float(min(error / (1.0 if c.low > 0 else max(abs(best[name]), c.start)), 1.0))
     values, by = split(best), split(relative)
     return Fit(values.values, by.values, values.libraries, by.libraries)
 
@@ -188,13 +188,13 @@ def fit_further(
 def _has_effect(
     residuals: Callable[[Mapping[Name, float]], np.ndarray],
     start: Mapping[Name, float],
-    one: Name,
+    name: Name,
     c: Coefficient,
     first: np.ndarray,
 ) -> bool:
-    """Whether any residual depends on a coefficient."""
-    others = [value for value in (c.low + 0.3 * (c.high - c.low), c.high) if value != start[one]]
-    return any(bool(np.any(residuals({**start, one: value}) != first)) for value in others)
+    """Returns whether any residual depends on a coefficient."""
+    others = [value for value in (c.low + 0.3 * (c.high - c.low), c.high) if value != start[name]]
+    return any(bool(np.any(residuals({**start, name: value}) != first)) for value in others)
 
 
 def _scale(low: float) -> tuple[Callable[[float], float], Callable[[float], float]]:

@@ -16,7 +16,7 @@ from meshcast.simulator.report.metrics import Z90
 
 SHORT = 0.3
 """Share of launch from which on a kernel counts as short."""
-LEAST = 0.2
+MIN_SIGMA = 0.2
 """Least sigma of short or of long rows, in sigmas of all rows."""
 
 
@@ -36,16 +36,16 @@ def nine_of_ten(values: np.ndarray) -> float:
 
 
 def find_sigmas(forecast: np.ndarray, measured: np.ndarray, launch: np.ndarray) -> dict[str, float]:
-    """The two sigmas of a cost model whose 90% intervals hold nine of ten rows, long and short ones.
+    """Returns the two sigmas of a cost model whose 90% intervals hold nine of ten rows, long and short ones.
 
     See `simulator.costs.coefficients.estimate_sigma`. All arrays in seconds; launch: the part of `forecast` that does
-    not depend on the work. Forecasts should be those of a fit that has not seen the rows, where there is one.
+    not depend on the work. Forecasts should be those of a fit that has not seen the rows, where there is any.
     """
     far, share = np.abs(np.log(measured / forecast)) / Z90, np.clip(launch / forecast, 0.0, 1.0)
     short = share >= SHORT
     ends = [nine_of_ten(far)] * 2
-    least = LEAST * ends[0]
-    for _ in range(30):  # each end from the rows near it, given the other one
+    least = MIN_SIGMA * ends[0]
+    for _ in range(30):  # each end from the rows near it, with the other as it is
         for end, rows, part in ((0, ~short, 1 - share), (1, short, share)):
             if rows.any():
                 left = (far - ends[1 - end] * (1 - part))[rows] / part[rows]
@@ -54,7 +54,7 @@ def find_sigmas(forecast: np.ndarray, measured: np.ndarray, launch: np.ndarray) 
 
 
 def text(title: str, data: Mapping[str, Any]) -> str:
-    """The text of a file: one line for each coefficient."""
+    """Writes the text of a file: a line for each coefficient."""
     what = "coefficients of the cost models in simulator/costs, in SI; written by `meshcast calibrate`"
     lines = [f"# {to_line(title)}: {what}."]
     _add_lines(data, 0, lines)
@@ -64,14 +64,14 @@ def text(title: str, data: Mapping[str, Any]) -> str:
 def _add_lines(data: Mapping[str, Any], depth: int, lines: list[str]) -> None:
     pad = "  " * depth
     for key, value in data.items():
-        if isinstance(value, Mapping) and any(isinstance(one, Mapping) for one in value.values()):
+        if isinstance(value, Mapping) and any(isinstance(entry, Mapping) for entry in value.values()):
             lines.append(f"{pad}{quote_yaml(key)}:")
             _add_lines(value, depth + 1, lines)
         elif isinstance(value, Mapping) and not {"value", "sigma_short"} & set(value):
             lines.append(f"{pad}{quote_yaml(key)}:" + ("" if value else " {}"))
             _add_lines(value, depth + 1, lines)
         elif isinstance(value, Mapping):
-            inner = ", ".join(f"{quote_yaml(name)}: {_scalar(one)}" for name, one in value.items())
+            inner = ", ".join(f"{quote_yaml(name)}: {_scalar(entry)}" for name, entry in value.items())
             lines.append(f"{pad}{quote_yaml(key)}: {{{inner}}}")
         else:
             lines.append(f"{pad}{quote_yaml(key)}: {_scalar(value)}")

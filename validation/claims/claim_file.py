@@ -37,6 +37,9 @@ Family = Literal["pipeline", "tensor", "sequence", "expert", "data", "memory", "
 KINDS = ("jobs", "cases", "plans")
 """What a relation may compare."""
 
+CLAIMS = "meshcast.validation.claims"
+"""Package with the files of claims of meshcast."""
+
 MAX_JOBS = 1_000
 """Most jobs of a claim, over all points and assumptions."""
 
@@ -49,6 +52,18 @@ class ClaimModel(BaseModel):
     """Base of the parts of a file: immutable, exact types, unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class NamedJobs(ClaimModel):
+    """Jobs, pipeline cases and runs of planners by name, which relations compare."""
+
+    jobs: dict[str, dict[str, Any]] = {}
+    cases: dict[str, dict[str, Any]] = {}
+    plans: dict[str, dict[str, Any]] = {}
+
+    def merge_jobs(self, others: NamedJobs, kind: str) -> dict[str, dict[str, Any]]:
+        """Returns those of a kind (`KINDS`), and those of others, which win."""
+        return {**getattr(self, kind), **getattr(others, kind)}
 
 
 class DerivedJob(ClaimModel):
@@ -64,7 +79,7 @@ class DerivedJob(ClaimModel):
     over: dict[str, Values] = {}
 
 
-class Claim(ClaimModel):
+class Claim(NamedJobs):
     """One claim.
 
     Attributes:
@@ -87,9 +102,6 @@ class Claim(ClaimModel):
     says: Text
     source: Text
     provenance: Literal["checked", "recalled"]
-    jobs: dict[str, dict[str, Any]] = {}
-    cases: dict[str, dict[str, Any]] = {}
-    plans: dict[str, dict[str, Any]] = {}
     measure: str = ""
     relation: str = ""
     value: Number | None = None
@@ -133,20 +145,17 @@ class Claim(ClaimModel):
         return parse_relation(self.relation)
 
 
-class ClaimFile(ClaimModel):
+class ClaimFile(NamedJobs):
     """The claims of a system, with jobs, cases and plans that several of them use."""
 
     system: Text
     family: Family
     paper: Text
-    jobs: dict[str, dict[str, Any]] = {}
-    cases: dict[str, dict[str, Any]] = {}
-    plans: dict[str, dict[str, Any]] = {}
     entries: Annotated[list[Claim], Field(min_length=1, alias="claims")]
 
     def jobs_of(self, claim: Claim, kind: str) -> Mapping[str, dict[str, Any]]:
         """Returns the jobs, cases or plans that the relation of a claim may name. kind: of `KINDS`."""
-        return {**getattr(self, kind), **getattr(claim, kind)}
+        return self.merge_jobs(claim, kind)
 
     def kind_of(self, claim: Claim, name: str) -> str:
         """Returns of which of `KINDS` a name of the relation is."""
@@ -163,7 +172,7 @@ class ClaimFile(ClaimModel):
             yield dict(zip(claim.assumed, values, strict=True))
 
     def expand(self, claim: Claim, assumed: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-        """Returns the jobs, cases or plans of a relation by name: a single one, or one for each point of its `over`.
+        """Returns the jobs, cases or plans of a relation by name: a single job, or a job for each point of its `over`.
 
         Raises PlanError for a copy of a job that does not exist, and for fields that cannot be set.
         """
@@ -204,10 +213,8 @@ def _expand_job(
 def read_claims(paths: Sequence[Path] = ()) -> list[ClaimFile]:
     """Returns the files of claims; without paths those of meshcast. Raises PlanError for a malformed file and for an id
     that two claims have."""
-    shipped = (file for file in resources.files("meshcast.validation.claims").iterdir() if file.name.endswith(".yaml"))
-    files: list[Path | Traversable] = [*paths] or sorted(shipped, key=lambda file: file.name)
     read, places = [], dict[str, str]()
-    for file in files:
+    for file in paths or find_files(CLAIMS).values():
         claim_file = read_claim_file(file)
         for claim in claim_file.entries:
             if claim.id in places:
@@ -216,6 +223,20 @@ def read_claims(paths: Sequence[Path] = ()) -> list[ClaimFile]:
             places[claim.id] = file.name
         read.append(claim_file)
     return read
+
+
+def find_files(package: str, names: Sequence[str] = (), where: str = "") -> dict[str, Traversable]:
+    """Returns the YAML files of a package by their names without the ending, sorted; of those named if some are.
+
+    Raises PlanError at `where` for a name that no file has.
+    """
+    files = {file.name.removesuffix(".yaml"): file for file in resources.files(package).iterdir()}
+    known = {name: files[name] for name in sorted(files) if files[name].name.endswith(".yaml")}
+    for name in names:
+        if name not in known:
+            folder = package.removeprefix("meshcast.").replace(".", "/")
+            raise PlanError(where, f"{folder} has no such file", nearest(name, list(known)), name)
+    return {name: known[name] for name in names} if names else known
 
 
 def read_claim_file(path: Path | Traversable) -> ClaimFile:

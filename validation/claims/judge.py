@@ -6,7 +6,9 @@ it `depends`, and the answer says on which field. A claim that no job can repres
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,6 +29,9 @@ NEAR = 0.25
 
 TARGET = ("value", "tolerance", "at_least", "at_most", "between")
 """Fields of a claim that say what its number is held against."""
+
+KEPT = 24
+"""Reports that a process keeps."""
 
 ROUNDING = 1e-9
 """Deviation beyond its tolerance at which a claim still holds."""
@@ -50,36 +55,52 @@ def judge_claims(
 ) -> Iterator[Judgement]:
     """Yields the judgements of all claims in their order.
 
-    workers: number of processes; None: one per core. find_plan: runs a planner, and can be pickled.
+    workers: number of processes; None: as many as cores. find_plan: runs a planner, and can be pickled.
     """
     yield from map_chunks(partial(_judge_chunk, find_plan=find_plan), tasks, workers, size=4)
 
 
 def _judge_chunk(tasks: Sequence[ClaimTask], find_plan: PlanFinder | None) -> list[Judgement]:
-    shared = SharedWork()
+    cache = ReportCache()
     judgements = []
     for file, claim in tasks:
-        judgements.append(judge(file, claim, shared, find_plan))
+        judgements.append(judge(file, claim, find_plan, cache))
         if judgements[-1]["defect"]:  # the failure may have left it half built
-            shared = SharedWork()
+            cache = ReportCache()
     return judgements
 
 
-Forecaster = Callable[[dict[str, Any]], Report]
-"""Makes the report of a job file, by simulation or from a cache."""
+class ReportCache:
+    """Reports of jobs; those that were needed last are kept: claims of a file compare with the same jobs.
+
+    Attributes:
+        simulated: number of jobs that were simulated.
+    """
+
+    def __init__(self, size: int = KEPT) -> None:
+        self.size, self.simulated = size, 0
+        self._shared = SharedWork()
+        self._reports = OrderedDict[str, Report]()
+
+    def forecast(self, job: dict[str, Any]) -> Report:
+        """Returns the report of a job. Raises MeshcastError if it cannot be forecast."""
+        key = json.dumps(job, sort_keys=True, default=str)
+        if key not in self._reports:
+            self.simulated += 1
+            self._reports[key] = simulate(load_job(job), shared_work=self._shared)
+            if len(self._reports) > self.size:
+                self._reports.popitem(last=False)
+        self._reports.move_to_end(key)
+        return self._reports[key]
 
 
 def judge(
-    file: ClaimFile,
-    claim: Claim,
-    shared_work: SharedWork | None = None,
-    find_plan: PlanFinder | None = None,
-    forecast: Forecaster | None = None,
+    file: ClaimFile, claim: Claim, find_plan: PlanFinder | None = None, cache: ReportCache | None = None
 ) -> Judgement:
     """Returns the judgement of a claim.
 
     find_plan: runs a planner; claims of planners are not judged without it.
-    forecast: makes the reports of its jobs; None: they are simulated.
+    cache: forecasts its jobs.
     """
     known = {
         **{"id": claim.id, "system": file.system, "family": file.family, "reference": file.paper, "says": claim.says},
@@ -94,13 +115,12 @@ def judge(
     }
     if claim.cannot_judge:
         return known | judgement
-    shared, alternatives = shared_work or SharedWork(), list[dict[str, Any]]()
-    forecast = forecast or (lambda job: simulate(load_job(job), shared_work=shared))
+    cache, alternatives = cache or ReportCache(), list[dict[str, Any]]()
     unfit: MeshcastError | None = None
     try:
         for assumed in file.alternatives(claim):
             try:
-                alternatives.append(_judge_alternative(file, claim, assumed, forecast, find_plan))
+                alternatives.append(_judge_alternative(file, claim, assumed, cache, find_plan))
             except OutOfMemory as error:
                 unfit = error
         if unfit and not alternatives:
@@ -115,7 +135,7 @@ def judge(
 
 
 def _judge_alternative(
-    file: ClaimFile, claim: Claim, assumed: Mapping[str, Any], forecast: Forecaster, find_plan: PlanFinder | None
+    file: ClaimFile, claim: Claim, assumed: Mapping[str, Any], cache: ReportCache, find_plan: PlanFinder | None
 ) -> dict[str, Any]:
     """Returns the numbers of a claim with a value for everything that it assumes."""
     unfit: list[str] = []
@@ -132,7 +152,7 @@ def _judge_alternative(
                 (name, measure): _read_plans(name, measure or claim.measure, jobs, find_plan) for measure in measures
             }
             continue
-        reports = list(_forecast_jobs(name, jobs, forecast))
+        reports = list(_forecast_jobs(name, jobs, cache))
         for measure in measures:
             values[name, measure] = _read_points(measure or claim.measure, reports)
         unfit += [name] if len(reports) == 1 and not reports[0].fits else []
@@ -167,11 +187,11 @@ def _read_plans(name: str, measure: str, runs: Sequence[dict[str, Any]], find_pl
     return values[0] if len(values) == 1 else flatten(values)
 
 
-def _forecast_jobs(name: str, jobs: Sequence[dict[str, Any]], forecast: Forecaster) -> Iterator[Report]:
-    """Forecasts of a job, or of all points of an `over` that are plans."""
+def _forecast_jobs(name: str, jobs: Sequence[dict[str, Any]], cache: ReportCache) -> Iterator[Report]:
+    """Yields the reports of a job, or of all points of an `over` that are plans."""
     for job in jobs:
         try:
-            yield forecast(job)
+            yield cache.forecast(job)
         except MeshcastError as error:
             if len(jobs) == 1:
                 raise error.at(f"jobs.{name}") from None
@@ -251,14 +271,15 @@ def _miss(claim: Claim, ours: float) -> float:
     """Returns the relative deviation from the value, or from the bound that is not met; 0 within bounds. Absolute where
     the paper says 0."""
     if claim.value is not None:
-        return _deviation(ours, claim.value)
+        return find_deviation(ours, claim.value)
     low, high = _bounds(claim)
     if low is not None and ours < low:
-        return _deviation(ours, low)
-    return _deviation(ours, high) if high is not None and ours > high else 0.0
+        return find_deviation(ours, low)
+    return find_deviation(ours, high) if high is not None and ours > high else 0.0
 
 
-def _deviation(ours: float, theirs: float) -> float:
+def find_deviation(ours: float, theirs: float) -> float:
+    """Returns the relative deviation from a published number; ours where that is 0."""
     return (ours - theirs) / abs(theirs) if theirs else ours
 
 
@@ -271,7 +292,7 @@ def _paper_number(claim: Claim) -> float | list[float] | None:
 
 
 def _ratio(claim: Claim, ours: float) -> float | None:
-    """Ours over the paper's number, or over the nearest bound; None where that is 0."""
+    """Returns ours over the paper's number, or over the nearest bound; None where that is 0."""
     stated = claim.value
     if stated is None:
         low, high = _bounds(claim)
@@ -298,18 +319,18 @@ def describe_target(claim: Claim) -> str:
 
 
 def summarize_judgements(rows: Sequence[Judgement]) -> dict[str, Any]:
-    """Counts over all claims, by family and by system. Only claims whose source was read are scored."""
+    """Counts statuses over all claims, by family and by system. Only claims whose source was read are scored."""
     families = list(dict.fromkeys(row["family"] for row in rows))
     systems = list(dict.fromkeys(row["system"] for row in rows))
     return {
-        **count_statuss(rows),
-        "by_family": {name: count_statuss(row for row in rows if row["family"] == name) for name in families},
-        "by_system": {name: count_statuss(row for row in rows if row["system"] == name) for name in systems},
+        **count_statuses(rows),
+        "by_family": {name: count_statuses(row for row in rows if row["family"] == name) for name in families},
+        "by_system": {name: count_statuses(row for row in rows if row["system"] == name) for name in systems},
     }
 
 
-def count_statuss(rows: Iterable[Judgement]) -> dict[str, Any]:
-    """Counts of statuses among scored claims.
+def count_statuses(rows: Iterable[Judgement]) -> dict[str, Any]:
+    """Counts statuses among scored claims.
 
     judged: scored claims that hold, miss or depend. near: those that hold or deviate by at most `NEAR`.
     share_holds, share_near: over the judged ones; None without any.

@@ -92,12 +92,12 @@ def _list_states(report: Report, category: str = "") -> Quantity:
 
 
 def _count_model_tflops(report: Report, convention: str = "palm") -> Quantity:
-    """FLOP/s of the model on a GPU / 1e12, without recomputation."""
+    """Returns FLOP/s of the model on a GPU / 1e12, without recomputation."""
     return report.flops_per_token(convention) * report.tokens_per_s_per_gpu / 1e12
 
 
 def _count_executed_tflops(report: Report) -> Quantity:
-    """FLOP/s of a GPU / 1e12, recomputation included."""
+    """Returns FLOP/s of a GPU / 1e12, recomputation included."""
     return _count_model_tflops(report) * report.hfu / report.mfu["palm"]  # type: ignore[operator, return-value]
 
 

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from meshcast.hardware.errors import OutOfMemory, PlanError
 
-LONGEST = 500
+MAX_LENGTH = 500
 """Maximum number of characters of a relation."""
 
 FUNCTIONS = ("min", "max", "sum", "best", "same")
@@ -27,7 +27,7 @@ VALID = (
 )
 
 Quantity = float | list[float]
-"""The value of a job: a single number, or one for each stage or each point of an `over`."""
+"""The value of a job: a single number, or a number for each stage or each point of an `over`."""
 
 ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -83,8 +83,8 @@ class Relation:
 
 def parse_relation(text: str) -> Relation:
     """Parses a relation. Raises ValueError ("rule. remedy") if it is malformed."""
-    if len(text) > LONGEST or "\n" in text.strip():
-        raise ValueError(f"a relation is one line of at most {LONGEST} characters. Write base / split")
+    if len(text) > MAX_LENGTH or "\n" in text.strip():
+        raise ValueError(f"a relation is one line of at most {MAX_LENGTH} characters. Write base / split")
     try:
         body = ast.parse(text.strip(), mode="eval").body
         reads: list[tuple[str, str]] = []

@@ -64,7 +64,7 @@ def _check_reductions(plan: Plan) -> None:
 
 
 def weight_dtype(plan: Plan) -> Any:
-    """Torch's type of the stored weights: FSDP stores the main weights, sharded."""
+    """Returns torch's type of the stored weights: FSDP stores the main weights, sharded."""
     framework = plan.job.framework
     return DTYPES[framework.main_weights if data_scheme_of(plan) == "data/fsdp" else framework.weights]
 

@@ -58,7 +58,7 @@ def check_world_size(world: int, device: str) -> None:
 def run_all(tasks: Sequence[Mapping[str, Any]], world: int) -> Generator[dict[str, Any]]:
     """Runs tasks in turn, each in separate processes; see `run`.
 
-    Under torchrun the same processes run all of them, in one process group: a second would find the addresses of
+    Under torchrun the same processes run all of them, in the same process group: a second would find the addresses of
     the first in torchrun's store, and wait for it forever.
     """
     if under_torchrun():
@@ -117,7 +117,7 @@ def environment(device: str) -> dict[str, str]:
 
 
 def _read_messages(process: subprocess.Popen[bytes], path: Path) -> Iterator[dict[str, Any]]:
-    """Messages in the file at `path` as they are written, until the process ends."""
+    """Yields messages in the file at `path` as they are written, until the process ends."""
     with path.open(encoding="utf-8") as file:
         rest = ""
         while True:

@@ -96,7 +96,7 @@ def _rows(
     steps: Sequence[float] = (),
     peaks: Sequence[Mapping[str, Any]] = (),
 ) -> list[MeasurementRow]:
-    """Rows for the step time and for the peak memory of every rank."""
+    """Returns rows for the step time and for the peak memory of every rank."""
     batch, group = plan.job.batch, _plan_label(plan)
     shape = {**plan.mesh.named_axes, "micro": batch.micro, "sequence": batch.sequence, "global": batch.total}
     clock = "perf_counter from a barrier to the device's end, slowest rank"
@@ -196,7 +196,7 @@ def _row(
 
 
 def _forecast(source: Forecaster, operation: str, size: int, world: int) -> ForecastValue:
-    """Seconds of a collective, or of a message until its arrival."""
+    """Returns the seconds of a collective, or of a message until its arrival."""
     if operation != "send_recv":
         return source.estimate_works([Collective(operation, size, (AXIS,))])
     estimate = source.costs.estimate(Transfer(size, AXIS, 0, world - 1))
@@ -259,7 +259,7 @@ def _device(kind: str) -> Device:
 
 
 def _remarks(device: str) -> tuple[str, ...]:
-    """Notes on how the processes were started."""
+    """Returns notes on how the processes were started."""
     if device == "cpu" and launch.under_torchrun() and "GLIBC_TUNABLES" not in os.environ:
         return (f"started without GLIBC_TUNABLES={launch.MALLOC_TUNABLES}: freed memory returns to the kernel",)
     return ()

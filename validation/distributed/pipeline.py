@@ -107,7 +107,8 @@ def _stage(
     deferred: DeferredWeightGradients | None,
     messages: PipelineMessages,
 ) -> LeanPipelineStage:
-    """torch's stage around a stage of the reference model. Given the shapes, torch need not run it to infer them."""
+    """Returns torch's stage around a stage of the reference model. Given the shapes, torch need not run it to infer
+    them."""
     batch, last = plan.job.batch, number == plan.shape.stages - 1
     assert batch.sequence is not None
     positions = batch.sequence // place.context.size

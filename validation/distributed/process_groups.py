@@ -1,4 +1,4 @@
-"""Process groups of the reference trainer: one along each axis of the plan's mesh."""
+"""Process groups of the reference trainer: along each axis of the plan's mesh."""
 
 from __future__ import annotations
 

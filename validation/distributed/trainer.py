@@ -109,7 +109,7 @@ class Trainer:
         return loss
 
     def parameters(self) -> dict[str, Any]:
-        """Parameters of this rank by their names in the whole model, in the model's order."""
+        """Returns the parameters of this rank by their names in the whole model, in the model's order."""
         return {name: param for stage in self.stages.values() for name, param in stage.named_parameters()}
 
 

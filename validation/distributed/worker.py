@@ -75,7 +75,7 @@ def layouts(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]
 
 
 def steps(task: Mapping[str, Any], device: Device) -> Iterator[dict[str, Any]]:
-    """Steps of the task's `job`.
+    """Yields the steps of the task's `job`.
 
     In this order: at least `warmup` steps, on a GPU until its clock is steady; a step whose memory is watched; `steps`
     timed steps; the states of rank 0's GPU; a step that is traced (if `trace` names a file).

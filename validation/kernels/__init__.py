@@ -1,1 +1,1 @@
-"""Measurements of the kernels of one rank, module by module."""
+"""Measurements of the kernels of a rank, module by module."""

@@ -15,7 +15,7 @@ from meshcast.validation.kernels.modes import Work
 from meshcast.validation.kernels.operators import LocalOperator
 from meshcast.validation.measurements.device import Device
 
-LEAST = (8, 9)
+MIN_CAPABILITY = (8, 9)
 """Compute capability of the first GPUs with fp8 tensor cores (Ada; Hopper is 9.0)."""
 
 MULTIPLE = 16
@@ -27,7 +27,7 @@ def why_missing(device: Device, plan: Plan) -> str:
     if device.cuda is None:
         return "fp8: not measured, torch has its GEMMs on GPUs only"
     capability = device.cuda.capability
-    if capability < LEAST:
+    if capability < MIN_CAPABILITY:
         return f"fp8: not measured, a GPU of compute capability {capability[0]}.{capability[1]} has no fp8 tensor cores"
     gpu = plan.job.cluster.gpu
     return "" if "fp8" in gpu.peak else f"fp8: not measured, for {gpu.name} has no peak rate to forecast it from"
@@ -54,7 +54,7 @@ def operands(work: Gemm, device: Device) -> tuple[Tensor, Tensor]:
 
 
 def make_runner(works: Sequence[Gemm], device: Device) -> Work:
-    """Returns a function that runs the GEMMs one after another, with one scale per tensor."""
+    """Returns a function that runs the GEMMs in turn, with one scale per tensor."""
     scale = torch.ones((), device=device.torch)
     pairs = [operands(work, device) for work in works]
 

@@ -53,8 +53,8 @@ def _transformer_engine(size: int, columns: int, device: Any) -> tuple[Forward, 
 
     def forward(x: Tensor) -> Tensor:
         with te.fp8_autocast(enabled=True, fp8_recipe=recipe):
-            found: Tensor = layer(x)
-        return found
+            out: Tensor = layer(x)
+        return out
 
     return forward, layer.weight
 
@@ -89,14 +89,14 @@ class QuantisedLinear:
 
 
 def in_recipe(forecasters: Sequence[Forecaster], recipe: str) -> list[Forecaster]:
-    """Forecasters of the same job with linear layers in a recipe."""
-    given = forecasters[0].job.get("precision")
-    precision = {**(given if isinstance(given, dict) else {}), "compute": recipe}
-    return [replace(one, job={**one.job, "precision": precision}) for one in forecasters]
+    """Makes forecasters of the same job with linear layers in a recipe."""
+    stated = forecasters[0].job.get("precision")
+    precision = {**(stated if isinstance(stated, dict) else {}), "compute": recipe}
+    return [replace(forecaster, job={**forecaster.job, "precision": precision}) for forecaster in forecasters]
 
 
 def quantised_linears(forecaster: Forecaster) -> Iterator[QuantisedLinear]:
-    """Linear layers of one rank in fp8, whose sizes are multiples of `MULTIPLE`, each with the cast of its input."""
+    """Yields linear layers of a rank in fp8, with sizes of multiples of `MULTIPLE`, and the casts of their inputs."""
     cast: Sequence[Work] = ()
     for local in local_operators(forecaster.plan):
         if isinstance(local.operator, Cast):

@@ -1,4 +1,4 @@
-"""``meshcast measure kernels``: forecasts the kernels of one rank's modules, then times each module alone."""
+"""``meshcast measure kernels``: forecasts the kernels of the modules of a rank, then times each module alone."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def measure(
     command: str = "",
     progress: Progress = lambda text: None,
 ) -> Measurement:
-    """Forecasts the modules of one rank of `job`, writes the forecasts to `out`, measures, and writes `out` again.
+    """Forecasts the modules of a rank of `job`, writes the forecasts to `out`, measures, and writes `out` again.
 
     modes: eager, cuda-graph, compile.
     tps: degrees of tensor parallelism; by default the job's.
@@ -87,7 +87,7 @@ def measure(
     on = Device.of(device)
     check_counts(warmup=(warmup, 0), repeat=(repeat, 1))
     how = Setup(on, check_modes(modes, on), warmup, repeat, cold)
-    formats = [one for one in dtypes if one != "fp8"]
+    formats = [dtype for dtype in dtypes if dtype != "fp8"]
     cases = list(_cases(job, tps, formats, calibration))
     notes = [why for case in cases for why in _missing_fp8(on, case.plan)] if "fp8" in dtypes else []
     trials = [(case, _trials(case, how, "fp8" in dtypes)) for case in cases]
@@ -100,7 +100,7 @@ def measure(
         warm_up_with_gemms(on)
         for case, some in trials:
             for row in _measure_case(case, some, on, recording.notes, progress):
-                recording.rows.append(row)  # one by one: an interrupt leaves those before it
+                recording.rows.append(row)  # singly: an interrupt leaves those before it
     return recording.measurement
 
 
@@ -126,10 +126,10 @@ def warm_up_with_gemms(device: Device) -> None:
 
 @dataclass(frozen=True)
 class ModuleCase:
-    """One rank of a job at one degree of tensor parallelism and in one number format.
+    """A rank of a job at a degree of tensor parallelism and in a number format.
 
     Attributes:
-        forecasters: with the costs of the catalog, and of the calibration if there is one.
+        forecasters: with the costs of the catalog, and of the calibration if any.
         label: prefix of the groups of its rows.
     """
 
@@ -145,11 +145,11 @@ class ModuleCase:
     ) -> MeasurementRow:
         """Makes a row with its forecasts, not measured yet."""
         works = list(works)
-        found = {one.by: one.estimate_works(works) for one in self.forecasters}
+        forecasts = {forecaster.by: forecaster.estimate_works(works) for forecaster in self.forecasters}
         return MeasurementRow(
             name=name,
             group=f"{self.label}{mode}",
-            forecasts=found,
+            forecasts=forecasts,
             instrument=instrument,
             shape={CLASS: kernel_class(works), **shape, **({WORK: work_fields(works[0])} if len(works) == 1 else {})},
         )
@@ -162,10 +162,10 @@ def _cases(
     plan = resolve_plan(load_job(job))
     check_alike(plan, "a measurement of kernels")
     tensor = plan.family("tensor")
-    own = plan.mesh.size(axis for scheme in tensor for axis in scheme.over)
+    degree = plan.mesh.size(axis for scheme in tensor for axis in scheme.over)
     sequence = any(scheme.use == "tensor/megatron-sp" for scheme in tensor)
     cluster, formats = job["cluster"], job.get("precision")
-    for tp in tps or (own,):
+    for tp in tps or (degree,):
         for dtype in dtypes or (plan.job.framework.weights,):
             case = {**job, "batch": plan.job.batch.model_dump(include={"micro", "sequence"})}
             case["plan"] = {"tp": tp, "zero": 0, "sequence_parallel": sequence}
@@ -173,9 +173,9 @@ def _cases(
                 case["cluster"] = {**cluster, "gpus": tp}  # further GPUs would only add replicas
             if dtypes:
                 case["precision"] = {**(formats if isinstance(formats, Mapping) else {}), "compute": dtype}
-            found = forecasters(case, calibration)
-            check(found[0].plan)
-            yield ModuleCase(found, f"tp {tp} {f'{dtype} ' if len(dtypes) > 1 else ''}")
+            sources = forecasters(case, calibration)
+            check(sources[0].plan)
+            yield ModuleCase(sources, f"tp {tp} {f'{dtype} ' if len(dtypes) > 1 else ''}")
 
 
 # --------------------------------------------------------------------------------------------- trials
@@ -209,9 +209,9 @@ class Setup:
 
 def _trials(case: ModuleCase, how: Setup, with_fp8: bool) -> list[Trial]:
     """Makes the trials of a case."""
-    found, stated = local_operators(case.plan), {"dtype": case.plan.job.framework.weights}
+    operators, stated = local_operators(case.plan), {"dtype": case.plan.job.framework.weights}
     trials = []
-    for local, mode in product(found, how.modes):
+    for local, mode in product(operators, how.modes):
         for name, works in zip(PASSES, (local.forward, local.backward), strict=True):
             if works:
                 row = case.row(f"{local.name} {name}", mode, works, {**stated, **local.shape}, how.instrument)
@@ -225,7 +225,7 @@ def _trials(case: ModuleCase, how: Setup, with_fp8: bool) -> list[Trial]:
             row = case.row(f"copy {what}", "eager", [HostCopy(nbytes, back)], {"bytes": nbytes}, how.instrument)
             trials.append(Trial(row, partial(_measure_copy, how, nbytes, back)))
     if with_fp8 and not fp8.why_missing(how.device, case.plan):
-        for local in found:
+        for local in operators:
             for name in PASSES:
                 if gemms := fp8.fp8_gemms(local, name == "backward"):
                     shape = {"dtype": "fp8", **local.shape}

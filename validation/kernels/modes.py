@@ -44,19 +44,19 @@ def eager(module: ShardedModule, device: Device) -> Passes:
 
 def compile_module(module: ShardedModule, device: Device) -> Passes:
     """Runs the module through torch.compile, for these sizes only."""
-    # Modules of one kind share their code, of which torch compiles only a few versions.
+    # Modules of a kind share their code, of which torch compiles only a few versions.
     torch.compiler.reset()
     return _call_directly(module, torch.compile(module.forward, dynamic=False))
 
 
 def _call_directly(module: ShardedModule, forward: Callable[..., Any]) -> Passes:
-    given: list[Tensor] = []
+    grads: list[Tensor] = []
 
     def before() -> Work:
         outs = _as_list(forward(*module.inputs))
-        if not given:
-            given.extend(map(torch.randn_like, outs))
-        return lambda: torch.autograd.grad(outs, module.wanted, given, allow_unused=True)
+        if not grads:
+            grads.extend(map(torch.randn_like, outs))
+        return lambda: torch.autograd.grad(outs, module.wanted, grads, allow_unused=True)
 
     return Passes(lambda: forward(*module.inputs), before)
 
@@ -77,11 +77,11 @@ def capture_graph(module: ShardedModule, device: Device) -> Passes:
             passes.before()()
     cuda.current_stream().wait_stream(side_stream)
     first, outs = cuda.capture_graph(lambda: _as_list(module.forward(*module.inputs)))
-    grads = [torch.randn_like(one) for one in outs]
+    grads = [torch.randn_like(out) for out in outs]
     backward = partial(torch.autograd.grad, outs, module.wanted, grads, allow_unused=True)
-    second, made = cuda.capture_graph(backward, first.pool())
+    second, results = cuda.capture_graph(backward, first.pool())
     # The graphs read and write these tensors: they must live as long.
-    held = outs, grads, made
+    held = outs, grads, results
 
     def replay(graph: Any) -> Any:
         graph.replay()
@@ -90,8 +90,8 @@ def capture_graph(module: ShardedModule, device: Device) -> Passes:
     return Passes(lambda: replay(first), lambda: lambda: replay(second))
 
 
-def _as_list(given: Any) -> list[Tensor]:
-    return [given] if isinstance(given, Tensor) else list(given)
+def _as_list(outs: Any) -> list[Tensor]:
+    return [outs] if isinstance(outs, Tensor) else list(outs)
 
 
 MODES: dict[str, Callable[[ShardedModule, Device], Passes]] = {
@@ -118,7 +118,7 @@ class Bench(Modules):
         self._last: tuple[tuple[str, str], Passes] | None = None
 
     def passes(self, local: LocalOperator, mode: str) -> Passes:
-        """Both passes of an operator in a mode. The latest are kept: making them may take long."""
+        """Returns both passes of an operator in a mode. The latest are kept: making them may take long."""
         if self._last is None or self._last[0] != (local.name, mode):
             # The previous ones are freed first: they may fill the memory that the next ones need.
             self._last = None
@@ -127,7 +127,7 @@ class Bench(Modules):
 
 
 def sample(device: Device, passes: Passes, backward: bool, warmup: int, repeat: int, cold: bool) -> list[float]:
-    """`repeat` samples of the duration of one pass [s]. cold: see `Device.seconds`."""
+    """Takes `repeat` samples of the duration of a pass [s]. cold: see `Device.seconds`."""
     if not backward:
         return device.seconds(passes.forward, warmup, repeat, cold)
     return device.seconds_after(passes.before, warmup, repeat, cold)

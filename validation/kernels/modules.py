@@ -1,4 +1,4 @@
-"""Modules of the reference trainer, one for each operator of the simulator, at the sizes of one tensor-parallel rank.
+"""Modules of the reference trainer, for every operator of the simulator, at the sizes of a tensor-parallel rank.
 
 Nothing is communicated: a module gets random inputs in place of the results of collectives.
 """
@@ -27,8 +27,8 @@ class ShardedModule:
     """An operator in PyTorch.
 
     Attributes:
-        local: the operator of the simulator at the sizes of one rank.
-        forward: from `inputs` to one tensor or several.
+        local: the operator of the simulator at the sizes of a rank.
+        forward: from `inputs` to a tensor or several.
         inputs: random tensors.
         weights: whose gradients the backward pass computes, besides those of the inputs that require one.
     """
@@ -41,13 +41,13 @@ class ShardedModule:
     @property
     def wanted(self) -> list[Tensor]:
         """Tensors whose gradients the backward pass computes."""
-        return [*(one for one in self.inputs if one.requires_grad), *self.weights]
+        return [*(tensor for tensor in self.inputs if tensor.requires_grad), *self.weights]
 
 
 class Modules:
     """Makes the modules of a plan.
 
-    The weights of one layer of each kind and of both ends exist once; every module gets new inputs.
+    The weights of a layer of each kind and of both ends exist once; every module gets new inputs.
     Raises PlanError for what the reference trainer lacks.
     """
 
@@ -65,14 +65,14 @@ class Modules:
         self.first, self.last = self._stage(range(0), first=True), self._stage(range(0), last=True)
 
     def _stage(self, layers: range, first: bool = False, last: bool = False) -> model.Stage:
-        """A stage with random weights."""
+        """Returns a stage with random weights."""
         with torch.device(self.device.torch):
-            made = model.Stage(self.plan, layers, first, last, self.tensor)
-        made.to(self.dtype)
+            stage = model.Stage(self.plan, layers, first, last, self.tensor)
+        stage.to(self.dtype)
         with torch.no_grad():
-            for param in made.parameters():
+            for param in stage.parameters():
                 param.normal_(std=model.INITIAL_STD)
-        return made
+        return stage
 
     @property
     def layer(self) -> Any:
@@ -85,7 +85,7 @@ class Modules:
         return next(self.layers[min(self.layers)].layers.children())
 
     def module(self, local: LocalOperator) -> ShardedModule:
-        """The module of an operator, with new inputs."""
+        """Returns the module of an operator, with new inputs."""
         name, kind = local.name, local.operator
         if isinstance(kind, Head):
             table = self.last.embedding if self.last.tied else self.last.head
@@ -119,7 +119,7 @@ class Modules:
     # ---------------------------------------------------------------------------------------- operators
 
     def sizes(self, local: LocalOperator) -> list[int]:
-        """Local sizes of the first input."""
+        """Returns the local sizes of the first input."""
         return [int(size) for size in local.at.dims(local.operator.ins[0]).values()]
 
     def _input(self, local: LocalOperator) -> Tensor:
@@ -129,7 +129,7 @@ class Modules:
         return torch.randn(sizes, dtype=self.dtype, device=self.device.torch, requires_grad=True)
 
     def _tokens(self, local: LocalOperator) -> Tensor:
-        """Random token ids [b, s] of the whole vocabulary."""
+        """Returns random token ids [b, s] of the whole vocabulary."""
         b, s = self.sizes(local)[:2]
         return torch.randint(self.plan.job.model.vocab, (b, s), device=self.device.torch)
 
@@ -145,18 +145,18 @@ class Modules:
         return ShardedModule(local, self.first.positions, (self._input(local),), (self.first.positions.weight,))
 
     def _shard_linear(self, local: LocalOperator, linear: ColumnLinear | RowLinear) -> ShardedModule:
-        """A linear of a layer. The bias of a row-parallel one is added after its all-reduce."""
+        """Returns a linear of a layer. The bias of a row-parallel linear is added after its all-reduce."""
         later = self.tensor.size > 1 and isinstance(linear, RowLinear)
         return self._linear(local, linear.weight, None if later else linear.bias)
 
     def _qkv(self, local: LocalOperator) -> Tensor:
-        """Fused queries, keys and values, as the linear before gives them."""
+        """Returns fused queries, keys and values, as the linear before gives them."""
         b, s, width = self.sizes(local)
         attention = self.layer.attention
         return self._random(b, s, width // attention.queries * (attention.queries + 2 * attention.keys))
 
     def _core(self, local: LocalOperator) -> ShardedModule:
-        q, k, v = (one.detach().requires_grad_() for one in self.layer.attention.split_heads(self._qkv(local)))
+        q, k, v = (head.detach().requires_grad_() for head in self.layer.attention.split_heads(self._qkv(local)))
         return ShardedModule(local, functions.attention, (q, k, v))
 
     def _act(self, local: LocalOperator) -> ShardedModule:
@@ -170,7 +170,7 @@ class Modules:
     # ------------------------------------------------------------------------------------------ experts
 
     def _routed_tokens(self, local: LocalOperator) -> Tensor:
-        """Tokens in the order of their experts [e, n, ...]."""
+        """Returns tokens in the order of their experts [e, n, ...]."""
         b, s, _, width = self.sizes(local)
         experts = self.layer.mlp.experts
         return self._random(experts, b * s // experts, width * len(local.operator.ins))

@@ -1,4 +1,4 @@
-"""The operators of a job's model at the sizes of one rank, and the works of their kernels."""
+"""The operators of a job's model at the sizes of a rank, and the works of their kernels."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from meshcast.simulator.plan.plan import Plan
 
 @dataclass(frozen=True)
 class LocalOperator:
-    """An operator at the sizes that the plan leaves to one rank.
+    """An operator at the sizes that the plan leaves to a rank.
 
     Attributes:
         operator: of the model.
-        at: its sizes on one rank.
+        at: its sizes on a rank.
     """
 
     operator: Operator
@@ -60,31 +60,33 @@ class LocalOperator:
 
 
 def local_operators(plan: Plan) -> list[LocalOperator]:
-    """The operators of one layer of each kind and of both ends of the model, once each, in forward order."""
+    """Lists the operators of a layer of each kind and of both ends of the model, once each, in forward order."""
     scope = Scope(plan.mesh, plan.stage_schemes)
-    found: dict[str, LocalOperator] = {}
+    operators: dict[str, LocalOperator] = {}
 
     def visit(operator: Operator) -> None:
         if not isinstance(operator, Boundary):
-            found.setdefault(operator.name, LocalOperator(operator, LocalShapes(scope.division(operator), plan.mesh)))
+            operators.setdefault(
+                operator.name, LocalOperator(operator, LocalShapes(scope.division(operator), plan.mesh))
+            )
 
     for unit in plan.model_parts.architecture.units:
         walk(unit, visit)
-    return list(found.values())
+    return list(operators.values())
 
 
 def kernels(works: Iterable[Work]) -> list[Work]:
-    """The works that run on a rank alone. A weight gradient is the result of its GEMM, in the format of the operands:
-    accumulating it into the main gradient is no part of a module's own backward pass."""
-    found = [work for work in works if not isinstance(work, Collective)]
+    """Returns the works that run on a rank alone. A weight gradient is the result of its GEMM, in the format of the
+    operands: accumulating it into the main gradient is no part of a module's own backward pass."""
+    local_works = [work for work in works if not isinstance(work, Collective)]
     return [
         replace(work, accumulate=False, out_dtype=work.dtype) if isinstance(work, Gemm) and work.accumulate else work
-        for work in found
+        for work in local_works
     ]
 
 
 def optimizer(plan: Plan) -> tuple[int, Sequence[Work]]:
-    """Number of elements of one layer's weights (with experts if there are some); gradient norm and Adam over them."""
+    """Counts the elements of a layer's weights (with experts if there are some); gradient norm and Adam over them."""
     scope = Scope(plan.mesh, plan.stage_schemes)
     kind = max(plan.job.model.kind(i) for i in range(plan.job.model.layers))
     operators = plan.model_parts.architecture.layer(kind).operators()

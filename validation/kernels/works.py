@@ -22,31 +22,31 @@ def kernel_class(works: Sequence[Work]) -> str:
 
 
 def work_fields(work: Work) -> dict[str, Any]:
-    """Fields of a kernel's work as plain data, without empty ones; `work_of` reads them."""
+    """Returns the fields of a kernel's work as plain data, without empty ones; `work_of` reads them."""
     return {field.name: value for field in fields(work) if (value := getattr(work, field.name)) not in ("", ())}
 
 
-def work_of(given: Mapping[str, Any], where: str = "shape") -> Work | None:
-    """The work of which `given` are the fields; None if they are those of no kernel.
+def work_of(fields: Mapping[str, Any], where: str = "shape") -> Work | None:
+    """Returns the work of which `fields` are the fields; None if they are those of no kernel.
 
     where: place of the fields. Raises PlanError for a value of another type than its field's.
     """
     for kind in (Gemm, Attention, Memory):
         known = {field.name: field.default for field in fields(kind)}
         needed = {name for name, default in known.items() if default is MISSING}
-        if needed <= given.keys() <= known.keys():
-            for name, value in given.items():
+        if needed <= fields.keys() <= known.keys():
+            for name, value in fields.items():
                 _check_field(f"{where}.{name}", value, kind.__annotations__[name])
-            return kind(**{name: _frozen(value) for name, value in given.items()})
+            return kind(**{name: _frozen(value) for name, value in fields.items()})
     return None
 
 
 def _frozen(value: Any) -> Any:
-    """A list of a file, and the lists in it, as tuples."""
-    return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
+    """Returns a list of a file, and the lists in it, as tuples."""
+    return tuple(_frozen(entry) for entry in value) if isinstance(value, list) else value
 
 
-LARGEST = 1e15
+MAX_FIELD = 1e15
 """Largest number in the fields of a kernel: elements, bytes, positions."""
 
 
@@ -54,8 +54,8 @@ def _check_field(where: str, value: Any, annotation: str) -> None:
     """Raises PlanError for a value that a field of a work cannot have. annotation: of the field, as text."""
     remedy = "Correct it, or measure again"
     if annotation in ("int", "float"):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
-            raise PlanError(where, f"it must be a number from 0 to {LARGEST:g}", remedy, value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_FIELD:
+            raise PlanError(where, f"it must be a number from 0 to {MAX_FIELD:g}", remedy, value)
     elif annotation == "bool":
         if not isinstance(value, bool):
             raise PlanError(where, "it must be true or false", remedy, value)

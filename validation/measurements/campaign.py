@@ -1,4 +1,4 @@
-"""Campaigns: a list of measurements for a machine, run in one go after its calibration.
+"""Campaigns: a list of measurements for a machine, run at once after its calibration.
 
 A campaign is a YAML file::
 

@@ -44,7 +44,7 @@ class Cuda:
 
     @staticmethod
     def versions() -> dict[str, str]:
-        """Versions of CUDA and NCCL; {} for a build of torch without CUDA."""
+        """Returns the versions of CUDA and NCCL; {} for a build of torch without CUDA."""
         versions = {}
         if torch.version.cuda:
             versions["cuda"] = torch.version.cuda

@@ -150,7 +150,8 @@ class Device:
     def seconds_after(
         self, prepare: Callable[[], Callable[[], Any]], warmup: int = 3, repeat: int = 20, cold: bool = False
     ) -> list[float]:
-        """Times `repeat` times the work that `prepare` returns, without `prepare`, and returns its durations [s].
+        """Times `repeat` times the work that `prepare` returns, without `prepare`, and returns its durations
+        [s].
 
         warmup: number of untimed calls before.
         cold: evict the operands of the previous call from the caches first (`FLUSH_BYTES`, `FLUSH_GEMM`).

@@ -59,7 +59,7 @@ def _number(text: str) -> float | None:
 
 
 def _reasons(text: str) -> tuple[str, ...]:
-    """Names of the reasons in a hexadecimal mask."""
+    """Returns the names of the reasons in a hexadecimal mask."""
     mask = 0
     with suppress(ValueError):
         mask = int(text, 16)
@@ -102,7 +102,7 @@ class StateMonitor:
         return len(clocks) == WINDOW and max(clocks) <= min(clocks) * (1 + STEADY)
 
     def summary(self) -> GPUState | None:
-        """Returns median clocks, highest power and temperature, and all throttle reasons of the readings."""
+        """Returns the median clocks, highest power and temperature, and all throttle reasons of the readings."""
         if not self.readings:
             return None
 

@@ -74,7 +74,7 @@ def import_nccl_tests(
 
 
 def _warnings(run: nccl_tests.Run) -> list[str]:
-    """Notes on a run that ended early, had wrong results, empty sizes or concurrent groups."""
+    """Returns notes on a run that ended early, had wrong results, empty sizes or concurrent groups."""
     wrong = sum(sum(size.wrong.values()) for size in run.sizes)
     empty = sum(1 for size in run.sizes if not size.nbytes)
     warnings = [
@@ -102,7 +102,7 @@ def _forecast(source: Forecaster, run: nccl_tests.Run, nbytes: int) -> ForecastV
 
 
 def _gpus_of(cluster: Cluster, run: nccl_tests.Run) -> list[int]:
-    """Ranks of the run as GPUs of the cluster, node by node."""
+    """Returns the ranks of the run as GPUs of the cluster, node by node."""
     per_node, members = cluster.gpus_per_node, len(run.places) or run.members
     places = run.places or [divmod(rank, per_node) for rank in range(min(members, cluster.gpus))]
     ranks = [machine * per_node + local for machine, local in places]

@@ -15,7 +15,7 @@ REMEDY = "Write one JSON object on each line"
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Lines of a JSONL file without the empty ones. Raises PlanError for a file that cannot be read."""
+    """Returns the lines of a JSONL file without the empty ones. Raises PlanError for a file that cannot be read."""
     try:
         text = read_text(path, DATA)
     except Unreadable as error:

@@ -1,7 +1,7 @@
 """Schedules played with given times of passes, by the engine that plays whole jobs: `meshcast validate pipeline`.
 
 Conventions (Qi et al. 2023, arXiv 2401.10241; Narayanan et al. 2021, arXiv 2104.04473): t_f, t_b and t_w are times of
-one micro-batch through all layers of one device; a chunk takes 1/v of them, a slice its share; a whole backward pass
+a micro-batch through all layers of a device; a chunk takes 1/v of them, a slice its share; a whole backward pass
 takes t_b + t_w. A hop is a latency between two devices that does not block the sender. There is no optimizer and no
 gradient reduction.
 """
@@ -60,7 +60,7 @@ EXAMPLES: list[dict[str, Any]] = [
 
 
 class ScheduleCase(BaseModel):
-    """One line of the input. Times are numbers, or lists with one entry a device or a virtual stage."""
+    """A line of the input. Times are numbers, or lists with one entry a device or a virtual stage."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -139,7 +139,7 @@ class ScheduleReplay:
         return [end - begin for begin, end in map(self._reach, range(self.table.shape.p))]
 
     def _reach(self, device: int) -> tuple[float, float]:
-        """Begin of the first pass of a device, and end of its last [s]."""
+        """Returns the begin of the first pass of a device, and end of its last [s]."""
         passes = [
             i
             for i, action in enumerate(actions_of(self.table.orders[device]))
@@ -148,15 +148,16 @@ class ScheduleReplay:
         return min(self.begin[device][i] for i in passes), max(self.end[device][i] for i in passes)
 
     def gradient_times(self, device: int) -> list[float]:
-        """By micro-batch, when its weight gradients are complete on a device [s]."""
-        found = [0.0] * self.table.shape.m
+        """Returns by micro-batch when its weight gradients are complete on a device [s]."""
+        ends = [0.0] * self.table.shape.m
         for action, end in zip(actions_of(self.table.orders[device]), self.end[device], strict=True):
             if action.kind in ("BW", "W"):
-                found[action.microbatch] = max(found[action.microbatch], end)
-        return found
+                ends[action.microbatch] = max(ends[action.microbatch], end)
+        return ends
 
     def in_flight(self, until: str) -> list[int]:
-        """By device, the peak number of chunk activations held from the begin of F to the end of `until` (B or W).
+        """Returns by device the peak number of chunk activations held from the begin of F to the end of `until` (B or
+        W).
 
         Where several backward passes follow one forward pass, those of each count. Activations in transfer are held by
         both devices until the transfer has ended.
@@ -165,7 +166,7 @@ class ScheduleReplay:
         return list(map(round, self.peak_held([1.0] * shape.slices * parts, [float(until == "W")] * shape.stages)))
 
     def peak_held(self, sizes: Sequence[float], kept: Sequence[float]) -> list[float]:
-        """By device, the peak of activations held, in the unit of `sizes`.
+        """Returns by device the peak of activations held, in the unit of `sizes`.
 
         sizes: activations of a chunk, by slice, or by part that has a backward pass of its own.
         kept: share of them that stays from the end of B to the end of W, by stage.
@@ -181,7 +182,7 @@ class ScheduleReplay:
                 change = {"B": share - 1, "W": -share, **whole}.get(action.kind, 0.0) * size
                 events.append((begin if change > 0 else end, change))
             held = peak = 0.0
-            # A device runs one action at a time, so at equal times the release belongs to the earlier action.
+            # A device runs a single action at a time, so at equal times the release belongs to the earlier action.
             for _, change in sorted(events):
                 held += change
                 peak = max(peak, held)
@@ -190,7 +191,7 @@ class ScheduleReplay:
 
 
 def replay(case: ScheduleCase) -> ScheduleReplay:
-    """Plays one case.
+    """Plays a case.
 
     Raises PlanError or ScheduleError if the schedule does not exist for the shape of the case.
     """
@@ -226,8 +227,8 @@ def replay(case: ScheduleCase) -> ScheduleReplay:
         follows = table.slots[table.slot[action]].follows
         # A pass begins with its first op that takes time; a transfer when both devices are ready.
         timed = next((n for n in range(first, behind) if flat.seconds[n]), first)
-        own = behind - 1 if table.actions[action].kind in ACTIVATION_TRANSFERS else timed
-        begin[action] = begin[action - 1] if follows else times.begin[own]
+        cause = behind - 1 if table.actions[action].kind in ACTIVATION_TRANSFERS else timed
+        begin[action] = begin[action - 1] if follows else times.begin[cause]
         end[action] = end[action - 1] if follows else times.end[behind - 1]
     for action, transfer in enumerate(table.actions):
         if transfer.kind == ActionKind.EVICT:  # the other device holds nothing before the transfer begins
@@ -239,21 +240,21 @@ def replay(case: ScheduleCase) -> ScheduleReplay:
 
 
 def _schedule(case: ScheduleCase) -> Schedule:
-    """The schedule of a case. Raises PlanError for an option that the schedule does not have."""
+    """Returns the schedule of a case. Raises PlanError for an option that the schedule does not have."""
     kind = find_scheme(f"pipeline/{case.schedule}", "schedule")
     assert issubclass(kind, Schedule)
     known = kind.Options.model_fields
-    given = {key: value for key in SCHEDULE_OPTIONS if (value := getattr(case, key)) is not None}
-    for key, value in given.items():
+    options = {key: value for key in SCHEDULE_OPTIONS if (value := getattr(case, key)) is not None}
+    for key, value in options.items():
         if key not in known:
             raise PlanError(key, f"{case.schedule} has no such option", "Leave it out", value)
     if case.v != 1 or known["chunks"].default == 1:
-        given["chunks"] = case.v
-    return kind(("pp",), validate_data(kind.Options, given, "case", PlanError), Mesh({"pp": case.p}))
+        options["chunks"] = case.v
+    return kind(("pp",), validate_data(kind.Options, options, "case", PlanError), Mesh({"pp": case.p}))
 
 
 def period(case: ScheduleCase) -> float | None:
-    """Of a schedule without a flush, the time between two updates of a device in steady state [s].
+    """Returns the time between two updates of a device in steady state, of a schedule without a flush [s].
 
     Updates take no time here, so the period is read from micro-batches. The run is doubled until all devices repeat
     themselves; if they do not after `MAX_DOUBLINGS`, as with two devices of nearly equal speed, the slowest is read.
@@ -279,7 +280,7 @@ def period(case: ScheduleCase) -> float | None:
 
 
 def count_weight_versions(case: ScheduleCase) -> list[int] | None:
-    """Of a schedule without a flush, the peak number of weight versions on every device."""
+    """Returns the peak number of weight versions on every device, of a schedule without a flush."""
     schedule = _schedule(case)
     if schedule.flush:
         return None
@@ -290,7 +291,7 @@ def count_weight_versions(case: ScheduleCase) -> list[int] | None:
 
 
 def peak_microbatches(case: ScheduleCase, run: ScheduleReplay) -> list[float]:
-    """By device, the peak of activations held, in those of one micro-batch through all layers of a device."""
+    """Returns by device the peak of activations held, in those of a micro-batch through all layers of a device."""
     schedule, shape = _schedule(case), run.table.shape
     parts = schedule.backwards_per_forward
     shares = [schedule.microbatches_per_forward / parts] * parts if parts > 1 else schedule.slices
@@ -299,7 +300,7 @@ def peak_microbatches(case: ScheduleCase, run: ScheduleReplay) -> list[float]:
 
 
 def answer(case: Mapping[str, Any], where: str = "case") -> dict[str, Any]:
-    """The answer to one case: its figures, or ``refused`` with the reason."""
+    """Returns the answer to a case: its figures, or ``refused`` with the reason."""
     try:
         checked = validate_data(ScheduleCase, dict(case), where, PlanError)
         run = replay(checked)
@@ -308,7 +309,7 @@ def answer(case: Mapping[str, Any], where: str = "case") -> dict[str, Any]:
     except MeshcastError as error:
         return {"status": "refused", "reason": str(error)}
     span, busy = max(run.spans), math.fsum(run.busy) / len(run.busy)
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "status": "played",
         "makespan": run.makespan,
         "span_max": span,
@@ -320,30 +321,30 @@ def answer(case: Mapping[str, Any], where: str = "case") -> dict[str, Any]:
         **without_flush,
     }
     if checked.order:
-        found["order"] = [[str(action) for action in order] for order in run.table.orders]
-    return found
+        figures["order"] = [[str(action) for action in order] for order in run.table.orders]
+    return figures
 
 
 def answers(cases: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The answers to all cases, in their order."""
+    """Returns the answers to all cases, in their order."""
     return [answer(case, f"case {number}") for number, case in enumerate(cases, 1)]
 
 
 def _value(case: ScheduleCase, name: str, schedule: Schedule, shape: PipelineShape, stage: int) -> float:
-    """The value of `name` for one virtual stage."""
-    given = getattr(case, name)
+    """Returns the value of `name` for a virtual stage."""
+    value = getattr(case, name)
     parts = shape.stages // schedule.directions
-    if isinstance(given, list):
-        if len(given) not in (shape.p, parts):
+    if isinstance(value, list):
+        if len(value) not in (shape.p, parts):
             entry = "share" if name == "m_w" else "time"
             rule = f"a list has one {entry} a device ({shape.p}) or a virtual stage ({parts})"
-            raise PlanError(name, rule, "Correct its length", given)
-        given = given[schedule.model_part(shape, stage) if len(given) == parts else schedule.device(shape, stage)]
-    return float(given)
+            raise PlanError(name, rule, "Correct its length", value)
+        value = value[schedule.model_part(shape, stage) if len(value) == parts else schedule.device(shape, stage)]
+    return float(value)
 
 
 def _kept_for_weights(case: ScheduleCase, schedule: Schedule, shape: PipelineShape) -> tuple[float, ...] | None:
-    """By stage, the share of its activations that stays until W; None if the case does not state it."""
+    """Returns by stage the share of its activations that stays until W; None if the case does not state it."""
     if case.m_w is None:
         return None
     return tuple(_value(case, "m_w", schedule, shape, stage) for stage in range(shape.stages))
@@ -352,12 +353,14 @@ def _kept_for_weights(case: ScheduleCase, schedule: Schedule, shape: PipelineSha
 def _stage(
     case: ScheduleCase, schedule: Schedule, shape: PipelineShape, stage: int, slices: Sequence[float]
 ) -> list[StageOps]:
-    """The ops of a stage, by slice (or by share of the samples): one op for each kind of pass."""
-    given = (_value(case, name, schedule, shape, stage) for name in ("t_f", "t_b", "t_w", "t_r"))
-    times = [time * shape.p * schedule.directions / shape.stages for time in given]
+    """Makes the ops of a stage, by slice (or by share of the samples): an op for each kind of pass."""
+    values = (_value(case, name, schedule, shape, stage) for name in ("t_f", "t_b", "t_w", "t_r"))
+    times = [time * shape.p * schedule.directions / shape.stages for time in values]
     loss = Op("loss", work=FixedDuration(case.t_loss or 0.0))  # type: ignore[arg-type]
-    found = [_stage_ops(f"{stage}", *(share * time for time in times)) for share in slices]
-    return [replace(one, batch_loss=UnitRun("loss", Fragment([loss]))) for one in found] if shape.batch_loss else found
+    units = [_stage_ops(f"{stage}", *(share * time for time in times)) for share in slices]
+    return (
+        [replace(unit, batch_loss=UnitRun("loss", Fragment([loss]))) for unit in units] if shape.batch_loss else units
+    )
 
 
 def _stage_ops(name: str, t_f: float, t_b: float, t_w: float, t_r: float) -> StageOps:
@@ -366,17 +369,17 @@ def _stage_ops(name: str, t_f: float, t_b: float, t_w: float, t_r: float) -> Sta
     again = Op(f"R{name}", work=FixedDuration(t_r), after=[gradient], phase="R")  # type: ignore[arg-type]
     inputs = Op(f"B{name}", work=FixedDuration(t_b), after=[gradient], phase="B")  # type: ignore[arg-type]
     weights = Op(f"W{name}", work=FixedDuration(t_w), phase="W")  # type: ignore[arg-type]
-    # A whole backward pass sends its result when both halves are done; a split one does not wait for W.
-    given = Op("given", after=[inputs, weights], phase="B")
+    # A whole backward pass sends its result when both halves are done; a split pass does not wait for W.
+    written = Op("given", after=[inputs, weights], phase="B")
     backward = [again, inputs, weights]
-    fragment = Fragment([forward], backward, {"in": entry}, {"out": forward}, {"out": gradient}, {"in": given})
+    fragment = Fragment([forward], backward, {"in": entry}, {"out": forward}, {"out": gradient}, {"in": written})
     return StageOps([UnitRun(f"stage {name}", fragment, 1, "in", "out")])
 
 
 def _merge_overlapped(task: Task, seconds: float | None, chunks: int) -> Task:
-    """Replaces overlapped passes by one op of the given time, or of the sum of both; all outputs are there at its end.
+    """Replaces overlapped passes by an op of the given time, or of the sum of both; all outputs are there at its end.
 
-    seconds: of a device's layers. chunks: of a device; a task is of one of them.
+    seconds: of a device's layers. chunks: of a device; a task is of a single chunk.
     """
     if task.ports == 1:
         return task

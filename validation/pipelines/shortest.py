@@ -45,7 +45,8 @@ def solve_shortest(
     span: bool = False,
     effort: float = 10.0,
 ) -> ShortestTime:
-    """The shortest time of the passes F, B and W of all stages, on the devices on which `schedule` places the stages.
+    """Returns the shortest time of the passes F, B and W of all stages, on the devices on which `schedule` places the
+    stages.
 
     Backward passes are split, so no order of whole ones is shorter.
 
@@ -70,8 +71,8 @@ def solve_shortest(
                 on[schedule.device(shape, stage)].append((kind, stage, k))
     end = {key: var + steps_of[key[0]][key[1]] for key, var in begin.items()}
 
-    def hop_between(one: int, other: int) -> int:
-        return hop * (schedule.device(shape, one) != schedule.device(shape, other))
+    def hop_between(stage: int, neighbour: int) -> int:
+        return hop * (schedule.device(shape, stage) != schedule.device(shape, neighbour))
 
     for stage in range(shape.stages):
         some = schedule.microbatches(shape, stage)
@@ -86,16 +87,16 @@ def solve_shortest(
             for k, later in pairwise(some):
                 model.add(begin[kind, stage, later] >= end[kind, stage, k])
     total = model.new_int_var(0, horizon, "total")
-    for own in on:
-        intervals = [model.new_fixed_size_interval_var(begin[key], steps_of[key[0]][key[1]], str(key)) for key in own]
+    for keys in on:
+        intervals = [model.new_fixed_size_interval_var(begin[key], steps_of[key[0]][key[1]], str(key)) for key in keys]
         model.add_no_overlap(intervals)
         if limit is not None:
-            allocations = [(begin[key], 1) for key in own if key[0] == "F"]
-            releases = [(end[key], -1) for key in own if key[0] == "W"]
+            allocations = [(begin[key], 1) for key in keys if key[0] == "F"]
+            releases = [(end[key], -1) for key in keys if key[0] == "W"]
             times, changes = zip(*allocations, *releases, strict=True)
             model.add_reservoir_constraint(times, changes, 0, limit)
         first = model.new_int_var(0, horizon, "first") if span else 0
-        for key in own:
+        for key in keys:
             model.add(first <= begin[key])
             model.add(total >= end[key] - first)
     model.minimize(total)
@@ -108,11 +109,11 @@ def solve_shortest(
 
 
 def _integer_times(*times: Sequence[float]) -> tuple[int, list[list[int]]]:
-    """Steps of a unit of time, and the times in steps."""
+    """Returns the steps of a unit of time, and the times in steps."""
     exact = [[Fraction(time).limit_denominator(MAX_STEPS_PER_UNIT) for time in row] for row in times]
     steps = lcm(*(time.denominator for row in exact for time in row))
     if steps > MAX_STEPS_PER_UNIT or any(
-        tuple(map(float, row)) != tuple(own) for row, own in zip(exact, times, strict=True)
+        tuple(map(float, row)) != tuple(computed) for row, computed in zip(exact, times, strict=True)
     ):
         raise PlanError(
             "durations",

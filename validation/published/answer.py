@@ -1,4 +1,4 @@
-"""Forecasts of published runs on all cores: one answer per run, the plain data of ``--json``."""
+"""Forecasts of published runs on all cores: an answer for each run, the plain data of ``--json``."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ CHUNK = 16
 
 
 def answers(runs: Sequence[PublishedRun | UnreadableLine], workers: int | None = None) -> Iterator[Answer]:
-    """Answers to all runs, in order.
+    """Yields the answers to all runs, in order.
 
-    workers: number of processes; None: one per core. The answers do not depend on it.
+    workers: number of processes; None: as many as cores. The answers do not depend on it.
     """
     yield from map_chunks(_answer_chunk, runs, workers)
 
@@ -41,7 +41,7 @@ def map_chunks(
     workers: int | None = None,
     size: int = CHUNK,
 ) -> Iterator[Answer]:
-    """Answers of a function to all runs, in order, on several processes.
+    """Yields the answers of a function to all runs, in order, on several processes.
 
     answer_chunk: takes the runs of a chunk, of which there are `size`, and can be pickled.
     """
@@ -59,12 +59,12 @@ def map_chunks(
 
 
 def _answer_chunk(runs: Sequence[PublishedRun | UnreadableLine]) -> list[Answer]:
-    shared_work, found = SharedWork(), []
+    shared_work, replies = SharedWork(), []
     for run in runs:
-        found.append(answer(run, shared_work))
-        if "job" in found[-1]:  # the failure may have left it half made
+        replies.append(answer(run, shared_work))
+        if "job" in replies[-1]:  # the failure may have left it half made
             shared_work = SharedWork()
-    return found
+    return replies
 
 
 Forecaster = Callable[[PublishedRun, SharedWork | None], tuple[MappedJob, Report]]
@@ -74,15 +74,15 @@ Forecaster = Callable[[PublishedRun, SharedWork | None], tuple[MappedJob, Report
 def answer(
     run: PublishedRun | UnreadableLine, shared_work: SharedWork | None = None, forecast: Forecaster | None = None
 ) -> Answer:
-    """Answer to one run: its forecast and what was measured, or status ``refused`` with the reason.
+    """Returns the answer to a run: its forecast and what was measured, or status ``refused`` with the reason.
 
     forecast: default: `forecast_run`.
     If meshcast itself fails, the answer also has the `job` that reproduces it.
     """
     if isinstance(run, UnreadableLine):
         return _refusal_answer(run.id, run.reason) | {"source": None, "gpu": None, "class": None, "stack": None}
-    found = _answer_run(run, shared_work, forecast or forecast_run)
-    return found | {"source": run.source, "gpu": run.spec.gpu, "class": run.spec.kind, "stack": run.spec.stack}
+    reply = _answer_run(run, shared_work, forecast or forecast_run)
+    return reply | {"source": run.source, "gpu": run.spec.gpu, "class": run.spec.kind, "stack": run.spec.stack}
 
 
 def _answer_run(run: PublishedRun, shared_work: SharedWork | None, forecast: Forecaster) -> Answer:
@@ -92,14 +92,14 @@ def _answer_run(run: PublishedRun, shared_work: SharedWork | None, forecast: For
         misfit = None if report.fits else explain_misfit(run, report)
         return _forecast_answer(run, job, report) | {"measured": measured, "misfit": misfit}
     except MeshcastError as error:
-        given = "" if error.value is None else f" is {shorten(error.value)}"
-        return _refusal_answer(run.id, f"{error.where}{given}: {error.rule}") | {"measured": measured}
-    except Exception as error:  # a defect of meshcast costs one row, not the whole table
+        stated = "" if error.value is None else f" is {shorten(error.value)}"
+        return _refusal_answer(run.id, f"{error.where}{stated}: {error.rule}") | {"measured": measured}
+    except Exception as error:  # a defect of meshcast costs a row, not the whole table
         return _refusal_answer(run.id, Defect.of(error).rule) | {"measured": measured, "job": _job_of(run)}
 
 
 def _job_of(run: PublishedRun) -> dict[str, Any] | None:
-    """The job that reproduces a defect; None if the mapping of the run has failed."""
+    """Returns the job that reproduces a defect; None if the mapping of the run has failed."""
     try:
         return map_run(run).job
     except Exception:

@@ -1,4 +1,4 @@
-"""The baseline of every forecast: one efficiency for each GPU and number format.
+"""The baseline of every forecast: an efficiency for each GPU and number format.
 
 The efficiency is the median over runs of (time of the executed FLOPs at peak) / (measured time); the baseline forecast
 is the time at peak over this efficiency. Fitted on the compared runs themselves it is in-sample; fitted on the runs of
@@ -39,12 +39,12 @@ SAVED = {
 
 
 def peak_format(precision: str | None) -> str:
-    """Number format whose peak rate bounds a precision."""
+    """Returns the number format whose peak rate bounds a precision."""
     return PEAKS.get(precision or "", "fp8")
 
 
 def seconds_at_peak(report: Report, peak: str) -> float | None:
-    """Lower bound of the step time: seconds of its GEMM and attention FLOPs at the peak of all GPUs.
+    """Returns the lower bound of the step time: seconds of its GEMM and attention FLOPs at the peak of all GPUs.
 
     Recomputation counts, attention is causal, the output layer is included. None for a GPU without this number format.
     """
@@ -53,7 +53,7 @@ def seconds_at_peak(report: Report, peak: str) -> float | None:
 
 
 def hardware_flops(report: Report) -> float:
-    """GEMM and attention FLOPs of a step, recomputation included, over all GPUs."""
+    """Counts GEMM and attention FLOPs of a step, recomputation included, over all GPUs."""
     job, plan = report.job, report.play.plan
     parts = forward_matmul_flops(job.model, report.tokens, job.batch.sequence or job.model.seq, causal=True)
     layers = {name: value for name, value in parts.items() if name != "head"}
@@ -62,7 +62,7 @@ def hardware_flops(report: Report) -> float:
         if scheme.name in ("recompute-full", "recompute-operators"):
             some = job.model.layers if scheme.options.layers is None else scheme.options.layers
             kept = [SAVED.get(word, {}) for word in getattr(scheme.options, "save", ())]
-            repeated = {part: 1.0 - max((one.get(part, 0.0) for one in kept), default=0.0) for part in layers}
+            repeated = {part: 1.0 - max((shares.get(part, 0.0) for shares in kept), default=0.0) for part in layers}
             flops = sum(repeated[part] * value for part, value in layers.items())
             again += flops * sum(min(some, held) for held in plan.layers) / job.model.layers
         elif scheme.name == "recompute-selective":
@@ -85,20 +85,20 @@ def add_baselines(rows: Sequence[dict[str, Any]]) -> None:
     known = [row for row in rows if row["status"] == "predicted" and row["error"] is not None and row["at_peak_s"]]
     efficiencies = [float(row["at_peak_s"]) / measured_step(row) for row in known]  # shares of the peak rate
     in_sample = {
-        key: median(found) for key, found in _group_values(zip(map(_kind, known), efficiencies, strict=True)).items()
+        key: median(shares) for key, shares in _group_values(zip(map(_kind, known), efficiencies, strict=True)).items()
     }
     blind: dict[str, dict[Hashable, float]] = {}
     for source in {row["source"] for row in known}:
-        rest = [(row, one) for row, one in zip(known, efficiencies, strict=True) if row["source"] != source]
-        keyed = ((key, one) for row, one in rest for key in (_kind(row), row["peak"], ""))
-        blind[source] = {key: median(found) for key, found in _group_values(keyed).items()}
+        rest = [(row, share) for row, share in zip(known, efficiencies, strict=True) if row["source"] != source]
+        keyed = ((key, share) for row, share in rest for key in (_kind(row), row["peak"], ""))
+        blind[source] = {key: median(shares) for key, shares in _group_values(keyed).items()}
     for row, efficiency in zip(known, efficiencies, strict=True):
         others = blind[row["source"]]
         nearest = next((others[key] for key in (_kind(row), row["peak"], "") if key in others), None)
-        own = in_sample[_kind(row)]
+        typical = in_sample[_kind(row)]
         row["baseline"] = {
-            "step_time_s": row["at_peak_s"] / own,
-            "error": efficiency / own - 1,
+            "step_time_s": row["at_peak_s"] / typical,
+            "error": efficiency / typical - 1,
             "error_from_other_sources": efficiency / nearest - 1 if nearest else None,
         }
 
@@ -108,7 +108,7 @@ def _kind(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def _group_values(pairs: Iterable[tuple[Any, float]]) -> dict[Hashable, list[float]]:
-    found = defaultdict(list)
+    groups = defaultdict(list)
     for key, value in pairs:
-        found[key].append(value)
-    return found
+        groups[key].append(value)
+    return groups

@@ -1,11 +1,11 @@
-"""Does the forecast choose the right plan? Published runs of one training task that differ in their plans alone.
+"""Does the forecast choose the right plan? Published runs of a training task that differ in their plans alone.
 
 Runs belong together if source, training program with its release, model, GPUs, network, batch, sequence, number formats
 and adapters are equal. The plan is everything else: degrees, micro-batch, schedule, sharding, recompute, offloading,
 overlap, compilation and CUDA graphs. A plan that was published several times counts once, with its median time.
 
-The regret of a choice is the measured time of the chosen plan over that of the best one, minus 1. A robust choice is of
-the smallest upper end of the interval, which is wider for plans unlike what was run. A published plan is itself among
+The regret of a choice is the measured time of the chosen plan over that of the best, minus 1. A robust choice is of the
+smallest upper end of the interval, which is wider for plans unlike what was run. A published plan is itself among
 what was run, so it is held against the combinations of the other runs alone, without the group.
 """
 
@@ -32,7 +32,7 @@ from meshcast.validation.published.rows import PublishedRun, UnreadableLine
 from meshcast.validation.published.stacks import framework
 from meshcast.validation.published.summary import measured_step
 
-LEAST_PLANS = 3
+MIN_PLANS = 3
 """Plans of a group: between two of them a coin is right every other time."""
 
 TASK = (
@@ -47,7 +47,7 @@ NO_PLAN = ("batch", "memory_kind", "filled", *TASK)
 
 @dataclass(frozen=True)
 class PlanGroup:
-    """Published runs of one task.
+    """Published runs of a task.
 
     plans: the runs of each plan with their rows, answers of `validate published`, or such with an error, a predicted
         step and the run as `surveyed`.
@@ -82,37 +82,39 @@ class PlanGroup:
 
 
 def forecast_choices(runs: Sequence[PublishedRun | UnreadableLine], workers: int | None = None) -> Iterator[Answer]:
-    """A row for each run, in order: error, predicted step, and the run as `surveyed`; without these where it is
+    """Yields a row for each run, in order: error, predicted step, and the run as `surveyed`; without these where it is
     refused, cannot be read or has no measured time."""
     yield from map_chunks(_forecast_chunk, runs, workers)
 
 
 def _forecast_chunk(runs: Sequence[PublishedRun | UnreadableLine]) -> list[Answer]:
-    shared, found = SharedWork(), list[Answer]()
+    shared, answers = SharedWork(), list[Answer]()
     for run in runs:
         surveyed = None
         try:
             surveyed = survey(run, shared) if isinstance(run, PublishedRun) else None
-        except Exception:  # a defect of meshcast costs one row, which `validate published` explains
+        except Exception:  # a defect of meshcast costs a row, which `validate published` explains
             shared = SharedWork()
-        found.append({"error": None})
+        answers.append({"error": None})
         if surveyed is not None and isinstance(run, PublishedRun) and run.step_time:
             error, predicted = surveyed.step_time / run.step_time - 1, {"step_time_s": surveyed.step_time}
-            found[-1] = {"error": error, "predicted": predicted, "surveyed": surveyed}
-    return found
+            answers[-1] = {"error": error, "predicted": predicted, "surveyed": surveyed}
+    return answers
 
 
 def group_plans(runs: Sequence[PublishedRun | UnreadableLine], rows: Sequence[dict[str, Any]]) -> list[PlanGroup]:
-    """The groups of at least `LEAST_PLANS` plans, in the order of their first run. rows: the answers to `runs`."""
+    """Returns the groups of at least `MIN_PLANS` plans, in the order of their first run. rows: the answers to
+    `runs`."""
     groups: dict[str, dict[str, list[tuple[PublishedRun, dict[str, Any]]]]] = defaultdict(lambda: defaultdict(list))
     for run, row in zip(runs, rows, strict=False):
         if isinstance(run, PublishedRun) and row["error"] is not None:
             groups[_task_of(run)][_plan_of(run)].append((run, row))
-    return [PlanGroup(tuple(map(tuple, plans.values()))) for plans in groups.values() if len(plans) >= LEAST_PLANS]
+    return [PlanGroup(tuple(map(tuple, plans.values()))) for plans in groups.values() if len(plans) >= MIN_PLANS]
 
 
 def choose_plans(runs: Sequence[PublishedRun | UnreadableLine], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups of plans with their regrets; with those of robust choices where rows have the runs as surveyed."""
+    """Returns the groups of plans with their regrets; with those of robust choices where rows have the runs as
+    surveyed."""
     every = [row["surveyed"] for row in rows if "surveyed" in row]
     return [judge_group(group, every) for group in group_plans(runs, rows)]
 
@@ -148,7 +150,7 @@ def _plan_of(run: PublishedRun) -> str:
 
 
 def judge_group(group: PlanGroup, runs: Sequence[SurveyedRun] = ()) -> dict[str, Any]:
-    """The choice in a group and its regret. runs: all of them as surveyed, for the robust choice."""
+    """Returns the choice in a group and its regret. runs: all of them as surveyed, for the robust choice."""
     measured, forecast, names = group.measured, group.forecast, group.names
     best, chosen = min(measured), min(range(len(forecast)), key=forecast.__getitem__)
     first, _ = group.plans[0][0]
@@ -169,9 +171,9 @@ def judge_group(group: PlanGroup, runs: Sequence[SurveyedRun] = ()) -> dict[str,
 
 
 def _judge_robust(group: PlanGroup, runs: Sequence[SurveyedRun]) -> dict[str, Any]:
-    """The choice of the smallest upper end, each the median of the runs of a plan."""
-    own = [row["surveyed"] for same in group.plans for _, row in same]
-    distances = dict(zip((run.id for run in own), held_out_distances(own, runs), strict=True))
+    """Returns the choice of the smallest upper end, each the median of the runs of a plan."""
+    surveyed = [row["surveyed"] for same in group.plans for _, row in same]
+    distances = dict(zip((run.id for run in surveyed), held_out_distances(surveyed, runs), strict=True))
     ends = [
         median(upper_end(row["surveyed"], distances[row["surveyed"].id]) for _, row in same) for same in group.plans
     ]
@@ -186,28 +188,28 @@ def _judge_robust(group: PlanGroup, runs: Sequence[SurveyedRun]) -> dict[str, An
 
 
 def held_out_distances(group: Sequence[SurveyedRun], runs: Sequence[SurveyedRun]) -> list[Distance]:
-    """The distance of each run of a group from the combinations of all runs that are not of the group."""
-    own = {run.id for run in group}
-    table = condense(run.plan for run in runs if run.id not in own)
+    """Returns the distance of each run of a group from the combinations of all runs that are not of the group."""
+    held_out = {run.id for run in group}
+    table = condense(run.plan for run in runs if run.id not in held_out)
     return [
-        measure_distance(one.task, one.fields, known_combinations(one.task, table))
-        for one in (run.plan for run in group)
+        measure_distance(plan.task, plan.fields, known_combinations(plan.task, table))
+        for plan in (run.plan for run in group)
     ]
 
 
 def upper_end(run: SurveyedRun, distance: Distance) -> float:
-    """The upper end of the 90 % interval of a forecast [s], wider by its distance from what was run."""
+    """Returns the upper end of the 90 % interval of a forecast [s], wider by its distance from what was run."""
     return run.step_time * math.exp(run.bias + Z90 * math.hypot(run.sigma, distance.sigma))
 
 
-def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Spearman's rho; None if all values of a side are equal. Equal values share their mean rank."""
-    ranks = np.array([_ranks(one), _ranks(other)])
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Returns Spearman's rho; None if all values of a side are equal. Equal values share their mean rank."""
+    ranks = np.array([_ranks(first), _ranks(second)])
     ranks -= ranks.mean(axis=1, keepdims=True)
     norms = np.sqrt((ranks**2).sum(axis=1))
     return float(ranks[0] @ ranks[1] / norms.prod()) if norms.all() else None
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:
-    found = np.array(values)
-    return np.array([(np.sum(found < value) + np.sum(found <= value) - 1) / 2 for value in found])
+    ordered = np.array(values)
+    return np.array([(np.sum(ordered < value) + np.sum(ordered <= value) - 1) / 2 for value in ordered])

@@ -10,7 +10,7 @@ from meshcast.validation.published.rows import PublishedRun
 
 @dataclass(frozen=True)
 class KnownCluster:
-    """A cluster whose own properties the catalog holds.
+    """A cluster whose properties the catalog holds.
 
     Attributes:
         node: of the catalog.
@@ -25,24 +25,24 @@ class KnownCluster:
 
 KNOWN_CLUSTERS = (
     # Larger jobs hung without it: bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md ("dealing
-    # with JZ hanging on the large model"), tr11-176B-ml.slurm. A job of 160 GPUs "may hang", one of 320 "always hangs".
+    # with JZ hanging on the large model"), tr11-176B-ml.slurm. Jobs of 160 GPUs "may hang", those of 320 "always hang".
     KnownCluster("jean-zay-a100", "Jean.Zay", 160),
 )
 
 
 def known_cluster(run: PublishedRun) -> KnownCluster | None:
-    """The cluster of a run, if the catalog has its properties."""
+    """Returns the cluster of a run, if the catalog has its properties."""
     text = run.hardware.inter or ""
-    return next((one for one in KNOWN_CLUSTERS if re.search(one.words, text)), None)
+    return next((cluster for cluster in KNOWN_CLUSTERS if re.search(cluster.words, text)), None)
 
 
 def blocks_launches(run: PublishedRun) -> bool:
-    """Whether the host waited for every kernel of the run."""
+    """Returns whether the host waited for every kernel of the run."""
     cluster = known_cluster(run)
     least = cluster.launch_blocking_from if cluster else None
     return least is not None and (run.spec.gpus or 0) >= least
 
 
 def forget_cluster(run: PublishedRun) -> PublishedRun:
-    """The same run on a cluster that nothing is known of but its GPUs and its network."""
+    """Returns the same run on a cluster that nothing is known of but its GPUs and its network."""
     return run.model_copy(update={"hardware": run.hardware.model_copy(update={"inter": None})})

@@ -49,8 +49,8 @@ from meshcast.validation.published.stacks import (
     stack,
 )
 
-MOST_STAGES = 10_000
-"""Most stages of a pipeline, chunks counted one by one, over which layers are divided."""
+MAX_STAGES = 10_000
+"""Most stages of a pipeline, chunks counted singly, over which layers are divided."""
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ any number of nodes, 20 multiprocessors for DeepEP (``moe_deepep_num_sms``), 16 
 """
 
 ROUNDS_IN_FLIGHT = {"zb-1p": 1, "zb-2p": 2}
-"""Memory limits in the names of zb-1p and zb-2p: activations of one or two rounds of micro-batches."""
+"""Memory limits in the names of zb-1p and zb-2p: activations of a round or two of micro-batches."""
 
 SHARDING = {
     "none": "data/ddp",
@@ -91,7 +91,7 @@ USUAL_RECOMPUTE = {
     **{"none": ("none", ("core_attn",)), "full": ("full", ("core_attn",))},
     "operators": ("selective", ("save_alternate",)),
 }
-"""Kind of recomputation, and modules of the selective one, by what a plan in short form recomputes."""
+"""Kind of recomputation, and modules of selective recomputation, by what a plan in short form recomputes."""
 
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated", "vocab", "tied", "norm", "qk_layernorm")
 """Fields without which a model cannot be forecast."""
@@ -276,15 +276,15 @@ def _cluster(row: PublishedRun, assumptions: Assumptions) -> dict[str, Any]:
 
 
 def possible_micro_batches(spec: Spec) -> list[int]:
-    """Sequences per micro-batch that divide the batch of a replica."""
-    own = (spec.batch.total or 1) // spec.width("dp")
+    """Returns sequences per micro-batch that divide the batch of a replica."""
+    sequences = (spec.batch.total or 1) // spec.width("dp")
     # Interleaved schedules need micro-batches in multiples of the stages.
     round_ = spec.width("pp") if spec.schedule == "interleaved" else 1
-    return [micro for micro in range(1, own + 1) if own % micro == 0 and own // micro % round_ == 0]
+    return [micro for micro in range(1, sequences + 1) if sequences % micro == 0 and sequences // micro % round_ == 0]
 
 
 def _micro(spec: Spec, assumptions: Assumptions) -> int:
-    """Returns the sequences per micro-batch; derived if only one value is possible."""
+    """Returns the sequences per micro-batch; derived if only a single value is possible."""
     if spec.batch.micro is not None:
         return spec.batch.micro
     fits = possible_micro_batches(spec)
@@ -410,8 +410,8 @@ def _plan(spec: Spec, launched: LaunchedSettings, assumptions: Assumptions) -> d
     elif spec.pipeline_split == "uneven" or (spec.pipeline_split is None and (spec.model.layers or 0) % chunks):
         assumptions.add("pipeline_split")
         layers = (spec.model.layers or 0) + (spec.model.mtp or 0)
-        if chunks > min(layers + 2, MOST_STAGES):  # the embedding and the loss count as a layer each
-            raise _refusal("mesh.pp", f"{layers:,} layers have not {chunks:,} stages, of at most {MOST_STAGES:,}", pp)
+        if chunks > min(layers + 2, MAX_STAGES):  # the embedding and the loss count as a layer each
+            raise _refusal("mesh.pp", f"{layers:,} layers have not {chunks:,} stages, of at most {MAX_STAGES:,}", pp)
         plan["partition"] = uneven_layers(spec, chunks)
     return plan
 
@@ -422,7 +422,7 @@ def _options(use: str) -> Container[str]:
 
 
 def _only_chunk_count(use: str) -> int | None:
-    """Returns the chunks per device of a schedule that supports only one number of them; otherwise None."""
+    """Returns the chunks per device of a schedule that supports only a single number of them; otherwise None."""
     kind = find_scheme(use)
     assert issubclass(kind, Schedule)
     fits = []
@@ -434,7 +434,8 @@ def _only_chunk_count(use: str) -> int | None:
 
 
 def _ends_as_layers(spec: Spec) -> bool:
-    """Whether the embedding and the loss take the place of a layer each: so the run says, or only so they divide."""
+    """Returns whether the embedding and the loss take the place of a layer each: so the run says, or only so they
+    divide."""
     if spec.pipeline_split is not None:
         return spec.pipeline_split == "ends-as-layers"
     layers, stages = spec.model.layers or 0, spec.width("pp")
@@ -485,20 +486,20 @@ def _experts(spec: Spec, dispatcher: str, schemes: list[dict[str, Any]]) -> dict
 
 def _memory(spec: Spec, usual: str | Sequence[str], assumptions: Assumptions) -> list[dict[str, Any]]:
     """Maps the memory schemes: recomputation and offloading. usual: what is recomputed where the run does not say."""
-    found: list[dict[str, Any]] = []
+    schemes: list[dict[str, Any]] = []
     recompute = spec.recompute
     usual_kind, usual_modules = USUAL_RECOMPUTE.get(str(usual), ("selective", usual))
     kind = assumptions.value_or_usual("recompute.kind", recompute.kind, usual_kind)
     if kind == "full":
-        found.append({"use": "memory/recompute-full", "layers": recompute.layers})
+        schemes.append({"use": "memory/recompute-full", "layers": recompute.layers})
     elif kind == "selective":
         modules = assumptions.value_or_usual("recompute.modules", recompute.modules, [*usual_modules])
         save = [word for module in modules for word in KEPT.get(module, ())]
         if save:
-            found.append({"use": "memory/recompute-operators", "layers": recompute.layers, "save": save})
+            schemes.append({"use": "memory/recompute-operators", "layers": recompute.layers, "save": save})
         else:
-            found.append({"use": "memory/recompute-selective", "modules": modules})
+            schemes.append({"use": "memory/recompute-selective", "modules": modules})
     if spec.offload.kind not in (None, "none"):
         layers = {} if spec.offload.layers is None else {"layers": spec.offload.layers}
-        found.append({"use": "memory/offload", "what": [spec.offload.kind], "to": "cpu", **layers})
-    return found
+        schemes.append({"use": "memory/offload", "what": [spec.offload.kind], "to": "cpu", **layers})
+    return schemes

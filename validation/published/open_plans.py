@@ -20,7 +20,7 @@ from meshcast.validation.published.mapping import MappedJob, map_run, possible_c
 from meshcast.validation.published.rows import PublishedRun, Spec
 from meshcast.validation.published.stacks import SPLITS_ACTIVATIONS
 
-MOST_MICRO_BATCHES = 6
+MAX_MICRO_BATCHES = 6
 """Micro-batches of a run that are tried, the smallest ones: larger ones save little, and seldom fit."""
 
 
@@ -36,8 +36,8 @@ def forecast_run(
     profile: str | None = None,
     change: Change | None = None,
 ) -> tuple[MappedJob, Report]:
-    """The job of a run and its forecast; where its plan is open, of the fastest plan that fits, with the next likely
-    value of an assumed field where none does.
+    """Returns the job of a run and its forecast; where its plan is open, of the fastest plan that fits, with the next
+    likely value of an assumed field where none does.
 
     profile: see `map_run`.
     change: of every job before it is forecast.
@@ -50,33 +50,33 @@ def forecast_run(
     job, report = forecast(run)
     for field, value, spec in likely_values(run.spec, job.assumed) if not report.fits else ():
         with suppress(MeshcastError):
-            other, found = forecast(run.model_copy(update={"spec": spec}), (field,))
-            if found.fits:
-                return replace(other, replaced=((field, value),)), found
+            other, fitting = forecast(run.model_copy(update={"spec": spec}), (field,))
+            if fitting.fits:
+                return replace(other, replaced=((field, value),)), fitting
     return job, report
 
 
 def _forecast_open_plan(
     run: PublishedRun, fields: tuple[str, ...], make_job: MakeJob, shared_work: SharedWork | None
 ) -> tuple[MappedJob, Report]:
-    """The job of a run and its forecast; where its plan is open, of the fastest plan that fits.
+    """Returns the job of a run and its forecast; where its plan is open, of the fastest plan that fits.
 
     fields: of the run that were given a likely value. make_job: maps a run with fields that were chosen.
     """
     if run.spec.batch.micro is not None and run.spec.mesh.vpp is not None:
         job = make_job(run, fields)
         return job, simulate(job.job, shared_work=shared_work)
-    found: list[tuple[MappedJob, Report]] = []
+    forecasts: list[tuple[MappedJob, Report]] = []
     refused: MeshcastError | None = None
-    for one, chosen in _plans(run):
+    for variant, chosen in _plans(run):
         try:
-            job = make_job(one, (*fields, *chosen))
-            found.append((job, simulate(job.job, shared_work=shared_work)))
+            job = make_job(variant, (*fields, *chosen))
+            forecasts.append((job, simulate(job.job, shared_work=shared_work)))
         except MeshcastError as error:  # chunks that the schedule refuses
             refused = refused or error
-    if not found and refused is not None:
+    if not forecasts and refused is not None:
         raise refused
-    return min(found, key=lambda one: (not one[1].fits, one[1].step_time))
+    return min(forecasts, key=lambda pair: (not pair[1].fits, pair[1].step_time))
 
 
 def _map(run: PublishedRun, chosen: tuple[str, ...], profile: str | None, change: Change | None) -> MappedJob:
@@ -110,12 +110,12 @@ def _recompute(spec: Spec, kind: str) -> Spec:
 
 
 def _plans(run: PublishedRun) -> Iterator[tuple[PublishedRun, tuple[str, ...]]]:
-    """The run with each possible micro-batch and number of chunks, and the fields that were chosen."""
+    """Yields the run with each possible micro-batch and number of chunks, and the fields that were chosen."""
     spec = run.spec
     chunks = possible_chunks(spec) if spec.mesh.vpp is None and spec.width("pp") > 1 else [spec.mesh.vpp]
     for number in chunks if len(chunks) > 1 else [spec.mesh.vpp]:
         mesh = spec.mesh.model_copy(update={"vpp": number})
-        micros = possible_micro_batches(spec)[:MOST_MICRO_BATCHES] if spec.batch.micro is None else []
+        micros = possible_micro_batches(spec)[:MAX_MICRO_BATCHES] if spec.batch.micro is None else []
         for micro in micros if len(micros) > 1 else [spec.batch.micro]:
             batch = spec.batch.model_copy(update={"micro": micro})
             chosen = (*(["mesh.vpp"] * (len(chunks) > 1)), *(["batch.micro"] * (len(micros) > 1)))

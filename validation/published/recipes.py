@@ -43,7 +43,7 @@ NO_SUCH_OVERLAP = {
     "megatron-core": {"ep": "2025-06"},
     "nemo": {"ep": "2025-06"},
 }
-"""Month before which a program has no way to overlap the communication of an axis; `ALWAYS`: it never got one."""
+"""Month before which a program has no way to overlap the communication of an axis; `ALWAYS`: it never got any."""
 
 
 EAGER_LOSS = {"forward": 38, "backward": 14}
@@ -60,7 +60,7 @@ LAUNCHED_KERNELS: dict[str, dict[str, object]] = {
     # foundation-model-stack/fms-acceleration @876e2ed, scripts/benchmarks/scenarios.yaml and accelerate.yaml: no mixed
     # precision but in `AUTOCAST`, so nothing converts the operands of adapters, which PEFT keeps in fp32.
     "none": {"adapters": IN_FP32},
-    # The same with kernels of Unsloth, whose norm and RoPE are one kernel each and whose cross-entropy makes the
+    # The same with kernels of Unsloth, whose norm and RoPE are a kernel each and whose cross-entropy makes the
     # gradient in place of the fp32 logits (plugins/fused-ops-and-kernels/src/fms_acceleration_foak/kernels/unsloth).
     # Its adapters are PEFT's (framework_plugin_fast_kernels.py: fused_lora "only required for quant-peft").
     "foak-fast-kernels": {
@@ -90,7 +90,7 @@ the operands of adapters; scenarios.yaml and scenarios-granite.yaml have none.""
 
 
 def launched_kernels(row: PublishedRun) -> dict[str, object]:
-    """The kernels that the launcher of a run sets, as changes of its framework."""
+    """Returns the kernels that the launcher of a run sets, as changes of its framework."""
     kernels = LAUNCHED_KERNELS.get(row.kernel_plugin, {})
     if AUTOCAST in row.citation:
         kernels = {name: traits for name, traits in kernels.items() if name != "adapters"}
@@ -137,7 +137,7 @@ class RecipeSettings:
     spec: Mapping[str, Any]
 
     def includes(self, row: PublishedRun) -> bool:
-        """Whether the runs of this launcher include a run."""
+        """Returns whether the runs of this launcher include a run."""
         if (row.spec.stack, row.spec.kind) != (self.stack, self.kind) or self.model not in (None, row.model_name):
             return False
         return (month_of(row, framework(row.spec.stack)) or self.until) < self.until
@@ -184,7 +184,7 @@ EVENED_BY_BIAS = ("DeepSeek-V3",)
 
 
 def packed_samples(row: PublishedRun) -> int | None:
-    """Tokens of the samples that are packed into a sequence of the run; None: sequences are whole."""
+    """Returns the tokens of the samples that are packed into a sequence of the run; None: sequences are whole."""
     return SAMPLE_TOKENS["squad"] if row.spec.kind == "sft-packed" and row.spec.stack in PACKS_SQUAD else None
 
 
@@ -234,7 +234,7 @@ MISPRINTS = (
 """
 
 FILLED_STAGES = 16
-"""Most stages that the recipes' table of layouts fills one after another."""
+"""Most stages that the recipes' table of layouts fills in turn."""
 
 
 @dataclass(frozen=True)
@@ -244,9 +244,9 @@ class LaunchedSettings:
     plan: keys of a plan in short form.
     traits: of the framework, nested as in its profile.
     dispatcher: expert scheme; empty: all-to-all.
-    overlaps: whether dispatches of one micro-batch overlap with another.
+    overlaps: whether dispatches of a micro-batch overlap with another.
     graphs: `Framework.cuda_graphs`.
-    context: scheme of context parallelism, if the run has one of its own.
+    context: scheme of context parallelism, if the run has its own.
     """
 
     plan: NestedFields
@@ -265,7 +265,8 @@ for AMD do not have the option, and neither has any for the other models."""
 
 
 def _context_scheme(row: PublishedRun) -> str:
-    """The kind of context parallelism of a run, as the code of its submission says; empty if that is not known."""
+    """Returns the kind of context parallelism of a run, as the code of its submission says; empty if that is not
+    known."""
     if (row.spec.stack, row.spec.kind) != ("mlperf-nemo", "lora"):
         return ""
     if load("gpus", row.spec.gpu or "").architecture != "blackwell":
@@ -274,7 +275,8 @@ def _context_scheme(row: PublishedRun) -> str:
 
 
 def launched_overlap(row: PublishedRun) -> dict[str, bool]:
-    """Whether the launcher of a run overlaps the communication of an axis, where that is known, or its program can."""
+    """Returns whether the launcher of a run overlaps the communication of an axis, where that is known, or its program
+    can."""
     stack, month = row.spec.stack, month_of(row, framework(row.spec.stack)) or ""
     limits = NO_SUCH_OVERLAP.get(stack, {})
     never = {axis: False for axis, until in limits.items() if until == ALWAYS or "" < month < until}
@@ -282,14 +284,15 @@ def launched_overlap(row: PublishedRun) -> dict[str, bool]:
 
 
 def has_eager_loss(row: PublishedRun) -> bool:
-    """Whether the loss of a run is not fused, see `EAGER_LOSS`."""
+    """Returns whether the loss of a run is not fused, see `EAGER_LOSS`."""
     until = EAGER_LOSS_UNTIL.get(row.spec.stack, "")
     month = month_of(row, framework(row.spec.stack)) or ""
     return not row.fuses_loss and (until == ALWAYS or "" < month < until)
 
 
 def launched_dropout(row: PublishedRun) -> tuple[float | None, bool]:
-    """The dropout of a run that its program's launcher or default says, None for none, and whether it is assumed.
+    """Returns the dropout of a run that its program's launcher or default says, None for none, and whether it is
+    assumed.
 
     Megatron-LM has dropout unless an argument turns it off, which all scripts of models with RMS norms do.
     """
@@ -302,7 +305,7 @@ def launched_dropout(row: PublishedRun) -> tuple[float | None, bool]:
 
 
 def launched_attention(row: PublishedRun) -> str:
-    """The library of attention that the launcher of a run sets; empty if it leaves the choice.
+    """Returns the library of attention that the launcher of a run sets; empty if it leaves the choice.
 
     NVIDIA/dgxc-benchmarking v24.11.1, nemo_megatron/launch.sh: NVTE_FUSED_ATTN=0, without which Transformer Engine
     would take cuDNN on Hopper.
@@ -312,12 +315,12 @@ def launched_attention(row: PublishedRun) -> str:
 
 
 def misprinted_fields(row: PublishedRun) -> tuple[str, ...]:
-    """Fields of a run that its table misprints."""
+    """Returns the fields of a run that its table misprints."""
     return tuple(field for misprint in MISPRINTS if re.match(misprint.runs, row.id) for field in misprint.fields)
 
 
 def correct_misprints(row: PublishedRun) -> PublishedRun:
-    """The run with what ran in place of what its table misprints."""
+    """Returns the run with what ran in place of what its table misprints."""
     spec = row.spec
     for misprint in MISPRINTS:
         if re.match(misprint.runs, row.id):
@@ -328,16 +331,16 @@ def correct_misprints(row: PublishedRun) -> PublishedRun:
 
 
 def fill_launched(row: PublishedRun) -> PublishedRun:
-    """The run with the fields that its launcher sets, where it does not state them."""
-    found: dict[str, Any] = {}
+    """Returns the run with the fields that its launcher sets, where it does not state them."""
+    settings: dict[str, Any] = {}
     for launcher in LAUNCHED:
         if launcher.includes(row):
-            found = {**launcher.spec, **found}
+            settings = {**launcher.spec, **settings}
     open_: dict[str, Any] = {}
-    for field, value in found.items():
+    for field, value in settings.items():
         stated = getattr(row.spec, field)
         if isinstance(value, Mapping):
-            inner = {key: one for key, one in value.items() if getattr(stated, key) is None}
+            inner = {key: setting for key, setting in value.items() if getattr(stated, key) is None}
             open_[field] = stated.model_copy(update=inner)
         elif stated is None:
             open_[field] = value
@@ -345,13 +348,13 @@ def fill_launched(row: PublishedRun) -> PublishedRun:
 
 
 def takes_recipe(row: PublishedRun, name: str) -> bool:
-    """Whether a framework is that of the program of a run, whose recipes then count, and no substitute."""
+    """Returns whether a framework is that of the program of a run, whose recipes then count, and no substitute."""
     program = row.spec.stack
     return name == framework(program) and (name == program or bool(stack(program).near))
 
 
 def launched_settings(row: PublishedRun, name: str) -> LaunchedSettings:
-    """What the recipe of a run sets. name: of its framework."""
+    """Returns what the recipe of a run sets. name: of its framework."""
     spec, defaults = row.spec, stack(row.spec.stack)
     recipe = find_recipe(name, _facts_of(row, name)) if takes_recipe(row, name) else NO_RECIPE
     plan, traits = {**recipe.plan, **defaults.plan}, recipe.traits
@@ -373,13 +376,14 @@ def launched_settings(row: PublishedRun, name: str) -> LaunchedSettings:
 
 
 def can_overlap_passes(spec: Spec) -> bool:
-    """Whether Megatron-Core lets passes of micro-batches overlap; stages whose chunks are not stated have several."""
+    """Returns whether Megatron-Core lets passes of micro-batches overlap; stages whose chunks are not stated have
+    several."""
     degrees = {"pp": spec.width("pp"), "ep": spec.width("ep"), "virtual_stages": spec.mesh.vpp or 0}
     return not CONDITIONS["overlapped-passes"].check({**degrees, "overlap_passes": True, "recomputation": ""})
 
 
 def _facts_of(row: PublishedRun, name: str) -> RecipeFacts:
-    """What decides which settings of recipes a run gets. name: of its framework."""
+    """Returns what decides which settings of recipes a run gets. name: of its framework."""
     spec, moe = row.spec, row.spec.model.moe or {}
     sizes = spec.model.layers or 0, spec.model.hidden or 0, spec.model.heads or 0
     model = ModelSizes(*sizes, moe.get("experts", 0), moe.get("top_k", 0))
@@ -398,20 +402,20 @@ def _facts_of(row: PublishedRun, name: str) -> RecipeFacts:
 def uneven_layers(spec: Spec, stages: int) -> list[int]:
     """Divides layers over stages that have not the same number of them.
 
-    Recipes of Megatron-Bridge fill the stages one after another, and the last has the rest: DeepSeek-V3 and Kimi-K2 on
+    Recipes of Megatron-Bridge fill the stages in turn, and the last has the rest: DeepSeek-V3 and Kimi-K2 on
     4, 8 and 16 stages (`_get_deepseek_v3_pipeline_layout`, `_get_kimi_k2_pipeline_layout`). Otherwise layers are spread
     as evenly as possible, where the embedding, the loss and each multi-token-prediction layer (in the last stage) count
-    as one layer.
+    as a layer.
     """
     layers, further = spec.model.layers or 0, spec.model.mtp or 0
     if spec.stack == "megatron-bridge" and spec.model.moe and stages <= FILLED_STAGES:
         most = -(-layers // stages)
         return [min(most, max(0, layers - stage * most)) for stage in range(stages)]
     each, more = divmod(layers + 2 + further, stages)
-    found = [each + (stage < more) for stage in range(stages)]
-    found[0] -= 1
-    found[-1] -= 1 + further
-    if found[-1] < 0:  # embedding and loss fill more than a stage
-        found[1:3] = [found[1] + found[-1], *found[2:3]]
-        found[-1] = 0
-    return found
+    layers_by_stage = [each + (stage < more) for stage in range(stages)]
+    layers_by_stage[0] -= 1
+    layers_by_stage[-1] -= 1 + further
+    if layers_by_stage[-1] < 0:  # embedding and loss fill more than a stage
+        layers_by_stage[1:3] = [layers_by_stage[1] + layers_by_stage[-1], *layers_by_stage[2:3]]
+        layers_by_stage[-1] = 0
+    return layers_by_stage

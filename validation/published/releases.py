@@ -33,7 +33,7 @@ RELEASE = re.compile(
 
 
 def month_of(run: PublishedRun, framework: str) -> str | None:
-    """The month YYYY-MM of the code of a run; None if the run does not say it.
+    """Returns the month YYYY-MM of the code of a run; None if the run does not say it.
 
     framework: profile of the run, which may date versions.
     """

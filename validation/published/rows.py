@@ -1,4 +1,4 @@
-"""Published runs as data: one JSON object per line, with the configuration in ``spec`` and figures in ``measured``.
+"""Published runs as data: a JSON object on each line, with the configuration in ``spec`` and figures in ``measured``.
 
 Null or a missing key means that the source does not state it, never "off". Other keys are ignored.
 """
@@ -140,7 +140,7 @@ class Spec(SpecModel):
     filled: list[str] = []
 
     def width(self, axis: str) -> int:
-        """Degree along an axis; 1 if unknown."""
+        """Returns the degree along an axis; 1 if unknown."""
         return getattr(self.mesh, axis) or 1
 
     @property
@@ -216,8 +216,8 @@ class PublishedRun(BaseModel):
     @property
     def token_dispatcher(self) -> str:
         """The backend of Megatron-Core's flex token dispatcher (deepep, hybridep); empty if the source names none."""
-        found = re.search(r"moe_flex_dispatcher_backend=(\w+)", self.plan.other or "")
-        return found[1] if found else ""
+        backend = re.search(r"moe_flex_dispatcher_backend=(\w+)", self.plan.other or "")
+        return backend[1] if backend else ""
 
     @property
     def kernel_plugin(self) -> str:
@@ -277,57 +277,60 @@ class UnreadableLine(BaseModel):
 
 
 def read(path: Path) -> list[PublishedRun | UnreadableLine]:
-    """Runs of a JSONL file, in order; of two with the same id only the first. Raises PlanError for a file that cannot
-    be read."""
+    """Reads the runs of a JSONL file, in order; of two with the same id only the first.
+
+    Raises PlanError for a file that cannot be read.
+    """
     return read_files([path])
 
 
 def read_files(paths: Sequence[Path]) -> list[PublishedRun | UnreadableLine]:
-    """Runs of JSONL files, each as by `read`. Raises PlanError for an id that two files have: neither is the first."""
-    found: list[PublishedRun | UnreadableLine] = []
+    """Reads the runs of JSONL files, each as by `read`. Raises PlanError for an id that two files have: neither is the
+    first."""
+    rows: list[PublishedRun | UnreadableLine] = []
     places: dict[str, str] = {}
     for path in paths:
-        own: dict[str, str] = {}
+        wheres: dict[str, str] = {}
         for where, line in read_lines(path):
             run = _parse_run(where, line)
             if isinstance(run, PublishedRun) and run.id in places:
                 rule = f"the run of {places[run.id]} has the same id"
                 raise PlanError(f"{where} id", rule, "Name each file once, and keep one of the two runs", run.id)
-            if isinstance(run, PublishedRun) and own.setdefault(run.id, where) != where:
-                reason = f"{where} id is {run.id!r}: {own[run.id]} has this id. Remove one of the two, or rename it"
+            if isinstance(run, PublishedRun) and wheres.setdefault(run.id, where) != where:
+                reason = f"{where} id is {run.id!r}: {wheres[run.id]} has this id. Remove one of the two, or rename it"
                 run = UnreadableLine(id=run.id, reason=reason)
-            found.append(run)
-        places |= own
-    return found
+            rows.append(run)
+        places |= wheres
+    return rows
 
 
-def _parse_run(where: str, found: dict[str, Any] | str) -> PublishedRun | UnreadableLine:
-    if isinstance(found, str):
-        return UnreadableLine(reason=found)
+def _parse_run(where: str, row: dict[str, Any] | str) -> PublishedRun | UnreadableLine:
+    if isinstance(row, str):
+        return UnreadableLine(reason=row)
     try:
-        return validate_data(PublishedRun, found, f"{where} ", PlanError)
+        return validate_data(PublishedRun, row, f"{where} ", PlanError)
     except PlanError as error:
-        name = found.get("id")
+        name = row.get("id")
         return UnreadableLine(id=name if isinstance(name, str) else None, reason=str(error))
 
 
 def read_shipped() -> list[PublishedRun]:
-    """The runs that ship with meshcast: tables of three papers."""
+    """Returns the runs that ship with meshcast: tables of three papers."""
     folder = resources.files("meshcast.validation.published").joinpath("shipped")
-    files = sorted((one for one in folder.iterdir() if one.name.endswith(".yaml")), key=lambda file: file.name)
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".yaml")), key=lambda file: file.name)
     return [row for file in files for row in _expand_table(file.name, read_yaml(file).data)]
 
 
 def _expand_table(name: str, table: Mapping[str, Any]) -> list[PublishedRun]:
-    """Runs of one shipped file, whose ``common`` part of the spec is shared by all its rows."""
-    made = [
+    """Reads the runs of a shipped file, whose ``common`` part of the spec is shared by all its rows."""
+    rows = [
         {**row, "spec": _merge(table["common"], row["spec"]), "source": f"{table['source']}; {row['where']}"}
         for row in table["rows"]
     ]
-    return [validate_data(PublishedRun, row, f"{name} {row['id']}", PlanError) for row in made]
+    return [validate_data(PublishedRun, row, f"{name} {row['id']}", PlanError) for row in rows]
 
 
-def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Recursive merge of two mappings; `own` wins."""
-    both = {key: _merge(base[key], value) for key, value in own.items() if isinstance(value, dict) and key in base}
-    return {**base, **own, **both}
+def _merge(base: Mapping[str, Any], specific: Mapping[str, Any]) -> dict[str, Any]:
+    """Merges two mappings recursively; `specific` wins."""
+    both = {key: _merge(base[key], value) for key, value in specific.items() if isinstance(value, dict) and key in base}
+    return {**base, **specific, **both}

@@ -18,7 +18,7 @@ from meshcast.simulator.job.plan_keys import PLAN_KEYS
 
 @dataclass(frozen=True)
 class Stack:
-    """Defaults of one training program, beside what its recipes set (`simulator.job.recipe`).
+    """Defaults of a training program, beside what its recipes set (`simulator.job.recipe`).
 
     near: frameworks that come closest to it, the closest first.
     plan: keys of a plan in short form that its recipes set and those of its framework do not.
@@ -85,12 +85,12 @@ STACKS = {
 
 
 def stack(name: str) -> Stack:
-    """Defaults of a program."""
+    """Returns the defaults of a program."""
     return STACKS.get(name, Stack())
 
 
 def framework(name: str) -> str:
-    """The framework profile of a program, or the nearest one."""
+    """Returns the framework profile of a program, or the nearest profile."""
     known = framework_names()
     return next((choice for choice in (name, *stack(name).near) if choice in known), FALLBACK)
 
@@ -127,7 +127,7 @@ SIGMA = {
     "overlap.pp": 0.01,  # all hops together are at most 4 % of a step
     "overlap.ep": 0.10,  # all-to-all between nodes is 10 to 40 % of a step
     "token dispatcher": 0.02,  # HybridEP against all-to-all in one NVLink domain is -1 to -2 %
-    "grad_dtype": 0.01,  # where the memory of a run contradicts the usual one
+    "grad_dtype": 0.01,  # where the memory of a run contradicts the usual format
     "sequence_parallel": PLAN_KEYS["sequence_parallel"].sigma,
     "optimizer": 0.005,  # the update is 0.1 to 3 % of a step
     "model.attention": 0.08,  # kernel generations differ by 3 to 40 %, with the sequence

@@ -28,7 +28,7 @@ def summarize_answers(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def compute_figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts and error statistics; `compared` rows have a forecast and a measured time."""
+    """Returns counts and error statistics; `compared` rows have a forecast and a measured time."""
     done = [row for row in rows if row["status"] == "predicted"]
     timed = [row for row in done if row["error"] is not None]
     naive = [row["baseline"] for row in timed if row["baseline"]]
@@ -47,16 +47,16 @@ def compute_figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def error_statistics(found: Sequence[float]) -> dict[str, float | None]:
-    """Median, mean and 90th percentile of |error|, and the median error (bias)."""
-    if not found:
+def error_statistics(errors: Sequence[float]) -> dict[str, float | None]:
+    """Returns the median, mean and 90th percentile of |error|, and the median error (bias)."""
+    if not errors:
         return dict.fromkeys(("median", "mean", "p90", "bias"))
-    sizes = sorted(map(abs, found))
-    return {"median": median(sizes), "mean": fmean(sizes), "p90": quantile(sizes, 0.9), "bias": median(found)}
+    sizes = sorted(map(abs, errors))
+    return {"median": median(sizes), "mean": fmean(sizes), "p90": quantile(sizes, 0.9), "bias": median(errors)}
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Quantile of sorted values, linearly interpolated."""
+    """Returns the quantile of sorted values, linearly interpolated."""
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
@@ -64,12 +64,12 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def beats_its_flops(row: dict[str, Any]) -> bool:
-    """Whether a forecast is faster than its FLOPs at peak, which would be a defect."""
+    """Returns whether a forecast is faster than its FLOPs at peak, which would be a defect."""
     return bool(row["at_peak_s"]) and row["predicted"]["step_time_s"] < row["at_peak_s"]
 
 
 def measured_step(row: dict[str, Any]) -> float:
-    """Measured step time [s] of an answer that has an error."""
+    """Returns the measured step time [s] of an answer that has an error."""
     return float(row["predicted"]["step_time_s"] / (1 + row["error"]))
 
 
@@ -79,7 +79,7 @@ def _inside(row: dict[str, Any]) -> bool:
 
 
 def _reason(row: dict[str, Any]) -> str:
-    """Reason of a refusal without line numbers and list indices, so that equal reasons count together.
+    """Returns the reason of a refusal without line numbers and list indices, so that equal reasons count together.
 
     Reasons of unreadable lines stay whole.
     """

@@ -228,7 +228,7 @@ class _SwiGLU(Function):
 
 
 def embedding(ids: Tensor, table: Tensor, first: int) -> Tensor:
-    """Rows of this rank's shard of the embedding table for ids [b, s]; zeros for ids of other shards.
+    """Returns the rows of this rank's shard of the embedding table for ids [b, s]; zeros for ids of other shards.
 
     first: first row of the shard in the whole table.
     """

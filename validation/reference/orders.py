@@ -15,7 +15,8 @@ REMEDY = "Use a schedule whose actions are F, BW, B and W, one at a time, such a
 
 
 def action_orders(plan: Plan) -> list[list[Action]]:
-    """Actions of each device in order; schedules that need durations of passes get those of the catalog's forecast.
+    """Returns actions of each device in order; schedules that need durations of passes get those of the catalog's
+    forecast.
 
     Raises PlanError for an action that the reference trainer cannot run.
     """

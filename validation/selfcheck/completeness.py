@@ -40,12 +40,13 @@ def every_gpu_has_prices() -> Iterator[str]:
 def _price_all(name: str, nodes: int) -> None:
     cluster = hardware.load_cluster(f"{name}:{nodes}")
     costs = Costs(cluster, Mesh({"dp": cluster.gpus}))
-    dtype = next(one for one in ("bf16", "fp16", "fp32") if one in cluster.gpu.peak)
+    dtype = next(dtype for dtype in ("bf16", "fp16", "fp32") if dtype in cluster.gpu.peak)
     works: list[Work] = [Gemm(4096, 4096, 4096, dtype=dtype), Memory("add", 1 << 24, 1 << 24)]
     works.append(Attention(1, 2048, 2048, 16, 16, 128, 128, dtype=dtype))
-    works += [Gemm(4096, 4096, 4096, dtype=one) for one in ("fp8", "fp4") if one in cluster.gpu.peak]
+    works += [Gemm(4096, 4096, 4096, dtype=dtype) for dtype in ("fp8", "fp4") if dtype in cluster.gpu.peak]
     if cluster.gpus > 1:
-        works += [Collective(one, 1 << 26, ("dp",)) for one in ("all_reduce", "all_gather", "reduce_scatter")]
+        operations = ("all_reduce", "all_gather", "reduce_scatter")
+        works += [Collective(operation, 1 << 26, ("dp",)) for operation in operations]
         works.append(Transfer(1 << 24, "dp", 0, cluster.gpus - 1))
     for work in works:
         seconds = costs.estimate(work).seconds

@@ -33,7 +33,7 @@ PRECISIONS = ("bf16", "bf16", "fp8-delayed", "fp8-blockwise", "fp16", "fp32")
 PARTITIONS = (None, None, "ends-as-layers")
 RECOMPUTES = ("none", "none", "full", "selective")
 TRIES = 200
-"""Draws for one job: a plan whose numbers do not divide, or that a scheme does not admit, is drawn anew."""
+"""Draws for a job: a plan whose numbers do not divide, or that a scheme does not admit, is drawn anew."""
 
 
 def draw_jobs(seed: int) -> Iterator[tuple[dict[str, Any], Job]]:

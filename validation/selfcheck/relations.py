@@ -23,7 +23,7 @@ from meshcast.validation.selfcheck.replay import CLOSE, describe_disagreement, r
 OTHER_ORDER = 1e-2
 """Share of a step by which faster hardware may lengthen it where passes run in pairs: their kernels are list-scheduled
 by their durations (Graham's anomalies; see `simulator.program.block.interleave` for what bounds them). So, too, where
-gradients are summed together that are ready at one tick of a clock."""
+gradients are summed together that are ready at the same tick of a clock."""
 
 OTHER_PAIRS = 5e-2
 """Share of a peak by which longer passes may lower it where they run in pairs and gather weights: kernels lie in
@@ -107,7 +107,7 @@ def faster_is_not_slower(described: Described, report: Report, shared: SharedWor
     for figure in drawn:
         other = figure.change(job, 2.0)
         if lenders(other.cluster.gpu) != lenders(job.cluster.gpu):
-            continue  # a GPU that borrows its rates is then like another one
+            continue  # a GPU that borrows its rates is then like that of another GPU
         faster = forecast_step(other, shared).step_time
         if faster > most * (1 + near):
             return f"twice as good a {figure.label}: {faster!r} s, without: {report.step_time!r} s"
@@ -151,12 +151,12 @@ EXACT = ("parts add up to the step", "no step under its FLOPs at peak", "every n
 """Relations that need no other forecast than that of the job itself, whatever plan it has."""
 
 
-def _close(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=CLOSE)
+def _close(first: float, second: float) -> bool:
+    return math.isclose(first, second, rel_tol=CLOSE)
 
 
 def _turn(value: Any) -> Any:
     """The same value with the keys of all mappings in reverse. The order of a mesh means something."""
     if isinstance(value, dict):
         return {key: _turn(value[key]) for key in reversed(value)}
-    return [_turn(one) for one in value] if isinstance(value, list) else value
+    return [_turn(entry) for entry in value] if isinstance(value, list) else value

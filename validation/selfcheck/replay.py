@@ -26,7 +26,7 @@ PAUSES = 200
 """Number of moments of a step at which the progress on SimPy is shown."""
 
 Track = Callable[[Iterable[Any], str], Iterable[Any]]
-"""Passes items on one by one and shows how many of them are done, under a label."""
+"""Passes items on singly and shows how many of them are done, under a label."""
 
 
 def track_silently(items: Iterable[Any], label: str) -> Iterable[Any]:
@@ -70,7 +70,7 @@ class Replay:
 
 
 class Figures(NamedTuple):
-    """Figures of a forecast and of its replay, in one order [s]. name: what the figure at an index is."""
+    """Figures of a forecast and of its replay, in the same order [s]. name: what the figure at an index is."""
 
     forecast: Sequence[float]
     replay: Sequence[float]

@@ -20,7 +20,7 @@ JOBS = 50
 
 
 def run_checks(jobs: int = JOBS, seed: int = 0, track: Track = track_silently) -> list[dict[str, Any]]:
-    """Results of all checks, one row each: its name, what it was held against, violations, seconds.
+    """Results of all checks, a row each: its name, what it was held against, violations, seconds.
 
     A violation has the `job` that shows it, where it is of a job. A crash inside a relation is a violation, too.
     track: shows the progress over the drawn jobs.
@@ -28,8 +28,8 @@ def run_checks(jobs: int = JOBS, seed: int = 0, track: Track = track_silently) -
     rows = []
     for name, check in COMPLETE.items():
         begin = time.perf_counter()
-        found = [{"what": text, "job": None} for text in check()]
-        rows.append({"check": name, "jobs": None, "violations": found, "seconds": time.perf_counter() - begin})
+        violations = [{"what": text, "job": None} for text in check()]
+        rows.append({"check": name, "jobs": None, "violations": violations, "seconds": time.perf_counter() - begin})
     drawn: dict[str, dict[str, Any]] = {
         name: {"check": name, "jobs": jobs, "violations": [], "seconds": 0.0} for name in RELATIONS
     }
@@ -43,7 +43,7 @@ def run_checks(jobs: int = JOBS, seed: int = 0, track: Track = track_silently) -
 
 
 def check_job(described: dict[str, Any], shared: SharedWork) -> Iterator[tuple[str, str, float]]:
-    """Holds one job against all relations: the name of each, what is wrong or an empty string, seconds."""
+    """Holds a job against all relations: the name of each, what is wrong or an empty string, seconds."""
     return _hold(RELATIONS, described, simulate(described, shared_work=shared), shared)
 
 
@@ -78,5 +78,5 @@ def _hold(
 
 
 def has_violations(rows: Iterable[dict[str, Any]]) -> bool:
-    """Whether any check found something wrong."""
+    """Returns whether any check found something wrong."""
     return any(row["violations"] for row in rows)

@@ -38,7 +38,7 @@ def make_price(forecaster: Forecaster, without_collectives: bool = False) -> Pri
 
 
 def forecast_actions(forecaster: Forecaster) -> tuple[dict[StageAction, ForecastValue], list[ForecastValue]]:
-    """Seconds of each stage's actions without communication, and of each device's optimizer update."""
+    """Returns the seconds of each stage's actions without communication, and of each device's optimizer update."""
     plan = forecaster.plan
     _, program = build_program(plan, make_price(forecaster, without_collectives=True))
     tasks = {(slot.stage, slot.kind): task for slot, task in zip(program.timetable.slots, program.tasks, strict=True)}
@@ -47,7 +47,7 @@ def forecast_actions(forecaster: Forecaster) -> tuple[dict[StageAction, Forecast
 
 
 def _forecast_task(task: Task, program: Program, forecaster: Forecaster) -> ForecastValue:
-    """Seconds of a task that starts on an idle device, with an interval like that of a step."""
+    """Returns the seconds of a task that starts on an idle device, with an interval like that of a step."""
     sums = task.sums[: len(COMPUTING)]
     busy, weighted = sums[:, SUMS.index("seconds")], sums[:, SUMS.index("weighted")]
     job = forecaster.plan.job

@@ -86,7 +86,7 @@ def families_of(plan: Plan) -> dict[str, str]:
 
 
 def ranks_along(plan: Plan, rank: int, axis: str) -> tuple[int, ...]:
-    """Ranks of the group along `axis` that `rank` belongs to."""
+    """Returns the ranks of the group along `axis` that `rank` belongs to."""
     mesh = plan.mesh
     strides = [mesh.stride(part) for part in mesh.parts(axis) if part in mesh.axes]
     sizes = [mesh.axes[part] for part in mesh.parts(axis) if part in mesh.axes]

@@ -21,7 +21,7 @@ from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.validation.calibration.collectives import tables as collectives
 from meshcast.validation.calibration.collectives.recorded import read_recorded
 from meshcast.validation.calibration.kernels import tables as kernels
-from meshcast.validation.calibration.tables.calibrated import FEWEST, CalibrationResult
+from meshcast.validation.calibration.tables.calibrated import MIN_ROWS, CalibrationResult
 from meshcast.validation.calibration.tables.rows import SampleComparison
 from meshcast.validation.calibration.tables.summary import summary
 from meshcast.validation.calibration.tables.table import LibraryTable
@@ -97,7 +97,7 @@ def calibrate_tables(
     tables = [_read_table(kind, path) for path in paths]
     names = room.names(tables)
     if not names:
-        rule = f"no library has {FEWEST} rows that can be fitted"
+        rule = f"no library has {MIN_ROWS} rows that can be fitted"
         remedy = f"The source of a row names its library; meshcast validate {kind} says why rows are refused"
         raise PlanError("--data", rule, remedy, ", ".join(map(str, paths)))
     for name in only:

@@ -10,11 +10,12 @@ import pytest
 from matplotlib import image
 
 from meshcast.hardware.errors import PlanError
+from meshcast.validation.claims.judge import ReportCache
 from tests.thinning import thinned
 from tools.papers.__main__ import main
 from tools.papers.draw import choose_log_ticks, draw
-from tools.papers.figure_file import FigureFile, list_figures, read_figure, read_figures
-from tools.papers.forecasts import ForecastFigure, ForecastPoint, ReportCache, forecast_points
+from tools.papers.figure_file import FigureFile, read_figure, read_figures
+from tools.papers.forecasts import ForecastFigure, ForecastPoint, forecast_points
 from tools.papers.page import IMAGES, anchor_of, sort_figures, write_page
 from tools.papers.words import format_error, format_number, format_share, word_errors
 
@@ -131,17 +132,17 @@ def test_points_are_forecast_once_a_job(write) -> None:
     text = FIGURE.replace("{x: 1, value: 1.0}", "{x: 1, value: 1.0}\n      - {x: 2, value: 1.0}")
     cache = ReportCache()
     steps = forecast_points(read_figure(write(text)).parts, cache)
-    assert cache.made == 2
+    assert cache.simulated == 2
     assert steps[0].ours == steps[1].ours != steps[2].ours
     assert steps[3] == ForecastPoint("pipelines", 4, 33, 33, 33)
 
 
 def test_a_cache_keeps_the_last_reports() -> None:
-    cache, job = ReportCache(most=1), {"model": "gpt2", "cluster": "dgx-h100:1"}
+    cache, job = ReportCache(size=1), {"model": "gpt2", "cluster": "dgx-h100:1"}
     report = cache.forecast(job)
     assert cache.forecast(dict(job)) is report
     cache.forecast(job | {"batch": {"global": 16}})
-    assert cache.forecast(job) is not report and cache.made == 3
+    assert cache.forecast(job) is not report and cache.simulated == 3
 
 
 def test_what_is_open_makes_a_range(write) -> None:
@@ -167,7 +168,7 @@ def test_a_job_that_cannot_be_forecast_is_a_point_without_ours(write) -> None:
     ],
 )
 def test_cheap_figures_are_as_near_as_the_page_says(name, largest) -> None:
-    file = read_figure(next(path for path in list_figures() if path.name == f"{name}.yaml"))
+    (file,) = read_figures([name])
     figure = ForecastFigure(file, forecast_points(file.parts))
     assert figure.largest <= largest
     row = re.search(rf"^\| \[.*\(#{anchor_of(figure)}\) \|(.*)$", PAGE.read_text("utf-8"), re.MULTILINE)
@@ -194,7 +195,7 @@ def made(file: FigureFile) -> ForecastFigure:
     ),
 )
 def test_figures_are_drawn(tmp_path, name, width) -> None:
-    file = read_figure(next(path for path in list_figures() if path.name == f"{name}.yaml"))
+    (file,) = read_figures([name])
     draw(made(file), tmp_path / "plot.png", width)
     assert image.imread(tmp_path / "plot.png").shape[1] in (1400, 666)
 

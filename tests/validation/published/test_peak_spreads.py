@@ -12,7 +12,13 @@ import pytest
 from meshcast.hardware.load import read_yaml
 from meshcast.simulator.job.framework import framework_names, load_framework
 from meshcast.simulator.report.peak_errors import FILE, ROOM, STRANGER, PeakError
-from meshcast.validation.published.fit.peak_spreads import LEAST, LeftOutPeak, fit_spreads, forget_fits, measure_peaks
+from meshcast.validation.published.fit.peak_spreads import (
+    MIN_SCALE,
+    LeftOutPeak,
+    fit_spreads,
+    forget_fits,
+    measure_peaks,
+)
 from meshcast.validation.published.mapping import map_run
 from meshcast.validation.published.rows import PublishedRun, read_files
 from tests.validation.published.test_mapping import row
@@ -39,7 +45,7 @@ def test_planted_scales_are_found() -> None:
 def test_sides_are_fitted_apart() -> None:
     above = [replace(peak, log_ratio=abs(peak.log_ratio)) for peak in draw("torchtitan", "a", 0.1, 500)]
     found = fit_spreads(above)["torchtitan"]
-    assert found.above == pytest.approx(0.1, rel=0.15) and found.below == LEAST
+    assert found.above == pytest.approx(0.1, rel=0.15) and found.below == MIN_SCALE
 
 
 @pytest.mark.parametrize("better", [min, max])

@@ -1,4 +1,4 @@
-"""Calibrations from tables of measured collectives: one for each family of links, and for each network."""
+"""Calibrations from tables of measured collectives: for each family of links, and for each network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from meshcast.validation.calibration.collectives.fit import (
 from meshcast.validation.calibration.collectives.sample import CollectiveSample, node_models, predict
 from meshcast.validation.calibration.fit import Fit
 from meshcast.validation.calibration.tables.calibrated import (
-    FEWEST,
+    MIN_ROWS,
     CalibrationResult,
     LibraryErrors,
     make_section,
@@ -44,16 +44,16 @@ def names(tables: Sequence[LibraryTable]) -> list[str]:
     for sample, _ in _samples(tables):
         counts[_name(sample)] += len(sample.index)
     links = {_name(sample) for sample, _ in _samples(tables) if sample.operation != NETWORK}
-    return sorted((n for n in counts if counts[n] >= FEWEST), key=lambda n: (n not in links, n != "infiniband", n))
+    return sorted((n for n in counts if counts[n] >= MIN_ROWS), key=lambda n: (n not in links, n != "infiniband", n))
 
 
 def title(name: str) -> str:
-    """The title of the file of a family."""
+    """Returns the title of the file of a family."""
     return f"{name}, as NCCL uses it"
 
 
 def _samples(tables: Sequence[LibraryTable]) -> list[tuple[CollectiveSample, str]]:
-    """Samples of collectives with their sources: within nodes those of a known library, between nodes all."""
+    """Returns samples of collectives with their sources: within nodes those of a known library, between nodes all."""
     return [
         (sample, source)
         for sample, source in pair_sources(tables)
@@ -68,7 +68,7 @@ def _name(sample: CollectiveSample) -> str:
 def calibrate(
     calibration: Calibration, tables: Sequence[LibraryTable], name: str, leave_out: bool = True
 ) -> CalibrationResult:
-    """The calibration of one family.
+    """Calibrates a family of links or networks.
 
     The sigmas are of rows whose machine was left out of the fit, where others have enough rows of their library.
 
@@ -79,7 +79,7 @@ def calibrate(
     for section in MODELS:
         pairs = [(s, source) for s, source in _samples(tables) if (_name(s), s.operation) == (name, section)]
         counts = count_rows(sample for sample, _ in pairs)
-        pairs = [(s, source) for s, source in pairs if section == NETWORK or counts[s.library] >= FEWEST]
+        pairs = [(s, source) for s, source in pairs if section == NETWORK or counts[s.library] >= MIN_ROWS]
         if not pairs:
             continue
         samples = [sample for sample, _ in pairs]
@@ -110,12 +110,13 @@ def _fit(calibration: Calibration, name: str, section: str, samples: Sequence[Co
 
 
 def _price(
-    calibration: Calibration, sample: CollectiveSample, section: str, found: Fit, library: str | None = None
+    calibration: Calibration, sample: CollectiveSample, section: str, fitted: Fit, library: str | None = None
 ) -> RowForecasts:
-    """The forecasts of a sample by a fit. library: whose coefficients, instead of the sample's ("": plain NCCL)."""
-    own = found.libraries.get(sample.library if library is None else library) or neutral_values(section)
+    """Returns the forecasts of a sample by a fit. library: whose coefficients, instead of the sample's ("": plain
+    NCCL)."""
+    shared = fitted.libraries.get(sample.library if library is None else library) or neutral_values(section)
     start = {name: c.start for name, c in coefficients(MODELS[section]).items()}
-    model = MODELS[section](**{**start, **found.values, **own}, sigma=0.0, sigma_short=0.0)
+    model = MODELS[section](**{**start, **fitted.values, **shared}, sigma=0.0, sigma_short=0.0)
     if section == NETWORK:
         models = TierCostModels(*node_models(calibration, sample), model)
     else:
@@ -137,8 +138,8 @@ def _fit_others(calibration: Calibration, name: str, section: str, pairs: Pairs)
 def _price_unseen(
     calibration: Calibration, section: str, whole: Fit, blind: Mapping[str, Fit], pairs: Pairs, library: str | None
 ) -> list[tuple[CollectiveSample, RowForecasts]]:
-    """Samples priced by the fits `blind`, which have not seen their machine, or by `whole` where other machines have
-    fewer than `FEWEST` rows of their library. library: whose coefficients, see `_price`."""
+    """Returns samples priced by the fits `blind`, which have not seen their machine, or by `whole` where other machines
+    have fewer than `MIN_ROWS` rows of their library. library: whose coefficients, see `_price`."""
     counts = {
         machine: count_rows(sample for sample, source in pairs if _machine(sample, source) != machine)
         for machine in blind
@@ -146,7 +147,7 @@ def _price_unseen(
     prices = []
     for sample, source in pairs:
         machine, name = _machine(sample, source), sample.library if library is None else library
-        is_known = section == NETWORK or not name or counts.get(machine, {}).get(name, 0) >= FEWEST
+        is_known = section == NETWORK or not name or counts.get(machine, {}).get(name, 0) >= MIN_ROWS
         used = blind.get(machine, whole) if is_known else whole
         prices.append((sample, _price(calibration, sample, section, used, library)))
     return prices

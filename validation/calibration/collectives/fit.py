@@ -35,22 +35,22 @@ FREE = {
 
 
 def neutral_values(section: str) -> dict[str, float]:
-    """Library coefficients of plain NCCL."""
+    """Returns the library coefficients of plain NCCL."""
     return {name: c.neutral for name, c in coefficients(MODELS[section]).items() if c.neutral is not None}
 
 
 def start_model(section: str) -> Any:
-    """The cost model from which fits start."""
+    """Returns the cost model from which fits start."""
     return MODELS[section](**{name: c.start for name, c in coefficients(MODELS[section]).items()})
 
 
 def start_links() -> LinkCostModels:
-    """The cost models of links from which fits start."""
+    """Returns the cost models of links from which fits start."""
     return LinkCostModels(*map(start_model, LINK_MODELS))
 
 
 def fit_links(section: str, samples: Sequence[CollectiveSample]) -> Fit:
-    """The fit of one section of one family of links to its samples."""
+    """Fits a section of a family of links to its samples."""
     model, start = MODELS[section], start_links()
 
     def seconds(sample: CollectiveSample, at: Any) -> np.ndarray:
@@ -76,7 +76,7 @@ def fit_network(
     node_models: Callable[[CollectiveSample], LinkCostModels],
     like: NetworkCostModel | None = None,
 ) -> Fit:
-    """The fit of one family of networks to its samples.
+    """Fits a family of networks to its samples.
 
     node_models: of the links within nodes. like: the cost model of InfiniBand, for other networks.
     """

@@ -68,7 +68,7 @@ ROW = ["gpu", "interconnect", "op", "gpus", "nodes", "source", "algo"]
 
 
 def read(table: pd.DataFrame) -> tuple[list[CollectiveSample], dict[int, str]]:
-    """Samples, and the reasons of rows that cannot be priced, by their numbers."""
+    """Returns samples, and the reasons of rows that cannot be priced, by their numbers."""
     rows = table.reset_index(drop=True)
     if "algo" not in rows:
         rows["algo"] = ""
@@ -79,19 +79,19 @@ def read(table: pd.DataFrame) -> tuple[list[CollectiveSample], dict[int, str]]:
         for row in rows.index[~(rows[name] >= least) | ~np.isfinite(rows[name])]:
             refused.setdefault(int(row), f"{name} is {rows[name][row]:g}, less than {word}")
     samples: dict[tuple[Any, ...], list[int]] = {}
-    for values, own in rows.drop(index=list(refused)).groupby(ROW, sort=False):
+    for values, group in rows.drop(index=list(refused)).groupby(ROW, sort=False):
         try:
             key = _key(*values)
         except (ValueError, OverflowError, CatalogError) as error:
-            refused |= dict.fromkeys(map(int, own.index), str(error).partition(". ")[0])
+            refused |= dict.fromkeys(map(int, group.index), str(error).partition(". ")[0])
             continue
-        samples.setdefault(key, []).extend(map(int, own.index))
+        samples.setdefault(key, []).extend(map(int, group.index))
     size, time = rows["bytes"].to_numpy(float), rows["time_us"].to_numpy(float) * 1e-6
     return [_sample(key, np.array(at), size[at], time[at]) for key, at in samples.items()], refused
 
 
 def _key(gpu: str, joined: str, op: str, n: float, nodes: float, source: str, algo: str) -> tuple[Any, ...]:
-    """What the rows of a sample have in common. Raises ValueError where a row cannot be priced."""
+    """Returns what the rows of a sample have in common. Raises ValueError where a row cannot be priced."""
     name = PAIRS.get(gpu) or GPUS.get(gpu)
     if name is None:
         raise ValueError(f"no GPU {gpu!r} in the catalog")
@@ -111,7 +111,7 @@ def _key(gpu: str, joined: str, op: str, n: float, nodes: float, source: str, al
 
 @cache
 def _cluster(gpu: str, joined: str, n: int, nodes: int) -> Cluster:
-    """The cluster that the column `interconnect` describes. Raises ValueError where it says too little."""
+    """Returns the cluster that the column `interconnect` describes. Raises ValueError where it says too little."""
     usual = load("nodes", load("gpus", gpu).usual_node) if load("gpus", gpu).usual_node else None
     per = max(n // nodes, int(usual.gpus) if usual else 0)
     pairs = bool(re.search(r"pairs?\b|pairwise", joined))
@@ -126,14 +126,14 @@ def _cluster(gpu: str, joined: str, n: int, nodes: int) -> Cluster:
 
 @cache
 def _without_peer_access(cluster: Cluster) -> Cluster:
-    """The same without peer access."""
+    """Returns the same without peer access."""
     never = Fact[bool](value=False, kind="assumed", source="NCCL tables of four and eight L40S")
     node = cluster.node.model_copy(update={"peer_access": never, "staging": STAGING})
     return cluster.model_copy(update={"node": node})
 
 
 def _network(joined: str, per: int) -> dict[str, Any]:
-    """Kind and rate per GPU of the network that is stated."""
+    """Returns the kind and rate per GPU of the network that is stated."""
     kind = find_name(NETWORKS, joined)
     if not kind or re.search("not stated|unstated", joined):
         raise ValueError("the network between the nodes is not stated")

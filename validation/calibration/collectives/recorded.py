@@ -24,7 +24,7 @@ MESSAGES = ("p2p", "send_recv")
 
 @dataclass(frozen=True)
 class Recorded:
-    """Samples of one machine, which calibrations take like those of a table.
+    """Samples of a machine, which calibrations take like those of a table.
 
     Attributes:
         samples: of kernels or of collectives.
@@ -35,14 +35,14 @@ class Recorded:
     origin: str
 
     def source(self, _: Any) -> str:
-        """The origin of any of the samples."""
+        """Returns the origin of any of the samples."""
         return self.origin
 
 
 def make_samples(
     rows: Sequence[MeasurementRow], cluster_of: Callable[[int], Cluster], gpu: str, library: str, section: str = ""
 ) -> list[CollectiveSample]:
-    """One sample for each operation and number of members: the first ranks of the cluster for that number.
+    """Returns a sample for each operation and number of members: the first ranks of the cluster for that number.
 
     section: that prices all of them; by default that of the operation, or of the network between nodes.
     """
@@ -65,15 +65,16 @@ def make_samples(
 
 
 def read_recorded(path: Path) -> Recorded:
-    """The collectives of a measurement file. Raises PlanError if it holds none, or no job that names their cluster."""
-    found = read(path)
-    if found.kind != "collectives" or not found.job:
+    """Returns the collectives of a measurement file. Raises PlanError if it holds none, or no job that names their
+    cluster."""
+    measured = read(path)
+    if measured.kind != "collectives" or not measured.job:
         rule = "a calibration needs measured collectives and the job whose cluster they ran on"
         remedy = "Measure collectives, or import them with --job JOB"
         raise PlanError("--data", rule, remedy, str(path))
     try:
-        cluster = load_job(found.job).cluster
+        cluster = load_job(measured.job).cluster
     except MeshcastError as error:
         raise error.at(f"{path} job") from None
-    made = make_samples(found.rows, lambda members: cluster, cluster.gpu.name, "nccl-tests")
-    return Recorded(made, f"{found.title} on {found.machine.name}, {path.name}")
+    samples = make_samples(measured.rows, lambda members: cluster, cluster.gpu.name, "nccl-tests")
+    return Recorded(samples, f"{measured.title} on {measured.machine.name}, {path.name}")

@@ -21,7 +21,7 @@ from meshcast.validation.calibration.tables.rows import RowForecasts, Rows, Samp
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CollectiveSample(Rows):
-    """Rows of collectives of one group of GPUs, which differ in bytes only.
+    """Rows of collectives of a group of GPUs, which differ in bytes only.
 
     Attributes:
         cluster: that they ran on.
@@ -42,7 +42,7 @@ class CollectiveSample(Rows):
 
     @property
     def network(self) -> str:
-        """Catalog name of the network between nodes, "" within one."""
+        """Catalog name of the network between nodes, "" within a node."""
         return self.cluster.scale_out.kind if self.reach.nodes.number > 1 else ""
 
     def shape(self, at: int) -> str:
@@ -51,12 +51,12 @@ class CollectiveSample(Rows):
 
 
 def links_of(sample: CollectiveSample, models: TierCostModels) -> Links:
-    """The links of a sample's cluster as its library uses them."""
+    """Returns the links of a sample's cluster as its library uses them."""
     return Links(sample.cluster, models, nvls=sample.nvls)
 
 
 def predict(sample: CollectiveSample, models: TierCostModels) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of a sample's rows, and the part of them that moves no bytes."""
+    """Returns the seconds of a sample's rows, and the part of them that moves no bytes."""
     links = links_of(sample, models)
     if isinstance(sample.work, Transfer):
         busy, latency = p2p.seconds(sample.work.nbytes, sample.reach, links)
@@ -65,7 +65,7 @@ def predict(sample: CollectiveSample, models: TierCostModels) -> tuple[np.ndarra
 
 
 def lower_bound(sample: CollectiveSample, models: TierCostModels) -> np.ndarray:
-    """Time [s] that no collective of these sizes can beat on these links."""
+    """Returns the time [s] that no collective of these sizes can beat on these links."""
     links = links_of(sample, models)
     if isinstance(sample.work, Transfer):
         return p2p.lower_bound(sample.work.nbytes, sample.reach, links)
@@ -75,7 +75,7 @@ def lower_bound(sample: CollectiveSample, models: TierCostModels) -> np.ndarray:
 def tier_models(
     calibration: Calibration, sample: CollectiveSample, without: bool = False, library: str | None = None
 ) -> TierCostModels:
-    """The cost models of a sample's tiers.
+    """Returns the cost models of a sample's tiers.
 
     without: those of other links and networks. library: program that called them, instead of the sample's ("": plain
     NCCL).
@@ -88,7 +88,7 @@ def tier_models(
 def node_models(
     calibration: Calibration, sample: CollectiveSample, without: bool = False, library: str | None = None
 ) -> tuple[LinkCostModels, LinkCostModels]:
-    """The same of the tiers within a node: scale-up links and links to the host."""
+    """Returns the same of the tiers within a node: scale-up links and links to the host."""
     used, cluster = sample.library if library is None else library, sample.cluster
     scale_up, host = (
         calibration.link_models(tier, used, sample.kind, family(tier.kind) if without else "").model
@@ -98,7 +98,7 @@ def node_models(
 
 
 def price(sample: CollectiveSample, models: TierCostModels) -> RowForecasts:
-    """The forecasts of a sample by these cost models."""
+    """Returns the forecasts of a sample by these cost models."""
     seconds, launch = predict(sample, models)
     place, sigma = (
         links_of(sample, models).place_sigma(sample.reach),
@@ -108,14 +108,14 @@ def price(sample: CollectiveSample, models: TierCostModels) -> RowForecasts:
 
 
 def model_of(sample: CollectiveSample, models: TierCostModels) -> Any:
-    """The cost model that a sample is fitted to."""
+    """Returns the cost model that a sample is fitted to."""
     if sample.operation == "network":
         return models.network
     return getattr(models.host if sample.link == sample.cluster.host.kind else models.scale_up, sample.operation)
 
 
 def compare_sample(calibration: Calibration, sample: Any) -> SampleComparison:
-    """A sample of collectives, or of calls that dispatch tokens, beside its forecasts."""
+    """Returns a sample of collectives, or of calls that dispatch tokens, beside its forecasts."""
     if not isinstance(sample, CollectiveSample):
         return kernels.compare_sample(calibration, sample)
     models = tier_models(calibration, sample)

@@ -32,5 +32,5 @@ GOALS: Goals = {
 
 
 def read(path: Path) -> LibraryTable:
-    """The collectives of a .csv or .csv.gz file."""
+    """Returns the collectives of a .csv or .csv.gz file."""
     return table.read(path, READERS)

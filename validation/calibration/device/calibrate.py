@@ -68,9 +68,9 @@ def calibrate(kind: str, out: Path, processes: int, progress: Progress) -> dict[
     measured.write(out / MEASURED)
     name = _name_device(measured, works, device, out)
     source = f"meshcast calibrate --device {kind} on {measured.machine.name}, torch {measured.versions['torch']}"
-    found = fit_all(measured, works, name, source, out)
-    found["files"].insert(1, str(refresh(kind, out, processes)))
-    return found | {"title": measured.title, "device": str(out / DEVICE) if (out / DEVICE).is_file() else ""}
+    written = fit_all(measured, works, name, source, out)
+    written["files"].insert(1, str(refresh(kind, out, processes)))
+    return written | {"title": measured.title, "device": str(out / DEVICE) if (out / DEVICE).is_file() else ""}
 
 
 def refresh(kind: str, out: Path, processes: int) -> Path:
@@ -85,13 +85,13 @@ def refresh(kind: str, out: Path, processes: int) -> Path:
 
 
 def gpu_name(kind: str, folder: Path) -> str:
-    """Name of this machine's device in the catalog, or the file in the folder of a calibration that describes it."""
+    """Returns the catalog's name of this machine's device, or the file of a calibration's folder that describes it."""
     described = folder / DEVICE
     return str(described) if described.is_file() else describe.catalog_name(Device.of(kind, select=False).machine())
 
 
 def collectives_among(kind: str, members: int) -> Sequence[MeasurementRow]:
-    """Measured collectives of a few sizes among processes of this machine."""
+    """Returns measured collectives of a few sizes among processes of this machine."""
     machine = Device.of(kind, select=False).machine()
     name = describe.catalog_name(machine) or ("cpu-core" if kind == "cpu" else "h100-sxm")
     job = {
@@ -140,16 +140,16 @@ def measure(
 
 
 def _measure_launch(device: Device) -> list[float]:
-    """Time of the host to launch a small operation [s]."""
+    """Returns the time of the host to launch a small operation [s]."""
     x = torch.zeros(8, device=device.torch)
-    found = []
+    launches = []
     for _ in range(20):
         device.sync()
         begin = time.perf_counter()
         for _ in range(100):
             x.add_(1.0)
-        found.append((time.perf_counter() - begin) / 100)
-    return found
+        launches.append((time.perf_counter() - begin) / 100)
+    return launches
 
 
 def _name(work: Work) -> str:
@@ -159,7 +159,7 @@ def _name(work: Work) -> str:
 
 
 def _name_device(measured: Measurement, works: Sequence[Work], device: Device, out: Path) -> str:
-    """The device's name in the catalog; if it has none, the file that describes it, which is written."""
+    """Returns the device's name in the catalog; if it has none, the file that describes it, which is written."""
     catalogued = describe.catalog_name(measured.machine)
     if catalogued:
         return catalogued
@@ -167,7 +167,7 @@ def _name_device(measured: Measurement, works: Sequence[Work], device: Device, o
     flops = max(work.flops / min(row.samples) for work, row in products)
     stream = next(row.samples[0] for row in measured.rows if row.name == "stream")
     is_cpu = device.kind == "cpu"
-    found = describe.core(measured.machine, flops, stream) if is_cpu else describe.gpu(device, flops, stream)
-    text = "# Measured; in the form of hardware/catalog/gpus.\n" + to_yaml(found)
+    described = describe.core(measured.machine, flops, stream) if is_cpu else describe.gpu(device, flops, stream)
+    text = "# Measured; in the form of hardware/catalog/gpus.\n" + to_yaml(described)
     write_file(out / DEVICE, text)
     return str(out / DEVICE)

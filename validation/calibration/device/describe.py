@@ -44,20 +44,20 @@ ARCHITECTURES = {7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell", 12: "bla
 
 
 def catalog_name(machine: Machine) -> str:
-    """The name of a GPU in the catalog, "" if it has none."""
+    """Returns the name of a GPU in the catalog, "" if it has none."""
     name = KNOWN.get(machine.name, "")
     assert not name or name in gpus()
     return name
 
 
 def core(machine: Machine, flops: float, stream: float) -> dict[str, Any]:
-    """One core as a GPU of the catalog.
+    """Returns a core as a GPU of the catalog.
 
     flops: the most FLOP/s in fp32 that a product reached. stream: bytes/s of a long tensor scaled in place, read and
     written.
     """
     count = machine.processors or 1
-    given = {"kind": "measured", "source": f"meshcast calibrate --device cpu on {machine.name}, {utc_now()[:10]}"}
+    stated = {"kind": "measured", "source": f"meshcast calibrate --device cpu on {machine.name}, {utc_now()[:10]}"}
     cache = _cache()
     generic = load("gpus", "cpu-core")
     clock = _clock() or float(generic.clock)
@@ -65,12 +65,12 @@ def core(machine: Machine, flops: float, stream: float) -> dict[str, Any]:
         "name": "this-core",
         "title": f"one core of {machine.name}",
         "architecture": "cpu",
-        "memory": {"value": f"{(machine.memory or 0) // count} B", **given},
-        "memory_bandwidth": {"value": f"{stream / 1e9:.4g} GB/s", **given},
-        "l2": {"value": f"{cache or int(generic.l2)} B", **given},
-        "multiprocessors": {"value": 1, "per": "gpu", **given},
-        "clock": {"value": f"{clock / 1e6:.4g} MHz", **given},
-        "peak": {"fp32": {"value": f"{flops / 1e9:.4g} GFLOP/s", **given}},
+        "memory": {"value": f"{(machine.memory or 0) // count} B", **stated},
+        "memory_bandwidth": {"value": f"{stream / 1e9:.4g} GB/s", **stated},
+        "l2": {"value": f"{cache or int(generic.l2)} B", **stated},
+        "multiprocessors": {"value": 1, "per": "gpu", **stated},
+        "clock": {"value": f"{clock / 1e6:.4g} MHz", **stated},
+        "peak": {"fp32": {"value": f"{flops / 1e9:.4g} GFLOP/s", **stated}},
         "power": {"value": generic.power.text, "kind": "assumed", "source": generic.power.source},
         "host": "loopback",
         "usual_node": "cpu-host",
@@ -78,33 +78,33 @@ def core(machine: Machine, flops: float, stream: float) -> dict[str, Any]:
 
 
 def gpu(device: Device, flops: float, stream: float) -> dict[str, Any]:
-    """The description of a GPU that is in no catalog. Its peaks are the rates that it reached."""
+    """Returns the description of a GPU that is in no catalog. Its peaks are the rates that it reached."""
     assert device.cuda is not None
     machine, properties = device.machine(), device.cuda.properties
-    given = {"kind": "measured", "source": f"meshcast calibrate --device cuda on {machine.name}, {utc_now()[:10]}"}
+    stated = {"kind": "measured", "source": f"meshcast calibrate --device cuda on {machine.name}, {utc_now()[:10]}"}
     major, minor = properties.major, properties.minor
     return {
         "name": "this-gpu",
         "title": machine.name,
         "architecture": "ada" if (major, minor) == (8, 9) else ARCHITECTURES.get(major, "hopper"),
-        "memory": {"value": f"{properties.total_memory} B", **given},
-        "memory_bandwidth": {"value": f"{stream / 1e9:.4g} GB/s", **given},
-        "l2": {"value": f"{properties.L2_cache_size} B", **given},
-        "multiprocessors": {"value": properties.multi_processor_count, "per": "gpu", **given},
-        "peak": {name: {"value": f"{flops / 1e9:.4g} GFLOP/s", **given} for name in ("bf16", "fp16")},
+        "memory": {"value": f"{properties.total_memory} B", **stated},
+        "memory_bandwidth": {"value": f"{stream / 1e9:.4g} GB/s", **stated},
+        "l2": {"value": f"{properties.L2_cache_size} B", **stated},
+        "multiprocessors": {"value": properties.multi_processor_count, "per": "gpu", **stated},
+        "peak": {name: {"value": f"{flops / 1e9:.4g} GFLOP/s", **stated} for name in ("bf16", "fp16")},
         "power": {"value": "400 W", "kind": "assumed", "source": "not asked for"},
         "host": "pcie4",
     }
 
 
 def measure_stream(device: Device) -> float:
-    """Rate at which a long tensor is scaled in place, reads and writes in sum [bytes/s]: no write allocates."""
+    """Measures the rate of scaling a long tensor in place, reads and writes in sum [bytes/s]: no write allocates."""
     tensor = torch.ones(LARGE // 4, device=device.torch)
     return 2 * LARGE / statistics.median(device.seconds(lambda: tensor.mul_(1.0), 3, 15))
 
 
 def _cache() -> int:
-    """Size of the last-level cache that a core reaches [bytes]; 0 if the system does not say."""
+    """Returns the size of the last-level cache that a core reaches [bytes]; 0 if the system does not say."""
     places = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
     sizes = [file.read_text().strip() for file in places]
     units = {"K": 2**10, "M": 2**20}
@@ -112,8 +112,8 @@ def _cache() -> int:
 
 
 def _clock() -> float:
-    """Clock of the first core now [Hz]; 0 if the system does not say."""
+    """Returns the clock of the first core now [Hz]; 0 if the system does not say."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.is_file() else []
-    given = [line.partition(":")[2].strip() for line in lines if line.startswith("cpu MHz")]
-    return float(given[0]) * 1e6 if given and os.name == "posix" else 0.0
+    clocks = [line.partition(":")[2].strip() for line in lines if line.startswith("cpu MHz")]
+    return float(clocks[0]) * 1e6 if clocks and os.name == "posix" else 0.0

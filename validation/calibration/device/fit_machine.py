@@ -1,4 +1,4 @@
-"""Fits the cost models to measurements of one machine, and writes them as a calibration."""
+"""Fits the cost models to measurements of a machine, and writes them as a calibration."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def fit_all(measured: Measurement, works: Sequence[Work], name: str, source: str
     """
     out.mkdir(parents=True, exist_ok=True)
     tables: Any = [Recorded(_make_samples(measured, works, name), source)]
-    found = kernels.calibrate(Calibration.shipped(), tables, name, leave_out=False, prior=True)
+    fitted = kernels.calibrate(Calibration.shipped(), tables, name, leave_out=False, prior=True)
     file = out / f"{load('gpus', name).name}.yaml"
-    write(file, str(load("gpus", name).title), found.data)
-    files, errors = [file], [vars(one) for one in found.libraries]
+    write(file, str(load("gpus", name).title), fitted.data)
+    files, errors = [file], [vars(library) for library in fitted.libraries]
     links = [row for row in measured.rows if "operation" in row.shape and "members" in row.shape]
     if links:
         errors += _calibrate_links(links, name, source, measured.machine.device, out, files)
-    return {"files": [str(one) for one in [*files, *sorted(out.glob(DEVICE))]], "libraries": errors}
+    return {"files": [str(file) for file in [*files, *sorted(out.glob(DEVICE))]], "libraries": errors}
 
 
 def _make_samples(measured: Measurement, works: Sequence[Work], name: str) -> list[KernelSample]:
-    """Samples of the kernels: works of one kind together, with arrays in their numeric fields."""
+    """Makes samples of the kernels: works of a kind together, with arrays in their numeric fields."""
     gpu = load("gpus", name)
     reference = load_framework("reference")
     kinds = reference.eager if gpu.architecture != "cpu" else {}
@@ -89,11 +89,11 @@ def _calibrate_links(
     every: list[dict[str, Any]] = []
     tables: Any = [Recorded(samples, source)]
     for family in collectives.names(tables):
-        found = collectives.calibrate(Calibration.shipped(), tables, family, leave_out=False)
+        fitted = collectives.calibrate(Calibration.shipped(), tables, family, leave_out=False)
         file = out / f"{family}.yaml"
-        write(file, collectives.title(family), found.data)
+        write(file, collectives.title(family), fitted.data)
         files.append(file)
-        every += [vars(one) for one in found.libraries]
+        every += [vars(library) for library in fitted.libraries]
     return every
 
 

@@ -1,6 +1,6 @@
 """``meshcast calibrate campaign``: fits the cost models to all that a campaign has measured, and writes a calibration.
 
-Kernels are those of the campaign's own calibration and of its measurements of kernels: eager passes of one kernel each.
+Kernels are those of the campaign's own calibration and of its measurements of kernels: eager passes of a kernel each.
 Links are fitted to all collectives. The sustained rate of a training step is that of the campaign's calibration.
 """
 
@@ -31,40 +31,41 @@ def calibrate_from(folder: Path, out: Path) -> dict[str, Any]:
 
     Returns what was written, and the errors of the fits. Raises PlanError for a folder without a campaign.
     """
-    own = folder / CALIBRATION
-    if not (own / f"{STEPS}.yaml").is_file():
+    calibrated = folder / CALIBRATION
+    if not (calibrated / f"{STEPS}.yaml").is_file():
         rule = f"it has no {CALIBRATION}/{STEPS}.yaml, which a campaign writes first"
         raise PlanError("campaign", rule, "Name the --out of meshcast measure campaign", str(folder))
-    paths = (own / "measured.json", *sorted(folder.glob("*.json")))
+    paths = (calibrated / "measured.json", *sorted(folder.glob("*.json")))
     files = [read(path) for path in paths]
     base = files[0]
-    pairs = [pair for path, one in zip(paths, files, strict=True) for pair in _kernels(one, path)]
-    links = [row for one in files if _has_links(one) for row in one.rows if "operation" in row.shape and row.samples]
+    pairs = [pair for path, measured in zip(paths, files, strict=True) for pair in _kernels(measured, path)]
+    rows = (row for measured in files if _has_links(measured) for row in measured.rows)
+    links = [row for row in rows if "operation" in row.shape and row.samples]
     out.mkdir(parents=True, exist_ok=True)
     for name in (DEVICE, f"{STEPS}.yaml"):
-        if (own / name).is_file():
-            write_file(out / name, (own / name).read_bytes())
+        if (calibrated / name).is_file():
+            write_file(out / name, (calibrated / name).read_bytes())
     name = str(out / DEVICE) if (out / DEVICE).is_file() else catalog_name(base.machine)
     measured = base.model_copy(update={"rows": (*(row for row, _ in pairs), *links)})
     source = f"meshcast calibrate campaign on {base.machine.name}, torch {base.versions.get('torch', 'unknown')}"
-    found = fit_all(measured, [work for _, work in pairs], name, source, out)
-    found["files"].insert(1, str(out / f"{STEPS}.yaml"))
+    written = fit_all(measured, [work for _, work in pairs], name, source, out)
+    written["files"].insert(1, str(out / f"{STEPS}.yaml"))
     title = f"{len(pairs):,} kernels and {len(links):,} collectives of a campaign on {base.machine.name}"
-    return found | {"title": title, "device": str(out / DEVICE) if (out / DEVICE).is_file() else ""}
+    return written | {"title": title, "device": str(out / DEVICE) if (out / DEVICE).is_file() else ""}
 
 
-def _kernels(found: Measurement, path: Path) -> Iterator[tuple[MeasurementRow, Work]]:
-    """Measured rows of one kernel each, with its work."""
-    for i, row in enumerate(found.rows):
-        fields: Any = row.shape if found.kind == "calibration" else row.shape.get(WORK, {})
+def _kernels(measured: Measurement, path: Path) -> Iterator[tuple[MeasurementRow, Work]]:
+    """Yields measured rows of a kernel each, with its work."""
+    for i, row in enumerate(measured.rows):
+        fields: Any = row.shape if measured.kind == "calibration" else row.shape.get(WORK, {})
         where = f"{path} rows[{i}].shape"
         if not isinstance(fields, Mapping):
             raise PlanError(where, f"{WORK} must be a mapping of keys to values", "Measure again", fields)
-        is_fitted = found.kind == "calibration" or row.group.split()[-1:] == [MODE]
+        is_fitted = measured.kind == "calibration" or row.group.split()[-1:] == [MODE]
         if row.samples and is_fitted and (work := work_of(fields, where)):
             yield row, work
 
 
-def _has_links(found: Measurement) -> bool:
-    """Whether collectives were measured as the calibration measures them: on a CPU between computations."""
-    return found.kind == "calibration" or found.machine.device == "cuda" or bool(found.settings.get("busy"))
+def _has_links(measured: Measurement) -> bool:
+    """Returns whether collectives were measured as the calibration measures them: on a CPU between computations."""
+    return measured.kind == "calibration" or measured.machine.device == "cuda" or bool(measured.settings.get("busy"))

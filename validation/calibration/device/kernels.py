@@ -131,8 +131,8 @@ class _KernelMaker:
         def of(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Callable[[bool], Callable[[], Run]]:
             def measured_pass(backward: bool) -> Callable[[], Run]:
                 def make() -> Run:
-                    given = [self._new(*shape, grad=backward) for shape in shapes]
-                    return _backward(function, given) if backward else lambda: function(*given)
+                    inputs = [self._new(*shape, grad=backward) for shape in shapes]
+                    return _backward(function, inputs) if backward else lambda: function(*inputs)
 
                 return make
 
@@ -185,7 +185,7 @@ class _KernelMaker:
         def backward() -> Run:
             qkv = self._new(1, rows, 3 * heads * 64, grad=True)
             parts = functions.split_heads(qkv, heads, heads, table)
-            grads = [torch.randn_like(one) for one in parts]
+            grads = [torch.randn_like(part) for part in parts]
             return lambda: torch.autograd.grad(parts, qkv, grads, retain_graph=True)
 
         yield KernelCase(Memory("rope", size, size), forward)
@@ -228,8 +228,8 @@ def _clip(gradient: torch.Tensor) -> None:
     torch._foreach_mul_([gradient], clip_factor(global_norm([gradient], (), gradient.device)))
 
 
-def _backward(function: Callable[..., Any], given: list[torch.Tensor]) -> Run:
+def _backward(function: Callable[..., Any], inputs: list[torch.Tensor]) -> Run:
     """Runs the backward pass alone."""
-    out = function(*given)
+    out = function(*inputs)
     grad = torch.randn_like(out)
-    return lambda: torch.autograd.grad(out, given, grad, retain_graph=True)
+    return lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True)

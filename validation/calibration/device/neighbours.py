@@ -1,4 +1,4 @@
-"""Background load while one core is measured: in training all cores of a host compute, and share caches and power."""
+"""Background load while a core is measured: in training all cores of a host compute, and share caches and power."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def run_neighbours(count: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for one in running:
-            one.kill()
-            one.wait()
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def main() -> None:

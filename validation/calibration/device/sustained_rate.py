@@ -1,7 +1,7 @@
 """Measures the sustained rate of kernels in a training step on this machine, against kernels measured alone.
 
 In a step operands are not in the caches, which hold what other kernels left, and a GPU reaches its power limit. A small
-model, of sizes that no preset has, is trained for some steps; the trace of one shows the time of GEMMs and attention.
+model, of sizes that no preset has, is trained for some steps; its trace shows the time of GEMMs and attention.
 Their rate against that of the kernels alone is what `Calibration.sustained_rate` reads.
 """
 
@@ -24,15 +24,15 @@ MODELS: dict[str, dict[str, Any]] = {
 
 STEPS = {"cpu": (15, 4), "cuda": (20, 130)}
 """Timed and untimed steps. A GPU draws its full power for some seconds before its limiter settles: an H200 that runs a
-billion parameters for 15 s does so at 1,725 of 1,980 MHz, and after one second still at nearly the full clock."""
+billion parameters for 15 s does so at 1,725 of 1,980 MHz, and after a second still at nearly the full clock."""
 
 GEMM_KINDS = ("gemm", "attention")
 SIGMA = 0.05
-"""Between steps of different models on one machine, as in `simulator/costs/calibration/steps.yaml`."""
+"""Between steps of different models on a machine, as in `simulator/costs/calibration/steps.yaml`."""
 
 
 def measure_sustained_rate(kind: str, gpu: str, out: Path) -> dict[str, Any]:
-    """The entry of this architecture in ``steps.yaml``.
+    """Returns the entry of this architecture in ``steps.yaml``.
 
     gpu: its name in the catalog, or its file. out: the folder with the calibration of its kernels.
     """
@@ -47,7 +47,7 @@ def measure_sustained_rate(kind: str, gpu: str, out: Path) -> dict[str, Any]:
     with TemporaryDirectory() as name:
         place = Path(name)
         trace = place / "trace.json"
-        found = measure(
+        measured = measure(
             job, kind, place / "step.json", *STEPS[kind], out, check=False, trace=trace, progress=lambda line: None
         )
         forecaster = Forecaster("calibration", job, out)
@@ -61,6 +61,6 @@ def measure_sustained_rate(kind: str, gpu: str, out: Path) -> dict[str, Any]:
             "sigma": SIGMA,
             "rows": 1,
             "meaning": "rate of GEMMs and attention in a training step against the same kernel alone",
-            "source": f"meshcast calibrate --device {kind} on {found.machine.name}, a step of a small model",
+            "source": f"meshcast calibrate --device {kind} on {measured.machine.name}, a step of a small model",
         },
     }

@@ -74,12 +74,12 @@ PARTS = {"fwd": (False,), "bwd": (True,), "fwd_bwd": (False, True)}
 
 
 def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
-    """Samples, and the reasons of rows that cannot be priced."""
+    """Returns samples, and the reasons of rows that cannot be priced."""
     rows = table.reset_index(drop=True).rename(columns={"qk_head_dim": "qk", "v_head_dim": "v"})
     if "head_dim" in rows:
         rows = rows.assign(qk=rows["head_dim"], v=rows["head_dim"])
     rows = rows.assign(**{"pass": rows["pass"].replace("", "fwd") if "pass" in rows else "fwd"})
-    refused = {at: given for at, row in enumerate(rows.to_dict("records")) if (given := _refusal(row))}
+    refused = {at: reason for at, row in enumerate(rows.to_dict("records")) if (reason := _refusal(row))}
     rows = rows.drop(index=list(refused))
     masks = [TRUTH[str(each).lower()] for each in rows["causal"]]
     libraries = [
@@ -88,14 +88,14 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
     ]
     keys = ["gpu", "library", "dtype", "causal", "pass"]
     samples = []
-    for key, own in rows.assign(causal=masks, library=libraries).groupby(keys, sort=True):
+    for key, group in rows.assign(causal=masks, library=libraries).groupby(keys, sort=True):
         gpu, name, dtype, causal, passes = (str(each) for each in key)
-        samples.append(_sample(own, GPUS[gpu], name, DTYPES[dtype], causal == "True", PARTS[passes]))
+        samples.append(_sample(group, GPUS[gpu], name, DTYPES[dtype], causal == "True", PARTS[passes]))
     return samples, refused
 
 
 def library(source: str, gpu: str, dtype: str, width: int) -> str:
-    """The library that a source measured, "" if it is unknown."""
+    """Returns the library that a source measured, "" if it is unknown."""
     name = find_name(LIBRARIES, source)
     architecture = load("gpus", GPUS[gpu]).architecture
     for pattern, where, concerned, other in OTHERS:
@@ -106,7 +106,7 @@ def library(source: str, gpu: str, dtype: str, width: int) -> str:
 
 
 def _refusal(row: dict[str, Any]) -> str:
-    """The reason why a row cannot be priced, "" if it can."""
+    """Returns the reason why a row cannot be priced, "" if it can."""
     gpu, dtype = str(row["gpu"]), DTYPES.get(str(row["dtype"]), "")
     if gpu not in GPUS:
         return f"the GPU {gpu} is not known"
@@ -130,7 +130,7 @@ def _refusal(row: dict[str, Any]) -> str:
 def _sample(
     rows: pd.DataFrame, gpu: str, name: str, dtype: str, causal: bool, passes: tuple[bool, ...]
 ) -> KernelSample:
-    """The sample of the rows of one library, format and mask."""
+    """Makes the sample of the rows of a library, format and mask."""
     sizes = {key: rows[key].to_numpy(float) for key in ("batch", "seq", "heads", "kv_heads", "qk", "v")}
     batch, positions, heads, kv_heads, qk, v = sizes.values()
     wide, deep = (np.where(qk == v, _width(name, gpu, dtype, each), each) for each in (qk, v))
@@ -155,7 +155,7 @@ def _sample(
 
 
 def _refetched_bytes(gpu: GPU, batch: Any, positions: Any, heads: Any, kv_heads: Any, qk: Any, v: Any) -> np.ndarray:
-    """Bytes of keys and values that Triton's kernel for encoders fetches more than once.
+    """Returns the bytes of keys and values that Triton's kernel for encoders fetches more than once.
 
     Its grid runs over sequences first, then heads, then blocks of 64 queries. If keys and values do not all fit into
     the L2, they come from memory for each round of blocks, of which three run on a multiprocessor at a time.
@@ -166,7 +166,7 @@ def _refetched_bytes(gpu: GPU, batch: Any, positions: Any, heads: Any, kv_heads:
 
 
 def _width(name: str, gpu: str, dtype: str, width: np.ndarray) -> np.ndarray:
-    """Head widths as the kernels of a library compute them."""
+    """Returns the head widths as the kernels of a library compute them."""
     architecture = load("gpus", gpu).architecture
     for pattern, where, number, known in WIDTHS:
         if re.match(pattern, name) and where in architecture and number in dtype:

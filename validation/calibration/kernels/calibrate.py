@@ -15,7 +15,7 @@ from meshcast.validation.calibration.fit import Fit, Name, fit, fit_further
 from meshcast.validation.calibration.kernels.predict import price, price_by
 from meshcast.validation.calibration.kernels.sample import KernelSample
 from meshcast.validation.calibration.tables.calibrated import (
-    FEWEST,
+    MIN_ROWS,
     CalibrationResult,
     LibraryErrors,
     make_section,
@@ -40,14 +40,14 @@ Pairs = Sequence[tuple[KernelSample, str]]
 
 
 def names(tables: Sequence[LibraryTable]) -> list[str]:
-    """The GPUs with rows that can be fitted, sorted."""
+    """Returns the GPUs with rows that can be fitted, sorted."""
     return sorted({sample.gpu for table in tables for sample, _ in _select([table], "", "")})
 
 
 def calibrate(
     calibration: Calibration, tables: Sequence[LibraryTable], gpu: str, leave_out: bool = True, prior: bool = False
 ) -> CalibrationResult:
-    """The calibration of one GPU.
+    """Calibrates a GPU.
 
     calibration: of other GPUs. leave_out: also fit every section without each of its libraries. prior: coefficients
     that few rows determine stay near those of `calibration` for this GPU, its own or those that it borrows.
@@ -65,7 +65,7 @@ def calibrate(
 
 
 def _select(tables: Sequence[LibraryTable], gpu: str, section: str) -> list[tuple[KernelSample, str]]:
-    """Samples that can be fitted, of one GPU and section or ("") of all."""
+    """Selects the samples that can be fitted, of a GPU and section or ("") of all."""
     counts: dict[tuple[str, ...], int] = {}
     pairs = []
     for sample, source in pair_sources(tables):
@@ -73,18 +73,18 @@ def _select(tables: Sequence[LibraryTable], gpu: str, section: str) -> list[tupl
             key = sample.gpu, sample.operation, sample.library
             counts[key] = counts.get(key, 0) + len(sample.index)
             pairs.append((sample, source))
-    return [(s, source) for s, source in pairs if counts[s.gpu, s.operation, s.library] >= FEWEST]
+    return [(s, source) for s, source in pairs if counts[s.gpu, s.operation, s.library] >= MIN_ROWS]
 
 
 def _with_gpu(calibration: Calibration, gpu: str, data: Mapping[str, Any]) -> Calibration:
-    """The calibration with `data` as the file of `gpu`."""
+    """Returns the calibration with `data` as the file of `gpu`."""
     return calibration.with_file(load("gpus", gpu).name, dict(data))
 
 
 def _fit_section(
     calibration: Calibration, gpu: str, data: Mapping[str, Any], section: str, pairs: Pairs, prior: bool = False
 ) -> dict[str, Any]:
-    """A section of the file whose other sections are `data`; prior: see `calibrate`."""
+    """Returns a section of the file whose other sections are `data`; prior: see `calibrate`."""
     samples, known, model = [sample for sample, _ in pairs], _with_gpu(calibration, gpu, data), KERNEL_MODELS[section]
     by = {sample: price_by(known, sample) for sample in samples}
     values = _known_values(calibration, gpu, section, samples) if prior else {}
@@ -108,7 +108,7 @@ def _fit_section(
 def _price_by_others(
     calibration: Calibration, gpu: str, data: Mapping[str, Any], section: str, samples: Sequence[KernelSample]
 ) -> list[tuple[KernelSample, RowForecasts]]:
-    """Samples of one number format priced as kernels of an unnamed library: by the mean of the libraries of this format
+    """Prices samples of a number format as kernels of an unnamed library: by the mean of the libraries of this format
     other than their own, or with their own where it is alone. data: of the file."""
     similar = {sample.library: data[section]["libraries"][sample.library] for sample in samples}
     prices = []
@@ -122,7 +122,7 @@ def _price_by_others(
 def _known_values(
     calibration: Calibration, gpu: str, section: str, samples: Sequence[KernelSample]
 ) -> dict[Name, float]:
-    """Coefficients of a section as `calibration` has them for the GPU and the libraries of the samples."""
+    """Returns the coefficients of a section as `calibration` has them for the GPU and the libraries of the samples."""
     known = coefficients(KERNEL_MODELS[section])
     values: dict[Name, float] = {}
     for sample in samples:
@@ -139,7 +139,7 @@ def _fit(
     predict: Callable[[KernelSample, Any], np.ndarray],
     prior: Mapping[Name, float],
 ) -> Fit:
-    """The fit of a cost model to all libraries.
+    """Returns the fit of a cost model to all libraries.
 
     Kernels that were not tuned to their sizes say nothing of the GPU: their library coefficients are fitted afterwards.
     """
@@ -160,7 +160,7 @@ def _library_errors(
     library: str,
     leave_out: bool,
 ) -> LibraryErrors:
-    """Errors of the rows of one library with its own coefficients and, where asked for, without having seen it."""
+    """Counts the errors of the rows of a library with its coefficients and, where asked for, without having seen it."""
     samples = of_library((sample for sample, _ in pairs), library)
     known = _with_gpu(calibration, gpu, data)
     seen = [(sample, price(known, sample)) for sample in samples]

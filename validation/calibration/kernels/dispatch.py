@@ -48,7 +48,7 @@ WHOLE = ("gpus", "tokens_per_rank", "hidden", "topk", "num_experts")
 
 
 def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
-    """Samples, and the reasons of rows that cannot be priced."""
+    """Returns samples, and the reasons of rows that cannot be priced."""
     table = table.reset_index(drop=True)
     table = table.assign(**{name: table.get(name) for name in ("nodes", "sms", "dtype", "source")})
     for name in (*WHOLE, "nodes", "sms", "time_us"):
@@ -73,14 +73,14 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
 
 
 def library(program: str) -> str:
-    """The library that the column `library` names, "" if it is unknown."""
+    """Returns the library that the column `library` names, "" if it is unknown."""
     return find_name(LIBRARIES, program)
 
 
 def links_of(gpu: str) -> tuple[Link, Link]:
-    """The link that joins GPUs of this name within a node, and the port of each to the network."""
-    found = load("gpus", gpu)
-    return load("links", found.scale_up or found.host.name), load("links", PORT)
+    """Returns the link that joins GPUs of this name within a node, and the port of each to the network."""
+    described = load("gpus", gpu)
+    return load("links", described.scale_up or described.host.name), load("links", PORT)
 
 
 def _work(gpu: str, name: str, op: str, ranks: int, nodes: int, dtype: str, rows: pd.DataFrame) -> Dispatch:
@@ -89,7 +89,7 @@ def _work(gpu: str, name: str, op: str, ranks: int, nodes: int, dtype: str, rows
     sms: Any = np.full(len(rows), float(all_of_them))
     low_latency = name == "deepep-low-latency"
     if low_latency:
-        # A multiprocessor has enough warp groups for one an expert (DeepEP, csrc/kernels/internode_ll.cu).
+        # A multiprocessor has enough warp groups for a single expert (DeepEP, csrc/kernels/internode_ll.cu).
         sms = np.ceil(experts / np.ceil(experts / all_of_them))
     stated: Any = rows["sms"].to_numpy()
     low = DTYPES[dtype]

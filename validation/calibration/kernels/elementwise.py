@@ -42,7 +42,7 @@ ARRAYS = {"copy": (1, 1), "mul": (1, 1), "add": (2, 1), "triad": (2, 1), "dot": 
 """Number of arrays that each kernel of BabelStream reads and writes."""
 
 BLOCK_A_ROW = ("norm", "gated_act", "rope")
-"""Values of column `op` whose kernels start one block for each of the `tokens` of a row."""
+"""Values of column `op` whose kernels start a block for each of the `tokens` of a row."""
 
 LARGE = 16e6
 """Traffic above which launch overhead is a small part of the time [bytes]."""
@@ -70,8 +70,8 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
         if at not in refused:
             groups.setdefault((GPUS[gpu], op, library(str(source))), []).append(at)
     samples = []
-    for (gpu, op, name), own in groups.items():
-        index = np.array(own)
+    for (gpu, op, name), group in groups.items():
+        index = np.array(group)
         blocks = rows.tokens[index] if op in BLOCK_A_ROW and name == "vllm" else 0
         work = Memory(WORK.get(op, "add"), rows.read[index], rows.written[index], rows=blocks)  # type: ignore[arg-type]
         large = rows.read[index] + rows.written[index] > LARGE

@@ -6,11 +6,11 @@ measured rank. Tables do not state which kernels a program fuses; that is known 
 
 - trtllm-gen gathers rows within the GEMM, and in bf16 computes the activation there as well; with 8-bit operands its
   other kernels process the rows of all tokens, also of those that experts of other ranks get.
-- Triton's kernels gather rows within the GEMM, too, and have one tile where nobody tuned them. sglang's benchmark runs
-  its whole layer with the tokens of all ranks: choices of other ranks' experts have rows of zeros, which its other
-  kernels process. Or it runs the kernels alone (`runs_kernels_alone`): a rank then holds the tokens that chose one of
-  its experts, and its first expert takes their other choices, too.
-- FlashInfer's CUTLASS kernels have one tile where nobody tuned them, too (`FIRST_TILE`).
+- Triton's kernels gather rows within the GEMM, too, and have a single tile where nobody tuned them. The
+  benchmark of sglang runs its whole layer with the tokens of all ranks: choices of other ranks' experts have rows of
+  zeros, which its other kernels process. Or it runs the kernels alone (`runs_kernels_alone`): a rank then holds the
+  tokens that chose any of its experts, and its first expert takes their other choices, too.
+- FlashInfer's CUTLASS kernels have a single tile where nobody tuned them, too (`FIRST_TILE`).
 - all others permute, activate and unpermute in separate kernels; fp8 operands are quantised on the way.
 """
 
@@ -64,13 +64,13 @@ The column `gated` says so for TensorRT-LLM alone. Benchmarks since sglang 0.5.1
 """
 KNOWS_UNGATED = r"sglang 0\.5\.14\b"
 """Sources (a regular expression) whose benchmark knows that."""
-LEAST = 4096
+MIN_TOKENS = 4096
 """Least tokens of the class "tuned-4k", of all programs but Triton's: those that tune their kernels, and FlashInfer's.
 
 The class "own-4k" has those of them whose kernels were tuned for the model itself. The benchmark of TensorRT-LLM keeps
 tuned kernels in files named by number format, hidden, inter / tp and num_experts / ep. Where two models of a table
-share a name, the second one found no entry of its own and ran an untuned kernel, at a fifth of the rate; the table does
-not say which one that was (collector/trtllm/collect_moe.py in ai-dynamo/aiconfigurator @095f58a51c4c).
+share a name, the second found no entry of its own and ran an untuned kernel, at a fifth of the rate; the table does
+not say which that was (collector/trtllm/collect_moe.py in ai-dynamo/aiconfigurator @095f58a51c4c).
 """
 CACHED = r"moe_torch_flow_(?:cutlass|nongated)"
 """Sources that use these files. DeepGEMM (fp8_block) is not tuned."""
@@ -81,7 +81,7 @@ PASSES: dict[str, Any] = {"fwd": "tn", "dgrad": "nn", "wgrad": "nt"}
 """Layouts of the GEMMs, by the column `pass`."""
 
 ROUTED = 16
-"""Most experts of a token that TensorRT-LLM selects in one kernel; for more, PyTorch reads the logits once for each
+"""Most experts of a token that TensorRT-LLM selects in a kernel; for more, PyTorch reads the logits once for each
 (tensorrt_llm/_torch/modules/fused_moe/routing.py)."""
 
 INDEX = 8
@@ -92,7 +92,7 @@ SIZES_OF_GROUPS = 8
 
 
 def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
-    """Samples, and the reasons of rows that cannot be priced."""
+    """Returns samples, and the reasons of rows that cannot be priced."""
     table = table.reset_index(drop=True)
     blocks = set(table.columns) >= BLOCKS
     names = SIZES if blocks else SHAPE
@@ -102,26 +102,26 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
     refused = {at: reason for at, row in enumerate(records) if (reason := _refuse(row, names) or refuse(row))}
     if not blocks:
         table["out_dtype"] = _results(table)
-    own: dict[tuple[str, ...], list[int]] = {}
+    groups: dict[tuple[str, ...], list[int]] = {}
     for at, row in enumerate(table.to_dict("records")):
         if at not in refused:
             rest = () if blocks else (row["pass"], row["out_dtype"], str(_true(row.get("accumulate"))))
             key = row["gpu"], row["dtype"], library(str(row["source"]), row["dtype"]), *rest
-            own.setdefault(key, []).append(at)
+            groups.setdefault(key, []).append(at)
     if blocks:
         table["shared"] = _tuned_for_another(table.drop(index=list(refused)))
     make = _block if blocks else _product
-    return [make(table.iloc[rows], np.array(rows), key[2]) for key, rows in own.items()], refused
+    return [make(table.iloc[rows], np.array(rows), key[2]) for key, rows in groups.items()], refused
 
 
 def library(source: str, dtype: str) -> str:
-    """The library that a source measured, "" if it is unknown. Kernels of 8-bit operands are a library of their own."""
+    """Returns the library that a source measured, "" if it is unknown. Kernels of 8-bit operands have another."""
     name = find_name(LIBRARIES, source)
     return name and name + {"fp8": "-fp8", "fp8_block": "-fp8-block"}.get(dtype, "")
 
 
 def _block(rows: pd.DataFrame, index: np.ndarray, name: str) -> KernelSample:
-    """The sample of the expert blocks of one GPU, library and number format."""
+    """Makes the sample of the expert blocks of a GPU, library and number format."""
     dtype = rows["dtype"].iloc[0]
     form, wide = DTYPES[dtype], BYTES["bf16"]
     operand = BYTES[form]
@@ -174,7 +174,7 @@ class _Loads(NamedTuple):
 
 
 def _tile(tokens: np.ndarray, experts: np.ndarray, operand: float, distinct: np.ndarray) -> tuple[Any, ...]:
-    """Output tiles of Triton's kernel where no file was tuned for it: small ones for few tokens.
+    """Returns the output tiles of Triton's kernel where no file was tuned for it: small ones for few tokens.
 
     get_default_config in sglang, python/sglang/srt/layers/moe/fused_moe_triton/fused_moe_triton_config.py.
     experts: of the rank. distinct: share of the rows of a tile that are not the same token again.
@@ -187,7 +187,7 @@ def _tile(tokens: np.ndarray, experts: np.ndarray, operand: float, distinct: np.
 def runs_kernels_alone(rows: pd.DataFrame) -> np.ndarray:
     """Returns whether sglang's benchmark runs its Triton kernels alone, and not its whole layer, by row.
 
-    The rank then holds the tokens alone that chose one of its experts, and indices of other ranks' experts are 0
+    The rank then holds the tokens alone that chose any of its experts, and indices of other ranks' experts are 0
     (build_rank0_workloads and benchmark_config in collector/sglang/collect_moe.py of ai-dynamo/aiconfigurator
     @095f58a51c4c). Since sglang 0.5.14 models whose router is no plain softmax run in the layer, which knows its own
     experts (use_framework_layer there; the routers are in collector/cases/models).
@@ -196,7 +196,7 @@ def runs_kernels_alone(rows: pd.DataFrame) -> np.ndarray:
 
 
 def _is_of(rows: pd.DataFrame, models: Collection[tuple[int, int, int]]) -> np.ndarray:
-    """Returns whether the experts of a row are those of one of some models, by their hidden, inter and number."""
+    """Returns whether the experts of a row are those of some models, by their hidden, inter and number."""
     sizes = zip(rows["hidden"], rows["inter"], rows["num_experts"], strict=True)
     return np.array([size in models for size in sizes], bool)
 
@@ -223,7 +223,7 @@ def _loads(rows: pd.DataFrame, tokens: np.ndarray, kernels_alone: np.ndarray) ->
 
 
 def _product(rows: pd.DataFrame, index: np.ndarray, name: str) -> KernelSample:
-    """The sample of the grouped GEMMs of one GPU, library, number format and pass."""
+    """Makes the sample of the grouped GEMMs of a GPU, library, number format and pass."""
     groups, m, n, k = (rows[name].to_numpy(float) for name in SHAPE)
     first = rows.iloc[0]
     form, out, accumulate = DTYPES[first["dtype"]], first["out_dtype"], _true(first.get("accumulate"))
@@ -238,7 +238,7 @@ def _sample(
     rows: pd.DataFrame, index: np.ndarray, name: str, parts: tuple[Work, ...], kind: str, tokens: np.ndarray
 ) -> KernelSample:
     tuned = not name.startswith(NOT_TUNED)
-    many = (tokens >= LEAST) & (not name.startswith(UNTUNED))
+    many = (tokens >= MIN_TOKENS) & (not name.startswith(UNTUNED))
     shared = rows["shared"].to_numpy(bool) if "shared" in rows else np.zeros(len(index), bool)
     classes = {"all": np.ones(len(index), bool), "tuned-4k": many, "own-4k": many & ~shared}
     gpu, seconds = GPUS[rows["gpu"].iloc[0]], rows["time_us"].to_numpy(float) * 1e-6
@@ -251,12 +251,12 @@ def _true(cell: object) -> bool:
 
 
 def _results(table: pd.DataFrame) -> list[str]:
-    """The number format of each result.
+    """Returns the number format of each result.
 
     SimuMax states that of outputs, also where a gradient is added to a main gradient in another format: its lists come
     first with main gradients in fp32, then again in bf16.
     """
-    found: list[str] = []
+    formats: list[str] = []
     seen: set[tuple[object, ...]] = set()
     for row in table.to_dict("records"):
         out = DTYPES.get(str(row["out_dtype"]), str(row["out_dtype"]).replace("float32", "fp32"))
@@ -264,12 +264,12 @@ def _results(table: pd.DataFrame) -> list[str]:
         if row["pass"] == "wgrad" and str(row["source"]).startswith("SimuMax") and key not in seen:
             out = "fp32"
         seen.add(key)
-        found.append(out)
-    return found
+        formats.append(out)
+    return formats
 
 
 def _tuned_for_another(rows: pd.DataFrame) -> pd.Series:
-    """Whether the kernels of a row may have been tuned for another model of the table."""
+    """Returns whether the kernels of a row may have been tuned for another model of the table."""
     models: dict[tuple[float, ...], set[tuple[float, float]]] = {}
     split = [(tp, ep) for tp in set(rows["tp"]) for ep in set(rows["ep"])]
     most = (rows["tp"] * rows["ep"]).max()
@@ -283,7 +283,7 @@ def _tuned_for_another(rows: pd.DataFrame) -> pd.Series:
 
 
 def _refuse(row: dict[Any, Any], names: tuple[str, ...]) -> str:
-    """The reason why a row of either format cannot be priced, "" if it can."""
+    """Returns the reason why a row of either format cannot be priced, "" if it can."""
     if row["gpu"] not in GPUS:
         return f"the GPU {row['gpu']} is not known"
     if row["dtype"] not in DTYPES:
@@ -315,7 +315,7 @@ def _refuse_product(row: dict[Any, Any]) -> str:
 
 
 def _numbers(table: pd.DataFrame, name: str) -> np.ndarray:
-    """A column as numbers, NaN if the table lacks it; blocks are gated unless the table says otherwise."""
+    """Returns a column as numbers, NaN if the table lacks it; blocks are gated unless the table says otherwise."""
     if name not in table:
         return np.full(len(table), 1.0 if name == "gated" else np.nan)
     return pd.to_numeric(table[name], errors="coerce").to_numpy(float)

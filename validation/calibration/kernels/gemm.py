@@ -42,10 +42,10 @@ LIBRARIES = (
 ALONE = r"DeepGEMM README|cuBLASLt|MAMF|ThunderKittens|aiter"
 """Sources (a regular expression) whose times of 8-bit GEMMs do not include quantisation."""
 BY_ELEMENT = r"sglang 0\.5\.10\b"
-"""Sources (a regular expression) whose casts with a scale for each 128 elements load one element at a time, as those of
+"""Sources (a regular expression) whose casts with a scale for each 128 elements load single elements, as those of
 TensorRT-LLM do on Hopper (fp8_quantize_1x128; later GPUs run another kernel)."""
 SGL_KERNEL = "sglang-fp8"
-"""Library of GEMMs with one scale a token, whose tiles are known (`simulator.costs.kernels.fixed_tiles`)."""
+"""Library of GEMMs with a scale for each token, whose tiles are known (`simulator.costs.kernels.fixed_tiles`)."""
 KINDS = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block"}
 LARGE = 1024
 """Minimum m, n and k of the class "large"."""
@@ -59,7 +59,7 @@ class _Same:
         gpu, dtype: as the table names them.
         library: library of the kernels.
         alone: whether the times do not include quantisation of the activation.
-        by_element: whether its source is one of `BY_ELEMENT`.
+        by_element: whether its source is among `BY_ELEMENT`.
         how: layout, accumulate and out_dtype of GEMMs of training; None for inference.
     """
 
@@ -84,7 +84,7 @@ def read(table: pd.DataFrame) -> tuple[list[KernelSample], dict[int, str]]:
             refused[at] = reason
         else:
             rows.setdefault(_same(row, layouts), []).append(at)
-    return [_sample(same, table, np.array(own)) for same, own in rows.items()], refused
+    return [_sample(same, table, np.array(index)) for same, index in rows.items()], refused
 
 
 def _same(row: dict[Any, Any], layouts: bool) -> _Same:
@@ -127,8 +127,8 @@ def library(source: str, dtype: str) -> str:
 def _quantise(tokens: Any, width: Any, name: str, by_element: bool) -> list[Work]:
     """Returns the kernels that quantise an activation [tokens, width] from 16 to 8 bits.
 
-    by_element: whether casts with a scale for each 128 elements load one element at a time.
-    One scale for the whole tensor needs its maximum first, in a kernel of its own; sgl-kernel has one for each token.
+    by_element: whether casts with a scale for each 128 elements load a single element at a time.
+    A scale for the whole tensor needs its maximum first, in a kernel of its own; sgl-kernel has one for each token.
     """
     wide, narrow = tokens * width * BYTES["bf16"], tokens * width * BYTES["fp8"]
     if name == SGL_KERNEL:

@@ -21,7 +21,7 @@ from meshcast.validation.calibration.tables.rows import RowForecasts, SampleComp
 def price(
     calibration: Calibration, sample: KernelSample, without: str = "", library: str | None = None
 ) -> RowForecasts:
-    """The forecasts of a sample.
+    """Returns the forecasts of a sample.
 
     without: a calibration file that is left out. library: that the kernels are priced as, instead of their own ("": the
     mean of all).
@@ -33,11 +33,11 @@ def price(
 def price_by(
     calibration: Calibration, sample: KernelSample, without: str = "", library: str | None = None
 ) -> Callable[[Any], RowForecasts]:
-    """A function from the cost model of the sample's operation to its forecasts."""
+    """Returns a function from the cost model of the sample's operation to its forecasts."""
     gpu, nothing = load("gpus", sample.gpu), np.zeros(len(sample.index))
     works: Sequence[Any] = sample.parts
     parts = [(part, part.operation if isinstance(part, Dispatch) else sections.section_of(part, gpu)) for part in works]
-    own = [part for part, section in parts if section == sample.operation]
+    priced_by_model = [part for part, section in parts if section == sample.operation]
     rest = [
         _seconds(part, gpu, _model(calibration, sample, section, without, library))
         for part, section in parts
@@ -46,7 +46,7 @@ def price_by(
     before = [sum((pair[i] for pair in rest), nothing) for i in (0, 1)]
 
     def by(model: Any) -> RowForecasts:
-        times = [_seconds(part, gpu, model) for part in own]
+        times = [_seconds(part, gpu, model) for part in priced_by_model]
         seconds, launch = (sum((pair[i] for pair in times), before[i]) for i in (0, 1))
         return RowForecasts(seconds, launch, estimate_sigma(model, seconds, launch))
 
@@ -66,7 +66,7 @@ def _model(calibration: Calibration, sample: KernelSample, section: str, without
 
 
 def compare_sample(calibration: Calibration, sample: KernelSample) -> SampleComparison:
-    """A sample beside its forecasts."""
+    """Returns a sample beside its forecasts."""
     gpu = load("gpus", sample.gpu)
     # What a benchmark's loop left in the cache is read at the cache's speed: only FLOPs are a certain bound.
     bound = sum((_lower_bound(part, gpu) for part in sample.parts), 0.0)

@@ -3,7 +3,7 @@
 Benchmarks send `tokens` tokens to `topk` of `experts` experts each; each of `ranks` ranks holds consecutive experts,
 and the rank with the most rows is measured.
 
-- balanced: experts take turns, so that loads differ by one row at most.
+- balanced: experts take turns, so that loads differ by a row at most.
 - power law with exponent a: the popularity x of an expert is drawn with density x^-a between 1 and 0.8 tokens (0.01 and
   2 where there are fewer rows than experts), and loads are proportional to it, in whole rows. No expert gets a token
   twice: what exceeds `tokens` goes to the least loaded experts of each rank, rank after rank, and so does what rounding
@@ -22,28 +22,28 @@ from functools import cache
 import numpy as np
 
 DRAWS = 8192
-"""Popularities drawn for one mean: routings times experts."""
+"""Popularities drawn for a mean: routings times experts."""
 ROUTINGS = (16, 128)
 """Least and most routings of a mean."""
 STEEPEST = 10.0
-"""Largest exponent: a larger one leaves nothing to any expert but the first."""
+"""Largest exponent: a larger exponent leaves nothing to any expert but the first."""
 
 
 def is_supported(distribution: object) -> bool:
-    """Whether `loads` supports this distribution."""
+    """Returns whether `loads` supports this distribution."""
     exponent = _exponent(distribution)
     return distribution == "balanced" or (exponent is not None and exponent <= STEEPEST)
 
 
 def loads(distribution: str, tokens: int, topk: int, experts: int, ranks: int) -> np.ndarray:
-    """Mean loads of the experts of the most loaded rank, largest first.
+    """Returns the mean loads of the experts of the most loaded rank, largest first.
 
     distribution: "balanced", or "power_law_1.2", "zipf_1.0", ...
     """
-    found = _exponent(distribution)
-    if found is None:
+    exponent = _exponent(distribution)
+    if exponent is None:
         return balanced_loads(tokens, topk, experts, ranks)
-    return (power_law if distribution.startswith("power_law") else zipf)(tokens, topk, experts, ranks, found)
+    return (power_law if distribution.startswith("power_law") else zipf)(tokens, topk, experts, ranks, exponent)
 
 
 @cache
@@ -60,7 +60,7 @@ def balanced_loads(tokens: int, topk: int, experts: int, ranks: int) -> np.ndarr
 
 @cache
 def power_law(tokens: int, topk: int, experts: int, ranks: int, exponent: float) -> np.ndarray:
-    """Mean loads of the experts of the most loaded rank, largest first."""
+    """Returns the mean loads of the experts of the most loaded rank, largest first."""
     low, high = (1.0, 0.8 * tokens) if tokens * topk > experts else (0.01, 2.0)
     draw = _uniform(experts)
     power = 1.0 - exponent
@@ -73,7 +73,7 @@ def power_law(tokens: int, topk: int, experts: int, ranks: int, exponent: float)
 
 @cache
 def zipf(tokens: int, topk: int, experts: int, ranks: int, exponent: float) -> np.ndarray:
-    """Mean loads of the experts of the most loaded rank, largest first."""
+    """Returns the mean loads of the experts of the most loaded rank, largest first."""
     order = np.argsort(_uniform(experts), axis=1)
     return _most_loaded((1.0 + order) ** -exponent, tokens, topk, ranks)
 
@@ -89,9 +89,9 @@ def count_arrived(distribution: str, loads: np.ndarray, tokens: float) -> float:
 
 
 def histogram(loads: np.ndarray, most: int = 8) -> tuple[tuple[float, float], ...]:
-    """`loads`, largest first, as at most `most` pairs (number of experts, rows of each), without idle experts.
+    """Returns `loads`, largest first, as at most `most` pairs (number of experts, rows of each), without idle experts.
 
-    Experts in one pair have similar loads; all pairs hold about the same number of rows, so they are finest at the top.
+    Experts in a pair have similar loads; all pairs hold about the same number of rows, so they are finest at the top.
     """
     busy = loads[loads >= 0.5]
     if not len(busy):
@@ -106,18 +106,18 @@ def histogram(loads: np.ndarray, most: int = 8) -> tuple[tuple[float, float], ..
 
 
 def _exponent(distribution: object) -> float | None:
-    given = re.fullmatch(r"(?:power_law|zipf)_(\d+(?:\.\d+)?)", str(distribution))
-    return float(given[1]) if given else None
+    match = re.fullmatch(r"(?:power_law|zipf)_(\d+(?:\.\d+)?)", str(distribution))
+    return float(match[1]) if match else None
 
 
 def _uniform(experts: int) -> np.ndarray:
-    """Uniform random numbers: routings x experts."""
+    """Returns uniform random numbers: routings x experts."""
     routings = int(np.clip(DRAWS // experts, *ROUTINGS))
     return np.random.default_rng(0).random((routings, experts))
 
 
 def _most_loaded(popularity: np.ndarray, tokens: int, topk: int, ranks: int) -> np.ndarray:
-    """Mean sorted loads of the most loaded rank. popularity: of experts, routings x experts."""
+    """Returns the mean sorted loads of the most loaded rank. popularity: of experts, routings x experts."""
     rows = tokens * topk
     loads = np.rint(popularity / popularity.sum(axis=1, keepdims=True) * rows)
     if loads.max() > tokens:
@@ -133,7 +133,7 @@ def _most_loaded(popularity: np.ndarray, tokens: int, topk: int, ranks: int) -> 
 def _correct_sums(loads: np.ndarray, rows: int, most: float) -> np.ndarray:
     """Returns `loads` (routings x ranks x experts) with `rows` rows in each routing, where rounding lost or added some.
 
-    Ranks take turns to give one more row to their least loaded expert below `most`, or one less to the most loaded one.
+    Ranks take turns to give a further row to their least loaded expert below `most`, or a row less to the most loaded.
     """
     changes = np.rint(rows - loads.sum(axis=(1, 2)))
     count, signs = np.abs(changes), np.sign(changes)[:, None]
@@ -147,7 +147,8 @@ def _correct_sums(loads: np.ndarray, rows: int, most: float) -> np.ndarray:
 
 
 def _fill_up(loads: np.ndarray, rows: float, most: float) -> np.ndarray:
-    """`loads` (ranks x experts) and `rows` more, shared by all ranks, on their least loaded experts, up to `most`."""
+    """Returns `loads` (ranks x experts) and `rows` more, shared by all ranks, on their least loaded experts, up to
+    `most`."""
     loads = np.sort(loads, axis=1)
     while rows > 0.5:
         open_ranks = np.flatnonzero(loads[:, 0] < most - 0.5)

@@ -16,7 +16,7 @@ class KernelSample(Rows):
     """Rows of kernels.
 
     Attributes:
-        parts: kernels of a row one after another, with arrays in their numeric fields; their times add up.
+        parts: kernels of a row in turn, with arrays in their numeric fields; their times add up.
         tuned: whether the kernels were tuned for these sizes; others say little of the GPU.
     """
 

@@ -41,10 +41,10 @@ GOALS: Goals = {
 
 
 def read(path: Path) -> LibraryTable:
-    """The kernels of a .csv or .csv.gz file."""
+    """Returns the kernels of a .csv or .csv.gz file."""
     return table.read(path, READERS)
 
 
 def title(name: str) -> str:
-    """The title of the file of a GPU."""
+    """Returns the title of the file of a GPU."""
     return str(load("gpus", name).title)

@@ -14,7 +14,7 @@ from meshcast.validation.calibration.tables.rows import RowForecasts, Rows, coun
 from meshcast.validation.calibration.tables.table import LibraryTable
 from meshcast.validation.calibration.write import find_sigmas, round_digits
 
-FEWEST = 10
+MIN_ROWS = 10
 """Rows of a library, a link or a network below which nothing is fitted to it."""
 
 Prices = Sequence[tuple[Rows, RowForecasts]]
@@ -76,7 +76,7 @@ def pair_sources(tables: Sequence[LibraryTable]) -> list[tuple[Any, str]]:
 def sigmas_by_library(prices: Prices) -> dict[str, Sigmas]:
     """Returns the sigmas of the rows of every library, and of each of their kinds where there are several.
 
-    A kind of which a library has fewer than `FEWEST` rows has the larger of the library's sigmas and of those of this
+    A kind of which a library has fewer than `MIN_ROWS` rows has the larger of the library's sigmas and of those of this
     kind in all libraries.
     """
     return {
@@ -85,23 +85,23 @@ def sigmas_by_library(prices: Prices) -> dict[str, Sigmas]:
     }
 
 
-def _sigmas_by_kind(own: Prices, every: Prices) -> Sigmas:
+def _sigmas_by_kind(prices: Prices, all_prices: Prices) -> Sigmas:
     """Returns the sigmas of the rows of a library. every: rows of all libraries."""
-    of_all = sigmas_of_all(own)
+    of_all = sigmas_of_all(prices)
     library: Sigmas = dict(of_all)
-    kinds = sorted({rows.kind for rows, _ in own})
+    kinds = sorted({rows.kind for rows, _ in prices})
     for kind in kinds if len(kinds) > 1 else ():
-        similar = [pair for pair in own if pair[0].kind == kind]
+        similar = [pair for pair in prices if pair[0].kind == kind]
         sigmas = sigmas_of_all(similar)
-        if sum(len(rows.index) for rows, _ in similar) < FEWEST:
-            sigmas = sigmas_of_all([pair for pair in every if pair[0].kind == kind])
+        if sum(len(rows.index) for rows, _ in similar) < MIN_ROWS:
+            sigmas = sigmas_of_all([pair for pair in all_prices if pair[0].kind == kind])
             sigmas = {key: max(sigma, of_all[key]) for key, sigma in sigmas.items()}
         library.setdefault("kinds", {})[kind] = sigmas
     return library
 
 
 def sigmas_of_all(prices: Prices) -> dict[str, float]:
-    """The sigmas of all rows together."""
+    """Returns the sigmas of all rows together."""
     columns = zip(*((p.seconds, s.seconds, p.launch) for s, p in prices), strict=True)
     return find_sigmas(*(np.concatenate(column) for column in columns))
 

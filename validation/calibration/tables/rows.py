@@ -41,7 +41,7 @@ class Rows:
     own: tuple[str, ...] = ()
 
     def shape(self, at: int) -> str:
-        """Describes the sizes of one of its rows."""
+        """Describes the sizes of a row."""
         raise NotImplementedError
 
 
@@ -91,7 +91,7 @@ class SampleComparison(NamedTuple):
     Attributes:
         sample: the measured rows, a `Rows`.
         priced: their forecasts.
-        borrowed_seconds: forecasts with the coefficients of the nearest other hardware [s], as if this one were not
+        borrowed_seconds: forecasts with the coefficients of the nearest other hardware [s], as if this were not
             calibrated; NaN where there are none.
         least: lower bound from the peak rates of the hardware [s].
     """

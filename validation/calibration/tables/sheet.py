@@ -1,7 +1,7 @@
 """CSV files: columns of numbers and of words, and the faults of single rows.
 
-A file that cannot be read as a whole is refused with one message. A row that cannot be read keeps its place and is
-answered with a reason, like one that no cost model can price.
+A file that cannot be read as a whole is refused with a single message. A row that cannot be read keeps its place and is
+answered with a reason, like a row that no cost model can price.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BLANK = frozenset({"interconnect", "source"})
 MISSING = ("", "nan")
 """Cells that hold nothing."""
 
-LEAST, MOST = 1e-9, 1e15
+MIN_NUMBER, MAX_NUMBER = 1e-9, 1e15
 """Range of sizes and times in whatever unit: cost models are not asked about numbers outside of it."""
 FEWER = {"num_experts": 4096, "topk": 4096, "gpus": 2**17, "nodes": 2**17}
 """Largest values of columns over whose numbers loops run."""
@@ -50,7 +50,7 @@ class CsvSheet(NamedTuple):
     rows: list[list[str]]
 
     def filled_columns(self, columns: Collection[str]) -> list[set[str]]:
-        """Those of these columns that each row fills."""
+        """Returns those of these columns that each row fills."""
         places = [(place, name) for place, name in enumerate(self.columns) if name in columns]
         return [
             {name for place, name in places if place < len(row) and row[place].strip().lower() not in MISSING}
@@ -58,7 +58,7 @@ class CsvSheet(NamedTuple):
         ]
 
     def frame(self, wanted: Collection[str], needed: Collection[str]) -> tuple[pd.DataFrame, dict[int, str]]:
-        """The columns `wanted` that the file has, and the faults of rows by their numbers from 0.
+        """Returns the columns `wanted` that the file has, and the faults of rows by their numbers from 0.
 
         needed: columns that a row must fill.
         """
@@ -66,11 +66,11 @@ class CsvSheet(NamedTuple):
         for at, row in enumerate(self.rows):
             if len(row) > len(self.columns) and any(cell.strip() for cell in row[len(self.columns) :]):
                 faults[at] = f"the row has {len(row)} fields, the header {len(self.columns)}"
-        found: dict[str, object] = {}
+        columns: dict[str, object] = {}
         for place, name in enumerate(self.columns):
             if name not in wanted:
                 continue
-            if name in found:
+            if name in columns:
                 raise PlanError("--data", f"the column {name} is given twice", "Keep one of them", str(self.path))
             cells = [row[place].strip() if place < len(row) else "" for row in self.rows]
             for at, cell in enumerate(cells):
@@ -78,30 +78,30 @@ class CsvSheet(NamedTuple):
                 if stated:
                     faults.setdefault(at, stated)
             if name in WORDS:
-                found[name] = [cell.lower() if name in NAMES else cell for cell in cells]
+                columns[name] = [cell.lower() if name in NAMES else cell for cell in cells]
             else:
-                found[name] = np.array([_number(cell) for cell in cells], float)
-        return pd.DataFrame(found, index=range(len(self.rows))), faults
+                columns[name] = np.array([_number(cell) for cell in cells], float)
+        return pd.DataFrame(columns, index=range(len(self.rows))), faults
 
 
 def _fault(name: str, cell: str, needed: bool) -> str:
-    """The fault of a cell, "" if it has none."""
+    """Returns the fault of a cell, "" if it has none."""
     if cell.lower() in MISSING:
         return f"{name} is missing" if needed else ""
-    value, most = _number(cell), FEWER.get(name, MOST)
+    value, most = _number(cell), FEWER.get(name, MAX_NUMBER)
     if math.isnan(value):
         return f"{name} is {shorten(cell, 40)}, which is no number"
     if math.isinf(value):
         return f"{name} is {shorten(cell, 40)}, which is no finite number"
     if abs(value) > most:
         return f"{name} is {value:g}: nothing is forecast above {most:g}"
-    if 0 < value < LEAST:
-        return f"{name} is {value:g}: nothing is forecast below {LEAST:g}"
+    if 0 < value < MIN_NUMBER:
+        return f"{name} is {value:g}: nothing is forecast below {MIN_NUMBER:g}"
     return ""
 
 
 def _number(cell: str) -> float:
-    """The number in a cell, NaN if it holds none."""
+    """Returns the number in a cell, NaN if it holds none."""
     try:
         return float(cell) if "_" not in cell else math.nan  # Python reads 1_000, tables do not mean it
     except ValueError:

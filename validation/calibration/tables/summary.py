@@ -18,14 +18,16 @@ Goals = Mapping[tuple[str, str, str], tuple[float, float]]
 
 
 def summary(held: Sequence[SampleComparison], rows: int, goals: Goals) -> dict[str, Any]:
-    """All figures of some tables. rows: of the tables, refused ones included."""
-    priced = sum(len(one.sample.index) for one in held)
+    """Returns all figures of some tables. rows: of the tables, refused ones included."""
+    priced = sum(len(comparison.sample.index) for comparison in held)
     return {
         **figures(held),
         "rows": rows,  # of the tables, not of the figures
         "predicted": priced,
         "refused": rows - priced,
-        "impossible": sum(int((one.priced.seconds < one.least * (1 - 1e-9)).sum()) for one in held),
+        "impossible": sum(
+            int((comparison.priced.seconds < comparison.least * (1 - 1e-9)).sum()) for comparison in held
+        ),
         "cells": cells(held, goals),
         "libraries": libraries(held),
         "worst": worst(held),
@@ -33,53 +35,55 @@ def summary(held: Sequence[SampleComparison], rows: int, goals: Goals) -> dict[s
 
 
 def cells(held: Sequence[SampleComparison], goals: Goals) -> list[dict[str, Any]]:
-    """Figures of each GPU, operation, kind and class. met: their goal; None without one or with too few rows."""
-    found = []
-    for (gpu, operation, kind), own in group(held, "gpu", "operation", "kind").items():
-        for name in sorted({name for one in own for name in one.sample.classes}):
-            given = figures(own, name)
-            if not given["rows"]:
+    """Returns the figures of each GPU, operation, kind and class. met: their goal; None without a goal or with too few
+    rows."""
+    rows = []
+    for (gpu, operation, kind), cell in group(held, "gpu", "operation", "kind").items():
+        for name in sorted({name for comparison in cell for name in comparison.sample.classes}):
+            errors = figures(cell, name)
+            if not errors["rows"]:
                 continue
             goal, met = goals.get((operation, kind, name)), None
-            if goal and given["rows"] >= SCORED:
-                met = given["median"] <= goal[0] and given["p90"] <= goal[1]
+            if goal and errors["rows"] >= SCORED:
+                met = errors["median"] <= goal[0] and errors["p90"] <= goal[1]
             words = {"gpu": gpu, "operation": operation, "kind": kind, "class": name}
-            found.append({**words, **given, "goal": goal, "met": met})
-    return found
+            rows.append({**words, **errors, "goal": goal, "met": met})
+    return rows
 
 
 def group(held: Sequence[SampleComparison], *by: str) -> dict[tuple[str, ...], list[SampleComparison]]:
-    """Samples grouped by these fields, sorted by them."""
-    found: dict[tuple[str, ...], list[SampleComparison]] = {}
-    for one in held:
-        found.setdefault(tuple(getattr(one.sample, name) for name in by), []).append(one)
-    return dict(sorted(found.items()))
+    """Groups samples by these fields, sorted by them."""
+    groups: dict[tuple[str, ...], list[SampleComparison]] = {}
+    for comparison in held:
+        groups.setdefault(tuple(getattr(comparison.sample, name) for name in by), []).append(comparison)
+    return dict(sorted(groups.items()))
 
 
 def libraries(held: Sequence[SampleComparison]) -> list[dict[str, Any]]:
-    """Figures of each GPU, operation, library and kind."""
+    """Returns the figures of each GPU, operation, library and kind."""
     return [
-        {"gpu": gpu, "operation": operation, "library": library or "unnamed", "kind": kind} | figures(own)
-        for (gpu, operation, library, kind), own in group(held, "gpu", "operation", "library", "kind").items()
+        {"gpu": gpu, "operation": operation, "library": library or "unnamed", "kind": kind} | figures(cell)
+        for (gpu, operation, library, kind), cell in group(held, "gpu", "operation", "library", "kind").items()
     ]
 
 
 def figures(held: Sequence[SampleComparison], name: str | None = None) -> dict[str, Any]:
-    """Figures of the rows of one class; None: of all rows.
+    """Returns the figures of the rows of a class; None: of all rows.
 
     median, p90, bias: of forecast / measured - 1 (absolute, absolute, signed). inside_90, inside_50: shares of rows
     inside the 90% and 50% intervals. borrowed: median absolute error with the coefficients of other hardware.
     """
     masks = [
-        one.sample.classes.get(name, np.zeros(len(one.sample.index), bool)) if name else slice(None) for one in held
+        comparison.sample.classes.get(name, np.zeros(len(comparison.sample.index), bool)) if name else slice(None)
+        for comparison in held
     ]
     rows = [
         (
-            one.errors[mask],
-            (np.abs(one.log_ratio) / np.maximum(one.priced.sigma, 1e-12))[mask],
-            np.abs(one.borrowed_seconds / one.sample.seconds - 1)[mask],
+            comparison.errors[mask],
+            (np.abs(comparison.log_ratio) / np.maximum(comparison.priced.sigma, 1e-12))[mask],
+            np.abs(comparison.borrowed_seconds / comparison.sample.seconds - 1)[mask],
         )
-        for one, mask in zip(held, masks, strict=True)
+        for comparison, mask in zip(held, masks, strict=True)
     ]
     error, apart, other = (np.concatenate(column) for column in zip(*rows, strict=True)) if rows else [np.zeros(0)] * 3
     if not len(error):
@@ -96,13 +100,13 @@ def figures(held: Sequence[SampleComparison], name: str | None = None) -> dict[s
 
 
 def worst(held: Sequence[SampleComparison], count: int = 12) -> list[dict[str, Any]]:
-    """The rows with the largest errors, one for each GPU, operation and kind."""
-    found = []
-    for (gpu, operation, kind), own in group(held, "gpu", "operation", "kind").items():
-        one = max(own, key=lambda each: float(np.max(np.abs(each.log_ratio))))
-        at = int(np.argmax(np.abs(one.log_ratio)))
-        given = {"gpu": gpu, "operation": operation, "kind": kind, "library": one.sample.library or "unnamed"}
-        given |= {"shape": one.sample.shape(at), "measured_us": float(one.sample.seconds[at] * 1e6)}
-        given |= {"predicted_us": float(one.priced.seconds[at] * 1e6), "error": float(one.errors[at])}
-        found.append((abs(float(one.log_ratio[at])), given))
-    return [given for _, given in sorted(found, key=lambda each: -each[0])[:count]]
+    """Lists the rows with the largest errors, a row for each GPU, operation and kind."""
+    rows = []
+    for (gpu, operation, kind), cell in group(held, "gpu", "operation", "kind").items():
+        comparison = max(cell, key=lambda each: float(np.max(np.abs(each.log_ratio))))
+        at = int(np.argmax(np.abs(comparison.log_ratio)))
+        row = {"gpu": gpu, "operation": operation, "kind": kind, "library": comparison.sample.library or "unnamed"}
+        row |= {"shape": comparison.sample.shape(at), "measured_us": float(comparison.sample.seconds[at] * 1e6)}
+        row |= {"predicted_us": float(comparison.priced.seconds[at] * 1e6), "error": float(comparison.errors[at])}
+        rows.append((abs(float(comparison.log_ratio[at])), row))
+    return [row for _, row in sorted(rows, key=lambda each: -each[0])[:count]]

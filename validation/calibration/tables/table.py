@@ -38,12 +38,12 @@ SOURCES = {
 }
 """Publications of measurements, by the prefix of a row's `source`."""
 
-LONGEST = 160
+MAX_REASON = 160
 """Maximum length of a reason [characters]; a reason may quote a row."""
 
 
 class Reader(Protocol):
-    """A module that reads one or more formats of tables.
+    """A module that reads some formats of tables.
 
     Attributes:
         COLUMNS: for each format the columns that identify it. A module may also have OPTIONAL: further columns that it
@@ -78,7 +78,7 @@ class LibraryTable:
         if "source" not in self.frame:
             return self.path.name
         stated = dict.fromkeys(self.frame["source"].iloc[sample.index].astype(str))
-        return "; ".join(dict.fromkeys(expand_source(one) for one in stated if one)) or self.path.name
+        return "; ".join(dict.fromkeys(expand_source(source) for source in stated if source)) or self.path.name
 
     def answers(self, held: Sequence[SampleComparison]) -> list[dict[str, Any]]:
         """Returns for each row, in file order, its forecast, 90 % interval, measured time and error (forecast
@@ -98,9 +98,10 @@ class LibraryTable:
             }
             for at in range(len(self.frame))
         ]
-        for one in held:
-            micro, room = one.priced.seconds * 1e6, np.exp(Z90 * one.priced.sigma)
-            columns = one.sample.index, micro, micro / room, micro * room, one.errors, one.sample.seconds * 1e6
+        for comparison in held:
+            sample, micro = comparison.sample, comparison.priced.seconds * 1e6
+            room = np.exp(Z90 * comparison.priced.sigma)
+            columns = sample.index, micro, micro / room, micro * room, comparison.errors, sample.seconds * 1e6
             for at, value, low, high, error, took in zip(*(column.tolist() for column in columns), strict=True):
                 stated = {"predicted_us": value, "interval_90_us": [low, high], "error": error}
                 # Tables of rates have no time column: times are computed from the rates.
@@ -110,7 +111,7 @@ class LibraryTable:
 
 
 def _times(frame: pd.DataFrame) -> list[float | None]:
-    """Measured times of rows [us], None where a row has none."""
+    """Returns the measured times of rows [us], None where a row has none."""
     if "time_us" not in frame:
         return [None] * len(frame)
     values = pd.to_numeric(frame["time_us"], errors="coerce").tolist()
@@ -126,26 +127,26 @@ def expand_source(source: str) -> str:
 def read(path: Path, readers: Sequence[Reader]) -> LibraryTable:
     """Reads the measurements of a .csv or .csv.gz file.
 
-    Raises PlanError for a file that cannot be read, and for one whose columns are of no known format.
+    Raises PlanError for a file that cannot be read, and for a table whose columns are of no known format.
     """
     stated = sheet(path)
     # No format requires a file to have `source`.
     columns = {*stated.columns, "source"}
-    fitting = [(len(own), i, own) for i, reader in enumerate(readers) for own in reader.COLUMNS if own <= columns]
+    fitting = [(len(form), i, form) for i, reader in enumerate(readers) for form in reader.COLUMNS if form <= columns]
     if not fitting:
         remedy = _nearest(columns, readers)
         if path.suffix.lower() in (".txt", ".log", ".out"):
             remedy = f"The output of nccl-tests is converted by meshcast import nccl-tests {path}. {remedy}"
         raise PlanError("--data", "no format of measurements has these columns", remedy, str(path))
-    forms = [(own, readers[i]) for _, i, own in sorted(fitting, key=lambda one: one[:2], reverse=True)]
+    forms = [(form, readers[i]) for _, i, form in sorted(fitting, key=lambda fit: fit[:2], reverse=True)]
     samples: list[Any] = []
     refused: dict[int, str] = {}
     for form, rows in _by_form(stated, forms).items():
-        found, why = _read(stated, *forms[form], np.array(rows, int))
-        samples += found
+        more, why = _read(stated, *forms[form], np.array(rows, int))
+        samples += more
         refused |= why
     frame = stated.frame(("source", "time_us"), ())[0]
-    reasons = {at: textwrap.shorten(reason, LONGEST) for at, reason in refused.items()}
+    reasons = {at: textwrap.shorten(reason, MAX_REASON) for at, reason in refused.items()}
     return LibraryTable(path, frame, samples, reasons)
 
 
@@ -153,40 +154,40 @@ def _by_form(stated: CsvSheet, forms: Sequence[tuple[frozenset[str], Reader]]) -
     """Groups the rows of a table by format, as indices into `forms` (largest format first).
 
     A row belongs to the largest format all of whose columns it fills. A row that fills only some of the columns which a
-    larger format adds does not belong to the smaller one: it lacks values. Rows of no format go to the largest one,
+    larger format adds does not belong to the smaller format: it lacks values. Rows of no format go to the largest,
     which refuses them.
     """
     if len(forms) == 1:
         return {0: list(range(len(stated.rows)))}
-    every = frozenset().union(*(own for own, _ in forms))
-    found: dict[int, list[int]] = {}
+    every = frozenset().union(*(form for form, _ in forms))
+    groups: dict[int, list[int]] = {}
     for at, filled_columns in enumerate(stated.filled_columns(every)):
         partly = [
             form for form, _ in forms if any(form < other and filled_columns & (other - form) for other, _ in forms)
         ]
-        own = (i for i, (form, _) in enumerate(forms) if form - BLANK <= filled_columns and form not in partly)
-        found.setdefault(next(own, 0), []).append(at)
-    return found
+        fitting = (i for i, (form, _) in enumerate(forms) if form - BLANK <= filled_columns and form not in partly)
+        groups.setdefault(next(fitting, 0), []).append(at)
+    return groups
 
 
-def _read(stated: CsvSheet, own: frozenset[str], reader: Reader, rows: np.ndarray) -> tuple[list[Any], dict[int, str]]:
-    """Reads the rows of one format: samples, and by row the reason of its refusal."""
-    frame, faults = stated.frame(own | getattr(reader, "OPTIONAL", frozenset()) | {"source"}, own)
+def _read(stated: CsvSheet, form: frozenset[str], reader: Reader, rows: np.ndarray) -> tuple[list[Any], dict[int, str]]:
+    """Reads the rows of a format: samples, and by row the reason of its refusal."""
+    frame, faults = stated.frame(form | getattr(reader, "OPTIONAL", frozenset()) | {"source"}, form)
     faults = {at: faults[at] for at in rows.tolist() if at in faults}
     good = np.array([at for at in rows.tolist() if at not in faults], int)
     if not len(good):
         return [], faults
-    given = frame if "source" in frame else frame.assign(source="")
-    samples, refused = reader.read(given.iloc[good])
+    stated_rows = frame if "source" in frame else frame.assign(source="")
+    samples, refused = reader.read(stated_rows.iloc[good])
     samples = [replace(sample, index=good[sample.index]) for sample in samples]
     return samples, faults | {int(good[at]): reason for at, reason in refused.items()}
 
 
 def _nearest(columns: set[str], readers: Sequence[Reader]) -> str:
     """Says which columns the closest format still lacks, or lists all formats."""
-    known = [own for reader in readers for own in reader.COLUMNS]
-    best = max(known, key=lambda own: len(own & columns) / len(own))
+    known = [form for reader in readers for form in reader.COLUMNS]
+    best = max(known, key=lambda form: len(form & columns) / len(form))
     listed = ", ".join(sorted(best - columns))
     if len(best & columns) > len(best) / 2:
         return f"The closest format has the columns {', '.join(sorted(best))}: add {listed}"
-    return "Formats, by their columns: " + "; or ".join(", ".join(sorted(own)) for own in known)
+    return "Formats, by their columns: " + "; or ".join(", ".join(sorted(form)) for form in known)

@@ -158,7 +158,7 @@ class LayoutExecutor:
     # ------------------------------------------------------------------------------------------ layouts
 
     def _placements(self, dims: Iterable[str], layout: Layout) -> Placements:
-        """DTensor's placements for a layout."""
+        """Returns DTensor's placements for a layout."""
         order = [*dims]
         states = (layout.get(axis) for axis in self.plan.mesh.axes)
         return tuple(

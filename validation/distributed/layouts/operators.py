@@ -123,7 +123,7 @@ def _linear(operator: ir.Linear, x: Tensor, weights: Sequence[Tensor], at: RankS
     if biases:
         (contracted,) = (dim for dim in operator.ins[0].dims if not operator.outs[0].has(dim))
         first = at.is_first(contracted)
-        # Of partial sums one has the bias; its gradient is that of the whole output on every rank.
+        # A single partial sum has the bias; its gradient is that of the whole output on every rank.
         outs = [y + (bias - bias.detach() + first * bias.detach()) for y, bias in zip(outs, biases, strict=True)]
     return outs
 

@@ -45,9 +45,9 @@ def leave_sources_out(forecasts: Sequence[Answer]) -> list[Answer]:
 
     forecasts: of `forecast_strangers`.
     """
-    rows = [one["row"] for one in forecasts if one["row"] and one["row"]["shares"] is not None]
+    rows = [forecast["row"] for forecast in forecasts if forecast["row"] and forecast["row"]["shares"] is not None]
     corrections = dict(zip((row["id"] for row in rows), corrections_without_source(rows), strict=True))
-    return [_correct(one["answer"], corrections.get(one["answer"]["id"], 0.0)) for one in forecasts]
+    return [_correct(forecast["answer"], corrections.get(forecast["answer"]["id"], 0.0)) for forecast in forecasts]
 
 
 def _correct(reply: Answer, correction: float) -> Answer:

@@ -1,4 +1,4 @@
-"""Every source against a constant: is its forecast better than one efficiency, also where it has set nothing?
+"""Every source against a constant: is its forecast better than a single efficiency, also where it has set nothing?
 
 The constant is the median share of the peak rate that runs of all other sources reached: of the same GPU and number
 format, otherwise of the same format, otherwise of all. Without a source, coefficients that were fitted to published
@@ -17,12 +17,12 @@ import numpy as np
 from meshcast.validation.published.fit.refit import Row, corrections_without_source
 from meshcast.validation.published.summary import error_statistics
 
-FEWEST = 10
+MIN_RUNS = 10
 """Runs of a source that is compared."""
 
 
 def compare_sources(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """A row for each source of `FEWEST` runs or more, in the order of their names.
+    """Returns a row for each source of `MIN_RUNS` runs or more, in the order of their names.
 
     rows: of `forecast_derivatives`, of all classes; those without a forecast are left out.
     Each has `source` and `rows`, and statistics of forecast / measured - 1: `shipped`, `without` the source, and of the
@@ -33,31 +33,31 @@ def compare_sources(rows: Sequence[Row]) -> list[dict[str, Any]]:
         row["id"]: float(np.expm1(correction - row["without_own"]))
         for row, correction in zip(known, corrections_without_source(known), strict=True)
     }
-    found = []
+    sources = []
     for source in sorted({row["source"] for row in known}):
-        own = [row for row in known if row["source"] == source]
-        if len(own) < FEWEST:
+        of_source = [row for row in known if row["source"] == source]
+        if len(of_source) < MIN_RUNS:
             continue
         rest = [row for row in known if row["source"] != source]
-        constants = [error for row in own if (error := _constant_error(row, rest)) is not None]
-        found.append(
+        constants = [error for row in of_source if (error := _constant_error(row, rest)) is not None]
+        sources.append(
             {
                 "source": source,
-                "rows": len(own),
-                "shipped": error_statistics(np.expm1([-row["log_ratio"] for row in own]).tolist()),
-                "without": error_statistics([without[row["id"]] for row in own]),
+                "rows": len(of_source),
+                "shipped": error_statistics(np.expm1([-row["log_ratio"] for row in of_source]).tolist()),
+                "without": error_statistics([without[row["id"]] for row in of_source]),
                 "constant": error_statistics(constants) if constants else None,
             }
         )
-    return found
+    return sources
 
 
 def _constant_error(row: Row, rest: Sequence[Row]) -> float | None:
-    """Error of the forecast by one efficiency; None without runs of other sources, or a peak rate."""
+    """Returns the error of the forecast by a single efficiency; None without runs of other sources, or a peak rate."""
     if row["efficiency"] is None:
         return None
-    usable = [one for one in rest if one["efficiency"] is not None]
+    usable = [other for other in rest if other["efficiency"] is not None]
     for keys in (("gpu", "format"), ("format",), ()):
-        if matching := [one["efficiency"] for one in usable if all(one[key] == row[key] for key in keys)]:
+        if matching := [other["efficiency"] for other in usable if all(other[key] == row[key] for key in keys)]:
             return float(row["efficiency"] / median(matching) - 1)
     return None

@@ -27,21 +27,21 @@ from meshcast.validation.published.rows import PublishedRun
 from meshcast.validation.published.stacks import FALLBACK
 
 FACTOR = 0.9
-"""Time of the work of one kind in the second forecast over that in the first."""
+"""Returns the time of the work of a kind in the second forecast over that in the first."""
 
 RELATIVES = {
     "llm-foundry": "torchtitan",
     "megatron-deepspeed": "megatron-lm-2021",
     "megatron-lm-2021": "megatron-deepspeed",
 }
-"""Profile that is nearest to a known one, of those outside the family of `FALLBACK`."""
+"""Returns the profile that is nearest to a known profile, of those outside the family of `FALLBACK`."""
 
 RATES = {"kernel": -1, "attention": -1, "memory_bound": 1, "communication": -1}
 """Factors of a framework, and whether time grows (1) or falls (-1) with them."""
 
 
 def forecast_derivatives(runs: Sequence[PublishedRun], workers: int | None = None) -> Iterator[Answer]:
-    """Derivatives of the forecasts of all runs; `shares` is None for one without a measured step or a forecast.
+    """Yields the derivatives of the forecasts of all runs; `shares` is None without a measured step or a forecast.
 
     Each row has the run's `source`, `stack`, `model`, `gpu`, `architecture`, `format` and `class` (`StepClass`);
     `log_ratio`, the logarithm of measured over forecast; `shares` by kind of work; `residuals`, see
@@ -57,7 +57,7 @@ def _derive_chunk(runs: Sequence[PublishedRun]) -> list[Answer]:
 
 
 def derive(run: PublishedRun, shared: SharedWork) -> Answer:
-    """One row; its shares are None without a forecast or a measured step."""
+    """Returns a row; its shares are None without a forecast or a measured step."""
     row, report = _forecast_shares(run, shared)
     if report is None or run.step_time is None:
         return row
@@ -119,13 +119,13 @@ def _find_shares(job: dict[str, Any], step: float, shared: SharedWork) -> dict[s
 
 
 def forecast_residuals(run: PublishedRun, report: Report, shared: SharedWork) -> list[Answer]:
-    """Residuals of a run in its regime, if its source is known, and in those in which strangers tell it.
+    """Returns the residuals of a run in its regime, if its source is known, and in those in which strangers tell it.
 
     report: of the run with all its settings.
 
     A stranger leaves flags open, and has nothing that the source has set (`forecast_stranger`). Where `RELATIVES` has
-    its profile, strangers tell the run without that, too: its program is then one of a known family, forecast by the
-    profile of a relative, or an unknown one, forecast by `FALLBACK`. Each has `regime`, `log_ratio`, the logarithm of
+    its profile, strangers tell the run without that, too: its program is then of a known family, forecast by the
+    profile of a relative, or unknown, forecast by `FALLBACK`. Each has `regime`, `log_ratio`, the logarithm of
     measured over forecast, and `others`: sigma of all contributions but that of the regime.
     """
     reports: list[tuple[Regime, Report]] = [(report.regime, report)] if report.regime == "source" else []
@@ -138,8 +138,8 @@ def forecast_residuals(run: PublishedRun, report: Report, shared: SharedWork) ->
     return [
         {
             "regime": regime,
-            "log_ratio": math.log(run.step_time / one.step_time),
-            "others": math.hypot(*(sigma for key, sigma in one.sigmas.items() if key != REGIME)),
+            "log_ratio": math.log(run.step_time / forecast.step_time),
+            "others": math.hypot(*(sigma for key, sigma in forecast.sigmas.items() if key != REGIME)),
         }
-        for regime, one in reports
+        for regime, forecast in reports
     ]

@@ -32,7 +32,7 @@ from meshcast.validation.published.stranger import as_stranger
 
 @dataclass(frozen=True)
 class OwnFit:
-    """A coefficient that was fitted to the steps of one source.
+    """A coefficient that was fitted to the steps of a source.
 
     program: the framework profile that has it; empty for a constant of all of them.
     field: of a profile; ``rates.`` and the name of a factor.
@@ -70,11 +70,11 @@ OWN_FITS: dict[str, tuple[OwnFit, ...]] = {
         ),
     ),
 }
-"""Fits to steps of one source alone. Those to steps of many sources are fitted again without it, see `refit.FITTED`."""
+"""Fits to steps of a single source. Those to steps of many sources are fitted again without it, see `refit.FITTED`."""
 
 
 def has_own_fits(run: PublishedRun) -> bool:
-    """Whether the forecast of a run uses what was fitted to its own source."""
+    """Returns whether the forecast of a run uses what was fitted to its own source."""
     return run.source in OWN_FITS
 
 

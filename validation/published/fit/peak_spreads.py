@@ -9,7 +9,7 @@
   memory that its profile has from measurements (`fitted`); what code says stays, as any user has it.
 - A program for which the profile of another stands has that of runs that were forecast so.
 
-No scale is below `LEAST`.
+No scale is below `MIN_SCALE`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PRIOR = 8.0
 more likely with it than with less: of 184 peaks of 7 sources the logarithm of the likelihood is 46 without, 54 with 4,
 56 with 8, 57 with 16."""
 
-LEAST = 0.01
+MIN_SCALE = 0.01
 """Least scale: peaks are printed to 1 %, and drivers keep 0.5 to 1 % of the memory of a GPU."""
 
 GRID = np.geomspace(0.001, 2.0, 400)
@@ -69,7 +69,7 @@ class LeftOutPeak:
 
 
 def measure_peaks(runs: Sequence[PublishedRun], workers: int | None = None) -> Iterator[LeftOutPeak]:
-    """Yields the peaks of all runs that print one and have a forecast."""
+    """Yields the peaks of all runs that print them and have a forecast."""
     printed = [run for run in runs if run.measured.peak_memory_gib is not None]
     for row in map_chunks(_measure_chunk, printed, workers):
         yield LeftOutPeak(**row)
@@ -110,7 +110,7 @@ def forget_fits(job: Answer) -> Answer:
 
 
 def fit_spreads(peaks: Iterable[LeftOutPeak], prior: float = PRIOR) -> dict[str, PeakError]:
-    """Returns the distribution of every framework profile, and that of a program for which another one's stands.
+    """Returns the distribution of every framework profile, and that of a program for which that of another stands.
 
     peaks: of `FALLBACK` and of others.
     """
@@ -125,8 +125,8 @@ def fit_spreads(peaks: Iterable[LeftOutPeak], prior: float = PRIOR) -> dict[str,
     any_other = _make_error([(row.source, row.unfitted) for row in rows])
     strangers = [(row.source, row.stranger) for row in rows if row.stranger is not None]
     nearest = {name: _nearest_with_peaks(name, of_programs) for name in framework_names()}
-    found = {name: of_programs[near] if near is not None else any_other for name, near in nearest.items()}
-    return found | {STRANGER: _make_error(strangers)}
+    errors = {name: of_programs[near] if near is not None else any_other for name, near in nearest.items()}
+    return errors | {STRANGER: _make_error(strangers)}
 
 
 def _nearest_with_peaks(profile: str, known: Container[str]) -> str | None:
@@ -144,7 +144,10 @@ def _make_error(
     """Returns the distribution of the peaks of a program, pulled to the scales of those of all others."""
     weight = float(_weights(peaks).sum())
     below, above = (
-        max(LEAST, math.sqrt((weight * _side(peaks, sign) ** 2 + prior * _side(others, sign) ** 2) / (weight + prior)))
+        max(
+            MIN_SCALE,
+            math.sqrt((weight * _side(peaks, sign) ** 2 + prior * _side(others, sign) ** 2) / (weight + prior)),
+        )
         for sign in (-1, 1)
     )
     return PeakError(round(below, 4), round(above, 4), len(peaks), len({source for source, _ in peaks}), program)

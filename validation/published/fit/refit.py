@@ -2,15 +2,15 @@
 
     log(measured / forecast) = sum over kinds of work c of   share(c) x(c)   + error
 
-- x is the logarithm of a factor on the time of one kind of work. It is the sum of an effect of a family (of programs or
-  an architecture of GPUs) and of one of the member. Effects are pulled to 0 (ridge): a member towards its family, a
+- x is the logarithm of a factor on the time of a kind of work. It is the sum of an effect of a family (of programs or
+  an architecture of GPUs) and of the member. Effects are pulled to 0 (ridge): a member towards its family, a
   family towards what meshcast ships. Their prior standard deviations are `PRIOR`.
 - Errors are of Student's t distribution, so single runs pull little; a source counts with the root of its runs.
 - Runs of a source err together by what no kind of work explains: clocks and links of its machine, settings that nobody
-  knows. Each source has an effect of its own on whole steps, pulled to 0 by `SOURCE`, so that one which is slow or fast
+  knows. Each source has an effect on whole steps, pulled to 0 by `SOURCE`, so that a source that is slow or fast
   throughout says little of any kind of work. It belongs to no correction.
-- A kind of work is kept only if sources that are left out, one after another, are forecast better with it than without,
-  by more than two standard errors of the difference over sources, and by `LEAST_GAIN`.
+- A kind of work is kept only if sources that are left out in turn are forecast better with it than without,
+  by more than two standard errors of the difference over sources, and by `MIN_GAIN`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FREE = (1.0, 0.05)
 FITTED = {"experts": ("launches",), "dense": ("GEMMs in 16 bits", "GEMMs in 8 bits", "memory-bound kernels")}
 """Kinds of work whose shipped coefficients were fitted to many published runs of a class, see `list_fitted`."""
 
-LEAST_GAIN = 0.001
+MIN_GAIN = 0.001
 """Fall of the mean |error| of left-out sources below which no coefficient is worth having."""
 
 FAMILIES = {
@@ -100,7 +100,8 @@ class FactorFit:
     errors: dict[tuple[str, ...], float]
 
     def correction(self, row: Row, kinds: Iterable[str]) -> float:
-        """Logarithm by which the step of a run is longer than its forecast; an unseen member has its family's."""
+        """Returns the logarithm by which the step of a run is longer than its forecast; an unseen member has its
+        family's."""
         total = 0.0
         for name in kinds:
             family, member = KINDS[name].members(row)
@@ -110,7 +111,8 @@ class FactorFit:
 
 
 def fit(rows: Sequence[Row], kinds: Sequence[str], priors: tuple[float, float] = PRIOR) -> FactorFit:
-    """The most probable effects of `kinds`. priors: standard deviations of the effects of a family and of a member."""
+    """Returns the most probable effects of `kinds`. priors: standard deviations of the effects of a family and of a
+    member."""
     places: dict[tuple[str, ...], int] = {}
     entries: list[tuple[int, int, float]] = []
     for number, row in enumerate(rows):
@@ -141,7 +143,7 @@ def fit(rows: Sequence[Row], kinds: Sequence[str], priors: tuple[float, float] =
 
 
 def source_weights(rows: Sequence[Row]) -> np.ndarray:
-    """Weights of runs: each source has that of the root of its number of runs; their mean is 1."""
+    """Returns the weights of runs: each source has that of the root of its number of runs; their mean is 1."""
     number = Counter(row["source"] for row in rows)
     weights = np.array([number[row["source"]] ** -0.5 for row in rows])
     return weights / weights.mean() if len(rows) else weights
@@ -150,14 +152,15 @@ def source_weights(rows: Sequence[Row]) -> np.ndarray:
 def left_out_errors(
     rows: Sequence[Row], kinds: Sequence[str], by: Callable[[Row], str], priors: tuple[float, float] = PRIOR
 ) -> np.ndarray:
-    """Forecast / measured - 1 of all runs, each with a fit to the runs of other groups (sources, families, models)."""
-    found = np.zeros(len(rows))
+    """Returns forecast / measured - 1 of all runs, each with a fit to the runs of other groups (sources, families,
+    models)."""
+    errors = np.zeros(len(rows))
     for group in sorted({by(row) for row in rows}):
-        own = [number for number, row in enumerate(rows) if by(row) == group]
-        made = fit([row for row in rows if by(row) != group], kinds, priors)
-        for number in own:
-            found[number] = np.expm1(made.correction(rows[number], kinds) - rows[number]["log_ratio"])
-    return found
+        left_out = [number for number, row in enumerate(rows) if by(row) == group]
+        fitted = fit([row for row in rows if by(row) != group], kinds, priors)
+        for number in left_out:
+            errors[number] = np.expm1(fitted.correction(rows[number], kinds) - rows[number]["log_ratio"])
+    return errors
 
 
 def corrections_without_source(rows: Sequence[Row]) -> list[float]:
@@ -175,16 +178,16 @@ def corrections_without_source(rows: Sequence[Row]) -> list[float]:
             corrections.append(0.0)
             continue
         if key not in fits:
-            others = [one for one in used if one["class"] == row["class"] and one["source"] != row["source"]]
+            others = [other for other in used if other["class"] == row["class"] and other["source"] != row["source"]]
             fits[key] = fit(others, kinds, FREE)
         corrections.append(fits[key].correction(row, kinds))
     return corrections
 
 
 def in_sample_errors(rows: Sequence[Row], kinds: Sequence[str]) -> np.ndarray:
-    """Forecast / measured - 1 of all runs with the fit to all of them."""
-    made = fit(rows, kinds)
-    return np.array([np.expm1(made.correction(row, kinds) - row["log_ratio"]) for row in rows])
+    """Returns forecast / measured - 1 of all runs with the fit to all of them."""
+    fitted = fit(rows, kinds)
+    return np.array([np.expm1(fitted.correction(row, kinds) - row["log_ratio"]) for row in rows])
 
 
 def source_of(row: Row) -> str:
@@ -202,7 +205,7 @@ GROUPINGS: dict[str, Callable[[Row], str]] = {
 
 
 def score(rows: Sequence[Row], errors: np.ndarray) -> float:
-    """Mean |error|, weighted by source."""
+    """Returns the mean |error|, weighted by source."""
     weights = source_weights(rows)
     return float((weights * np.abs(errors)).sum() / weights.sum())
 
@@ -212,7 +215,7 @@ class KindTrial:
     """How a kind of work fared: mean |error| of left-out sources with and without it.
 
     standard_error: of the difference, over sources.
-    kept: whether the difference is more than twice that, and more than `LEAST_GAIN`.
+    kept: whether the difference is more than twice that, and more than `MIN_GAIN`.
     """
 
     kind: str
@@ -223,9 +226,9 @@ class KindTrial:
 
 
 def choose_kinds(rows: Sequence[Row]) -> tuple[list[str], list[KindTrial]]:
-    """The kinds of work whose factors help sources that are left out, and how each of all kinds fared.
+    """Returns the kinds of work whose factors help sources that are left out, and how each of all kinds fared.
 
-    Begins with all, and drops the least useful one after another, while its use is within two standard errors.
+    Begins with all, and drops the least useful in turn, while its use is within two standard errors.
     """
     kept = [name for name in KINDS if any(KINDS[name].share(row) for row in rows)]
     dropped: list[KindTrial] = []
@@ -242,23 +245,23 @@ def choose_kinds(rows: Sequence[Row]) -> tuple[list[str], list[KindTrial]]:
 
 def _try_without(rows: Sequence[Row], name: str, kinds: Sequence[str], with_all: np.ndarray) -> KindTrial:
     """Leaves one of `kinds` out. with_all: errors of left-out sources with all of them."""
-    without = left_out_errors(rows, [one for one in kinds if one != name], source_of)
+    without = left_out_errors(rows, [kind for kind in kinds if kind != name], source_of)
     gains, weights = np.abs(without) - np.abs(with_all), source_weights(rows)
     mean = float((weights * gains).sum() / weights.sum())
     by_source: dict[str, float] = {}
     for row, gain, weight in zip(rows, gains.tolist(), weights.tolist(), strict=True):
         by_source[row["source"]] = by_source.get(row["source"], 0.0) + weight * (gain - mean)
     sources = len(by_source)
-    variance = sum(one**2 for one in by_source.values()) * sources / max(sources - 1, 1) / weights.sum() ** 2
+    variance = sum(total**2 for total in by_source.values()) * sources / max(sources - 1, 1) / weights.sum() ** 2
     error = math.sqrt(variance)
-    return KindTrial(name, score(rows, with_all), score(rows, without), error, mean > max(2 * error, LEAST_GAIN))
+    return KindTrial(name, score(rows, with_all), score(rows, without), error, mean > max(2 * error, MIN_GAIN))
 
 
 # ------------------------------------------------------------------------------------------- answers
 
 
 def refit_class(rows: Sequence[Row]) -> dict[str, Any]:
-    """The fit to all runs of one class: trials of kinds, error statistics, and the effects of kept kinds."""
+    """Fits all runs of a class: trials of kinds, error statistics, and the effects of kept kinds."""
     kept, trials = choose_kinds(rows)
     every = [trial.kind for trial in trials]
     errors = {"shipped": np.array([np.expm1(-row["log_ratio"]) for row in rows])}
@@ -266,41 +269,41 @@ def refit_class(rows: Sequence[Row]) -> dict[str, Any]:
         errors[f"{name}_in_sample"] = in_sample_errors(rows, kinds)
         for grouping, by in GROUPINGS.items():
             errors[f"{name}_{grouping}_left_out"] = left_out_errors(rows, kinds, by)
-    if own := FITTED.get(rows[0]["class"]):
+    if refitted := FITTED.get(rows[0]["class"]):
         for grouping, by in GROUPINGS.items():
-            errors[f"refitted_{grouping}_left_out"] = left_out_errors(rows, own, by, FREE)
-    made = fit(rows, kept)
+            errors[f"refitted_{grouping}_left_out"] = left_out_errors(rows, refitted, by, FREE)
+    fitted = fit(rows, kept)
     return {
         "rows": len(rows),
         "sources": len({row["source"] for row in rows}),
         "kept": kept,
         "kinds": [asdict(trial) for trial in trials],
-        "errors": {name: error_statistics(found.tolist()) for name, found in errors.items()},
+        "errors": {name: error_statistics(values.tolist()) for name, values in errors.items()},
         "left_out": {grouping: _list_groups(rows, errors, grouping) for grouping in GROUPINGS},
         "effects": [
             {
                 "kind": key[0], "family": key[1], "member": key[2] if len(key) > 2 else None,
-                "value": value, "standard_error": made.errors[key],
+                "value": value, "standard_error": fitted.errors[key],
             }
-            for key, value in sorted(made.effects.items())
+            for key, value in sorted(fitted.effects.items())
         ],
     }  # fmt: skip
 
 
 def _list_groups(rows: Sequence[Row], errors: Mapping[str, np.ndarray], grouping: str) -> list[dict[str, Any]]:
-    """Error statistics of every group with shipped coefficients, and with fits to all other groups."""
+    """Lists error statistics of every group with shipped coefficients, and with fits to all other groups."""
     by, names = GROUPINGS[grouping], ("shipped", f"refitted_{grouping}_left_out", f"all_{grouping}_left_out")
-    found = []
+    groups = []
     for group in sorted({by(row) for row in rows}):
-        own = np.array([by(row) == group for row in rows])
-        statistics = {name: error_statistics(errors[name][own].tolist()) for name in names if name in errors}
-        found.append({"group": group, "rows": int(own.sum()), "errors": statistics})
-    return found
+        of_group = np.array([by(row) == group for row in rows])
+        statistics = {name: error_statistics(errors[name][of_group].tolist()) for name in names if name in errors}
+        groups.append({"group": group, "rows": int(of_group.sum()), "errors": statistics})
+    return groups
 
 
 def list_fitted() -> list[dict[str, Any]]:
-    """The fitted coefficients that ship with meshcast: what each was fitted to, its value and its profiles."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    """Lists the fitted coefficients that ship with meshcast: what each was fitted to, its value and its profiles."""
+    coefficients: dict[tuple[str, str], dict[str, Any]] = {}
     for name in framework_names():
         profile = load_framework(name)
         for field, source in profile.fitted.items():
@@ -308,10 +311,10 @@ def list_fitted() -> list[dict[str, Any]]:
             for key in field.split("."):
                 value = value[key]
             entry = {"coefficient": field, "value": value, "fitted_to": source, "of": []}
-            found.setdefault((field, source), entry)["of"].append(name)
+            coefficients.setdefault((field, source), entry)["of"].append(name)
     for architecture, entries in Calibration.shipped().sections(STEPS).items():
         for field, entry in entries.items():
             if entry["rows"]:
                 line = {"coefficient": field, "value": entry["value"], "fitted_to": entry["source"]}
-                found[field, architecture] = line | {"of": [architecture]}
-    return list(found.values())
+                coefficients[field, architecture] = line | {"of": [architecture]}
+    return list(coefficients.values())

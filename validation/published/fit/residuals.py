@@ -35,14 +35,14 @@ LEVELS = tuple(round(0.85 + 0.005 * step, 3) for step in range(29))
 """Shares of the runs behind a width that it may hold."""
 
 BIASED: tuple[Regime, ...] = ("family", "unknown")
-"""Regimes whose steps are longer than forecast, by 0.05 and 0.10 in the logarithm, and so without any one source (by
+"""Regimes whose steps are longer than forecast, by 0.05 and 0.10 in the logarithm, and so without any single source (by
 0.03 or more, and 0.07 or more). Those of the others are as long, within 0.006."""
 
 T_SCALE = Z90 / 2.132
 """Scale of a t distribution with `FREEDOM` degrees of freedom over the standard deviation of a normal one with the same
 5 % and 95 % quantiles."""
 
-LEAST_SIGMA = 0.01
+MIN_SIGMA = 0.01
 """Least sigma of a regime in the search for its bias."""
 
 ROUNDS = 30
@@ -87,17 +87,20 @@ def list_errors(rows: Sequence[Row]) -> list[RegimeError]:
     """Returns the runs in all their regimes, those of strangers without the coefficients that their source has set."""
     return [
         RegimeError(
-            row, one["regime"], one["log_ratio"] - (correction if one["regime"] != "source" else 0.0), one["others"]
+            row,
+            residual["regime"],
+            residual["log_ratio"] - (correction if residual["regime"] != "source" else 0.0),
+            residual["others"],
         )
         for row, correction in zip(rows, corrections_without_source(rows), strict=True)
-        for one in row["residuals"]
+        for residual in row["residuals"]
     ]
 
 
 def measure_residuals(rows: Sequence[Row]) -> list[Row]:
     """Returns how the intervals of every regime hold, of all classes and of each, with its residual (see `_describe`).
 
-    The level of a regime is the least one with which `INSIDE` of the runs of left-out sources are inside, or nearly.
+    The level of a regime is the least with which `INSIDE` of the runs of left-out sources are inside, or nearly.
     """
     errors, described, narrowest = list_errors(rows), list[Row](), 0.0
     for regime in REGIMES:
@@ -107,7 +110,7 @@ def measure_residuals(rows: Sequence[Row]) -> list[Row]:
             if share_inside(judged) >= INSIDE - TOLERANCE:
                 break
         residual = find_residual(held, level)
-        # No regime is narrower than the better known one.
+        # No regime is narrower than the better known before it.
         narrowest = max(narrowest, residual.sigma)
         residual = residual._replace(sigma=narrowest)
         described += [_describe(regime, name, level, judged, residual) for name in (None, *CLASSES)]
@@ -150,14 +153,14 @@ def find_bias(ratios: np.ndarray, others: np.ndarray, weights: np.ndarray) -> fl
         counts = weights * (FREEDOM + 1) / (FREEDOM + (ratios - bias) ** 2 / scales)
         bias = float(np.average(ratios, weights=counts / scales))
         spare = counts @ (((ratios - bias) / T_SCALE) ** 2 - others**2) / weights.sum()
-        variance = max(float(spare), LEAST_SIGMA**2)
+        variance = max(float(spare), MIN_SIGMA**2)
     return bias
 
 
 def _describe(
     regime: Regime, name: StepClass | None, level: float, held: Sequence[HeldError], residual: RegimeResidual
 ) -> Row:
-    """Returns how the intervals of a regime hold, of one class or of all.
+    """Returns how the intervals of a regime hold, of a class or of all.
 
     `level`: share of the runs behind its widths that they hold. `inside`: of its runs, with these widths;
     `inside_left_out`: each source with widths of all others. `half_width`: the median half of an interval. `residual`:

@@ -31,7 +31,8 @@ class Combination:
     sources: tuple[str, ...]
 
     def list_outside(self, fields: PlanFields) -> list[str]:
-        """The fields of a plan that this combination does not have, or whose number lies outside of its range."""
+        """Returns the fields of a plan that this combination does not have, or whose number lies outside of its
+        range."""
         named = [key for key, name in zip(NAMED, self.names, strict=True) if getattr(fields, key) != name]
         bounds = zip(NUMBERS, self.ranges, strict=True)
         return named + [key for key, (low, high) in bounds if not low <= getattr(fields, key) <= high]
@@ -47,33 +48,41 @@ class MeasuredPlan:
 
 
 def condense(plans: Iterable[MeasuredPlan]) -> list[Combination]:
-    """The combinations of some plans, in the order of their tasks and names."""
+    """Returns the combinations of some plans, in the order of their tasks and names."""
     groups: dict[tuple[TrainingTask, tuple[str, ...]], list[MeasuredPlan]] = {}
     for plan in plans:
         groups.setdefault((plan.task, tuple(getattr(plan.fields, key) for key in NAMED)), []).append(plan)
-    found = []
+    combinations = []
     for (task, names), same in groups.items():
         columns = ([getattr(plan.fields, key) for plan in same] for key in NUMBERS)
         ranges = tuple((min(column), max(column)) for column in columns)
-        found.append(Combination(task, names, ranges, len(same), tuple(sorted({plan.source for plan in same}))))
-    return sorted(found, key=lambda one: (one.task.architecture, one.task.program, one.task.kind, one.names))
+        combinations.append(Combination(task, names, ranges, len(same), tuple(sorted({plan.source for plan in same}))))
+    return sorted(
+        combinations,
+        key=lambda entry: (
+            entry.task.architecture,
+            entry.task.program,
+            entry.task.kind,
+            entry.names,
+        ),
+    )
 
 
 def find_nearest(fields: PlanFields, known: Sequence[Combination]) -> tuple[Combination, list[str]]:
-    """The combination with the fewest fields outside of it, of several the one with most runs, and these fields."""
-    pairs = ((one, one.list_outside(fields)) for one in known)
+    """Returns the combination with the fewest fields outside of it, of several that of most runs, and these fields."""
+    pairs = ((entry, entry.list_outside(fields)) for entry in known)
     return min(pairs, key=lambda pair: (len(pair[1]), -pair[0].runs))
 
 
 @cache
 def measured_combinations(task: TrainingTask) -> tuple[Combination, ...]:
-    """The measured combinations of a task; empty if nobody has published a run of it."""
-    return tuple(one for one in read_combinations() if one.task == task)
+    """Returns the measured combinations of a task; empty if nobody has published a run of it."""
+    return tuple(entry for entry in read_combinations() if entry.task == task)
 
 
 @cache
 def read_combinations() -> tuple[Combination, ...]:
-    """All measured combinations: the table that ships with meshcast."""
+    """Reads all measured combinations: the table that ships with meshcast."""
     table = read_yaml(resources.files("meshcast.validation.published.measured_range") / FILE).data
     return tuple(_read(entry) for entry in table)
 
@@ -89,10 +98,14 @@ def _read(entry: dict[str, Any]) -> Combination:
     return Combination(task, names, tuple(ranges), int(entry["runs"]), tuple(entry["sources"]))
 
 
-def write_entry(one: Combination) -> dict[str, Any]:
-    """The entry of a combination in the table: without empty names and numbers that are 1."""
-    task = {"architecture": one.task.architecture, "program": one.task.program, "class": one.task.kind}
-    names = {key: name for key, name in zip(NAMED, one.names, strict=True) if name}
-    pairs = [(key, low, high) for key, (low, high) in zip(NUMBERS, one.ranges, strict=True) if high > 1]
+def write_entry(entry: Combination) -> dict[str, Any]:
+    """Returns the entry of a combination in the table: without empty names and numbers that are 1."""
+    task = {
+        "architecture": entry.task.architecture,
+        "program": entry.task.program,
+        "class": entry.task.kind,
+    }
+    names = {key: name for key, name in zip(NAMED, entry.names, strict=True) if name}
+    pairs = [(key, low, high) for key, (low, high) in zip(NUMBERS, entry.ranges, strict=True) if high > 1]
     numbers = {key: low if low == high else [low, high] for key, low, high in pairs}
-    return {**task, **names, **numbers, "runs": one.runs, "sources": list(one.sources)}
+    return {**task, **names, **numbers, "runs": entry.runs, "sources": list(entry.sources)}

@@ -35,7 +35,7 @@ SIGMAS = {"schedule": 0.070}
 
 source: 747 published runs of 14 sources, each held against the combinations of all other sources (`sigmas`,
     docs/search.md). Of the 162 runs with the schedule outside, 91 % lie in their 90 % interval, 98 % with this sigma.
-    Of the 215 with the number of GPUs outside, 84 % do; 0.055 would be likelier by 3.7, but by 0.4 without one source.
+    Of the 215 with the number of GPUs outside, 84 % do; 0.055 would be likelier by 3.7, but by 0.4 without some source.
 checked: 2026-11-26
 """
 
@@ -48,7 +48,7 @@ class Distance:
     fields: its fields; of a plan with heterogeneous stages those of the stage that is farthest.
     nearest: the combination with the fewest fields outside; None if nobody has published a run on the architecture with
         this class of model.
-    outside: fields of the plan that it does not have; all without one.
+    outside: fields of the plan that it does not have; all without nearest.
     """
 
     task: TrainingTask
@@ -58,7 +58,7 @@ class Distance:
 
     @property
     def measured(self) -> bool:
-        """Whether somebody has run a plan like this one, with whatever program."""
+        """Whether somebody has run a plan like this, with whatever program."""
         return self.nearest is not None and not set(self.outside) - {"program"}
 
     @property
@@ -86,26 +86,26 @@ class Distance:
 
 
 def distance_from_measured(plan: Plan) -> Distance:
-    """How far a plan is from the nearest combination that somebody has run on its architecture."""
+    """Returns how far a plan is from the nearest combination that somebody has run on its architecture."""
     task = task_of_job(plan.job)
     known = known_combinations(task)
-    found = [measure_distance(task, fields, known) for fields in fields_of_plan(plan)]
-    return max(found, key=lambda one: (one.nearest is None, len(one.outside)))
+    distances = [measure_distance(task, fields, known) for fields in fields_of_plan(plan)]
+    return max(distances, key=lambda distance: (distance.nearest is None, len(distance.outside)))
 
 
 def known_combinations(task: TrainingTask, table: Sequence[Combination] | None = None) -> tuple[Combination, ...]:
-    """The measured combinations that a plan is held against: of its task, or without any of all programs.
+    """Returns the measured combinations that a plan is held against: of its task, or without any of all programs.
 
     table: of all combinations; that which ships if None.
     """
     key = (task.architecture, task.kind)
-    own = measured_combinations(task) if table is None else tuple(one for one in table if one.task == task)
+    of_task = measured_combinations(task) if table is None else tuple(entry for entry in table if entry.task == task)
     every = read_combinations() if table is None else table
-    return own or tuple(one for one in every if (one.task.architecture, one.task.kind) == key)
+    return of_task or tuple(entry for entry in every if (entry.task.architecture, entry.task.kind) == key)
 
 
 def measure_distance(task: TrainingTask, fields: PlanFields, known: Sequence[Combination]) -> Distance:
-    """How far a plan is from the nearest of some combinations, which are all of its task, or none is."""
+    """Measures how far a plan is from the nearest of some combinations, which are all of its task, or none is."""
     if not known:
         return Distance(task, fields, None, ("program", *NAMED, *NUMBERS))
     nearest, outside = find_nearest(fields, known)
@@ -114,5 +114,5 @@ def measure_distance(task: TrainingTask, fields: PlanFields, known: Sequence[Com
 
 
 def widened_interval(metrics: Metrics, distance: Distance) -> tuple[float, float]:
-    """The 90 % interval of a step [s], wider by the fields outside of what was run."""
+    """Returns the 90 % interval of a step [s], wider by the fields outside of what was run."""
     return interval_90(metrics.step_time, metrics.residual.bias, math.hypot(metrics.sigma, distance.sigma))

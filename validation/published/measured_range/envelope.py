@@ -26,7 +26,7 @@ PLACES = ("best", "best_causal", "large")
 ROOM = resources.files("meshcast.validation.published.measured_range")
 
 SAME_PEAK = {"fp16": "bf16"}
-"""Number formats that share an entry: GPUs of the catalog have one peak rate for both."""
+"""Number formats that share an entry: GPUs of the catalog have the same peak rate for both."""
 
 LARGE = 256
 """GPUs from which a job is compared with runs of as many GPUs or more, where there are some: on few GPUs neither a
@@ -116,7 +116,7 @@ class Envelope:
 
 
 def format_of(job: Job) -> str:
-    """Number format of the GEMMs of a job, as the envelope names it."""
+    """Returns the number format of the GEMMs of a job, as the envelope names it."""
     framework = job.framework
     number = QUANTISED[framework.quantised].dtype if framework.quantised else framework.weights
     return SAME_PEAK.get(number, number)
@@ -128,7 +128,7 @@ def class_of(job: Job) -> StepClass:
 
 
 def published_envelope(job: Job) -> Envelope | None:
-    """The best published utilisation of the GPU, number format and class of a job.
+    """Returns the best published utilisation of the GPU, number format and class of a job.
 
     Of a GPU without an entry it is the best entry of its architecture; of a job on `LARGE` GPUs or more that of runs on
     as many, where there are some. None if nobody has published a run of the architecture, number format and class, or
@@ -138,25 +138,25 @@ def published_envelope(job: Job) -> Envelope | None:
         return None
     gpu = job.cluster.gpu
     key = format_of(job), class_of(job)
-    entries = [one for one in read_envelope() if (one.number, one.kind) == key]
-    own = [one for one in entries if one.gpu == gpu.name]
-    near = own or [one for one in entries if load("gpus", one.gpu).architecture == gpu.architecture]
-    found = [_compare_by_size(one, job.cluster.gpus, not own) for one in near]
-    return max(found, key=lambda one: (one.large, one.mfu), default=None)
+    entries = [entry for entry in read_envelope() if (entry.number, entry.kind) == key]
+    of_gpu = [entry for entry in entries if entry.gpu == gpu.name]
+    near = of_gpu or [entry for entry in entries if load("gpus", entry.gpu).architecture == gpu.architecture]
+    envelopes = [_compare_by_size(entry, job.cluster.gpus, not of_gpu) for entry in near]
+    return max(envelopes, key=lambda envelope: (envelope.large, envelope.mfu), default=None)
 
 
 def _compare_by_size(entry: EnvelopeEntry, gpus: int, borrowed: bool) -> Envelope:
-    every = [one for one in (entry.best, entry.best_causal, entry.large) if one is not None]
-    large = [one for one in every if one.gpus >= LARGE] if gpus >= LARGE else []
-    used = large or every
-    best, causal = max(used, key=lambda one: one.mfu), max(one.causal for one in used)
+    runs = [run for run in (entry.best, entry.best_causal, entry.large) if run is not None]
+    large = [run for run in runs if run.gpus >= LARGE] if gpus >= LARGE else []
+    used = large or runs
+    best, causal = max(used, key=lambda run: run.mfu), max(run.causal for run in used)
     keys = (entry.gpu, entry.number, entry.kind, borrowed, bool(large))
     return Envelope(best, causal, *keys, entry.runs, entry.sources)
 
 
 @cache
 def read_envelope() -> tuple[EnvelopeEntry, ...]:
-    """All entries: the table that ships with meshcast."""
+    """Returns all entries: the table that ships with meshcast."""
     return tuple(_read_entry(entry) for entry in read_yaml(ROOM / FILE).data)
 
 
@@ -169,6 +169,6 @@ def _read_entry(entry: Mapping[str, Any]) -> EnvelopeEntry:
 
 @cache
 def _read_jobs() -> dict[str, Mapping[str, Any]]:
-    """Jobs of the runs of the table, by the id of the run."""
+    """Returns the jobs of the runs of the table, by the id of the run."""
     lines = (ROOM / JOBS).read_text("utf-8").splitlines()
     return {job["id"]: job for job in map(json.loads, lines)}

@@ -97,7 +97,7 @@ class BeyondEnvelope:
 
 
 def beyond_envelope(report: Report, shared_work: SharedWork | None = None) -> BeyondEnvelope | None:
-    """How far a forecast exceeds the best published utilisation of its GPU, number format and class.
+    """Measures how far a forecast exceeds the best published utilisation of its GPU, number format and class.
 
     It is beyond if its MFU exceeds the envelope in both conventions, with attention in full and by half. Only then is
     the envelope's run forecast. None within the envelope, and where there is none.
@@ -118,17 +118,17 @@ def beyond_envelope(report: Report, shared_work: SharedWork | None = None) -> Be
 
 @lru_cache(maxsize=4)
 def _forecast_run(best: BestRun) -> Report:
-    """The forecast of a run of the envelope, with shipped calibrations."""
+    """Returns the forecast of a run of the envelope, with shipped calibrations."""
     return simulate(best.job)
 
 
 def compare_terms(report: Report, published: Report) -> list[Term]:
-    """The terms of two forecasts, those that save most in the first one first."""
+    """Returns the terms of two forecasts, those that save most in the first forecast first."""
     parts, theirs = report.parts, published.parts
-    unit, their_unit = (one.step_time * one.mfu["palm"] for one in (report, published))
+    unit, their_unit = (forecast.step_time * forecast.mfu["palm"] for forecast in (report, published))
     terms = [
         Term(name, parts[name] / report.step_time, theirs[name] / published.step_time, theirs[name] / their_unit - part)
-        for name in (*(one for one in COMPUTING if one not in MATRIX), *EXPOSED, HOST, "bubble", "idle")
+        for name in (*(kind for kind in COMPUTING if kind not in MATRIX), *EXPOSED, HOST, "bubble", "idle")
         for part in (parts[name] / unit,)
     ]
     factors, their_factors = _factors(report), _factors(published)
@@ -141,7 +141,7 @@ def compare_terms(report: Report, published: Report) -> list[Term]:
 
 
 def _factors(report: Report) -> dict[str, float]:
-    """The three factors of the part of GEMMs and attention."""
+    """Returns the three factors of the part of GEMMs and attention."""
     kinds, unit = [COMPUTING.index(name) for name in MATRIX], report.step_time * report.mfu["palm"]
     flops = report.sums[:, kinds, SUMS.index("flops")].sum(axis=1)
     weights = report.play.plan.ranks.device_weights
@@ -155,12 +155,12 @@ def _matrix_seconds(report: Report) -> float:
     return sum(report.parts[name] for name in MATRIX)
 
 
-def _logarithmic_mean(one: float, other: float) -> float:
-    return one if math.isclose(one, other, rel_tol=1e-9) else (one - other) / math.log(one / other)
+def _logarithmic_mean(first: float, second: float) -> float:
+    return first if math.isclose(first, second, rel_tol=1e-9) else (first - second) / math.log(first / second)
 
 
 def describe_envelope(envelope: Envelope) -> dict[str, Any]:
-    """An envelope as plain data for ``--json``."""
+    """Returns an envelope as plain data for ``--json``."""
     best = envelope.best
     return {
         "mfu": {"palm": envelope.mfu, "causal": envelope.causal},

@@ -34,7 +34,7 @@ TITLES = {
 
 
 SAME = {"tensor/megatron-sp": "tensor/megatron"}
-"""Schemes that count as another one: sequence parallelism splits each all-reduce into two collectives of together as
+"""Schemes that count as others: sequence parallelism splits each all-reduce into two collectives of together as
 many bytes, and published runs with and without it differ by half a percent (`SIGMA` of `stacks`)."""
 
 
@@ -54,7 +54,7 @@ class TrainingTask:
 
 @dataclass(frozen=True)
 class PlanFields:
-    """The fields of a plan, or of the ranks of one stage where stages have degrees of their own.
+    """The fields of a plan, or of the ranks of a stage where stages have degrees of their own.
 
     tensor: scheme of tensor parallelism.
     tensor_overlap: scheme that overlaps its communication with GEMMs.
@@ -83,34 +83,35 @@ class PlanFields:
 
 
 def task_of_job(job: Job, stack: str = "") -> TrainingTask:
-    """The task of a job. stack: the training program, where it is not that of the framework profile."""
+    """Returns the task of a job. stack: the training program, where it is not that of the framework profile."""
     kind = step_class(job.model.moe is not None, job.adapters is not None)
     program = stack or job.framework.name
     return TrainingTask(job.cluster.gpu.architecture, FAMILIES.get(program, program), kind)
 
 
 def fields_of_plan(plan: Plan) -> list[PlanFields]:
-    """The fields of the ranks of every pipeline device, equal ones once."""
+    """Returns the fields of the ranks of every pipeline device, equal ones once."""
     if not (plan.stage_plans or plan.pipelines):
         return [_read_fields(plan, plan)]
-    found: dict[PlanFields, None] = {}
+    read: dict[PlanFields, None] = {}
     for device in range(plan.ranks.devices):
         pipeline = plan.every_pipeline[plan.ranks.pipeline_of(device)[0]]
-        one = _read_fields(plan.on(device), pipeline)
-        found[replace(one, gpus=plan.job.cluster.gpus)] = None
-    return list(found)
+        fields = _read_fields(plan.on(device), pipeline)
+        read[replace(fields, gpus=plan.job.cluster.gpus)] = None
+    return list(read)
 
 
 def _read_fields(plan: Plan, pipeline: Plan) -> PlanFields:
     def names(family: str) -> str:
-        found = [one for one in plan.family(family) if plan.mesh.size(one.axes) > 1]
-        return " + ".join(sorted({SAME.get(one.use, one.use) for one in found}))
+        schemes = [scheme for scheme in plan.family(family) if plan.mesh.size(scheme.axes) > 1]
+        return " + ".join(sorted({SAME.get(scheme.use, scheme.use) for scheme in schemes}))
 
     def ranks(family: str) -> int:
-        return max((plan.mesh.size(one.axes) for one in plan.family(family)), default=1)
+        return max((plan.mesh.size(scheme.axes) for scheme in plan.family(family)), default=1)
 
     job, cp, tp = plan.job, ranks("sequence"), ranks("tensor")
-    overlaps = [one.use for one in plan.family("tensor") if not one.axes]  # they act on the ranks of another scheme
+    # Schemes without axes act on the ranks of another scheme.
+    overlaps = [scheme.use for scheme in plan.family("tensor") if not scheme.axes]
     return PlanFields(
         tensor=names("tensor"),
         tensor_overlap=" + ".join(sorted(overlaps)) if tp > 1 else "",

@@ -57,7 +57,7 @@ class SurveyedRun:
 
 
 def survey_runs(runs: Sequence[PublishedRun], workers: int | None = None) -> Iterator[SurveyedRun | None]:
-    """The runs as surveyed, in order; None for one without a forecast or a measured step."""
+    """Yields the runs as surveyed, in order; None for a run without a forecast or a measured step."""
     for answer in map_chunks(_survey_chunk, runs, workers):
         yield answer["run"]
 
@@ -68,7 +68,7 @@ def _survey_chunk(runs: Sequence[PublishedRun]) -> list[Answer]:
 
 
 def survey(run: PublishedRun, shared: SharedWork | None = None) -> SurveyedRun | None:
-    """One run as surveyed; None without a forecast or a measured step."""
+    """Returns a run as surveyed; None without a forecast or a measured step."""
     if run.step_time is None:
         return None
     try:
