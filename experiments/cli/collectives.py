@@ -9,12 +9,14 @@ from typing import Annotated
 import typer
 
 from meshcast.experiments.cli.console import AsJson, Changes, answering, emit
+from meshcast.experiments.cli.launch import takes_launch_files
 from meshcast.hardware.errors import PlanError, nearest
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 """Units of sizes in nccl-tests' options."""
 
 
+@takes_launch_files
 def collectives(
     job: Annotated[Path | None, typer.Argument(metavar="JOB", help="A job file: the collectives of its step.")] = None,
     cluster: Annotated[

@@ -18,6 +18,7 @@ from meshcast.experiments.cli.console import (
     plot_files,
     track,
 )
+from meshcast.experiments.cli.launch import takes_launch_files
 
 if TYPE_CHECKING:
     from meshcast.experiments.explain.assumed_fields import AssumedField
@@ -60,6 +61,7 @@ def find_more(report: Report, verbose: bool, replays: Sequence[Replay] | None = 
     return MoreOfForecast(memory, assumed_fields(report) if verbose else None, replays)
 
 
+@takes_launch_files
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="A job file, YAML or JSON.")],
     second: Annotated[
@@ -102,6 +104,7 @@ def compare(
             show(comparison_page(found))
 
 
+@takes_launch_files
 def why(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file, YAML or JSON.")],
     change: Changes = None,

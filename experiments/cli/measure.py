@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from meshcast.experiments.cli.console import WRONG, AsJson, answering, check_place, check_suffix, emit, one_of
-from meshcast.experiments.cli.launch import import_launch
+from meshcast.experiments.cli.launch import import_launch, takes_launch_files
 from meshcast.experiments.cli.validate import (
     Calibration,
     check_calibration_folder,
@@ -285,6 +285,7 @@ def _find_file(word: str, programs: Sequence[str]) -> Path:
     return Path(word)
 
 
+@takes_launch_files
 def import_(
     form: Annotated[
         str,

@@ -20,9 +20,10 @@ from meshcast.experiments.cli.console import (
     read_number,
     writing,
 )
-from meshcast.experiments.cli.launch import tell_launch
+from meshcast.experiments.cli.launch import takes_launch_files, tell_launch
 
 
+@takes_launch_files
 def plan(
     job: Annotated[
         Path, typer.Argument(metavar="JOB", help="A job file; of its plan only the number of micro-batches counts.")

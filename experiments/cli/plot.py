@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshcast.experiments.cli.console import WidthOption, answering, choose_width, plot_files
+from meshcast.experiments.cli.launch import takes_launch_files
 from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.errors import PlanError, nearest
@@ -35,6 +36,7 @@ SWEPT = ("--x", "--y", "--value", "--title", "--why")
 VALUE = "tokens_per_s_per_gpu"
 
 
+@takes_launch_files
 def plot(
     what: Annotated[
         str, typer.Argument(metavar="RESULTS|KIND", help=f"The Parquet file of a sweep, or one of {', '.join(KINDS)}.")

@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 
 from meshcast.experiments.cli.console import Changes, answering, check_place, track, unwritable, writing
-from meshcast.experiments.cli.launch import tell_launch
+from meshcast.experiments.cli.launch import takes_launch_files, tell_launch
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError
 
 
+@takes_launch_files
 def report(
     source: Annotated[
         Path,

@@ -19,7 +19,7 @@ from meshcast.experiments.cli.console import (
     track,
     writing,
 )
-from meshcast.experiments.cli.launch import add_checkpoints, tell_launch
+from meshcast.experiments.cli.launch import add_checkpoints, takes_launch_files, tell_launch
 from meshcast.experiments.render.terminal.say import say
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ NAMES = ("run", "curves")
 """Figures of a folder of plots: where the time goes, and curves of goodput."""
 
 
+@takes_launch_files
 def run(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file, YAML or JSON.")],
     change: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from meshcast.experiments.cli.console import answering, check_place, emit, writing
-from meshcast.experiments.cli.launch import edit_launch, export_launch
+from meshcast.experiments.cli.launch import edit_launch, export_launch, takes_launch_files
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError, nearest
@@ -36,6 +36,7 @@ def show_schedule(name: str | None, p: int | None, m: int | None, v: int | None,
         show(pages.page(name, run))
 
 
+@takes_launch_files
 def export(
     kind: Annotated[str, typer.Argument(metavar="JOB", help="A job file; or the word schedule, with its NAME.")],
     name: Name = None,

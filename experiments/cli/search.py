@@ -26,7 +26,7 @@ from meshcast.experiments.cli.console import (
     unwritable_folder,
     writing,
 )
-from meshcast.experiments.cli.launch import tell_launch
+from meshcast.experiments.cli.launch import takes_launch_files, tell_launch
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.document import to_yaml
 from meshcast.hardware.documents.output_file import write_file
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from meshcast.simulator.costs.calibration.calibration import Calibration
 
 
+@takes_launch_files
 def search(
     job: Annotated[
         Path, typer.Argument(metavar="JOB", help="A job file; fields that are `auto` or lists of values are searched.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshcast.experiments.cli.console import VIOLATED, AsJson, answering, emit, track
+from meshcast.experiments.cli.launch import takes_launch_files
 from meshcast.hardware.errors import PlanError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def end_verify(replays: Sequence[Replay] | None) -> None:
         raise typer.Exit(VIOLATED)
 
 
+@takes_launch_files
 def check(
     job: Annotated[
         Path | None, typer.Argument(metavar="JOB", help="A job file, YAML or JSON; drawn jobs if not given.")

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
 from meshcast.experiments.cli import measure, plot, validate
-from meshcast.experiments.cli.app import app
+from meshcast.experiments.cli.commands import COMMANDS as NAMES
+from meshcast.experiments.cli.commands import find_function, load_command
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.programs.registry import EXPORTS, FORMATS
 from tests.fuzz import run
@@ -72,7 +72,7 @@ def test_a_seed_gives_the_same_file_again(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------- every command, every file it takes
 
-COMMANDS_OF_ALL: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS_OF_ALL: dict[str, Any] = {name: load_command(name) for name in NAMES}
 OUTPUTS = {"out", "plot", "trace", "snapshot", "jobs_to"}
 """Parameters that name what is written."""
 
@@ -107,9 +107,9 @@ def is_at(value: Any, file: str) -> bool:
 
 def test_every_file_that_a_command_takes_has_a_reader() -> None:
     taken = {
-        (info.name or info.callback.__name__, name)
-        for info in app.registered_commands
-        for name, parameter in inspect.signature(info.callback, eval_str=True).parameters.items()
+        (command, name)
+        for command in NAMES
+        for name, parameter in inspect.signature(find_function(command), eval_str=True).parameters.items()
         if "Path" in str(parameter.annotation) and name not in OUTPUTS
     }
     read = {
