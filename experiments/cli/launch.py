@@ -3,12 +3,10 @@ such a file, and what is said of it."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
 import shlex
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from difflib import unified_diff
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshcast.experiments.cli.console import VIOLATED, check_place, emit, to_json, writing
+from meshcast.experiments.options import Options, option
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.input_file import split_lines
 from meshcast.hardware.documents.output_file import write_file
@@ -29,37 +28,8 @@ if TYPE_CHECKING:
     from meshcast.simulator.formats.launch.launch_file import LaunchFile
     from meshcast.simulator.job.job import Job
 
-Environment = Annotated[
-    list[str] | None,
-    typer.Option("--env", metavar="NAME=VALUE", help="A variable of the shell that starts a launch script."),
-]
-Arguments = Annotated[
-    str | None, typer.Option("--args", metavar="WORDS", help="Arguments of a launch script, in quotes: '8 --lr 1e-4'.")
-]
-Program = Annotated[
-    str | None, typer.Option("--program", metavar="NAME", help="The program of a launch file that may be of several.")
-]
-Start = Annotated[
-    int | None, typer.Option("--start", metavar="N", min=1, help="Which of several trainings of a launch script.")
-]
-AssumeDefaults = Annotated[
-    bool, typer.Option("--assume-defaults", help="Go on where a launch file leaves open what decides the answer.")
-]
-
-Yes = Annotated[
-    bool, typer.Option("--yes", help="Forecast also what takes long or much memory, which is otherwise refused.")
-]
-
-OPTIONS: dict[str, tuple[Any, Any]] = {
-    "env": (Environment, None),
-    "args": (Arguments, None),
-    "program": (Program, None),
-    "start": (Start, None),
-    "assume_defaults": (AssumeDefaults, False),
-    "yes": (Yes, False),
-}
-"""Options of every command that takes a job or a launch file, each with its default."""
-
+LAUNCH_FILES = "Launch files"
+"""Heading of their options in the help of a command."""
 
 KINDS = {
     **{".sh": "a shell script", ".py": "a Python file", ".toml": "a TOML file"},
@@ -68,60 +38,65 @@ KINDS = {
 """Kinds of launch files by the ends of their names."""
 
 
-def takes_launch_files(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns a command that has the options for launch files, too, and reads such files with them; and that for jobs
-    of any size."""
-    signature = inspect.signature(command, eval_str=True)
+class LaunchFileOptions(Options):
+    """Options of every command that takes a job or a launch file."""
 
-    @functools.wraps(command)
-    def run(**words: Any) -> None:
-        options = {name: words.pop(name, default) for name, (_, default) in OPTIONS.items()}
-        from meshcast.experiments.cli.console import answering
+    env: Annotated[
+        tuple[str, ...],
+        option("--env", "A variable of the shell that starts a launch script.", "NAME=VALUE", panel=LAUNCH_FILES),
+    ] = ()
+    args: Annotated[
+        str | None,
+        option("--args", "Arguments of a launch script, in quotes: '8 --lr 1e-4'.", "WORDS", panel=LAUNCH_FILES),
+    ] = None
+    program: Annotated[
+        str | None,
+        option("--program", "The program of a launch file that may be of several.", "NAME", panel=LAUNCH_FILES),
+    ] = None
+    start: Annotated[
+        int | None, option("--start", "Which of several trainings of a launch script.", "N", min=1, panel=LAUNCH_FILES)
+    ] = None
+    assume_defaults: Annotated[
+        bool,
+        option(
+            "--assume-defaults", "Go on where a launch file leaves open what decides the answer.", panel=LAUNCH_FILES
+        ),
+    ] = False
+    yes: Annotated[
+        bool, option("--yes", "Forecast also what takes long or much memory, which is otherwise refused.")
+    ] = False
 
-        with answering(bool(words.get("as_json"))):
-            any_size = _accept_size(options.pop("yes"))
-            reading = _read_options(**options)
-        with reading, any_size:
-            command(**words)
+    @contextmanager
+    def apply(self) -> Iterator[None]:
+        """Reads launch files, and forecasts jobs of any size, as these options say."""
+        with ExitStack() as contexts:
+            if self.env or self.args or self.program or self.start or self.assume_defaults:
+                from meshcast.simulator.formats.launch.launch_file import LaunchOptions, reading_launch_files
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    added = [
-        inspect.Parameter(name, keyword, default=default, annotation=kind) for name, (kind, default) in OPTIONS.items()
-    ]
-    parameters = [parameter.replace(kind=keyword) for parameter in signature.parameters.values()]
-    vars(run)["__signature__"] = signature.replace(parameters=[*parameters, *added])
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*parameters, *added)}
-    return run
+                launch = LaunchOptions(self._variables(), self._words(), self.program, self.start, self.assume_defaults)
+                contexts.enter_context(reading_launch_files(launch))
+            if self.yes:
+                from meshcast.simulator.plan.size import accepting_any_size
 
+                contexts.enter_context(accepting_any_size())
+            yield
 
-def _accept_size(yes: bool) -> AbstractContextManager[None]:
-    """Returns the context in which forecasts are of any size, if the user says yes to that."""
-    if not yes:
-        return nullcontext()
-    from meshcast.simulator.plan.size import accepting_any_size
+    def _variables(self) -> dict[str, str]:
+        """Returns the variables of `env` by name."""
+        variables = {}
+        for word in self.env:
+            name, equals, value = word.partition("=")
+            if not equals or not name.isidentifier():
+                raise PlanError("--env", "a variable is written NAME=VALUE", "For example --env TP=4", word)
+            variables[name] = value
+        return variables
 
-    return accepting_any_size()
-
-
-def _read_options(
-    env: list[str] | None, args: str | None, program: str | None, start: int | None, assume_defaults: bool
-) -> Any:
-    """Returns the context in which launch files are read with these options."""
-    if not (env or args or program or start or assume_defaults):
-        return nullcontext()
-    from meshcast.simulator.formats.launch.launch_file import LaunchOptions, reading_launch_files
-
-    variables = {}
-    for word in env or ():
-        name, equals, value = word.partition("=")
-        if not equals or not name.isidentifier():
-            raise PlanError("--env", "a variable is written NAME=VALUE", "For example --env TP=4", word)
-        variables[name] = value
-    try:
-        words = tuple(shlex.split(args or ""))
-    except ValueError as error:
-        raise PlanError("--args", f"its quotes are not balanced ({error})", "Close them", args) from None
-    return reading_launch_files(LaunchOptions(variables, words, program, start, assume_defaults))
+    def _words(self) -> tuple[str, ...]:
+        """Returns the words of `args` as a shell splits them."""
+        try:
+            return tuple(shlex.split(self.args or ""))
+        except ValueError as error:
+            raise PlanError("--args", f"its quotes are not balanced ({error})", "Close them", self.args) from None
 
 
 def import_launch(

@@ -4,167 +4,175 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Self, cast
 
 import typer
+from pydantic import field_validator, model_validator
 
-from meshcast.experiments.cli import explain as cli_explain
-from meshcast.experiments.cli import search as cli_search
-from meshcast.experiments.cli import selfcheck as cli_selfcheck
 from meshcast.experiments.cli import traces
-from meshcast.experiments.cli import validate as cli_validate
+from meshcast.experiments.cli.best_plan import describe_search, end_search, find_plan, show_search
 from meshcast.experiments.cli.console import (
     TOO_LARGE,
     AsJson,
     Changes,
     WidthOption,
-    answering,
     check_place,
-    choose_width,
     emit,
-    plot_files,
+    plan_figures,
     to_json,
     track,
     unwritable,
     writing,
+    writing_figure,
 )
+from meshcast.experiments.cli.explain import find_more
 from meshcast.experiments.cli.launch import (
+    LaunchFileOptions,
     bound_launch,
     describe_launch,
     show_approximations,
     show_open_questions,
-    takes_launch_files,
     tell_launch,
 )
+from meshcast.experiments.cli.measured_files import Calibrations, check_calibration_folder
+from meshcast.experiments.cli.selfcheck import Verify, check_verify, end_verify, verify_forecast
+from meshcast.experiments.options import argument, option
 from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.output_file import replacing
 from meshcast.hardware.errors import OutOfMemory, PlanError, nearest
 
 if TYPE_CHECKING:
+    from meshcast.experiments.explain.bounded_approximations import BoundedApproximation
+    from meshcast.experiments.search.certificate.result import SearchResult
+    from meshcast.simulator import Report
     from meshcast.simulator.costs.calibration.calibration import Calibration
     from meshcast.simulator.engine.play import Engine
+    from meshcast.simulator.formats.launch.imported_job import ImportedJob
 
 
-@takes_launch_files
-def predict(
-    job: Annotated[Path | None, typer.Argument(metavar="JOB", help="A job file, YAML or JSON.")] = None,
-    change: Changes = None,
-    as_json: AsJson = False,
+class PredictOptions(LaunchFileOptions):
+    """Options of ``meshcast predict``."""
+
+    job: Annotated[Path | None, argument("JOB", "A job file, YAML or JSON.")] = None
+    change: Changes = ()
+    as_json: AsJson = False
     plot: Annotated[
-        str | None,
-        typer.Option(
-            "--plot",
-            metavar="PATH",
-            help="Draw the timeline (.png, .svg or .pdf), or all figures into FOLDER/.",
-        ),
-    ] = None,
-    trace: traces.Trace = None,
-    snapshot: traces.Snapshot = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with code 3 if the plan does not fit in memory.")
-    ] = False,
+        str | None, option("--plot", "Draw the timeline (.png, .svg or .pdf), or all figures into FOLDER/.", "PATH")
+    ] = None
+    trace: traces.Trace = None
+    snapshot: traces.Snapshot = None
+    strict: Annotated[bool, option("--strict", "Exit with code 3 if the plan does not fit in memory.")] = False
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="List every field that the job does not state, with what is assumed.")
-    ] = False,
+        bool, option("--verbose", "List every field that the job does not state, with what is assumed.")
+    ] = False
     engine: Annotated[
         str,
-        typer.Option(
+        option(
             "--engine",
-            metavar="matrices|sweep|simpy|shared",
-            help="How to play the step. All agree, except `shared`, which also models contention on links.",
+            "How to play the step. All agree, except `shared`, which also models contention on links.",
+            "matrices|sweep|simpy|shared",
         ),
-    ] = "matrices",
-    verify: cli_selfcheck.Verify = False,
+    ] = "matrices"
+    verify: Verify = False
     every_round: Annotated[
-        bool, typer.Option("--every-round", help="Play every round of micro-batches, also those that provably repeat.")
-    ] = False,
-    calibration: cli_validate.Calibration = None,
-    width: WidthOption = None,
-    jobs: Annotated[
-        Path | None,
-        typer.Option("--jobs", metavar="FILE", help="Forecast many jobs, one JSON object per line."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="File for the answers of --jobs; stdout if not given.")
-    ] = None,
-) -> None:
-    """Forecast one step: how long it takes, where the time goes, and whether it fits in memory."""
-    with answering(as_json):
-        from meshcast.simulator.costs.calibration.calibration import Calibration
+        bool, option("--every-round", "Play every round of micro-batches, also those that provably repeat.")
+    ] = False
+    calibration: Calibrations = None
+    width: WidthOption = None
+    jobs: Annotated[Path | None, option("--jobs", "Forecast many jobs, one JSON object per line.", "FILE")] = None
+    out: Annotated[Path | None, option("--out", "File for the answers of --jobs; stdout if not given.", "FILE")] = None
 
-        known = Calibration.from_folder(cli_validate.check_calibration_folder(calibration))
-        if jobs is not None:
-            if (job, plot, trace, snapshot) != (None,) * 4 or verbose or verify:
+    @field_validator("engine")
+    @classmethod
+    def _check_engine(cls, name: str) -> str:
+        from meshcast.simulator.engine.play import ENGINES
+
+        if name not in ENGINES:
+            raise PlanError("--engine", "there is no engine of this name", nearest(name, ENGINES), name)
+        return name
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.jobs is not None:
+            if (self.job, self.plot, self.trace, self.snapshot) != (None,) * 4 or self.verbose or self.verify:
                 rule = "it cannot be combined with JOB, --plot, --trace, --snapshot, --verbose or --verify"
                 raise PlanError("--jobs", rule, "Leave them out")
-            if forecast_all(jobs, out, change or (), engine_of(engine), not every_round, known) and strict:
-                raise typer.Exit(TOO_LARGE)
-            return
-        if job is not None and out is not None:
-            rule = "it is the file of the answers to many jobs"
-            raise PlanError("--out", rule, f"Write meshcast predict {job} --json > {out}, or --jobs FILE", str(out))
-        if job is None:
+        elif self.job is None:
             raise PlanError("predict", "it takes a JOB, or --jobs FILE with --out FILE", "See meshcast predict --help")
-        files, paper = plot_files(plot) if plot is not None else {}, choose_width(width, plot)
-        if trace is not None:
-            traces.check_trace(trace, job)
-        if snapshot is not None:
-            traces.check_snapshot(snapshot, job)
-        from meshcast.simulator import load_job, simulate
+        elif self.out is not None:
+            remedy = f"Write meshcast predict {self.job} --json > {self.out}, or --jobs FILE"
+            raise PlanError("--out", "it is the file of the answers to many jobs", remedy, str(self.out))
+        check_verify(self.verify, self.engine)
+        return self
 
-        cli_selfcheck.check_verify(verify, engine_of(engine))  # a wrong name is refused before a search
-        imported = tell_launch(job, change or ())
-        found = cli_search.find_plan(job, tuple(change or ()), known, strict)
-        wanted = load_job(job, change or ()) if found is None else load_job(found.best[0].job, base=job.parent)
-        wanted, bounded = bound_launch(imported, wanted)
-        report = simulate(wanted, engine=engine_of(engine), skip=not every_round, calibration=known)
-        report.track = partial(track, label="steps with noise")
-        played, replays = cli_selfcheck.verify_forecast(report, verify)
-        draw(played, files, paper)
-        traces.write_files(played, trace, snapshot)
-        more = cli_explain.find_more(report, verbose, replays)
-        if as_json:
-            emit(
-                report.to_dict()
-                | (cli_search.describe_search(found) if found else {})
-                | more.to_dict()
-                | describe_launch(imported, bounded)
-            )
-        else:
-            from meshcast.experiments.render.terminal.forecast import page, show
 
-            if found is not None:
-                cli_search.show_search(found)
-            show_open_questions(imported)
-            show(page(report, list(files.values()), trace, snapshot, *more))
-            show_approximations(imported, bounded)
-        if found is not None:
-            cli_search.end_search(found)
-        cli_selfcheck.end_verify(replays)
-        if strict and not report.fits:
-            misfit = OutOfMemory(str(job), f"the plan needs {report.missing}", "See the memory of its stages")
-            say(f"meshcast: {misfit}", err=True)
+def predict(options: PredictOptions) -> None:
+    """Forecasts one job and shows, draws and writes what is asked for; or answers a file of many."""
+    from meshcast.simulator.costs.calibration.calibration import Calibration
+
+    calibration = Calibration.from_folder(check_calibration_folder(options.calibration))
+    if options.jobs is not None:
+        if forecast_all(options.jobs, options, calibration) and options.strict:
             raise typer.Exit(TOO_LARGE)
+        return
+    assert options.job is not None
+    files, paper = plan_figures(options.plot, options.width)
+    traces.check_paths(options.trace, options.snapshot, options.job)
+    imported = tell_launch(options.job, options.change)
+    result = find_plan(options.job, options.change, calibration, options.strict)
+    report, bounded = _forecast(options, result, imported, calibration)
+    played, replays = verify_forecast(report, options.verify)
+    draw(played, files, paper)
+    traces.write_files(played, options.trace, options.snapshot)
+    more = find_more(report, options.verbose, replays)
+    if options.as_json:
+        searched = describe_search(result) if result else {}
+        emit(report.to_dict() | searched | more.to_dict() | describe_launch(imported, bounded))
+    else:
+        from meshcast.experiments.render.terminal.forecast import page, show
+
+        if result is not None:
+            show_search(result)
+        show_open_questions(imported)
+        show(page(report, list(files.values()), options.trace, options.snapshot, *more))
+        show_approximations(imported, bounded)
+    if result is not None:
+        end_search(result)
+    end_verify(replays)
+    if options.strict and not report.fits:
+        misfit = OutOfMemory(str(options.job), f"the plan needs {report.missing}", "See the memory of its stages")
+        say(f"meshcast: {misfit}", err=True)
+        raise typer.Exit(TOO_LARGE)
 
 
-def engine_of(name: str) -> Engine:
-    """The engine of this name."""
-    from meshcast.simulator.engine.play import ENGINES
+def _forecast(
+    options: PredictOptions, result: SearchResult | None, imported: ImportedJob | None, calibration: Calibration
+) -> tuple[Report, list[BoundedApproximation]]:
+    """Forecasts the job of a command.
 
-    if name not in ENGINES:
-        raise PlanError("--engine", "there is no engine of this name", nearest(name, ENGINES), name)
-    return cast("Engine", name)
+    result: the search for its plan; None: no field is open. imported: the job as a launch file; None: it is a job file.
+    """
+    from meshcast.simulator import load_job, simulate
+
+    assert options.job is not None
+    if result is None:
+        job = load_job(options.job, options.change)
+    else:
+        job = load_job(result.best[0].job, base=options.job.parent)
+    job, bounded = bound_launch(imported, job)
+    engine = cast("Engine", options.engine)
+    report = simulate(job, engine=engine, skip=not options.every_round, calibration=calibration)
+    report.track = partial(track, label="steps with noise")
+    return report, bounded
 
 
-def forecast_all(
-    jobs: Path, out: Path | None, changes: Sequence[str], engine: Engine, skip: bool, calibration: Calibration
-) -> bool:
-    """Writes the answers to `jobs` to `out` or stdout; returns whether a plan does not fit."""
+def forecast_all(jobs: Path, options: PredictOptions, calibration: Calibration) -> bool:
+    """Writes the answers to a file of jobs to `out` or stdout; returns whether a plan does not fit."""
     from meshcast.experiments.sweeps.jobs import forecast_lines, progress, read_jobs
 
     if jobs.is_dir() or not jobs.exists():
@@ -173,6 +181,7 @@ def forecast_all(
     if Path(os.path.realpath(jobs)).is_fifo():  # a pipe of a shell has no name of its own
         rule = "it is a named pipe, which waits for a writer without end"
         raise PlanError(str(jobs), rule, f"Write cat {jobs} | meshcast predict --jobs /dev/stdin")
+    out, engine, skip = options.out, cast("Engine", options.engine), not options.every_round
     if out is not None:
         check_place(out, "--out")
         if out.exists() and out.samefile(jobs):
@@ -187,7 +196,7 @@ def forecast_all(
 
     with jobs.open(encoding="utf-8-sig", errors="replace") as lines, _answers(out) as write:
         wanted = progress(count_objects(read_jobs(lines, str(jobs))), jobs, out is not None and jobs.is_file())
-        for answer in forecast_lines(wanted, str(jobs), jobs.parent, changes, engine, skip, calibration):
+        for answer in forecast_lines(wanted, str(jobs), jobs.parent, options.change, engine, skip, calibration):
             misfit |= answer.get("status") == "does-not-fit"
             asked, answered = asked + 1, answered + ("error" not in answer)
             write(to_json(answer) + "\n")
@@ -214,7 +223,7 @@ def _answers(out: Path | None) -> Iterator[Callable[[str], object]]:
         raise
 
 
-def draw(report: Any, files: dict[str, Path], width: Width = "page") -> None:
+def draw(report: Report, files: dict[str, Path], width: Width = "page") -> None:
     """Draws the figures into their files; makes the folder if needed."""
     if not files:
         return
@@ -222,6 +231,5 @@ def draw(report: Any, files: dict[str, Path], width: Width = "page") -> None:
 
     figures = {"timeline": timeline.draw, "memory": memory.draw, "breakdown": breakdown.draw}
     for name, path in files.items():
-        with writing(path):
-            path.parent.mkdir(exist_ok=True)
+        with writing_figure(path):
             figures[name](report, path, width)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ from meshcast.experiments.search.certificate.result import SearchResult, rank
 from meshcast.experiments.search.frontier.branch_and_bound import Search
 from meshcast.experiments.search.frontier.certificate import Certificate
 from meshcast.experiments.search.frontier.objectives import simulates_runs
-from meshcast.experiments.search.frontier.plan_search import CountInterrupted
-from meshcast.experiments.search.frontier.workers import run_on_workers
+from meshcast.experiments.search.frontier.plan_search import CountInterrupted, PlanSearch
+from meshcast.experiments.search.frontier.workers import run_search as run_processes
 from meshcast.experiments.search.heterogeneous.block_search import HeterogeneousSearch
 from meshcast.experiments.search.heterogeneous.open_fields import HeterogeneousFields
-from meshcast.experiments.search.options import check_heterogeneous_options, check_options, make_limits, read_objectives
+from meshcast.experiments.search.options import SearchOptions
 from meshcast.experiments.search.space.fields import (
     CLUSTER,
     check_open_job,
@@ -31,7 +32,6 @@ from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.forecast.shared_work import SharedWork
-from meshcast.simulator.forecast.workers import count_cores
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.loading.load import load_job, read_job
@@ -98,23 +98,57 @@ def search(
     ends a search with what is proven by then: the certificate is then not `complete`. While the plans are counted, at
     the beginning (`counting` of the certificate), nothing is proven yet, and Ctrl-C raises KeyboardInterrupt.
     """
-    check_options(within, top, workers)
-    limits = make_limits(where, memory_margin, near_measured, any_program, memory_risk)
-    objectives = read_objectives(objective, robust)
-    if heterogeneous:
-        check_heterogeneous_options(limits, robust, compare, runs, objectives)
-        searched = open_heterogeneous(job, within, top, objectives, limits, runs, base=base, calibration=calibration)
-        proven = searched.run(watch)
-        return ShownSearchResult(rank(searched), proven, tuple(searched.forecasts), top=top)
-    if runs is not None:
-        raise PlanError(
-            "runs", "only pipelines of heterogeneous stages have runs", "Leave it out, or add heterogeneous=True", runs
-        )
-    ordinary = open_search(job, within, top, objectives=objectives, limits=limits, base=base, calibration=calibration)
-    plans = load_plans(ordinary, compare, ordinary.space.base)
-    certificate = run_on_workers(ordinary, workers or count_cores(), watch)
-    compared = tuple(compare_plans(ordinary, plans))
-    return ShownSearchResult(rank(ordinary, robust), certificate, tuple(ordinary.forecasts), compared, top)
+    options = SearchOptions.read(
+        {
+            "within": within,
+            "top": top,
+            "objective": objective,
+            "where": where,
+            "memory_margin": memory_margin,
+            "memory_risk": memory_risk,
+            "near_measured": near_measured,
+            "any_program": any_program,
+            "robust": robust,
+            "workers": workers,
+            "compare": compare,
+            "heterogeneous": heterogeneous,
+            "runs": runs,
+        }
+    )
+
+    def run(search: PlanSearch, robust: bool, workers: int | None) -> SearchResult:
+        certificate = run_processes(search, workers, watch)
+        return ShownSearchResult(rank(search, robust), certificate, tuple(search.forecasts), top=search.top)
+
+    return run_search(job, options, run, base=base, calibration=calibration)[1]
+
+
+def run_search(
+    job: str | Path | Mapping[str, Any],
+    options: SearchOptions,
+    run: Callable[[PlanSearch, bool, int | None], SearchResult],
+    changes: Sequence[str] = (),
+    base: str | Path | None = None,
+    calibration: Calibration | None = None,
+) -> tuple[PlanSearch, SearchResult]:
+    """Opens the search of a job, runs it, and holds the plans of `compare` against the best one.
+
+    run: runs a search; its other arguments are the options `robust` and `workers`.
+    changes: to make to the job first.
+    """
+    gap, top, objectives, limits = options.within, options.top, options.objective, options.limits
+    if options.heterogeneous:
+        if changes:
+            rule = "a search of heterogeneous plans changes no fields"
+            raise PlanError("--set", rule, "Write them into the file")
+        mixed = open_heterogeneous(job, gap, top, objectives, limits, options.runs, base=base, calibration=calibration)
+        return mixed, run(mixed, False, None)
+    search = open_search(
+        job, gap, top, objectives=objectives, limits=limits, changes=tuple(changes), base=base, calibration=calibration
+    )
+    plans = load_plans(search, options.compare, search.space.base)
+    result = run(search, options.robust, options.workers)
+    return search, replace(result, compared=tuple(compare_plans(search, plans)))
 
 
 def open_search(

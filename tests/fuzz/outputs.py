@@ -9,7 +9,6 @@ files of an undisturbed one. An error ends in one message that names the file an
 from __future__ import annotations
 
 import gzip
-import inspect
 import io
 import json
 import os
@@ -28,7 +27,7 @@ import yaml
 from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
-from meshcast.experiments.cli.commands import COMMANDS, find_function, load_command
+from meshcast.experiments.cli.commands import COMMANDS, find_options, load_command
 from meshcast.hardware.documents.output_file import TEMPORARY
 from tests.fuzz import seeds
 from tests.fuzz.command_process import BLOWS, ROOT, CommandProcess, Ended, Moment
@@ -428,7 +427,7 @@ def missing_package(name: str) -> str:
 def list_file_options() -> Iterator[tuple[str, str]]:
     """(command, option) of every option of every command that may name a file, by its type or its placeholder."""
     for name in COMMANDS:
-        kinds = inspect.signature(find_function(name), eval_str=True).parameters
+        kinds = find_options(name).model_fields
         for param in load_command(name).params:
             is_file = param.metavar in ("FILE", "FOLDER", "PATH") or "Path" in str(kinds[param.name].annotation)
             if param.param_type_name == "option" and (is_file or param.opts[0] in WRITTEN):

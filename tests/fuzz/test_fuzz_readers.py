@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import time
 from contextlib import nullcontext, suppress
@@ -12,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from meshcast.experiments.cli import measure, plot, validate
+from meshcast.experiments.cli import calibrate, imports, measure, plot, validate
 from meshcast.experiments.cli.commands import COMMANDS as NAMES
-from meshcast.experiments.cli.commands import find_function, load_command
+from meshcast.experiments.cli.commands import find_options, load_command
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.programs.registry import EXPORTS, FORMATS
 from tests.fuzz import run
@@ -81,9 +80,9 @@ WORDS_OR_FILES = {("list", "name"), ("export", "name"), ("export", "kind"), ("pl
 
 KINDS = {
     ("validate", "kind"): validate.KINDS,
-    ("calibrate", "kind"): (*validate.MEASURED, "campaign"),
+    ("calibrate", "kind"): calibrate.KINDS,
     ("measure", "kind"): measure.KINDS,
-    ("import", "form"): (*FORMATS, *measure.FORMS, measure.FAILURE_LOG),
+    ("import", "form"): (*FORMATS, *imports.FORMS, imports.FAILURE_LOG),
     ("export", "to"): tuple(EXPORTS),
     ("plot", "what"): plot.KINDS,
 }
@@ -109,8 +108,8 @@ def test_every_file_that_a_command_takes_has_a_reader() -> None:
     taken = {
         (command, name)
         for command in NAMES
-        for name, parameter in inspect.signature(find_function(command), eval_str=True).parameters.items()
-        if "Path" in str(parameter.annotation) and name not in OUTPUTS
+        for name, flag in find_options(command).flags().items()
+        if "Path" in f"{find_options(command).model_fields[name].annotation} {flag.reads}" and name not in OUTPUTS
     }
     read = {
         (reader.words[0], name)
