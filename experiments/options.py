@@ -73,12 +73,12 @@ class Options(BaseModel):
 
     @classmethod
     def read(cls, values: Mapping[str, Any], of_command: bool = False) -> Self:
-        """Checks values by the names of their fields; those that are None are not given.
+        """Checks values by the names of their fields.
 
-        of_command: whether they come from the command line, by whose flags errors then name them.
-        Raises PlanError.
+        of_command: whether they come from the command line, where None is not stated, and by whose flags errors then
+            name them. Raises PlanError.
         """
-        stated = {name: value for name, value in values.items() if value is not None}
+        stated = {name: value for name, value in values.items() if value is not None or not of_command}
         try:
             return cls.model_validate(stated, context=of_command)
         except ValidationError as error:

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from meshcast.experiments.cli.console import WRONG, emit
 from meshcast.experiments.cli.measured_files import check_writable_folder, quote_command
 from meshcast.experiments.cli.measuring import find_measuring
 from meshcast.experiments.render.terminal.say import say
+
+if TYPE_CHECKING:
+    from meshcast.validation.measurements.campaign import Campaign, Tools
 
 IN_PROCESS = ("kernels", "stages")
 """Kinds that run in the process that measures; others start processes of their own."""
@@ -30,31 +33,21 @@ def run_campaign(file: Path, out: Path, minutes: float | None, as_json: bool) ->
     """
     from meshcast.experiments.render.terminal.forecast import show
     from meshcast.experiments.render.terminal.measurements import page, validate_files, write_page
-    from meshcast.validation.calibration.device import calibrate
     from meshcast.validation.measurements import campaign
-    from meshcast.validation.measurements.cuda import Cuda
 
     planned = campaign.load(file)
     check_writable_folder(out)
     done: dict[str, list[Path]] = {}
     answers: dict[str, dict[str, Any]] = {}
-    total = len(planned.runs)
-    call: Callable[..., Any] = _call_in_own_process if planned.device == "cuda" else operator.call
-    tools = campaign.Tools(
-        lambda kind: partial(call, _measure_kind, kind) if kind in IN_PROCESS else find_measuring(kind),
-        partial(call, _calibrate),
-        partial(call, calibrate.refresh),
-        lambda folder: calibrate.gpu_name(planned.device, folder),
-        Cuda.count() if planned.device == "cuda" else None,
-    )
-    number, failed = 0, dict[str, str]()
-    for number, (run, found) in enumerate(campaign.run_all(planned, out, tools, quote_command(), minutes), 1):
-        if isinstance(found, campaign.Unmeasured):
-            say(f"[{number}/{total}] {run.name}: {found.reason}", err=True)
-            failed |= {run.name: found.reason} if found.failed else {}
+    number, total, failed = 0, len(planned.runs), dict[str, str]()
+    measured = campaign.run_all(planned, out, _make_tools(planned), quote_command(), minutes)
+    for number, (run, measurement) in enumerate(measured, 1):
+        if isinstance(measurement, campaign.Unmeasured):
+            say(f"[{number}/{total}] {run.name}: {measurement.reason}", err=True)
+            failed |= {run.name: measurement.reason} if measurement.failed else {}
             continue
         done.setdefault(run.measure, []).append(out / f"{run.name}.json")
-        say(f"[{number}/{total}] {run.name}: {len(found.rows)} rows in {out / run.name}.json", err=True)
+        say(f"[{number}/{total}] {run.name}: {len(measurement.rows)} rows in {out / run.name}.json", err=True)
         write_page([validate_files(run.measure, done[run.measure][-1:])], out / f"{run.name}.txt")
         answers[run.measure] = validate_files(run.measure, done[run.measure])
         write_page(answers.values(), out / SUMMARY, brief=True)
@@ -71,7 +64,24 @@ def run_campaign(file: Path, out: Path, minutes: float | None, as_json: bool) ->
         raise typer.Exit(WRONG)
 
 
-def _call_in_own_process(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
+def _make_tools(planned: Campaign) -> Tools:
+    """Returns what a campaign measures and calibrates with; on GPUs in processes of their own."""
+    from meshcast.validation.calibration.device import calibrate
+    from meshcast.validation.measurements.campaign import Tools
+    from meshcast.validation.measurements.cuda import Cuda
+
+    on_gpus = planned.device == "cuda"
+    call: Callable[..., Any] = _call_in_own_process if on_gpus else operator.call
+    return Tools(
+        lambda kind: partial(call, _measure_kind, kind) if kind in IN_PROCESS else find_measuring(kind),
+        partial(call, _calibrate),
+        partial(call, calibrate.refresh),
+        lambda folder: calibrate.gpu_name(planned.device, folder),
+        Cuda.count() if on_gpus else None,
+    )
+
+
+def _call_in_own_process(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Calls a function in a new process: what that holds of a GPU's memory, its context included, is gone afterwards.
 
     In the process of the campaign it would be missing in the measurements that follow, and count as theirs.
@@ -80,11 +90,11 @@ def _call_in_own_process(function: Callable[..., Any], *given: Any, **options: A
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *given, **options).result()
+        return pool.submit(function, *arguments, **options).result()
 
 
-def _measure_kind(kind: str, *given: Any, **options: Any) -> Any:
-    return find_measuring(kind)(*given, **options)
+def _measure_kind(kind: str, *arguments: Any, **options: Any) -> Any:
+    return find_measuring(kind)(*arguments, **options)
 
 
 def _calibrate(device: str, folder: Path, processes: int) -> Any:

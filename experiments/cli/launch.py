@@ -3,11 +3,9 @@ such a file, and what is said of it."""
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -123,29 +121,25 @@ def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[s
     from meshcast.simulator.formats.launch.convert import export_job
     from meshcast.simulator.loading.load import load_job
 
-    found = export_job(load_job(job, changes), program, lambda data, folder: load_job(data, base=folder), resolve_plan)
-    if out is not None and (other := out.suffix.lower().replace(".yml", ".yaml")) in KINDS and other != found.suffix:
-        rule = f"it names {KINDS[other]}, and {program} reads {KINDS[found.suffix]}"
-        raise PlanError("--out", rule, f"Write {out.with_suffix(found.suffix)}", str(out))
-    _write(found.text, out)
-    if found.unsaid:
-        keys = ", ".join(found.unsaid)
+    loaded = load_job(job, changes)
+    exported = export_job(loaded, program, lambda data, folder: load_job(data, base=folder), resolve_plan)
+    if out is not None and (other := out.suffix.lower().replace(".yml", ".yaml")) in KINDS and other != exported.suffix:
+        rule = f"it names {KINDS[other]}, and {program} reads {KINDS[exported.suffix]}"
+        raise PlanError("--out", rule, f"Write {out.with_suffix(exported.suffix)}", str(out))
+    _write(exported.text, out)
+    if exported.unsaid:
+        keys = ", ".join(exported.unsaid)
         say(f"meshcast: {program} cannot be told {keys}; the header says what it runs", err=True)
 
 
-def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -> None:
+def edit_launch(path: Path, against: Path, changes: Sequence[str], write: bool) -> None:
     """Prints the edits of an existing launch file that make it a job, as a unified diff, and says whether the edited
     file is forecast as the job is; if not, the command ends with an exit code of its own.
 
     write: whether the file is written.
     """
-    from meshcast.simulator.formats.launch.changed_settings import (
-        EditedFiles,
-        apply_setting_changes,
-        list_changed_settings,
-    )
+    from meshcast.experiments.explain.edited_launch import compare_edited, edit_until_same
     from meshcast.simulator.formats.launch.detect import detect_program
-    from meshcast.simulator.formats.launch.edited import reading_edited
     from meshcast.simulator.formats.launch.launch_file import read_launch_file
     from meshcast.simulator.formats.launch.programs.registry import EXPORTS
     from meshcast.simulator.loading.load import load_job
@@ -155,28 +149,16 @@ def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -
     if form not in EXPORTS:
         rule = "its settings cannot be compared: such files are read, not written"
         raise PlanError("--against", rule, f"Name a file of {', '.join(EXPORTS)}", str(against))
-    wanted = load_job(job, changes)
-    edited, (launch, back) = EditedFiles(file), _import_beside(file, form, wanted)
-    before = back
-    for _ in range(MAX_ROUNDS):
-        listed = list_changed_settings(launch, edited.file, back, wanted)
-        if not listed and edited != EditedFiles(file):
-            break
-        edited = apply_setting_changes(edited, listed)
-        try:
-            with reading_edited(edited.beside):
-                edited = replace(edited, file=parse_again(edited.file, edited.file.text))
-                launch, back = _import_beside(edited.file, form, wanted, before)
-        except PlanError as error:
-            raise PlanError(f"edited {error.where}", error.rule, error.remedy, error.value) from None
-    changed = _show_edits(file, edited)
-    agrees, words = compare_edited(wanted, back, str(against), form)
+    job = load_job(path, changes)
+    edited, edited_job = edit_until_same(file, form, job)
+    texts = _show_edits(file, edited)
+    agrees, words = compare_edited(job, edited_job, str(against), form)
     say(f"meshcast: {words}", err=True)
     if not agrees:
         raise typer.Exit(VIOLATED)
-    if not changed:
+    if not texts:
         say(f"{against} says the same already")
-    for name, text in changed.items():
+    for name, text in texts.items():
         if name == "--args":
             say(f"meshcast: the arguments are others: give --args {shlex.quote(text)}", err=True)
         elif write:
@@ -195,81 +177,6 @@ def _show_edits(file: LaunchFile, edited: EditedFiles) -> dict[str, str]:
             for line in unified_diff(split_lines(old), split_lines(text), name, name, lineterm=""):
                 say(line)
     return changed
-
-
-def parse_again(file: LaunchFile, text: str) -> LaunchFile:
-    """The launch file with another content. Raises PlanError for one that breaks the syntax."""
-    from meshcast.simulator.formats.launch.launch_file import parse_launch_text
-
-    return parse_launch_text(text, file.where, file.suffix, file.folder, file.options)
-
-
-def _import_beside(file: LaunchFile, form: str, job: Job, before: Job | None = None) -> tuple[ImportedJob, Job]:
-    """A launch file, as keys and loaded, on the cluster of another job, and with what of that it leaves open.
-
-    before: the file before it was edited, whose program the edits leave as it is; None: it is not edited yet, and may
-        be on as many GPUs as its own degrees ask for, where those of the job do not do.
-    """
-    from meshcast.simulator.loading.load import load_job, read_job_of_file
-
-    answers = [f"model={to_json(job.as_written['model'])}", f"batch.sequence={job.batch.sequence}"]
-    answers += [f"batch.micro={job.batch.micro}"]
-    cluster, release = [f"cluster={to_json(job.as_written['cluster'])}"], []
-    if job.release is not None:
-        release.append(f"framework.release={job.release}")
-    starts = [[*cluster, *release], release] + ([cluster, []] if release else [])  # of another program than the job
-    if before is not None:
-        same = before.framework.name == job.framework.name
-        starts = [[*cluster, *release, f"framework.name={job.framework.name}"] if same else cluster]
-    tried = [[*start, *answers[:count]] for start in starts for count in range(4)]
-    for number, answered in enumerate(tried, 1):
-        try:
-            read = read_job_of_file(file, answered, form)
-            assert read.launch is not None
-            return read.launch, load_job(read.data, base=job.folder)
-        except PlanError:
-            if number == len(tried):
-                raise
-    raise AssertionError("the last one is returned or raised")
-
-
-MAX_ROUNDS = 3
-"""Most rounds of edits: what a file leaves to its program, such as a global batch, may follow from what the first one
-changes, and has to be stated then."""
-
-SAME = 1e-6
-"""Largest relative difference of figures that are the same."""
-
-
-def compare_edited(wanted: Job, back: Job, file: str, form: str) -> tuple[bool, str]:
-    """Whether an edited launch file is forecast as the job that it is to be, and a sentence on it.
-
-    wanted: the job. back: that of the edited file. form: name of its format.
-    """
-    from meshcast.hardware.units import GIB
-    from meshcast.simulator.forecast.step import forecast_step
-    from meshcast.simulator.formats.launch.convert import compare_keys
-    from meshcast.simulator.formats.launch.keys import flatten_for_export
-    from meshcast.simulator.formats.launch.programs.registry import FORMATS
-    from meshcast.simulator.job.program_rules import broken_rules
-
-    steps = [forecast_step(job) for job in (wanted, back)]
-    figures = [
-        f"{step.step_time:.4g} s a step and {step.peak_device / GIB:.1f} GiB{'' if step.fits else ', does not fit'}"
-        for step in steps
-    ]
-    pairs = [(step.step_time, step.peak_allocated) for step in steps]
-    broken = "".join(f". {rule}" for rule in broken_rules(back) if rule.stops)
-    if all(math.isclose(left, right, rel_tol=SAME) for left, right in zip(*pairs, strict=True)):
-        return True, f"{file} with these edits is forecast as the job is: {figures[0]}{broken}"
-    unsaid = compare_keys(flatten_for_export(wanted), flatten_for_export(back))
-    keys = [f"{key} ({_word(mine)}; here {_word(theirs)})" for key, (mine, theirs) in unsaid.items()]
-    reason = f": {FORMATS[form].program} cannot be told {', '.join(keys)}" if keys else ", and no key says why"
-    return False, f"{file} with these edits is another job, {figures[1]}, not {figures[0]}{reason}{broken}"
-
-
-def _word(value: object) -> str:
-    return cut_middle(", ".join(map(str, value)) if isinstance(value, tuple) else str(value), 60)
 
 
 def _replace(file: Path, text: str) -> None:
@@ -358,7 +265,7 @@ def show_approximations(imported: ImportedJob | None, bounded: Sequence[BoundedA
 
 def add_checkpoints(launch: ImportedJob | None, changes: Sequence[str]) -> list[str]:
     """The changes to a job, and the checkpoints of a launch file where no change states others."""
-    if launch is None or not launch.checkpoints or any(one.startswith("run.checkpoints") for one in changes):
+    if launch is None or not launch.checkpoints or any(change.startswith("run.checkpoints") for change in changes):
         return [*changes]
     return [*changes, f"run.checkpoints={to_json(launch.checkpoints)}"]
 

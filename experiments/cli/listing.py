@@ -8,11 +8,15 @@ from typing import Annotated
 import typer
 
 from meshcast.experiments.cli import schedule as cli_schedule
+from meshcast.experiments.cli.commands import COMMANDS, find_options
 from meshcast.experiments.cli.console import AsJson, check_place, emit, emit_or_show, writing
 from meshcast.experiments.options import Options, argument, option
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError
+
+OF_COMMAND = "-options"
+"""Behind the name of a command: the kind of schema of its options."""
 
 
 class ListOptions(Options):
@@ -53,14 +57,24 @@ def list_(options: ListOptions) -> None:
 class SchemaOptions(Options):
     """Options of ``meshcast schema``."""
 
-    kind: Annotated[str, argument("KIND", "job, sweep, cluster, model, framework, published or measurement.")] = "job"
+    kind: Annotated[
+        str,
+        argument(
+            "KIND",
+            "job, sweep, cluster, model, framework, published or measurement; or of a command its options, such as "
+            "search-options.",
+        ),
+    ] = "job"
 
 
 def schema(options: SchemaOptions) -> None:
     """Prints the JSON Schema of a job or of another file of meshcast."""
+    from meshcast.experiments.schema import options_schema
     from meshcast.experiments.schema import schema as make_schema
 
-    emit(make_schema(options.kind))
+    command = options.kind.removesuffix(OF_COMMAND)
+    of_command = command != options.kind and command in COMMANDS
+    emit(options_schema(options.kind, find_options(command)) if of_command else make_schema(options.kind))
 
 
 class InitOptions(Options):

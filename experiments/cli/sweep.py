@@ -14,37 +14,29 @@ from meshcast.experiments.cli.console import (
 )
 from meshcast.experiments.cli.launch import LaunchFileOptions
 from meshcast.experiments.options import Options, argument, option
+from meshcast.experiments.sweeps.options import SweepOptions
 from meshcast.hardware.errors import PlanError
 
 
-class SweepOptions(Options):
-    """Options of ``meshcast sweep``."""
+class SweepCommandOptions(SweepOptions):
+    """Options of ``meshcast sweep``: those of a sweep, and what is read and written."""
 
     path: Annotated[Path | None, argument("SWEEP", "A sweep file, YAML or JSON.")] = None
     out: Annotated[Path | None, option("--out", "Parquet file, one row per point.", "FILE")] = None
-    workers: Annotated[
-        int | None, option("--workers", "Number of processes; one per core if not given.", "N", min=1)
-    ] = None
-    on: Annotated[
-        str | None, option("--on", "Run on the workers of this Dask scheduler instead.", "dask://HOST:PORT")
-    ] = None
     shard: Annotated[
         str | None, option("--shard", "Forecast part K of N, counted from 0; `merge` joins the parts.", "K/N")
     ] = None
-    restart: Annotated[bool, option("--restart", "Discard the results of an earlier sweep at --out.")] = False
     as_json: AsJson = False
 
 
-def sweep(options: SweepOptions) -> None:
+def sweep(options: SweepCommandOptions) -> None:
     """Forecasts a job at every point of a grid. The same command resumes an interrupted sweep."""
     if options.path is None or options.out is None:
         missing, name = ("SWEEP", "sweep.yaml") if options.path is None else ("--out", str(options.path))
         raise PlanError("sweep", f"{missing} is missing", f"Write meshcast sweep {name} --out rows.parquet")
     from meshcast.experiments.render.terminal import sweep as pages
 
-    fields, answer = pages.run_sweep(
-        options.path, options.out, options.workers, options.on, options.shard, options.restart
-    )
+    fields, answer = pages.run_sweep(options.path, options.out, options, options.shard)
     emit_or_show(options.as_json, answer, lambda: pages.page(fields, answer))
 
 

@@ -98,23 +98,8 @@ def search(
     ends a search with what is proven by then: the certificate is then not `complete`. While the plans are counted, at
     the beginning (`counting` of the certificate), nothing is proven yet, and Ctrl-C raises KeyboardInterrupt.
     """
-    options = SearchOptions.read(
-        {
-            "within": within,
-            "top": top,
-            "objective": objective,
-            "where": where,
-            "memory_margin": memory_margin,
-            "memory_risk": memory_risk,
-            "near_measured": near_measured,
-            "any_program": any_program,
-            "robust": robust,
-            "workers": workers,
-            "compare": compare,
-            "heterogeneous": heterogeneous,
-            "runs": runs,
-        }
-    )
+    values = locals()
+    options = SearchOptions.read({name: values[name] for name in SearchOptions.model_fields})
 
     def run(search: PlanSearch, robust: bool, workers: int | None) -> SearchResult:
         certificate = run_processes(search, workers, watch)
@@ -131,7 +116,7 @@ def run_search(
     base: str | Path | None = None,
     calibration: Calibration | None = None,
 ) -> tuple[PlanSearch, SearchResult]:
-    """Opens the search of a job, runs it, and holds the plans of `compare` against the best one.
+    """Opens the search of a job, runs it, and holds the plans of `compare` against the best one. Returns both.
 
     run: runs a search; its other arguments are the options `robust` and `workers`.
     changes: to make to the job first.
