@@ -110,6 +110,11 @@ def schema(kind: str) -> Schema:
     return {"$schema": DRAFT, "title": f"meshcast {kind}", **made, "$defs": _select_definitions(made, defs)}
 
 
+def options_schema(kind: str, model: type[BaseModel]) -> Schema:
+    """Returns the schema of the options of a command: what each does, its type, bounds and default."""
+    return {"$schema": DRAFT, **model.model_json_schema(schema_generator=Generator), "title": f"meshcast {kind}"}
+
+
 def definitions() -> Schema:
     """Makes the definitions of all parts of a job by class name, and of the keys ``job``, ``model`` and so on."""
     _, made = models_json_schema([(one, "validation") for one in (*JOB, *CLUSTERS)], schema_generator=Generator)

@@ -4,80 +4,90 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshcast.experiments.cli.console import AsJson, Changes, answering, emit
+from meshcast.experiments.cli.console import AsJson, Changes, emit
+from meshcast.experiments.cli.launch import LaunchFileOptions
+from meshcast.experiments.options import argument, option
 from meshcast.hardware.errors import PlanError, nearest
+
+if TYPE_CHECKING:
+    from meshcast.experiments.explain.collectives import CollectiveGroup
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 """Units of sizes in nccl-tests' options."""
 
 
-def collectives(
-    job: Annotated[Path | None, typer.Argument(metavar="JOB", help="A job file: the collectives of its step.")] = None,
+class CollectivesOptions(LaunchFileOptions):
+    """Options of ``meshcast collectives``."""
+
+    job: Annotated[Path | None, argument("JOB", "A job file: the collectives of its step.")] = None
     cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", metavar="CLUSTER", help="Those of a cluster instead, e.g. dgx-h100:2, or its file."),
-    ] = None,
-    change: Changes = None,
+        str | None, option("--cluster", "Those of a cluster instead, e.g. dgx-h100:2, or its file.", "CLUSTER")
+    ] = None
+    change: Changes = ()
     stage: Annotated[
-        int | None,
-        typer.Option("--stage", metavar="N", help="Pipeline stage; the one that computes longest if not given."),
-    ] = None,
+        int | None, option("--stage", "Pipeline stage; the one that computes longest if not given.", "N")
+    ] = None
     operation: Annotated[
-        list[str] | None,
-        typer.Option("--operation", metavar="NAME", help="Only this one, e.g. all_reduce; may be repeated."),
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", metavar="N", help="GPUs of the cluster that take part; all if not given.")
-    ] = None,
-    begin: Annotated[str, typer.Option("--begin", "-b", metavar="SIZE", help="Smallest size, e.g. 8 or 1M.")] = "1M",
-    end: Annotated[str, typer.Option("--end", "-e", metavar="SIZE", help="Largest size.")] = "8G",
-    factor: Annotated[int, typer.Option("--factor", "-f", metavar="N", help="Factor between two sizes.")] = 2,
+        tuple[str, ...], option("--operation", "Only this one, e.g. all_reduce; may be repeated.", "NAME")
+    ] = ()
+    gpus: Annotated[int | None, option("--gpus", "GPUs of the cluster that take part; all if not given.", "N")] = None
+    begin: Annotated[str, option("--begin", "Smallest size, e.g. 8 or 1M.", "SIZE", short="-b")] = "1M"
+    end: Annotated[str, option("--end", "Largest size.", "SIZE", short="-e")] = "8G"
+    factor: Annotated[int, option("--factor", "Factor between two sizes.", "N", short="-f")] = 2
     every_rank: Annotated[
-        bool,
-        typer.Option("--every-rank", help="A line for each rank of large groups, too, where equal hosts share one."),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Print the collectives of a job or cluster as nccl-tests does."""
-    with answering(as_json):
-        from meshcast.experiments.explain.collectives import TESTS, make_sizes, tables_of_cluster, tables_of_job
-        from meshcast.simulator.formats.nccl_tests import OPERATIONS
-
-        known = OPERATIONS.values() if job is None else TESTS
-        for name in operation or ():
-            if name not in known:
-                raise PlanError("--operation", "no such operation", nearest(name, known), name)
-        if (job is None) == (cluster is None):
-            remedy = "Write meshcast collectives job.yaml, or meshcast collectives --cluster dgx-h100:2"
-            raise PlanError("collectives", "it takes either a JOB or --cluster", remedy)
-        if job is not None:
-            from meshcast.simulator import load_job, simulate
-
-            found = tables_of_job(simulate(load_job(job, change or ())), stage, every_rank)
-            found = [one for one in found if not operation or one.operation in operation]
-        else:
-            from meshcast.hardware import load_cluster
-            from meshcast.hardware.load import read_yaml
-
-            assert cluster is not None
-            given = read_yaml(cluster, "--cluster", PlanError).data
-            sizes = make_sizes(_bytes(begin, "--begin"), _bytes(end, "--end"), factor)
-            found = tables_of_cluster(
-                load_cluster(given, "--cluster"), operation or list(known), gpus, sizes, every_rank
-            )
-        if as_json:
-            emit({"tables": [one.to_dict() for one in found]})
-        else:
-            typer.echo("\n".join(one.table.render() for one in found) or "# no collective", nl=False)
+        bool, option("--every-rank", "A line for each rank of large groups, too, where equal hosts share one.")
+    ] = False
+    as_json: AsJson = False
 
 
-def _bytes(word: str, option: str) -> int:
+def collectives(options: CollectivesOptions) -> None:
+    """Prints the collectives of a job or cluster as nccl-tests does."""
+    from meshcast.experiments.explain.collectives import TESTS
+    from meshcast.simulator.formats.nccl_tests import OPERATIONS
+
+    known = list(OPERATIONS.values() if options.job is None else TESTS)
+    for name in options.operation:
+        if name not in known:
+            raise PlanError("--operation", "no such operation", nearest(name, known), name)
+    if (options.job is None) == (options.cluster is None):
+        remedy = "Write meshcast collectives job.yaml, or meshcast collectives --cluster dgx-h100:2"
+        raise PlanError("collectives", "it takes either a JOB or --cluster", remedy)
+    tables = _tables_of_job(options) if options.job is not None else _tables_of_cluster(options, known)
+    if options.as_json:
+        emit({"tables": [table.to_dict() for table in tables]})
+    else:
+        typer.echo("\n".join(table.table.render() for table in tables) or "# no collective", nl=False)
+
+
+def _tables_of_job(options: CollectivesOptions) -> list[CollectiveGroup]:
+    """Returns the tables of the collectives of a step."""
+    from meshcast.experiments.explain.collectives import tables_of_job
+    from meshcast.simulator import load_job, simulate
+
+    assert options.job is not None
+    tables = tables_of_job(simulate(load_job(options.job, options.change)), options.stage, options.every_rank)
+    return [table for table in tables if not options.operation or table.operation in options.operation]
+
+
+def _tables_of_cluster(options: CollectivesOptions, operations: list[str]) -> list[CollectiveGroup]:
+    """Returns the tables of all sizes on a cluster. operations: of which ones, where none is named."""
+    from meshcast.experiments.explain.collectives import make_sizes, tables_of_cluster
+    from meshcast.hardware import load_cluster
+    from meshcast.hardware.load import read_yaml
+
+    assert options.cluster is not None
+    cluster = load_cluster(read_yaml(options.cluster, "--cluster", PlanError).data, "--cluster")
+    sizes = make_sizes(_bytes(options.begin, "--begin"), _bytes(options.end, "--end"), options.factor)
+    return tables_of_cluster(cluster, [*options.operation] or operations, options.gpus, sizes, options.every_rank)
+
+
+def _bytes(word: str, place: str) -> int:
     """A size as nccl-tests reads it: ``8``, ``32M``, ``1G``."""
     read = re.fullmatch(r"(\d{1,15})([KMGT]?)B?", word.strip().upper())
     if not read:
-        raise PlanError(option, "a size is a number of bytes with K, M, G or T", "Write it like 8, 32M or 1G", word)
+        raise PlanError(place, "a size is a number of bytes with K, M, G or T", "Write it like 8, 32M or 1G", word)
     return int(read[1]) * UNITS[read[2]]

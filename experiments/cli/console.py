@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
+from meshcast.experiments.options import option
 from meshcast.experiments.render.matplotlib.style import WIDTHS, Width
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest, to_line
@@ -44,14 +45,14 @@ class PlainUsage(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Reads the command line; of one that writes a field of the job as an option, the message says how to."""
-        given = [*args]
+        words = [*args]
         try:
             return list(super().parse_args(ctx, args))
         except USAGE_ERROR as error:
             error.message = to_line(error.message)
             if getattr(error, "option_name", None) in REPLACED_OPTIONS:
                 error.message = f"{error.message.rstrip('.')}. It is called {REPLACED_OPTIONS[error.option_name]} now"
-            elif any("--set" in param.opts for param in self.params) and (hint := _suggest_set(error, given)):
+            elif any("--set" in param.opts for param in self.params) and (hint := _suggest_set(error, words)):
                 error.message = f"{error.message.rstrip('.')}. {hint}"
             raise
 
@@ -60,7 +61,7 @@ REPLACED_OPTIONS = {"--unlike": "--heterogeneous"}
 """Options whose names were replaced by the field's terms, with these."""
 
 
-def _suggest_set(error: Any, given: Sequence[str]) -> str:
+def _suggest_set(error: Any, words: Sequence[str]) -> str:
     """How to change a field of the job, where options or arguments look like one; empty where they do not."""
     if (option := getattr(error, "option_name", None)) is not None:  # there is no such option
         name = str(option).lstrip("-")
@@ -74,34 +75,18 @@ def _suggest_set(error: Any, given: Sequence[str]) -> str:
 
         meant = re.match(r"Did you mean (\w+\.\w+)", suggest_key(name, list(JobFile.model_fields)))
         return f"A field of the job is changed so: --set {meant[1]}=VALUE" if meant else ""
-    at = [i for i, word in enumerate(given[:-2]) if word == "--set" and "=" not in given[i + 1]]
-    return f"Write --set {given[at[0] + 1]}={given[at[0] + 2]}" if at else ""
+    at = [i for i, word in enumerate(words[:-2]) if word == "--set" and "=" not in words[i + 1]]
+    return f"Write --set {words[at[0] + 1]}={words[at[0] + 2]}" if at else ""
 
 
-def one_of(*words: str) -> Callable[[str], list[str]]:
-    """The completion of a word in a shell: those of `words` that it begins."""
-    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
-
-
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the job, e.g. plan.tp=4."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
-MemoryRisk = Annotated[
-    str,
-    typer.Option(
-        "--memory-risk",
-        metavar="P",
-        help="Leave out plans that lack memory with more than this probability, at most 50%.",
-    ),
-]
+Changes = Annotated[tuple[str, ...], option("--set", "Change a field of the job, e.g. plan.tp=4.", "FIELD=VALUE")]
+AsJson = Annotated[bool, option("--json", "Print the answer as JSON.")]
 WidthOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--width",
-        metavar="|".join(WIDTHS),
-        help="What the plot is made for: a column of a paper (3.33 in), a page (7 in), a slide (13.33 in).",
+        "What the plot is made for: a column of a paper (3.33 in), a page (7 in), a slide (13.33 in).",
+        "|".join(WIDTHS),
     ),
 ]
 
@@ -113,14 +98,6 @@ def track(items: Iterable[Any], label: str) -> Iterable[Any]:
 
     console = Console(stderr=True)
     return track_on(list(items), label, console=console, transient=True, disable=not console.is_terminal)
-
-
-def read_number(text: str) -> float:
-    """Returns a number that is written as a percentage or a fraction; NaN of any other text."""
-    try:
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        return math.nan
 
 
 @contextmanager
@@ -154,14 +131,23 @@ def emit(answer: Any) -> None:
     typer.echo(to_json(answer, indent=2))
 
 
-def emit_or_show(as_json: bool, answer: Any, make_page: Callable[[], Any]) -> None:
-    """Prints an answer as JSON, or else as the page that `make_page` makes of it."""
+def emit_or_show(as_json: bool, answer: Any, *make_pages: Callable[[], Any]) -> None:
+    """Prints an answer, or what a function of no argument answers, as JSON; or else the pages that are made of it."""
     if as_json:
-        emit(answer)
+        emit(answer() if callable(answer) else answer)
         return
     from meshcast.experiments.render.terminal.forecast import show
 
-    show(make_page())
+    for make_page in make_pages:
+        show(make_page())
+
+
+@contextmanager
+def writing_figure(path: Path) -> Iterator[None]:
+    """Makes the folder of a figure; turns an OSError into the error for a file that cannot be written."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
 
 
 @contextmanager
@@ -189,9 +175,9 @@ def to_json(answer: Any, indent: int | None = None) -> str:
 def _without_constants(data: Any, place: str, places: list[str]) -> Any:
     """`data` with None in place of NaN and infinity, whose places are added to `places`."""
     if isinstance(data, dict):
-        return {key: _without_constants(one, f"{place}.{key}".lstrip("."), places) for key, one in data.items()}
+        return {key: _without_constants(value, f"{place}.{key}".lstrip("."), places) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [_without_constants(one, f"{place}[{i}]", places) for i, one in enumerate(data)]
+        return [_without_constants(value, f"{place}[{i}]", places) for i, value in enumerate(data)]
     if isinstance(data, float) and not math.isfinite(data):
         places.append(f"{place} is {data}")
         return None
@@ -222,18 +208,28 @@ def plot_files(
     return files
 
 
-def choose_width(given: str | None, plot: object) -> Width:
-    """Returns the width of a plot, a page if none is given.
+def plan_figures(
+    plot: str | None, width: str | None, names: Sequence[str] = ("timeline", "memory", "breakdown")
+) -> tuple[dict[str, Path], Width]:
+    """Returns the files of the figures of ``--plot`` by name, none without it, and the width that they are made for.
+
+    Raises PlanError, before any work, for what cannot be drawn.
+    """
+    return plot_files(plot, names) if plot is not None else {}, choose_width(width, plot)
+
+
+def choose_width(name: str | None, plot: object) -> Width:
+    """Returns the width of a plot by its name, that of a page without one.
 
     plot: what is to be drawn; None if nothing is. Raises PlanError for an unknown width, and for one without a plot.
     """
-    if given is None:
+    if name is None:
         return "page"
-    if given not in WIDTHS:
-        raise PlanError("--width", "there is no width of this name", nearest(given, WIDTHS), given)
+    if name not in WIDTHS:
+        raise PlanError("--width", "there is no width of this name", nearest(name, WIDTHS), name)
     if plot is None:
-        raise PlanError("--width", "it is for a plot", "Name the file with --plot, or leave it out", given)
-    return given  # type: ignore[return-value]
+        raise PlanError("--width", "it is for a plot", "Name the file with --plot, or leave it out", name)
+    return name  # type: ignore[return-value]
 
 
 def check_suffix(path: Path, suffixes: Sequence[str], what: str, option: str = "--out") -> None:
@@ -262,7 +258,7 @@ def check_place(path: Path, option: str) -> None:
 
 def check_folder(path: Path, option: str) -> None:
     """Raises PlanError for a folder in which no files can be written; it may be one that is still to be made."""
-    there = next(one for one in (path, *path.parents) if one.exists())
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
     if not there.is_dir():
         raise unwritable_folder(path, f"{there} is not a folder", option)
     if not os.access(there, os.W_OK):

@@ -7,18 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
 from meshcast.experiments.cli.console import (
     AsJson,
     Changes,
     WidthOption,
-    answering,
-    choose_width,
-    emit,
-    plot_files,
+    emit_or_show,
+    plan_figures,
     track,
+    writing_figure,
 )
+from meshcast.experiments.cli.launch import LaunchFileOptions
+from meshcast.experiments.options import argument, option
+from meshcast.hardware.errors import PlanError
 
 if TYPE_CHECKING:
     from meshcast.experiments.explain.assumed_fields import AssumedField
@@ -41,15 +41,15 @@ class MoreOfForecast(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of ``predict --json``."""
-        found: dict[str, Any] = {}
+        answer: dict[str, Any] = {}
         if self.memory is not None:
-            found["fitting_changes"] = [change.to_dict() for change in self.memory.fitting]
-            found["largest_lever"] = self.memory.lever.to_dict() if self.memory.lever else None
+            answer["fitting_changes"] = [change.to_dict() for change in self.memory.fitting]
+            answer["largest_lever"] = self.memory.lever.to_dict() if self.memory.lever else None
         if self.unstated is not None:
-            found["unstated"] = {one.name: one.value for one in self.unstated}
+            answer["unstated"] = {field.name: field.value for field in self.unstated}
         if self.replays is not None:
-            found["replays"] = [played.to_dict() for played in self.replays]
-        return found
+            answer["replays"] = [played.to_dict() for played in self.replays]
+        return answer
 
 
 def find_more(report: Report, verbose: bool, replays: Sequence[Replay] | None = None) -> MoreOfForecast:
@@ -61,75 +61,68 @@ def find_more(report: Report, verbose: bool, replays: Sequence[Replay] | None = 
     return MoreOfForecast(memory, assumed_fields(report) if verbose else None, replays)
 
 
-def compare(
-    first: Annotated[Path, typer.Argument(metavar="A", help="A job file, YAML or JSON.")],
-    second: Annotated[
-        Path | None, typer.Argument(metavar="B", help="Another one; A itself, changed by --set, if not given.")
-    ] = None,
-    change: Changes = None,
-    as_json: AsJson = False,
+class CompareOptions(LaunchFileOptions):
+    """Options of ``meshcast compare``."""
+
+    first: Annotated[Path, argument("A", "A job file, YAML or JSON.")]
+    second: Annotated[Path | None, argument("B", "Another one; A itself, changed by --set, if not given.")] = None
+    change: Changes = ()
+    as_json: AsJson = False
     plot: Annotated[
-        str | None,
-        typer.Option("--plot", metavar="PATH", help="Draw the parts of both steps into a .png, .svg or .pdf file."),
-    ] = None,
-    width: WidthOption = None,
-) -> None:
-    """Compare two forecasts, field by field and part by part."""
-    with answering(as_json):
-        from meshcast.hardware.errors import PlanError
-
-        if second is None and not change:
-            remedy = "Name a second job, or change a field of the first: --set plan.tp=4"
-            raise PlanError("compare", "it takes two jobs", remedy)
-        files, paper = plot_files(plot, ("comparison",)) if plot is not None else {}, choose_width(width, plot)
-        from meshcast.experiments.explain.comparison import compare as compare_jobs
-        from meshcast.simulator import load_job
-
-        found = compare_jobs(load_job(first), load_job(second or first, change or ()))
-        for place in files.values():
-            from meshcast.experiments.render.matplotlib.breakdown import breakdown
-            from meshcast.experiments.render.matplotlib.sheet import save
-            from meshcast.simulator.report.formatting import describe_plan
-
-            place.parent.mkdir(parents=True, exist_ok=True)
-            plans = [", ".join(describe_plan(report.play.plan)) for report in (found.first, found.second)]
-            named = [(f"A: {plans[0]}", found.first), (f"B: {plans[1]}", found.second)]
-            save(partial(breakdown, named), place, paper)
-        if as_json:
-            emit(found.to_dict())
-        else:
-            from meshcast.experiments.render.terminal.explain import comparison_page
-            from meshcast.experiments.render.terminal.forecast import show
-
-            show(comparison_page(found))
+        str | None, option("--plot", "Draw the parts of both steps into a .png, .svg or .pdf file.", "PATH")
+    ] = None
+    width: WidthOption = None
 
 
-def why(
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="A job file, YAML or JSON.")],
-    change: Changes = None,
-    as_json: AsJson = False,
-    plot: Annotated[
-        str | None, typer.Option("--plot", metavar="PATH", help="Draw a tornado plot into a .png, .svg or .pdf file.")
-    ] = None,
-    width: WidthOption = None,
-) -> None:
-    """Explain a forecast: its critical path, and what better hardware and each assumed field are worth."""
-    with answering(as_json):
-        files, paper = plot_files(plot, ("tornado",)) if plot is not None else {}, choose_width(width, plot)
-        from meshcast.experiments.explain.sensitivity import explain
-        from meshcast.simulator import load_job
+def compare(options: CompareOptions) -> None:
+    """Compares two forecasts, field by field and part by part."""
+    if options.second is None and not options.change:
+        remedy = "Name a second job, or change a field of the first: --set plan.tp=4"
+        raise PlanError("compare", "it takes two jobs", remedy)
+    files, paper = plan_figures(options.plot, options.width, ("comparison",))
+    from meshcast.experiments.explain.comparison import compare as compare_jobs
+    from meshcast.experiments.render.terminal.explain import comparison_page
+    from meshcast.simulator import load_job
 
-        found = explain(load_job(job, change or ()), lambda steps: track(steps, "forecasting"))
-        for place in files.values():
-            from meshcast.experiments.render.matplotlib.sheet import save
-            from meshcast.experiments.render.matplotlib.tornado import tornado
+    comparison = compare_jobs(load_job(options.first), load_job(options.second or options.first, options.change))
+    for file in files.values():
+        from meshcast.experiments.render.matplotlib.breakdown import breakdown
+        from meshcast.experiments.render.matplotlib.sheet import save
+        from meshcast.simulator.report.formatting import describe_plan
 
-            place.parent.mkdir(parents=True, exist_ok=True)
-            save(lambda: tornado(found), place, paper)
-        if as_json:
-            emit(found.to_dict())
-        else:
-            from meshcast.experiments.render.terminal.explain import sensitivity_page
-            from meshcast.experiments.render.terminal.forecast import show
+        reports = {"A": comparison.first, "B": comparison.second}
+        titled = [(f"{name}: {', '.join(describe_plan(report.play.plan))}", report) for name, report in reports.items()]
+        with writing_figure(file):
+            save(partial(breakdown, titled), file, paper)
+    emit_or_show(options.as_json, comparison.to_dict, lambda: comparison_page(comparison))
 
-            show(sensitivity_page(found, find_more(found.report, verbose=False).memory))
+
+class WhyOptions(LaunchFileOptions):
+    """Options of ``meshcast why``."""
+
+    job: Annotated[Path, argument("JOB", "A job file, YAML or JSON.")]
+    change: Changes = ()
+    as_json: AsJson = False
+    plot: Annotated[str | None, option("--plot", "Draw a tornado plot into a .png, .svg or .pdf file.", "PATH")] = None
+    width: WidthOption = None
+
+
+def why(options: WhyOptions) -> None:
+    """Explains a forecast: its critical path, and what better hardware and each assumed field are worth."""
+    files, paper = plan_figures(options.plot, options.width, ("tornado",))
+    from meshcast.experiments.explain.sensitivity import explain
+    from meshcast.experiments.render.terminal.explain import sensitivity_page
+    from meshcast.simulator import load_job
+
+    sensitivity = explain(load_job(options.job, options.change), lambda steps: track(steps, "forecasting"))
+    for file in files.values():
+        from meshcast.experiments.render.matplotlib.sheet import save
+        from meshcast.experiments.render.matplotlib.tornado import tornado
+
+        with writing_figure(file):
+            save(partial(tornado, sensitivity), file, paper)
+    emit_or_show(
+        options.as_json,
+        sensitivity.to_dict,
+        lambda: sensitivity_page(sensitivity, find_more(sensitivity.report, verbose=False).memory),
+    )

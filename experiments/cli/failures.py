@@ -29,14 +29,14 @@ def import_failure_log(file: Path, gpus: int | None, out: Path | None, as_json: 
 
     log = read_failure_log(file)
     rates = fit_rates(log)
-    failures = {"rates": "none", "components": {one.component: make_component(one, log, gpus) for one in rates}}
+    failures = {"rates": "none", "components": {rate.component: make_component(rate, log, gpus) for rate in rates}}
     fragment = {"run": {"failures": failures}}
     if out is not None:
         check_place(out, "--out")
         with writing(out, "--out"):
             write_file(out, _render(fragment, rates))
     if as_json:
-        emit({**fragment, "observed_hours": log.observed / 3600, "fits": [describe_fit(one) for one in rates]})
+        emit({**fragment, "observed_hours": log.observed / 3600, "fits": [describe_fit(rate) for rate in rates]})
     elif out is None:
         typer.echo(_render(fragment, rates), nl=False)
     else:
@@ -44,18 +44,18 @@ def import_failure_log(file: Path, gpus: int | None, out: Path | None, as_json: 
 
 
 def make_component(rate: FittedRate, log: ObservedLog, gpus: int | None) -> dict[str, Any]:
-    """A component of `run.failures.components`. Of many GPUs together gaps say nothing of the shape of one of them."""
-    rows = [one for one in log.failures if one.component == rate.component]
-    found: dict[str, Any] = {"per": "gpu" if gpus else "job", "mtbf_hours": rate.mtbf * (gpus or 1) / 3600}
+    """Returns a component of `run.failures.components`. Gaps of many GPUs do not show the shape of one."""
+    failures = [failure for failure in log.failures if failure.component == rate.component]
+    component: dict[str, Any] = {"per": "gpu" if gpus else "job", "mtbf_hours": rate.mtbf * (gpus or 1) / 3600}
     if gpus is None and rate.gain > SIGNIFICANT:
-        found["shape"] = min(max(rate.shape, 0.2), 20.0)
-    if sum(bool(one.nodes) for one in rows) * 2 < len(rows):
-        found["loses"] = "nothing"
-    return found
+        component["shape"] = min(max(rate.shape, 0.2), 20.0)
+    if sum(bool(failure.nodes) for failure in failures) * 2 < len(failures):
+        component["loses"] = "nothing"
+    return component
 
 
 def describe_fit(rate: FittedRate) -> dict[str, Any]:
-    """A fit in hours, for ``--json``."""
+    """Returns a fit in hours, for ``--json``."""
     return {
         "component": rate.component,
         "failures": rate.failures,
@@ -69,9 +69,9 @@ def describe_fit(rate: FittedRate) -> dict[str, Any]:
 
 def _render(fragment: dict[str, Any], rates: list[FittedRate]) -> str:
     notes = "".join(
-        f"# {to_line(one.component)}: {one.failures} failures, one in {one.mtbf / 3600:.4g} hours "
-        f"({one.low / 3600:.4g} to {one.high / 3600:.4g}); Weibull shape {one.shape:.3g}, "
-        f"log-likelihood {one.gain:+.2f}\n"
-        for one in rates
+        f"# {to_line(rate.component)}: {rate.failures} failures, one in {rate.mtbf / 3600:.4g} hours "
+        f"({rate.low / 3600:.4g} to {rate.high / 3600:.4g}); Weibull shape {rate.shape:.3g}, "
+        f"log-likelihood {rate.gain:+.2f}\n"
+        for rate in rates
     )
     return notes + to_yaml(fragment)

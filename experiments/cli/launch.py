@@ -3,13 +3,9 @@ such a file, and what is said of it."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-import math
 import shlex
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshcast.experiments.cli.console import VIOLATED, check_place, emit, to_json, writing
+from meshcast.experiments.options import Options, option
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.input_file import split_lines
 from meshcast.hardware.documents.output_file import write_file
@@ -29,37 +26,8 @@ if TYPE_CHECKING:
     from meshcast.simulator.formats.launch.launch_file import LaunchFile
     from meshcast.simulator.job.job import Job
 
-Environment = Annotated[
-    list[str] | None,
-    typer.Option("--env", metavar="NAME=VALUE", help="A variable of the shell that starts a launch script."),
-]
-Arguments = Annotated[
-    str | None, typer.Option("--args", metavar="WORDS", help="Arguments of a launch script, in quotes: '8 --lr 1e-4'.")
-]
-Program = Annotated[
-    str | None, typer.Option("--program", metavar="NAME", help="The program of a launch file that may be of several.")
-]
-Start = Annotated[
-    int | None, typer.Option("--start", metavar="N", min=1, help="Which of several trainings of a launch script.")
-]
-AssumeDefaults = Annotated[
-    bool, typer.Option("--assume-defaults", help="Go on where a launch file leaves open what decides the answer.")
-]
-
-Yes = Annotated[
-    bool, typer.Option("--yes", help="Forecast also what takes long or much memory, which is otherwise refused.")
-]
-
-OPTIONS: dict[str, tuple[Any, Any]] = {
-    "env": (Environment, None),
-    "args": (Arguments, None),
-    "program": (Program, None),
-    "start": (Start, None),
-    "assume_defaults": (AssumeDefaults, False),
-    "yes": (Yes, False),
-}
-"""Options of every command that takes a job or a launch file, each with its default."""
-
+LAUNCH_FILES = "Launch files"
+"""Heading of their options in the help of a command."""
 
 KINDS = {
     **{".sh": "a shell script", ".py": "a Python file", ".toml": "a TOML file"},
@@ -68,60 +36,65 @@ KINDS = {
 """Kinds of launch files by the ends of their names."""
 
 
-def takes_launch_files(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns a command that has the options for launch files, too, and reads such files with them; and that for jobs
-    of any size."""
-    signature = inspect.signature(command, eval_str=True)
+class LaunchFileOptions(Options):
+    """Options of every command that takes a job or a launch file."""
 
-    @functools.wraps(command)
-    def run(**words: Any) -> None:
-        options = {name: words.pop(name, default) for name, (_, default) in OPTIONS.items()}
-        from meshcast.experiments.cli.console import answering
+    env: Annotated[
+        tuple[str, ...],
+        option("--env", "A variable of the shell that starts a launch script.", "NAME=VALUE", panel=LAUNCH_FILES),
+    ] = ()
+    args: Annotated[
+        str | None,
+        option("--args", "Arguments of a launch script, in quotes: '8 --lr 1e-4'.", "WORDS", panel=LAUNCH_FILES),
+    ] = None
+    program: Annotated[
+        str | None,
+        option("--program", "The program of a launch file that may be of several.", "NAME", panel=LAUNCH_FILES),
+    ] = None
+    start: Annotated[
+        int | None, option("--start", "Which of several trainings of a launch script.", "N", min=1, panel=LAUNCH_FILES)
+    ] = None
+    assume_defaults: Annotated[
+        bool,
+        option(
+            "--assume-defaults", "Go on where a launch file leaves open what decides the answer.", panel=LAUNCH_FILES
+        ),
+    ] = False
+    yes: Annotated[
+        bool, option("--yes", "Forecast also what takes long or much memory, which is otherwise refused.")
+    ] = False
 
-        with answering(bool(words.get("as_json"))):
-            any_size = _accept_size(options.pop("yes"))
-            reading = _read_options(**options)
-        with reading, any_size:
-            command(**words)
+    @contextmanager
+    def apply(self) -> Iterator[None]:
+        """Reads launch files, and forecasts jobs of any size, as these options say."""
+        with ExitStack() as contexts:
+            if self.env or self.args or self.program or self.start or self.assume_defaults:
+                from meshcast.simulator.formats.launch.launch_file import LaunchOptions, reading_launch_files
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    added = [
-        inspect.Parameter(name, keyword, default=default, annotation=kind) for name, (kind, default) in OPTIONS.items()
-    ]
-    parameters = [parameter.replace(kind=keyword) for parameter in signature.parameters.values()]
-    vars(run)["__signature__"] = signature.replace(parameters=[*parameters, *added])
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*parameters, *added)}
-    return run
+                launch = LaunchOptions(self._variables(), self._words(), self.program, self.start, self.assume_defaults)
+                contexts.enter_context(reading_launch_files(launch))
+            if self.yes:
+                from meshcast.simulator.plan.size import accepting_any_size
 
+                contexts.enter_context(accepting_any_size())
+            yield
 
-def _accept_size(yes: bool) -> AbstractContextManager[None]:
-    """Returns the context in which forecasts are of any size, if the user says yes to that."""
-    if not yes:
-        return nullcontext()
-    from meshcast.simulator.plan.size import accepting_any_size
+    def _variables(self) -> dict[str, str]:
+        """Returns the variables of `env` by name."""
+        variables = {}
+        for word in self.env:
+            name, equals, value = word.partition("=")
+            if not equals or not name.isidentifier():
+                raise PlanError("--env", "a variable is written NAME=VALUE", "For example --env TP=4", word)
+            variables[name] = value
+        return variables
 
-    return accepting_any_size()
-
-
-def _read_options(
-    env: list[str] | None, args: str | None, program: str | None, start: int | None, assume_defaults: bool
-) -> Any:
-    """Returns the context in which launch files are read with these options."""
-    if not (env or args or program or start or assume_defaults):
-        return nullcontext()
-    from meshcast.simulator.formats.launch.launch_file import LaunchOptions, reading_launch_files
-
-    variables = {}
-    for word in env or ():
-        name, equals, value = word.partition("=")
-        if not equals or not name.isidentifier():
-            raise PlanError("--env", "a variable is written NAME=VALUE", "For example --env TP=4", word)
-        variables[name] = value
-    try:
-        words = tuple(shlex.split(args or ""))
-    except ValueError as error:
-        raise PlanError("--args", f"its quotes are not balanced ({error})", "Close them", args) from None
-    return reading_launch_files(LaunchOptions(variables, words, program, start, assume_defaults))
+    def _words(self) -> tuple[str, ...]:
+        """Returns the words of `args` as a shell splits them."""
+        try:
+            return tuple(shlex.split(self.args or ""))
+        except ValueError as error:
+            raise PlanError("--args", f"its quotes are not balanced ({error})", "Close them", self.args) from None
 
 
 def import_launch(
@@ -148,29 +121,25 @@ def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[s
     from meshcast.simulator.formats.launch.convert import export_job
     from meshcast.simulator.loading.load import load_job
 
-    found = export_job(load_job(job, changes), program, lambda data, folder: load_job(data, base=folder), resolve_plan)
-    if out is not None and (other := out.suffix.lower().replace(".yml", ".yaml")) in KINDS and other != found.suffix:
-        rule = f"it names {KINDS[other]}, and {program} reads {KINDS[found.suffix]}"
-        raise PlanError("--out", rule, f"Write {out.with_suffix(found.suffix)}", str(out))
-    _write(found.text, out)
-    if found.unsaid:
-        keys = ", ".join(found.unsaid)
+    loaded = load_job(job, changes)
+    exported = export_job(loaded, program, lambda data, folder: load_job(data, base=folder), resolve_plan)
+    if out is not None and (other := out.suffix.lower().replace(".yml", ".yaml")) in KINDS and other != exported.suffix:
+        rule = f"it names {KINDS[other]}, and {program} reads {KINDS[exported.suffix]}"
+        raise PlanError("--out", rule, f"Write {out.with_suffix(exported.suffix)}", str(out))
+    _write(exported.text, out)
+    if exported.unsaid:
+        keys = ", ".join(exported.unsaid)
         say(f"meshcast: {program} cannot be told {keys}; the header says what it runs", err=True)
 
 
-def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -> None:
+def edit_launch(path: Path, against: Path, changes: Sequence[str], write: bool) -> None:
     """Prints the edits of an existing launch file that make it a job, as a unified diff, and says whether the edited
     file is forecast as the job is; if not, the command ends with an exit code of its own.
 
     write: whether the file is written.
     """
-    from meshcast.simulator.formats.launch.changed_settings import (
-        EditedFiles,
-        apply_setting_changes,
-        list_changed_settings,
-    )
+    from meshcast.experiments.explain.edited_launch import compare_edited, edit_until_same
     from meshcast.simulator.formats.launch.detect import detect_program
-    from meshcast.simulator.formats.launch.edited import reading_edited
     from meshcast.simulator.formats.launch.launch_file import read_launch_file
     from meshcast.simulator.formats.launch.programs.registry import EXPORTS
     from meshcast.simulator.loading.load import load_job
@@ -180,28 +149,16 @@ def edit_launch(job: Path, against: Path, changes: Sequence[str], write: bool) -
     if form not in EXPORTS:
         rule = "its settings cannot be compared: such files are read, not written"
         raise PlanError("--against", rule, f"Name a file of {', '.join(EXPORTS)}", str(against))
-    wanted = load_job(job, changes)
-    edited, (launch, back) = EditedFiles(file), _import_beside(file, form, wanted)
-    before = back
-    for _ in range(MAX_ROUNDS):
-        listed = list_changed_settings(launch, edited.file, back, wanted)
-        if not listed and edited != EditedFiles(file):
-            break
-        edited = apply_setting_changes(edited, listed)
-        try:
-            with reading_edited(edited.beside):
-                edited = replace(edited, file=parse_again(edited.file, edited.file.text))
-                launch, back = _import_beside(edited.file, form, wanted, before)
-        except PlanError as error:
-            raise PlanError(f"edited {error.where}", error.rule, error.remedy, error.value) from None
-    changed = _show_edits(file, edited)
-    agrees, words = compare_edited(wanted, back, str(against), form)
+    job = load_job(path, changes)
+    edited, edited_job = edit_until_same(file, form, job)
+    texts = _show_edits(file, edited)
+    agrees, words = compare_edited(job, edited_job, str(against), form)
     say(f"meshcast: {words}", err=True)
     if not agrees:
         raise typer.Exit(VIOLATED)
-    if not changed:
+    if not texts:
         say(f"{against} says the same already")
-    for name, text in changed.items():
+    for name, text in texts.items():
         if name == "--args":
             say(f"meshcast: the arguments are others: give --args {shlex.quote(text)}", err=True)
         elif write:
@@ -220,81 +177,6 @@ def _show_edits(file: LaunchFile, edited: EditedFiles) -> dict[str, str]:
             for line in unified_diff(split_lines(old), split_lines(text), name, name, lineterm=""):
                 say(line)
     return changed
-
-
-def parse_again(file: LaunchFile, text: str) -> LaunchFile:
-    """The launch file with another content. Raises PlanError for one that breaks the syntax."""
-    from meshcast.simulator.formats.launch.launch_file import parse_launch_text
-
-    return parse_launch_text(text, file.where, file.suffix, file.folder, file.options)
-
-
-def _import_beside(file: LaunchFile, form: str, job: Job, before: Job | None = None) -> tuple[ImportedJob, Job]:
-    """A launch file, as keys and loaded, on the cluster of another job, and with what of that it leaves open.
-
-    before: the file before it was edited, whose program the edits leave as it is; None: it is not edited yet, and may
-        be on as many GPUs as its own degrees ask for, where those of the job do not do.
-    """
-    from meshcast.simulator.loading.load import load_job, read_job_of_file
-
-    answers = [f"model={to_json(job.as_written['model'])}", f"batch.sequence={job.batch.sequence}"]
-    answers += [f"batch.micro={job.batch.micro}"]
-    cluster, release = [f"cluster={to_json(job.as_written['cluster'])}"], []
-    if job.release is not None:
-        release.append(f"framework.release={job.release}")
-    starts = [[*cluster, *release], release] + ([cluster, []] if release else [])  # of another program than the job
-    if before is not None:
-        same = before.framework.name == job.framework.name
-        starts = [[*cluster, *release, f"framework.name={job.framework.name}"] if same else cluster]
-    tried = [[*start, *answers[:count]] for start in starts for count in range(4)]
-    for number, answered in enumerate(tried, 1):
-        try:
-            read = read_job_of_file(file, answered, form)
-            assert read.launch is not None
-            return read.launch, load_job(read.data, base=job.folder)
-        except PlanError:
-            if number == len(tried):
-                raise
-    raise AssertionError("the last one is returned or raised")
-
-
-MAX_ROUNDS = 3
-"""Most rounds of edits: what a file leaves to its program, such as a global batch, may follow from what the first one
-changes, and has to be stated then."""
-
-SAME = 1e-6
-"""Largest relative difference of figures that are the same."""
-
-
-def compare_edited(wanted: Job, back: Job, file: str, form: str) -> tuple[bool, str]:
-    """Whether an edited launch file is forecast as the job that it is to be, and a sentence on it.
-
-    wanted: the job. back: that of the edited file. form: name of its format.
-    """
-    from meshcast.hardware.units import GIB
-    from meshcast.simulator.forecast.step import forecast_step
-    from meshcast.simulator.formats.launch.convert import compare_keys
-    from meshcast.simulator.formats.launch.keys import flatten_for_export
-    from meshcast.simulator.formats.launch.programs.registry import FORMATS
-    from meshcast.simulator.job.program_rules import broken_rules
-
-    steps = [forecast_step(job) for job in (wanted, back)]
-    figures = [
-        f"{step.step_time:.4g} s a step and {step.peak_device / GIB:.1f} GiB{'' if step.fits else ', does not fit'}"
-        for step in steps
-    ]
-    pairs = [(step.step_time, step.peak_allocated) for step in steps]
-    broken = "".join(f". {rule}" for rule in broken_rules(back) if rule.stops)
-    if all(math.isclose(left, right, rel_tol=SAME) for left, right in zip(*pairs, strict=True)):
-        return True, f"{file} with these edits is forecast as the job is: {figures[0]}{broken}"
-    unsaid = compare_keys(flatten_for_export(wanted), flatten_for_export(back))
-    keys = [f"{key} ({_word(mine)}; here {_word(theirs)})" for key, (mine, theirs) in unsaid.items()]
-    reason = f": {FORMATS[form].program} cannot be told {', '.join(keys)}" if keys else ", and no key says why"
-    return False, f"{file} with these edits is another job, {figures[1]}, not {figures[0]}{reason}{broken}"
-
-
-def _word(value: object) -> str:
-    return cut_middle(", ".join(map(str, value)) if isinstance(value, tuple) else str(value), 60)
 
 
 def _replace(file: Path, text: str) -> None:
@@ -383,7 +265,7 @@ def show_approximations(imported: ImportedJob | None, bounded: Sequence[BoundedA
 
 def add_checkpoints(launch: ImportedJob | None, changes: Sequence[str]) -> list[str]:
     """The changes to a job, and the checkpoints of a launch file where no change states others."""
-    if launch is None or not launch.checkpoints or any(one.startswith("run.checkpoints") for one in changes):
+    if launch is None or not launch.checkpoints or any(change.startswith("run.checkpoints") for change in changes):
         return [*changes]
     return [*changes, f"run.checkpoints={to_json(launch.checkpoints)}"]
 

@@ -5,92 +5,87 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from pydantic import Field
 
 from meshcast.experiments.cli.console import (
     AsJson,
-    MemoryRisk,
     WidthOption,
-    answering,
-    choose_width,
-    emit,
-    plot_files,
-    read_number,
-    writing,
+    emit_or_show,
+    plan_figures,
+    writing_figure,
 )
-from meshcast.experiments.cli.launch import tell_launch
+from meshcast.experiments.cli.launch import LaunchFileOptions, tell_launch
+from meshcast.experiments.options import argument, option
+from meshcast.experiments.search.options import AnyProgram, MemoryRisk, usual_risk
+from meshcast.hardware.errors import PlanError
+
+if TYPE_CHECKING:
+    from meshcast.experiments.planning.benchmark.optimum import CertifiedOptimum
+    from meshcast.experiments.planning.benchmark.rows import BenchmarkRow
+    from meshcast.experiments.planning.pricing.job import JobProblem
+    from meshcast.experiments.render.matplotlib.style import Width
 
 
-def plan(
-    job: Annotated[
-        Path, typer.Argument(metavar="JOB", help="A job file; of its plan only the number of micro-batches counts.")
-    ],
+class PlanOptions(LaunchFileOptions):
+    """Options of ``meshcast plan``."""
+
+    job: Annotated[Path, argument("JOB", "A job file; of its plan only the number of micro-batches counts.")]
     planners: Annotated[
-        str,
-        typer.Option("--with", metavar="NAMES", help="Planners, such as alpa,optcnn; all of docs/planners.md: all."),
-    ] = "all",
+        str, option("--with", "Planners, such as alpa,optcnn; all of docs/planners.md: all.", "NAMES")
+    ] = "all"
     seconds: Annotated[
-        float,
-        typer.Option(
-            "--seconds",
-            metavar="S",
-            min=0.1,
-            help="CPU time of a planner; three times as much of the optimum.",
-        ),
-    ] = 20.0,
-    steps: Annotated[
-        int, typer.Option("--steps", metavar="N", min=1, help="Steps of searches that draw random numbers.")
-    ] = 10_000,
+        float, option("--seconds", "CPU time of a planner; three times as much of the optimum.", "S", min=0.1)
+    ] = 20.0
+    steps: Annotated[int, option("--steps", "Steps of searches that draw random numbers.", "N", min=1)] = 10_000
     optimum: Annotated[
-        bool, typer.Option("--optimum/--no-optimum", help="Search the certified optimum as well, for the regret.")
-    ] = True,
-    memory_risk: MemoryRisk = "5%",
-    any_program: Annotated[
-        bool,
-        typer.Option("--any-program", help="Keep plans, too, that the program of the job refuses or does not have."),
-    ] = False,
-    plot: Annotated[
-        str | None, typer.Option("--plot", metavar="FILE", help="Draw regret against CPU time (.png, .svg, .pdf).")
-    ] = None,
-    width: WidthOption = None,
-    as_json: AsJson = False,
+        bool, option("--optimum/--no-optimum", "Search the certified optimum as well, for the regret.")
+    ] = True
+    memory_risk: MemoryRisk = Field(default_factory=usual_risk)
+    any_program: AnyProgram = False
+    plot: Annotated[str | None, option("--plot", "Draw regret against CPU time (.png, .svg, .pdf).", "FILE")] = None
+    width: WidthOption = None
+    as_json: AsJson = False
+
+
+def plan(options: PlanOptions) -> None:
+    """Asks published planners for plans of a job, and forecasts each."""
+    from meshcast.experiments.planning.benchmark.answer import to_answer
+    from meshcast.experiments.planning.benchmark.optimum import find_optimum
+    from meshcast.experiments.planning.benchmark.page import benchmark_table
+    from meshcast.experiments.planning.benchmark.rows import choose_planners, rank_proposals
+    from meshcast.experiments.planning.pricing.mixed import open_problem
+    from meshcast.experiments.planning.problem import SearchBudget
+
+    files, paper = plan_figures(options.plot, options.width, ("plan",))
+    names = choose_planners(options.planners)
+    tell_launch(options.job, ())
+    problem = open_problem(options.job, options.memory_risk)
+    budget, any_program = SearchBudget(options.seconds, options.steps), options.any_program
+    with _progress(len(names)) as track:
+        best = find_optimum(problem, budget, any_program) if options.optimum or options.plot is not None else None
+        rows = rank_proposals(problem, names, budget, best, track, any_program)
+    for file in files.values():
+        _draw(file, problem, rows, best, paper)
+    emit_or_show(options.as_json, lambda: to_answer(problem, rows, best), lambda: benchmark_table(rows, best))
+
+
+def _draw(
+    file: Path,
+    problem: JobProblem,
+    rows: Sequence[BenchmarkRow],
+    best: CertifiedOptimum | PlanError | None,
+    width: Width,
 ) -> None:
-    """Ask published planners for plans of a job, and forecast each."""
-    with answering(as_json):
-        from meshcast.experiments.planning.benchmark.answer import to_answer
-        from meshcast.experiments.planning.benchmark.optimum import CertifiedOptimum, find_optimum
-        from meshcast.experiments.planning.benchmark.page import benchmark_table
-        from meshcast.experiments.planning.benchmark.rows import choose_planners, rank_proposals
-        from meshcast.experiments.planning.pricing.mixed import open_problem
-        from meshcast.experiments.planning.problem import SearchBudget
-        from meshcast.experiments.render.terminal.forecast import show
-        from meshcast.experiments.search.options import check_risk
-        from meshcast.hardware.errors import PlanError
+    """Draws regret against CPU time. Raises PlanError where there is no optimum."""
+    from meshcast.experiments.planning.benchmark.plot import draw
 
-        files, paper = plot_files(plot, ("plan",)) if plot is not None else {}, choose_width(width, plot)
-        names = choose_planners(planners)
-        tell_launch(job, ())
-        risk = read_number(memory_risk)
-        check_risk(risk, "--memory-risk", memory_risk)
-        problem = open_problem(job, risk)
-        budget = SearchBudget(seconds, steps)
-        with _progress(len(names)) as track:
-            best = find_optimum(problem, budget, any_program) if optimum or plot is not None else None
-            rows = rank_proposals(problem, names, budget, best, track, any_program)
-        for file in files.values():
-            if not isinstance(best, CertifiedOptimum):
-                raise best or PlanError("--plot", "there is no certified optimum", "Leave it out", plot)
-            from meshcast.experiments.planning.benchmark.plot import draw
-
-            with writing(file):
-                file.parent.mkdir(exist_ok=True)
-                draw(problem, rows, best, file, paper)
-        if as_json:
-            emit(to_answer(problem, rows, best))
-        else:
-            show(benchmark_table(rows, best))
+    if isinstance(best, PlanError):
+        raise best
+    assert best is not None  # it is searched for a plot
+    with writing_figure(file):
+        draw(problem, rows, best, file, width)
 
 
 @contextmanager

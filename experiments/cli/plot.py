@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from meshcast.experiments.cli.console import WidthOption, answering, choose_width, plot_files
+from meshcast.experiments.cli.console import WidthOption, choose_width, emit_or_show, plot_files
+from meshcast.experiments.cli.launch import LaunchFileOptions
+from meshcast.experiments.options import argument, option
 from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.errors import PlanError, nearest
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-    from meshcast.simulator.job.job import Job
+    from meshcast.experiments.render.matplotlib.schedules import ShownSchedule
+    from meshcast.simulator import Job
 
 OF_JOBS = {
     "timeline": "every pass of the step and its communication, stage by stage",
@@ -40,152 +41,140 @@ SWEPT = ("--x", "--y", "--value", "--title", "--why")
 VALUE = "tokens_per_s_per_gpu"
 
 
-def plot(
-    what: Annotated[
-        str, typer.Argument(metavar="RESULTS|KIND", help=f"The Parquet file of a sweep, or one of {', '.join(KINDS)}.")
-    ],
+class PlotOptions(LaunchFileOptions):
+    """Options of ``meshcast plot``."""
+
+    what: Annotated[str, argument("RESULTS|KIND", f"The Parquet file of a sweep, or one of {', '.join(KINDS)}.")]
     names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NAME]...",
-            help="KIND: jobs; of schedules also their names, a number of chunks behind a colon: interleaved-1f1b:2.",
+        tuple[str, ...],
+        argument(
+            "[NAME]...",
+            "KIND: jobs; of schedules also their names, a number of chunks behind a colon: interleaved-1f1b:2.",
         ),
-    ] = None,
+    ] = ()
     out: Annotated[
-        str | None,
-        typer.Option("--out", metavar="FILE", help="File, .png, .svg or .pdf; KIND.png or heatmap.png if not given."),
-    ] = None,
-    x: Annotated[str | None, typer.Option("--x", metavar="FIELD", help="Sweep: varied field on the x axis.")] = None,
-    y: Annotated[str | None, typer.Option("--y", metavar="FIELD", help="Sweep: varied field on the y axis.")] = None,
-    value: Annotated[
-        str | None,
-        typer.Option("--value", metavar="COLUMN", help=f"Sweep: column to show, {VALUE} if not given."),
-    ] = None,
-    title: Annotated[str | None, typer.Option("--title", help="The title of a sweep or of schedules.")] = None,
-    why: Annotated[
-        str | None, typer.Option("--why", metavar="X,Y", help="Sweep: explain why the cell of two values is blank.")
-    ] = None,
-    p: Annotated[int | None, typer.Option("--p", metavar="N", min=1, help="Schedules: devices.")] = None,
-    m: Annotated[int | None, typer.Option("--m", metavar="N", min=1, help="Schedules: micro-batches.")] = None,
-    v: Annotated[int | None, typer.Option("--v", metavar="N", min=1, help="Schedules: chunks a device.")] = None,
-    by: Annotated[
-        str | None,
-        typer.Option("--by", metavar="|".join(GROUPINGS), help="Communication: what a row is."),
-    ] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Jobs: change a field, e.g. plan.tp=4."),
-    ] = None,
-    width: WidthOption = None,
-) -> None:
-    """Draw a sweep as a heatmap, schedules on one axis of time, or a figure of a job."""
-    with answering():
-        given = {
-            "--x": x, "--y": y, "--value": value, "--title": title, "--why": why, "--p": p, "--m": m, "--v": v,
-            "--by": by, "--set": change or None,
-        }  # fmt: skip
-        paper = choose_width(width, what)
-        if what not in KINDS:
-            if names or (Path(what).name == what and not Path(what).suffix and not Path(what).exists()):
-                known = [*KINDS, "a Parquet file"]
-                raise PlanError("KIND", "there is no plot of this kind", nearest(what, known), what)
-            _refuse_others(given, SWEPT, "a sweep")
-            _plot_sweep(Path(what), out, (x, y, value or VALUE), title, why, paper)
-            return
-        if not names:
-            example = "1f1b zb-h1 --p 8 --m 16" if what == "schedules" else "job.yaml"
-            raise PlanError("NAME", "the plot has no subject", f"Write meshcast plot {what} {example}")
-        (file,) = plot_files(out or f"{what}.png", (what,), "--out").values()
-        page = None
-        if what == "schedules":
-            _refuse_others(given, ("--p", "--m", "--v", "--set", "--title"), "schedules")
-            page = _plot_schedules(names, (p, m, v), change or (), title, file, paper)
-        else:
-            _refuse_others(given, ("--set", "--by") if what == "communication" else ("--set",), f"plot {what}")
-            if by is not None and by not in GROUPINGS:
-                raise PlanError("--by", "there is no grouping of this name", nearest(by, GROUPINGS), by)
-            _plot_jobs(what, names, change or (), by, file, paper)
+        str | None, option("--out", "File, .png, .svg or .pdf; KIND.png or heatmap.png if not given.", "FILE")
+    ] = None
+    x: Annotated[str | None, option("--x", "Sweep: varied field on the x axis.", "FIELD")] = None
+    y: Annotated[str | None, option("--y", "Sweep: varied field on the y axis.", "FIELD")] = None
+    value: Annotated[str | None, option("--value", f"Sweep: column to show, {VALUE} if not given.", "COLUMN")] = None
+    title: Annotated[str | None, option("--title", "The title of a sweep or of schedules.")] = None
+    why: Annotated[str | None, option("--why", "Sweep: explain why the cell of two values is blank.", "X,Y")] = None
+    p: Annotated[int | None, option("--p", "Schedules: devices.", "N", min=1)] = None
+    m: Annotated[int | None, option("--m", "Schedules: micro-batches.", "N", min=1)] = None
+    v: Annotated[int | None, option("--v", "Schedules: chunks a device.", "N", min=1)] = None
+    by: Annotated[str | None, option("--by", "Communication: what a row is.", "|".join(GROUPINGS))] = None
+    change: Annotated[tuple[str, ...], option("--set", "Jobs: change a field, e.g. plan.tp=4.", "FIELD=VALUE")] = ()
+    width: WidthOption = None
+
+
+def plot(options: PlotOptions) -> None:
+    """Draws a sweep as a heatmap, schedules on one axis of time, or a figure of a job."""
+    kind, width = options.what, choose_width(options.width, options.what)
+    if kind not in KINDS:
+        _plot_sweep(options, width)
+        return
+    if not options.names:
+        example = "1f1b zb-h1 --p 8 --m 16" if kind == "schedules" else "job.yaml"
+        raise PlanError("NAME", "the plot has no subject", f"Write meshcast plot {kind} {example}")
+    (file,) = plot_files(options.out or f"{kind}.png", (kind,), "--out").values()
+    if kind == "schedules":
+        _refuse_others(options, ("--p", "--m", "--v", "--set", "--title"), "schedules")
+        table = _plot_schedules(options, file, width)
         say(f"wrote {file}")
-        if page is not None:
-            from meshcast.experiments.render.terminal.forecast import show
+        emit_or_show(False, None, lambda: table)
+        return
+    _refuse_others(options, ("--set", "--by") if kind == "communication" else ("--set",), f"plot {kind}")
+    if options.by is not None and options.by not in GROUPINGS:
+        raise PlanError("--by", "there is no grouping of this name", nearest(options.by, GROUPINGS), options.by)
+    if len(options.names) > 1 and kind != "breakdown":
+        raise PlanError("NAME", f"plot {kind} is of one job", "Draw one after the other", options.names[1])
+    _plot_jobs(options, file, width)
+    say(f"wrote {file}")
 
-            show(page)
 
-
-def _refuse_others(given: dict[str, Any], taken: Sequence[str], subject: str) -> None:
+def _refuse_others(options: PlotOptions, taken: Sequence[str], subject: str) -> None:
     """Raises PlanError for an option that is not for this plot."""
-    for option, one in given.items():
-        if one is not None and option not in taken:
-            raise PlanError(option, f"{subject} takes no such option", "Leave it out", str(one))
+    options.refuse_others((*SWEPT, "--p", "--m", "--v", "--by", "--set"), taken, subject, "Leave it out")
 
 
-def _plot_sweep(
-    results: Path, out: str | None, axes: tuple[str | None, str | None, str], title: str | None, why: str | None,
-    width: Width,
-) -> None:  # fmt: skip
+def _plot_sweep(options: PlotOptions, width: Width) -> None:
     """Draws the results of a sweep as a heatmap, or explains a blank cell."""
+    results, why = Path(options.what), options.why
+    if options.names or (results.name == options.what and not results.suffix and not results.exists()):
+        known = [*KINDS, "a Parquet file"]
+        raise PlanError("KIND", "there is no plot of this kind", nearest(options.what, known), options.what)
+    _refuse_others(options, SWEPT, "a sweep")
     from meshcast.experiments.render.matplotlib.heatmap import heatmap
     from meshcast.experiments.render.matplotlib.sheet import save
     from meshcast.experiments.sweeps import selection
     from meshcast.experiments.views.heatmap import explain_cell, group_cells
 
-    files = plot_files(out or "heatmap.png", ("heatmap",), "--out") if out is not None or why is None else {}
+    is_drawn, value = options.out is not None or why is None, options.value or VALUE
+    files = plot_files(options.out or "heatmap.png", ("heatmap",), "--out") if is_drawn else {}
     rows = selection.read_rows(results)
-    x, y = selection.choose_axes(rows, axes[0], axes[1])
-    cells = group_cells(rows, x, y, axes[2])
+    x, y = selection.choose_axes(rows, options.x, options.y)
+    cells = group_cells(rows, x, y, value)
     if why is not None:
         for line in explain_cell(cells, *selection.parse_cell(why, rows, x, y)):
             say(line)
     for file in files.values():
         file.parent.mkdir(parents=True, exist_ok=True)
-        make = partial(heatmap, cells, x, y, axes[2], title or results.stem, [f"{len(rows):,} plans"])
-        save(make, file, width)
+        title = options.title or results.stem
+        save(partial(heatmap, cells, x, y, value, title, [f"{len(rows):,} plans"]), file, width)
         say(f"wrote {file}")
     if files and why is None and any(cell.best is None for cell in cells.values()):
         say("--why X,Y has the reasons of a blank cell in full")
 
 
-def _plot_schedules(
-    names: Sequence[str], numbers: tuple[int | None, int | None, int | None], changes: Sequence[str],
-    title: str | None, file: Path, width: Width,
-) -> RenderableType:  # fmt: skip
-    """Draws schedules by name, played in slots, or those of jobs, and returns a table of their figures.
-
-    numbers: devices, micro-batches, chunks.
-    """
-    from meshcast.experiments.render.matplotlib import schedules
+def _plot_schedules(options: PlotOptions, file: Path, width: Width) -> RenderableType:
+    """Draws schedules by name, played in slots, or those of jobs, and returns a table of their figures."""
+    from meshcast.experiments.render.matplotlib.schedules import schedules
     from meshcast.experiments.render.matplotlib.sheet import save
     from meshcast.experiments.render.terminal.schedules import tabulate_shown
 
-    files = [Path(name).suffix in (".yaml", ".yml", ".json") or Path(name).suffix in (".toml", ".sh") for name in names]
-    if any(files) and not all(files):
-        other = names[files.index(False)]
+    are_jobs = [Path(name).suffix in (".yaml", ".yml", ".json", ".toml", ".sh") for name in options.names]
+    if any(are_jobs) and not all(are_jobs):
+        other = options.names[are_jobs.index(False)]
         rule = "schedules by name are drawn in slots and jobs in seconds, which have no common axis"
         raise PlanError("NAME", rule, "Name schedules only, or jobs only", other)
-    if all(files):
-        if numbers != (None,) * 3:
-            raise PlanError("--p, --m, --v", "jobs have their own", "Leave them out, or change the jobs with --set")
-        from meshcast.simulator import simulate
-
-        jobs = _load_jobs(names, changes)
-        shown = [schedules.show_report(Path(name).stem, simulate(job)) for name, job in zip(names, jobs, strict=True)]
-        words = title or f"Steps of {len(shown)} jobs" if len(shown) > 1 else title or f"A step of {shown[0].name}"
+    if all(are_jobs):
+        shown = _steps_of_jobs(options)
+        title = f"Steps of {len(shown)} jobs" if len(shown) > 1 else f"A step of {shown[0].name}"
     else:
-        from meshcast.experiments.render.terminal.schedules import play_to_show
-
-        if changes:
-            raise PlanError("--set", "it is for jobs", "Leave it out", changes[0])
-        p, m, v = numbers
-        shown = []
-        for name in names:
-            plain, own = _split_chunks(name)
-            shown.append(schedules.show_replay(plain, play_to_show(plain, p, m, own or v)))
-        words = title or "Pipeline schedules"
-        if title is None and p is not None and m is not None:
-            words += f" of {p} devices and {m} micro-batches"
+        shown = _played_schedules(options)
+        numbers = options.p is not None and options.m is not None
+        title = "Pipeline schedules" + (f" of {options.p} devices and {options.m} micro-batches" if numbers else "")
     file.parent.mkdir(parents=True, exist_ok=True)
-    save(lambda: schedules.schedules(shown, words, not all(files)), file, width)
+    save(partial(schedules, shown, options.title or title, not all(are_jobs)), file, width)
     return tabulate_shown(shown)
+
+
+def _steps_of_jobs(options: PlotOptions) -> list[ShownSchedule]:
+    """Returns the schedules of forecast jobs, in seconds."""
+    from meshcast.experiments.render.matplotlib import schedules
+    from meshcast.simulator import simulate
+
+    if (options.p, options.m, options.v) != (None,) * 3:
+        raise PlanError("--p, --m, --v", "jobs have their own", "Leave them out, or change the jobs with --set")
+    jobs = _load_jobs(options)
+    return [
+        schedules.show_report(Path(name).stem, simulate(job)) for name, job in zip(options.names, jobs, strict=True)
+    ]
+
+
+def _played_schedules(options: PlotOptions) -> list[ShownSchedule]:
+    """Returns schedules by name, played in slots."""
+    from meshcast.experiments.render.matplotlib import schedules
+    from meshcast.experiments.render.terminal.schedules import play_to_show
+
+    if options.change:
+        raise PlanError("--set", "it is for jobs", "Leave it out", options.change[0])
+    named = [_split_chunks(name) for name in options.names]
+    return [
+        schedules.show_replay(name, play_to_show(name, options.p, options.m, chunks or options.v))
+        for name, chunks in named
+    ]
 
 
 def _split_chunks(name: str) -> tuple[str, int | None]:
@@ -198,24 +187,21 @@ def _split_chunks(name: str) -> tuple[str, int | None]:
     return plain, count
 
 
-def _load_jobs(names: Sequence[str], changes: Sequence[str]) -> list[Any]:
+def _load_jobs(options: PlotOptions) -> list[Job]:
     from meshcast.experiments.cli.launch import tell_launch
     from meshcast.simulator import load_job
 
-    for name in names:
-        tell_launch(Path(name), changes)
-    return [load_job(Path(name), changes) for name in names]
+    for name in options.names:
+        tell_launch(Path(name), options.change)
+    return [load_job(Path(name), options.change) for name in options.names]
 
 
-def _plot_jobs(
-    kind: str, names: Sequence[str], changes: Sequence[str], by: str | None, file: Path, width: Width
-) -> None:
-    if len(names) > 1 and kind != "breakdown":
-        raise PlanError("NAME", f"plot {kind} is of one job", "Draw one after the other", names[1])
-    jobs = _load_jobs(names, changes)
+def _plot_jobs(options: PlotOptions, file: Path, width: Width) -> None:
+    """Draws a figure of a job; of several the breakdowns beside each other."""
     from meshcast.experiments.render.matplotlib.sheet import save
 
-    make = _explain(jobs[0]) if kind == "tornado" else _forecast(kind, names, jobs, by)
+    jobs = _load_jobs(options)
+    make = _explain(jobs[0]) if options.what == "tornado" else _forecast(options, jobs)
     file.parent.mkdir(parents=True, exist_ok=True)
     save(make, file, width)
 
@@ -228,23 +214,23 @@ def _explain(job: Job) -> Callable[[], Figure]:
     return partial(tornado, explain(job))
 
 
-def _forecast(kind: str, names: Sequence[str], jobs: Sequence[Job], by: str | None) -> Callable[[], Figure]:
-    """Returns what draws a figure of the forecasts of jobs. kind: of `OF_JOBS`. by: what a row of a matrix is."""
+def _forecast(options: PlotOptions, jobs: Sequence[Job]) -> Callable[[], Figure]:
+    """Returns what draws a figure of the forecasts of jobs."""
     from meshcast.simulator import simulate
 
-    reports = [simulate(job) for job in jobs]
+    kind, reports = options.what, [simulate(job) for job in jobs]
     report = reports[0]
     if kind == "breakdown":
         from meshcast.experiments.render.matplotlib.breakdown import breakdown
 
-        stems = [Path(name).stem if len(names) > 1 else "" for name in names]
+        stems = [Path(name).stem if len(jobs) > 1 else "" for name in options.names]
         return partial(breakdown, [*zip(stems, reports, strict=True)])
     if kind == "communication":
         from meshcast.experiments.render.matplotlib.communication import CLEAR, communication
         from meshcast.experiments.views.communication import choose_grouping, communication_matrix
 
-        matrix = communication_matrix(report, by or choose_grouping(report.job.cluster, CLEAR))  # type: ignore[arg-type]
-        return partial(communication, report, matrix)
+        grouping = options.by or choose_grouping(report.job.cluster, CLEAR)
+        return partial(communication, report, communication_matrix(report, grouping))  # type: ignore[arg-type]
     if kind == "roofline":
         from meshcast.experiments.render.matplotlib.roofline import roofline
         from meshcast.experiments.views.roofline import step_roofline

@@ -8,24 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshcast.experiments.cli.console import VIOLATED, AsJson, answering, emit, track
+from meshcast.experiments.cli.console import VIOLATED, AsJson, emit_or_show, track
+from meshcast.experiments.cli.launch import LaunchFileOptions
+from meshcast.experiments.options import argument, option
 from meshcast.hardware.errors import PlanError
 
 if TYPE_CHECKING:
-    from meshcast.simulator.engine.play import Engine
     from meshcast.simulator.report.report import Report
     from meshcast.validation.selfcheck.replay import Replay
 
 Verify = Annotated[
     bool,
-    typer.Option(
+    option(
         "--verify",
-        help="Replay the step on SimPy and rank by rank, and draw what SimPy did; exit with code 1 if they differ.",
+        "Replay the step on SimPy and rank by rank, and draw what SimPy did; exit with code 1 if they differ.",
     ),
 ]
 
 
-def check_verify(verify: bool, engine: Engine) -> None:
+def check_verify(verify: bool, engine: str) -> None:
     """Raises PlanError for a forecast that a replay cannot be held against."""
     if verify and engine == "shared":
         raise PlanError("--verify", "only SimPy plays contention (--engine shared)", "Leave one of both out")
@@ -48,38 +49,31 @@ def end_verify(replays: Sequence[Replay] | None) -> None:
         raise typer.Exit(VIOLATED)
 
 
-def check(
-    job: Annotated[
-        Path | None, typer.Argument(metavar="JOB", help="A job file, YAML or JSON; drawn jobs if not given.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", metavar="N", min=1, max=100_000, help="Jobs to draw; 50 if not given.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="S", help="Equal seeds draw equal jobs; 0 if not given.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Replay a job on SimPy and rank by rank; without JOB check this installation: drawn jobs, completeness of data."""
-    with answering(as_json):
-        from meshcast.simulator import simulate
-        from meshcast.validation.selfcheck.run import JOBS, check_report, has_violations, run_checks
+class CheckOptions(LaunchFileOptions):
+    """Options of ``meshcast check``."""
 
-        replays: Sequence[Replay] = ()
-        if job is None:
-            rows = run_checks(jobs or JOBS, seed or 0, track)
-        elif (jobs, seed) != (None, None):
-            raise PlanError("check", "it takes a JOB, or draws jobs with --jobs and --seed", "Leave one of both out")
-        else:
-            rows, replays = check_report(simulate(job), track)
-        if as_json:
-            wrong = sum(len(row["violations"]) for row in rows)
-            more = {} if job is None else {"replays": [played.to_dict() for played in replays]}
-            emit({"checks": rows, "violations": wrong, **more})
-        else:
-            from meshcast.experiments.render.terminal.forecast import show
-            from meshcast.experiments.render.terminal.selfcheck import checks_page
+    job: Annotated[Path | None, argument("JOB", "A job file, YAML or JSON; drawn jobs if not given.")] = None
+    jobs: Annotated[int | None, option("--jobs", "Jobs to draw; 50 if not given.", "N", min=1, max=100_000)] = None
+    seed: Annotated[int | None, option("--seed", "Equal seeds draw equal jobs; 0 if not given.", "S")] = None
+    as_json: AsJson = False
 
-            show(checks_page(rows, replays))
+
+def check(options: CheckOptions) -> None:
+    """Replays a job on SimPy and rank by rank; without one checks this installation: drawn jobs, complete data."""
+    from meshcast.experiments.render.terminal.selfcheck import checks_page
+    from meshcast.simulator import simulate
+    from meshcast.validation.selfcheck.run import JOBS, check_report, has_violations, run_checks
+
+    replays: Sequence[Replay] = ()
+    if options.job is None:
+        rows = run_checks(options.jobs or JOBS, options.seed or 0, track)
+    elif (options.jobs, options.seed) != (None, None):
+        raise PlanError("check", "it takes a JOB, or draws jobs with --jobs and --seed", "Leave one of both out")
+    else:
+        rows, replays = check_report(simulate(options.job), track)
+    answer = {"checks": rows, "violations": sum(len(row["violations"]) for row in rows)}
+    if options.job is not None:
+        answer["replays"] = [played.to_dict() for played in replays]
+    emit_or_show(options.as_json, answer, lambda: checks_page(rows, replays))
     if has_violations(rows):
         raise typer.Exit(VIOLATED)

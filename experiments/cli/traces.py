@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from meshcast.experiments.cli.console import check_folder, check_place, unwritable, writing
+from meshcast.experiments.options import option
 from meshcast.hardware.errors import PlanError
 
 if TYPE_CHECKING:
@@ -18,40 +17,46 @@ TRACES = (".json", ".json.gz")
 
 Trace = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--trace",
-        metavar="PATH",
-        help="Write the step as a trace of torch's profiler, for Perfetto and HTA: one .json or .json.gz file, or "
+        "Write the step as a trace of torch's profiler, for Perfetto and HTA: one .json or .json.gz file, or "
         "FOLDER/ with a file for each stage.",
+        "PATH",
     ),
 ]
 
 Snapshot = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--snapshot",
-        metavar="FILE",
-        help="Write the memory of each stage as a snapshot of torch's allocator (.pickle) for pytorch.org/memory_viz.",
+        "Write the memory of each stage as a snapshot of torch's allocator (.pickle) for pytorch.org/memory_viz.",
+        "FILE",
     ),
 ]
 
 
-def check_trace(given: str, job: Path) -> None:
-    """Raises PlanError, before any work, for a trace that cannot be written."""
-    path = Path(given)
-    if names_folder(given):
+def check_paths(trace: str | None, snapshot: Path | None, job: Path) -> None:
+    """Raises PlanError, before any work, for files of both options that cannot be written."""
+    if trace is not None:
+        _check_trace(trace, job)
+    if snapshot is not None:
+        _check_snapshot(snapshot, job)
+
+
+def _check_trace(trace: str, job: Path) -> None:
+    path = Path(trace)
+    if names_folder(trace):
         if path.exists() and not path.is_dir():
             raise unwritable(path, "it is not a folder", "--trace")
         check_folder(path, "--trace")
         return
     if not path.name.lower().endswith(TRACES):
         remedy = f"Write {path.stem or 'trace'}.json.gz, or {path.stem or 'trace'}/ for a file of each stage"
-        raise PlanError("--trace", "a trace is written as .json or .json.gz", remedy, given)
+        raise PlanError("--trace", "a trace is written as .json or .json.gz", remedy, trace)
     _check_file(path, "--trace", job)
 
 
-def check_snapshot(path: Path, job: Path) -> None:
-    """Raises PlanError, before any work, for a snapshot that cannot be written."""
+def _check_snapshot(path: Path, job: Path) -> None:
     if path.suffix.lower() not in (".pickle", ".pkl"):
         remedy = f"Write {path.stem or 'memory'}.pickle"
         raise PlanError("--snapshot", "a snapshot is written as .pickle", remedy, str(path))
@@ -64,9 +69,9 @@ def _check_file(path: Path, option: str, job: Path) -> None:
         raise unwritable(path, "it is the job", option)
 
 
-def names_folder(given: str) -> bool:
-    """Whether the path of a trace names a folder."""
-    return given.endswith(("/", os.sep)) or (Path(given).is_dir() and not given.lower().endswith(TRACES))
+def names_folder(trace: str) -> bool:
+    """Returns whether the path of a trace names a folder."""
+    return trace.endswith(("/", os.sep)) or (Path(trace).is_dir() and not trace.lower().endswith(TRACES))
 
 
 def write_files(report: Report, trace: str | None, snapshot: Path | None) -> None:

@@ -1,8 +1,9 @@
-"""The best plans of a job in a single call: `meshcast.search`."""
+"""The best plans of a job in one call: `meshcast.search`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ from meshcast.experiments.search.certificate.result import SearchResult, rank
 from meshcast.experiments.search.frontier.branch_and_bound import Search
 from meshcast.experiments.search.frontier.certificate import Certificate
 from meshcast.experiments.search.frontier.objectives import simulates_runs
-from meshcast.experiments.search.frontier.plan_search import CountInterrupted
-from meshcast.experiments.search.frontier.workers import run_on_workers
+from meshcast.experiments.search.frontier.plan_search import CountInterrupted, PlanSearch
+from meshcast.experiments.search.frontier.workers import run_search as run_processes
 from meshcast.experiments.search.heterogeneous.block_search import HeterogeneousSearch
 from meshcast.experiments.search.heterogeneous.open_fields import HeterogeneousFields
-from meshcast.experiments.search.options import check_heterogeneous_options, check_options, make_limits, read_objectives
+from meshcast.experiments.search.options import SearchOptions
 from meshcast.experiments.search.space.fields import (
     CLUSTER,
     check_open_job,
@@ -31,7 +32,6 @@ from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.forecast.shared_work import SharedWork
-from meshcast.simulator.forecast.workers import count_cores
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.loading.load import load_job, read_job
@@ -76,7 +76,7 @@ def search(
     top: number of plans to keep, 1 to 1,000; of two objectives the whole Pareto front is kept.
     objective: ``time``, ``tokens`` (per second and GPU), ``cost``, ``energy`` or ``memory`` of the step, ``days`` or
         ``run-cost`` of simulated runs; two of them, as a list or as ``time,memory``, for the Pareto front.
-    where: constraints such as ``plan.tp * plan.pp <= 8``; a point that violates any is excluded.
+    where: constraints such as ``plan.tp * plan.pp <= 8``; a point that violates one is excluded.
     memory_margin: share of the memory of a GPU, from 0 to below 1, that must stay free.
     memory_risk: most probability of lacking memory that a plan may have, above 0 and up to 0.5.
     near_measured: whether only combinations of schemes and degrees are kept that somebody has run.
@@ -84,50 +84,56 @@ def search(
         launch file it is. A job that names no framework is not restricted.
     robust: whether the plans that were forecast are ranked by the upper ends of their 90 % intervals, widened by the
         distance from plans that somebody has run; the proof stays that of the shortest step.
-    workers: number of processes; as many as cores that this process may use if None. A small space takes a single one.
-    compare: jobs of the same model, cluster and batch whose plans are held against the best: `compared` of the result.
+    workers: number of processes; one for each core that this process may use if None. A small space takes one.
+    compare: jobs of the same model, cluster and batch whose plans are held against the best one: `compared` of the
+        result.
     heterogeneous: whether plans are searched whose stages, or whose replicas, have different degrees; also on clusters
         of several kinds of nodes. runs: most runs of equal stages of their pipelines; as many as there are kinds of
         nodes, two at least, if None.
     base: folder of relative paths in the job; default: the folder of the file, for a mapping the current folder.
     calibration: the coefficients of all costs; by default those that ship with meshcast.
     watch: called with the certificate after every step of the search.
+
     Raises PlanError, ModelError or CatalogError for a wrong job, a job without open fields, or a wrong option. Ctrl-C
     ends a search with what is proven by then: the certificate is then not `complete`. While the plans are counted, at
     the beginning (`counting` of the certificate), nothing is proven yet, and Ctrl-C raises KeyboardInterrupt.
     """
-    check_options(within, top, workers)
-    limits = make_limits(where, memory_margin, near_measured, any_program, memory_risk)
-    objectives = read_objectives(objective, robust)
-    if heterogeneous:
-        check_heterogeneous_options(limits, robust, compare, runs, objectives)
-        return _run_heterogeneous(
-            open_heterogeneous(job, within, top, objectives, limits, runs, base=base, calibration=calibration), watch
-        )
-    if runs is not None:
-        raise PlanError("runs", NO_RUNS, "Leave it out, or add heterogeneous=True", runs)
-    return _run_uniform(
-        open_search(job, within, top, objectives=objectives, limits=limits, base=base, calibration=calibration),
-        *(robust, workers, compare, watch),
+    values = locals()
+    options = SearchOptions.read({name: values[name] for name in SearchOptions.model_fields})
+
+    def run(search: PlanSearch, robust: bool, workers: int | None) -> SearchResult:
+        certificate = run_processes(search, workers, watch)
+        return ShownSearchResult(rank(search, robust), certificate, tuple(search.forecasts), top=search.top)
+
+    return run_search(job, options, run, base=base, calibration=calibration)[1]
+
+
+def run_search(
+    job: str | Path | Mapping[str, Any],
+    options: SearchOptions,
+    run: Callable[[PlanSearch, bool, int | None], SearchResult],
+    changes: Sequence[str] = (),
+    base: str | Path | None = None,
+    calibration: Calibration | None = None,
+) -> tuple[PlanSearch, SearchResult]:
+    """Opens the search of a job, runs it, and holds the plans of `compare` against the best one. Returns both.
+
+    run: runs a search; its other arguments are the options `robust` and `workers`.
+    changes: to make to the job first.
+    """
+    gap, top, objectives, limits = options.within, options.top, options.objective, options.limits
+    if options.heterogeneous:
+        if changes:
+            rule = "a search of heterogeneous plans changes no fields"
+            raise PlanError("--set", rule, "Write them into the file")
+        mixed = open_heterogeneous(job, gap, top, objectives, limits, options.runs, base=base, calibration=calibration)
+        return mixed, run(mixed, False, None)
+    search = open_search(
+        job, gap, top, objectives=objectives, limits=limits, changes=tuple(changes), base=base, calibration=calibration
     )
-
-
-NO_RUNS = "only pipelines of heterogeneous stages have runs"
-
-
-def _run_heterogeneous(search: HeterogeneousSearch, watch: Callable[[Certificate], None]) -> SearchResult:
-    certificate = search.run(watch)
-    return ShownSearchResult(rank(search), certificate, tuple(search.forecasts), top=search.top)
-
-
-def _run_uniform(
-    search: Search, robust: bool, workers: int | None, compare: Sequence[Source], watch: Callable[[Certificate], None]
-) -> SearchResult:
-    """Runs a search of plans whose stages are alike, and holds other plans against the best."""
-    plans = load_plans(search, compare, search.space.base)
-    certificate = run_on_workers(search, workers or count_cores(), watch)
-    compared = tuple(compare_plans(search, plans))
-    return ShownSearchResult(rank(search, robust), certificate, tuple(search.forecasts), compared, search.top)
+    plans = load_plans(search, options.compare, search.space.base)
+    result = run(search, options.robust, options.workers)
+    return search, replace(result, compared=tuple(compare_plans(search, plans)))
 
 
 def open_search(
@@ -169,7 +175,7 @@ def open_search(
 
 
 def _read_start(job: str | Path | Mapping[str, object], changes: Sequence[str], base: str | Path | None) -> Job | None:
-    """Returns a job without the changes that open its fields; None if it opens some itself, or is invalid."""
+    """Returns a job without the changes that open its fields; None if it opens some itself, or is no valid one."""
     closed = [change for change in changes if not opens_field(change)]
     if len(closed) == len(changes):
         return None
@@ -204,7 +210,8 @@ def open_heterogeneous(
     base: str | Path | None = None,
     calibration: Calibration | None = None,
 ) -> HeterogeneousSearch:
-    """Returns the search of the heterogeneous plans of a job, before it runs. Raises CountInterrupted."""
+    """Returns the search of the heterogeneous plans of a job, before it runs. Raises CountInterrupted if it is
+    interrupted."""
     read = read_job(job)
     folder, origin = read.folder if base is None else Path(base), read.origin
     with locate_errors(*origin):

@@ -90,8 +90,6 @@ def run(
     Raises PlanError if rows cannot be written, or if workers cannot forecast them. KeyboardInterrupt leaves the
     finished chunks for the next run.
     """
-    if workers is not None and workers < 1:
-        raise PlanError("workers", "at least one process forecasts", "Write 1 or more, or None for one a core", workers)
     least = min(CHUNK, CHUNK_OF_RUNS) if simulates_runs(sweep.job, sweep.fields) else CHUNK
     size = max(least, -(-sweep.points // MAX_CHUNKS))
     store = Store(Path(out), sweep, size, restart, shard)

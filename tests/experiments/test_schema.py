@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from jsonschema import Draft202012Validator
 
-from meshcast.experiments.schema import KINDS, schema
+from meshcast.experiments.cli.commands import COMMANDS, find_options
+from meshcast.experiments.schema import KINDS, options_schema, schema
 from meshcast.hardware import clusters, load_cluster
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.hardware.load import read_yaml
@@ -168,3 +169,12 @@ def test_it_describes_clusters_in_full() -> None:
     assert mistakes("cluster", cluster) == []
     cluster["node"] = {"gpu": "h100-sxm", "gpus": 8}
     assert mistakes("cluster", cluster)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_options_of_every_command_have_a_schema(command: str) -> None:
+    options = find_options(command)
+    described = options_schema(f"{command}-options", options)
+    Draft202012Validator.check_schema(described)
+    fields = {name: field["description"] for name, field in described["properties"].items()}
+    assert fields == {name: flag.help for name, flag in options.flags().items()}

@@ -9,7 +9,6 @@ files of an undisturbed one. An error ends in one message that names the file an
 from __future__ import annotations
 
 import gzip
-import inspect
 import io
 import json
 import os
@@ -24,11 +23,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import typer
 import yaml
 from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
+from meshcast.experiments.cli.commands import COMMANDS, find_options, load_command
 from meshcast.hardware.documents.output_file import TEMPORARY
 from tests.fuzz import seeds
 from tests.fuzz.command_process import BLOWS, ROOT, CommandProcess, Ended, Moment
@@ -427,12 +426,9 @@ def missing_package(name: str) -> str:
 
 def list_file_options() -> Iterator[tuple[str, str]]:
     """(command, option) of every option of every command that may name a file, by its type or its placeholder."""
-    commands: Any = typer.main.get_command(app)
-    for command in app.registered_commands:
-        assert command.callback is not None
-        name = command.name or command.callback.__name__
-        kinds = inspect.signature(command.callback, eval_str=True).parameters
-        for param in commands.commands[name].params:
+    for name in COMMANDS:
+        kinds = find_options(name).model_fields
+        for param in load_command(name).params:
             is_file = param.metavar in ("FILE", "FOLDER", "PATH") or "Path" in str(kinds[param.name].annotation)
             if param.param_type_name == "option" and (is_file or param.opts[0] in WRITTEN):
                 yield name, param.opts[0]

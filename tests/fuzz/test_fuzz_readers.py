@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import time
 from contextlib import nullcontext, suppress
@@ -10,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
-from meshcast.experiments.cli import measure, plot, validate
-from meshcast.experiments.cli.app import app
+from meshcast.experiments.cli import calibrate, imports, measure, plot, validate
+from meshcast.experiments.cli.commands import COMMANDS as NAMES
+from meshcast.experiments.cli.commands import find_options, load_command
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.programs.registry import EXPORTS, FORMATS
 from tests.fuzz import run
@@ -72,7 +71,7 @@ def test_a_seed_gives_the_same_file_again(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------- every command, every file it takes
 
-COMMANDS_OF_ALL: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS_OF_ALL: dict[str, Any] = {name: load_command(name) for name in NAMES}
 OUTPUTS = {"out", "plot", "trace", "snapshot", "jobs_to"}
 """Parameters that name what is written."""
 
@@ -81,9 +80,9 @@ WORDS_OR_FILES = {("list", "name"), ("export", "name"), ("export", "kind"), ("pl
 
 KINDS = {
     ("validate", "kind"): validate.KINDS,
-    ("calibrate", "kind"): (*validate.MEASURED, "campaign"),
+    ("calibrate", "kind"): calibrate.KINDS,
     ("measure", "kind"): measure.KINDS,
-    ("import", "form"): (*FORMATS, *measure.FORMS, measure.FAILURE_LOG),
+    ("import", "form"): (*FORMATS, *imports.FORMS, imports.FAILURE_LOG),
     ("export", "to"): tuple(EXPORTS),
     ("plot", "what"): plot.KINDS,
 }
@@ -107,10 +106,10 @@ def is_at(value: Any, file: str) -> bool:
 
 def test_every_file_that_a_command_takes_has_a_reader() -> None:
     taken = {
-        (info.name or info.callback.__name__, name)
-        for info in app.registered_commands
-        for name, parameter in inspect.signature(info.callback, eval_str=True).parameters.items()
-        if "Path" in str(parameter.annotation) and name not in OUTPUTS
+        (command, name)
+        for command in NAMES
+        for name, flag in find_options(command).flags().items()
+        if "Path" in f"{find_options(command).model_fields[name].annotation} {flag.reads}" and name not in OUTPUTS
     }
     read = {
         (reader.words[0], name)

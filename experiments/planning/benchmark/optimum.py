@@ -12,7 +12,7 @@ from meshcast.experiments.planning.pricing.space_search import search_in_time
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.search.frontier.branch_and_bound import Search
 from meshcast.experiments.search.frontier.plan_search import ROUNDING, PlanSearch
-from meshcast.experiments.search.options import make_limits
+from meshcast.experiments.search.options import SearchOptions
 from meshcast.experiments.search.search_job import open_heterogeneous, open_search
 from meshcast.experiments.search.space.membership import list_outside
 from meshcast.experiments.search.space.short_form import read_short_form
@@ -71,9 +71,11 @@ def find_optimum(problem: JobProblem, budget: SearchBudget, any_program: bool = 
     try:
         search: PlanSearch
         if len(problem.job.cluster.kinds) > 1:
-            search = open_heterogeneous(stated, WITHIN, 1, ("time",), make_limits(memory_risk=risk), base=folder)
+            search = open_heterogeneous(
+                stated, WITHIN, 1, ("time",), SearchOptions(memory_risk=risk).limits, base=folder
+            )
         else:
-            limits = make_limits(any_program=any_program, memory_risk=risk)
+            limits = SearchOptions(any_program=any_program, memory_risk=risk).limits
             search = open_search(stated, within=WITHIN, top=1, limits=limits, base=folder)
         proof = search_in_time(search, count_cores(), SHARE * budget.seconds)
     except OutOfTime as error:

@@ -12,7 +12,7 @@ from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.search.frontier.certificate import Certificate
 from meshcast.experiments.search.frontier.plan_search import CountInterrupted, PlanSearch
 from meshcast.experiments.search.frontier.workers import run_search
-from meshcast.experiments.search.options import make_limits
+from meshcast.experiments.search.options import SearchOptions
 from meshcast.experiments.search.search_job import open_search
 from meshcast.hardware.errors import PlanError
 
@@ -29,7 +29,7 @@ def search_space(
     batch = {"global": problem.sequences, "micro": micro}
     stated = problem.job_of({"plan": dict(plan), "batch": batch})
     try:
-        search = open_search(stated, limits=make_limits(where), top=1, base=problem.job.folder)
+        search = open_search(stated, limits=SearchOptions(where=tuple(where)).limits, top=1, base=problem.job.folder)
         proof = search_in_time(search, 1, seconds_left())
     except PlanError:
         return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshcast.experiments.sweeps.options import SweepOptions
 from meshcast.experiments.sweeps.run import load_sweep, run
 
 if TYPE_CHECKING:
@@ -67,9 +68,10 @@ def sweep(
 
     Raises PlanError, ModelError or CatalogError for a wrong sweep. Points that are invalid are rows with a reason.
     """
+    options = SweepOptions.read({"workers": workers, "on": on, "restart": restart})
     read = load_sweep(source, base)
     if out is not None:
-        return _result(read.fields, run(read, out, workers=workers, on=on, restart=restart, watch=watch), out)
+        return _result(read.fields, run(read, out, **options.model_dump(), watch=watch), out)
     with tempfile.TemporaryDirectory(prefix="meshcast-") as folder:
         place = Path(folder) / "rows.parquet"
         result = _result(read.fields, run(read, place, workers=workers, on=on, watch=watch), place)

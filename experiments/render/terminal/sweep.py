@@ -15,13 +15,13 @@ from rich.text import Text
 from meshcast.experiments.render.terminal.say import say
 from meshcast.experiments.render.terminal.tables import labelled_line, reasons_table, show_table
 from meshcast.experiments.sweeps.merge import merge
+from meshcast.experiments.sweeps.options import SweepOptions
 from meshcast.experiments.sweeps.output import parts_folder
 from meshcast.experiments.sweeps.run import load_sweep, run
 from meshcast.experiments.sweeps.selection import STATUSES
 from meshcast.experiments.sweeps.simulated_runs import COLUMNS, RANKED_BY_RUN
 from meshcast.experiments.sweeps.store import RANKED_BY, WHOLE, parse_shard
 from meshcast.experiments.views.table import Table, Words, formatted_numbers, numbers
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.report.figures import shown_in
 from meshcast.simulator.report.formatting import describe_order, describe_value
 
@@ -30,18 +30,25 @@ REASONS = 10
 
 
 def run_sweep(
-    path: Path, out: Path, workers: int | None, on: str | None, shard: str | None, restart: bool
+    path: Path, out: Path, options: SweepOptions, shard: str | None = None
 ) -> tuple[Sequence[str], dict[str, Any]]:
     """Runs the sweep of a file; returns the fields that vary and the summary. An interruption says how to resume it."""
-    if workers is not None and on is not None:
-        raise PlanError("--workers", "a cluster has its own workers", "Leave out --workers or --on", workers)
     part = parse_shard(shard) if shard is not None else WHOLE
     read = load_sweep(path)
     watch = Watch()
     try:
         with ExitStack() as after:
             after.callback(watch.bar.stop)
-            summary = run(read, out, workers=workers, on=on, shard=part, restart=restart, watch=watch, tell=_tell)
+            summary = run(
+                read,
+                out,
+                workers=options.workers,
+                on=options.on,
+                shard=part,
+                restart=options.restart,
+                watch=watch,
+                tell=_tell,
+            )
             return read.fields, summary
     except KeyboardInterrupt:
         kept = f"{watch.done:,} of {watch.points or read.points:,} points are stored in {parts_folder(out)}"

@@ -121,8 +121,6 @@ def load_plans(search: Search, plans: Sequence[Source], base: Path | None = None
         several = f"this is a search of {len(search.clusters)} clusters" if len(search.clusters) > 1 else ""
         rule += f", and {several or f'the objective of this search is {objectives}'}"
         raise PlanError("compare", rule, "Search one cluster, with the objective time")
-    if isinstance(plans, str | Path | Mapping):
-        raise PlanError("compare", "it is a list of jobs", "Write compare=[job]")
     return [_load_plan(searched, source, number, base) for number, source in enumerate(plans, 1)]
 
 

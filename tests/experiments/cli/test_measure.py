@@ -71,7 +71,7 @@ def test_mistakes_of_measure(job: Path, words: tuple[str, ...], message: str) ->
 
 
 def test_without_torch_the_message_names_the_package(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshcast.experiments.cli.validate.find_spec", lambda name: None)
+    monkeypatch.setattr("meshcast.experiments.cli.measured_files.find_spec", lambda name: None)
     for words in (("measure", "kernels", job), ("calibrate", "--device", "cpu", "--out", job.parent / "mine")):
         result = run(*words)
         assert result.exit_code == 2 and "it is not installed" in result.stderr

@@ -14,7 +14,7 @@ import yaml
 import meshcast
 from meshcast.experiments.search.certificate.comparison import compare_plans, load_plans
 from meshcast.experiments.search.certificate.settings import differing_settings
-from meshcast.experiments.search.options import make_limits
+from meshcast.experiments.search.options import SearchOptions
 from meshcast.experiments.search.search_job import open_search
 from meshcast.experiments.search.space.limits import Limits
 from meshcast.experiments.search.space.membership import find_point, list_outside
@@ -157,7 +157,7 @@ def test_limits_of_the_search_exclude_a_plan() -> None:
     assert compared(PLAN, where=["plan.tp * plan.pp <= 8"]).inside
     tight = compared({**PLAN, "plan": {"tp": 1, "zero": 0}}, memory_margin=0.7)
     assert tight.inside and tight.report.fits and not tight.fits
-    space = open_search(TINY, limits=make_limits(near_measured=True)).space
+    space = open_search(TINY, limits=SearchOptions(near_measured=True).limits).space
     form = read_short_form(load_job({**PLAN, "plan": {"tp": 4, "pp": 2, "chunks": 2, "zero": 0}}))
     measured = meshcast.search(TINY, top=1, near_measured=True).best
     outside = list_outside(space, form)

@@ -19,7 +19,7 @@ import meshcast
 from meshcast.experiments.search.frontier import workers
 from meshcast.experiments.search.frontier.certificate import Certificate
 from meshcast.experiments.search.frontier.plan_search import CountInterrupted
-from meshcast.experiments.search.options import make_limits
+from meshcast.experiments.search.options import SearchOptions
 from meshcast.experiments.search.search_job import open_search
 from meshcast.experiments.search.space.limits import LimitedSpace, Limits
 from meshcast.experiments.search.space.space import Space
@@ -49,7 +49,7 @@ MANY: dict[str, Any] = {
     ],
 )
 def test_counts_are_those_of_the_points(limits: dict[str, Any]) -> None:
-    space = LimitedSpace(MANY, Path("."), make_limits(**limits))
+    space = LimitedSpace(MANY, Path("."), SearchOptions(**limits).limits)
     measured, plans = space._measured, 0
     for group in space.groups():
         admitted, excluded = 0, {"where": 0, "program": 0, "near_measured": 0}
@@ -61,7 +61,7 @@ def test_counts_are_those_of_the_points(limits: dict[str, Any]) -> None:
             excluded["near_measured"] += len(kept) * (not is_measured)
         assert space.size(group) == admitted and space.count_excluded(group) == excluded
         plans += admitted + sum(excluded.values())
-    made = open_search(MANY, limits=make_limits(**limits))
+    made = open_search(MANY, limits=SearchOptions(**limits).limits)
     made.count()
     assert made.certificate.plans == plans > 2_000
 

@@ -13,7 +13,7 @@ import yaml
 from meshcast.experiments.search.frontier.branch_and_bound import Search
 from meshcast.experiments.search.frontier.certificate import Certificate
 from meshcast.experiments.search.frontier.plan_search import has_memory
-from meshcast.experiments.search.options import make_limits
+from meshcast.experiments.search.options import SearchOptions
 from meshcast.experiments.search.search_job import open_search
 from meshcast.experiments.search.space.space import Space
 from meshcast.hardware.errors import PlanError
@@ -40,7 +40,7 @@ def total(found: Certificate) -> int:
 
 
 def search(**limits: Any) -> Search:
-    made = open_search(TINY, limits=make_limits(**limits))
+    made = open_search(TINY, limits=SearchOptions(**limits).limits)
     made.run()
     return made
 
@@ -80,7 +80,7 @@ def test_a_constraint_knows_the_default_degree_of_experts() -> None:
     plan = {"tp": 4, "ep": [1, 2], "etp": "auto"}
     batch = {"global": 16, "sequence": 2048}
     job = {**TINY, "model": {"preset": "mixtral-8x7b", "layers": 2}, "batch": batch, "plan": plan}
-    space = open_search(job, limits=make_limits(where=["plan.etp <= 2"])).space
+    space = open_search(job, limits=SearchOptions(where=["plan.etp <= 2"]).limits).space
     assert isinstance(space, Space)
     left = [(group.ep, group.etp) for group in space.groups() if space.size(group)]
     assert left == [(1, 1), (2, None), (2, 2)]
@@ -88,7 +88,7 @@ def test_a_constraint_knows_the_default_degree_of_experts() -> None:
 
 def test_a_constraint_knows_the_order_of_the_mesh() -> None:
     plan = {"tp": 2, "pp": [1, 2], "order": "auto"}
-    limits = make_limits(where=["plan.pp == 1 or plan.order == 'dp-pp-cp-tp'"])
+    limits = SearchOptions(where=["plan.pp == 1 or plan.order == 'dp-pp-cp-tp'"]).limits
     space = open_search({**TINY, "plan": plan}, limits=limits).space
     group = space.groups()[0]
     left = [(one.pp, one.mesh_order) for one in space.pipelines(group) if space.choices(group, one)]
@@ -98,7 +98,9 @@ def test_a_constraint_knows_the_order_of_the_mesh() -> None:
 
 def test_a_constraint_knows_how_many_ranks_share_a_copy() -> None:
     plan = {"tp": 2, "pp": [1, 2], "zero": 1, "shard": "auto"}
-    space = open_search({**TINY, "cluster": "dgx-h100:2", "plan": plan}, limits=make_limits(where=["plan.shard <= 4"]))
+    space = open_search(
+        {**TINY, "cluster": "dgx-h100:2", "plan": plan}, limits=SearchOptions(where=["plan.shard <= 4"]).limits
+    )
     (one, two), *_ = ([p for p in space.space.pipelines(group)] for group in space.space.groups())
     group = space.space.groups()[0]
     assert [step.shard for step in space.space.choices(group, one)] == [4]
@@ -125,14 +127,14 @@ def test_a_plan_is_left_out_unless_its_risk_is_taken() -> None:
     risk = 1 - simulate({**job, "plan": {"tp": 1}}).fit.probability
     assert 0 < risk < EVEN
     for share, count in ((0.999, 0), (1.001, 1)):
-        limits = make_limits(memory_risk=share * risk)
+        limits = SearchOptions(memory_risk=share * risk).limits
         made = open_search({**job, "plan": {"tp": 1, "recompute": ["none"]}}, limits=limits)
         made.run()
         assert len(made.best) == count
 
 
 def test_a_forecast_is_held_against_the_risk_and_the_margin() -> None:
-    space = open_search(TINY, limits=make_limits(memory_margin=0.5)).space
+    space = open_search(TINY, limits=SearchOptions(memory_margin=0.5).limits).space
     assert space.capacity * space.least_room == pytest.approx(0.5 * space.loaded.cluster.gpu.program_memory)
     for room, held, fits in ((1.001, 0.999, True), (0.999, 0.999, False), (1.001, 1.001, False)):
         forecast = StepAndMemory(1.0, 1.0, 1.0, held * space.capacity, room * space.least_room)
@@ -156,7 +158,7 @@ def test_only_measured_combinations_are_kept(points: list[Point]) -> None:
 
 
 def test_counts_of_an_interrupted_search_add_up() -> None:
-    made = open_search(TINY, limits=make_limits(where=["plan.tp < 4"], near_measured=True))
+    made = open_search(TINY, limits=SearchOptions(where=["plan.tp < 4"], near_measured=True).limits)
 
     def stop(certificate: Certificate) -> None:
         if certificate.opened == 1:
@@ -175,7 +177,7 @@ def test_counts_of_an_interrupted_search_add_up() -> None:
         ({"where": ["plan.tp"]}, "plan.tp is 1, neither true nor false"),
         ({"where": ["plan.schedule < 3"]}, "is no number"),
         ({"where": "plan.tp < 2"}, "constraints are a list of texts"),
-        ({"memory_margin": 1}, "memory_margin is 1: it is a share of the memory of a GPU from 0 to below 1"),
+        ({"memory_margin": 1}, "memory_margin is 1: a margin is a share of the memory of a GPU from 0 to below 1"),
         ({"memory_margin": math.nan}, "memory_margin is nan"),
         (
             {"memory_risk": 0},
@@ -186,7 +188,7 @@ def test_counts_of_an_interrupted_search_add_up() -> None:
 )
 def test_wrong_limits_are_refused(limits: dict[str, Any], words: str) -> None:
     with pytest.raises(PlanError, match=words):
-        open_search(TINY, limits=make_limits(**limits)).count()
+        open_search(TINY, limits=SearchOptions(**limits).limits).count()
 
 
 def test_jobs_that_nobody_has_run_are_refused() -> None:
@@ -195,7 +197,7 @@ def test_jobs_that_nobody_has_run_are_refused() -> None:
         ({**TINY, "batch": {"global": 393216}, "cluster": "dgx-h100:49152"}, "was run on 393,216 GPUs"),
     ):
         with pytest.raises(PlanError, match=words):
-            open_search(job, limits=make_limits(near_measured=True)).count()
+            open_search(job, limits=SearchOptions(near_measured=True).limits).count()
 
 
 # ------------------------------------------------------------------------------------------- the command

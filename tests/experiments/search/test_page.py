@@ -11,7 +11,7 @@ import yaml
 
 from meshcast.experiments.render.terminal.forecast import render
 from meshcast.experiments.search.frontier.certificate import Certificate
-from meshcast.experiments.search.options import make_limits
+from meshcast.experiments.search.options import SearchOptions
 from meshcast.experiments.search.output import progress
 from meshcast.experiments.search.output.page import page, run_with_progress
 from meshcast.experiments.search.search_job import open_search
@@ -47,7 +47,7 @@ def test_a_plan_that_nearly_fills_a_gpu_is_named() -> None:
     assert words not in render(page(run_with_progress(open_search(job))))
     batch, plan = {"global": 1024, "micro": 1, "sequence": 8192}, {"tp": 4, "pp": 4, "chunks": [5]}
     full = {**job, "cluster": "dgx-h100:64", "batch": batch, "plan": plan}
-    text = render(page(run_with_progress(open_search(full, limits=make_limits(memory_risk=EVEN)))))
+    text = render(page(run_with_progress(open_search(full, limits=SearchOptions(memory_risk=EVEN).limits))))
     assert words in " ".join(text.split()) and "fits in memory is faster" in text
 
 
@@ -64,7 +64,7 @@ def test_a_search_without_a_plan_names_the_smallest_need_and_what_to_open(tmp_pa
 
 
 def test_the_smallest_need_is_that_of_a_forecast_where_there_is_one() -> None:
-    result = run_with_progress(open_search(TINY, limits=make_limits(memory_margin=0.98)))
+    result = run_with_progress(open_search(TINY, limits=SearchOptions(memory_margin=0.98).limits))
     assert result.smallest is not None and not result.best
     if result.forecasts:
         assert result.smallest.need == min(one.forecast.held for one in result.forecasts)

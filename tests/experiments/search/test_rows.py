@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from meshcast.experiments.search.certificate.result import SearchResult, rank
-from meshcast.experiments.search.options import make_limits
+from meshcast.experiments.search.options import SearchOptions
 from meshcast.experiments.search.output.plot import time_and_memory
 from meshcast.experiments.search.search_job import open_search
 from meshcast.simulator import simulate
@@ -64,7 +64,7 @@ def test_a_plan_that_leaves_too_little_memory_free_does_not_fit(job: Path, tmp_p
 
 
 def test_the_plot_shows_time_and_memory(job: Path, tmp_path: Path) -> None:
-    made = open_search(job, limits=make_limits(memory_margin=0.1))
+    made = open_search(job, limits=SearchOptions(memory_margin=0.1).limits)
     certificate = made.run()
     result = SearchResult(rank(made), certificate, tuple(made.forecasts))
     figure = time_and_memory(made, result)

@@ -230,16 +230,16 @@ def test_a_mistake_in_a_job_names_file_and_run(small: Path) -> None:
 
 def test_options_of_runs_are_arguments_of_the_measuring_functions() -> None:
     pytest.importorskip("torch")
-    from meshcast.experiments.cli.measure import _measuring_function
+    from meshcast.experiments.cli.measuring import find_measuring
 
     for kind, options in campaign.OPTIONS.items():
-        arguments = inspect.signature(_measuring_function(kind)).parameters
+        arguments = inspect.signature(find_measuring(kind)).parameters
         common = {"job", "device", "out", "calibration", "command", "progress"}
         assert set(options) == set(arguments) - common, kind
 
 
 def test_what_holds_memory_of_a_gpu_runs_in_a_process_of_its_own() -> None:
-    from meshcast.experiments.cli.measure import _call_in_own_process
+    from meshcast.experiments.cli.campaign import _call_in_own_process
 
     assert _call_in_own_process(os.getpid) != os.getpid()
     with pytest.raises(PlanError, match="no such file"):

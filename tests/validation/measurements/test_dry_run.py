@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -12,7 +13,7 @@ import yaml
 
 torch = pytest.importorskip("torch")
 
-from meshcast.experiments.cli import measure as command_line  # noqa: E402
+from meshcast.experiments.cli import campaign as command_line  # noqa: E402
 from meshcast.simulator.costs.calibration.check import check_folder  # noqa: E402
 from meshcast.validation.calibration.device import calibrate, describe, kernels, sustained_rate  # noqa: E402
 from meshcast.validation.calibration.device.from_campaign import calibrate_from  # noqa: E402
@@ -84,7 +85,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch, fake_cuda: Any) -> Any:
     monkeypatch.setattr(device, "FLUSH_BYTES", 2**16)
     monkeypatch.setattr(gpu_state, "INTERVAL", 1e-3)
     # A new process would know nothing of the fake.
-    monkeypatch.setattr(command_line, "_call_in_own_process", command_line._call)
+    monkeypatch.setattr(command_line, "_call_in_own_process", operator.call)
     monkeypatch.setattr(kernel_measurement, "WARM_UP_SIZE", 32)
     monkeypatch.setattr(kernel_measurement, "COPIES", (2**10,))
     return fake_cuda
@@ -93,7 +94,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch, fake_cuda: Any) -> Any:
 @pytest.mark.slow
 def test_every_slice_of_the_gpu_campaign_runs(campaign: Path, tmp_path: Path, one_gpu: Any) -> None:
     out = tmp_path / "measured"
-    command_line._campaign(campaign, out, None, as_json=True)
+    command_line.run_campaign(campaign, out, None, as_json=True)
     runs = yaml.safe_load(campaign.read_text("utf-8"))["runs"]
     files = {run["name"]: out / f"{run['name']}.json" for run in runs}
     done: dict[str, Measurement] = {name: read(path) for name, path in files.items() if path.is_file()}

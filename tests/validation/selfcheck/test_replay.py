@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshcast.experiments.cli import app as command_line
+from meshcast.experiments.cli import predict as command_line
 from meshcast.simulator import simulate
 from meshcast.simulator.engine import play, simpy_engine
 from meshcast.simulator.engine.maxplus import Coordinates
