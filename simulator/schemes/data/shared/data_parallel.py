@@ -163,10 +163,13 @@ class DataScheme(ShardsStates):
         """Returns the axes of the reduction after the last micro-batch, and the sizes of the gradient."""
         return self.axes_reduced_once(param), self.gradient_sizes(param)
 
-    def gather_group(self, param: Param) -> tuple[tuple[str, ...], int]:
-        """Returns the axes over which updated shards of unsharded weights are all-gathered before their next use, and
-        the elements of the weights."""
-        return () if self.shards_at_rest("parameters", param) else self.update_shards(param), param.size
+    def axes_gathered_once(self, param: Param) -> tuple[str, ...]:
+        """Returns the axes over which updated shards of unsharded weights are all-gathered before their next use."""
+        return () if self.shards_at_rest("parameters", param) else self.update_shards(param)
+
+    def _gather_group(self, param: Param) -> tuple[tuple[str, ...], int]:
+        """Returns the axes of the all-gather of updated weights, and their elements."""
+        return self.axes_gathered_once(param), param.size
 
     @property
     def lowering_key(self) -> Hashable:
@@ -191,7 +194,7 @@ class DataScheme(ShardsStates):
         if self.gathers_ahead_of_use:
 
             def gather_sizes(param: Param) -> tuple[tuple[str, ...], Sizes]:
-                axes, elements = self.gather_group(param)
+                axes, elements = self._gather_group(param)
                 return axes, (elements,)
 
             gather: MakeOps = lambda axes, sizes: [self.gather(axes, sizes[0], "F", "first")]  # noqa: E731
@@ -255,7 +258,7 @@ class DataScheme(ShardsStates):
 
         params: of the update, each with its number of copies.
         """
-        for axes, elements in sum_by_axes(params, self.gather_group):
+        for axes, elements in sum_by_axes(params, self._gather_group):
             yield self.gather(axes, elements, "U", "every")
 
     def _make_buckets(
