@@ -428,7 +428,6 @@ ABOVE: dict[str, dict[str, int]] = {
         "simulator/models/shapes.py:Shapes": 28,
         "simulator/report/metrics.py:Metrics": 40,
         "simulator/scheduling/schedule.py:Schedule": 32,
-        "simulator/schemes/data/shared/data_parallel.py:DataScheme": 29,
     },
     "constructor arguments": {},
 }

@@ -305,8 +305,8 @@ def check_alike(plan: Plan, who: str) -> None:
 
 
 def check_roles(plan: Plan) -> None:
-    """Checks that every role (schedule, recompute scheme) has a single scheme at most, and the required roles of schemes are
-    filled."""
+    """Checks that every role (schedule, recompute scheme) has a single scheme at most, and the required roles of
+    schemes are filled."""
     for role in sorted({scheme.role for scheme in plan.schemes} - {""}):
         uses = [scheme.use for scheme in plan.schemes if scheme.role == role]
         if len(uses) > 1:

@@ -260,8 +260,8 @@ class PlanRanks:
     def clusters(self) -> list[Cluster]:
         """For every pipeline device, the cluster at whose rates it runs.
 
-        Where all ranks of the device are on nodes of the same kind: a cluster of that kind alone. Otherwise the cluster of
-        the job, as slow as its slowest kind of node.
+        Where all ranks of the device are on nodes of the same kind: a cluster of that kind alone. Otherwise the cluster
+        of the job, as slow as its slowest kind of node.
         """
         cluster = self._plan.job.cluster
         if not cluster.groups:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from meshcast.simulator.program.pipeline_stages import PipelineStages, Slot
+from meshcast.simulator.program.pipeline_stages import Slot
 from meshcast.simulator.program.timetable import Timetable
 from meshcast.simulator.scheduling.schedule import OverlappedPasses, ScheduleItem
 
@@ -24,8 +24,9 @@ def join_timetables(tables: Sequence[Timetable]) -> Timetable:
     actions = [0, *accumulate(len(table.slot) for table in tables)]
     extra = actions[-1]
     shape = replace(first.shape, p=devices[-1], m=max(table.shape.m for table in tables))
-    backwards, separates = first.stages.backwards_per_forward, first.stages.separates_multiprocessors
-    all_stages = PipelineStages([], [], [], [], backwards_per_forward=backwards, separates_multiprocessors=separates)
+    all_stages = replace(
+        first.stages, devices=[], copies=[], predecessors=[], successors=[], coupled={}, chained=False, stripes={}
+    )
     joined = Timetable(shape, [], [0], [], [], [], [], all_stages, joined=True)
     for i, table in enumerate(tables):
         d, s, t, a = devices[i], stages[i], slots[i], actions[i]

@@ -35,7 +35,7 @@ from meshcast.simulator.ir.capabilities import KeepsOwnStates
 from meshcast.simulator.ir.ops import BYTES, Collective, HostCopy, Op, Param, Work
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from meshcast.simulator.lowering.offload import IN, OUT
-from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, Sizes
+from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, Sizes, split_axes
 
 
 class BytePS(DataScheme, KeepsOwnStates):
@@ -78,11 +78,11 @@ class BytePS(DataScheme, KeepsOwnStates):
     def own_states(self, param: Param) -> Mapping[str, float]:
         """Returns the gradients of a machine in its memory, of which each rank has brought its part."""
         axes = self.axes_reduced_once(param)
-        within, across = (self.mesh.size(part) for part in self.split_by_node(axes))
+        within, across = (self.mesh.size(part) for part in split_axes(axes, self.node_axes))
         return {"cpu": param.size * BYTES[self.framework.gradients] / within} if across > 1 else {}
 
     def reduce_bucket(self, axes: tuple[str, ...], sizes: Sizes, phase: str, when: str) -> Sequence[Op]:
-        within, across = self.split_by_node(axes)
+        within, across = split_axes(axes, self.node_axes)
         nbytes = sizes[0] * BYTES[self.framework.gradients]
         if not across:
             return super().reduce_bucket(axes, sizes, phase, when)

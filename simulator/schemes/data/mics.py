@@ -22,7 +22,7 @@ from typing import Any
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.ops import BYTES, Collective, Op, Param
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
-from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
+from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting, split_axes
 from meshcast.simulator.schemes.data.shared.fully_sharded import GatherOps, ShardedScheme
 
 
@@ -45,14 +45,14 @@ class MiCS(ShardedScheme):
             raise PlanError(f"plan.schemes.{self.use}.over", rule, remedy, list(self.axes))
 
     def axes_reduced_once(self, param: Param) -> tuple[str, ...]:
-        return self.split_replica_axes(self.reduces(param))[1]
+        return split_axes(self.reduces(param), self.replica_axes)[0]
 
     def reduce_unit(self, axes: tuple[str, ...], elements: int) -> list[Op]:
-        shard_axes, _ = self.split_replica_axes(axes)
+        _, shard_axes = split_axes(axes, self.replica_axes)
         return super().reduce_unit(shard_axes, elements)
 
     def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
-        inner, outer = self.split_by_node(axes)
+        inner, outer = split_axes(axes, self.node_axes)
         if not (self.options.hierarchical and inner and outer):
             return super().gather_unit(axes, elements, forward)
         parts = self.gather(outer, elements // self.mesh.size(inner), "F" if forward else "B", "every")

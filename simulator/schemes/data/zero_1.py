@@ -52,9 +52,9 @@ class Zero1(DataScheme, KeepsBuckets):
             yield from super().gather_updated(params)
             return
         if self.options.weights == "broadcast parameters":
-            sizes = [(*self.gather_group(param), count) for param, count in params]
+            sizes = [(*self._gather_group(param), count) for param, count in params]
         else:
-            wholes = sum_by_axes(params, self.gather_group)
+            wholes = sum_by_axes(params, self._gather_group)
             ranks = {axes: self.mesh.size(axes) for axes, _ in wholes}
             sizes = [(axes, elements // ranks[axes], ranks[axes]) for axes, elements in wholes]
         for axes, elements, count in sizes:

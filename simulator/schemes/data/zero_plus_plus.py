@@ -26,7 +26,7 @@ from pydantic import Field
 from meshcast.simulator.ir.capabilities import KeepsSecondaryShards
 from meshcast.simulator.ir.ops import BYTES, Collective, Memory, Op, Param
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
-from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
+from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting, split_axes
 from meshcast.simulator.schemes.data.shared.fully_sharded import GatherOps
 from meshcast.simulator.schemes.data.shared.parameter_coordinator import CoordinatedScheme, CoordinatorOptions
 
@@ -59,13 +59,13 @@ class ZeroPlusPlus(CoordinatedScheme, KeepsSecondaryShards):
     def secondary_shards(self, param: Param) -> tuple[str, ...] | None:
         """Returns the axes within a node over which its copy of `param` is sharded; None without hpZ, and for experts
         without replicas within the node, which are all-gathered from other nodes again."""
-        inner = tuple(axis for axis in self.shards_at_rest("parameters", param) if axis in self.node_axes)
+        inner, _ = split_axes(self.shards_at_rest("parameters", param), self.node_axes)
         return inner if self.options.hpz and inner else None
 
     def gather_unit(self, axes: tuple[str, ...], elements: int, forward: bool) -> GatherOps:
         gathers = super().gather_unit(axes, elements, forward)
         (gather,) = gathers.ops
-        inner = tuple(axis for axis in axes if axis in self.node_axes)
+        inner, _ = split_axes(axes, self.node_axes)
         if not forward and self.options.hpz and inner == axes:
             gather.stream = "data-within"
             return gathers
@@ -84,7 +84,7 @@ class ZeroPlusPlus(CoordinatedScheme, KeepsSecondaryShards):
         if not self.options.qgz:
             return super().reduce_unit(axes, elements)
         unreduced = elements * BYTES[self.framework.gradients]
-        inner, outer = self.split_by_node(axes)
+        inner, outer = split_axes(axes, self.node_axes)
         ops, arrived = list[Op](), unreduced
         for place, stream in ((inner, "data-within"), (outer, "data")):
             if place:

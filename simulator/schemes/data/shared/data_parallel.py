@@ -9,7 +9,7 @@ bucket.elements_per_rank x ranks)`` elements, or one bucket for all without over
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -77,6 +77,11 @@ MakeOps = Callable[[tuple[str, ...], Sizes], Sequence[Op]]
 """Makes the ops of a bucket over axes, each after that before."""
 
 
+def split_axes(axes: Iterable[str], group: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns those of some axes that are in a group, such as `DataScheme.node_axes`, and the others."""
+    return tuple(axis for axis in axes if axis in group), tuple(axis for axis in axes if axis not in group)
+
+
 class DataScheme(ShardsStates):
     """Base of the data schemes; many only state which states they shard."""
 
@@ -85,11 +90,6 @@ class DataScheme(ShardsStates):
 
     def layouts(self, operator: Operator) -> str | None:
         return "b" if operator.has("b") else None
-
-    @property
-    def replica_count(self) -> int:
-        """Ranks that hold the same weights, outside of views."""
-        return self.mesh.size((*self.over, *self.sequence_axes))
 
     def reduces(self, param: Param) -> tuple[str, ...]:
         """Returns the scheme's axes and the sequence axes, along which ranks have the same weights; in a view all axes
@@ -119,7 +119,7 @@ class DataScheme(ShardsStates):
 
     @property
     def gathered_axes(self) -> tuple[str, ...]:
-        return self.split_replica_axes(self.over)[0] if "parameters" in self.shards else ()
+        return split_axes(self.over, self.replica_axes)[1] if "parameters" in self.shards else ()
 
     def shards_at_rest(self, state: str, param: Param) -> tuple[str, ...]:
         return (
@@ -145,17 +145,13 @@ class DataScheme(ShardsStates):
     @property
     def bucket_elements(self) -> float:
         """Elements of gradients that are reduced together."""
-        bucket = self.framework.bucket
-        return float(max(bucket.elements, bucket.elements_per_rank * self.replica_count))
+        bucket, replicas = self.framework.bucket, self.mesh.size((*self.over, *self.sequence_axes))
+        return float(max(bucket.elements, bucket.elements_per_rank * replicas))
 
     def axes_reduced_once(self, param: Param) -> tuple[str, ...]:
         """Returns the axes over which the gradient is reduced once a step, after the last micro-batch, and not in every
         micro-batch."""
         return () if "gradients" in self.shards else self.reduces(param)
-
-    def axes_gathered_once(self, param: Param) -> tuple[str, ...]:
-        """Returns the axes over which updated shards of unsharded weights are all-gathered before their next use."""
-        return () if self.shards_at_rest("parameters", param) else self.update_shards(param)
 
     def gradient_sizes(self, param: Param) -> Sizes:
         """Returns the sizes of a gradient on whose sums the reduction of a bucket depends: the elements stored until
@@ -167,7 +163,11 @@ class DataScheme(ShardsStates):
         """Returns the axes of the reduction after the last micro-batch, and the sizes of the gradient."""
         return self.axes_reduced_once(param), self.gradient_sizes(param)
 
-    def gather_group(self, param: Param) -> tuple[tuple[str, ...], int]:
+    def axes_gathered_once(self, param: Param) -> tuple[str, ...]:
+        """Returns the axes over which updated shards of unsharded weights are all-gathered before their next use."""
+        return () if self.shards_at_rest("parameters", param) else self.update_shards(param)
+
+    def _gather_group(self, param: Param) -> tuple[tuple[str, ...], int]:
         """Returns the axes of the all-gather of updated weights, and their elements."""
         return self.axes_gathered_once(param), param.size
 
@@ -194,7 +194,7 @@ class DataScheme(ShardsStates):
         if self.gathers_ahead_of_use:
 
             def gather_sizes(param: Param) -> tuple[tuple[str, ...], Sizes]:
-                axes, elements = self.gather_group(param)
+                axes, elements = self._gather_group(param)
                 return axes, (elements,)
 
             gather: MakeOps = lambda axes, sizes: [self.gather(axes, sizes[0], "F", "first")]  # noqa: E731
@@ -222,16 +222,6 @@ class DataScheme(ShardsStates):
                 fragment.forward = [*fragment.forward, gather]
         return fragment
 
-    def split_replica_axes(self, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Returns the axes that shard states, and those along which the shards are replicated."""
-        shard_axes = tuple(axis for axis in axes if axis not in self.replica_axes)
-        return shard_axes, tuple(axis for axis in axes if axis in self.replica_axes)
-
-    def split_by_node(self, axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Returns those of some axes that join ranks within a node, and those across nodes."""
-        within = tuple(axis for axis in axes if axis in self.node_axes)
-        return within, tuple(axis for axis in axes if axis not in self.node_axes)
-
     def reduce_bucket(self, axes: tuple[str, ...], sizes: Sizes, phase: str, when: str) -> Sequence[Op]:
         """Returns the ops that reduce the gradients of a bucket, in order.
 
@@ -243,7 +233,7 @@ class DataScheme(ShardsStates):
         """Returns the reductions of gradients, each of which waits for that before: over the axes that shard states,
         then of the shards over replica axes.
         """
-        shard_axes, copies = self.split_replica_axes(axes)
+        copies, shard_axes = split_axes(axes, self.replica_axes)
         ops = [self.reduce(shard_axes, elements, phase, when)] if shard_axes else []
         if copies:
             among = self.reduce(copies, elements // self.mesh.size(shard_axes), phase, when)
@@ -268,7 +258,7 @@ class DataScheme(ShardsStates):
 
         params: of the update, each with its number of copies.
         """
-        for axes, elements in sum_by_axes(params, self.gather_group):
+        for axes, elements in sum_by_axes(params, self._gather_group):
             yield self.gather(axes, elements, "U", "every")
 
     def _make_buckets(

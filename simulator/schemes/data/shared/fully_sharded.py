@@ -31,7 +31,7 @@ from meshcast.simulator.ir.ops import (
 )
 from meshcast.simulator.ir.scheme import RECOMPUTES, LowerModule, LowerStage
 from meshcast.simulator.lowering.offload import IN, OUT, update_on_host
-from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
+from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, split_axes
 from meshcast.simulator.schemes.data.shared.gather_plan import (
     Gather,
     GatheredModule,
@@ -139,7 +139,7 @@ class ShardedScheme(DataScheme):
         """
         ops = self.reductions(axes, elements, "W", "every")
         for place, share in self.offloaded_to("gradients").items():
-            ranks = self.mesh.size(self.split_replica_axes(axes)[0])
+            ranks = self.mesh.size(split_axes(axes, self.replica_axes)[1])
             nbytes = share * BYTES[self.framework.gradients] * elements / ranks
             shard = HostCopy(round(nbytes), False, place)
             ops.append(Op("copy gradients", OUT, shard, [], "W"))
