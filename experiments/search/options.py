@@ -27,8 +27,7 @@ def check_options(within: float, top: int, workers: int | None = None, dashes: s
 
 
 def read_objectives(objectives: str | Sequence[str], robust: bool = False, place: str = "objective") -> tuple[str, ...]:
-    """Returns the objectives by their names. place: of them in error messages. robust: whether intervals rank the
-    plans. Raises PlanError for wrong ones."""
+    """Returns the objectives by name, or raises PlanError. place: in messages. robust: intervals rank the plans."""
     names = objectives.split(",") if isinstance(objectives, str) else objectives
     if not isinstance(names, list | tuple):
         raise PlanError(place, "it is a word, or a list of two", "Write for example time,memory", objectives)
@@ -47,8 +46,7 @@ def make_limits(
     memory_risk: float = RISK,
     place: str = "where",
 ) -> Limits:
-    """Returns the limits of a search, as `search` takes them. place: of the constraints in error messages. Raises
-    PlanError for wrong ones."""
+    """Returns the limits of a search, as `search` takes them, or raises PlanError. place: in messages."""
     if isinstance(where, str) or not all(isinstance(text, str) for text in where):
         raise PlanError(place, "constraints are a list of texts", 'Write for example ["plan.tp <= 8"]', where)
     if not _is_number(memory_margin) or not 0 <= memory_margin < 1:

@@ -413,8 +413,7 @@ class PlacedPipelines(NamedTuple):
                 yield plan
 
     def _least_bottleneck(self, depth: int, copies: int) -> PlacedPlan | None:
-        """Returns the stages of the least slowest stage or transfer, of the best ones up to every state and GPUs in
-        use: a transfer depends on where the stage before is."""
+        """Returns the stages of the least slowest stage or transfer, by the best up to every state and GPUs in use."""
         start = self.network.place(NOBODY, copies)[0]
         ends = range(1, self.last + 1)
         best = {(end, start): (float(self.seconds[end]) / copies, (PlacedStage(0, end, start),)) for end in ends}

@@ -144,8 +144,7 @@ def _load_plan(searched: Job, plan: Source, number: int, base: Path | None) -> S
 
 
 def compare_plans(search: Search, plans: Sequence[StatedPlan]) -> list[ComparedPlan]:
-    """Returns stated plans beside the fastest plan of a search that has run. Raises PlanError if the space holds a plan
-    that is faster than the search has proven: a defect of meshcast."""
+    """Returns stated plans beside the fastest of a search. Raises PlanError for a faster plan of its space."""
     if not plans:
         return []
     fastest = search.best[0].job if search.best else None

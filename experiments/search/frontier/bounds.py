@@ -58,8 +58,7 @@ class PriceBounds:
 
     @remembered_by(lambda bounds, group, fused: (group._replace(micro=1), fused))
     def _units(self, group: LayerGroup, fused: bool) -> SizedUnits:
-        """Returns the units of a group with micro-batches of any size. fused: neither separate
-        kernels nor GEMMs add gradients."""
+        """Returns the units of a group for any micro-batches. fused: neither kernels nor GEMMs add gradients."""
         return SizedUnits(
             lambda size: self._lower(group._replace(micro=size), fused), not group.names_schemes, self.shared
         )
@@ -208,8 +207,7 @@ class StateBounds:
 
     @remembered_by(lambda bounds, group, *rest: (group.degrees, group.least_micro, *rest))
     def plain_plan(self, group: LayerGroup, place: Place, shard: int | None = None) -> Plan | None:
-        """Returns a plan of the degrees of a group, for prices of messages, or None. shard: ranks that share a copy of
-        the states, if not all."""
+        """Returns a plan of the degrees of a group, for prices of messages. shard: ranks that share a copy of states."""
         plain = group._replace(micro=group.least_micro, recompute="none", overlap_tp=False, offload=())
         step = self.space.any_step
         step = step if shard is None else step._replace(data="zero-1", shard=shard)

@@ -107,9 +107,10 @@ class PlanRuns:
 
 
 def differ(first: Sequence[float], other: Sequence[float]) -> bool:
-    """Returns whether the means of two plans can be told apart by so many runs: the 90 % interval of the mean
-    difference of runs with the same random numbers leaves out 0. first, other: a figure of every run, in equal
-    order."""
+    """Returns whether the 90 % interval of the mean difference of runs with the same random numbers leaves out 0.
+
+    first, other: a figure of every run, in equal order.
+    """
     count = len(first)
     differences = [a - b for a, b in zip(first, other, strict=True)]
     mean = math.fsum(differences) / count
