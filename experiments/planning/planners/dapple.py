@@ -89,15 +89,12 @@ class DapplePlanner(Planner):
 
     def _choose_options(self, problem: Problem) -> StageTable:
         """Returns the table of stages with replicas alone."""
-        table = problem.stages()
-        kept = [
-            number
-            for number, option in enumerate(table.options)
-            if option.plan.get("tp", 1) == 1 and option.plan.get("recompute", "none") == "none"
-        ]
-        if not kept:
+        table = problem.stages().select(
+            lambda option: option.plan.get("tp", 1) == 1 and option.plan.get("recompute", "none") == "none"
+        )
+        if not table.options:
             raise self.nothing_fits(problem, "Give micro-batches of more sequences, so that replicas divide them")
-        return table.take(kept)
+        return table
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         if problem.mode == "paper" or problem.microbatches == 1:

@@ -134,9 +134,8 @@ def bound_stages(stages: KindStages, known: float) -> float:
         except PlanError:  # degrees that do not suit the micro-batches
             table = None
         if table is not None:
-            kept = [number for number, option in enumerate(table.options) if option.gpus & (option.gpus - 1) == 0]
-            tables.append(table.take(kept))
-            places += [range(first, first + kind.gpus)] * len(kept)
+            tables.append(table.select(lambda option: option.gpus.bit_count() == 1))
+            places += [range(first, first + kind.gpus)] * len(tables[-1].options)
         first += kind.gpus
     if not tables:
         return math.inf

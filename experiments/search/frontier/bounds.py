@@ -207,7 +207,7 @@ class StateBounds:
 
     @remembered_by(lambda bounds, group, *rest: (group.degrees, group.least_micro, *rest))
     def plain_plan(self, group: LayerGroup, place: Place, shard: int | None = None) -> Plan | None:
-        """Returns a plan of the degrees of a group, for prices of messages. shard: ranks that share a copy of states."""
+        """Returns a plan of the degrees of a group, for prices of messages. shard: ranks of a copy of states."""
         plain = group._replace(micro=group.least_micro, recompute="none", overlap_tp=False, offload=())
         step = self.space.any_step
         step = step if shard is None else step._replace(data="zero-1", shard=shard)
