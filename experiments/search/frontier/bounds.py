@@ -29,7 +29,7 @@ from meshcast.simulator.plan.partition import layers_of_stages
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule, make_schedule
 
-Made = TypeVar("Made")
+Bound = TypeVar("Bound")
 
 
 class PriceBounds:
@@ -39,8 +39,8 @@ class PriceBounds:
         self.space, self.shared = space, shared
 
     def make_for_plan(
-        self, point: tuple[LayerGroup, Pipeline, StepChoice], make: Callable[[Plan], Made], **changes: object
-    ) -> Made | None:
+        self, point: tuple[LayerGroup, Pipeline, StepChoice], make: Callable[[Plan], Bound], **changes: object
+    ) -> Bound | None:
         """Makes something of the plan of a point with two micro-batches a stage; None if it breaks a rule.
 
         changes: of options of its framework.

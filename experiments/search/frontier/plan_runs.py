@@ -116,7 +116,7 @@ def differ(first: Sequence[float], other: Sequence[float]) -> bool:
     mean = math.fsum(differences) / count
     if count < 2 or mean == 0.0:
         return False
-    deviation = math.sqrt(math.fsum((each - mean) ** 2 for each in differences) / (count - 1))
+    deviation = math.sqrt(math.fsum((difference - mean) ** 2 for difference in differences) / (count - 1))
     return abs(mean) > student_90(count - 1) * deviation / math.sqrt(count)
 
 
