@@ -96,8 +96,7 @@ def _count_calls(report: Report, device: int) -> dict[tuple[Any, ...], dict[tupl
 
 
 def _key(report: Report, device: int, op: Op) -> tuple[str, tuple[str, ...], tuple[int, ...], str] | None:
-    """Returns operation, axes, global ranks and library of an op that communicates; None for other ops and single
-    ranks."""
+    """Returns operation, axes, global ranks and library of an op that communicates between ranks; else None."""
     work, plan = op.work, report.play.plan
     if isinstance(work, Transfer):
         ends = (work.source, work.target)

@@ -74,7 +74,7 @@ class ForecastComparison:
         answers = [report.to_dict() for report in (self.first, self.second)]
         figures = {name: [FIGURES[name].read(answer) for answer in answers] for name in HEADLINES}
         return {
-            "changes": [{"field": each.field, "values": [each.first, each.second]} for each in self.changes],
+            "changes": [{"field": change.field, "values": [change.first, change.second]} for change in self.changes],
             **figures,
             "fits": [report.fits for report in (self.first, self.second)],
             "breakdown_s": {key: list(pair) for key, pair in self.parts.items()},

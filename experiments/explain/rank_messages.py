@@ -57,8 +57,7 @@ class RankMessages(NamedTuple):
 def list_rank_messages(
     metrics: Metrics, calibration: Calibration | None = None, device: int | None = None
 ) -> Iterator[RankMessages]:
-    """Yields the messages that the ranks of every device, or of `device`, send in a step; equal work of a device
-    once."""
+    """Yields the messages of the ranks of every device, or of `device`, in a step; equal work of a device once."""
     plan, counts = metrics.play.plan, dict[tuple[int, str, Work, int], list[float]]()
     for executed in list_executed_ops(metrics, device):
         work, axis = executed.op.work, axis_of(executed.op)

@@ -65,8 +65,7 @@ class OperatorPlanner(LayoutPlanner):
         return best._replace(visited=visited, proof=proof)
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """Bounds the space where the planner has proven nothing: by the best layouts within the memory of a GPU, by
-        elimination, or by an integer program if those do not fit."""
+        """Bounds the space, where nothing is proven, by the best layouts within the memory of a GPU."""
         job = getattr(problem, "bound_layouts", None)
         if proposal.proof is not None or job is None:
             return super().bound_space(problem, proposal, budget)

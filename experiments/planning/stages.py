@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +42,10 @@ class StageTable(NamedTuple):
 
     def stage_seconds(self, stage: PlannedStage) -> float:
         return float(self.seconds[stage.layers[0], stage.layers[-1], stage.option])
+
+    def select(self, keep: Callable[[StageOption], bool]) -> StageTable:
+        """Returns the table of the options that `keep` admits."""
+        return self.take([number for number, option in enumerate(self.options) if keep(option)])
 
     def take(self, kept: Sequence[int]) -> StageTable:
         arrays = (array[:, :, list(kept)] for array in (self.seconds, self.forward, self.once, self.behind))

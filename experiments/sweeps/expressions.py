@@ -105,7 +105,7 @@ class _Reader:
         match node:
             case ast.BoolOp(op, values):
                 conditions, settles = [self.condition(value) for value in values], isinstance(op, ast.Or)
-                return lambda look: settles if any(each(look) is settles for each in conditions) else not settles
+                return lambda look: settles if any(holds(look) is settles for holds in conditions) else not settles
             case ast.UnaryOp(ast.Not(), operand):
                 inner = self.condition(operand)
                 return lambda look: not inner(look)

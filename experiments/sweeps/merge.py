@@ -184,8 +184,7 @@ class ShardRows:
         return rows
 
     def finish(self) -> None:
-        """Raises PlanError if rows are left, which are then of no chunk of the shard, or if rows of the file were not
-        read: of a page whose kind is damaged Arrow skips all rows."""
+        """Raises PlanError for rows of no chunk, or rows that Arrow skips, those of a page of damaged kind."""
         if self._fill() or self._unread:
             raise _explain_damage(self.file.path)
 

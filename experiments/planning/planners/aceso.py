@@ -296,8 +296,7 @@ class StageWalk(ABC):
         return changed if changed in self.shapes else None
 
     def _resize(self, state: State, at: int, degree: str, up: bool) -> Iterator[State]:
-        """Doubles or halves a degree of the bottleneck; partners, those of least seconds after it first, do the
-        opposite with a degree of theirs until as many GPUs have moved."""
+        """Doubles or halves a degree of the bottleneck; partners do the opposite until as many GPUs have moved."""
         shape = self._scale(state[at].shape, degree, up)
         if shape is None:
             return

@@ -20,12 +20,9 @@ from meshcast.simulator.ir.scheme import Paper
 
 def submeshes(table: StageTable, per_node: int) -> StageTable:
     """Returns the options that Alpa's submesh shapes admit: (1, 2^i) inside a node, (n, all) over n nodes."""
-    shapes = [
-        number
-        for number, option in enumerate(table.options)
-        if option.gpus % per_node == 0 or (option.gpus < per_node and option.gpus & (option.gpus - 1) == 0)
-    ]
-    return table.take(shapes)
+    return table.select(
+        lambda option: option.gpus % per_node == 0 or (option.gpus < per_node and option.gpus.bit_count() == 1)
+    )
 
 
 class Alpa(Planner):
@@ -46,12 +43,9 @@ class Alpa(Planner):
         best: Proposal | None = None
         visited, bound = 0, float("inf")
         for number, again in enumerate(self.recompute):
-            kept = [
-                place for place, option in enumerate(table.options) if option.plan.get("recompute", "none") == again
-            ]
-            if not kept:
+            options = table.select(lambda option, again=again: option.plan.get("recompute", "none") == again)  # type: ignore[misc]
+            if not options.options:
                 continue
-            options = table.take(kept)
             with limiting_time(seconds_left() / (len(self.recompute) - number)):
                 division = plan_stages(options, problem.gpus, problem.microbatches, per_node=per_node)
             if division is None:

@@ -89,15 +89,12 @@ class DapplePlanner(Planner):
 
     def _choose_options(self, problem: Problem) -> StageTable:
         """Returns the table of stages with replicas alone."""
-        table = problem.stages()
-        kept = [
-            number
-            for number, option in enumerate(table.options)
-            if option.plan.get("tp", 1) == 1 and option.plan.get("recompute", "none") == "none"
-        ]
-        if not kept:
+        table = problem.stages().select(
+            lambda option: option.plan.get("tp", 1) == 1 and option.plan.get("recompute", "none") == "none"
+        )
+        if not table.options:
             raise self.nothing_fits(problem, "Give micro-batches of more sequences, so that replicas divide them")
-        return table.take(kept)
+        return table
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
         if problem.mode == "paper" or problem.microbatches == 1:
@@ -413,8 +410,7 @@ class PlacedPipelines(NamedTuple):
                 yield plan
 
     def _least_bottleneck(self, depth: int, copies: int) -> PlacedPlan | None:
-        """Returns the stages of the least slowest stage or transfer, of the best ones up to every state and GPUs in
-        use: a transfer depends on where the stage before is."""
+        """Returns the stages of the least slowest stage or transfer, by the best up to every state and GPUs in use."""
         start = self.network.place(NOBODY, copies)[0]
         ends = range(1, self.last + 1)
         best = {(end, start): (float(self.seconds[end]) / copies, (PlacedStage(0, end, start),)) for end in ends}

@@ -27,9 +27,8 @@ class McapPlanner(Planner):
 
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         job = require_job(problem)
-        table = job.stages(recompute=False)
-        kept = [number for number, option in enumerate(table.options) if option.plan["tp"] == 1]
-        pipelines = [*uniform_pipelines(job, table.take(kept))]
+        table = job.stages(recompute=False).select(lambda option: bool(option.plan["tp"] == 1))
+        pipelines = [*uniform_pipelines(job, table)]
         if not pipelines:
             raise self.nothing_fits(problem, "Give fewer GPUs, or a model of more layers: mCAP shards no tensors")
         partitions = [

@@ -81,7 +81,7 @@ class NnScaler(Planner):
 
     def narrow(self, table: StageTable, gpus: int, microbatches: int) -> StageTable:
         """Returns the stages that constraints and the window of forward passes leave, with their objective."""
-        table = table.take([place for place, option in enumerate(table.options) if self.allows_stage(option)])
+        table = table.select(self.allows_stage)
         if not table.options:
             return table
         sizes = np.array([option.gpus for option in table.options])

@@ -112,8 +112,7 @@ class PlacementProgram:
         self.model.minimize(self.largest)
 
     def _order_devices(self) -> None:
-        """Tells accelerators, which are alike, apart: the groups of device d have d or more groups before them, so
-        group g is on the first g + 1 accelerators or on a CPU."""
+        """Breaks the symmetry of accelerators: group g is on the first g + 1 of them, or on a CPU."""
         for group in range(min(self.groups, self.accelerators)):
             for device in range(group + 1, self.accelerators):
                 self.model.add(self.on[self.graph.groups.order[group]][device] == 0)

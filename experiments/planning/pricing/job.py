@@ -176,8 +176,7 @@ class JobProblem:
 
     @remembered
     def stages(self, recompute: bool = True) -> StageTable:
-        """Returns the table of stages of every power of two of GPUs up to a node and every number of nodes, with tensor
-        parallelism inside a node and data parallelism; see `price_stages`."""
+        """Returns the table of stages on powers of two of GPUs in a node, and on whole nodes; see `price_stages`."""
         return price_stages(self._stage_options(recompute), self._resolve_option, self.shared, self.memory)
 
     def _stage_options(self, recompute: bool) -> list[StageOption]:
@@ -233,8 +232,7 @@ class JobProblem:
     # ------------------------------------------------------------------------------------------- layers
 
     def graph(self) -> LayerGraph:
-        """Returns the chain of embedding, layers and output layer on a GPU: seconds of the passes of a micro-batch,
-        bytes of activations sent on and of parameters."""
+        """Returns the chain of embedding, layers and output layer on a GPU, for a micro-batch of all samples."""
         option = StageOption(1, {"tp": 1, "dp": 1, "recompute": "none"})
         plan, units = self._resolve_option(option), self.units_of(option)
         names = ["embedding", *(f"layer {number}" for number in range(len(units.forward) - 2)), "output"]

@@ -116,8 +116,7 @@ class KindStages:
 def propose_cheapest(
     planner: Planner, problem: Problem, best: tuple[float, dict[str, Any]] | None, visited: int, whole: bool
 ) -> Proposal:
-    """Returns the cheapest plan of an enumeration with its value, proven if the enumeration was whole. Raises PlanError
-    without a plan."""
+    """Returns the cheapest plan of an enumeration, proven if that was whole. Raises PlanError without a plan."""
     if best is None:
         remedy = "Give more GPUs, or GPUs of more memory" if whole else "Its enumeration was cut: give it more time"
         raise planner.nothing_fits(problem, remedy)
@@ -126,8 +125,8 @@ def propose_cheapest(
 
 
 def bound_stages(stages: KindStages, known: float) -> float:
-    """Returns a bound of the step of stages on a power of two of equal GPUs each, without recomputation; infinite if it
-    is at least `known`, or none fit [s]."""
+    """Returns a bound of steps of stages on powers of two of equal GPUs, without recomputation; infinite if none fit or
+    none is below `known` [s]."""
     tables, places, first = [], list[range](), 0
     for kind in stages.kinds:
         try:
@@ -135,9 +134,8 @@ def bound_stages(stages: KindStages, known: float) -> float:
         except PlanError:  # degrees that do not suit the micro-batches
             table = None
         if table is not None:
-            kept = [number for number, option in enumerate(table.options) if option.gpus & (option.gpus - 1) == 0]
-            tables.append(table.take(kept))
-            places += [range(first, first + kind.gpus)] * len(kept)
+            tables.append(table.select(lambda option: option.gpus.bit_count() == 1))
+            places += [range(first, first + kind.gpus)] * len(tables[-1].options)
         first += kind.gpus
     if not tables:
         return math.inf

@@ -154,8 +154,7 @@ class MixedProblem(JobProblem):
         return [2**power for power in range(least.bit_length()) if least % 2**power == 0]
 
     def mean_units(self, option: StageOption) -> UnitCosts:
-        """Returns the costs of the model's units in stages of an option: the mean of all kinds, weighted by their GPUs.
-        Raises PlanError where it breaks a rule on any of them."""
+        """Returns the costs of the model's units in stages of an option: the mean of kinds, weighted by their GPUs."""
         costs = [kind.problem.units_of(option) for kind in self.kinds]
         shares = [kind.gpus / self.gpus for kind in self.kinds]
         columns = zip(*costs, strict=True)
@@ -203,8 +202,7 @@ def slowest_table(kinds: Sequence[FactorTable]) -> FactorTable:
 
 
 def slowest_stages(kinds: Sequence[StageTable]) -> StageTable:
-    """Returns the table of the options that all kinds of nodes have, each as long as on the slowest, within the least
-    memory. Raises PlanError if they have none in common."""
+    """Returns the table of the common options of all kinds, at the slowest and least memory; PlanError without any."""
     places = [{tuple(sorted(option.plan.items())): i for i, option in enumerate(table.options)} for table in kinds]
     common = [key for key in places[0] if all(key in place for place in places)]
     if not common:

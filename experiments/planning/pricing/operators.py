@@ -357,8 +357,7 @@ class UnitTable:
     def _gradient_seconds(
         self, tensor: Tensor, wanted: Layout, gradients: Mapping[tuple[tuple[str, str], ...], Sequence[float]]
     ) -> float:
-        """Returns the seconds of the sums and conversions of the gradients of a tensor, by their layouts; each with the
-        seconds of the weight gradients that its readers compute meanwhile."""
+        """Returns the seconds of sums and conversions of gradients of a tensor; `gradients` has what runs meanwhile."""
         seconds, ordered = 0.0, self.scope.keeps_issue_order(self.scope.transfer_view(tensor))
         for layout, beside in gradients.items():
             seconds += self._sum_seconds(tensor, dict(layout), len(beside))

@@ -67,8 +67,7 @@ def price_stages(
 
 
 def range_totals(figure: np.ndarray) -> np.ndarray:
-    """Returns the sums of a figure of units over all ranges of layers, first to last; the first layer brings the
-    embedding, the last the output layer [units] -> [layers, layers]."""
+    """Returns the sums of a figure over all ranges of layers with the ends of the model [units] -> [layers, layers]."""
     layers = len(figure) - 2
     first, last = np.indices((layers, layers))
     sums = np.concatenate([[0.0], np.cumsum(figure[1:-1])])

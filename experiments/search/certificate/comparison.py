@@ -142,8 +142,7 @@ def _load_plan(searched: Job, plan: Source, number: int, base: Path | None) -> S
 
 
 def compare_plans(search: Search, plans: Sequence[StatedPlan]) -> list[ComparedPlan]:
-    """Returns stated plans beside the fastest plan of a search that has run. Raises PlanError if the space holds a plan
-    that is faster than the search has proven: a defect of meshcast."""
+    """Returns stated plans beside the fastest of a search. Raises PlanError for a faster plan of its space."""
     if not plans:
         return []
     fastest = search.best[0].job if search.best else None
@@ -175,7 +174,7 @@ def _differing_fields(best: Job, form: ShortForm) -> dict[str, tuple[Any, Any]]:
     """Returns fields of the best plan and of a stated plan that differ, with their values in both."""
     best_values, other = read_short_form(best, form.named).by_field(), form.by_field()
     pairs = {field: (best_values.get(field), other.get(field)) for field in FIELDS}
-    for field in (*IMPLIED, *(each for each in FIELDS if not each.startswith("plan."))):
+    for field in (*IMPLIED, *(name for name in FIELDS if not name.startswith("plan."))):
         if None in pairs[field]:
             del pairs[field]
     pairs |= {field: (describe_part(best.plan, field), value) for field, (value, _) in form.others.items()}

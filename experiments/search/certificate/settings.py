@@ -32,7 +32,7 @@ def find_other_task(searched: Job, compared: Job) -> tuple[str, str, Any, Any] |
     for part, words in TASK.items():
         wanted, other = getattr(searched, part), getattr(compared, part)
         if part == "cluster":
-            names = [f"{each.gpus:,} x {each.gpu.name}" for each in (other, wanted)]
+            names = [f"{cluster.gpus:,} x {cluster.gpu.name}" for cluster in (other, wanted)]
             if names[0] != names[1]:
                 return words, part, names[0], names[1]
         for key in type(wanted).model_fields:
@@ -50,10 +50,10 @@ def differing_settings(searched: Job, compared: Job) -> dict[str, tuple[Any, Any
         pairs: dict[str, tuple[Any, Any]] = {"framework.name": (framework.name, other.name)}
     else:
         stated = [
-            dict(_leaves(each.model_dump(exclude=set(NO_TRAITS)), "framework.set")) for each in (framework, other)
+            dict(_leaves(profile.model_dump(exclude=set(NO_TRAITS)), "framework.set")) for profile in (framework, other)
         ]
         pairs = {field: (stated[0].get(field), stated[1].get(field)) for field in {**stated[0], **stated[1]}}
-    precisions = [each.precision.model_dump() for each in (searched, compared)]
+    precisions = [job.precision.model_dump() for job in (searched, compared)]
     pairs |= {f"precision.{key}": (value, precisions[1][key]) for key, value in precisions[0].items()}
     return {field: pair for field, pair in pairs.items() if field not in FIELDS and pair[0] != pair[1]}
 

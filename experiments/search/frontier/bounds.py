@@ -29,7 +29,7 @@ from meshcast.simulator.plan.partition import layers_of_stages
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule, make_schedule
 
-Made = TypeVar("Made")
+Bound = TypeVar("Bound")
 
 
 class PriceBounds:
@@ -39,8 +39,8 @@ class PriceBounds:
         self.space, self.shared = space, shared
 
     def make_for_plan(
-        self, point: tuple[LayerGroup, Pipeline, StepChoice], make: Callable[[Plan], Made], **changes: object
-    ) -> Made | None:
+        self, point: tuple[LayerGroup, Pipeline, StepChoice], make: Callable[[Plan], Bound], **changes: object
+    ) -> Bound | None:
         """Makes something of the plan of a point with two micro-batches a stage; None if it breaks a rule.
 
         changes: of options of its framework.
@@ -58,8 +58,7 @@ class PriceBounds:
 
     @remembered_by(lambda bounds, group, fused: (group._replace(micro=1), fused))
     def _units(self, group: LayerGroup, fused: bool) -> SizedUnits:
-        """Returns the units of a group with micro-batches of any size. fused: neither separate
-        kernels nor GEMMs add gradients."""
+        """Returns the units of a group for any micro-batches. fused: neither kernels nor GEMMs add gradients."""
         return SizedUnits(
             lambda size: self._lower(group._replace(micro=size), fused), not group.names_schemes, self.shared
         )
@@ -208,8 +207,7 @@ class StateBounds:
 
     @remembered_by(lambda bounds, group, *rest: (group.degrees, group.least_micro, *rest))
     def plain_plan(self, group: LayerGroup, place: Place, shard: int | None = None) -> Plan | None:
-        """Returns a plan of the degrees of a group, for prices of messages, or None. shard: ranks that share a copy of
-        the states, if not all."""
+        """Returns a plan of the degrees of a group, for prices of messages. shard: ranks of a copy of states."""
         plain = group._replace(micro=group.least_micro, recompute="none", overlap_tp=False, offload=())
         step = self.space.any_step
         step = step if shard is None else step._replace(data="zero-1", shard=shard)

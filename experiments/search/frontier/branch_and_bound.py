@@ -116,8 +116,7 @@ class Search(PlanSearch):
         return self.clusters[0].space
 
     def count(self, progress: Callable[[Certificate], None] = lambda _: None) -> None:
-        """Counts the points of all groups, if they are not counted yet. Raises CountInterrupted if it is interrupted,
-        PlanError for a space of which limits leave no points."""
+        """Counts the points of all groups once. Raises CountInterrupted, or PlanError if limits leave no points."""
         certificate = self.certificate
         if not certificate.counting:
             return

@@ -123,8 +123,7 @@ class GroupBounds:
         self._schemes = {pair: number for number, pair in enumerate(pairs)}
 
     def open(self, group: LayerGroup) -> tuple[OpenGroup | None, int]:
-        """Returns the pipelines of a group, bounded by kernels and data-parallel collectives; and its invalid
-        points."""
+        """Returns the pipelines of a group, bounded by kernels and data-parallel collectives; and invalid points."""
         opened, wrong = self._open(group)
         return replace(opened, group=group) if opened is not None else None, wrong
 

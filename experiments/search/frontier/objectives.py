@@ -142,8 +142,7 @@ class Incumbents:
         return np.asarray(second >= np.array([math.inf, *points[:, 1]])[at])
 
     def gap(self, bounds: np.ndarray) -> float:
-        """Returns the least share such that of every plan with such bounds some plan of the front is worse by no more
-        in any objective. bounds: of two objectives [plans, 2]."""
+        """Returns the least share by which, at most, the front is worse than any plan with bounds [plans, 2]."""
         if not self._values:
             return 1.0
         if not len(bounds):

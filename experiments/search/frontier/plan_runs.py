@@ -107,15 +107,16 @@ class PlanRuns:
 
 
 def differ(first: Sequence[float], other: Sequence[float]) -> bool:
-    """Returns whether the means of two plans can be told apart by so many runs: the 90 % interval of the mean
-    difference of runs with the same random numbers leaves out 0. first, other: a figure of every run, in equal
-    order."""
+    """Returns whether the 90 % interval of the mean difference of runs with the same random numbers leaves out 0.
+
+    first, other: a figure of every run, in equal order.
+    """
     count = len(first)
     differences = [a - b for a, b in zip(first, other, strict=True)]
     mean = math.fsum(differences) / count
     if count < 2 or mean == 0.0:
         return False
-    deviation = math.sqrt(math.fsum((each - mean) ** 2 for each in differences) / (count - 1))
+    deviation = math.sqrt(math.fsum((difference - mean) ** 2 for difference in differences) / (count - 1))
     return abs(mean) > student_90(count - 1) * deviation / math.sqrt(count)
 
 

@@ -44,8 +44,7 @@ def run_search(search: PlanSearch, workers: int | None, progress: Callable[[Cert
 
 
 def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate], None]) -> Certificate:
-    """Runs a search on several processes, if it is large enough; by runs, a single process searches and all
-    simulate."""
+    """Runs a search on several processes, if it is large enough; by runs, a single process searches, all simulate."""
     if search.certificate.runs is not None:  # the order of the simulated plans decides which ones are simulated
         with open_simulator(workers) as search.simulator:
             return search.run(progress)

@@ -210,8 +210,7 @@ class ScheduleTable:
 
     @remembered
     def at(self, m: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns, by number of stages, whether the schedule takes m micro-batches [stages + 1], and the least
-        activations in flight [stages + 1, devices]."""
+        """Returns whether m micro-batches work [stages + 1], and least activations in flight [stages + 1, devices]."""
         takes, held = np.zeros(self.most + 1, bool), np.ones((self.most + 1, self.most))
         for stages in range(1, self.most + 1):
             schedule = make_schedule(self.name, stages, 1, self.framework)

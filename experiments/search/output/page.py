@@ -152,8 +152,7 @@ def _describe_step(plan: RankedPlan) -> tuple[str, str, str]:
 
 
 def _why_worse(best: RankedPlan, other: RankedPlan, of_gpus: bool) -> str:
-    """Returns by how much the objective of a plan is worse than that of the best, and the part of the step by which
-    it loses most. of_gpus: of the time of all GPUs, not of the step."""
+    """Returns how much worse a plan is than the best, and by which part most. of_gpus: of the time of all GPUs."""
     scale, base = ((plan.report.job.cluster.gpus if of_gpus else 1) for plan in (other, best))
     more = {key: scale * other.report.parts[key] - base * best.report.parts[key] for key in best.report.parts}
     key = max(more, key=lambda part: more[part])
@@ -309,8 +308,7 @@ def _cut_by_objective(certificate: Certificate) -> str:
 
 
 def _honesty(result: SearchResult) -> list[RenderableType]:
-    """Says how certain the order of the plans is, which plans are not shown, how little memory the best leaves
-    free, and whether it is beyond all that was measured."""
+    """Says how certain the order is, what is not shown, how full the best is, and whether it is beyond measurements."""
     plans, objectives, best = result.best, result.certificate.objectives, result.best[0].report
     within = sum(plan.report.step_time <= best.interval_90[1] for plan in plans)
     rows: list[RenderableType] = [Text()]

@@ -97,8 +97,7 @@ def is_open(field: str, value: Any) -> bool:
 
 
 def check_open_job(job: Mapping[str, Any]) -> None:
-    """Raises PlanError for what a job, as it was read, states wrongly beside its open fields. What reads such a job
-    afterwards relies on its sections being those of a job."""
+    """Raises PlanError for what a job, as it was read, states wrongly beside its open fields."""
     closed = copy.deepcopy(split_run_fields(job)[0])
     opens_plan(closed)  # refuses other values of the key `auto`
     plan = closed.get("plan")
@@ -131,8 +130,7 @@ def has_open_fields(job: Mapping[str, Any]) -> bool:
 
 
 def opens_plan(job: Mapping[str, Any]) -> bool:
-    """Returns whether a job opens the whole plan: it has none, ``plan: auto``, or a key `auto` beside those that it
-    states. Raises PlanError for a value of the key."""
+    """Returns whether a job opens the whole plan: none, ``plan: auto``, or a key `auto`; PlanError for its value."""
     plan = job.get("plan", AUTO)
     if not isinstance(plan, Mapping) or AUTO not in plan:
         return bool(plan == AUTO)

@@ -9,7 +9,6 @@ from meshcast.experiments.search.space.fields import AUTO, DATA_FIELD, check_par
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.job import Job
-from meshcast.simulator.job.plan_keys import SCHEME_KEYS
 
 CLOSED = ("dp", "stages", "replicas", "share", "mesh", "schemes")
 """Keys of a plan that the bounds do not know: degrees follow from those that a search may vary."""
@@ -24,12 +23,10 @@ def check_plan(plan: Any) -> None:
             words = "of degrees such as tp and pp" if key in ("mesh", "schemes") else f"without {key}"
             rule = f"a search takes a plan in short form, {words}"
             raise PlanError(f"plan.{key}", rule, "Leave it out, or use `meshcast sweep`", plan[key])
-    if isinstance(schedule := plan.get("schedule"), Mapping):
-        rule = "a search takes a schedule by its name, without options"
-        raise PlanError("plan.schedule", rule, "Write its name alone, or use `meshcast sweep`", schedule)
-    if isinstance(data := plan.get(SCHEME_KEYS["data"]), Mapping):
-        rule = "a search takes a data scheme by its name, without options"
-        raise PlanError(DATA_FIELD, rule, "Write its name alone, or use `meshcast sweep`", dict(data))
+    for field, words in (("plan.schedule", "schedule"), (DATA_FIELD, "data scheme")):
+        if isinstance(stated := plan.get(field.removeprefix("plan.")), Mapping):
+            rule = f"a search takes a {words} by its name, without options"
+            raise PlanError(field, rule, "Write its name alone, or use `meshcast sweep`", dict(stated))
     if (partition := plan.get("partition")) is not None:
         check_partition(partition)
 

@@ -116,8 +116,7 @@ def find_program(job: Facts) -> ProgramRules | None:
 
 
 def name_own_schemes(job: Facts, rules: ProgramRules) -> dict[str, object]:
-    """Returns a job whose open plan names the scheme that the program lists first, where that is not the usual
-    scheme."""
+    """Returns a job whose open plan names the program's first scheme, where that is not the usual scheme."""
     if not opens_plan(job):
         return dict(job)
     plan = job.get("plan", AUTO)

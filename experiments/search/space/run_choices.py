@@ -119,8 +119,7 @@ def _apply(job: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def list_changes(job: dict[str, Any], opened: Mapping[str, Any], base: Path) -> list[dict[str, Any]]:
-    """Returns values of the open fields of a run in every combination that makes a difference. Raises PlanError for a
-    field without values, or ``auto`` where there is none."""
+    """Returns values of the open fields of a run in every distinct combination. Raises PlanError without values."""
     every = {field: _values(field, value) for field, value in opened.items()}
     combinations: list[dict[str, Any]] = []
     for values in product(*every.values()):

@@ -254,7 +254,7 @@ def _changed_options(entry: SchemeEntry) -> dict[str, Any]:
 
 def _differences(plan: LongPlan, restated: LongPlan) -> dict[str, tuple[Any, Any]]:
     """Returns what differs between a plan and that with the same values in short form, by field."""
-    families = dict.fromkeys(entry.use.partition("/")[0] for each in (plan, restated) for entry in each.schemes)
+    families = dict.fromkeys(entry.use.partition("/")[0] for form in (plan, restated) for entry in form.schemes)
     fields = ("plan.mesh", "plan.views", *(f"{SCHEMES}{family}" for family in families), *FLAGS)
     pairs = {field: (describe_part(plan, field), describe_part(restated, field)) for field in fields}
     if _roles(plan) == _roles(restated):  # names of axes are free
