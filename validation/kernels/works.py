@@ -26,18 +26,18 @@ def work_fields(work: Work) -> dict[str, Any]:
     return {field.name: value for field in fields(work) if (value := getattr(work, field.name)) not in ("", ())}
 
 
-def work_of(fields: Mapping[str, Any], where: str = "shape") -> Work | None:
-    """Returns the work of which `fields` are the fields; None if they are those of no kernel.
+def work_of(data: Mapping[str, Any], where: str = "shape") -> Work | None:
+    """Returns the work of which `data` are the fields; None if they are those of no kernel.
 
     where: place of the fields. Raises PlanError for a value of another type than its field's.
     """
     for kind in (Gemm, Attention, Memory):
         known = {field.name: field.default for field in fields(kind)}
         needed = {name for name, default in known.items() if default is MISSING}
-        if needed <= fields.keys() <= known.keys():
-            for name, value in fields.items():
+        if needed <= data.keys() <= known.keys():
+            for name, value in data.items():
                 _check_field(f"{where}.{name}", value, kind.__annotations__[name])
-            return kind(**{name: _frozen(value) for name, value in fields.items()})
+            return kind(**{name: _frozen(value) for name, value in data.items()})
     return None
 
 

@@ -103,8 +103,7 @@ def _forecast_chunk(runs: Sequence[PublishedRun | UnreadableLine]) -> list[Answe
 
 
 def group_plans(runs: Sequence[PublishedRun | UnreadableLine], rows: Sequence[dict[str, Any]]) -> list[PlanGroup]:
-    """Returns the groups of at least `MIN_PLANS` plans, in the order of their first run. rows: the answers to
-    `runs`."""
+    """Lists the groups of at least `MIN_PLANS` plans, in the order of their first run. rows: answers to `runs`."""
     groups: dict[str, dict[str, list[tuple[PublishedRun, dict[str, Any]]]]] = defaultdict(lambda: defaultdict(list))
     for run, row in zip(runs, rows, strict=False):
         if isinstance(run, PublishedRun) and row["error"] is not None:
@@ -113,8 +112,7 @@ def group_plans(runs: Sequence[PublishedRun | UnreadableLine], rows: Sequence[di
 
 
 def choose_plans(runs: Sequence[PublishedRun | UnreadableLine], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the groups of plans with their regrets; with those of robust choices where rows have the runs as
-    surveyed."""
+    """Judges groups of plans by their regrets; by those of robust choices, too, where rows have surveyed runs."""
     every = [row["surveyed"] for row in rows if "surveyed" in row]
     return [judge_group(group, every) for group in group_plans(runs, rows)]
 

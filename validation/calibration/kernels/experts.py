@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from meshcast.hardware import load
 from meshcast.simulator.ir.ops import BYTES, Gemm, Memory, Work
 from meshcast.validation.calibration.kernels import routing
-from meshcast.validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample, describe_cell
+from meshcast.validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample, describe_cell, refuse_format
 from meshcast.validation.calibration.tables.rows import find_name
 
 BLOCKS = frozenset({"gpu", "dtype", "num_tokens", "topk", "num_experts", "ep", "distribution", "time_us", "source"})
@@ -284,12 +283,8 @@ def _tuned_for_another(rows: pd.DataFrame) -> pd.Series:
 
 def _refuse(row: dict[Any, Any], names: tuple[str, ...]) -> str:
     """Returns the reason why a row of either format cannot be priced, "" if it can."""
-    if row["gpu"] not in GPUS:
-        return f"the GPU {row['gpu']} is not known"
-    if row["dtype"] not in DTYPES:
-        return f"the number format {row['dtype']} is not known"
-    if DTYPES[row["dtype"]] not in load("gpus", GPUS[row["gpu"]]).peak:
-        return f"{row['gpu']} has no peak rate in {DTYPES[row['dtype']]}"
+    if reason := refuse_format(row):
+        return reason
     if odd := [n for n in names if n != "gated" and not (row[n] >= 1 and row[n] % 1 == 0)]:
         return f"{', '.join(f'{n} {describe_cell(row[n])}' for n in odd)}: must be whole numbers above 0"
     return "" if 0 < row["time_us"] < np.inf else f"time_us {describe_cell(row['time_us'])}, which is no time"

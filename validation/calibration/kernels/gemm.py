@@ -19,7 +19,7 @@ from meshcast.hardware import load
 from meshcast.simulator.costs.kernels.fixed_tiles import sgl_kernel_tile
 from meshcast.simulator.costs.kernels.sections import section_of
 from meshcast.simulator.ir.ops import BYTES, Gemm, Memory, Work
-from meshcast.validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample
+from meshcast.validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample, refuse_format
 from meshcast.validation.calibration.tables.rows import find_name
 
 PRODUCTS = frozenset({"gpu", "dtype", "m", "n", "k", "time_us", "source"})
@@ -144,12 +144,8 @@ def _format(dtype: Any) -> str:
 
 def _odd(row: dict[Any, Any], sizes: tuple[str, ...], layouts: bool) -> str:
     """Returns the reason why a row cannot be priced, "" if it can."""
-    if row["gpu"] not in GPUS:
-        return f"the GPU {row['gpu']} is not known"
-    if row["dtype"] not in DTYPES:
-        return f"the number format {row['dtype']} is not known"
-    if DTYPES[row["dtype"]] not in load("gpus", GPUS[row["gpu"]]).peak:
-        return f"{row['gpu']} has no peak rate in {DTYPES[row['dtype']]}"
+    if reason := refuse_format(row):
+        return reason
     if odd := [name for name in sizes if not (1 <= row[name] < np.inf and row[name] % 1 == 0)]:
         return f"{', '.join(odd)} must be whole numbers above 0"
     if not 0 < row["time_us"] < np.inf:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from meshcast.hardware import gpus
+from meshcast.hardware import gpus, load
 from meshcast.simulator.ir.ops import Work
 from meshcast.validation.calibration.tables.rows import Rows
 
@@ -49,6 +51,16 @@ GPUS = {
 
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "fp8": "fp8", "fp8_block": "fp8"}
 """Number formats, by their names in tables."""
+
+
+def refuse_format(row: Mapping[Any, Any]) -> str:
+    """Returns the reason why GEMMs of the GPU and number format of a row cannot be priced, "" if they can."""
+    if row["gpu"] not in GPUS:
+        return f"the GPU {row['gpu']} is not known"
+    if row["dtype"] not in DTYPES:
+        return f"the number format {row['dtype']} is not known"
+    known = DTYPES[row["dtype"]] in load("gpus", GPUS[row["gpu"]]).peak
+    return "" if known else f"{row['gpu']} has no peak rate in {DTYPES[row['dtype']]}"
 
 
 def describe_cell(figure: float) -> str:

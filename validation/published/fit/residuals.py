@@ -87,13 +87,10 @@ def list_errors(rows: Sequence[Row]) -> list[RegimeError]:
     """Returns the runs in all their regimes, those of strangers without the coefficients that their source has set."""
     return [
         RegimeError(
-            row,
-            residual["regime"],
-            residual["log_ratio"] - (correction if residual["regime"] != "source" else 0.0),
-            residual["others"],
+            row, held["regime"], held["log_ratio"] - (correction if held["regime"] != "source" else 0.0), held["others"]
         )
         for row, correction in zip(rows, corrections_without_source(rows), strict=True)
-        for residual in row["residuals"]
+        for held in row["residuals"]
     ]
 
 

@@ -31,8 +31,7 @@ class Combination:
     sources: tuple[str, ...]
 
     def list_outside(self, fields: PlanFields) -> list[str]:
-        """Returns the fields of a plan that this combination does not have, or whose number lies outside of its
-        range."""
+        """Lists the fields of a plan that this combination does not have, or whose number is outside its range."""
         named = [key for key, name in zip(NAMED, self.names, strict=True) if getattr(fields, key) != name]
         bounds = zip(NUMBERS, self.ranges, strict=True)
         return named + [key for key, (low, high) in bounds if not low <= getattr(fields, key) <= high]
@@ -58,13 +57,7 @@ def condense(plans: Iterable[MeasuredPlan]) -> list[Combination]:
         ranges = tuple((min(column), max(column)) for column in columns)
         combinations.append(Combination(task, names, ranges, len(same), tuple(sorted({plan.source for plan in same}))))
     return sorted(
-        combinations,
-        key=lambda entry: (
-            entry.task.architecture,
-            entry.task.program,
-            entry.task.kind,
-            entry.names,
-        ),
+        combinations, key=lambda entry: (entry.task.architecture, entry.task.program, entry.task.kind, entry.names)
     )
 
 
@@ -100,11 +93,7 @@ def _read(entry: dict[str, Any]) -> Combination:
 
 def write_entry(entry: Combination) -> dict[str, Any]:
     """Returns the entry of a combination in the table: without empty names and numbers that are 1."""
-    task = {
-        "architecture": entry.task.architecture,
-        "program": entry.task.program,
-        "class": entry.task.kind,
-    }
+    task = {"architecture": entry.task.architecture, "program": entry.task.program, "class": entry.task.kind}
     names = {key: name for key, name in zip(NAMED, entry.names, strict=True) if name}
     pairs = [(key, low, high) for key, (low, high) in zip(NUMBERS, entry.ranges, strict=True) if high > 1]
     numbers = {key: low if low == high else [low, high] for key, low, high in pairs}

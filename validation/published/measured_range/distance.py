@@ -48,7 +48,7 @@ class Distance:
     fields: its fields; of a plan with heterogeneous stages those of the stage that is farthest.
     nearest: the combination with the fewest fields outside; None if nobody has published a run on the architecture with
         this class of model.
-    outside: fields of the plan that it does not have; all without nearest.
+    outside: fields of the plan that it does not have; all where `nearest` is None.
     """
 
     task: TrainingTask
