@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshcast.validation.calibration.tables.rows import Z90
+from meshcast.simulator.report.metrics import Z90
 from tools.data.borrowed import needed_sigma
 
 
