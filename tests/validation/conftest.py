@@ -37,6 +37,12 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
     from tests.validation.fake_cuda import FakeCuda
 
     FakeCuda.begin()
-    for name in ("measurements.cuda", "measurements.device", "distributed.launch", "calibration.device.calibrate"):
+    for name in (
+        "measurements.cuda",
+        "measurements.device",
+        "measurements.recording",
+        "distributed.launch",
+        "calibration.device.calibrate",
+    ):
         monkeypatch.setattr(importlib.import_module(f"meshcast.validation.{name}"), "Cuda", FakeCuda)
     return FakeCuda
