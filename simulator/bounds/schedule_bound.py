@@ -68,7 +68,7 @@ class StagePlaces:
         """Messages between devices before a stage."""
         self.sends = np.zeros(shape.stages)
         """Outputs that a stage sends to other devices for a micro-batch."""
-        for stage in sorted(stages, key=self.part.__getitem__):
+        for stage in np.argsort(self.part, kind="stable").tolist():
             for before in previous[stage]:
                 self.passed[stage] = self.passed[before]
                 self.passed[stage, self.part[before]] = 1
