@@ -50,7 +50,7 @@ def flatten(prefix: str, value: Any) -> Keys:
     """Returns the dotted keys of nested mappings; empty mappings have none."""
     if not isinstance(value, Mapping):
         return {prefix: value}
-    return {key: leaf for name, inner in value.items() for key, leaf in flatten(f"{prefix}.{name}", inner).items()}
+    return {key: member for name, inner in value.items() for key, member in flatten(f"{prefix}.{name}", inner).items()}
 
 
 def nest(keys: SomeKeys, prefix: str = "") -> dict[str, Any]:
