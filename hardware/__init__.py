@@ -68,22 +68,22 @@ __all__ = [
 
 
 def gpus() -> tuple[str, ...]:
-    """Names of the catalog's GPUs."""
+    """Returns the names of the catalog's GPUs."""
     return catalog("gpus")
 
 
 def links() -> tuple[str, ...]:
-    """Names of the catalog's links and network ports."""
+    """Returns the names of the catalog's links and network ports."""
     return catalog("links")
 
 
 def nodes() -> tuple[str, ...]:
-    """Names of the catalog's nodes."""
+    """Returns the names of the catalog's nodes."""
     return catalog("nodes")
 
 
 def clusters() -> tuple[str, ...]:
-    """Names of the catalog's clusters."""
+    """Returns the names of the catalog's clusters."""
     return catalog("clusters")
 
 

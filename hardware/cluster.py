@@ -87,7 +87,7 @@ class Level(Strict):
         link: joins a block of the level below to all others in place of switches, as between data centres: everything
             that leaves the block shares it. None: switches do.
         links: such links of a block, as where each machine of a cloud has its share of the way to another region;
-            what a node sends goes through one of them.
+            what a node sends goes through a single link.
     """
 
     nodes: Size | None = None
@@ -242,7 +242,7 @@ class Cluster(Strict):
         return clusters
 
     def where(self, ranks: Iterable[int]) -> Cluster:
-        """Returns the cluster for a group of `ranks`: of one kind of nodes if they all lie on that kind, else this
+        """Returns the cluster for a group of `ranks`: of a single kind of nodes if they all lie on that kind, else this
         cluster."""
         names = {node.name for node in self.kinds_of(ranks)} if self.groups else set()
         return self.kinds[names.pop()] if len(names) == 1 else self
@@ -303,7 +303,7 @@ class Cluster(Strict):
         return math.lcm(self.block(below), self.local_gpus) if below and below.nodes else self.local_gpus
 
     def block(self, level: Level) -> int:
-        """GPUs in use in a block of nodes that `level` joins."""
+        """Returns the number of GPUs in use in a block of nodes that `level` joins."""
         return self._block_gpus(level.nodes or self.nodes)
 
     def find_block(self, level: Level | None, rank: int) -> range:
@@ -317,7 +317,7 @@ class Cluster(Strict):
         return range(first, min(first + size, self.gpus))
 
     def _block_gpus(self, nodes: int) -> int:
-        """GPUs in use of `nodes` nodes, as the fabric counts them."""
+        """Returns the number of GPUs in use of `nodes` nodes, as the fabric counts them."""
         return nodes * (self.fabric_gpus or self.gpus_per_node) * self.domain // self.node.domain
 
     @property

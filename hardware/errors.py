@@ -159,7 +159,8 @@ MAX_LISTED, MAX_LISTED_KEYS = 150, 400
 def nearest(name: str, valid: Iterable[str], meanings: Mapping[str, str] = MEANINGS, most: int = MAX_LISTED) -> str:
     """Returns a sentence that points from a misspelt `name` to the valid ones.
 
-    meanings: valid names by words of other programs. most: letters of valid names that are listed.
+    meanings: valid names by words of other programs.
+    most: letters of valid names that are listed.
     """
     names = sorted(valid)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)

@@ -185,7 +185,8 @@ def catalog_model(
 ) -> Callable[[type[Model]], type[Model]]:
     """Decorates a class: files of the catalog folder `kind` are read as this model.
 
-    key: only files that have this key; "": all others. make: the entry of what was read.
+    key: only files that have this key; "": all others.
+    make: the entry of what was read.
     """
 
     def register(model: type[Model]) -> type[Model]:
@@ -209,7 +210,7 @@ FILES = (".yaml", ".yml")
 
 @cache
 def catalog(kind: str) -> tuple[str, ...]:
-    """Names in the catalog of `kind` (gpus, links, nodes, clusters), sorted."""
+    """Returns the names in the catalog of `kind` (gpus, links, nodes, clusters), sorted."""
     files: Iterable[Traversable] = (resources.files("meshcast.hardware") / "catalog" / kind).iterdir()
     return tuple(sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml")))
 

@@ -1,8 +1,8 @@
 """Clusters of several kinds of nodes.
 
-A pipeline stage whose ranks all lie on nodes of one kind runs at that kind's figures. For other stages a forecast uses
-a node that is as slow as the slowest kind in every figure, which is a lower bound of the speed: no real GPU of the
-cluster has less memory, fewer FLOP/s or narrower links.
+A pipeline stage whose ranks all lie on nodes of a single kind runs at that kind's figures. For other stages a forecast
+uses a node that is as slow as the slowest kind in every figure, which is a lower bound of the speed: no real GPU of
+the cluster has less memory, fewer FLOP/s or narrower links.
 """
 
 from __future__ import annotations

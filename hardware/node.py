@@ -111,7 +111,7 @@ class Host(Strict):
     Attributes:
         memory: bandwidth of all sockets together, reads and writes in sum; None: unknown.
         capacity: size of this memory, for which vendors write TB where they mean 1024 GiB; None: unknown.
-        uplinks: number of links through which all GPUs reach the host, each as fast as a GPU's; None: one a GPU.
+        uplinks: number of links through which all GPUs reach the host, each as fast as a GPU's; None: as many as GPUs.
         read: rate of all disks together; None: unknown, or no disks.
         write: likewise.
         disk_capacity: size of all disks for data together; None: unknown, or no disks.

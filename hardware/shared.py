@@ -1,6 +1,6 @@
-"""Shares one object among equal descriptions: objects are built once for equal data.
+"""Shares an object among equal descriptions: objects are built once for equal data.
 
-Descriptions are frozen, so they can be shared. A program that forecasts thousands of jobs makes each of its clusters,
+Descriptions are frozen, so they can be shared. A program that forecasts thousands of jobs builds each of its clusters,
 models and frameworks once, and caches that are keyed by these objects find them again.
 """
 

@@ -226,7 +226,7 @@ def parse_toml(text: str) -> dict[str, object]:
         raise Unreadable(f"not valid TOML ({rule})") from None
 
 
-MOST_VALUES = 10_000_000
+MAX_VALUES = 10_000_000
 """Most values of a JSON text: each costs more memory than its letters. Traces may have more: `most` of `parse_json`."""
 
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -247,7 +247,7 @@ JSON_PROBLEMS = {
 """Plain words for the problems that Python's parser finds, by its words."""
 
 
-def parse_json(text: str, constants: bool = False, repeated: bool = False, most: int = MOST_VALUES) -> Any:
+def parse_json(text: str, constants: bool = False, repeated: bool = False, most: int = MAX_VALUES) -> Any:
     """Returns the value of JSON text. Raises Unreadable for invalid JSON, for NaN and Infinity, which Python's parser
     accepts, and for a repeated key, of which Python's parser keeps the last.
 

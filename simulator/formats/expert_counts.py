@@ -12,7 +12,7 @@ from meshcast.hardware.documents.input_file import DATA, Unreadable, parse_csv, 
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.simulator.ir.routing import REMEDY, TRAINED, Routing, Rows
 
-MOST_UNEVEN = 10.0
+MAX_UNEVEN = 10.0
 """Largest exponent of Zipf's law: the second expert then gets a thousandth of the tokens of the first."""
 
 LARGEST_COUNT = 1e18
@@ -25,33 +25,32 @@ WORDS = ("balanced", *TRAINED, "trained", "zipf", "counts", "trace")
 RoutingFields = Mapping[str, Any]
 """A routing that is stated as a mapping."""
 
-MOST_STEPS = 500
-"""Most steps of routing that changes: each is a forecast of its own."""
+MAX_STEPS = 500
+"""Most steps of routing that changes: each is a forecast."""
 
 
-def read_routing(given: Any) -> Routing:
-    """The routing of an option: ``balanced``, ``natural``, ``loss-free``, ``{trained: natural, documents: 16}``,
-    ``{zipf: 1.1}``, ``{zipf: 1.1, drift: 0.02, steps: 20, seed: 0}``, ``{counts: FILE}`` or ``{trace: FILE}``.
+def read_routing(option: Any) -> Routing:
+    """Returns the routing of an option: ``balanced``, ``natural``, ``loss-free``, ``{trained: natural, documents:
+    16}``, ``{zipf: 1.1}``, ``{zipf: 1.1, drift: 0.02, steps: 20, seed: 0}``, ``{counts: FILE}`` or ``{trace: FILE}``.
 
     Raises ValueError for any other value, PlanError for a file without valid counts.
     """
-    if isinstance(given, Routing):
-        return given
-    if given == "balanced":
+    if isinstance(option, Routing):
+        return option
+    if option == "balanced":
         return Routing()
-    if isinstance(given, str) and given in TRAINED:
-        return Routing(trained=given)
-    if not isinstance(given, Mapping):
+    if isinstance(option, str) and option in TRAINED:
+        return Routing(trained=option)
+    if not isinstance(option, Mapping):
         raise ValueError(ROUTINGS)
-    unknown = [key for key in given if key not in (*_READERS, "documents", *_OF_STEPS)]
+    unknown = [key for key in option if key not in (*_READERS, "documents", *_OF_STEPS)]
     if unknown:
         raise ValueError(f"no such routing as {unknown[0]!r}. {nearest(str(unknown[0]), WORDS)}")
-    found = [word for word in _READERS if word in given]
+    kinds = [word for word in _READERS if word in option]
     more = {"zipf": [*_OF_STEPS], "trace": ["warmup"], "trained": ["documents"]}
-    if len(found) != 1 or {*given} - {*found, *more.get(found[0], [])}:
+    if len(kinds) != 1 or {*option} - {*kinds, *more.get(kinds[0], [])}:
         raise ValueError(ROUTINGS)
-    (word,) = found
-    return _READERS[word](given)
+    return _READERS[kinds[0]](option)
 
 
 def _read_trained(option: RoutingFields) -> Routing:
@@ -89,15 +88,15 @@ ROUTINGS = (
 )
 
 _READERS = {"trained": _read_trained, "zipf": _read_zipf, "counts": _read_counted, "trace": _read_traced}
-"""Words of which a mapping has one, and what reads it."""
+"""Words of which a mapping has exactly one, and what reads it."""
 
-_OF_STEPS = {"drift": (0, 1), "steps": (1, MOST_STEPS), "warmup": (0, MOST_STEPS), "seed": (0, 2**32 - 1)}
+_OF_STEPS = {"drift": (0, 1), "steps": (1, MAX_STEPS), "warmup": (0, MAX_STEPS), "seed": (0, 2**32 - 1)}
 """Keys of Zipf's law over several steps, and their least and largest values."""
 
 
 def _read_number(key: str, value: Any) -> Any:
-    """The value of a key of Zipf's law; raises ValueError."""
-    least, most = {**_OF_STEPS, "documents": (1, LARGEST_COUNT)}.get(key, (0, MOST_UNEVEN))
+    """Reads the value of a key of Zipf's law; raises ValueError."""
+    least, most = {**_OF_STEPS, "documents": (1, LARGEST_COUNT)}.get(key, (0, MAX_UNEVEN))
     whole = key in ("steps", "warmup", "seed")
     is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not is_number or not least <= value <= most:
@@ -127,10 +126,10 @@ RoutingOption = Annotated[
                 {
                     "type": "object",
                     "properties": {
-                        "zipf": {"type": "number", "minimum": 0, "maximum": MOST_UNEVEN},
+                        "zipf": {"type": "number", "minimum": 0, "maximum": MAX_UNEVEN},
                         "drift": {"type": "number", "minimum": 0, "maximum": 1},
-                        "steps": {"type": "integer", "minimum": 1, "maximum": MOST_STEPS},
-                        "warmup": {"type": "integer", "minimum": 0, "maximum": MOST_STEPS},
+                        "steps": {"type": "integer", "minimum": 1, "maximum": MAX_STEPS},
+                        "warmup": {"type": "integer", "minimum": 0, "maximum": MAX_STEPS},
                         "seed": {"type": "integer", "minimum": 0},
                     },
                     "required": ["zipf"],
@@ -153,7 +152,7 @@ RoutingOption = Annotated[
 
 
 def read_counts(path: Path) -> Rows:
-    """Counts from a file: a JSON list of numbers or list of rows, or a CSV file without a header, one row or more.
+    """Reads counts from a file: a JSON list of numbers or list of rows, or a CSV file without a header.
 
     Raises PlanError for a file without valid counts.
     """
@@ -162,14 +161,15 @@ def read_counts(path: Path) -> Rows:
 
 
 def read_trace(path: Path) -> tuple[Rows, ...]:
-    """Counts of each step from a file: a JSON list of what `read_counts` reads, or a CSV file with a row for each step.
+    """Reads the counts of each step from a file: a JSON list of what `read_counts` reads, or a CSV file with a row for
+    each step.
 
     Raises PlanError for a file without valid counts.
     """
-    found = _read_lists(path, REMEDY_OF_TRACE)
-    if len(found) > MOST_STEPS:
-        raise PlanError(str(path), f"a trace has at most {MOST_STEPS} steps", "Leave some out", len(found))
-    steps = [one if isinstance(one, list) and one and isinstance(one[0], list) else [one] for one in found]
+    lists = _read_lists(path, REMEDY_OF_TRACE)
+    if len(lists) > MAX_STEPS:
+        raise PlanError(str(path), f"a trace has at most {MAX_STEPS} steps", "Leave some out", len(lists))
+    steps = [rows if isinstance(rows, list) and rows and isinstance(rows[0], list) else [rows] for rows in lists]
     length = len(steps[0][0]) if isinstance(steps[0][0], list) else 0
     return tuple(
         tuple(_row(f"{path} step {i} row {j}", row, length, REMEDY_OF_TRACE) for j, row in enumerate(rows, 1))
@@ -178,22 +178,22 @@ def read_trace(path: Path) -> tuple[Rows, ...]:
 
 
 def _read_lists(path: Path, remedy: str) -> list[Any]:
-    """What a file of counts holds, a list for each row of it or for each step."""
+    """Reads what a file of counts holds, a list for each row of it or for each step."""
     try:
         text = read_text(path, DATA)
-        found = _of_json(path, text, remedy) if path.suffix == ".json" else _of_csv(text)
+        lists = _of_json(path, text, remedy) if path.suffix == ".json" else _of_csv(text)
     except Unreadable as error:
         raise error.error(PlanError, str(path), remedy) from None
-    if not found:
+    if not lists:
         raise PlanError(str(path), "it holds no counts", remedy)
-    return found
+    return lists
 
 
 def _of_json(path: Path, text: str, remedy: str) -> list[Any]:
-    found = parse_json(text)
-    if not isinstance(found, list):
+    rows = parse_json(text)
+    if not isinstance(rows, list):
         raise PlanError(str(path), "it holds no list", remedy)
-    return found if not found or isinstance(found[0], list) else [found]
+    return rows if not rows or isinstance(rows[0], list) else [rows]
 
 
 def _of_csv(text: str) -> list[Any]:
@@ -203,18 +203,18 @@ def _of_csv(text: str) -> list[Any]:
 def _row(where: str, row: Any, length: int, remedy: str = REMEDY) -> tuple[float, ...]:
     if not isinstance(row, list) or len(row) != length:
         raise PlanError(where, f"every row has as many counts as the first one, {length}", remedy)
-    found = tuple(_count(f"{where} count {place}", one, remedy) for place, one in enumerate(row, 1))
-    if not any(found):
+    counts = tuple(_count(f"{where} count {place}", cell, remedy) for place, cell in enumerate(row, 1))
+    if not any(counts):
         raise PlanError(where, "at least one count of a row is positive", remedy)
-    return found
+    return counts
 
 
-def _count(where: str, given: Any, remedy: str) -> float:
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    if not is_number or not 0 <= given <= LARGEST_COUNT:
+def _count(where: str, cell: Any, remedy: str) -> float:
+    is_number = isinstance(cell, int | float) and not isinstance(cell, bool)
+    if not is_number or not 0 <= cell <= LARGEST_COUNT:
         rule = f"a count is a number from 0 to {LARGEST_COUNT:g}, in JSON without quotes"
-        raise PlanError(where, rule, remedy, given)
-    return float(given)
+        raise PlanError(where, rule, remedy, cell)
+    return float(cell)
 
 
 def _number(cell: str) -> float | str:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from meshcast.hardware.documents.input_file import (
     DATA,
-    MOST_VALUES,
+    MAX_VALUES,
     CsvRow,
     SizeLimit,
     Unreadable,
@@ -59,28 +59,28 @@ def json_object(
     limit: SizeLimit = DATA,
     constants: bool = False,
     repeated: bool = False,
-    most: int = MOST_VALUES,
+    most: int = MAX_VALUES,
 ) -> dict[str, Any]:
     """Reads the JSON object in a file. Raises PlanError, with the line, if it holds none.
 
     constants, repeated, most: see `parse_json`.
     """
     try:
-        found = parse_json(text(path, remedy, limit), constants, repeated, most)
+        data = parse_json(text(path, remedy, limit), constants, repeated, most)
     except Unreadable as error:
         raise error.error(PlanError, str(path), remedy) from None
-    if not isinstance(found, dict):
-        raise PlanError(str(path), f"it holds {_kind(found)} where an object is expected", remedy)
-    return found
+    if not isinstance(data, dict):
+        raise PlanError(str(path), f"it holds {_kind(data)} where an object is expected", remedy)
+    return data
 
 
 def member(data: dict[str, Any], key: str, kind: type[Plain], where: str, remedy: str) -> Plain:
     """Returns ``data[key]``. Raises PlanError if it is not of the type `kind`."""
-    found = data.get(key)
-    if not isinstance(found, kind) or isinstance(found, bool):
-        rule = f"it is {_kind(found)} where {_WORDS.get(kind, kind.__name__)} is expected"
+    value = data.get(key)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        rule = f"it is {_kind(value)} where {_WORDS.get(kind, kind.__name__)} is expected"
         raise PlanError(f"{where} {key}", rule, remedy)
-    return found
+    return value
 
 
 _WORDS: dict[type, str] = {dict: "an object", list: "a list", str: "a text", int: "a whole number", float: "a number"}

@@ -20,8 +20,8 @@ from meshcast.hardware.documents.input_file import TRACE
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.files import json_object, member
 
-MOST_VALUES = 100_000_000
-"""Most values of a trace: some 15 letters each, in one of the largest size."""
+MAX_VALUES = 100_000_000
+"""Most values of a trace: some 15 letters each, in a file of the largest size."""
 
 REMEDY = "Name a file that torch.profiler wrote with export_chrome_trace"
 
@@ -34,11 +34,11 @@ ON_HOST = ("cpu_op", "user_annotation")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 """Categories of launches."""
 
-MOST_NESTED = 200
-"""Most host events of a thread that may run at the same time, each inside of the one before it: for every kernel all of
+MAX_NESTED = 200
+"""Most host events of a thread that may run at the same time, each inside of that before it: for every kernel all of
 them are looked at."""
 
-MOST_NAMES = 50_000
+MAX_NAMES = 50_000
 """Most names of operators and kernels: each is held against the patterns of all classes, 0.2 ms a name."""
 
 STEP = re.compile(r"ProfilerStep#\d+")
@@ -89,7 +89,7 @@ class SelfTime:
 
 @dataclass(frozen=True)
 class Trace:
-    """The trace of one process.
+    """The trace of a process.
 
     Attributes:
         file: its name.
@@ -110,7 +110,7 @@ class Trace:
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def of(self, *categories: str) -> list[Event]:
-        """The events of some categories, by their start."""
+        """Returns the events of some categories, by their start."""
         return [event for event in self.events if event.category in categories]
 
     @property
@@ -119,26 +119,27 @@ class Trace:
         return any(event.category in ON_DEVICE for event in self.events)
 
     def steps(self) -> list[Event]:
-        """The marked steps, by their start: those of the profiler's schedule, or annotations called ``step``.
+        """Returns the marked steps, by their start: those of the profiler's schedule, or annotations called ``step``.
 
         Marks without any launch are left out: schedules also mark steps that they do not record.
         """
         marks = self.of("user_annotation")
         marks = [m for m in marks if STEP.fullmatch(m.name)] or [m for m in marks if m.name.lower() == "step"]
         work = self.of(*ON_DEVICE)
-        launched = sorted([(self.launch(one) or one).begin for one in work] or [one.begin for one in self.of("cpu_op")])
+        launches = [self.launch(kernel) or kernel for kernel in work] or self.of("cpu_op")
+        launched = sorted(event.begin for event in launches)
         return [m for m in marks if bisect_left(launched, m.begin) < bisect_right(launched, m.end)]
 
     @cached_property
     def _launches(self) -> dict[int, Event]:
-        found = self.of(*LAUNCHES)
-        return {e.args["correlation"]: e for e in found if isinstance(e.args.get("correlation"), int)}
+        launches = self.of(*LAUNCHES)
+        return {e.args["correlation"]: e for e in launches if isinstance(e.args.get("correlation"), int)}
 
     @cached_property
     def _operators(self) -> dict[int, Event]:
         """Operators by external id: they stand for launches that were not recorded."""
-        found = self.of("cpu_op")
-        return {e.args["External id"]: e for e in found if isinstance(e.args.get("External id"), int)}
+        operators = self.of("cpu_op")
+        return {e.args["External id"]: e for e in operators if isinstance(e.args.get("External id"), int)}
 
     @cached_property
     def _call_trees(self) -> dict[tuple[str, str], _CallTree]:
@@ -148,41 +149,41 @@ class Trace:
         return {lane: _CallTree(events, self.file) for lane, events in lanes.items()}
 
     def launch(self, kernel: Event) -> Event | None:
-        """The host event that launched a kernel; None if the file does not say."""
-        found = self._launches.get(_number(kernel.args.get("correlation")))
-        return found or self._operators.get(_number(kernel.args.get("External id")))
+        """Returns the host event that launched a kernel; None if the file does not say."""
+        launch = self._launches.get(_number(kernel.args.get("correlation")))
+        return launch or self._operators.get(_number(kernel.args.get("External id")))
 
     def callers(self, kernel: Event) -> tuple[str, ...]:
-        """Names of the host events that enclose the launch of a kernel, innermost first."""
+        """Returns the names of the host events that enclose the launch of a kernel, innermost first."""
         launch = self.launch(kernel)
         if launch is None or launch.lane not in self._call_trees:
             return ()
         return self._call_trees[launch.lane].enclosing(launch.begin)
 
     def nest_events(self) -> list[tuple[Event, tuple[str, ...], int]]:
-        """Every host event, the names of its callers (innermost first), and the index of its caller in this list (-1 if
-        it has none)."""
-        found: list[tuple[Event, tuple[str, ...], int]] = []
+        """Returns every host event, the names of its callers (innermost first), and the index of its caller in this
+        list (-1 if it has none)."""
+        nested: list[tuple[Event, tuple[str, ...], int]] = []
         for tree in self._call_trees.values():
-            start = len(found)
+            start = len(nested)
             for event, parent in zip(tree.events, tree.parent, strict=True):
-                found.append((event, tree.chain(parent), start + parent if parent >= 0 else -1))
-        return found
+                nested.append((event, tree.chain(parent), start + parent if parent >= 0 else -1))
+        return nested
 
     def self_times(self) -> list[SelfTime]:
-        """The self times of all host events: each moment of a thread counts for the innermost operator."""
-        found = [one for tree in self._call_trees.values() for one in tree.self_times()]
-        return sorted(found, key=lambda one: (one.begin, one.end))
+        """Returns the self times of all host events: each moment of a thread counts for the innermost operator."""
+        times = [time for tree in self._call_trees.values() for time in tree.self_times()]
+        return sorted(times, key=lambda time: (time.begin, time.end))
 
 
 class _CallTree:
-    """The host events of one thread, nested by time.
+    """The host events of a thread, nested by time.
 
-    Raises PlanError for more than `MOST_NESTED` at the same time.
+    Raises PlanError for more than `MAX_NESTED` at the same time.
     """
 
     def __init__(self, events: Sequence[Event], file: str) -> None:
-        # Of two that start together the longer one encloses the other.
+        # Of two that start together the longer encloses the other.
         self.events = sorted(events, key=lambda event: (event.begin, -event.seconds))
         self.begins = [event.begin for event in self.events]
         self.parent: list[int] = []
@@ -192,12 +193,12 @@ class _CallTree:
                 open_.pop()
             self.parent.append(open_[-1] if open_ else -1)
             open_.append(number)
-            if len(open_) > MOST_NESTED:
-                rule = f"more than {MOST_NESTED} host events run at the same time on thread {event.lane[1]}"
+            if len(open_) > MAX_NESTED:
+                rule = f"more than {MAX_NESTED} host events run at the same time on thread {event.lane[1]}"
                 raise PlanError(file, rule, REMEDY, event.name)
 
     def chain(self, number: int) -> tuple[str, ...]:
-        """The name of an event and those of its callers, innermost first."""
+        """Returns the name of an event and those of its callers, innermost first."""
         names = []
         while number >= 0:
             names.append(self.events[number].name)
@@ -205,14 +206,14 @@ class _CallTree:
         return tuple(names)
 
     def enclosing(self, moment: float) -> tuple[str, ...]:
-        """Names of the events that run at a moment [s], innermost first."""
+        """Returns the names of the events that run at a moment [s], innermost first."""
         number = bisect_right(self.begins, moment) - 1
         while number >= 0 and self.events[number].end < moment:
             number = self.parent[number]
         return self.chain(number)
 
     def self_times(self) -> Iterable[SelfTime]:
-        """The self times of all events."""
+        """Yields the self times of all events."""
         children: dict[int, list[Event]] = defaultdict(list)
         for number, parent in enumerate(self.parent):
             children[parent].append(self.events[number])
@@ -228,30 +229,30 @@ class _CallTree:
 
 def read(path: Path) -> Trace:
     """Reads a trace. Raises PlanError for a file that is no trace."""
-    data = json_object(path, REMEDY, TRACE, constants=True, repeated=True, most=MOST_VALUES)
+    data = json_object(path, REMEDY, TRACE, constants=True, repeated=True, most=MAX_VALUES)
     rows = [
         (f"{path} traceEvents.{i}", row)
         for i, row in enumerate(member(data, "traceEvents", list, str(path), REMEDY))
         if not isinstance(row, dict) or row.get("ph") == "X"
     ]
-    found = [_event(row, where) for where, row in rows]
-    if not any(event.category in (*ON_DEVICE, "cpu_op") for event in found):
+    read_events = [_event(row, where) for where, row in rows]
+    if not any(event.category in (*ON_DEVICE, "cpu_op") for event in read_events):
         raise PlanError(str(path), "it holds no operator and no kernel", REMEDY)
-    names = {event.name for event in found if event.category in (*ON_DEVICE, *ON_HOST)}
-    if len(names) > MOST_NAMES:
-        rule = f"{len(names):,} names of operators and kernels, at most {MOST_NAMES:,} are read"
+    names = {event.name for event in read_events if event.category in (*ON_DEVICE, *ON_HOST)}
+    if len(names) > MAX_NAMES:
+        rule = f"{len(names):,} names of operators and kernels, at most {MAX_NAMES:,} are read"
         raise PlanError(str(path), rule, "Record fewer steps, and mark no events by numbers")
-    first = min(begin for begin, event in zip(_begins(rows), found, strict=True) if event.category != "Trace")
+    first = min(begin for begin, event in zip(_begins(rows), read_events, strict=True) if event.category != "Trace")
     # Times are far from zero (years, in microseconds): differences are taken before the unit is changed.
     moved = [
         Event(e.name, e.category, (begin - first) * 1e-6, e.seconds, e.lane, e.args)
-        for begin, e in zip(_begins(rows), found, strict=True)
+        for begin, e in zip(_begins(rows), read_events, strict=True)
     ]
-    given = data.get("distributedInfo")
-    given = given if isinstance(given, dict) else {}
-    rank, world = (given[key] if _number(given.get(key)) >= 0 else None for key in ("rank", "world_size"))
+    info = data.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    rank, world = (info[key] if _number(info.get(key)) >= 0 else None for key in ("rank", "world_size"))
     events = tuple(sorted(moved, key=lambda event: (event.begin, -event.seconds)))
-    return Trace(str(path), events, rank, world, str(given.get("backend", "")), _devices(data), _groups(given))
+    return Trace(str(path), events, rank, world, str(info.get("backend", "")), _devices(data), _groups(info))
 
 
 def _begins(rows: Iterable[tuple[str, dict[str, Any]]]) -> list[float]:
@@ -259,7 +260,7 @@ def _begins(rows: Iterable[tuple[str, dict[str, Any]]]) -> list[float]:
 
 
 def _event(row: Any, where: str) -> Event:
-    """An event whose start is filled in later."""
+    """Returns an event whose start is filled in later."""
     if not isinstance(row, dict):
         raise PlanError(where, "an object belongs here", REMEDY, row)
     for key in ("ts", "dur"):
@@ -275,22 +276,23 @@ def _event(row: Any, where: str) -> Event:
 
 
 def _number(value: Any) -> int:
-    """A whole number from 0; -1 for what is none."""
+    """Returns a whole number from 0; -1 for what is none."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else -1
 
 
 def _devices(data: dict[str, Any]) -> tuple[str, ...]:
-    found = data.get("deviceProperties")
-    return tuple(str(one.get("name", "")) for one in found if isinstance(one, dict)) if isinstance(found, list) else ()
+    listed = data.get("deviceProperties")
+    devices = [device for device in listed if isinstance(device, dict)] if isinstance(listed, list) else []
+    return tuple(str(device.get("name", "")) for device in devices)
 
 
-def _groups(given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Process groups by their description, or by their number if they have none."""
-    found: dict[str, tuple[int, ...]] = {}
-    config = given.get("pg_config")
-    for one in config if isinstance(config, list) else []:
-        if isinstance(one, dict) and isinstance(one.get("ranks"), list):
-            name = one.get("pg_desc")
-            named = str(name if name not in (None, "", "undefined") else one.get("pg_name", ""))
-            found[named] = tuple(rank for rank in one["ranks"] if _number(rank) >= 0)
-    return found
+def _groups(info: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Returns the ranks of process groups by their description, or by their number if they have none."""
+    groups: dict[str, tuple[int, ...]] = {}
+    config = info.get("pg_config")
+    for group in config if isinstance(config, list) else []:
+        if isinstance(group, dict) and isinstance(group.get("ranks"), list):
+            description = group.get("pg_desc")
+            name = description if description not in (None, "", "undefined") else group.get("pg_name", "")
+            groups[str(name)] = tuple(rank for rank in group["ranks"] if _number(rank) >= 0)
+    return groups

@@ -8,7 +8,7 @@ torchtitan (``torchtitan/components/metrics.py`` of b5bcd76c6)::
 
     step: 10  loss:  4.32018  grad_norm:  1.1230  memory:  9.46GiB(64.99%)  tps: 7,282  tflops: 0.52  mfu: 0.17%
 
-A line of torchtitan states no time but the throughput of one GPU (`Iteration.tokens_per_s`), from which the time of a
+A line of torchtitan states no time but the throughput of a GPU (`Iteration.tokens_per_s`), from which the time of a
 step follows with its tokens and the number of GPUs. Time and throughput are means since the previous line.
 """
 
@@ -33,11 +33,11 @@ class Iteration:
     Attributes:
         number: counted from 1.
         where: file and number of the line, for errors.
-        seconds: duration of one iteration [s].
-        tokens_per_s: throughput of one GPU [tokens/s].
+        seconds: duration of the iteration [s].
+        tokens_per_s: throughput of a GPU [tokens/s].
         samples: global batch size [sequences].
         loss: loss of the iteration.
-        tflops: TFLOP/s of one GPU, by the framework's own count of FLOPs.
+        tflops: TFLOP/s of a GPU, by the framework's count of FLOPs.
         mfu: model FLOPs utilisation [fraction], by the same count.
         reserved: peak memory that the allocator reserved [bytes].
     """
@@ -64,18 +64,23 @@ def torchtitan(path: Path) -> list[Iteration]:
 
 
 def _read(path: Path, parse: Callable[[str, str], Iteration | None], form: str) -> list[Iteration]:
-    found: list[Iteration] = []
+    iterations: list[Iteration] = []
     for where, line in lines(path, "Name the log of a training run"):
-        one = parse(line, where)
-        if one is None:
+        iteration = parse(line, where)
+        if iteration is None:
             continue
-        if found and found[-1].number == one.number:
-            found[-1] = max(found[-1], one, key=lambda it: (it.seconds or 0.0, -(it.tokens_per_s or 0.0)))
+        if iterations and iterations[-1].number == iteration.number:
+            iterations[-1] = max(iterations[-1], iteration, key=_slowness)
         else:
-            found.append(one)
-    if not found:
+            iterations.append(iteration)
+    if not iterations:
         raise PlanError(str(path), f"no line of it has the form `{form}`", "Name the log of a training run")
-    return found
+    return iterations
+
+
+def _slowness(iteration: Iteration) -> tuple[float, float]:
+    """Returns what is largest for the slowest of several ranks."""
+    return iteration.seconds or 0.0, -(iteration.tokens_per_s or 0.0)
 
 
 LARGEST = 1e30
@@ -104,9 +109,9 @@ def _megatron(line: str, where: str) -> Iteration | None:
             where, "an iteration without `elapsed time per iteration (ms): ... |`, as if it was cut off", REMEDY
         )
     seconds = _positive(elapsed[2], where) * (1e-3 if elapsed[1] == "ms" else 1.0)
-    given = {name: _number(found[1]) for name, form in MEGATRON.items() if (found := form.search(line))}
-    samples = given.pop("samples", None)
-    return Iteration(int(begin[1]), where, seconds, samples=round(samples) if samples else None, **given)
+    fields = {name: _number(part[1]) for name, form in MEGATRON.items() if (part := form.search(line))}
+    samples = fields.pop("samples", None)
+    return Iteration(int(begin[1]), where, seconds, samples=round(samples) if samples else None, **fields)
 
 
 STEP = re.compile(r"(?<!validate )\bstep:\s*(\d{1,15})\s+(?=loss:)")
@@ -126,25 +131,26 @@ def _torchtitan(line: str, where: str) -> Iteration | None:
     rate = TPS.search(line)
     if not rate:
         raise PlanError(where, "a step without `tps: ...` and the fields after it, as if it was cut off", REMEDY)
-    given: dict[str, Any] = {name: _number(f[1]) for name, form in TORCHTITAN.items() if (f := form.search(line))}
-    if given.get("mfu") is not None:
-        given["mfu"] /= 100
-    if (gib := given.pop("reserved", None)) is not None and gib > 0:
-        given["reserved"] = gib * 2**30
-    return Iteration(int(begin[1]), where, tokens_per_s=_positive(rate[1], where), **given)
+    parts = {name: form.search(line) for name, form in TORCHTITAN.items()}
+    fields: dict[str, Any] = {name: _number(part[1]) for name, part in parts.items() if part}
+    if fields.get("mfu") is not None:
+        fields["mfu"] /= 100
+    if (gib := fields.pop("reserved", None)) is not None and gib > 0:
+        fields["reserved"] = gib * 2**30
+    return Iteration(int(begin[1]), where, tokens_per_s=_positive(rate[1], where), **fields)
 
 
 def _number(word: str) -> float | None:
     """Parses a number with or without commas; None if it is not finite, as losses may be, or beyond `LARGEST`."""
     try:
-        found = float(word.replace(",", ""))
+        number = float(word.replace(",", ""))
     except ValueError:
         return None
-    return found if abs(found) <= LARGEST else None
+    return number if abs(number) <= LARGEST else None
 
 
 def _positive(word: str, where: str) -> float:
-    found = _number(word)
-    if found is None or found <= 0:
+    number = _number(word)
+    if number is None or number <= 0:
         raise PlanError(where, "a number above 0 belongs here", REMEDY, word)
-    return found
+    return number

@@ -1,7 +1,7 @@
 """Reads the output of nccl-tests: the table that it prints, and the JSON that it writes with ``-J``.
 
-A size is the largest buffer on one rank: the tensor of an all-reduce, the gathered tensor of an all-gather, the
-unreduced one of a reduce-scatter, all that a rank sends in an all-to-all (``max(sendBytes, expectedBytes)`` in its
+A size is the largest buffer on a rank: the tensor of an all-reduce, the gathered tensor of an all-gather, the
+unreduced tensor of a reduce-scatter, all that a rank sends in an all-to-all (``max(sendBytes, expectedBytes)`` in its
 ``src/common.cu``), which is how `simulator.ir.ops.Collective` counts too. Format: nccl-tests a0b82b2, ``src/util.cu``;
 tables of older versions, which lack some columns, are read by their header.
 """
@@ -43,10 +43,10 @@ PLACES = ("out-of-place", "in-place")
 
 @dataclass(frozen=True)
 class Size:
-    """One line of the table.
+    """A line of the table.
 
     Attributes:
-        nbytes: largest buffer on one rank [bytes].
+        nbytes: largest buffer on a rank [bytes].
         dtype: number format, in the words of nccl-tests.
         redop: reduction operator.
         seconds: mean time of a call [s], by `PLACES`.
@@ -66,10 +66,10 @@ class Size:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of one binary.
+    """A run of a binary.
 
     Attributes:
-        operation: one of the values of `OPERATIONS`.
+        operation: a value of `OPERATIONS`.
         members: ranks of a group.
         groups: number of groups that ran at the same time.
         places: (machine, rank within it) of every member of the first group, from 0; () if the file does not list the
@@ -97,9 +97,10 @@ class Run:
 
 
 def read(path: Path, operation: str | None = None, members: int | None = None) -> list[Run]:
-    """The runs in a file: one in a JSON file, one for each table of a text.
+    """Reads the runs in a file: the run of a JSON file, or a run for each table of a text.
 
-    operation, members: in place of what the file says.
+    operation: in place of what the file says.
+    members: in place of what the file says.
     Raises PlanError for a file that cannot be read.
     """
     if operation is not None and operation not in OPERATIONS.values():
@@ -135,7 +136,7 @@ class _Draft:
 
 
 def _complete_run(draft: _Draft, path: Path, operation: str | None, members: int | None) -> Run:
-    """The run of a draft. Raises PlanError if its operation or its members are unknown."""
+    """Returns the run of a draft. Raises PlanError if its operation or its members are unknown."""
     where = draft.sizes[0].where.rsplit(":", 1)[0] or str(path)
     if operation is None:
         test = draft.test or _operation_of(path.name)
@@ -147,23 +148,23 @@ def _complete_run(draft: _Draft, path: Path, operation: str | None, members: int
             raise PlanError(where, rule, "Leave the file out, or add --operation", test)
         operation = OPERATIONS[test]
     groups = Counter(group for group, _, _ in draft.ranks)
-    found = members or (min(groups.values()) if groups else 0)
+    size = members or (min(groups.values()) if groups else 0)
     if not members and len(set(groups.values())) > 1:
         rule = f"its groups have {', '.join(map(str, sorted(set(groups.values()))))} ranks"
         raise PlanError(where, rule, "Add --members")
     if operation == "send_recv":
-        found = max(found, 2)  # each rank sends to the next one: a message has two ends, whatever the number of ranks
-    if found < 2:
-        rule = "it lists one rank" if found else "it lists no ranks"
+        size = max(size, 2)  # each rank sends to the next: a message has two ends, whatever the number of ranks
+    if size < 2:
+        rule = "it lists one rank" if size else "it lists no ranks"
         raise PlanError(where, f"{rule}, so the size of a group is not known", "Add --members")
     devices = tuple(device for _, device, _ in draft.ranks)
     hosts = tuple(dict.fromkeys(host for _, _, host in draft.ranks))
     places = _places(draft.ranks, hosts)
     return Run(
         operation,
-        found,
+        size,
         max(len(groups), 1),
-        places if len(places) == found else (),
+        places if len(places) == size else (),
         devices,
         hosts,
         draft.nccl,
@@ -175,21 +176,22 @@ def _complete_run(draft: _Draft, path: Path, operation: str | None, members: int
 
 
 def _places(ranks: Sequence[tuple[int, str, str]], hosts: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """(machine, rank within it) of the members of the first group; ranks of a machine are numbered as listed."""
+    """Returns (machine, rank within it) of the members of the first group; ranks of a machine are numbered as
+    listed."""
     seen: Counter[str] = Counter()
-    found, machines = [], {host: number for number, host in enumerate(hosts)}
+    places, machines = [], {host: number for number, host in enumerate(hosts)}
     for group, _, host in ranks:
         if group == ranks[0][0]:
-            found.append((machines[host], seen[host]))
+            places.append((machines[host], seen[host]))
         seen[host] += 1
-    return tuple(found)
+    return tuple(places)
 
 
 def _operation_of(words: str) -> str:
-    """The test that a text names: ``/opt/all_reduce_perf_mpi -b 8`` -> ``all_reduce``."""
+    """Returns the test that a text names: ``/opt/all_reduce_perf_mpi -b 8`` -> ``all_reduce``."""
     tests = sorted((*OPERATIONS, *OTHERS), key=len, reverse=True)
-    found = re.search(rf"(?<![a-z_])({'|'.join(tests)})(?:_perf|\b)", words)
-    return found[1] if found else ""
+    name = re.search(rf"(?<![a-z_])({'|'.join(tests)})(?:_perf|\b)", words)
+    return name[1] if name else ""
 
 
 # ---------------------------------------------------------------------------------------------- text
@@ -204,12 +206,12 @@ RANKS = re.compile(
 )
 """A line of `nccl_tests_table` for all ranks of equal hosts."""
 
-MOST_RANKS = 10**6
+MAX_RANKS = 10**6
 """Most ranks of such a line."""
 
 
 def _tables(path: Path) -> Iterator[_Draft]:
-    """A run for each table. A header after a table, or a new command, starts the next one."""
+    """Yields a run for each table. A header after a table, or a new command, starts the next."""
     draft = _Draft()
     for where, line in lines(path, REMEDY):
         words = line.split()
@@ -227,29 +229,29 @@ def _tables(path: Path) -> Iterator[_Draft]:
 
 
 def _is_command(line: str) -> bool:
-    """Whether a line is a command: ``$ ./build/all_reduce_perf -b 8 -e 128M``."""
+    """Returns whether a line is a command: ``$ ./build/all_reduce_perf -b 8 -e 128M``."""
     return not line.startswith("#") and bool(re.search(r"\w_perf(_mpi)?\s+-", line)) and bool(_operation_of(line))
 
 
 def _comment(draft: _Draft, line: str, words: list[str], where: str) -> None:
-    if found := RANK.match(line):
-        number = int(found[1])
+    if rank := RANK.match(line):
+        number = int(rank[1])
         if number in draft.numbers:
             rule = "it is listed twice: every process ran alone, so nothing was sent between them"
             raise PlanError(where, rule, "Build nccl-tests with MPI=1 and run it again", f"Rank {number}")
         draft.numbers.add(number)
-        draft.ranks.append((int(found[2] or 0), found[4].strip(), found[3]))
-    elif found := RANKS.match(line):
-        first, last, group, hosts = (int(found[n]) for n in range(1, 5))
+        draft.ranks.append((int(rank[2] or 0), rank[4].strip(), rank[3]))
+    elif span := RANKS.match(line):
+        first, last, group, hosts = (int(span[n]) for n in range(1, 5))
         ranks = last - first + 1
-        if not hosts or ranks < hosts or ranks % hosts or ranks > MOST_RANKS:
-            raise PlanError(where, f"{ranks} ranks are not on {hosts} equal hosts", REMEDY, found[0].strip())
+        if not hosts or ranks < hosts or ranks % hosts or ranks > MAX_RANKS:
+            raise PlanError(where, f"{ranks} ranks are not on {hosts} equal hosts", REMEDY, span[0].strip())
         draft.numbers |= {*range(first, last + 1)}
-        draft.ranks += [(group, found[6].strip(), f"{found[5]}+{n * hosts // ranks}") for n in range(ranks)]
+        draft.ranks += [(group, span[6].strip(), f"{span[5]}+{n * hosts // ranks}") for n in range(ranks)]
     elif line.startswith("# Collective test starting:"):
         draft.test = _operation_of(line.partition(":")[2])
-    elif found := re.search(r"nccl-library=(\d{1,9})", line):
-        draft.nccl = _version(int(found[1]))
+    elif library := re.search(r"nccl-library=(\d{1,9})", line):
+        draft.nccl = _version(int(library[1]))
     elif words[:2] == ["size", "count"]:
         draft.columns = tuple("#wrong" if word == "error" else word for word in words)
         draft.clock = "cpu" if "cputime" in words else draft.clock
@@ -259,7 +261,7 @@ def _comment(draft: _Draft, line: str, words: list[str], where: str) -> None:
 
 
 def _row(draft: _Draft, words: list[str], where: str) -> Size:
-    """A line of the table; a time stamp at its end has two words."""
+    """Reads a line of the table; a time stamp at its end has two words."""
     columns = draft.columns
     if len(words) not in (len(columns), len(columns) + ("timestamp" in columns)):
         rule = f"a line of this table has {len(columns)} columns, this one {len(words)}"
@@ -288,26 +290,26 @@ def _row(draft: _Draft, words: list[str], where: str) -> Size:
 
 
 def _number(word: Any, where: str) -> float:
-    """A number of zero or more. Raises PlanError for anything else."""
+    """Reads a number of zero or more. Raises PlanError for anything else."""
     try:
-        found = float(word)
+        number = float(word)
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not 0 <= found < 1e18:
+        number = math.nan
+    if not 0 <= number < 1e18:
         raise PlanError(where, "a number of zero or more belongs here", "Correct or remove the line", word)
-    return found
+    return number
 
 
 def _time(word: Any, where: str) -> float:
-    """Microseconds as seconds. Raises PlanError for anything but a number above 0."""
-    found = _number(word, where)
-    if not found:
+    """Reads microseconds as seconds. Raises PlanError for anything but a number above 0."""
+    microseconds = _number(word, where)
+    if not microseconds:
         raise PlanError(where, "a time above 0 belongs here", "Correct or remove the line", word)
-    return found * 1e-6
+    return microseconds * 1e-6
 
 
 def _version(code: int) -> str:
-    """22809 -> 2.28.9, 2708 -> 2.7.8 (``NCCL_VERSION`` of nccl.h)."""
+    """Reads a version: 22809 -> 2.28.9, 2708 -> 2.7.8 (``NCCL_VERSION`` of nccl.h)."""
     low = 1000 if code < 10000 else 10000
     return f"{code // low}.{code % low // 100}.{code % 100}"
 
@@ -342,8 +344,8 @@ def _json(path: Path) -> _Draft:
 
 
 def _json_row(row: dict[str, Any], where: str) -> tuple[Size, str]:
-    """A row, and its clock, "" for the GPU's."""
-    given, clock = Size(round(_number(row.get("size"), f"{where} size")), "", "", {}, where=where), ""
+    """Returns a row, and its clock, "" for the GPU's."""
+    size, clock = Size(round(_number(row.get("size"), f"{where} size")), "", "", {}, where=where), ""
     for place, key in zip(PLACES, ("out_of_place", "in_place"), strict=True):
         body = row.get(key)
         if body is None:  # traces are replayed in place only
@@ -351,15 +353,15 @@ def _json_row(row: dict[str, Any], where: str) -> tuple[Size, str]:
         if not isinstance(body, dict):
             raise PlanError(f"{where} {key}", "an object belongs here", REMEDY, body)
         clock = "cpu" if "cpu_time" in body else clock
-        given.seconds[place] = _time(body.get("time", body.get("cpu_time")), f"{where} {key} time")
+        size.seconds[place] = _time(body.get("time", body.get("cpu_time")), f"{where} {key} time")
         if body.get("nwrong") is not None:
-            given.wrong[place] = round(_number(body["nwrong"], f"{where} {key} nwrong"))
+            size.wrong[place] = round(_number(body["nwrong"], f"{where} {key} nwrong"))
         each = row.get(f"{key}_per_iter")
         if isinstance(each, dict):
             skipped = each.get("skipped_iterations")
             times = member(each, "times_us", list, f"{where} {key}_per_iter", REMEDY)
             kept = times[skipped if isinstance(skipped, int) and 0 <= skipped < len(times) else 0 :]
-            given.times[place] = tuple(_time(one, f"{where} {key}_per_iter times_us") for one in kept)
-    if not given.seconds:
+            size.times[place] = tuple(_time(time, f"{where} {key}_per_iter times_us") for time in kept)
+    if not size.seconds:
         raise PlanError(where, "it has neither an out_of_place nor an in_place time", REMEDY)
-    return replace(given, dtype=str(row.get("type", "")), redop=str(row.get("redop", ""))), clock
+    return replace(size, dtype=str(row.get("type", "")), redop=str(row.get("redop", ""))), clock

@@ -21,10 +21,10 @@ REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 """Tests with a reduction operator."""
 
 SHARED = ("all_gather", "reduce_scatter", "alltoall")
-"""Tests whose ``count`` is the share of one rank, and whose traffic is that of the other ranks."""
+"""Tests whose ``count`` is the share of a rank, and whose traffic is that of the other ranks."""
 
 LISTED = 16
-"""Most ranks with a line of their own; of a larger group, equal hosts share a line."""
+"""Most ranks with a line each; of a larger group, equal hosts share a line."""
 
 HEADER = """\
 #                                                              out-of-place                       in-place
@@ -49,7 +49,7 @@ class TableLine:
 
 @dataclass(frozen=True)
 class NcclTable:
-    """A table of one test on one group.
+    """A table of a test on a group.
 
     Attributes:
         test: name of the binary without ``_perf``.
@@ -59,7 +59,7 @@ class NcclTable:
         dtype: number format, in the words of nccl-tests.
         comments: lines for the head of the table.
         every_rank: whether every rank has a line, as nccl-tests has it; otherwise equal hosts of more than `LISTED`
-            ranks share one, ``# Ranks 0 to 511 Group 0 on 64 hosts node-0 to node-63 devices 0 to 7 [0x00] name``.
+            ranks share a line, ``# Ranks 0 to 511 Group 0 on 64 hosts node-0 to node-63 devices 0 to 7 [0x00] name``.
     """
 
     test: str
@@ -86,7 +86,7 @@ class NcclTable:
         return sum(self.rates(line)[1] for line in self.lines) / max(len(self.lines), 1)
 
     def render(self) -> str:
-        """The text, with a line break at its end."""
+        """Returns the text, with a line break at its end."""
         ranks = self._rank_lines() if self.every_rank or self.members <= LISTED else self._host_lines()
         rows = [self._row(line) for line in self.lines]
         head = [
@@ -103,16 +103,16 @@ class NcclTable:
         ]
 
     def _host_lines(self) -> list[str]:
-        """A line for neighbouring hosts whose ranks have the same GPUs."""
-        hosts = [(host, [gpu for _, gpu in own]) for host, own in groupby(self.places, key=lambda place: place[0])]
+        """Returns a line for neighbouring hosts whose ranks have the same GPUs."""
+        hosts = [(host, [gpu for _, gpu in ranks]) for host, ranks in groupby(self.places, key=lambda place: place[0])]
         lines, first = [], 0
         for gpus, run in groupby(hosts, key=lambda host: host[1]):
             names = [host for host, _ in run]
             last = first + len(names) * len(gpus) - 1
             where = f"{len(names)} hosts {names[0]} to {names[-1]}" if len(names) > 1 else f"1 host {names[0]}"
-            some = f"devices {gpus[0]} to {gpus[-1]}" if gpus == list(range(gpus[0], gpus[0] + len(gpus))) else ""
-            some = some or f"devices {','.join(map(str, gpus))}"
-            lines.append(f"#  Ranks {first} to {last} Group  0 on {where} {some} [0x00] {self.device}")
+            devices = f"devices {gpus[0]} to {gpus[-1]}" if gpus == list(range(gpus[0], gpus[0] + len(gpus))) else ""
+            devices = devices or f"devices {','.join(map(str, gpus))}"
+            lines.append(f"#  Ranks {first} to {last} Group  0 on {where} {devices} [0x00] {self.device}")
             first = last + 1
         return lines
 
@@ -137,6 +137,6 @@ def bus_factor(test: str, members: int) -> float:
 
 
 def _digits(value: float, width: int) -> str:
-    """A number with two decimals, or with fewer where it would not fit, as nccl-tests prints it."""
+    """Returns a number with two decimals, or with fewer where it would not fit, as nccl-tests prints it."""
     decimals = next((n for n in (2, 1, 0) if len(f"{value:.{n}f}") <= width), 0)
     return f"{value:{width}.{decimals}f}"

@@ -1,6 +1,6 @@
-"""CSV files of ``torch.distributed.pipelining`` schedules: one row a rank, one cell a step.
+"""CSV files of ``torch.distributed.pipelining`` schedules: a row for each rank, a cell for each step.
 
-A cell is empty (idle) or one action: stage, kind, micro-batch (``2F0``). F is a forward pass, B a whole backward pass,
+A cell is empty (idle) or an action: stage, kind, micro-batch (``2F0``). F is a forward pass, B a whole backward pass,
 I and W are the gradients of inputs and of weights; ``(0F3;3B1)OVERLAP_F_B`` is a pair of overlapped passes. This is
 torch's format ``compute_only`` (``PipelineScheduleMulti._dump_csv``, torch 2.13). Files of the format
 ``compute_comms``, which also have messages, are refused: messages follow from the order.
@@ -39,7 +39,7 @@ REMEDY = "Name a CSV file that torch's schedule wrote with _dump_csv(file), or m
 class TorchSchedule:
     """A schedule read from a file.
 
-    rows: by device, one entry a step; None where it idles.
+    rows: by device, an entry for each step; None where it idles.
     where: name of the file, for messages.
     """
 
@@ -57,23 +57,23 @@ class TorchSchedule:
 
         Raises PlanError, with row and cell, for a stage on two devices, and for devices with unequal numbers of stages.
         """
-        found: dict[int, int] = {}
+        device_of: dict[int, int] = {}
         for device, row in enumerate(self.rows):
             for step, item in enumerate(row):
                 for action in actions_of([item] if item is not None else []):
-                    if found.setdefault(action.stage, device) != device:
-                        rule = f"stage {action.stage} is on rank {found[action.stage]} already"
+                    if device_of.setdefault(action.stage, device) != device:
+                        rule = f"stage {action.stage} is on rank {device_of[action.stage]} already"
                         place = _place(self.where, device, step)
                         raise PlanError(place, rule, "A stage has one rank: correct the stages", str(item))
-        by_device = Counter(found.values())
+        by_device = Counter(device_of.values())
         counts = [by_device[device] for device in range(len(self.rows))]
-        if not found or max(found) + 1 != len(found) or len(set(counts)) > 1:
+        if not device_of or max(device_of) + 1 != len(device_of) or len(set(counts)) > 1:
             rule = (
                 "stages are numbered from 0, and every rank has the same number of them; "
-                f"these are {_cut_list(sorted(found))}, by rank {_cut_list(counts)}"
+                f"these are {_cut_list(sorted(device_of))}, by rank {_cut_list(counts)}"
             )
             raise PlanError(self.where, rule, "Correct the stages")
-        return [found[stage] for stage in range(len(found))]
+        return [device_of[stage] for stage in range(len(device_of))]
 
     @property
     def chunks(self) -> int:
@@ -86,12 +86,12 @@ class TorchSchedule:
 
 
 def read_csv(path: str | Path) -> TorchSchedule:
-    """The schedule in a file. Raises PlanError, with row and cell, for a cell that is no action."""
+    """Reads the schedule in a file. Raises PlanError, with row and cell, for a cell that is no action."""
     return parse_csv(text(Path(path), REMEDY), str(path))
 
 
 def parse_csv(content: str, where: str = "schedule") -> TorchSchedule:
-    """The schedule in the text of a file; otherwise as `read_csv`."""
+    """Returns the schedule in the text of a file; otherwise as `read_csv`."""
     try:
         rows = [row.cells for row in parse_csv_rows(content)]
     except Unreadable as error:
@@ -103,7 +103,7 @@ def parse_csv(content: str, where: str = "schedule") -> TorchSchedule:
 
 
 def write_csv(rows: Sequence[Sequence[ScheduleItem | None]], where: str = "schedule") -> str:
-    """The text of a file for `parse_csv` and torch.
+    """Writes the text of a file for `parse_csv` and torch.
 
     Raises PlanError for actions that torch's format does not have.
     """
@@ -113,7 +113,7 @@ def write_csv(rows: Sequence[Sequence[ScheduleItem | None]], where: str = "sched
 
 
 def _cut_list(numbers: Sequence[int]) -> str:
-    """The first numbers of a list, for messages."""
+    """Returns the first numbers of a list, for messages."""
     return f"{', '.join(map(str, numbers[:20]))}{', ...' if len(numbers) > 20 else ''}"
 
 

@@ -172,13 +172,13 @@ def read_job_of_file(
 ) -> ReadJob:
     """Reads the job of a launch file that is read; see `read_launch_job`."""
     from meshcast.simulator.formats.launch.changes import apply_changes
-    from meshcast.simulator.formats.launch.convert import GIVEN, import_file
+    from meshcast.simulator.formats.launch.convert import LEFT_OPEN, import_file
 
     changes = _split_changes(changes)
     imported = import_file(file, changes, gpus=gpus, form=form)
     names = [change.partition("=")[0].strip() for change in changes]
     # What the file is read with is in its job, to which the file may have added, such as how tokens are routed.
-    applied = [change for change, name in zip(changes, names, strict=True) if name not in GIVEN]
+    applied = [change for change, name in zip(changes, names, strict=True) if name not in LEFT_OPEN]
     data = apply_changes(imported.job, applied, _apply_change)
     bounding = [(entry, apply_changes(job, applied, _apply_change)) for entry, job in imported.bounding]
     changed = {*names}

@@ -1,6 +1,6 @@
 """Launch files of training programs: their settings become a job, and a job becomes their settings.
 
-Each program is one module with a table of rows (a setting, the key of a job, the conversion), used in both directions.
+Each program is a module with a table of rows (a setting, the key of a job, the conversion), used in both directions.
 Conversions need the same knowledge as the short form of a plan: the names of schemes, and their defaults.
 """
 
@@ -15,7 +15,7 @@ HEAD = 4096
 
 
 def is_workload_manifest(path: Path) -> bool:
-    """Whether a file is a manifest of Kubernetes, which may hold several documents."""
+    """Returns whether a file is a manifest of Kubernetes, which may hold several documents."""
     if path.suffix.lower() not in (".yaml", ".yml"):
         return False
     try:
@@ -28,5 +28,5 @@ def is_workload_manifest(path: Path) -> bool:
 
 
 def is_manifest_text(text: str) -> bool:
-    """Whether a text begins as a manifest of Kubernetes does."""
+    """Returns whether a text begins as a manifest of Kubernetes does."""
     return all(re.search(rf"^{key}:\s", text[:HEAD], re.MULTILINE) for key in ("apiVersion", "kind"))

@@ -27,11 +27,12 @@ from meshcast.simulator.job.job import Job
 
 
 def list_changed_settings(launch: ImportedJob, file: LaunchFile, before: Job, after: Job) -> list[SettingChange]:
-    """The settings of a launch file that differ in another job; first those that it has, then those to add.
+    """Returns the settings of a launch file that differ in another job; first those that it has, then those to add.
 
-    launch, file: the file as a job, and the file. before: the checked job of the file. after: the other job.
-    Both jobs are written as launch files, so that only what differs in meaning counts: a flag that states a default, or
-    the same by another name, is no change.
+    launch, file: the file as a job, and the file.
+    before: the checked job of the file.
+    after: the other job. Both jobs are written as launch files, so that only what differs in meaning counts: a flag
+        that states a default, or the same by another name, is no change.
     """
     form = FORMATS[launch.form]
     assert form.write is not None
@@ -66,8 +67,12 @@ def _is_said_otherwise(
     old: Mapping[str, Stated],
     new: Mapping[str, Stated],
 ) -> bool:
-    """Whether a setting of a file is a degree that both jobs, as they are written, leave out, or is now said by another
-    name. changed: keys in which they differ. old, new: their settings."""
+    """Returns whether a setting of a file is a degree that both jobs, as they are written, leave out, or is now said by
+    another name.
+
+    changed: keys in which they differ.
+    old, new: their settings.
+    """
     places = launch.places.items()
     keys = [key in changed for key, where in places if where == setting.where and key != "framework.name"]
     if name in new:
@@ -87,27 +92,28 @@ def _leave_launchers(stated: Mapping[str, Stated], file: LaunchFile) -> dict[str
 
 
 def _list_changed_variables(form: LaunchFormat, file: LaunchFile, before: Job, after: Job) -> list[SettingChange]:
-    """The variables of the environment that a script sets as the program refuses for the other job, or does not set
-    though only the other job needs them."""
+    """Returns the variables of the environment that a script sets as the program refuses for the other job, or does not
+    set though only the other job needs them."""
     old, changes = form.demand_variables(flatten_for_export(before)), []
-    for one in form.demand_variables(flatten_for_export(after)):
-        stated = form.read_variable(file, one.name)
-        if stated is not None and not one.takes(stated.value):
-            changes.append(SettingChange(f"{ENVIRONMENT}{one.name}", stated.place, stated.value, one.value))
-        elif stated is None and one.value is not None and one not in old:
-            changes.append(SettingChange(f"{ENVIRONMENT}{one.name}", "", None, one.value))
+    for variable in form.demand_variables(flatten_for_export(after)):
+        name, value = f"{ENVIRONMENT}{variable.name}", variable.value
+        stated = form.read_variable(file, variable.name)
+        if stated is not None and not variable.takes(stated.value):
+            changes.append(SettingChange(name, stated.place, stated.value, value))
+        elif stated is None and value is not None and variable not in old:
+            changes.append(SettingChange(name, "", None, value))
     return changes
 
 
 def _changed_keys(before: Job, after: Job) -> set[str]:
-    """The keys in which two jobs differ, by the names that imports give them."""
+    """Returns the keys in which two jobs differ, by the names that imports give them."""
     old, new = drop_inactive(flatten_job(before)), drop_inactive(flatten_job(after))
-    found = {key for key in {**old, **new} if old.get(key) != new.get(key)}
-    return found | {key.replace("plan.pipeline.chunks", "plan.chunks") for key in found}
+    keys = {key for key in {**old, **new} if old.get(key) != new.get(key)}
+    return keys | {key.replace("plan.pipeline.chunks", "plan.chunks") for key in keys}
 
 
 def _value(stated: Stated | None) -> Any:
-    """A value for comparison: numbers as numbers, words in small letters."""
+    """Returns a value for comparison: numbers as numbers, words in small letters."""
     if stated is None:
         return None
     try:
@@ -134,7 +140,7 @@ class EditedFiles:
         return {self.file.where: self.file.text, **beside, ARGUMENTS: shlex.join(self.file.options.arguments)}
 
     def replace_text(self, path: Path | None, text: str) -> EditedFiles:
-        """Returns the files with another text of one that is read; None: of the launch file itself."""
+        """Returns the files with another text of a file that is read; None: of the launch file itself."""
         if path is not None:
             return replace(self, beside={**self.beside, path: text})
         return replace(self, file=replace(self.file, text=text))
@@ -161,7 +167,7 @@ def apply_setting_changes(edited: EditedFiles, changes: Sequence[SettingChange])
 
 
 def _add_to_script(edited: EditedFiles, change: SettingChange) -> EditedFiles | None:
-    """Returns the files with a setting added to a script; None for one that is changed, or belongs elsewhere."""
+    """Returns the files with a setting added to a script; None for a setting that is changed, or belongs elsewhere."""
     if change.place or change.variable or edited.file.data is not None:
         return None
     for place, neighbours in _list_places(edited.file, change):
@@ -183,7 +189,7 @@ def _apply(edited: EditedFiles, change: SettingChange) -> EditedFiles:
 
 
 def _edit_file(edited: EditedFiles, change: SettingChange, place: str) -> EditedFiles:
-    """Returns the files with a setting changed in one of them."""
+    """Returns the files with a changed setting."""
     file = edited.file
     if place == ARGUMENTS and change.place and change.before is None:
         return replace(edited, file=file.with_arguments(_add_words(file.options.arguments, change)))

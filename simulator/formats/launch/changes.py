@@ -14,7 +14,7 @@ from meshcast.simulator.job.plan_keys import PLAN_KEYS, ShortPlan, keys_alike
 
 
 def apply_changes(job: SomeKeys, changes: Iterable[str], apply: Callable[[dict[str, Any], str], None]) -> Any:
-    """The job of a launch file with changes made. apply: makes one.
+    """Returns the job of a launch file with changes. apply: makes a change.
 
     Raises PlanError for a key of a short plan that is to be searched, where the file needs a plan in long form.
     """
@@ -28,13 +28,13 @@ def apply_changes(job: SomeKeys, changes: Iterable[str], apply: Callable[[dict[s
                 continue  # the import has it
             refuse_short_key(plan, key, value)
         for name in keys_alike(key) if section == "plan" and key in PLAN_KEYS else ():
-            plan.pop(name, None)  # a change of one replaces what the import wrote
+            plan.pop(name, None)  # a change of a key replaces what the import wrote
         apply(data, change)
     return data
 
 
 def refuse_short_key(plan: SomeKeys, key: str, value: str) -> NoReturn:
-    """Raises the error for a key of a short plan that cannot be set in a long one, with what can."""
+    """Raises the error for a key of a short plan that cannot be set in a long plan, with what can."""
     family = PLAN_KEYS[key].flat.partition(".")[0]
     uses = [entry["use"] for entry in plan["schemes"]]
     near = next((i for i, use in enumerate(uses) if use.startswith((f"{family}/", f"memory/{family}"))), None)

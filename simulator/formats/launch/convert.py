@@ -39,7 +39,7 @@ from meshcast.simulator.models.load import load_model
 MODELS_ELSEWHERE = ("torchtitan", "deepspeed")
 """Programs whose models are code beside the launch file."""
 
-GIVEN = ("model", "cluster")
+LEFT_OPEN = ("model", "cluster")
 """Keys of a job that most launch files leave out."""
 
 UNWRITTEN_KEYS = ("cluster.gpus_per_node", "cluster.architecture", "framework.release")
@@ -62,17 +62,18 @@ def import_file(
     gpus: int | None = None,
     form: str | None = None,
 ) -> ImportedJob:
-    """The job of a launch file.
+    """Returns the job of a launch file.
 
     changes: of the job, such as ``plan.tp=4``: what follows from them in the program, such as a global batch that the
         file leaves out, is derived from these, and what they say is not asked for.
-    cluster, model: of the job, which most files do not state. gpus: their number, without a cluster.
-    form: name of its format; None: it is found by what the file holds.
-    Raises PlanError for a file that cannot be read, OpenQuestions for one that leaves open what decides the answer.
+    cluster, model: of the job, which most files do not state.
+    gpus: their number, without a cluster.
+    form: name of its format; None: what the file holds tells it.
+    Raises PlanError for a file that cannot be read, OpenQuestions for a file that leaves open what decides the answer.
     """
     program = find_format(form) if form is not None else detect_program(file)
     answers = {name.strip(): value.strip() for name, _, value in (change.partition("=") for change in changes)}
-    parts = {name: read_yaml(answers[name], f"--set {name}", PlanError).data for name in answers if name in GIVEN}
+    parts = {name: read_yaml(answers[name], f"--set {name}", PlanError).data for name in answers if name in LEFT_OPEN}
     cluster, model = parts.get("cluster", cluster), parts.get("model", model)
     answers |= {"model": str(model)} if model is not None else {}
     counts = {key: read_digits(value) for key, value in answers.items() if key in DERIVED_FROM}
@@ -106,7 +107,7 @@ def import_text(
     changes: Iterable[str] = (),
     options: LaunchOptions | None = None,
 ) -> ImportedJob:
-    """The job of the text of a launch file.
+    """Returns the job of the text of a launch file.
 
     where, form: name of the file and of its format, whose suffix counts where the name has none; see `import_file`.
     """
@@ -222,8 +223,8 @@ def _finish_import(filled: FilledReading, program: LaunchFormat, changed: Keys) 
     places |= {key: f"--set {key}" for key in _degrees(changed)}
     plan_changes = _read_plan_changes(reading.answers)
 
-    def compose(some: SomeKeys) -> dict[str, Any]:
-        return compose_job(some, cluster, model, file.folder, stated, plan_changes)
+    def compose(keys: SomeKeys) -> dict[str, Any]:
+        return compose_job(keys, cluster, model, file.folder, stated, plan_changes)
 
     with locate_errors(file.where, "", places):
         _fill_vocabulary(reading)
@@ -246,7 +247,7 @@ def _finish_import(filled: FilledReading, program: LaunchFormat, changed: Keys) 
 
 
 def _read_plan_changes(answers: Mapping[str, str]) -> dict[str, Any]:
-    """The changes of keys of a short plan other than degrees, for the plan may need to be in long form."""
+    """Returns the changes of keys of a short plan other than degrees, for the plan may need to be in long form."""
     fields = {field.removeprefix("plan."): value for field, value in answers.items() if field.startswith("plan.")}
     values = {
         key: read_yaml(value, f"--set plan.{key}", PlanError).data
@@ -257,7 +258,7 @@ def _read_plan_changes(answers: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _is_open(value: Any) -> bool:
-    """Whether a value leaves a choice to a search."""
+    """Returns whether a value leaves a choice to a search."""
     return value == "auto" or (isinstance(value, list) and "auto" in value)
 
 
@@ -289,15 +290,17 @@ def _comment_keys(reading: Reading, model: Any) -> dict[str, str]:
 
 
 def _fill_vocabulary(reading: Reading) -> None:
-    """A vocabulary that nothing tells: that of a preset of otherwise the same shape, if there is one."""
+    """Fills in a vocabulary that nothing tells: that of a preset of otherwise the same shape, if there is one."""
     if reading.assumed.get("model.vocab", "").startswith(NO_VOCABULARY):
-        found = find_preset_vocabulary(nest(reading.keys, "model"))
-        if found is not None:
-            reading.assume("model.vocab", found[1], f"{NO_VOCABULARY}{found[1]:,} of {found[0]}, which has this shape")
+        preset = find_preset_vocabulary(nest(reading.keys, "model"))
+        if preset is not None:
+            name, count = preset
+            reading.assume("model.vocab", count, f"{NO_VOCABULARY}{count:,} of {name}, which has this shape")
 
 
 def _choose_cluster(reading: Reading, cluster: Any, gpus: int | None) -> Any:
-    """The cluster of the job: given, or as many GPUs of the usual kind as the file, or its degrees, say."""
+    """Returns the cluster of the job: that stated, or as many GPUs of the usual kind as the file, or its degrees,
+    say."""
     keys = reading.keys
     if cluster is not None:
         return cluster
@@ -312,13 +315,13 @@ def _choose_cluster(reading: Reading, cluster: Any, gpus: int | None) -> Any:
     elif total != stated:
         why = f"{why}; its degrees do not divide the {stated} that it states: the fewest nodes for them"
     nodes = -(-total // NODE_GPUS)
-    made: Any = f"{NODE}:{nodes}" if total == nodes * NODE_GPUS else {"node": NODE, "nodes": nodes, "gpus": total}
-    reading.assume("cluster", made, why)
-    return made
+    assumed: Any = f"{NODE}:{nodes}" if total == nodes * NODE_GPUS else {"node": NODE, "nodes": nodes, "gpus": total}
+    reading.assume("cluster", assumed, why)
+    return assumed
 
 
 def _fewest_gpus(keys: Keys) -> int:
-    """The fewest GPUs for the degrees of a plan."""
+    """Returns the fewest GPUs for the degrees of a plan."""
     ranks = math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp", "dp"))
     if "plan.dp" not in keys:
         ranks *= keys.get("plan.replicate", 1)
@@ -326,19 +329,20 @@ def _fewest_gpus(keys: Keys) -> int:
 
 
 def _fill_batch(reading: Reading, gpus: int, changed: Keys) -> int | None:
-    """A global batch that the file leaves out: one micro-batch of each replica, or what the program accumulates.
+    """Fills in a global batch that the file leaves out: a micro-batch of each replica, or what the program accumulates.
 
-    changed: see `import_text`. Returns the micro-batches of a replica, if the global batch is derived from them.
+    changed: see `import_text`.
+    Returns the micro-batches of a replica, if the global batch is derived from them.
     """
     keys, now = reading.keys, {**reading.keys, **changed}
-    accumulated, own = keys.pop("batch.accumulated", 1), keys.pop("batch.per_rank", None)
+    accumulated, per_rank = keys.pop("batch.accumulated", 1), keys.pop("batch.per_rank", None)
     drained = keys.pop("batch.drained", None)
     ranks = _ranks_of_replica(now)
     if gpus % ranks:
         return None
     replicas = gpus // ranks
-    if own is not None and now["batch.global"] % (own * replicas) == 0:
-        micro = now["batch.global"] // (own * replicas)
+    if per_rank is not None and now["batch.global"] % (per_rank * replicas) == 0:
+        micro = now["batch.global"] // (per_rank * replicas)
         reading.set_key("batch.micro", micro, *_names_behind(reading, "batch.global"))
     if drained and now.get("batch.global", 0) > replicas * drained:
         origin, rounds = reading.origins.get("batch.global"), now["batch.global"] / (replicas * drained)
@@ -356,18 +360,18 @@ def _fill_batch(reading: Reading, gpus: int, changed: Keys) -> int | None:
 
 
 def _names_behind(reading: Reading, key: str) -> list[str]:
-    """The names of the setting behind a key."""
+    """Returns the names of the setting behind a key."""
     origin = reading.origins.get(key)
     return [name for name, stated in reading.stated.items() if stated is origin]
 
 
 def _ranks_of_replica(keys: Keys) -> int:
-    """The ranks of one replica of the model."""
+    """Returns the ranks of a replica of the model."""
     return math.prod(keys.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp"))
 
 
 def _fill_sharding(reading: Reading, gpus: int, node: int, changed: Keys) -> None:
-    """Copies of sharded states, of groups that a file states by their size, or as the GPUs of a node."""
+    """Fills in the copies of sharded states, of groups that a file states by their size, or as the GPUs of a node."""
     keys = reading.keys
     origin = reading.origins.get("plan.shard_nodes") or reading.origins.get("plan.mics")
     size = node if keys.pop("plan.shard_nodes", False) else keys.pop("plan.mics", None)
@@ -380,11 +384,11 @@ def _fill_sharding(reading: Reading, gpus: int, node: int, changed: Keys) -> Non
 def export_job(
     job: Job, form: str, load: Callable[[dict[str, Any], Path], Job], check: Callable[[Job], object]
 ) -> Exported:
-    """A job as a launch file, with a header that lists what the file cannot say.
+    """Exports a job as a launch file, with a header that lists what the file cannot say.
 
     load: reads a job in a folder (`simulator.loading.load.load_job`).
     check: raises a MeshcastError for a job that no program could run (`simulator.forecast.planning.resolve_plan`).
-    What the file cannot say is found by reading it back, on the cluster of the job: every key that then differs.
+    What the file cannot say is told by reading it back, on the cluster of the job: every key that then differs.
     Raises PlanError, with these keys, where no program could run what the file says.
     """
     check(job)
@@ -413,30 +417,32 @@ def export_job(
     return Exported(chosen.write(keys, [to_line(line) for line in header]), suffix, unsaid)
 
 
-def compare_keys(wanted: SomeKeys, found: SomeKeys) -> dict[str, tuple[Any, Any]]:
-    """The keys in which two jobs differ, with both values.
+def compare_keys(wanted: SomeKeys, actual: SomeKeys) -> dict[str, tuple[Any, Any]]:
+    """Returns the keys in which two jobs differ, with both values.
 
     Traits of another framework, and options of another scheme, do not count on top of its name.
     """
-    wanted, found = (drop_idle_overlap(drop_inactive(one)) for one in (wanted, found))
-    if {"zero-offload", "zero-infinity"} & {wanted.get("plan.data"), found.get("plan.data")}:
-        wanted, found = join_offload(wanted), join_offload(found)
+    wanted, actual = (drop_idle_overlap(drop_inactive(keys)) for keys in (wanted, actual))
+    if {"zero-offload", "zero-infinity"} & {wanted.get("plan.data"), actual.get("plan.data")}:
+        wanted, actual = join_offload(wanted), join_offload(actual)
     differing = {
-        key: (wanted.get(key), found.get(key))
-        for key in {**wanted, **found}
-        if key not in UNWRITTEN_KEYS and wanted.get(key) != found.get(key)
+        key: (wanted.get(key), actual.get(key))
+        for key in {**wanted, **actual}
+        if key not in UNWRITTEN_KEYS and wanted.get(key) != actual.get(key)
     }
-    if found.get("model.positions") != "learned":  # the default length of sequences, where the batch states it
+    if actual.get("model.positions") != "learned":  # the default length of sequences, where the batch states it
         for key in ("model.seq", "model.position_rows"):
             differing.pop(key, None)
     names = {key: "framework.set." if key == "framework.name" else f"{key}." for key in differing}
     return {
-        key: one for key, one in differing.items() if not any(key.startswith(below) for name, below in names.items())
+        key: values
+        for key, values in differing.items()
+        if not any(key.startswith(below) for name, below in names.items())
     }
 
 
 def describe_unsaid(unsaid: Mapping[str, tuple[Any, Any]], program: str, job: Job) -> list[str]:
-    """The lines of a header on what a file cannot say."""
+    """Returns the lines of a header on what a file cannot say."""
     cluster = job.as_written["cluster"]
     named = f": {cluster}" if isinstance(cluster, str) else ""
     lines = [f"{program} is not told which GPUs to run on{named}."]
@@ -453,7 +459,7 @@ def _describe_difference(key: str, mine: object, theirs: object) -> str:
 
 
 def _show(value: Any) -> str:
-    """A value in one line."""
+    """Returns a value in a single line."""
     text = "none" if value is None else ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
     text = text.lower() if isinstance(value, bool) else text
     return text if len(text) < 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""Which files are launch files, and of which program: found by evidence, never by default."""
+"""Which files are launch files, and of which program: by evidence, never by default."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def weigh_programs(file: LaunchFile) -> dict[Evidence, list[LaunchFormat]]:
 
 
 def detect_program(file: LaunchFile) -> LaunchFormat:
-    """The program of a file: the one with the most evidence, or the one that the user names.
+    """Returns the program of a file: that with the most evidence, or that which the user names.
 
     Raises PlanError for a file of no program that is read, OpenQuestions where several are as likely.
     """
@@ -47,5 +47,5 @@ def detect_program(file: LaunchFile) -> LaunchFormat:
 
 
 def is_launch_file(file: LaunchFile) -> bool:
-    """Whether a YAML or JSON file is of a training program, be it one that is not read."""
+    """Returns whether a YAML or JSON file is of a training program, also of a program that is not read."""
     return file.launch is not None or bool(weigh_programs(file)) or find_refused(file) is not None

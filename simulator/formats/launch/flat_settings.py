@@ -13,7 +13,7 @@ from meshcast.simulator.formats.launch.table import Stated
 
 
 def flatten_settings(data: object, text: str, where: str, prefix: str = "") -> dict[str, Stated]:
-    """The settings of nested mappings, by their dotted names behind a prefix."""
+    """Returns the settings of nested mappings, by their dotted names behind a prefix."""
     flat: dict[str, Stated] = {}
 
     def walk(path: tuple[str, ...], value: object) -> None:
@@ -30,14 +30,14 @@ def flatten_settings(data: object, text: str, where: str, prefix: str = "") -> d
 
 
 def flatten_file(file: LaunchFile, prefix: str = "", example: str = "key: value") -> dict[str, Stated]:
-    """The settings of a YAML or JSON file. Raises PlanError for one that holds no mapping."""
+    """Returns the settings of a YAML or JSON file. Raises PlanError for a file that holds no mapping."""
     if not isinstance(file.data, Mapping):
         raise PlanError(file.where, "such a file is a mapping of keys to values", f"Start with {example}")
     return flatten_settings(file.data, file.text, file.where, prefix)
 
 
 def split_objects(settings: Mapping[str, Stated]) -> dict[str, Stated]:
-    """The settings with JSON objects among their values taken apart, as Hugging Face's argument parser does."""
+    """Returns the settings with JSON objects among their values taken apart, as Hugging Face's argument parser does."""
     split: dict[str, Stated] = {}
     for name, stated in settings.items():
         value = stated.value

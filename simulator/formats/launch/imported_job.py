@@ -12,7 +12,7 @@ from meshcast.simulator.formats.launch.verdicts import ApproximatedSetting, Find
 
 
 class OpenQuestions(PlanError):
-    """What of a launch file decides the plan or the memory, and was not understood: no forecast is made of it.
+    """What of a launch file decides the plan or the memory, and was not understood: it has no forecast.
 
     Args:
         where: the file.
@@ -30,7 +30,7 @@ class OpenQuestions(PlanError):
         return escape_controls(text)
 
     def to_dict(self) -> dict[str, Any]:
-        """The error object in answers of ``--json``."""
+        """Returns the error object in answers of ``--json``."""
         return super().to_dict() | {"questions": [asdict(question) for question in self.questions]}
 
 
@@ -38,10 +38,13 @@ class OpenQuestions(PlanError):
 class ImportedJob:
     """A launch file as a job.
 
-    job: the keys of a job file. comments: what is behind its dotted keys.
-    assumed: keys that the file does not state, with the reason. assumed_values: what is assumed of them.
+    job: the keys of a job file.
+    comments: what is behind its dotted keys.
+    assumed: keys that the file does not state, with the reason.
+    assumed_values: what is assumed of them.
     findings: the settings of the file: taken, without influence, approximated, open.
-    where: the file. form: name of its format.
+    where: the file.
+    form: name of its format.
     places: file, line and name of the setting behind each key.
     microbatches: of a replica, where the file leaves out the global batch, which then follows from them.
     checkpoints: ``run.checkpoints`` as the file states them. They are no keys of `job`, for a sweep of a job with such
@@ -64,7 +67,7 @@ class ImportedJob:
     settings: Mapping[str, Stated] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer of ``import --json``."""
+        """Returns the answer of ``import --json``."""
         return {
             "job": self.job,
             "assumed": [{"key": key, "why": why} for key, why in self.assumed.items()],
@@ -77,8 +80,11 @@ class ImportedJob:
 
 @dataclass(frozen=True)
 class Exported:
-    """A job as a launch file. suffix: of its name. unsaid: keys that the file cannot say, each with what the job says
-    and what the program would run."""
+    """A job as a launch file.
+
+    suffix: of its name.
+    unsaid: keys that the file cannot say, each with what the job says and what the program would run.
+    """
 
     text: str
     suffix: str

@@ -2,7 +2,7 @@
 
 Most keys are those of a job file (``batch.micro``, ``model.moe.top_k``, ``framework.set.overlap.dp``, ``plan.tp``).
 Schemes have keys by their family: ``plan.data: zero-1`` and ``plan.sequence: megatron-cp`` name a scheme, and
-``plan.sequence.comm`` is one of its options. ``plan.recompute`` is none, selective, operators or full, ``run.steps``
+``plan.sequence.comm`` is an option of it. ``plan.recompute`` is none, selective, operators or full, ``run.steps``
 the steps of the training.
 """
 
@@ -32,7 +32,8 @@ from meshcast.simulator.models.load import PRESETS, load_model
 from meshcast.simulator.models.model import Model
 
 FAMILIES = ("pipeline", "data", "sequence", "tensor", "expert")
-"""Families of schemes of which a plan has at most one here; further ones, as in USP, have keys with a number."""
+"""Families of schemes of which a plan has at most a single scheme here; further schemes, as in USP, have keys with a
+number."""
 
 UNWRITTEN = ("name", "title", "source", "fitted", "sigmas", "regime", "weights", "quantised")
 """Fields of a framework that are no traits, or that are those of the precision."""
@@ -46,31 +47,31 @@ DEFAULTS: SomeKeys = {
 
 
 def flatten(prefix: str, value: Any) -> Keys:
-    """Dotted keys of nested mappings; empty ones have none."""
+    """Returns the dotted keys of nested mappings; empty mappings have none."""
     if not isinstance(value, Mapping):
         return {prefix: value}
-    return {key: one for name, inner in value.items() for key, one in flatten(f"{prefix}.{name}", inner).items()}
+    return {key: member for name, inner in value.items() for key, member in flatten(f"{prefix}.{name}", inner).items()}
 
 
 def nest(keys: SomeKeys, prefix: str = "") -> dict[str, Any]:
-    """The nested mapping of the keys below a prefix; without one, of all keys."""
-    found: dict[str, Any] = {}
+    """Returns the nested mapping of the keys below a prefix; without a prefix, of all keys."""
+    nested: dict[str, Any] = {}
     below = f"{prefix}." if prefix else ""
     for key, value in keys.items():
         if key.startswith(below):
             *parents, last = key[len(below) :].split(".")
-            at = found
+            at = nested
             for parent in parents:
                 at = at.setdefault(parent, {})
             at[last] = value
-    return found
+    return nested
 
 
 # ------------------------------------------------------------------------------------- job to keys
 
 
 def flatten_job(job: Job) -> Keys:
-    """All keys of a checked job, every default filled."""
+    """Returns all keys of a checked job, every default filled."""
     keys: Keys = {"framework.name": job.framework.name, "cluster.gpus": job.cluster.gpus}
     keys |= flatten_model(job.model)
     keys |= flatten("batch", job.batch.to_dict())
@@ -95,25 +96,26 @@ def flatten_job(job: Job) -> Keys:
 
 
 def flatten_for_export(job: Job) -> Keys:
-    """The keys of a job, and what launch scripts depend on beyond it: the GPUs of a node, and their generation."""
+    """Returns the keys of a job, and what launch scripts depend on beyond it: the GPUs of a node, and their
+    generation."""
     node = {"gpus_per_node": job.cluster.gpus_per_node, "architecture": job.cluster.node.gpu.architecture}
     return flatten_job(job) | flatten("cluster", node)
 
 
 def flatten_model(model: Model) -> Keys:
-    """The fields of a model but for its name; those that are null are left out."""
+    """Returns the fields of a model but for its name; those that are null are left out."""
     return flatten("model", model.model_dump(exclude_none=True, exclude={"name"}))
 
 
 def flatten_framework(framework: Framework) -> Keys:
-    """The traits of a framework; formats are keys of the precision."""
+    """Returns the traits of a framework; formats are keys of the precision."""
     dumped = framework.model_dump(exclude={*UNWRITTEN, "gradients", "main_weights", "moments"})
     del dumped["update"]["optimizer"]  # a key of the job
     return flatten("framework.set", dumped)
 
 
 def flatten_plan(plan: LongPlan) -> Keys:
-    """The keys of a plan in long form."""
+    """Returns the keys of a plan in long form."""
     keys: Keys = {f"plan.{name}": getattr(plan, name) for name in CARRIED}
     for short, family in (("pp", "pipeline"), ("dp", "data"), ("cp", "sequence"), ("tp", "tensor")):
         keys[f"plan.{short}"] = family_degree(plan, family)
@@ -127,7 +129,7 @@ def flatten_plan(plan: LongPlan) -> Keys:
         keys |= _flatten_scheme(entry, plan, keys)
     for name, value in (("stages", plan.stages), ("replicas", plan.replicas)):
         if value:
-            keys[f"plan.{name}"] = tuple(one.model_dump(mode="json") for one in value)
+            keys[f"plan.{name}"] = tuple(part.model_dump(mode="json") for part in value)
     return keys
 
 
@@ -136,10 +138,11 @@ def _flatten_scheme(entry: SchemeEntry, plan: LongPlan, keys: Keys) -> Keys:
     fields = find_scheme(entry.use).Options.model_fields
     options = {key: field.default for key, field in fields.items() if not field.is_required()}
     options |= entry.model_extra or {}
-    options = {key: tuple(one) if isinstance(one, list) else one for key, one in options.items() if one is not None}
+    options = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in options.items() if value is not None
+    }
     if name.startswith("recompute-"):
-        found = {"plan.recompute": name.removeprefix("recompute-")}
-        return found | flatten("plan.recompute", options)
+        return {"plan.recompute": name.removeprefix("recompute-")} | flatten("plan.recompute", options)
     if family == "memory":
         what = options.pop("what", ("activations",)) if name == "offload" else True
         return {f"plan.{name}": tuple(what) if isinstance(what, list) else what} | flatten(f"plan.{name}", options)
@@ -153,8 +156,8 @@ def _flatten_scheme(entry: SchemeEntry, plan: LongPlan, keys: Keys) -> Keys:
 
 
 def drop_inactive(keys: SomeKeys) -> Keys:
-    """The keys without schemes and options that have no effect: those of degree 1."""
-    found = dict(keys)
+    """Returns the keys without schemes and options that have no effect: those of degree 1."""
+    active = dict(keys)
     inactive = {
         "plan.cp": "plan.sequence",
         "plan.ep": "plan.expert",
@@ -162,35 +165,35 @@ def drop_inactive(keys: SomeKeys) -> Keys:
         "plan.tp": "plan.tensor",
     }
     for degree, scheme in inactive.items():
-        if found.get(degree, 1) == 1:
-            overlap = found.get("plan.pipeline.overlap_passes")
-            found = {key: one for key, one in found.items() if key != scheme and not key.startswith(f"{scheme}.")}
+        if active.get(degree, 1) == 1:
+            overlap = active.get("plan.pipeline.overlap_passes")
+            active = {key: value for key, value in active.items() if key != scheme and not key.startswith(f"{scheme}.")}
             if degree == "plan.pp" and overlap:
-                found["plan.pipeline.overlap_passes"] = overlap
-    return found
+                active["plan.pipeline.overlap_passes"] = overlap
+    return active
 
 
 def join_offload(keys: SomeKeys) -> Keys:
-    """The keys with one word for optimizer states on the host: ZeRO-Offload is ZeRO-2 with them there."""
-    found, data = dict(keys), keys.get("plan.data")
+    """Returns the keys with a single word for optimizer states on the host: ZeRO-Offload is ZeRO-2 with them there."""
+    joined, data = dict(keys), keys.get("plan.data")
     states = keys.get("plan.offload", ())
     if data in ("zero-offload", "zero-infinity"):
-        found["plan.offload"] = tuple(sorted({*states, "optimizer"}))
+        joined["plan.offload"] = tuple(sorted({*states, "optimizer"}))
     elif data == "zero-2" and "optimizer" in states:
-        found |= {"plan.data": "zero-offload", "plan.data.delayed_update": False}
-    if found.get("plan.offload") == ("optimizer",):  # options are of activations
-        found = {key: one for key, one in found.items() if not key.startswith("plan.offload.")}
-    return found
+        joined |= {"plan.data": "zero-offload", "plan.data.delayed_update": False}
+    if joined.get("plan.offload") == ("optimizer",):  # options are of activations
+        joined = {key: value for key, value in joined.items() if not key.startswith("plan.offload.")}
+    return joined
 
 
 def drop_idle_overlap(keys: SomeKeys) -> Keys:
-    """The keys without the overlap of what is not communicated."""
+    """Returns the keys without the overlap of what is not communicated."""
     idle = []
     if keys.get("plan.data") == "ddp":
         idle.append("framework.set.overlap.updated_weights")
     if keys.get("plan.tp", 1) == 1:
         idle.append("framework.set.overlap.tp")
-    return {key: one for key, one in keys.items() if key not in idle}
+    return {key: value for key, value in keys.items() if key not in idle}
 
 
 # ------------------------------------------------------------------------------------- keys to job
@@ -204,10 +207,12 @@ def compose_job(
     stated: frozenset[str] = frozenset(),
     plan_changes: SomeKeys | None = None,
 ) -> dict[str, Any]:
-    """The job file of some keys, without what meshcast fills in anyway.
+    """Returns the job file of some keys, without what meshcast fills in anyway.
 
-    cluster: that of the job. model: preset or path, in place of the keys of the model; None: those.
-    folder: of relative paths. stated: keys that are written also where they equal what meshcast fills in.
+    cluster: that of the job.
+    model: preset or path, in place of the keys of the model; None: those.
+    folder: of relative paths.
+    stated: keys that are written also where they equal what meshcast fills in.
     plan_changes: keys of a short plan that replace those that `keys` make.
     """
     profile, framework = _compose_framework(keys, stated)
@@ -250,7 +255,7 @@ def _compose_run(keys: SomeKeys, sequence: int | None) -> Keys:
 
 
 def _add_routing(model: str | SomeKeys, routing: str) -> Keys:
-    """The model of a job, in any form, that says how its tokens are routed to experts."""
+    """Returns the model of a job, in any form, that says how its tokens are routed to experts."""
     fields: Keys = {"preset": model} if isinstance(model, str) else dict(model)
     return {**fields, "moe": {**(fields.get("moe") or {}), "routing": routing}}
 
@@ -282,9 +287,11 @@ def compose_plan(
     stated: frozenset[str] = frozenset(),
     changes: SomeKeys | None = None,
 ) -> dict[str, Any]:
-    """The plan: in short form if that can say it, otherwise in long form.
+    """Returns the plan: in short form if that can say it, otherwise in long form.
 
-    model: of the job. node: GPUs of a node. stated: keys that are written also where they equal the default.
+    model: of the job.
+    node: GPUs of a node.
+    stated: keys that are written also where they equal the default.
     changes: keys of a short plan that replace those that `keys` make.
     """
     kept = _drop_defaults(keys, stated)
@@ -310,7 +317,7 @@ def compose_plan(
 
 
 def _drop_defaults(keys: SomeKeys, stated: frozenset[str]) -> Keys:
-    """The keys of a plan that are not what a short plan means without them, or that are stated."""
+    """Returns the keys of a plan that are not what a short plan means without them, or that are stated."""
     said = {key: value for key, value in keys.items() if key.startswith("plan.") and value is not None}
     kept = {key: value for key, value in said.items() if key in stated or DEFAULTS.get(key) != value}
     has_experts = said.get("plan.ep", 1) > 1
@@ -320,13 +327,13 @@ def _drop_defaults(keys: SomeKeys, stated: frozenset[str]) -> Keys:
 
 
 def _replace_keys(short: SomeKeys, changes: SomeKeys) -> dict[str, Any]:
-    """The plan in short form with changed keys, each in place of all that choose the same scheme."""
+    """Returns the plan in short form with changed keys, each in place of all that choose the same scheme."""
     replaced = {name for key in changes for name in (key, *keys_alike(key))}
     return {key: value for key, value in short.items() if key not in replaced} | dict(changes)
 
 
 def _list_options(kept: SomeKeys, replaced: set[str]) -> Keys:
-    """The options that only a plan in long form states. replaced: families whose schemes a change replaces."""
+    """Returns the options that only a plan in long form states. replaced: families whose schemes a change replaces."""
     return {
         key: value
         for key, value in kept.items()
@@ -338,7 +345,7 @@ def _list_options(kept: SomeKeys, replaced: set[str]) -> Keys:
 
 
 def _name_schemes(kept: SomeKeys, written: frozenset[str]) -> dict[str, Any]:
-    """The keys of a short plan that name schemes, where they are not the defaults, or are to be written."""
+    """Returns the keys of a short plan that name schemes, where they are not the defaults, or are to be written."""
     short = _name_schedule(kept)
     for family in ("data", "sequence", "expert", "tensor"):
         scheme = kept.get(f"plan.{family}", DEFAULTS[f"plan.{family}"])
@@ -359,7 +366,7 @@ def _name_schemes(kept: SomeKeys, written: frozenset[str]) -> dict[str, Any]:
 
 
 def _name_schedule(kept: SomeKeys) -> dict[str, Any]:
-    """The keys of a short plan that name its schedule, where it is not the default."""
+    """Returns the keys of a short plan that name its schedule, where it is not the default."""
     short: dict[str, Any] = {}
     options: dict[str, Any] = {
         key.rpartition(".")[2]: list(value) if isinstance(value, tuple) else value
@@ -379,12 +386,12 @@ def _name_schedule(kept: SomeKeys) -> dict[str, Any]:
 
 
 def _acts(key: PlanKey, kept: SomeKeys) -> bool:
-    """Whether the degree of a key is above 1, so that it has an effect."""
+    """Returns whether the degree of a key is above 1, so that it has an effect."""
     return key.degree in ("", "dp") or kept.get(f"plan.{key.degree}", 1) > 1
 
 
 def _is_short(key: str, value: Any, kept: SomeKeys) -> bool:
-    """Whether a short plan says the option of a scheme."""
+    """Returns whether a short plan says the option of a scheme."""
     _, family, option = key.split(".")
     if family == "pipeline" or (family == "data" and option in [key.option for key in option_keys(family)]):
         return True
@@ -403,16 +410,16 @@ def _usual(key: str, kept: SomeKeys) -> Any:
 
 
 SHAPES_OF_OTHERS = frozenset({"deepseek-coder-6.7b", "internlm2-7b", "mistral-7b-v0.3"})
-"""Presets that have the shape of Llama 7B or of Llama 3 8B, with a vocabulary of their own: it is not what a file of
+"""Presets that have the shape of Llama 7B or of Llama 3 8B, with another vocabulary: it is not what a file of
 that shape means that states none."""
 
 
 def find_preset_vocabulary(fields: dict[str, Any]) -> tuple[str, int] | None:
-    """Name and vocabulary of a preset that has this shape but for the vocabulary; None if there is none.
+    """Returns name and vocabulary of a preset that has this shape but for the vocabulary; None if there is none.
 
-    Of several it is the one whose sequences have the length of the file's, or the next one.
+    Of several it is that whose sequences have the length of the file's, or the next length.
     """
-    found: dict[int, tuple[str, int]] = {}
+    by_distance: dict[int, tuple[str, int]] = {}
     for file in sorted(PRESETS.glob("*.yaml")):
         text = file.read_text("utf-8") if file.stem not in SHAPES_OF_OTHERS else ""
         if re.search(rf"^hidden: {fields.get('hidden')}$", text, re.M) and re.search(
@@ -421,15 +428,18 @@ def find_preset_vocabulary(fields: dict[str, Any]) -> tuple[str, int] | None:
             preset = load_model(file.stem)
             unstated = {"vocab": preset.vocab, "seq": preset.seq, "dropout": preset.dropout}  # dropout changes no shape
             if compose_model(fields | unstated) == file.stem:
-                found.setdefault(abs(preset.seq - fields.get("seq", preset.seq)), (file.stem, preset.vocab))
-    return found[min(found)] if found else None
+                by_distance.setdefault(abs(preset.seq - fields.get("seq", preset.seq)), (file.stem, preset.vocab))
+    return by_distance[min(by_distance)] if by_distance else None
 
 
 def compose_model(fields: dict[str, Any]) -> Any:
-    """The name of a preset of this shape, if there is one; with its changes, if it differs in little; or the fields."""
+    """Returns the name of a preset of this shape, if there is one; with its changes, if it differs in little; or the
+    fields."""
     wanted = load_model(fields)
     near: dict[str, Any] = {}
-    skeleton = {key: one for key, one in fields.items() if getattr(Model.model_fields[key], "default", None) != one}
+    skeleton = {
+        key: value for key, value in fields.items() if getattr(Model.model_fields[key], "default", None) != value
+    }
     for file in sorted(PRESETS.glob("*.yaml")):
         text = file.read_text("utf-8")
         if not re.search(rf"^hidden: {wanted.hidden}$", text, re.M) or not re.search(

@@ -46,7 +46,7 @@ _OPTIONS: ContextVar[LaunchOptions | None] = ContextVar("launch_options", defaul
 
 
 def current_options() -> LaunchOptions:
-    """Returns the options that `reading_launch_files` has set; otherwise none are given."""
+    """Returns the options that `reading_launch_files` has set; otherwise none."""
     return _OPTIONS.get() or LaunchOptions()
 
 
@@ -94,13 +94,13 @@ class LaunchFile:
         return replace(self, options=replace(self.options, arguments=arguments))
 
     def writes(self, name: str) -> bool:
-        """Whether the script writes the file of this name, which may hold variables that nothing sets."""
+        """Returns whether the script writes the file of this name, which may hold variables that nothing sets."""
         return self.run is not None and name in self.run.files
 
     def find_companion(self, name: str) -> LaunchFile | None:
         """Returns the file that a setting names, if it is there.
 
-        It is one that the script writes, or lies relative to the folder of this file, to one above it, or to the
+        The script writes it, or it lies relative to the folder of this file, to a folder above it, or to the
         current folder; of a path that the script's machine has, the end counts.
         """
         plain = name.strip().strip("'\"")
@@ -125,7 +125,7 @@ class LaunchFile:
 def read_launch_file(path: Path, options: LaunchOptions | None = None, suffix: str = "") -> LaunchFile:
     """Reads a file. suffix: of its syntax, where its name has none.
 
-    Raises PlanError for one that cannot be read, or that breaks the syntax of its kind.
+    Raises PlanError for a file that cannot be read, or that breaks the syntax of its kind.
     """
     return parse_launch_text(_read(path), str(path), path.suffix.lower() or suffix, path.parent, options)
 
@@ -138,7 +138,7 @@ def _read(path: Path) -> str:
 def parse_launch_text(
     text: str, where: str, suffix: str, folder: Path = Path(), options: LaunchOptions | None = None
 ) -> LaunchFile:
-    """The launch file of a text.
+    """Returns the launch file of a text.
 
     suffix: the end of its name, which says its syntax: ``.toml``, ``.json``, ``.yaml``, ``.py``; all others are
         scripts of a shell, or lists of arguments.
@@ -190,7 +190,7 @@ def _find_workload_script(text: str, where: str) -> str | None:
 
 
 def _collect_commands(node: Any) -> list[str]:
-    """The commands with their arguments of all containers below a node, a line each."""
+    """Returns the commands with their arguments of all containers below a node, a line each."""
     if isinstance(node, list):
         return [line for inner in node for line in _collect_commands(inner)]
     if not isinstance(node, Mapping):
@@ -207,7 +207,7 @@ def _collect_commands(node: Any) -> list[str]:
 
 
 def _export_variables(entries: Any) -> list[str]:
-    """The lines of a shell that set the variables of a container."""
+    """Returns the lines of a shell that set the variables of a container."""
     known = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
     return [
         f"export {entry['name']}={_quote(str(entry['value']))}"

@@ -14,12 +14,12 @@ class LauncherForm:
     """How the command line of a launcher is read.
 
     name: of the launcher, as messages have it.
-    switches: options without a value; all others take one, either behind ``=`` or as the next word.
+    switches: options without a value; all others take a value, either behind ``=`` or as the next word.
     pairs: options that take two words.
     before: words in front of the command: the image of a container, a host.
-    short: what its options of one letter are called.
+    short: what its options of a single letter are called.
     dashes: whether the command begins behind ``--``, and not at the first word that is no option.
-    joined: whether the command is a text for a shell of its own, as ssh's is.
+    joined: whether the command is a text for another shell, as ssh's is.
     assigns: whether ``NAME=value`` may stand in front of the command.
     """
 

@@ -1,7 +1,7 @@
 """The training programs that a shell script starts: behind which launchers, with which arguments.
 
-Launchers are taken off one by one, commands inside of quoted strings (``srun bash -c "..."``) and scripts beside this
-one are followed, and what is left is the entry of a program with its arguments.
+Launchers are taken off in turn, commands inside of quoted strings (``srun bash -c "..."``) and scripts beside this
+script are followed, and what is left is the entry of a program with its arguments.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Launch:
     positional: words that belong to no option: configuration files, overrides such as ``a.b=c``.
     arguments: options by their names, with ``_`` for ``-``.
     environment: variables that the program gets.
-    command: as the script has it. place: where that is.
+    command: as the script has it.
+    place: where that is.
     lost: places in the shells around it where the reader was lost.
     """
 
@@ -115,7 +116,8 @@ class _Context:
 def find_launches(run: ScriptRun, where: str, folder: Path | None = None) -> tuple[Launch, ...]:
     """Returns all starts of programs that may train.
 
-    where: the file, for messages. folder: where it lies, for scripts beside it.
+    where: the file, for messages.
+    folder: where it lies, for scripts beside it.
     """
     if run.commands and all(command.words[0].text.startswith("--") for command in run.commands):
         words = tuple(word for command in run.commands for word in command.words)
@@ -129,7 +131,7 @@ def find_launches(run: ScriptRun, where: str, folder: Path | None = None) -> tup
 def _follow(
     context: _Context, command: Command, words: Sequence[Word], environment: Mapping[str, Word]
 ) -> Iterator[Launch]:
-    """Yields the starts of a command, whose launchers are taken off one by one."""
+    """Yields the starts of a command, whose launchers are taken off in turn."""
     environment = {**command.environment, **environment}
     while len(words) > 1 and is_unset(words[0]):  # bash drops it
         words = words[1:]
@@ -167,7 +169,7 @@ def _start(
         yield from _follow_file(context, command, words, environment)
     elif len(words) > 1 and words[1].text in SUBCOMMANDS.get(name, ()):
         yield _start_subcommand(context, command, name, words, environment)
-    elif name not in SUBCOMMANDS:  # a launcher of their own
+    elif name not in SUBCOMMANDS:  # another launcher
         names = [word.text.rpartition("/")[2] for word in words]
         place = next((place for place, name in enumerate(names) if place and _is_known_launcher(name)), 0)
         yield from _follow(context, command, words[place:], environment) if place else ()
@@ -204,7 +206,7 @@ def _start_python(
         place += 2 if words[place].text in ("-X", "-W") else 1
     texts = [word.text for word in words]
     end = texts.index("--", place) + 1 if "--" in texts[place:] else len(words)
-    if end < len(words) and _is_known_launcher(texts[end].rpartition("/")[2]):  # a launcher of their own in Python
+    if end < len(words) and _is_known_launcher(texts[end].rpartition("/")[2]):  # another launcher in Python
         settings = _read_arguments(context, words[place + 1 : end - 1])[0]
         inner = replace(context, launchers=(*context.launchers, Launcher(texts[place], settings)))
         yield from _follow(inner, command, words[end:], environment)
@@ -253,7 +255,7 @@ def _follow_text(
 def _follow_file(
     context: _Context, command: Command, words: Sequence[Word], environment: Mapping[str, Word]
 ) -> Iterator[Launch]:
-    """Yields the starts of a script beside this one; a script that does not lie there is an entry itself."""
+    """Yields the starts of a script beside this script; a script that does not lie there is an entry itself."""
     path = words[0].text
     text = read_beside(context.folder, path) if path not in context.followed and context.depth < DEEPEST else None
     if text is None:
@@ -360,7 +362,7 @@ class _Arguments:
         self.name = ""
 
     def add(self, word: Word) -> None:
-        """Adds a word: an option, a value of the last one, or a positional one."""
+        """Adds a word: an option, a value of the last option, or a positional word."""
         flag = _FLAG.match(word.text)
         if flag is not None and (flag[1] == "--" or len(flag[2]) == 1 or not self._takes_value()):
             self._start_option(word, flag)
@@ -413,7 +415,7 @@ def _is_unset(word: Word) -> bool:
 
 
 def divide_word(word: Word) -> Sequence[Word]:
-    """Returns the words of one that holds an option and its value, as ``"--lr 1"`` does, else the word."""
+    """Returns the words of a word that holds an option and its value, as ``"--lr 1"`` does, else the word."""
     if re.match(r"\s*--[A-Za-z][\w.-]*\s", word.text) is None:
         return (word,)
     builder = FieldBuilder()
@@ -464,7 +466,7 @@ def _count_words(launch: Launch) -> int:
 
 
 def _describe_effect(launch: Launch) -> str:
-    """What a start runs, without what only says where files are and how the run is called."""
+    """Returns what a start runs, without what only says where files are and how the run is called."""
     settings = {name: stated.value for name, stated in launch.arguments.items() if not PLACES.search(name)}
     words = [str(stated.value) for stated in launch.positional]
     return repr((launch.entry, sorted(settings.items(), key=str), words))

@@ -29,7 +29,7 @@ class Evidence(IntEnum):
 class DemandedVariable:
     """A variable of the environment that a program checks when it starts.
 
-    value: the only one that it takes; None: it takes any other than `refused`, or none.
+    value: the only value that it takes; None: it takes any other than `refused`, or none.
     """
 
     name: str
@@ -37,7 +37,7 @@ class DemandedVariable:
     refused: str | None = None
 
     def takes(self, value: str) -> bool:
-        """Whether the program starts with this value."""
+        """Returns whether the program starts with this value."""
         return value == self.value if self.value is not None else value != self.refused
 
 
@@ -45,7 +45,9 @@ class DemandedVariable:
 class LaunchFormat:
     """A format of launch files.
 
-    name: as commands call it. program: as messages call it. suffix: of its files.
+    name: as commands call it.
+    program: as messages call it.
+    suffix: of its files.
     recognise: how sure it is that a file is of this program.
     read: the settings of a file by their normalised names.
     interpret: fills a `Reading` with keys.

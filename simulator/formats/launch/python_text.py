@@ -1,7 +1,7 @@
 """What a Python file of settings builds, read from its text: nothing of it is run.
 
 Assignments, attributes, calls with constants, functions of the same file, and branches whose condition is known are
-followed. Every other value is an `Open` one.
+followed. Every other value is `Open`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS = 20_000
 """Statements and expressions of a file that are followed at most."""
 
 DEPTH = 40
-"""Calls inside one another that are followed at most."""
+"""Calls inside each other that are followed at most."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Built:
         self.lines[name] = line
 
     def walk(self, prefix: str = "") -> Iterator[tuple[str, Value, int]]:
-        """All values below it: dotted name, value and line."""
+        """Yields all values below it: dotted name, value and line."""
         for name, value in self.fields.items():
             if isinstance(value, Built) and (value.fields or not value.line):
                 if prefix.count(".") < DEPTH:
@@ -70,7 +70,7 @@ class Built:
                 yield f"{prefix}{name}", value, self.lines.get(name, self.line)
 
     def list_parts(self, depth: int = DEPTH) -> Iterator[Built]:
-        """Yields it, and what is built in its fields. depth: fields inside one another at most."""
+        """Yields it, and what is built in its fields. depth: fields inside each other at most."""
         yield self
         for value in self.fields.values() if depth else ():
             if isinstance(value, Built):
@@ -98,7 +98,7 @@ HARMLESS = re.compile(
     r"|submit\w*|launch\w*|append|partial|\w*_cli\w*|cli|\w*checkpoint\w*)$",
     re.IGNORECASE,
 )
-"""Names of functions that start a run, print or save what they are given, or read overrides of the command line."""
+"""Names of functions that start a run, print or save their arguments, or read overrides of the command line."""
 
 WRAPPERS = ("Config", "Partial", "partial", "ConfigContainer")
 """Calls of ``nemo_run`` and ``functools`` whose first argument is what is configured."""
@@ -130,7 +130,8 @@ LONGEST = 100_000
 class PythonText:
     """The text of a Python file, followed statement by statement.
 
-    names: values of the names of the module. calls: everything that was built by a call, in order.
+    names: values of the names of the module.
+    calls: everything that was built by a call, in order.
     """
 
     def __init__(
@@ -142,7 +143,8 @@ class PythonText:
     ) -> None:
         """text, where: content and name of the file.
 
-        names: values that names have from the start. options: of the command line, for ``argparse``.
+        names: values that names have from the start.
+        options: of the command line, for ``argparse``.
         """
         try:
             self.tree = ast.parse(text)
@@ -164,28 +166,28 @@ class PythonText:
             self._run(self.tree.body, self.names)
 
     def call_functions(self) -> None:
-        """Follows the functions that calls are given, such as the factory of a recipe; without one, all functions of
+        """Follows the functions that calls take, such as the factory of a recipe; without any, all functions of
         the module that need no arguments."""
-        given = [
+        taken = [
             value
             for call in self.calls
             for value in (*call.arguments, *call.fields.values())
             if isinstance(value, ast.FunctionDef)
         ]
-        functions = given or [value for value in self.names.values() if isinstance(value, ast.FunctionDef)]
+        functions = taken or [value for value in self.names.values() if isinstance(value, ast.FunctionDef)]
         for function in functions:
             if len(function.args.args) == len(function.args.defaults) and function.name != "main":
                 with suppress(RecursionError):
                     self._call_function(function, [], {})
 
     def call(self, function: ast.FunctionDef) -> Value:
-        """What a function of the module returns without arguments."""
+        """Returns what a function of the module returns without arguments."""
         with suppress(RecursionError):
             return self._call_function(function, [], {})
         return Open(function.name)
 
     def find_changes(self, built: Built) -> list[Built]:
-        """The calls of other modules that are given what `built` is, or a part of it, and may change it."""
+        """Returns the calls of other modules that take what `built` is, or a part of it, and may change it."""
         parts = {id(part) for part in built.list_parts()}
         return [
             call
@@ -281,7 +283,7 @@ class PythonText:
     # ------------------------------------------------------------------------------------ expressions
 
     def evaluate(self, node: ast.expr, scope: dict[str, Value]) -> Value:
-        """The value of an expression; an `Open` one where the text does not tell it."""
+        """Returns the value of an expression; `Open` where the text does not tell it."""
         self._steps += 1
         if self._steps > STEPS:
             return Open("...")
@@ -333,7 +335,7 @@ class PythonText:
         return "".join(map(str, parts)) if plain else Open(ast.unparse(node))
 
     def _operate(self, node: ast.expr, scope: dict[str, Value]) -> Value:
-        """The value of operators on known values."""
+        """Returns the value of operators on known values."""
         opened = Open(ast.unparse(node))
         match node:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
@@ -392,7 +394,7 @@ class PythonText:
                 return Open(ast.unparse(node))
 
     def _read_option(self, name: str, node: ast.expr) -> Value:
-        """The value of an argument of the command line, or its default."""
+        """Reads the value of an argument of the command line, or its default."""
         if name in self._options:
             return _parse_word(self._options[name])
         for call in self.calls:
@@ -425,7 +427,7 @@ class PythonText:
         return self._build(called.name, node, arguments, named)
 
     def _build(self, name: str, node: ast.Call, arguments: list[Value], named: dict[str, Value]) -> Value:
-        """What a call of another module builds."""
+        """Returns what a call of another module builds."""
         if (value := _apply_builtin(name, arguments, named)) is not _NO_BUILTIN:
             return value
         if name.rpartition(".")[2] in WRAPPERS and arguments:
@@ -466,7 +468,7 @@ class PythonText:
         return Open(ast.unparse(node))
 
     def _call_function(self, function: ast.FunctionDef, arguments: list[Value], named: Mapping[str, Value]) -> Value:
-        """The value that a function of the same file returns."""
+        """Returns the value that a function of the same file returns."""
         if self._depth >= DEPTH:
             return Open(function.name)
         parameters = [*function.args.posonlyargs, *function.args.args]
@@ -495,7 +497,7 @@ class PythonText:
 
 
 def _is_too_large(op: ast.AST, left: Value, right: Value) -> bool:
-    """Whether an operator would make a text, a list or a number too large to follow."""
+    """Returns whether an operator would make a text, a list or a number too large to follow."""
     sizes = [len(value) if isinstance(value, str | list) else 0 for value in (left, right)]
     numbers = [abs(value) for value in (left, right) if isinstance(value, int | float)]
     match op:
@@ -515,13 +517,13 @@ _NO_BUILTIN = object()
 PLAIN: Mapping[str, Callable[[Value], Value]] = {
     **{"int": int, "float": float, "str": str, "bool": bool, "len": len, "list": list, "tuple": list}
 }
-"""Functions of Python on one known value."""
+"""Functions of Python on a known value."""
 
 TYPES: Mapping[str, type] = {"str": str, "int": int, "float": float, "list": list, "dict": dict, "bool": bool}
 
 
 def _apply_builtin(name: str, arguments: list[Value], named: dict[str, Value]) -> Value:
-    """The value of a function of Python; `_NO_BUILTIN` if it is none, or if its arguments are open."""
+    """Returns the value of a function of Python; `_NO_BUILTIN` if it is none, or if its arguments are open."""
     match name.removeprefix("typing."), arguments:
         case "dict", []:
             return named
@@ -540,7 +542,7 @@ def _apply_builtin(name: str, arguments: list[Value], named: dict[str, Value]) -
 
 
 def _parse_word(word: Value) -> Value:
-    """A word of a command line as a number, if it is one."""
+    """Returns a word of a command line as a number, if it is one."""
     try:
         return ast.literal_eval(word) if isinstance(word, str) else word
     except (ValueError, SyntaxError):
@@ -548,5 +550,5 @@ def _parse_word(word: Value) -> Value:
 
 
 def _as_load(target: ast.expr) -> ast.expr:
-    """The expression that reads what a target is assigned to."""
+    """Returns the expression that reads what a target is assigned to."""
     return ast.parse(ast.unparse(target), mode="eval").body

@@ -1,4 +1,4 @@
-"""Values as the languages of launch files write them: whatever a name in a job holds, it is data, in one line."""
+"""Values as the languages of launch files write them: whatever a name in a job holds, it is data, in a single line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = ("null", "true", "false", "yes", "no", "on", "off")
 
 
 def quote_shell(value: object) -> str:
-    """A value as one word of bash, in quotes where bash would divide or change it."""
+    """Writes a value as a single word of bash, in quotes where bash would divide or change it."""
     text = str(value)
     if to_line(text) == text:
         return shlex.quote(text)
@@ -26,12 +26,13 @@ def quote_shell(value: object) -> str:
 
 
 def _escape_bytes(letter: str) -> str:
-    """A character as escapes of its bytes, for what a number of a character means depends on the locale of bash."""
+    """Returns a character as escapes of its bytes, for what a number of a character means depends on the locale of
+    bash."""
     return "".join(f"\\{byte:03o}" for byte in letter.encode("utf-8", "surrogatepass"))
 
 
 def quote_python(value: object) -> str:
-    """A value as a literal of Python."""
+    """Returns a value as a literal of Python."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(quote_python, value))}]"
     text = repr(value)
@@ -39,7 +40,7 @@ def quote_python(value: object) -> str:
 
 
 def quote_toml(value: object) -> str:
-    """A value as TOML writes it."""
+    """Returns a value as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -48,7 +49,7 @@ def quote_toml(value: object) -> str:
 
 
 def quote_yaml(value: object) -> str:
-    """A value on one line of YAML."""
+    """Writes a value on a line of YAML."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
@@ -64,12 +65,12 @@ def quote_yaml(value: object) -> str:
 
 
 def _quote_key(key: object) -> str:
-    """A key of a mapping in braces; YAML wants a mark before one of more than 1,024 letters."""
+    """Writes a key of a mapping in braces; YAML wants a mark before a key of more than 1,024 letters."""
     word = quote_yaml(key)
     return word if len(word) < 1000 else f"? {word} "
 
 
 def quote_text(text: str) -> str:
-    """A text in double quotes, as YAML and TOML have them."""
+    """Returns a text in double quotes, as YAML and TOML have them."""
     letters = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in letters) + '"'

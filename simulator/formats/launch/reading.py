@@ -1,4 +1,4 @@
-"""A launch file while it becomes a job: its settings, the keys so far, and what was found of every setting."""
+"""A launch file while it becomes a job: its settings, the keys so far, and what became of every setting."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from meshcast.simulator.models.load import find_preset, load_model
 
 
 def is_off(stated: Stated) -> bool:
-    """Whether a setting is null or a switch that is off."""
+    """Returns whether a setting is null or a switch that is off."""
     return is_null(stated.value) or str(stated.value).lower() == "false"
 
 
@@ -50,14 +50,14 @@ SAME_WITHOUT = "the job is the same without it"
 
 DOES_NOT_KNOW = "meshcast does not know it, and leaves it out of the forecast"
 
-MOST_LISTED = 20
+MAX_LISTED = 20
 """Settings that nothing knows, or that are asked for because nothing does, that are listed; the others are counted."""
 
-MOST_COMPARED = 200
-"""Settings that nothing knows whose names are compared with all known ones."""
+MAX_COMPARED = 200
+"""Settings that nothing knows whose names are compared with all known names."""
 
 CLOSE = 0.8
-"""Likeness of a name to a known one that it may have been meant for."""
+"""Likeness of a name to a known name that it may have been meant for."""
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Reading:
     # ------------------------------------------------------------------------------------ taking settings
 
     def take(self, *names: str, decisive: bool = True, answers: tuple[str, ...] = ()) -> Stated | None:
-        """The setting of the first of these names that the file has; all of them count as understood.
+        """Reads the setting of the first of these names that the file has; all of them count as understood.
 
         decisive: whether a value that holds what nothing sets (``$TP``) is asked for. It counts as not stated.
         answers: changes of the job that answer that, too.
@@ -113,17 +113,17 @@ class Reading:
         return None
 
     def take_switch(self, *names: str) -> bool:
-        """Whether a switch is on."""
+        """Reads whether a switch is on."""
         stated = self.take(*names)
         return stated is not None and read_switch(stated)
 
     def take_count(self, *names: str, decisive: bool = True, answers: tuple[str, ...] = ()) -> int | None:
-        """A whole number, if the file has the setting and it is not null."""
+        """Reads a whole number, if the file has the setting and it is not null."""
         stated = self.take(*names, decisive=decisive, answers=answers)
         return read_count(stated) if stated is not None and not is_null(stated.value) else None
 
     def take_word(self, *names: str) -> str:
-        """A word in small letters; empty if the file does not have the setting."""
+        """Reads a word in small letters; empty if the file does not have the setting."""
         stated = self.take(*names)
         return "" if stated is None or is_null(stated.value) else str(stated.value).strip("'\"").lower()
 
@@ -161,7 +161,7 @@ class Reading:
         self.stated = {**self._leave_out(settings), **self.stated}
 
     def _leave_out(self, settings: Mapping[str, Stated]) -> dict[str, Stated]:
-        """The settings but for the one that the file is read without."""
+        """Returns the settings but for that which the file is read without."""
         left = self._left_out
         return {
             name: stated
@@ -170,7 +170,7 @@ class Reading:
         }
 
     def read_companion(self, stated: Stated) -> LaunchFile | None:
-        """The file that a setting names; one that is not there is asked for."""
+        """Returns the file that a setting names; asks for a file that is not there."""
         is_known = not stated.unknown or self.file.writes(str(stated.value))
         companion = self.file.find_companion(str(stated.value)) if is_known else None
         if companion is None:
@@ -180,7 +180,7 @@ class Reading:
         return companion
 
     def read_model(self, *names: str) -> None:
-        """The model by its id on the hub or by a folder that holds its config.json; otherwise it is asked for."""
+        """Reads the model by its id on the hub or by a folder that holds its config.json; otherwise it is asked for."""
         stated = self.take(*names, answers=("model=llama3-8b",))
         if "model.layers" in self.keys and "model.preset" not in self.keys:
             self.ignore(stated, "the sizes of the model are given, and count")
@@ -209,7 +209,7 @@ class Reading:
         self.origins[key] = self.stated[stated[0]] if stated else f"default of {self.program}"
 
     def keys_of_file(self) -> Keys:
-        """The keys without the degrees that a change replaces: of those that the file leaves out, 1."""
+        """Returns the keys without the degrees that a change replaces: of those that the file leaves out, 1."""
         return {**self.keys, **dict.fromkeys(self._changed, 1), **self._replaced}
 
     def assume(self, key: str, value: Any, why: str) -> None:
@@ -218,7 +218,7 @@ class Reading:
         self.assumed[key] = why
 
     def set_checkpoints(self, every: int | None, asynchronous: bool, *names: str) -> None:
-        """The checkpoints of a run, if the file says how often. names: of the settings of the interval."""
+        """Keeps the checkpoints of a run, if the file says how often. names: of the settings of the interval."""
         if every:
             self.set_key("run.checkpoints.kind", "asynchronous" if asynchronous else "sharded", *names)
             self.set_key("run.checkpoints.every_steps", every, *names)
@@ -233,7 +233,8 @@ class Reading:
     def approximate(self, stated: Stated | None, why: str, errs: str = "", other: SomeKeys | None = None) -> None:
         """Lists a setting that the forecast does not follow.
 
-        why: what is forecast instead. errs: which way the answer errs.
+        why: what is forecast instead.
+        errs: which way the answer errs.
         other: keys with the values of a second forecast, which bounds the error.
         """
         if stated is not None:
@@ -255,7 +256,8 @@ class Reading:
     def ask_key(self, key: str, fallback: Any, why: str, stated: Stated | None = None, example: Any = None) -> None:
         """Asks for the value of a key.
 
-        fallback: what is taken with ``--assume-defaults``; UNSTATED: nothing. example: of an answer.
+        fallback: what is taken with ``--assume-defaults``; UNSTATED: nothing.
+        example: of an answer.
         """
         shown = example if example is not None else "..." if fallback is UNSTATED else fallback
         self.ask(stated, why, f"{key}={shown}")
@@ -273,7 +275,7 @@ class Reading:
     # ----------------------------------------------------------------------------------- sorting the rest
 
     def sort_settings(self, verdicts: Verdicts, find_influence: Callable[[Stated], SomeKeys | None]) -> None:
-        """Puts every setting of the file into one of the four classes.
+        """Puts every setting of the file into a class of the four.
 
         verdicts: on those that nothing has taken.
         find_influence: returns the keys that a setting changes; None if the file cannot be read without it. It is asked
@@ -289,13 +291,13 @@ class Reading:
 
     def _list_unknown(self) -> None:
         """Lists the first settings that nothing knows, and counts the others."""
-        for stated, why in self._decisive[:MOST_LISTED]:
+        for stated, why in self._decisive[:MAX_LISTED]:
             self.ask(stated, why, "--assume-defaults")
-        if (more := len(self._decisive) - MOST_LISTED) > 0:
+        if (more := len(self._decisive) - MAX_LISTED) > 0:
             self.ask(None, f"meshcast does not know {more:,} further settings of this kind", "--assume-defaults")
         approximated = self.findings.approximated
-        approximated += self._unknown[:MOST_LISTED]
-        if (more := len(self._unknown) - MOST_LISTED) > 0:
+        approximated += self._unknown[:MAX_LISTED]
+        if (more := len(self._unknown) - MAX_LISTED) > 0:
             shown = f"{more:,} further settings"
             approximated.append(ApproximatedSetting(shown, self.file.where, DOES_NOT_KNOW, is_known=False))
 
@@ -339,8 +341,9 @@ class Reading:
                 self._unknown.append(ApproximatedSetting(stated.shown, stated.place, DOES_NOT_KNOW, is_known=False))
 
     def _suggest(self, name: str, stated: Stated) -> str:
-        """The known setting that a name is close to, as the file would write it; of the first `MOST_COMPARED`."""
-        if len(self._unknown) + len(self._decisive) >= MOST_COMPARED:
+        """Returns the known setting that a name is close to, as the file would write it; of the first
+        `MAX_COMPARED`."""
+        if len(self._unknown) + len(self._decisive) >= MAX_COMPARED:
             return ""
         known = sorted(self._used - self.stated.keys())
         close = difflib.get_close_matches(name, known, n=1, cutoff=CLOSE)

@@ -11,10 +11,10 @@ from typing import Any
 from meshcast.simulator.formats.launch.table import Stated
 
 DEEPEST = 20
-"""References that lead to one another at most."""
+"""References that lead to each other at most."""
 
 INNERMOST = re.compile(r"\$\{([^${}]*)\}")
-"""A reference without another one inside."""
+"""A reference without another inside."""
 
 NUMBERS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "mul": math.prod,
@@ -27,7 +27,7 @@ NUMBERS: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 def fill_references(settings: Mapping[str, Stated]) -> dict[str, Stated]:
-    """The settings with the values that their references mean; those that lead nowhere are unknown."""
+    """Returns the settings with the values that their references mean; those that lead nowhere are unknown."""
     return {name: _fill(name, stated, settings) for name, stated in settings.items()}
 
 
@@ -46,7 +46,8 @@ def _fill(name: str, stated: Stated, settings: Mapping[str, Stated]) -> Stated:
 
 
 def _resolve(reference: str, settings: Mapping[str, Stated]) -> Stated | None:
-    """The value of a reference: that of another setting, of its default, or of a function; None if nothing tells it."""
+    """Returns the value of a reference: that of another setting, of its default, or of a function; None if nothing
+    tells it."""
     name, colon, rest = reference.partition(":")
     words = [word.strip() for word in rest.split(",")]
     if not colon:
@@ -69,7 +70,7 @@ def _state(value: Any) -> Stated:
 
 
 def _read_plain(word: str) -> Any:
-    """A word as a number or a null, if it is one."""
+    """Reads a word as a number or a null, if it is one."""
     if re.fullmatch(r"-?\d{1,18}", word):
         return int(word)
     if re.fullmatch(r"-?\d{1,18}\.\d{1,18}", word):

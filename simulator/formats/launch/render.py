@@ -16,7 +16,7 @@ WIDTH = 118
 
 
 def render_job(imported: ImportedJob) -> str:
-    """A job file, YAML with comments."""
+    """Returns a job file, YAML with comments."""
     origin = f"# Made from {to_line(imported.where)} by meshcast import {imported.form}."
     lines = [f"{origin} A comment names the setting behind a key."]
     if imported.assumed:
@@ -37,32 +37,32 @@ def render_job(imported: ImportedJob) -> str:
 
 
 def _list_settings(imported: ImportedJob, body: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yields the classes of settings, each with a line for every setting, or for all of one reason.
+    """Yields the classes of settings, each with a line for every setting, or for all of the same reason.
 
     body: the lines of the job, whose comments name settings already.
     """
-    found = imported.findings
-    yield "Open, and assumed", [str(question) for question in found.questions]
-    whys = [(entry, f"; {entry.errs}" if entry.errs else "") for entry in found.approximated]
+    findings = imported.findings
+    yield "Open, and assumed", [str(question) for question in findings.questions]
+    whys = [(entry, f"; {entry.errs}" if entry.errs else "") for entry in findings.approximated]
     yield "Approximated", [f"{entry.shown}: {entry.why}{errs}" for entry, errs in whys]
     comments = {line.rpartition("# ")[2] for line in body if "# " in line}
     comments |= {comment.partition(": ")[2] for comment in comments}  # of a plan in long form
-    taken = [entry for entry in found.taken if to_line(entry.shown) not in comments]
+    taken = [entry for entry in findings.taken if to_line(entry.shown) not in comments]
     yield "Taken, beside those that stand behind a key", [", ".join(map(_describe_taken, taken))] if taken else []
     reasons: dict[str, list[str]] = {}
-    for entry in found.ignored:
+    for entry in findings.ignored:
         reasons.setdefault(entry.why, []).append(entry.shown)
     yield "Without influence on time and memory", [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
 
 
 def _describe_taken(entry: TakenSetting) -> str:
-    """A setting with the first key that it states."""
+    """Returns a setting with the first key that it states."""
     key = next(iter(entry.keys), None)
     return entry.shown if key is None else f"{entry.shown} ({key} {quote_yaml(entry.keys[key])})"
 
 
 def _wrap(text: str) -> list[str]:
-    """Comment lines of at most `WIDTH` letters."""
+    """Returns comment lines of at most `WIDTH` letters."""
     return textwrap.wrap(
         to_line(text),
         WIDTH,
@@ -82,15 +82,15 @@ def _render(key: str, value: Any, path: str, comments: Mapping[str, str], depth:
         and (depth == 0 or len(str(value)) > 50 or any(name.startswith(f"{path}.") for name in comments))
     ):
         lines = [f"{margin}{quote_yaml(key)}:"]
-        if "mesh" in value:  # in long form one key says what several settings do
+        if "mesh" in value:  # in long form a key says what several settings do
             said = {
-                name.removeprefix("plan."): one
-                for name, one in comments.items()
-                if name.startswith("plan.") and "default of" not in one
+                name.removeprefix("plan."): comment
+                for name, comment in comments.items()
+                if name.startswith("plan.") and "default of" not in comment
             }
-            lines += [f"{margin}  # {name}: {to_line(one)}" for name, one in said.items() if name not in value]
-        for inner, one in value.items():
-            lines += _render(inner, one, f"{path}.{inner}", comments, depth + 1)
+            lines += [f"{margin}  # {name}: {to_line(comment)}" for name, comment in said.items() if name not in value]
+        for inner, member in value.items():
+            lines += _render(inner, member, f"{path}.{inner}", comments, depth + 1)
         return lines
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
         return [f"{margin}{quote_yaml(key)}:", *(f"{margin}  - {quote_yaml(entry)}" for entry in value)]
@@ -100,6 +100,6 @@ def _render(key: str, value: Any, path: str, comments: Mapping[str, str], depth:
 
 
 def _behind(path: str) -> str:
-    """The key of an import behind a key of a job file."""
+    """Returns the key of an import behind a key of a job file."""
     section, _, key = path.removesuffix(".use").partition(".")
     return f"plan.{PLAN_KEYS[key].flat}" if section == "plan" and key in PLAN_KEYS else path

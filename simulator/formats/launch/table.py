@@ -23,7 +23,7 @@ SomeKeys = Mapping[str, Any]
 """The same, for reading."""
 
 DEGREES = ("plan.tp", "plan.pp", "plan.cp", "plan.ep", "plan.etp")
-"""Keys of a short plan that changes of a launch file may set even where the file needs one in long form."""
+"""Keys of a short plan that changes of a launch file may set even where the file needs a plan in long form."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Stated:
         return f"{self.place} {self.shown}".strip()
 
     def refuse(self, rule: str, remedy: str) -> PlanError:
-        """The error for a value that breaks a rule."""
+        """Returns the error for a value that breaks a rule."""
         return PlanError(self.where, rule, remedy, self.value if isinstance(self.value, str | int | float) else None)
 
 
@@ -57,7 +57,7 @@ class Stated:
 
 
 def read_number(stated: Stated) -> int | float:
-    """A number; whole ones as int. Raises PlanError for anything else."""
+    """Reads a number; a whole number as int. Raises PlanError for anything else."""
     value = stated.value
     if isinstance(value, str):
         try:
@@ -70,7 +70,7 @@ def read_number(stated: Stated) -> int | float:
 
 
 def read_count(stated: Stated) -> int:
-    """A whole number of at least 1. Raises PlanError for anything else."""
+    """Reads a whole number of at least 1. Raises PlanError for anything else."""
     number = read_number(stated)
     if not isinstance(number, int) or number < 1:
         raise stated.refuse("it takes a whole number of at least 1", "Write a number such as 8")
@@ -88,7 +88,7 @@ def read_switch(stated: Stated) -> bool:
 
 
 def read_words(stated: Stated) -> tuple[str, ...]:
-    """Words: a list, or a text with spaces, commas and brackets around them."""
+    """Reads words: a list, or a text with spaces, commas and brackets around them."""
     value = stated.value
     parts = value if isinstance(value, list | tuple) else [value]
     return tuple(word for part in parts for word in re.split(r"[\s,\[\]'\"]+", str(part)) if word)
@@ -127,7 +127,7 @@ class SettingRow:
     demanded: bool = False
 
     def read(self, stated: Stated) -> Any:
-        """The value of the key, or UNSTATED if the value of the setting has no place in a job."""
+        """Reads the value of the key, or UNSTATED if the value of the setting has no place in a job."""
         value = READERS[self.kind](stated)
         if self.words is None:
             return value
@@ -135,11 +135,11 @@ class SettingRow:
         return plain.get(_in_small(value), UNSTATED)
 
     def means(self, value: Any) -> bool:
-        """Whether a word of the table is meant, though it may look like a null (``none``)."""
+        """Returns whether a word of the table is meant, though it may look like a null (``none``)."""
         return isinstance(value, str) and _in_small(value) in map(_in_small, self.words or ())
 
     def write(self, value: Any) -> Any:
-        """The value of the setting; UNSTATED if it is left out, or if no value says this."""
+        """Writes the value of the setting; UNSTATED if it is left out, or if no value says this."""
         if value == self.silent and not self.demanded:
             return UNSTATED
         if self.words is None:
@@ -161,12 +161,12 @@ OFF: Mapping[Any, Any] = {True: False, False: True}
 
 
 def is_null(value: Any) -> bool:
-    """Whether a value says that something is not set."""
+    """Returns whether a value says that something is not set."""
     return value is None or str(value).lower() in ("none", "null", "auto", "")
 
 
 def write_rows(rows: Iterable[SettingRow], keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that state these keys: of every key the first row that can say its value."""
+    """Writes the settings that state these keys: of every key the first row that can say its value."""
     settings: dict[str, Any] = {}
     said = set()
     for row in rows:

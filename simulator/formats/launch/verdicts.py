@@ -22,7 +22,11 @@ class NoInfluence:
 
 @dataclass(frozen=True)
 class Approximation:
-    """A setting that the forecast does not follow. why: what is forecast instead. errs: which way the answer errs."""
+    """A setting that the forecast does not follow.
+
+    why: what is forecast instead.
+    errs: which way the answer errs.
+    """
 
     why: str
     errs: str = ""
@@ -30,7 +34,11 @@ class Approximation:
 
 @dataclass(frozen=True)
 class Decision:
-    """A setting that decides the plan or the memory. why: what is open. answers: changes of the job that answer it."""
+    """A setting that decides the plan or the memory.
+
+    why: what is open.
+    answers: changes of the job that answer it.
+    """
 
     why: str
     answers: tuple[str, ...] = ()
@@ -67,7 +75,8 @@ class IgnoredSetting:
 class ApproximatedSetting:
     """A setting that the forecast does not follow.
 
-    why: what is forecast instead. errs: which way the answer errs.
+    why: what is forecast instead.
+    errs: which way the answer errs.
     other: keys of a job whose forecast bounds the error.
     is_known: whether the program's table has its name.
     """
@@ -101,7 +110,8 @@ class Question:
         return f"{subject}: {self.why}" + (f" ({listed})" if listed else "")
 
     def is_answered(self, fields: Mapping[str, str]) -> bool:
-        """Whether changes of these fields answer it: the field itself, one inside it, or the mapping around it."""
+        """Returns whether changes of these fields answer it: the field itself, a field inside it, or the mapping around
+        it."""
         asked = (word.partition("=")[0] for word in self.answers if not word.startswith("--"))
         return any(
             field == changed or field.startswith(f"{changed}.") or changed.startswith(f"{field}.")
@@ -143,10 +153,10 @@ DECISIVE = re.compile(
 
 
 def looks_decisive(name: str) -> bool:
-    """Whether a setting that nothing knows has a name of the plan, the batch, the precision or the memory."""
+    """Returns whether a setting that nothing knows has a name of the plan, the batch, the precision or the memory."""
     return DECISIVE.search(name) is not None
 
 
 def place_of(stated: Stated | None, where: str) -> tuple[str, str]:
-    """The name and the place of a setting; of none, those of the file."""
+    """Returns the name and the place of a setting; of none, those of the file."""
     return (stated.shown, stated.place or where) if stated is not None else ("", where)

@@ -93,9 +93,9 @@ def test_every_moment_belongs_to_the_innermost_operator(trace: kineto.Trace) -> 
 
 
 def test_a_trace_of_any_number_of_names_is_refused(put: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto, "MOST_NAMES", 9)
+    monkeypatch.setattr(kineto, "MAX_NAMES", 9)
     kineto.read(put(TRACE))  # five operators, three kernels and a step
-    monkeypatch.setattr(kineto, "MOST_NAMES", 8)
+    monkeypatch.setattr(kineto, "MAX_NAMES", 8)
     with pytest.raises(PlanError, match="9 names of operators and kernels, at most 8"):
         kineto.read(put(TRACE))
 

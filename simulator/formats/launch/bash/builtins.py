@@ -10,7 +10,7 @@ from meshcast.hardware.documents.input_file import split_lines
 from meshcast.simulator.formats.launch.bash.arithmetic import Formula
 from meshcast.simulator.formats.launch.bash.expansion import unescape_ansi
 from meshcast.simulator.formats.launch.bash.files import read_file, resolve
-from meshcast.simulator.formats.launch.bash.state import MOST_ROUNDS, Shell
+from meshcast.simulator.formats.launch.bash.state import MAX_ROUNDS, Shell
 from meshcast.simulator.formats.launch.bash.values import (
     Segment,
     Value,
@@ -100,8 +100,8 @@ def _seq(shell: Shell, words: list[Value]) -> Value | None:
     if not step:
         return None
     span = range(first, numbers[-1] + (1 if step > 0 else -1), step)
-    if len(span) > MOST_ROUNDS:
-        raise shell.limits.refuse(f"seq counts {len(span):,} numbers; at most {MOST_ROUNDS:,} are followed")
+    if len(span) > MAX_ROUNDS:
+        raise shell.limits.refuse(f"seq counts {len(span):,} numbers; at most {MAX_ROUNDS:,} are followed")
     return _as_value(shell, "".join(f"{number}\n" for number in span))
 
 

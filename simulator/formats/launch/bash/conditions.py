@@ -12,7 +12,7 @@ from meshcast.simulator.formats.launch.bash.arithmetic import read_whole_number
 from meshcast.simulator.formats.launch.bash.expansion import Expander
 from meshcast.simulator.formats.launch.bash.files import file_exists
 from meshcast.simulator.formats.launch.bash.grammar import Source
-from meshcast.simulator.formats.launch.bash.patterns import MOST_COMPARISONS, matches
+from meshcast.simulator.formats.launch.bash.patterns import MAX_COMPARISONS, matches
 from meshcast.simulator.formats.launch.bash.state import Shell
 from meshcast.simulator.formats.launch.bash.values import Segment, Value, is_resolved, read_as_bash, read_text
 
@@ -136,13 +136,13 @@ class Conditions:
             pattern = self.expander.pattern(source, right)
         if sign in ("=", "==", "!="):
             text, form = read_as_bash(value), read_as_bash(pattern)
-            if form.count("*") * len(text) > MOST_COMPARISONS:
+            if form.count("*") * len(text) > MAX_COMPARISONS:
                 return UNKNOWN
             return judge(matches(text, form) == (sign != "!="), value, pattern)
         return self.compare_texts(value, sign, pattern)
 
     def _search(self, source: Source, value: Value, node: Node) -> Status:
-        """Returns whether a text has a part of the form of a regular expression, if that is one of simple form."""
+        """Returns whether a text has a part of the form of a regular expression, if that is of simple form."""
         pattern, subject = self.expander.text(source, node), read_as_bash(value)
         written = source.text(node) if node.type == "regex" and "$" not in source.text(node)[:-1] else ""
         expression = written or (re.escape(read_as_bash(pattern)) if node.type == "string" else read_as_bash(pattern))
@@ -181,7 +181,7 @@ class Conditions:
         return Status(holds=False)  # a mistake, which fails
 
     def test_value(self, sign: str, value: Value) -> Status:
-        """Returns whether a test of one word holds, such as ``-z`` or ``-f``."""
+        """Returns whether a test of a word holds, such as ``-z`` or ``-f``."""
         text = read_as_bash(value)
         if sign == "-n":
             return judge(bool(text), value)
@@ -206,7 +206,7 @@ class Conditions:
         return judge(holds, left, right)
 
     def compare_numbers(self, left: Value, sign: str, right: Value, arithmetic: bool) -> Status:
-        """Returns how two numbers compare. arithmetic: whether they may be formulas; an empty one is 0 then."""
+        """Returns how two numbers compare. arithmetic: whether they may be formulas; an empty formula is 0 then."""
         if not is_resolved(left) or not is_resolved(right):
             return UNKNOWN
         numbers = []
@@ -224,7 +224,7 @@ class Conditions:
 
 
 def judge(holds: bool, *values: Value) -> Status:
-    """Returns the status of a test of texts: it does not hold where a part of one is not known."""
+    """Returns the status of a test of texts: it does not hold where a part of a text is not known."""
     if not all(is_resolved(value) for value in values):
         return UNKNOWN
     return Status(holds, sure=not any(segment.unset for value in values for segment in value))

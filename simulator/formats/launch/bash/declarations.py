@@ -32,7 +32,7 @@ class Declarations:
         return name, self.expander.text(source, value) if value is not None else ()
 
     def assign(self, source: Source, node: Node) -> Status:
-        """Sets a variable, an array, or an element of one."""
+        """Sets a variable, an array, or an element of an array."""
         before = self.expander.lost
         self.expander.lost = []
         label, value = node.child_by_field_name("name"), node.child_by_field_name("value")

@@ -68,7 +68,7 @@ def list_slurm_variables(options: Mapping[str, Word]) -> dict[str, Word]:
     }
     if "gpu" not in (options["gres"].text if "gres" in options else ""):
         numbers.pop("gres", None)
-    if {"nodes", "ntasks-per-node"} <= numbers.keys():  # which sbatch multiplies where --ntasks is not given
+    if {"nodes", "ntasks-per-node"} <= numbers.keys():  # which sbatch multiplies where --ntasks is not set
         tasks = int(numbers["nodes"].text) * int(numbers["ntasks-per-node"].text)
         numbers.setdefault("ntasks", Word(str(tasks), numbers["nodes"].line))
     return {variable: word for name, word in numbers.items() for variable in VARIABLES[name]}

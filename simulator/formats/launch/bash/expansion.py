@@ -12,7 +12,7 @@ from meshcast.simulator.formats.launch.bash.arithmetic import Formula, read_whol
 from meshcast.simulator.formats.launch.bash.grammar import Source, parse
 from meshcast.simulator.formats.launch.bash.parameters import ParameterExpander
 from meshcast.simulator.formats.launch.bash.patterns import escape
-from meshcast.simulator.formats.launch.bash.state import MOST_ROUNDS, MOST_WORDS, Shell
+from meshcast.simulator.formats.launch.bash.state import MAX_ROUNDS, MAX_WORDS, Shell
 from meshcast.simulator.formats.launch.bash.values import (
     FieldBuilder,
     Part,
@@ -58,12 +58,12 @@ class Expander(ParameterExpander):
         start, end = nodes[0].start_byte, nodes[-1].end_byte
         text = source.text_of(start, end)
         if "{" in text and not re.search(r"[$'\"`\\]", text):
-            words = expand_braces(text, MOST_ROUNDS)
-            if len(words) > MOST_ROUNDS:
-                raise self.shell.limits.refuse(f"{text[:40]!r} stands for more than {MOST_ROUNDS:,} words")
+            words = expand_braces(text, MAX_ROUNDS)
+            if len(words) > MAX_ROUNDS:
+                raise self.shell.limits.refuse(f"{text[:40]!r} stands for more than {MAX_ROUNDS:,} words")
             self.shell.limits.spend(sum(map(len, words)) + 16 * len(words))
             return [(source.segment(word, start),) for word in words]
-        if "{" in text and len(words := expand_guarded_braces(text, MOST_ROUNDS)) > 1:
+        if "{" in text and len(words := expand_guarded_braces(text, MAX_ROUNDS)) > 1:
             return [field for word in words for field in self._fields_of_text(source, word, start)]
         builder = FieldBuilder()
         for part in self._word_parts(source, nodes):
@@ -74,14 +74,14 @@ class Expander(ParameterExpander):
                     if index:
                         builder.end_field()
                     builder.add_divided(value)
-            if len(builder.fields) > MOST_WORDS:
-                raise self.shell.limits.refuse(f"a word stands for more than {MOST_WORDS:,} words")
+            if len(builder.fields) > MAX_WORDS:
+                raise self.shell.limits.refuse(f"a word stands for more than {MAX_WORDS:,} words")
         builder.end_field()
         self.shell.limits.spend(sum(map(measure, builder.fields)))
         return builder.fields
 
     def _fields_of_text(self, source: Source, word: str, place: int) -> list[Value]:
-        """Returns the words that a word stands for which braces made of one at a place."""
+        """Returns the words that a word stands for which braces expanded at a place."""
         self.shell.limits.spend(16 + len(word))
         written = parse(f": {word}", self.shell.where, ((0, source.line_at(place), source.file_at(place)),))
         command = written.root.children[0] if written.root.children else written.root
@@ -286,7 +286,7 @@ class Expander(ParameterExpander):
 
 
 def group_nodes(source: Source, nodes: Iterable[Node]) -> list[list[Node]]:
-    """Returns nodes by words: what follows without a space belongs to the same one, though the grammar divides it."""
+    """Returns nodes by words: what follows without a space belongs to the same word, though the grammar divides it."""
     groups: list[list[Node]] = []
     for node in nodes:
         if groups and groups[-1][-1].end_byte == source.start_of(node):
@@ -326,7 +326,7 @@ def unescape_ansi(text: str) -> str:
 
 
 def _to_letter(byte: int) -> str:
-    """Returns a byte as a letter, or as the half of a surrogate that stands for a part of one."""
+    """Returns a byte as a letter, or as the half of a surrogate that stands for a part of a letter."""
     return chr(byte) if byte < 0x80 else chr(0xDC00 + byte)
 
 
@@ -338,8 +338,8 @@ PRIVATE = 0xE000
 
 
 def expand_guarded_braces(text: str, most: int) -> list[str]:
-    """Returns the words of one with variables and quotes, which bash expands after braces; more than `most`, if there
-    are more. One whose parts are not told apart is left as it is."""
+    """Returns the words of a word with variables and quotes, which bash expands after braces; more than `most`, if
+    there are more. A word whose parts are not told apart is left as it is."""
     guarded = GUARDED.findall(text)
     if len(guarded) > 100 or any(PRIVATE <= ord(letter) < PRIVATE + 100 for letter in text):
         return [text]

@@ -25,7 +25,7 @@ FOLDERS_ABOVE = 4
 def find_beside(folder: Path | None, path: str) -> Path | None:
     """Returns the file that a path of a script names, in the folder of the script or near it; None without.
 
-    Relative paths start from the folder of the script, or from one that holds it; a path that leads up may name a
+    Relative paths start from the folder of the script, or from a folder that holds it; a path that leads up may name a
     script within two folders above. All others name none.
     """
     path = posixpath.normpath(path)
@@ -66,7 +66,7 @@ def resolve(shell: Shell, path: str) -> str:
 
 
 def file_exists(shell: Shell, path: str) -> bool:
-    """Returns whether a script has written a file, or one lies beside it."""
+    """Returns whether a script has written a file, or a file lies beside it."""
     return path in shell.files or find_beside(shell.folder, resolve(shell, path)) is not None
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SPACES = re.compile(rb"(?:\s|\\\n)*")
 
 _WORDS = re.compile(rb"(?<=\s)<[A-Za-z]+(?: [\w./-]+)+>(?=\s|$)")
-"""Words that a user is to replace, as ``<more arguments>``: bash would read from one file and write another."""
+"""Words that a user is to replace, as ``<more arguments>``: bash would read from a file and write another."""
 
 _FORMULA = re.compile(rb"(?<=:[-=])\$\(\(((?:\$(?!\()|[^\n;\"'`$]){1,300}?)\)\)(?=\})")
 """A formula as a default value, of which the grammar takes a space or a bracket for its end, unless it is in quotes."""
@@ -93,7 +93,7 @@ class Source:
 
 
 def parse(text: str, where: str, lines: tuple[tuple[int, int, str], ...] = SCRIPT) -> Source:
-    """Returns the tree of a text. Raises PlanError for one that is too large."""
+    """Returns the tree of a text. Raises PlanError for a text that is too large."""
     content = text.encode("utf-8", "replace")
     if len(content) > LARGEST:
         rule = f"the script has more than {LARGEST:,} bytes"
@@ -114,19 +114,19 @@ def _quote_formula(place: re.Match[bytes]) -> bytes:
     return b'"$((' + place[1].strip().ljust(len(place[1]) - 2) + b'))"'
 
 
-MOST_TOLD = 10
+MAX_TOLD = 10
 """Places that are not of bash's grammar, of which each is told; the rest are counted."""
 
 
 def find_errors(source: Source) -> Iterator[LostPlace]:
-    """Yields the places where a text is not of bash's grammar, one a line; of those with one reason the first."""
+    """Yields the places where a text is not of bash's grammar, one a line; of those with the same reason the first."""
     places = dict[str, int]()
     for place in _list_errors(source):
         places.setdefault(place.why, place.line)
-    for why, line in [*places.items()][:MOST_TOLD]:
+    for why, line in [*places.items()][:MAX_TOLD]:
         yield LostPlace(line, why)
-    for line in [*places.values()][MOST_TOLD : MOST_TOLD + 1]:
-        yield LostPlace(line, f"bash's grammar has no place for this and {len(places) - MOST_TOLD - 1:,} places below")
+    for line in [*places.values()][MAX_TOLD : MAX_TOLD + 1]:
+        yield LostPlace(line, f"bash's grammar has no place for this and {len(places) - MAX_TOLD - 1:,} places below")
 
 
 def _list_errors(source: Source) -> Iterator[LostPlace]:

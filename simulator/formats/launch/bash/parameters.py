@@ -46,11 +46,11 @@ TRANSFORMED: dict[str, Callable[[str], str]] = {"U": str.upper, "L": str.lower, 
 class Parameter:
     """A parameter of the form ``${...}``.
 
-    prefix: "#" for a length, "!" for the variable that another one names.
+    prefix: "#" for a length, "!" for the variable that another names.
     sign: what is done with the value.
     start, end: where the words of that stand.
     many: whether all elements are meant: "@" or "*".
-    key: of one element.
+    key: of an element.
     """
 
     name: str
@@ -246,7 +246,7 @@ class ParameterExpander(ABC):
             yield from self._operand(source, node, parameter, quoted)
 
     def _operand(self, source: Source, node: Node, parameter: Parameter, quoted: bool) -> Iterator[Part]:
-        """Yields the parts of a default; in quotes an empty one is a word, too."""
+        """Yields the parts of a default; in quotes an empty default is a word, too."""
         empty = True
         for part in self.expand_span(source, node, parameter.start, parameter.end, quoted):
             empty = False

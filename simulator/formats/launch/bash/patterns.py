@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-MOST_COMPARISONS = 1_000_000
+MAX_COMPARISONS = 1_000_000
 """Comparisons of letters to cut a part off a text, for which every length of the part is tried."""
 
 
 def is_costly(text: str, pattern: str) -> bool:
     """Returns whether it takes too many comparisons to cut off a text, or replace in it, what a pattern matches."""
     wild = sum(sign in "*?[" for sign in pattern)
-    return wild > 0 and (len(text) + 1) ** 2 * wild > MOST_COMPARISONS
+    return wild > 0 and (len(text) + 1) ** 2 * wild > MAX_COMPARISONS
 
 
 CLASSES = {
@@ -71,7 +71,7 @@ def matches(text: str, pattern: str) -> bool:
 
 
 def _is_letter(letter: str, piece: str) -> bool:
-    """Returns whether a letter is what one piece of a pattern stands for."""
+    """Returns whether a letter is what a piece of a pattern stands for."""
     if piece == "?":
         return True
     if len(piece) == 1:

@@ -20,7 +20,7 @@ class LostPlace:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a text that stands on one line.
+    """A part of a text that stands on a line.
 
     unknown: variables that nothing sets, or the command substitution, that the part stands for.
     unset: whether bash would put nothing here, for nothing sets the variable.
@@ -41,8 +41,8 @@ class Word:
     text: what the program would get; what nothing sets stays as the script writes it.
     line: on which the word stands; 0 for what comes from outside of the script.
     unknown: variables that nothing sets, and command substitutions that are not computed, of which the word has a part.
-    file: the file that has the line, where it is not the script but one that it sources.
-    parts: the text by its lines; () where it has one.
+    file: the file that has the line, where it is not the script but a file that it sources.
+    parts: the text by its lines; () where it has a single line.
     """
 
     text: str
@@ -59,7 +59,7 @@ class Command:
     words: the program and its arguments.
     environment: exported variables, and assignments in front of the command.
     line: on which the command begins.
-    lost: places inside of its own words where the reader was lost.
+    lost: places inside of its words where the reader was lost.
     stdin: a here-document that the command reads.
     file: as that of a word.
     """
@@ -77,7 +77,7 @@ class ScriptRun:
     """A script that was followed from its first line to its last.
 
     commands: in the order in which they would be run.
-    variables: at the end of the script; a plain variable is one word.
+    variables: at the end of the script; a plain variable is a single word.
     files: text and first line of the files that here-documents, echo and tee write.
     directives: settings of a resource manager (``#SBATCH --nodes=2``) by their names.
     lost: places that may have hidden a command.

@@ -24,7 +24,7 @@ from meshcast.simulator.formats.launch.bash.grammar import Source, find_errors, 
 from meshcast.simulator.formats.launch.bash.patterns import matches
 from meshcast.simulator.formats.launch.bash.records import Command, LostPlace, ScriptRun, Word
 from meshcast.simulator.formats.launch.bash.state import (
-    MOST_ROUNDS,
+    MAX_ROUNDS,
     CapturedOutput,
     Frame,
     Shell,
@@ -167,7 +167,7 @@ class Interpreter:
 
     @contextmanager
     def _restored_variables(self) -> Iterator[None]:
-        """Follows a part in a shell of its own, which may exit, and whose variables are gone behind it."""
+        """Follows a part in a subshell, which may exit, and whose variables are gone behind it."""
         shell = self.shell
         variables, functions, frames = shell.variables, shell.functions, shell.frames
         shell.limits.spend(len(variables))
@@ -202,7 +202,7 @@ class Interpreter:
             self.unsure -= not status.sure
 
     def _if(self, source: Source, node: Node) -> Status:
-        """Follows the branch of ``if`` whose test holds; one whose test is not known is not taken."""
+        """Follows the branch of ``if`` whose test holds; a branch whose test is not known is not taken."""
         children = [child for child in node.children if child.type != "comment"]
         then = next((place for place, child in enumerate(children) if child.type == "then"), len(children))
         tests, body = children[1:then], children[then + 1 :]
@@ -252,7 +252,7 @@ class Interpreter:
         return status
 
     def _doubt(self, source: Source, node: Node) -> None:
-        """Notes what depends on a test that nobody knows: variables that a branch sets, and a launch in one."""
+        """Notes what depends on a test that nobody knows: variables that a branch sets, and a launch in a branch."""
         line = source.line_of(node)
         for name in find_doubtful(source, node):
             variable = self.shell.variables.get(name, Variable())
@@ -327,9 +327,9 @@ class Interpreter:
         return Status()
 
     def _check_rounds(self, source: Source, node: Node, rounds: int) -> None:
-        if rounds >= MOST_ROUNDS:
+        if rounds >= MAX_ROUNDS:
             self.shell.limits.line = source.line_of(node)
-            raise self.shell.limits.refuse(f"a loop has more than {MOST_ROUNDS:,} rounds")
+            raise self.shell.limits.refuse(f"a loop has more than {MAX_ROUNDS:,} rounds")
 
     def _round(self, source: Source, body: Node) -> bool:
         """Follows a round of a loop. Returns whether the loop ends behind it."""
@@ -457,7 +457,7 @@ class Interpreter:
         lost: tuple[LostPlace, ...] = (),
         file: str = "",
     ) -> Status:
-        """Follows a function, or a command of the shell; notes any other one. assigned: variables in front of it."""
+        """Follows a function, or a command of the shell; notes any other. assigned: variables in front of it."""
         name, words = read_text(values[0]), values[1:]
         if name in self.shell.functions:
             return self._call(name, words)
@@ -665,7 +665,7 @@ class Interpreter:
             value = (Segment(rest, line),) if rest else arguments[place] if place < len(arguments) else ()
             self.shell.assign_text("OPTARG", value)
             place += 0 if rest else 1
-        elif rest:  # several options in one word
+        elif rest:  # several options in a word
             self.shell.frame.arguments = [*arguments]
             self.shell.frame.arguments[place - 1] = (Segment(f"-{rest}", line),)
             place -= 1
@@ -737,8 +737,10 @@ def run_script(
 ) -> ScriptRun:
     """Returns what a script would run.
 
-    where: the file, for messages. folder: where it lies, for files beside it.
-    environment: variables that are set when it starts. arguments: its own; without any, none are known.
+    where: the file, for messages.
+    folder: where it lies, for files beside it.
+    environment: variables that are set when it starts.
+    arguments: of the script; without any, none are known.
     Raises PlanError for a script that is too large, or that takes too long to follow.
     """
     return run_text(

@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from meshcast.simulator.formats.launch.bash.grammar import Source
 
 LONGEST = 1_000_000
-"""Letters of the longest variable: scripts may double one again and again."""
+"""Letters of the longest variable: scripts may double a variable again and again."""
 
-MOST_STEPS = 50_000
+MAX_STEPS = 50_000
 """Nodes of the syntax tree that are followed, loops counted anew in each round."""
 
-MOST_LETTERS = 10_000_000
+MAX_LETTERS = 10_000_000
 """Letters that all expansions together may make."""
 
-MOST_ROUNDS = 2_000
+MAX_ROUNDS = 2_000
 """Rounds of a loop, and words of a range such as {1..8}."""
 
 DEEPEST = 60
 """Statements, functions and files inside of each other."""
 
-MOST_WORDS = 20_000
+MAX_WORDS = 20_000
 """Words that a word of a command may stand for."""
 
 COPY_COST = 4
-"""Letters of a variable that are as quickly copied, when it is set anew, as a letter is made."""
+"""Letters of a variable that are as quickly copied, when it is set anew, as a letter is appended."""
 
 REMEDY = "Write out the command that starts the training program"
 
@@ -53,7 +53,7 @@ class StepLimits:
     """How much of a script may still be followed, so that every script ends.
 
     where: the script, for messages.
-    line: the last one that was looked at.
+    line: the last that was looked at.
     """
 
     where: str
@@ -63,17 +63,17 @@ class StepLimits:
     depth: int = 0
 
     def step(self, line: int) -> None:
-        """Counts a node. Raises PlanError behind `MOST_STEPS`."""
+        """Counts a node. Raises PlanError behind `MAX_STEPS`."""
         self.line = line
         self.steps += 1
-        if self.steps > MOST_STEPS:
-            raise self.refuse(f"following the script takes more than {MOST_STEPS:,} steps")
+        if self.steps > MAX_STEPS:
+            raise self.refuse(f"following the script takes more than {MAX_STEPS:,} steps")
 
     def spend(self, letters: int) -> None:
-        """Counts letters that an expansion makes. Raises PlanError behind `MOST_LETTERS`."""
+        """Counts letters that an expansion makes. Raises PlanError behind `MAX_LETTERS`."""
         self.letters += letters
-        if self.letters > MOST_LETTERS:
-            raise self.refuse(f"the variables of the script make more than {MOST_LETTERS:,} letters")
+        if self.letters > MAX_LETTERS:
+            raise self.refuse(f"the variables of the script make more than {MAX_LETTERS:,} letters")
 
     def enter(self) -> None:
         """Counts a level of nesting. Raises PlanError behind `DEEPEST`."""
@@ -94,7 +94,7 @@ class StepLimits:
 class Variable:
     """A variable; none of its parts is changed in place.
 
-    elements: of an array by their indices; a plain variable has one, of the index 0.
+    elements: of an array by their indices; a plain variable has a single element, of the index 0.
     is_array: whether it was assigned as an array.
     is_map: whether its indices are texts.
     exported: whether programs get it.
@@ -138,7 +138,8 @@ class CapturedOutput:
 class Shell:
     """A shell while a script is followed.
 
-    where: the script, for messages. folder: of the script, for files beside it.
+    where: the script, for messages.
+    folder: of the script, for files beside it.
     functions: bodies of functions with the text that they stand in.
     commands, files, lost, positional: as those of `ScriptRun`.
     stdin: what the current command reads; None if nothing is known of it.
@@ -164,7 +165,7 @@ class Shell:
         return self.frames[-1]
 
     def assign(self, name: str, variable: Variable) -> None:
-        """Sets a variable. Raises PlanError for one that is too long."""
+        """Sets a variable. Raises PlanError for a variable that is too long."""
         size = sum(measure(value) for value in variable.elements.values())
         self.limits.spend(size // COPY_COST)
         letters = sum(len(segment.text) for value in variable.elements.values() for segment in value)

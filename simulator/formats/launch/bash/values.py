@@ -41,7 +41,7 @@ def name_unknown(value: Value) -> tuple[str, ...]:
 
 
 def merge_segments(value: Value) -> Value:
-    """Returns the same text with neighbouring parts of one line joined."""
+    """Returns the same text with neighbouring parts of the same line joined."""
     merged: list[Segment] = []
     texts: list[str] = []
     for segment in value:
@@ -75,7 +75,7 @@ def strip_line_ends(value: Value) -> Value:
 
 
 def as_word(value: Value, line: int) -> Word:
-    """Returns a word. line: where no part of the word says its own."""
+    """Returns a word. line: where no part of the word says its line."""
     place = next((segment for segment in value if segment.text), value[0] if value else None)
     if place is None:
         return Word("", line)
@@ -103,7 +103,7 @@ class Part:
 
 @dataclass
 class FieldBuilder:
-    """Words while they are made of the parts of one: only what a variable without quotes brings is divided at spaces.
+    """Words while they are built of parts: only what a variable without quotes brings is divided at spaces.
 
     fields: the finished words.
     current: parts of the word that is under way; None between words.
@@ -113,7 +113,7 @@ class FieldBuilder:
     current: list[Segment] | None = None
 
     def add_whole(self, value: Value) -> None:
-        """Adds a text that is not divided; an empty one makes a word, too."""
+        """Adds a text that is not divided; an empty text makes a word, too."""
         if self.current is None:
             self.current = []
         self.current += value
@@ -133,7 +133,7 @@ class FieldBuilder:
                     self.current.append(replace(segment, text=part))
 
     def end_field(self) -> None:
-        """Ends the word that is under way, if one is."""
+        """Ends the word that is under way, if any."""
         if self.current is not None:
             self.fields.append(tuple(self.current))
         self.current = None

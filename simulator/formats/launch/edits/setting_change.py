@@ -16,9 +16,10 @@ ENVIRONMENT = "environment "
 class SettingChange:
     """A setting to change in a launch file.
 
-    name: as the file writes it. place: where it stands (``run.sh:12``); empty of one to add.
+    name: as the file writes it.
+    place: where it stands (``run.sh:12``); empty of a setting to add.
     before, after: values; None where the file does not have it, or is to leave it out.
-    neighbours: of one to add the settings of the file beside which it belongs, the nearest first.
+    neighbours: of a setting to add the settings of the file beside which it belongs, the nearest first.
     value_place: where its value stands, if that is elsewhere, as that of a variable.
     flag: its name and value on a command line, where these are others than `name` and `after`.
     """
@@ -42,7 +43,7 @@ class SettingChange:
 
     @property
     def line(self) -> int:
-        """The line where it stands; 0 of one to add."""
+        """The line where it stands; 0 of a setting to add."""
         return line_of_place(self.place)
 
     @property
@@ -60,18 +61,18 @@ class SettingChange:
         return replace(self, name=f"--{self.name}")  # of a file with sections
 
     def refuse(self) -> PlanError:
-        """The error for a setting that is written in a way in which it is not edited."""
+        """Returns the error for a setting that is written in a way in which it is not edited."""
         rule = "it stands in another file, or is written in a way that is not edited in place"
         return PlanError(f"{self.place} {self.name}".strip(), rule, f"Edit it by hand: {self}")
 
 
 def file_of_place(place: str) -> str:
-    """The file of a place, as messages name it."""
+    """Returns the file of a place, as messages name it."""
     return re.sub(r":\d+$", "", place)
 
 
 def line_of_place(place: str) -> int:
-    """The line of a place; 0 if it names none."""
+    """Returns the line of a place; 0 if it names none."""
     line = re.search(r":(\d+)$", place)
     return int(line[1]) if line else 0
 

@@ -14,7 +14,7 @@ VALUE = r"""(?:"[^"\n]*"|'[^'\n]*'|(?!--)(?:\$\{[^}\n]*\}|\$\(\([^\n]*?\)\)|[^\s
 
 
 def edit_script(text: str, change: SettingChange) -> str:
-    """Returns the script with a setting changed. Raises PlanError for one that is not found as it is stated."""
+    """Returns the script with a setting changed. Raises PlanError for a setting that does not stand as it is stated."""
     if change.variable:
         return _edit_variable(text, change)
     if change.before is None:
@@ -44,7 +44,7 @@ def edit_assignment(text: str, change: SettingChange) -> str | None:
 
 
 def _find_flag(text: str, name: str, line: int, value: object) -> Iterator[tuple[int, int, int]]:
-    """Yields where a flag stands outside of comments, the first one from a line on first: where it begins, where its
+    """Yields where a flag stands outside of comments, the first from a line on first: where it begins, where its
     name ends, and where its values end. value: that it has."""
     spans = []
     for flag in re.finditer(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text):
@@ -58,12 +58,12 @@ def _find_flag(text: str, name: str, line: int, value: object) -> Iterator[tuple
 
 
 def _count_words(value: object) -> int:
-    """The words that a flag has as its value."""
+    """Returns the words that a flag has as its value."""
     return 0 if value is True else len(value) if isinstance(value, list | tuple) else max(1, len(str(value).split()))
 
 
 def _end_of_values(text: str, at: int, words: int) -> int:
-    """Where the values of a flag end, whose name ends at a place."""
+    """Returns where the values of a flag end, whose name ends at a place."""
     for number in range(words):
         value = re.compile(rf"{'[= ]' if number == 0 else ' '}[ \t]*{VALUE}").match(text, at)
         if value is None:
@@ -73,7 +73,8 @@ def _end_of_values(text: str, at: int, words: int) -> int:
 
 
 def _spell_values(value: object, gap: str = " ") -> str:
-    """The value of a flag as the shell takes it, with what is between. gap: the letter behind the name as it is."""
+    """Returns the value of a flag as the shell takes it, with what is between. gap: the letter behind the name as it
+    is."""
     if value is True:
         return ""
     words = list(value) if isinstance(value, list | tuple) else [value]
@@ -81,7 +82,7 @@ def _spell_values(value: object, gap: str = " ") -> str:
 
 
 def _cut_flag(text: str, begin: int, end: int) -> str:
-    """The text without a flag, and without its line if nothing else is on it."""
+    """Returns the text without a flag, and without its line if nothing else is on it."""
     start, stop = text.rfind("\n", 0, begin) + 1, text.find("\n", end)
     stop = len(text) if stop < 0 else stop
     left, right = text[start:begin], text[end:stop].lstrip()
@@ -91,7 +92,7 @@ def _cut_flag(text: str, begin: int, end: int) -> str:
 
 
 def _add_flag(text: str, change: SettingChange) -> str:
-    """The script with a flag behind the nearest neighbour that stands in it."""
+    """Returns the script with a flag behind the nearest neighbour that stands in it."""
     flag = change.on_command_line
     for neighbour in change.neighbours:
         for _, _, end in _find_flag(text, neighbour.shown, line_of_place(neighbour.place), neighbour.value):
@@ -100,7 +101,7 @@ def _add_flag(text: str, change: SettingChange) -> str:
 
 
 def _edit_variable(text: str, change: SettingChange) -> str:
-    """The script with another value of a variable of the environment, or without it."""
+    """Returns the script with another value of a variable of the environment, or without it."""
     lines = text.split("\n")
     if change.before is None:
         at = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
@@ -118,11 +119,12 @@ def _edit_variable(text: str, change: SettingChange) -> str:
 def order_neighbours(
     name: str, written: Sequence[str], stated: Mapping[str, Stated], apart: Collection[str] = ()
 ) -> tuple[Stated, ...]:
-    """The settings of a file in the order in which a setting to add belongs beside them: those before it in a file that
-    is written anew, the nearest first, then those behind it, then all others.
+    """Returns the settings of a file in the order in which a setting to add belongs beside them: those before it in a
+    file that is written anew, the nearest first, then those behind it, then all others.
 
-    written: names of the settings of that file. stated: the settings of the file that exists. apart: names of those
-    beside which it belongs least, as a degree beside the shape of the model.
+        written: names of the settings of that file.
+        stated: the settings of the file that exists.
+        apart: names of those beside which it belongs least, as a degree beside the shape of the model.
     """
     at = written.index(name) if name in written else 0
     rank = {other: (other in apart, number > at, abs(number - at)) for number, other in enumerate(written)}

@@ -13,7 +13,8 @@ LONGEST = 500
 
 
 def edit_toml(text: str, change: SettingChange) -> str:
-    """Returns the file with a setting changed. Raises PlanError for one that is not written as ``key = value``."""
+    """Returns the file with a setting changed. Raises PlanError for a setting that is written without
+    ``key = value``."""
     section, _, key = change.name.rpartition(".")
     lines = split_lines(text)
     if change.before is None:
@@ -36,7 +37,7 @@ def _find_comment(line: str) -> str:
 
 
 def _find_lines(lines: list[str], change: SettingChange, key: str) -> tuple[int, int]:
-    """The lines of a key and its value, which may be a list over several."""
+    """Returns the lines of a key and its value, which may be a list over several."""
     begin = change.line - 1
     if begin >= 0 and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", lines[begin]):
         for end in range(begin + 1, min(len(lines), begin + LONGEST) + 1):
@@ -53,13 +54,13 @@ def _has_section(lines: list[str], section: str) -> bool:
 
 
 def _name_section(line: str) -> str | None:
-    """The section that a line begins; None if it begins none."""
+    """Returns the section that a line begins; None if it begins none."""
     header = re.match(r"\s*\[\s*([^\[\]]+?)\s*\]", line)
     return header[1] if header else None
 
 
 def _end_of_section(lines: list[str], section: str) -> int:
-    """The line behind the last key of a section; the end of the file if there is none of this name."""
+    """Returns the line behind the last key of a section; the end of the file if there is none of this name."""
     inside, last = False, len(lines)
     for number, line in enumerate(lines):
         if (named := _name_section(line)) is not None:

@@ -27,8 +27,8 @@ class SettingEntry(NamedTuple):
 
 
 def edit_yaml(text: str, change: SettingChange) -> str:
-    """Returns the file with a setting changed. Raises PlanError for one that is not found where it is stated, and for
-    text that libyaml alone reads, such as tabs between a key and its value."""
+    """Returns the file with a setting changed. Raises PlanError for a setting that does not stand where it is stated,
+    and for text that libyaml alone reads, such as tabs between a key and its value."""
     try:
         root = yaml.compose(text, yaml.SafeLoader)
     except yaml.YAMLError as error:
@@ -45,7 +45,7 @@ def edit_yaml(text: str, change: SettingChange) -> str:
     if change.after is None:
         return _remove(text, entry)
     value = _spell(change.after, entry.mapping)
-    if entry.value.start_mark.line != entry.key.start_mark.line:  # a list on lines of its own
+    if entry.value.start_mark.line != entry.key.start_mark.line:  # a list on separate lines
         end = entry.value.end_mark.index
         return f"{text[: entry.key.end_mark.index]}: {value}\n{text[end:]}"
     return f"{text[: entry.value.start_mark.index]}{value}{text[entry.value.end_mark.index :]}"
@@ -62,14 +62,14 @@ def _walk(node: yaml.MappingNode, path: str) -> Iterator[SettingEntry]:
 
 
 def _find(entries: list[SettingEntry], name: str, line: int = 0) -> SettingEntry | None:
-    """The entry of a setting, whose sections a format may leave out; of several that on a line."""
+    """Returns the entry of a setting, whose sections a format may leave out; of several that on a line."""
     fitting = [entry for entry in entries if entry.path == name or entry.path.endswith(f".{name}")]
     on_line = [entry for entry in fitting if entry.key.start_mark.line + 1 == line]
     return next(iter(on_line or fitting), None)
 
 
 def _remove(text: str, entry: SettingEntry) -> str:
-    """The text without an entry: without its lines, or without it and a comma."""
+    """Returns the text without an entry: without its lines, or without it and a comma."""
     if not entry.mapping.flow_style:
         begin = text.rfind("\n", 0, entry.key.start_mark.index) + 1
         end = text.find("\n", entry.value.end_mark.index - 1)
@@ -82,7 +82,7 @@ def _remove(text: str, entry: SettingEntry) -> str:
 
 
 def _add(text: str, root: yaml.MappingNode, entries: list[SettingEntry], name: str, change: SettingChange) -> str:
-    """The text with an entry behind the last one of its section, which is made if there is none."""
+    """Returns the text with an entry behind the last of its section, which is added if there is none."""
     section, _, key = name.rpartition(".") if not name.startswith("--") else ("", "", name)
     mapping, value = _find_mapping(root, entries, section, change.neighbours), change.after
     while mapping is None:
@@ -106,7 +106,8 @@ def _add(text: str, root: yaml.MappingNode, entries: list[SettingEntry], name: s
 def _find_mapping(
     root: yaml.MappingNode, entries: list[SettingEntry], section: str, neighbours: tuple[Stated, ...]
 ) -> yaml.MappingNode | None:
-    """The mapping of a section; without a name that of the nearest neighbour without one, or the whole file."""
+    """Returns the mapping of a section; without a name that of the nearest neighbour without a section, or the whole
+    file."""
     if section:
         entry = _find(entries, section)
         return entry.value if entry is not None and isinstance(entry.value, yaml.MappingNode) else None
@@ -115,12 +116,12 @@ def _find_mapping(
 
 
 def _is_json(mapping: yaml.MappingNode) -> bool:
-    """Whether the keys of a mapping have quotes, as in JSON."""
+    """Returns whether the keys of a mapping have quotes, as in JSON."""
     return all(isinstance(key, yaml.ScalarNode) and key.style == '"' for key, _ in mapping.value)
 
 
 def _spell(value: object, mapping: yaml.MappingNode) -> str:
-    """A value as the file writes it."""
+    """Returns a value as the file writes it."""
     plain = list(value) if isinstance(value, tuple) else value
     if isinstance(plain, str) and re.fullmatch(r"-?\d+(\.\d+)?", plain):  # of a format whose values are all words
         return plain

@@ -51,7 +51,7 @@ TRAINER = "per_device_train_batch_size"
 
 
 def interpret(reading: Reading) -> None:
-    """Fills the keys of a job: a script that it launches is one on the Trainer."""
+    """Fills the keys of a job: a script that it launches is on the Trainer."""
     if reading.file.launch is not None:
         read_script(reading)
         return
@@ -70,7 +70,7 @@ def interpret(reading: Reading) -> None:
 
 
 def recognise(file: LaunchFile) -> Evidence:
-    """A mapping with keys that only Accelerate has."""
+    """Recognises a mapping with keys that only Accelerate has."""
     if not {"distributed_type", "compute_environment"} & file.keys:
         return Evidence.NONE
     return Evidence.CERTAIN if {"distributed_type", "compute_environment"} <= file.keys else Evidence.LIKELY
@@ -83,7 +83,8 @@ CONFIGURATION, DEEPSPEED = "accelerate.yaml", "deepspeed.json"
 
 
 def write(keys: Keys, header: list[str]) -> str:
-    """A script that writes the files of Accelerate and of DeepSpeed, and starts a script on the Trainer with them."""
+    """Writes a script that writes the files of Accelerate and of DeepSpeed, and starts a script on the Trainer with
+    them."""
     files = {CONFIGURATION: write_yaml(write_accelerate(keys), [])}
     arguments = write_arguments(keys)
     if shards_by_deepspeed(keys):
@@ -98,7 +99,7 @@ def write(keys: Keys, header: list[str]) -> str:
 
 
 def write_accelerate(keys: SomeKeys) -> Keys:
-    """Accelerate's keys of a job."""
+    """Writes Accelerate's keys of a job."""
     gpus, each = keys["cluster.gpus"], keys.get("cluster.gpus_per_node", 8)
     compute = str(keys.get("precision.compute", "bf16"))
     kind = "FSDP" if shards_by_fsdp(keys) else "MULTI_GPU" if not shards_by_deepspeed(keys) else "DEEPSPEED"
@@ -127,12 +128,12 @@ def _write_fsdp_section(keys: SomeKeys) -> Keys:
 
 
 def _is_reentrant(keys: SomeKeys) -> bool:
-    """Whether checkpoints are reentrant, which those of FSDP are not."""
+    """Returns whether checkpoints are reentrant, which those of FSDP are not."""
     return not keys.get("framework.set.recompute_early_stop", True)
 
 
 def _write_degrees(keys: SomeKeys) -> Keys:
-    """The section of degrees: those of FSDP 2, or sequences that DeepSpeed shards by heads."""
+    """Writes the section of degrees: those of FSDP 2, or sequences that DeepSpeed shards by heads."""
     if shards_by_deepspeed(keys) and keys.get("plan.sequence") == "ulysses":
         ranks = {"dp_shard_size": keys["plan.dp"], "sp_size": keys["plan.cp"], "sp_backend": "deepspeed"}
         return {f"parallelism_config_{name}": value for name, value in ranks.items()}
@@ -150,7 +151,7 @@ def _write_degrees(keys: SomeKeys) -> Keys:
 
 
 def write_arguments(keys: SomeKeys) -> Keys:
-    """The arguments of the Trainer of a job."""
+    """Writes the arguments of the Trainer of a job."""
     settings: Keys = {
         "model_name_or_path": name_model(keys) or "config.json",
         "max_length": keys["batch.sequence"],

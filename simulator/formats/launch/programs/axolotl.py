@@ -149,7 +149,7 @@ AXOLOTL_VERDICTS = list_verdicts(
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a file or a command."""
+    """Reads the settings of a file or a command."""
     settings = read_trainer_file(file)
     if file.launch is not None:
         for stated in file.launch.positional:
@@ -346,7 +346,7 @@ CUT_CROSS_ENTROPY = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugi
 
 
 def write(keys: Keys, header: list[str]) -> str:
-    """A YAML file, with the configurations of DeepSpeed and FSDP inside."""
+    """Writes a YAML file, with the configurations of DeepSpeed and FSDP inside."""
     is_compared, keys = compares_pairs(keys), count_pairs(keys)
     settings: Keys = {
         "base_model": name_model(keys) or "config.json",
@@ -383,7 +383,7 @@ def write(keys: Keys, header: list[str]) -> str:
 
 
 def _write_evaluation(keys: SomeKeys) -> Keys:
-    """Evaluations, of micro-batches of their own; none where a job does not say it."""
+    """Writes evaluations, of separate micro-batches; none where a job does not say it."""
     if (micro := keys.get(MICRO)) is None:
         return {}
     settings: Keys = {"val_set_size": USUAL_SHARE, "eval_strategy": "epoch", "eval_batch_size": micro}

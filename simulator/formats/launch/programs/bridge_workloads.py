@@ -73,7 +73,8 @@ def find_workload(name: Value, value: Value) -> Workload | None:
 
 
 def read_workload(workload: Workload, where: str) -> dict[str, Stated] | None:
-    """The settings of the recipe that a workload changes, with its changes; None if the library has no such recipe."""
+    """Reads the settings of the recipe that a workload changes, with its changes; None if the library has no such
+    recipe."""
     words = NAME.fullmatch(workload.name)
     if words is None:
         return None
@@ -97,14 +98,14 @@ def read_workload(workload: Workload, where: str) -> dict[str, Stated] | None:
 
 
 def _derive(model: str, number_format: str) -> dict[str, Value]:
-    """What the scripts set for every workload of a model and a number format."""
+    """Returns what the scripts set for every workload of a model and a number format."""
     derived: dict[str, Value] = {"mixed_precision": FORMATS[number_format], "grad_reduce_in_fp32": False}
     derived |= next((settings for family, settings in FAMILIES.items() if model.startswith(family)), {})
     return derived | ({"tp_comm_overlap": False} if number_format == "NVFP4" else {})
 
 
 def _follow_fields(workload: Workload, settings: dict[str, Stated]) -> dict[str, Value]:
-    """What the scripts set where a workload has a field."""
+    """Returns what the scripts set where a workload has a field."""
     fields = {name: value for name, (value, _) in workload.values.items() if value not in (None, False)}
     changed: dict[str, Value] = {"sequence_parallel": fields.get("tensor_model_parallel_size", 1) > 1}
     if "use_megatron_fsdp" in fields:

@@ -41,7 +41,7 @@ ROWS = (
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a JSON file."""
+    """Reads the settings of a JSON file."""
     return flatten_file(file, "deepspeed.", "{")
 
 
@@ -72,7 +72,7 @@ def _read_batch(reading: Reading) -> None:
         return
     stated = reading.take("deepspeed.train_micro_batch_size_per_gpu")
     if "batch.global" in keys:
-        # DeepSpeedConfig._set_batch_related_parameters: one pass of gradients without another number.
+        # DeepSpeedConfig._set_batch_related_parameters: a single pass of gradients without another number.
         keys["batch.per_rank"] = keys.get("batch.accumulated", 1)
     elif stated is not None and str(stated.value) == "auto":
         reading.ask_key("batch.micro", 1, "auto: arguments of the Trainer, which are not here, fill it in", stated)
@@ -98,7 +98,7 @@ def _read_precision(reading: Reading) -> None:
 
 
 def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a job by their dotted names in the file."""
+    """Writes the settings of a job by their dotted names in the file."""
     data, dp = str(keys.get("plan.data", "ddp")), keys.get("plan.dp", 1)
     settings: dict[str, Any] = write_rows((*ROWS, BUCKET), keys)
     settings["deepspeed.gradient_accumulation_steps"] = max(1, keys["batch.global"] // (dp * keys["batch.micro"]))
@@ -137,13 +137,13 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(keys: Keys, header: list[str]) -> str:
-    """A JSON file; JSON has no comments, so the header is the key ``_meshcast``, which DeepSpeed ignores."""
+    """Writes a JSON file; JSON has no comments, so the header is the key ``_meshcast``, which DeepSpeed ignores."""
     comment = {"_meshcast": header} if header else {}
     return json.dumps({**comment, **nest(write_settings(keys))}, indent=2) + "\n"
 
 
 def recognise(file: LaunchFile) -> Evidence:
-    """A mapping with keys that only a DeepSpeed configuration has."""
+    """Recognises a mapping with keys that only a DeepSpeed configuration has."""
     named = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"} & file.keys
     return Evidence.LIKELY if named else Evidence.NONE
 

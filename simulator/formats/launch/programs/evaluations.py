@@ -23,8 +23,10 @@ MICRO, SEQUENCE = "run.evaluation.micro", "run.evaluation.sequence"
 class EvaluationSettings:
     """The settings of the micro-batches of a program's evaluations.
 
-    micro: names of that of their sequences. silent: their number where the file does not say it; None: as in training.
-    sequence: name of that of their length; empty: as in training. length: where the file does not say it.
+    micro: names of that of their sequences.
+    silent: their number where the file does not say it; None: as in training.
+    sequence: name of that of their length; empty: as in training.
+    length: where the file does not say it.
     """
 
     micro: tuple[str, ...]
@@ -34,8 +36,8 @@ class EvaluationSettings:
 
 
 def has_any(stated: Stated | None, silent: bool) -> bool:
-    """Whether there are evaluations, by the number of their batches or samples. silent: where the file does not say
-    it."""
+    """Returns whether there are evaluations, by the number of their batches or samples. silent: where the file does not
+    say it."""
     return silent if stated is None or is_null(stated.value) else read_number(stated) != 0
 
 

@@ -108,7 +108,7 @@ def _follow_files(reading: Reading) -> None:
 
 
 def _list_configurations(file: LaunchFile) -> list[str]:
-    """The names of configurations in a file that holds several."""
+    """Returns the names of configurations in a file that holds several."""
     data = file.data if isinstance(file.data, Mapping) else {}
     return [
         str(name) for name, part in data.items() if isinstance(part, Mapping) and len(DISTINCTIVE & set(part)) >= FEW
@@ -116,7 +116,7 @@ def _list_configurations(file: LaunchFile) -> list[str]:
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a file; of one with sections, those of a single training are named without them."""
+    """Reads the settings of a file; of a file with sections, those of a single training are named without them."""
     settings = read_trainer_file(file)
     if file.launch is None and len(_list_configurations(file)) == 1:
         settings = {name.rpartition(".")[2]: stated for name, stated in settings.items()}
@@ -188,7 +188,7 @@ def _read_overrides(reading: Reading) -> None:
 
 
 def is_own_loop(reading: Reading) -> bool:
-    """Whether a script trains without the Trainer, whose argument of the configuration is ``--deepspeed``."""
+    """Returns whether a script trains without the Trainer, whose argument of the configuration is ``--deepspeed``."""
     return not BATCHES & reading.stated.keys() and "deepspeed_config" in reading.stated
 
 
@@ -222,7 +222,7 @@ def _read_adapters(reading: Reading) -> None:
 
 
 def _find_bits(reading: Reading) -> tuple[int, Stated | None]:
-    """The bits of frozen weights, and the setting that says so; None: they have 16."""
+    """Returns the bits of frozen weights, and the setting that says so; None: they have 16."""
     for bits, names in QUANTISED.items():
         if (stated := take_on(reading, *names)) is not None:
             return bits, stated
@@ -256,7 +256,7 @@ BITS_NAMES = ("bits", "quantization_bit", "load_in_kbits", "load_in_bits")
 
 
 def recognise(file: LaunchFile) -> Evidence:
-    """A script or a mapping with arguments of the Trainer."""
+    """Recognises a script or a mapping with arguments of the Trainer."""
     names, starts = list_names(file), set[str]()
     if file.launch is not None:
         starts = {launcher.name for launcher in file.launch.launchers}

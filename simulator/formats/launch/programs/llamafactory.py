@@ -98,7 +98,7 @@ OLD_SEQUENCE = 1024
 """``cutoff_len`` before v0.8, whose script was train_bash.py."""
 
 OWN_ENTRY = re.compile(r"llama[-_]?factory|(^|\s|/)src/train|train_bash\.py|(^|\s)lmf\s|bash|srun", re.IGNORECASE)
-"""Starts of its own scripts and commands, or of shells, inside of which they may be."""
+"""Starts of its scripts and commands, or of shells, inside of which they may be."""
 
 PREFERENCES = ("dpo", "kto")
 """Stages with a reference model."""
@@ -134,7 +134,7 @@ LLAMAFACTORY_VERDICTS = list_verdicts(
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a file or a command; those behind its configuration file (``key=value``) count more."""
+    """Reads the settings of a file or a command; those behind its configuration file (``key=value``) count more."""
     settings = read_trainer_file(file)
     if file.launch is not None:
         for stated in file.launch.positional:
@@ -178,7 +178,7 @@ def interpret(reading: Reading) -> None:
 
 
 def _read_first(reading: Reading) -> None:
-    """Gives the settings of the trainer of release 1 (USE_V1=1) the names of the older one.
+    """Gives the settings of the trainer of release 1 (USE_V1=1) the names of the older trainer.
 
     Source: src/llamafactory/v1/config/training_args.py, plugins/trainer_plugins/distributed/fsdp2.py.
     """
@@ -211,7 +211,7 @@ FIRST = {"dist_config.name", "cp_mode", "peft_config.name", "init_config.name", 
 
 
 def _read_switches(reading: Reading) -> None:
-    """Turns the switch that disables checkpointing into the one of the Trainer."""
+    """Turns the switch that disables checkpointing into that of the Trainer."""
     stated = reading.take("disable_gradient_checkpointing")
     if stated is not None and not is_null(stated.value):
         is_on = not read_switch(stated)
@@ -227,7 +227,7 @@ def _read_switches(reading: Reading) -> None:
 
 
 def _read_workers(reading: Reading) -> None:
-    """Reads how many GPUs it runs on: the variables of its launcher, workers of Ray, or a single one."""
+    """Reads how many GPUs it runs on: the variables of its launcher, workers of Ray, or a single GPU."""
     if (workers := reading.take_count("ray_num_workers")) is not None:
         reading.set_key("cluster.gpus", workers, "ray_num_workers")
     variables = reading.file.launch.environment if reading.file.launch is not None else {}
@@ -362,7 +362,8 @@ FP8 = {"fp8-rowwise": "torchao", "fp8-delayed": "te"}
 
 
 def write(keys: Keys, header: list[str]) -> str:
-    """A YAML file, with the configurations of DeepSpeed and FSDP inside; for release 1 where sequences are sharded."""
+    """Writes a YAML file, with the configurations of DeepSpeed and FSDP inside; for release 1 where sequences are
+    sharded."""
     if keys.get("plan.cp", 1) > 1 and shards_by_fsdp(keys):
         return write_yaml(_write_first(keys), header)
     is_compared, keys = compares_pairs(keys), count_pairs(keys)
@@ -404,7 +405,7 @@ def write(keys: Keys, header: list[str]) -> str:
 
 
 def _write_first(keys: SomeKeys) -> Keys:
-    """The settings of the trainer of release 1, which alone shards sequences."""
+    """Writes the settings of the trainer of release 1, which alone shards sequences."""
     settings: Keys = {
         "model": name_model(keys) or "config.json",
         "cutoff_len": keys["batch.sequence"],
@@ -423,7 +424,7 @@ def _write_first(keys: SomeKeys) -> Keys:
 
 
 def _write_megatron(keys: SomeKeys) -> Keys:
-    """The settings of Megatron-Core (USE_MCA=1)."""
+    """Writes the settings of Megatron-Core (USE_MCA=1)."""
     said = drop_inactive(omit_derived(dict(keys)))
     return {"recompute_granularity": None, **write_rows((*DEGREES, *TRAITS), said), **write_plan(said)}
 

@@ -108,18 +108,18 @@ SECTIONS = ("language_model", "model_parallel", "MODEL_ARGS")
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The arguments of a script or list, or the settings of a YAML file: that of ``--yaml-cfg``, or one of Megatron's
-    functional tests."""
+    """Reads the arguments of a script or list, or the settings of a YAML file: that of ``--yaml-cfg``, or of a
+    functional test of Megatron's."""
     return read_launch_arguments(file) if file.data is None else read_named_settings(file)
 
 
 def read_launch_arguments(file: LaunchFile) -> dict[str, Stated]:
-    """The arguments of the start that counts, and those of its launchers."""
+    """Reads the arguments of the start that counts, and those of its launchers."""
     return merge_settings(file.launch) if file.launch is not None else {}
 
 
 def read_named_settings(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a YAML file by their names, without the sections that they are in."""
+    """Reads the settings of a YAML file by their names, without the sections that they are in."""
     settings = {}
     for path, stated in flatten_settings(file.data, file.text, file.where).items():
         section, _, name = path.partition(".")
@@ -130,14 +130,14 @@ def read_named_settings(file: LaunchFile) -> dict[str, Stated]:
 
 
 def read_variable(file: LaunchFile, name: str) -> Stated | None:
-    """A variable that a script sets, or the ``ENV_VARS`` of a file of Megatron's functional tests."""
+    """Reads a variable that a script sets, or the ``ENV_VARS`` of a file of Megatron's functional tests."""
     text, where = file.text, file.where
     if "MODEL_ARGS" not in file.keys:
         words = file.run.variables.get(name, ()) if file.run is not None else ()
         known = len(words) == 1 and not words[0].unknown
         return Stated(words[0].text, name, f"{where}:{words[0].line}") if known else None
-    found = re.search(rf"^[ \t]+{name}:[ \t]*['\"]?(\w+)", text, re.MULTILINE)
-    return Stated(found[1], name, f"{where}:{text.count(chr(10), 0, found.start(1)) + 1}") if found else None
+    word = re.search(rf"^[ \t]+{name}:[ \t]*['\"]?(\w+)", text, re.MULTILINE)
+    return Stated(word[1], name, f"{where}:{text.count(chr(10), 0, word.start(1)) + 1}") if word else None
 
 
 def interpret(reading: Reading) -> None:
@@ -170,11 +170,11 @@ EVALUATION = EvaluationSettings(("eval_micro_batch_size",))
 since April 2026 (@d85365bd23)."""
 
 APART_SINCE = "2026-04"
-"""The first release whose evaluations have micro-batches of their own."""
+"""The first release whose evaluations have separate micro-batches."""
 
 
 def refuse_other_models(reading: Reading) -> None:
-    """Asks for the model where the entry of the program trains another one than a decoder of text."""
+    """Asks for the model where the entry of the program trains anything but a decoder of text."""
     entry = reading.file.launch.entry if reading.file.launch is not None else ""
     if OTHER_MODELS.search(entry):
         why = f"{entry} trains a model that is not a decoder of text alone, and its settings would be read as one"
@@ -221,7 +221,7 @@ FLASH = ("use_flash_attn", "use_flash_attn_v1", "use_flash_attn_v2", "use_flash_
 
 
 def read_gpus(reading: Reading, nodes: str, each: str) -> None:
-    """The number of GPUs, from the arguments of the launcher or those of the resource manager."""
+    """Reads the number of GPUs, from the arguments of the launcher or those of the resource manager."""
     count = next((number for name in (nodes, *NODES) if (number := _count(reading, name))), None)
     width = next((number for name in (each, *GPUS) if (number := _count(reading, name))), None)
     included = reading.take("include", "i", decisive=False)
@@ -232,7 +232,7 @@ def read_gpus(reading: Reading, nodes: str, each: str) -> None:
 
 
 def _count_included(text: str) -> int | None:
-    """The GPUs that ``deepspeed --include host:0,1@other:0,1`` names; None where a host is without numbers."""
+    """Returns the GPUs that ``deepspeed --include host:0,1@other:0,1`` names; None where a host is without numbers."""
     hosts = [host.partition(":")[2] for host in text.split("@")]
     return sum(len(host.split(",")) for host in hosts) if all(hosts) else None
 
@@ -246,7 +246,7 @@ GPUS = (
 
 
 def _count(reading: Reading, name: str) -> int | None:
-    """A number of nodes or GPUs, if the file states one: an unknown variable is none."""
+    """Reads a number of nodes or GPUs, if the file states it: an unknown variable is none."""
     stated = reading.take(name, decisive=False)
     digits = re.search(r"(\d+)$", str(stated.value)) if stated is not None else None
     return read_digits(digits[1]) if digits and not re.search(r"[$]", str(stated.value if stated else "")) else None
@@ -269,7 +269,7 @@ def read_precision(reading: Reading) -> None:
 
 
 def _read_graphs(reading: Reading) -> None:
-    """CUDA graphs: of the whole step, or of all but the experts."""
+    """Reads CUDA graphs: of the whole step, or of all but the experts."""
     kind = reading.take_word("cuda_graph_impl")
     on = (
         (kind not in ("", "none"))
@@ -295,13 +295,14 @@ BENCHMARK = "--mock-data --tokenizer-type NullTokenizer --lr 1e-4"
 
 
 def write(keys: Keys, header: list[str]) -> str:
-    """A script that starts the run with torchrun."""
+    """Writes a script that starts the run with torchrun."""
     settings = write_settings(keys)
     gpus = keys["cluster.gpus"]
     each = min(gpus, keys.get("cluster.gpus_per_node", 8))
     lines = ["#!/bin/bash", *(f"# {line}".rstrip() for line in header), ""]
-    for one in demand_variables(keys):
-        lines.append(f"export {one.name}={one.value}" if one.value is not None else f"unset {one.name}")
+    for variable in demand_variables(keys):
+        name, value = variable.name, variable.value
+        lines.append(f"export {name}={value}" if value is not None else f"unset {name}")
     lines += [""] if len(lines) > len(header) + 2 else []
     lines += [f"NNODES=${{NNODES:-{-(-gpus // each)}}}", f"GPUS_PER_NODE={each}", "", "ARGS=("]
     lines += [f"    {write_flag(name, value)}" for name, value in settings.items()]
@@ -314,8 +315,8 @@ def write(keys: Keys, header: list[str]) -> str:
 
 
 def demand_variables(keys: Mapping[str, Any]) -> tuple[DemandedVariable, ...]:
-    """The number of hardware queues: one before Blackwell, so that kernels start in the order in which the layers of tp
-    and cp issue them; with FSDP, whose collectives must not wait for kernels, never one."""
+    """Returns the number of hardware queues: 1 before Blackwell, so that kernels start in the order in which the layers
+    of tp and cp issue them; with FSDP, whose collectives must not wait for kernels, never 1."""
     if keys.get("plan.data") in ("zero-2", "fsdp"):  # which `write_plan` says as Megatron FSDP
         return (DemandedVariable("CUDA_DEVICE_MAX_CONNECTIONS", refused="1"),)
     parallel = keys.get("plan.tp", 1) > 1 or keys.get("plan.cp", 1) > 1
@@ -325,7 +326,7 @@ def demand_variables(keys: Mapping[str, Any]) -> tuple[DemandedVariable, ...]:
 
 
 def remark(keys: Mapping[str, Any]) -> list[str]:
-    """What a script is, and what of a run is not in it."""
+    """Returns what a script is, and what of a run is not in it."""
     lines = [
         f"It is a benchmark script: learning rate and data are not in a job, and are {BENCHMARK}.",
         "To change your own script use meshcast export JOB --against SCRIPT, which prints the settings to edit.",
@@ -338,7 +339,7 @@ def remark(keys: Mapping[str, Any]) -> list[str]:
 
 
 def write_flag(name: str, value: Any) -> str:
-    """A flag with its value, quoted where the shell would divide it."""
+    """Writes a flag with its value, quoted where the shell would divide it."""
     flag = f"--{name.replace('_', '-')}"
     if value is True:
         return flag
@@ -348,7 +349,7 @@ def write_flag(name: str, value: Any) -> str:
 
 
 def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a job, by their names with ``_``."""
+    """Writes the arguments of a job, by their names with ``_``."""
     keys = drop_inactive(omit_derived(dict(keys)))
     parts = [*SHAPE, *COMMAND_LINE, *DEGREES, *TRAITS, *OWN]
     if "model.moe.experts" in keys:
@@ -387,7 +388,7 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_evaluation(keys: SomeKeys) -> Keys:
-    """The micro-batches of evaluations, and a global batch where that of training does not hold them evenly."""
+    """Writes the micro-batches of evaluations, and a global batch where that of training does not hold them evenly."""
     is_old = keys.get("framework.name") == BEFORE_CORE or str(keys.get("framework.release", APART_SINCE)) < APART_SINCE
     if is_old or (micro := keys.get(MICRO)) is None:
         return {}
@@ -397,7 +398,7 @@ def _write_evaluation(keys: SomeKeys) -> Keys:
 
 
 def _name_recomputation(settings: Keys, release: str) -> Keys:
-    """Returns the settings with recomputation of layers by the names of a release; empty: of the last one."""
+    """Returns the settings with recomputation of layers by the names of a release; empty: of the last."""
     if settings.get("recompute_granularity") != "full" or not "" < release <= BY_SWITCH:
         return settings
     others = {name: value for name, value in settings.items() if not name.startswith("recompute_")}
@@ -410,7 +411,7 @@ def _name_recomputation(settings: Keys, release: str) -> Keys:
 
 
 def _write_loss(keys: SomeKeys) -> dict[str, bool]:
-    """The switch of the fused loss, which older releases do not have."""
+    """Writes the switch of the fused loss, which older releases do not have."""
     is_old = keys.get("framework.name") == BEFORE_CORE
     is_old = is_old or str(keys.get("framework.release", FUSED_LOSS_SINCE)) < FUSED_LOSS_SINCE
     return {} if is_old or EAGER_LOSS.items() <= keys.items() else {"cross_entropy_loss_fusion": True}
@@ -459,12 +460,12 @@ def recognise(file: LaunchFile) -> Evidence:
 
 
 def is_with_deepspeed(file: LaunchFile) -> bool:
-    """Whether a start gives the training to DeepSpeed."""
+    """Returns whether a start gives the training to DeepSpeed."""
     return file.launch is not None and bool({"deepspeed", "deepspeed_config"} & file.launch.arguments.keys())
 
 
 def has_megatron_arguments(arguments: Mapping[str, Stated]) -> bool:
-    """Whether arguments are among those that only Megatron-LM and its forks have."""
+    """Returns whether arguments are among those that only Megatron-LM and its forks have."""
     shape = {"num_layers", "hidden_size", "num_attention_heads"}
     return bool(
         {"tensor_model_parallel_size", "pipeline_model_parallel_size", "use_mcore_models"} & arguments.keys()

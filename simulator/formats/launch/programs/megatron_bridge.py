@@ -64,7 +64,7 @@ PLACES = {
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a recipe, and of the file that changes it."""
+    """Reads the settings of a recipe, and of the file that changes it."""
     if file.suffix == ".py":
         return read_python(file)
     if file.data is None:
@@ -72,9 +72,9 @@ def read(file: LaunchFile) -> dict[str, Stated]:
     if not isinstance(file.data, Mapping):
         raise PlanError(file.where, "such a file is a mapping of keys to values", "Start with model:")
     settings = read_sections(file)
-    given = read_options(file.options.arguments)
-    named = given.get("recipe") or file.data.get("recipe")
-    where = "--args" if "recipe" in given else file.where
+    options = read_options(file.options.arguments)
+    named = options.get("recipe") or file.data.get("recipe")
+    where = "--args" if "recipe" in options else file.where
     if isinstance(named, str):
         return {**read_recipe(named, Stated(named, "recipe", where)), **settings}
     return {**_find_named_recipe(file), **settings}
@@ -85,7 +85,8 @@ RESEMBLED = "resembled"
 
 
 def _find_named_recipe(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of the recipe that the name of a file holds, such as ``llama3_8b_pretrain_override_example``."""
+    """Returns the settings of the recipe that the name of a file holds, such as
+    ``llama3_8b_pretrain_override_example``."""
     stem, recipes = Path(file.where).stem, load_recipes(BRIDGE_DATA)
     names = [*recipes.aliases, *recipes.recipes]
     held = [name for name in names if re.search(rf"(^|_){re.escape(name.removesuffix('_config'))}(_|$)", stem)]
@@ -99,7 +100,7 @@ BRIDGE_DATA = "megatron_bridge"
 
 
 def read_recipe(name: str, stated: Stated) -> dict[str, Stated]:
-    """The settings of a recipe; of one that is not known its name."""
+    """Returns the settings of a recipe; of an unknown recipe its name."""
     settings = load_recipes(BRIDGE_DATA).find(name.strip("'\""))
     return settings if settings is not None else {"recipe": replace(stated, value=name)}
 
@@ -124,7 +125,7 @@ CHOSEN_RECIPE = "chosen"
 
 
 def read_command(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a start of ``run_recipe.py`` or of another script, with overrides behind it."""
+    """Reads the settings of a start of ``run_recipe.py`` or of another script, with overrides behind it."""
     if file.launch is None:
         return {}
     if (script := _find_script(file)) is not None:
@@ -151,7 +152,8 @@ IMPORT = re.compile(r"^[ \t]*from megatron\.bridge\.recipes", re.MULTILINE)
 
 
 def _find_script(file: LaunchFile) -> LaunchFile | None:
-    """The Python file that a script starts, with the arguments of its command line, if it is there and has a recipe."""
+    """Returns the Python file that a script starts, with the arguments of its command line, if it is there and has a
+    recipe."""
     launch = file.launch
     if launch is None or not launch.entry.endswith(".py"):
         return None
@@ -164,7 +166,7 @@ def _find_script(file: LaunchFile) -> LaunchFile | None:
 
 
 def _read_chosen_recipe(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of the recipe that the options of a command choose."""
+    """Reads the settings of the recipe that the options of a command choose."""
     arguments = file.launch.arguments if file.launch is not None else {}
     words = {name: str(stated.value).strip("'\"") for name, stated in arguments.items()}
     if "recipe" in words:
@@ -183,7 +185,7 @@ def _read_chosen_recipe(file: LaunchFile) -> dict[str, Stated]:
 
 
 def read_python(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of the last configuration that a Python file builds."""
+    """Reads the settings of the last configuration that a Python file builds."""
     text = follow_python(file)
     options = read_options(file.options.arguments)
     overrides = {name: Stated(value, name, "--args") for name, value in options.items() if "." in name}
@@ -221,11 +223,11 @@ FUNCTION = re.compile(r"_(pretrain|sft|peft|finetune)(_\w+)?_config$")
 """Functions that make recipes."""
 
 GRAPHS = "set_cuda_graph_modules"
-"""Function of the library that is given a model, and the modules that are graphs."""
+"""Function of the library that takes a model, and the modules that are graphs."""
 
 
 def _read_function(text: PythonText, function: ast.FunctionDef, where: str) -> dict[str, Stated]:
-    """The settings of a recipe that a function of the file makes.
+    """Reads the settings of a recipe that a function of the file makes.
 
     What functions of other modules do to a recipe of the library is in the library's recipe of this name.
     """
@@ -248,13 +250,12 @@ def _read_function(text: PythonText, function: ast.FunctionDef, where: str) -> d
 
 
 def _read_config_file(text: PythonText, file: LaunchFile) -> dict[str, Stated]:
-    """The overrides of the YAML file that a script merges unless it is given another one (``--config-file``)."""
+    """Reads the overrides of the YAML file that a script merges unless its arguments name another
+    (``--config-file``)."""
     if not any(call.last_name == "add_argument" and "--config-file" in call.arguments for call in text.calls):
         return {}
-    given = read_options(file.options.arguments).get("config_file")
-    names = (
-        [str(given)] if given else [value for value in text.names.values() if str(value).endswith((".yaml", ".yml"))]
-    )
+    path = read_options(file.options.arguments).get("config_file")
+    names = [str(path)] if path else [value for value in text.names.values() if str(value).endswith((".yaml", ".yml"))]
     if not names:
         return {}
     companion = file.find_companion(f"conf/{names[0]}") or file.find_companion(names[0])
@@ -264,7 +265,7 @@ def _read_config_file(text: PythonText, file: LaunchFile) -> dict[str, Stated]:
 
 
 def _find_built(calls: list[Built]) -> Built | None:
-    """The last call of a recipe, or the last configuration."""
+    """Returns the last call of a recipe, or the last configuration."""
     recipes = load_recipes(BRIDGE_DATA)
     known = {*recipes.recipes, *recipes.aliases, *recipes.bases}
     for call in reversed(calls):
@@ -301,7 +302,7 @@ def interpret(reading: Reading) -> None:
 
 
 def recognise(file: LaunchFile) -> Evidence:
-    """YAML with the sections of its configuration, Python that imports it, or a start of its scripts."""
+    """Recognises YAML with the sections of its configuration, Python that imports it, or a start of its scripts."""
     if file.suffix == ".py":
         return Evidence.CERTAIN if "megatron.bridge" in file.text or WORKLOAD in file.text else Evidence.NONE
     if file.launch is not None:
@@ -318,7 +319,7 @@ def recognise(file: LaunchFile) -> Evidence:
 
 
 def write(keys: Keys, header: list[str]) -> str:
-    """A YAML file of overrides for a Megatron-Bridge recipe."""
+    """Writes a YAML file of overrides for a Megatron-Bridge recipe."""
     settings = write_settings(keys)
     sections: dict[str, dict[str, Value]] = {"model": {}, "train": {}, "dataset": {}, "ddp": {}}
     for name, value in settings.items():

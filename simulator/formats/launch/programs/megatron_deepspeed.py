@@ -2,7 +2,7 @@
 
 Both lineages: deepspeedai/Megatron-DeepSpeed @4efb479d and bigscience-workshop/Megatron-DeepSpeed @8387ae17,
 megatron/arguments.py, megatron/training.py, pretrain_gpt.py. With ``--deepspeed`` the engine shards by the stage in its
-configuration; ``--zero-stage`` only says where weights are made.
+configuration; ``--zero-stage`` only says where weights are created.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ BATCHES = {
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The arguments of the start that counts, and those of its launchers."""
+    """Reads the arguments of the start that counts, and those of its launchers."""
     return read_launch_arguments(file)
 
 
@@ -90,7 +90,7 @@ def interpret(reading: Reading) -> None:
 
 
 def _read_configuration(reading: Reading) -> None:
-    """Adds the configuration of DeepSpeed, also one that the script writes."""
+    """Adds the configuration of DeepSpeed, also where the script writes it."""
     stated = reading.take("deepspeed_config")
     reading.take("deepspeed")
     if stated is None and "deepspeed_config" in reading.stated:
@@ -189,7 +189,7 @@ def _read_recompute(reading: Reading) -> None:
 
 
 def _read_experts(reading: Reading) -> None:
-    """Reads experts: one number for all layers that have them, in every other layer by default."""
+    """Reads experts: a single number for all layers that have them, in every other layer by default."""
     stated = reading.take("num_experts")
     if stated is None or is_null(stated.value):
         return
@@ -233,7 +233,7 @@ OWN_VERDICTS: Verdicts = {
     "remote_device|cpu_torch_adam": NoInfluence("it is of weights or states that lie in host memory"),
     "pp_partition_method": Approximation("layers are divided evenly over the stages", f"{FAST}, or {SMALL}"),
 }
-"""On settings of its own."""
+"""Verdicts on settings that Megatron-LM does not have."""
 
 
 def recognise(file: LaunchFile) -> Evidence:

@@ -34,7 +34,7 @@ SHAPE = (
         "softmax_type",
         "model.sinks",
         "text",
-        {"vanilla": False, "off-by-one": False, "learnable": True},  # of which only the learnable one has parameters
+        {"vanilla": False, "off-by-one": False, "learnable": True},  # of which the learnable alone has parameters
         silent=False,
     ),
     SettingRow("vocab_size", "model.vocab"),
@@ -71,7 +71,7 @@ LATENT = (
     SettingRow("kv_lora_rank", "model.mla.kv_lora_rank", silent=512),
     SettingRow("q_lora_rank", "model.mla.q_lora_rank"),
     SettingRow("qk_head_dim", "model.mla.qk_nope", silent=128),
-    SettingRow("qk_nope_head_dim", "model.mla.qk_nope"),  # of Pai-Megatron-Patch, as the next one
+    SettingRow("qk_nope_head_dim", "model.mla.qk_nope"),  # of Pai-Megatron-Patch, as the next
     SettingRow("qk_pos_emb_head_dim", "model.mla.qk_rope", silent=64),
     SettingRow("qk_rope_head_dim", "model.mla.qk_rope"),
     SettingRow("v_head_dim", "model.mla.v", silent=128),
@@ -148,7 +148,7 @@ TOKENIZERS = {
     "llama3tokenizer": 128256,
     "tiktokenizer": 131072,
 }
-"""Usual vocabularies of tokenizers, for files that do not state one; they are assumptions."""
+"""Usual vocabularies of tokenizers, for files that state none; they are assumptions."""
 
 
 NO_VOCABULARY = "no vocabulary is stated, and the tokenizer does not tell it; "
@@ -231,7 +231,7 @@ def _assume_vocabulary(reading: Reading) -> None:
 
 
 def _find_vocabulary(tokenizer: str) -> int | None:
-    """The usual vocabulary of a tokenizer by its class, or by the model on the hub that it is of."""
+    """Returns the usual vocabulary of a tokenizer by its class, or by the model on the hub that it is of."""
     preset = find_preset(tokenizer)
     return TOKENIZERS.get(tokenizer.lower()) or (load_model(preset).vocab if preset is not None else None)
 
@@ -244,14 +244,14 @@ def _read_biases(reading: Reading) -> None:
     qkv = reading.take_switch("add_qkv_bias", "qkv_bias")
     keys["model.qkv_bias"] = everywhere or qkv
     for key in ("model.proj_bias", "model.qkv_bias"):
-        if "model.mlp_bias" in reading.origins:  # not where the model is given beside the file
+        if "model.mlp_bias" in reading.origins:  # not where the model is stated beside the file
             reading.origins[key] = reading.origins["model.mlp_bias"]
     if qkv:
         reading.set_key("model.qkv_bias", True, "add_qkv_bias", "qkv_bias")
 
 
 def _read_experts(reading: Reading) -> None:
-    """Experts: which layers have them, their width, and the shared ones."""
+    """Reads experts: which layers have them, their width, and the shared experts."""
     keys = reading.keys
     reading.read_rows(EXPERTS)
     if "model.moe.expert_ffn" not in keys:
@@ -287,24 +287,25 @@ def _read_experts(reading: Reading) -> None:
 
 
 def _expert_layers(value: Any, layers: int) -> list[bool] | None:
-    """Which layers have experts, by ``moe_layer_freq``: every n-th from the first on, or a list like ([0]*1+[1]*15)."""
+    """Returns which layers have experts, by ``moe_layer_freq``: every n-th from the first on, or a list like
+    ([0]*1+[1]*15)."""
     if isinstance(value, str) and not re.fullmatch(r"[\d\s()\[\]*+,]+", value):
         return None
     try:
-        found = _evaluate(ast.parse(str(value), mode="eval").body)
+        pattern = _evaluate(ast.parse(str(value), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, RecursionError):
         return None
-    if isinstance(found, int) and found >= 1:
-        return [layer % found == 0 for layer in range(layers)]
-    return [bool(one) for one in found] if isinstance(found, list) and len(found) == layers else None
+    if isinstance(pattern, int) and pattern >= 1:
+        return [layer % pattern == 0 for layer in range(layers)]
+    return [bool(flag) for flag in pattern] if isinstance(pattern, list) and len(pattern) == layers else None
 
 
 def _evaluate(node: ast.AST) -> Any:
-    """A number, or a list made of lists by ``+`` and ``*``."""
+    """Evaluates a number, or a list composed of lists by ``+`` and ``*``."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.List):
-        return [_evaluate(one) for one in node.elts]
+        return [_evaluate(element) for element in node.elts]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
         left, right = _evaluate(node.left), _evaluate(node.right)
         size = len(left) if isinstance(left, list) else 1
@@ -315,7 +316,7 @@ def _evaluate(node: ast.AST) -> Any:
 
 
 def _read_hybrid(reading: Reading) -> None:
-    """A hybrid model of Mamba-2, attention and MLP layers."""
+    """Reads a hybrid model of Mamba-2, attention and MLP layers."""
     stated = reading.take("hybrid_override_pattern", "hybrid_layer_pattern")
     if stated is None or is_null(stated.value):
         return
@@ -335,7 +336,8 @@ def _read_hybrid(reading: Reading) -> None:
 
 
 def write_shape(keys: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of the shape that rows alone do not say. names: of settings whose names differ between the programs."""
+    """Writes the settings of the shape that rows alone do not say. names: of settings whose names differ between the
+    programs."""
     settings: dict[str, Any] = {}
     if "model.mla.kv_lora_rank" in keys:
         settings["multi_latent_attention"] = True
@@ -364,11 +366,8 @@ def write_shape(keys: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, 
 
 
 def omit_derived(keys: Mapping[str, Any]) -> Keys:
-    """The keys without widths that a model does not have: those of heads under latent attention."""
-    found = dict(keys)
-    if "model.mla.kv_lora_rank" in found:
-        for key in ("model.head_dim", "model.kv_heads"):
-            found.pop(key, None)
-    if found.get("model.kv_heads") == found.get("model.heads"):
-        found.pop("model.kv_heads", None)
-    return found
+    """Returns the keys without widths that a model does not have: those of heads under latent attention."""
+    derived = {"model.head_dim", "model.kv_heads"} if "model.mla.kv_lora_rank" in keys else set()
+    if keys.get("model.kv_heads") == keys.get("model.heads"):
+        derived.add("model.kv_heads")
+    return {key: value for key, value in keys.items() if key not in derived}

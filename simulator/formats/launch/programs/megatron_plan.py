@@ -29,7 +29,7 @@ DEGREES = (
     SettingRow("encoder_seq_length", "batch.sequence"),
     SettingRow("tensor_model_parallel_size", "plan.tp", silent=1),
     SettingRow("pipeline_model_parallel_size", "plan.pp", silent=1),
-    SettingRow("model_parallel_size", "plan.tp"),  # of releases until 2020, as the next one
+    SettingRow("model_parallel_size", "plan.tp"),  # of releases until 2020, as the next
     SettingRow("batch_size", "batch.micro"),
     SettingRow("context_parallel_size", "plan.cp", silent=1),
     SettingRow("expert_model_parallel_size", "plan.ep", silent=1),
@@ -84,7 +84,7 @@ OFFLOAD_DETAILS = (
     *("cpu_offloading_activations", "cpu_offloading_weights", "cpu_offloading_double_buffering", "offload_modules"),
     *("activation_offload_fraction", "cpu_offloading_retain_pinned_cpu_buffers", "min_offloaded_tensor_size"),
 )
-"""Settings of offloading, which count with one of `OFFLOADED` alone."""
+"""Settings of offloading, which count with a setting of `OFFLOADED` alone."""
 
 HYBRID = "hybridadam"
 """Adam with states in host memory, half of them without another fraction (alibaba/Pai-Megatron-Patch @a098ca5a,
@@ -154,7 +154,7 @@ def _offloads_states(reading: Reading, activations: tuple[str, ...]) -> bool:
 
 
 def read_optimizer_kind(reading: Reading, name: str) -> None:
-    """Reads the kind of the optimizer. SGD keeps one buffer of momentum, Muon one for matrices, and Lion one
+    """Reads the kind of the optimizer. SGD keeps a buffer of momentum, Muon keeps it for matrices, and so does Lion
     (megatron/core/optimizer/__init__.py and muon.py of Megatron-LM)."""
     word = reading.take_word(name)
     if word not in ("", *ADAMS):
@@ -211,7 +211,7 @@ ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline
 
 
 def _set_end_as_layer(reading: Reading, layers: int, stages: int, embedding: bool, loss: bool) -> None:
-    """Sets the layers of the stages where the embedding alone, or the loss alone, counts as one."""
+    """Sets the layers of the stages where the embedding alone, or the loss alone, counts as a layer."""
     each, rest = divmod(layers + 1, stages)
     if rest:
         why = f"with it as a layer {layers} layers do not divide into {stages} stages"
@@ -265,8 +265,8 @@ def _read_end_stages(reading: Reading, chunks: int, divided: bool) -> None:
 
 
 def _read_layout_setting(reading: Reading, layout: Stated, pp: int) -> tuple[int, ...]:
-    """The layers of the stages of a layout; where no list of `plan.partition` can say them, the nearest ones that one
-    can. Raises PlanError for what is no layout of pp stages."""
+    """Reads the layers of the stages of a layout; where no list of `plan.partition` can say them, the nearest that a
+    list can. Raises PlanError for what is no layout of pp stages."""
     text = _spell_layout(layout.value)
     split = read_layout(text)
     if split is None:
@@ -288,7 +288,7 @@ def _read_layout_setting(reading: Reading, layout: Stated, pp: int) -> tuple[int
 
 
 def _spell_layout(value: Any) -> str:
-    """A layout in letters; configurations may list the names of layers of every stage."""
+    """Returns a layout in letters; configurations may list the names of layers of every stage."""
     if not isinstance(value, list):
         return str(value)
     letters = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
@@ -297,40 +297,41 @@ def _spell_layout(value: Any) -> str:
 
 
 def fill_inner_stages(stages: tuple[int, ...]) -> tuple[int, ...]:
-    """The stages with a layer at least in every one but the first and the last: an empty one takes it of the nearest
-    stage before it that has more, or else behind it. Stages stay as they are where layers are too few."""
-    found = list(stages)
-    for stage in range(1, len(found) - 1):
-        if found[stage]:
+    """Returns the stages with a layer at least in each but the first and the last: an empty stage takes it of the
+    nearest stage before it that has more, or else behind it. Stages stay as they are where layers are too few."""
+    layers = list(stages)
+    for stage in range(1, len(layers) - 1):
+        if layers[stage]:
             continue
-        givers = [*range(stage - 1, -1, -1), *range(stage + 1, len(found))]
-        giver = next((one for one in givers if found[one] > (0 < one < len(found) - 1)), None)
+        others = [*range(stage - 1, -1, -1), *range(stage + 1, len(layers))]
+        giver = next((other for other in others if layers[other] > (0 < other < len(layers) - 1)), None)
         if giver is None:
             return stages
-        found[giver], found[stage] = found[giver] - 1, 1
-    return tuple(found)
+        layers[giver], layers[stage] = layers[giver] - 1, 1
+    return tuple(layers)
 
 
 def read_layout(text: str) -> tuple[int, ...] | None:
-    """Layers of the stages of a ``pipeline_model_parallel_layout`` such as ``Et*3|(tt|)*29,m|L``; None if it is none.
+    """Reads the layers of the stages of a ``pipeline_model_parallel_layout`` such as ``Et*3|(tt|)*29,m|L``; None if it
+    is none.
 
-    t is a layer; m is one of multi-token prediction, which meshcast puts on the last stage; E is the embedding and L
-    the loss.
+    t is a layer; m is a layer of multi-token prediction, which meshcast puts on the last stage; E is the embedding and
+    L the loss.
     """
     text = re.sub(r"[\s,'\"]", "", text)
     for _ in range(20):
-        grown = re.sub(r"\(([^()]*)\)\*(\d{1,3})", lambda found: found[1] * int(found[2]), text)
+        grown = re.sub(r"\(([^()]*)\)\*(\d{1,3})", lambda repeat: repeat[1] * int(repeat[2]), text)
         if grown == text or len(grown) > 10_000:
             break
         text = grown
-    text = re.sub(r"([A-Za-z])\*(\d{1,3})", lambda found: found[1] * int(found[2]), text)
+    text = re.sub(r"([A-Za-z])\*(\d{1,3})", lambda repeat: repeat[1] * int(repeat[2]), text)
     if not re.fullmatch(r"[EtmL|]+", text):
         return None
     return tuple(stage.count("t") for stage in text.split("|"))
 
 
 def _uneven_layers(layers: int, pp: int, first: int | None, last: int | None) -> tuple[int, ...] | None:
-    """Layers of the stages with those of the first or last given; None if the rest does not divide."""
+    """Returns the layers of the stages with those of the first or last stated; None if the rest does not divide."""
     rest, stages = layers - (first or 0) - (last or 0), pp - bool(first) - bool(last)
     if stages < 1 or rest % stages or rest <= 0:
         return None
@@ -338,7 +339,7 @@ def _uneven_layers(layers: int, pp: int, first: int | None, last: int | None) ->
 
 
 def _read_data(reading: Reading) -> None:
-    """The data scheme, and the formats in which gradients and states are kept."""
+    """Reads the data scheme, and the formats in which gradients and states are kept."""
     strategy = reading.take_word("data_parallel_sharding_strategy") or "optim_grads_params"
     fsdp = reading.take_switch("use_megatron_fsdp", "use_custom_fsdp")
     if fsdp:
@@ -357,7 +358,7 @@ def _read_data(reading: Reading) -> None:
 
 
 def _read_context(reading: Reading) -> None:
-    """Transformer Engine's context parallelism, by messages around a ring unless the file says otherwise."""
+    """Reads Transformer Engine's context parallelism, by messages around a ring unless the file says otherwise."""
     reading.set_key("plan.sequence", "megatron-cp", "cp_comm_type", "context_parallel_size")
     stated = reading.take("cp_comm_type")
     words = read_words(stated) if stated is not None and not is_null(stated.value) else ()
@@ -446,13 +447,13 @@ LAYERS = ("recompute_num_layers", "activations_checkpoint_num_layers", "checkpoi
 
 
 def _read_layers(reading: Reading) -> int | None:
-    """The layers that are recomputed, if it says so; 0 says nothing."""
+    """Reads the layers that are recomputed, if it says so; 0 says nothing."""
     stated = reading.take(*LAYERS)
     return None if stated is None or str(stated.value) == "0" else reading.take_count(*LAYERS)
 
 
 def _is_method_alone(reading: Reading) -> bool:
-    """Whether a release before the granularity had its setting states the method of full recomputation."""
+    """Returns whether a release before the granularity had its setting states the method of full recomputation."""
     stated = reading.stated.get("activations_checkpoint_method")
     if stated is None or is_null(stated.value):
         return False
@@ -462,8 +463,12 @@ def _is_method_alone(reading: Reading) -> bool:
 def _read_modules(
     reading: Reading, modules: Stated | None, names: tuple[str, ...], by_layer: bool, attention: bool
 ) -> None:
-    """Reads the modules that are recomputed. names: the settings that say so. by_layer: whether layers of experts are,
-    attention: whether the core of attention is, where no list says it."""
+    """Reads the modules that are recomputed.
+
+    names: the settings that say so.
+    by_layer: whether layers of experts are,
+    attention: whether the core of attention is, where no list says it.
+    """
     usual = (*(("core_attn",) if attention else ()), *(("moe",) if by_layer else ()))
     words = read_words(modules) if modules is not None and not is_null(modules.value) else usual
     known = tuple(word for word in words if word in MODULES)
@@ -533,12 +538,13 @@ def _write_pipeline(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_layout(partition: tuple[int, ...], mtp: int) -> str:
-    """Layers of the stages as a ``pipeline_model_parallel_layout``, with `mtp` layers of multi-token prediction."""
+    """Writes the layers of the stages as a ``pipeline_model_parallel_layout``, with `mtp` layers of multi-token
+    prediction."""
     return "E" + "|".join("t" * layers for layers in partition) + "m" * mtp + "L"
 
 
 def _write_experts(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The dispatcher, and expert tensor parallelism where it is not that of the rest."""
+    """Writes the dispatcher, and expert tensor parallelism where it is not that of the rest."""
     settings: dict[str, Any] = {}
     if keys.get("plan.etp", keys.get("plan.tp")) != keys.get("plan.tp", 1) or keys.get("plan.ep", 1) > 1:
         settings["expert_tensor_parallel_size"] = keys["plan.etp"]
@@ -560,7 +566,7 @@ def _write_experts(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_recipe(reading: Reading, base: str) -> None:
-    """The compute format: `base`, or a recipe below 16 bits."""
+    """Reads the compute format: `base`, or a recipe below 16 bits."""
     fp8 = reading.take_word("fp8_format", "fp8")
     if reading.take_switch("fp8_hybrid", "fp8_e4m3"):  # of releases from December 2022 to August 2023
         fp8 = "hybrid"
@@ -582,7 +588,7 @@ def read_recipe(reading: Reading, base: str) -> None:
 
 
 def write_recipe(keys: Mapping[str, Any], format_name: str) -> tuple[str, dict[str, Any]]:
-    """The 16- or 32-bit format of a compute format, and the settings of its recipe. format_name: a setting."""
+    """Writes the 16- or 32-bit format of a compute format, and the settings of its recipe. format_name: a setting."""
     compute = keys.get("precision.compute", "bf16")
     if compute == "nvfp4":
         return "bf16", {format_name.replace("8", "4"): "e2m1"}

@@ -14,7 +14,7 @@ LARGE, SMALL = "the forecast memory is too large", "the forecast memory is too s
 
 
 def judge(verdict: Verdict, *patterns: str) -> Verdicts:
-    """The same verdict on all names of these patterns."""
+    """Returns the same verdict on all names of these patterns."""
     return dict.fromkeys(patterns, verdict)
 
 

@@ -1,4 +1,4 @@
-"""nanotron: its YAML file, the Python file that writes one, and ``run_train.py --config-file`` in scripts.
+"""nanotron: its YAML file, the Python file that writes it, and ``run_train.py --config-file`` in scripts.
 
 Source: huggingface/nanotron @2411b022, src/nanotron/config (config.py, parallelism_config.py, models_config.py),
 helpers.py (init_optimizer_and_grad_accumulator), parallel/context.py, nn/attention.py; examples/moe/moe.py.
@@ -109,7 +109,7 @@ WRITES = "written_by"
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a YAML or Python file, or of the YAML file that a command names."""
+    """Reads the settings of a YAML or Python file, or of the YAML file that a command names."""
     if file.suffix == ".py":
         return _read_python(file)
     if file.launch is None:
@@ -132,14 +132,15 @@ def read(file: LaunchFile) -> dict[str, Stated]:
 
 
 def _find_writer(file: LaunchFile, name: str) -> dict[str, Stated]:
-    """A setting for the Python file of this name that a script runs, by which the configuration may be written."""
+    """Returns a setting for the Python file of this name that a script runs, by which the configuration may be
+    written."""
     commands = file.run.commands if file.run is not None else ()
     lines = [command.line for command in commands for word in command.words if Path(word.text).name == name]
     return {WRITES: Stated(name, name, f"{file.where}:{lines[0]}")} if lines else {}
 
 
 def _read_python(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of the configuration that a Python file builds."""
+    """Reads the settings of the configuration that a Python file builds."""
     text = follow_python(file)
     built = next(
         (call for call in reversed(text.calls) if call.last_name == "Config" and SECTIONS[1] in call.fields), None
@@ -323,7 +324,7 @@ VERDICTS = list_verdicts(
 
 
 def recognise(file: LaunchFile) -> Evidence:
-    """The sections of a configuration, a Python file that builds one, or a command with one."""
+    """Recognises the sections of a configuration, a Python file that builds it, or a command with it."""
     if file.launch is not None:
         config = file.launch.arguments.get("config_file")
         companion = file.find_companion(str(config.value)) if config is not None else None
@@ -339,7 +340,7 @@ def recognise(file: LaunchFile) -> Evidence:
 
 
 def _has_sections(file: LaunchFile) -> bool:
-    """Whether a file has the sections of a configuration."""
+    """Returns whether a file has the sections of a configuration."""
     if not isinstance(file.data, Mapping) or not set(SECTIONS) <= file.keys:
         return False
     model, parallelism = file.data["model"], file.data["parallelism"]

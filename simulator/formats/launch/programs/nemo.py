@@ -92,7 +92,7 @@ PLAIN = {
     **{f"{section}optim.name": "optim.name" for section in ("", "model.")},
     **{"name": "name", "dataset.sequence_length": "seq_length", SAMPLES: "seq_length"},
 }
-"""Plain names of settings whose own names say less, or something else in another section."""
+"""Plain names of settings whose names say less, or something else in another section."""
 
 OWN = (
     SettingRow("overlap_grad_reduce", "framework.set.overlap.dp", "switch", ON),
@@ -145,8 +145,8 @@ FUSIONS = ("bias_activation_fusion", "bias_dropout_add_fusion", "masked_softmax_
 
 FUSES_ROPE = ("llama", "nemotron")
 """Families of models whose rotary embedding Megatron-Bridge fuses in recipes that nobody tuned, too (@067f987df,
-src/megatron/bridge/models/llama/llama_bridge.py, nemotron/nemotron_bridge.py: apply_rope_fusion; Megatron-Core's own
-default is off, megatron/core/transformer/transformer_config.py)."""
+src/megatron/bridge/models/llama/llama_bridge.py, nemotron/nemotron_bridge.py: apply_rope_fusion; the default
+of Megatron-Core is off, megatron/core/transformer/transformer_config.py)."""
 
 SAMPLE_TOKENS = {"squad": 200, "tulu3": 370}
 """Tokens of a packed sample, by the data.
@@ -219,7 +219,7 @@ VERDICTS: Verdicts = {
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a YAML file, of a Python file, or of a command with overrides."""
+    """Reads the settings of a YAML file, of a Python file, or of a command with overrides."""
     if file.suffix == ".py":
         return read_nemo_python(file)
     if file.data is None:
@@ -230,7 +230,7 @@ def read(file: LaunchFile) -> dict[str, Stated]:
 
 
 def read_sections(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a YAML file, and of those that its list of defaults names, as Hydra does."""
+    """Reads the settings of a YAML file, and of those that its list of defaults names, as Hydra does."""
     data = file.data.get("MODEL_ARGS") if isinstance(file.data.get("MODEL_ARGS"), Mapping) else file.data
     settings = name_plainly(flatten_settings(data, file.text, file.where))
     defaults = data.get("defaults")
@@ -244,7 +244,7 @@ def read_sections(file: LaunchFile) -> dict[str, Stated]:
 
 
 def name_plainly(settings: Mapping[str, Stated]) -> dict[str, Stated]:
-    """The settings by their names in known sections, elsewhere by their dotted names."""
+    """Returns the settings by their names in known sections, elsewhere by their dotted names."""
     plain: dict[str, Stated] = {}
     for path, stated in settings.items():
         if stated.value == {}:
@@ -260,20 +260,21 @@ def name_plainly(settings: Mapping[str, Stated]) -> dict[str, Stated]:
 
 
 def divide_overrides(launch: Launch) -> Launch:
-    """The start of a program with the overrides behind an option (``-y trainer.devices=8``) as words of their own."""
+    """Returns the start of a program with the overrides behind an option (``-y trainer.devices=8``) as separate
+    words."""
     arguments, words = {}, list(launch.positional)
     for name, stated in launch.arguments.items():
         values = list(stated.value) if isinstance(stated.value, list | tuple) else [stated.value]
-        own = [value for value in values if not re.match(r"[+~]*[a-z_]\w*(\.\w+)+=", str(value))]
-        words += [replace(stated, value=value) for value in values if value not in own]
-        if len(own) < len(values):
-            stated = replace(stated, value=own[0] if len(own) == 1 else own or True)
+        kept = [value for value in values if not re.match(r"[+~]*[a-z_]\w*(\.\w+)+=", str(value))]
+        words += [replace(stated, value=value) for value in values if value not in kept]
+        if len(kept) < len(values):
+            stated = replace(stated, value=kept[0] if len(kept) == 1 else kept or True)
         arguments[name] = stated
     return replace(launch, arguments=arguments, positional=tuple(words))
 
 
 def read_overrides(words: Iterable[Stated]) -> dict[str, Stated]:
-    """The settings of words such as ``trainer.devices=8`` on a command line."""
+    """Reads the settings of words such as ``trainer.devices=8`` on a command line."""
     settings = {}
     for word in words:
         name, equals, value = str(word.value).partition("=")
@@ -284,14 +285,14 @@ def read_overrides(words: Iterable[Stated]) -> dict[str, Stated]:
 
 
 def _read_value(text: str) -> Value:
-    """A value of an override, a list in brackets as one."""
+    """Reads a value of an override, a list in brackets as a list."""
     plain = text.strip().strip("'\"")
     inner = re.fullmatch(r"\[(.*)\]", plain)
     return [word.strip().strip("'\"") for word in inner[1].split(",") if word.strip()] if inner else plain
 
 
 def read_nemo_command(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of ``nemo llm pretrain --factory NAME a.b=8``, or of a script of NeMo 1 with overrides."""
+    """Reads the settings of ``nemo llm pretrain --factory NAME a.b=8``, or of a script of NeMo 1 with overrides."""
     if file.launch is None:
         return {}
     launch = divide_overrides(file.launch)
@@ -313,7 +314,7 @@ def read_nemo_command(file: LaunchFile) -> dict[str, Stated]:
 
 
 def read_factory(stated: Stated, kind: str) -> dict[str, Stated]:
-    """The settings of a recipe, as in ``llama3_8b(num_nodes=2)``. kind: pretrain or finetune."""
+    """Reads the settings of a recipe, as in ``llama3_8b(num_nodes=2)``. kind: pretrain or finetune."""
     name, _, inner = str(stated.value).strip("'\"").partition("(")
     arguments = {key: replace(stated, value=_read_value(value)) for key, value in re.findall(r"(\w+)=([^,)]+)", inner)}
     return read_nemo_recipe(name, kind, arguments, stated)
@@ -336,7 +337,7 @@ VARIANTS = ("performance_mode", "peft_scheme", "packed_sequence", "dir", "name",
 
 
 def read_nemo_recipe(name: str, kind: str, arguments: Mapping[str, Stated], stated: Stated) -> dict[str, Stated]:
-    """The settings of a recipe of NeMo 2 with the arguments of its function; without it the name alone."""
+    """Reads the settings of a recipe of NeMo 2 with the arguments of its function; without it the name alone."""
     scheme = arguments.get("peft_scheme")
     is_full = scheme is not None and (is_null(scheme.value) or str(scheme.value).lower() == "none")
     is_fast = "performance_mode" in arguments and read_switch(arguments["performance_mode"])
@@ -363,8 +364,8 @@ def read_nemo_recipe(name: str, kind: str, arguments: Mapping[str, Stated], stat
 
 
 def read_nemo_python(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of the recipe that a Python file builds, or of what it passes to NeMo's functions: that of the
-    function which the command line names (``--factory``), or the last one."""
+    """Reads the settings of the recipe that a Python file builds, or of what it passes to NeMo's functions: that of
+    the function which the command line names (``--factory``), or the last."""
     text = follow_python(file)
     options = read_options(file.options.arguments)
     overrides = {name: Stated(value, name, "--args") for name, value in options.items() if "." in name}
@@ -387,7 +388,7 @@ MADE = {"model", "peft"}
 
 
 def _read_function(text: PythonText, function: ast.FunctionDef, file: LaunchFile) -> dict[str, Stated]:
-    """The settings of the recipe that a function of the file makes, over those that NeMo has by the file's name.
+    """Reads the settings of the recipe that a function of the file makes, over those that NeMo has by the file's name.
 
     What functions of other modules make of it is in the recipe of NeMo.
     """
@@ -413,7 +414,7 @@ def _read_function(text: PythonText, function: ast.FunctionDef, file: LaunchFile
 
 
 def _read_built(text: PythonText, built: Built, file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a recipe, with what the file changes of it."""
+    """Reads the settings of a recipe, with what the file changes of it."""
     settings = read_python_settings(built, file.where)
     changes = list_changes(text, built, file.where)
     stated = Stated(built.name, built.name, f"{file.where}:{built.line}")
@@ -429,7 +430,7 @@ def _read_built(text: PythonText, built: Built, file: LaunchFile) -> dict[str, S
 
 
 def silent_overlaps(file: LaunchFile) -> dict[str, Stated]:
-    """What DistributedDataParallelConfig has where a file does not say it: nothing overlaps."""
+    """Returns what DistributedDataParallelConfig has where a file does not say it: nothing overlaps."""
     names = ("overlap_grad_reduce", "overlap_param_gather")
     return {name: Stated(False, name, f"{file.where} (DistributedDataParallelConfig)") for name in names}
 
@@ -438,11 +439,11 @@ RECIPE_CALL = re.compile(r"(?:^|\.)(\w*)\.(pretrain|finetune)_recipe$")
 """Calls of recipes: the module and the kind."""
 
 FUNCTIONS = re.compile(r"^(nemo\.collections\.)?llm\.(api\.)?(pretrain|finetune|train)$")
-"""Functions of NeMo 2 that train what they are given."""
+"""Functions of NeMo 2 that train the model of their arguments."""
 
 
 def _find_built(calls: Iterable[Built]) -> Built | None:
-    """The last call of a recipe, or of a function that trains a model it is given."""
+    """Returns the last call of a recipe, or of a function that trains a model of its arguments."""
     built = [
         call
         for call in calls
@@ -544,7 +545,7 @@ def _read_model(reading: Reading) -> None:
 
 
 def _read_untuned_recipe(reading: Reading) -> None:
-    """Reads which kernels are fused, and whether the recipe is one that works and that nobody tuned."""
+    """Reads which kernels are fused, and whether the recipe works and nobody tuned it."""
     if not reading.take_switch(UNTUNED):
         return
     reading.set_key("framework.set.regime", "family", UNTUNED)
@@ -554,7 +555,7 @@ def _read_untuned_recipe(reading: Reading) -> None:
 
 
 def _read_packed_samples(reading: Reading) -> None:
-    """Reads samples that are packed into sequences, with attention of their own, where schemes have whole sequences."""
+    """Reads samples that are packed into sequences, each with its attention, where schemes have whole sequences."""
     keys = reading.keys
     has_sequences = keys.get("plan.cp", 1) == 1 or keys.get("plan.sequence.comm", "p2p") != "p2p"
     if "packed" in reading.stated and has_sequences and reading.take_switch("packed"):
@@ -629,7 +630,7 @@ def read_adapters(reading: Reading) -> None:
 
 
 def _read_precision(reading: Reading) -> None:
-    """The compute format: a recipe by name, ``trainer.precision`` with fp8 settings, or switches."""
+    """Reads the compute format: a recipe by name, ``trainer.precision`` with fp8 settings, or switches."""
     names = ("mixed_precision", "plugins")
     stated = reading.take(*names)
     named = reading.take_word(*names).replace("-", "_")
@@ -681,7 +682,7 @@ ENTRIES = re.compile(
 
 
 def recognise(file: LaunchFile) -> Evidence:
-    """YAML with the sections of NeMo 1, Python that imports NeMo 2, or a start of either."""
+    """Recognises YAML with the sections of NeMo 1, Python that imports NeMo 2, or a start of either."""
     if file.suffix == ".py":
         return (
             Evidence.CERTAIN
@@ -717,7 +718,7 @@ FORMER = {
 
 
 def write(keys: Keys, header: list[str]) -> str:
-    """A YAML file of NeMo 1."""
+    """Writes a YAML file of NeMo 1."""
     optimizer = "fused_adam" if keys.get("plan.data") == "ddp" else "distributed_fused_adam"
     body: dict[str, dict[str, Value]] = {"trainer": {}, "model": {}, "model.optim": {"name": optimizer}}
     for name, value in write_settings(keys).items():
@@ -743,7 +744,7 @@ def write(keys: Keys, header: list[str]) -> str:
 
 
 def write_adapters(keys: Mapping[str, Value], modules: Mapping[str, str]) -> tuple[int, list[str]]:
-    """The rank of adapters, and the linear layers that have them. modules: their names by target."""
+    """Writes the rank of adapters, and the linear layers that have them. modules: their names by target."""
     targets = ("attn_qkv" if target in PARTS and target not in modules else target for target in keys["train.targets"])
     return int(keys.get("train.rank", 32)), list(
         dict.fromkeys(modules[target] for target in targets if target in modules)
@@ -751,7 +752,7 @@ def write_adapters(keys: Mapping[str, Value], modules: Mapping[str, str]) -> tup
 
 
 def write_settings(keys: Mapping[str, Value]) -> dict[str, Value]:
-    """The settings of a job by their names."""
+    """Writes the settings of a job by their names."""
     keys = drop_inactive(omit_derived(keys))
     parts = [
         *SHAPE,

@@ -57,10 +57,10 @@ from meshcast.simulator.formats.launch.table import SettingRow, Stated, is_null
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence, Verdicts
 
 CHAIN = 20
-"""Files that change one another at most."""
+"""Files that change each other at most."""
 
 MEGATRON, DTENSOR = "policy.megatron_cfg", "policy.dtensor_cfg"
-"""Sections of the two trainers, one of which is enabled."""
+"""Sections of the two trainers, of which a file enables one."""
 
 PLAIN = {
     "policy.train_global_batch_size": "global_batch_size",
@@ -95,7 +95,7 @@ REINFORCEMENT = ("grpo", "ppo", "distillation", "on_policy_distillation")
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a file over those of the files that it changes, with the overrides of a command."""
+    """Reads the settings of a file over those of the files that it changes, with the overrides of a command."""
     if file.launch is None:
         words = [Stated(word, word, "--args") for word in file.options.arguments]
         settings = _read_chain(file, CHAIN)
@@ -111,7 +111,7 @@ def read(file: LaunchFile) -> dict[str, Stated]:
 
 
 def _read_chain(file: LaunchFile, left: int) -> dict[str, Stated]:
-    """The settings of a file over those of its defaults. left: files that may still follow."""
+    """Reads the settings of a file over those of its defaults. left: files that may still follow."""
     settings = {name: stated for name, stated in flatten_file(file, example="policy:").items() if stated.value != {}}
     stated = settings.pop("defaults", None)
     names = stated.value if stated is not None and isinstance(stated.value, list) else [stated.value] if stated else []
@@ -126,7 +126,7 @@ def _read_chain(file: LaunchFile, left: int) -> dict[str, Stated]:
 
 
 def _lay_over(below: Mapping[str, Stated], above: Mapping[str, Stated]) -> dict[str, Stated]:
-    """The settings of two files, of which the second counts more: a null there ends a whole section."""
+    """Returns the settings of two files, of which the second counts more: a null there ends a whole section."""
     sections = {name for name in below if any(other.startswith(f"{name}.") for other in above)}
     kept = {
         name: stated
@@ -145,7 +145,7 @@ def _is_on(settings: Mapping[str, Stated], name: str) -> bool:
 
 
 def _name_plainly(settings: Mapping[str, Stated]) -> dict[str, Stated]:
-    """The settings with those of Megatron-Core by its own names, without what a switch of theirs turns off."""
+    """Returns the settings with those of Megatron-Core by its names, without what a switch of theirs turns off."""
     recomputes, quantises = _is_on(settings, f"{MEGATRON}.activation_checkpointing"), f"{MEGATRON}.fp8_cfg."
     plain: dict[str, Stated] = {}
     for name, stated in settings.items():
@@ -341,14 +341,15 @@ OWN_VERDICTS: Verdicts = {
 
 
 def recognise(file: LaunchFile) -> Evidence:
-    """A policy with the sections of its trainers, a file that changes one, or a start of its examples."""
+    """Recognises a policy with the sections of its trainers, a file that changes such a policy, or a start of its
+    examples."""
     if file.launch is not None:
         return _weigh_start(file, file.launch)
     return Evidence.CERTAIN if _has_policy(file, CHAIN) else Evidence.NONE
 
 
 def _weigh_start(file: LaunchFile, launch: Launch) -> Evidence:
-    """How sure it is that a start is of this program: other programs have scripts of these names."""
+    """Returns how sure it is that a start is of this program: other programs have scripts of these names."""
     config = launch.arguments.get("config")
     companion = file.find_companion(str(config.value)) if config is not None else None
     overrides = (str(word.value).lstrip("+~") for word in launch.positional)
@@ -361,7 +362,7 @@ def _weigh_start(file: LaunchFile, launch: Launch) -> Evidence:
 
 
 def _has_policy(file: LaunchFile, left: int) -> bool:
-    """Whether a file, or one that it changes, has a policy with settings of its own. left: files to follow."""
+    """Returns whether a file, or a file that it changes, has a policy with settings. left: files to follow."""
     if not isinstance(file.data, Mapping):
         return False
     policy, base = file.data.get("policy"), file.data.get("defaults")

@@ -83,7 +83,11 @@ def read_optimizer(reading: Reading, *names: str) -> None:
 
 
 def set_optimizer(reading: Reading, stated: Stated, word: str, *names: str) -> None:
-    """Sets the optimizer. stated: the setting that says so, one of `names`. word: its name in small letters."""
+    """Sets the optimizer.
+
+    stated: the setting that says so, of `names`.
+    word: its name in small letters.
+    """
     kind = OPTIMIZERS.get(word)
     if kind is None:
         why = f"meshcast does not know which states {word} has; Adam has two moments, lion one"

@@ -36,7 +36,11 @@ MOVED = Approximation(
 
 
 def ask_about_rollout(reading: Reading, stated: Stated | None, name: str) -> None:
-    """Asks whether the training step alone is meant. stated: the setting of the rollout. name: what generates."""
+    """Asks whether the training step alone is meant.
+
+    stated: the setting of the rollout.
+    name: what generates.
+    """
     why = f"it generates in every step, by a rollout ({name or 'no engine is named'}), which meshcast does not forecast"
     reading.ask(stated, f"{why}: the answer is an update of the policy alone", "train.mode=full", "train.mode=lora")
 
@@ -56,13 +60,13 @@ def approximate_reinforcement(reading: Reading, stated: Stated | None) -> None:
 
 
 def add_defaults(reading: Reading, defaults: Mapping[str, Any]) -> None:
-    """Adds what the program's own configuration has where the file does not have it."""
+    """Adds what the program's configuration has where the file does not have it."""
     where = f"default of {reading.program}"
     reading.add_stated({name: Stated(value, name, where) for name, value in defaults.items()})
 
 
 FUSION = SettingRow("gradient_accumulation_fusion", "framework.set.fused_gradients", "switch", ON, silent=False)
-"""A switch that is off in the configuration of Megatron-Core, and on where its own command line says nothing."""
+"""A switch that is off in the configuration of Megatron-Core, and on where its command line says nothing."""
 
 
 def read_megatron_step(reading: Reading) -> None:
@@ -118,7 +122,11 @@ def set_compute(reading: Reading, *names: str) -> None:
 
 
 def set_rank(reading: Reading, switch: str, rank: int, targets: str) -> None:
-    """Sets low-rank adapters. switch: name of the setting that says so. targets: of the one of their layers."""
+    """Sets low-rank adapters.
+
+    switch: name of the setting that says so.
+    targets: of that of their layers.
+    """
     reading.set_key("train.mode", "lora", switch)
     reading.set_key("train.rank", rank, switch)
     stated = reading.take(targets)

@@ -53,7 +53,7 @@ ENTRIES = re.compile(
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of an experiment: those that it overrides, of its model, and of its module."""
+    """Reads the settings of an experiment: those that it overrides, of its model, and of its module."""
     if file.data is None:
         return _read_command(file)
     modules = file.data.get("modules") if isinstance(file.data, Mapping) else None
@@ -89,7 +89,7 @@ def read(file: LaunchFile) -> dict[str, Stated]:
 
 
 def _read_module(config: str, stem: str, model: Stated) -> dict[str, Stated]:
-    """The settings of a module and of a model for Megatron-LM; of a model that is not known its name."""
+    """Reads the settings of a module and of a model for Megatron-LM; of a model that is not known its name."""
     data = load_recipes("primus")
     module = data.trainers.get(config, data.trainers["pre_trainer"])
     settings = {key: Stated(value, key, f"{config}.yaml of Primus") for key, value in {**data.usual, **module}.items()}
@@ -100,7 +100,8 @@ def _read_module(config: str, stem: str, model: Stated) -> dict[str, Stated]:
 
 
 def _read_bridge(config: str, stem: str, model: Stated, overrides: dict[str, Stated]) -> dict[str, Stated]:
-    """The settings of the recipe of Megatron-Bridge that a module and a model choose; `overrides` get its names."""
+    """Reads the settings of the recipe of Megatron-Bridge that a module and a model choose; `overrides` get its
+    names."""
     for name, theirs in BRIDGE.items():
         if name in overrides:
             overrides[theirs] = overrides.pop(name)
@@ -115,7 +116,7 @@ BRIDGE = {"precision_config": "mixed_precision", "comm_overlap_config": "comm_ov
 
 
 def _read_titan(stem: str, model: Stated) -> dict[str, Stated]:
-    """The settings of a module and of a model for torchtitan."""
+    """Reads the settings of a module and of a model for torchtitan."""
     settings = {key: Stated(value, key, "pre_trainer.yaml of Primus") for key, value in TITAN.items()}
     name, size = re.fullmatch(r"([a-z_]+\d(?:\.\d+)?)?_?(.*?)(?:-fp8)?", stem).groups()  # type: ignore[union-attr]
     family = re.sub(r"\.\d$", "", name or stem)
@@ -126,7 +127,7 @@ def _read_titan(stem: str, model: Stated) -> dict[str, Stated]:
 
 
 def fill_variables(stated: Stated, file: LaunchFile) -> Stated:
-    """The value with its variables of the environment filled: ``${PRIMUS_TP:1}`` is 1 unless --env sets it."""
+    """Returns the value with its variables of the environment filled: ``${PRIMUS_TP:1}`` is 1 unless --env sets it."""
     if not isinstance(stated.value, str) or "${" not in stated.value:
         return stated
     unknown: list[str] = []
@@ -142,7 +143,7 @@ def fill_variables(stated: Stated, file: LaunchFile) -> Stated:
 
 
 def _read_command(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of the experiment that a script starts, with the arguments behind it."""
+    """Reads the settings of the experiment that a script starts, with the arguments behind it."""
     if file.launch is None:
         return {}
     launch = file.launch
@@ -259,11 +260,11 @@ OWN_VERDICTS: Verdicts = {
         "zero_bubble_.*|enable_zb_runtime|pre_communication.*|enable_optimizer_post.*|enable_exactly.*|debug_scheduler.*",
     ),
 }
-"""On settings of its own."""
+"""Verdicts on settings that the frameworks do not have."""
 
 
 def recognise(file: LaunchFile) -> Evidence:
-    """An experiment with a module of a framework, or a start of its scripts."""
+    """Recognises an experiment with a module of a framework, or a start of its scripts."""
     if file.launch is not None:
         return Evidence.CERTAIN if ENTRIES.search(file.launch.entry) else Evidence.NONE
     modules = file.data.get("modules") if isinstance(file.data, Mapping) else None

@@ -1,4 +1,4 @@
-"""Recipes of training programs by their names: what a file that names one leaves out is the recipe's.
+"""Recipes of training programs by their names: what a file that names a recipe leaves out is the recipe's.
 
 Recipes are data (`recipes/*.json`), facts of the functions of these names with their source.
 """
@@ -49,7 +49,7 @@ class Recipes:
     untuned: str = ""
 
     def find(self, name: str) -> dict[str, Stated] | None:
-        """The settings of a recipe, each with its name as its place; None if there is none of this name."""
+        """Returns the settings of a recipe, each with its name as its place; None if there is none of this name."""
         row = self.recipes.get(self.aliases.get(name, name)) or self.bases.get(name)
         if row is None:
             return None
@@ -61,7 +61,7 @@ class Recipes:
 
 @cache
 def load_recipes(program: str) -> Recipes:
-    """The recipes of a program, by the name of its file."""
+    """Returns the recipes of a program, by the name of its file."""
     data = json.loads((FOLDER / f"{program}.json").read_text("utf-8"))
     parts = ("recipes", "aliases", "classes", "trainers", "models", "bases")
     tables = {part: data.get(part, {}) for part in parts}
@@ -71,7 +71,7 @@ def load_recipes(program: str) -> Recipes:
 # ------------------------------------------------------------------------------------- Python files
 
 SHOWN = ("mixed_precision", "plugins", "trainer.plugins", "peft", "comm_overlap", "model", "model.config", "data")
-"""Fields whose class says something beside its own fields."""
+"""Fields whose class says something beside its fields."""
 
 NOTHING = re.compile(
     r"^(\w+\.)*(log|logger|resume|tokenizer|checkpoint|scheduler|validation|profiling|rng|env_vars)(\.|$)"
@@ -80,7 +80,7 @@ NOTHING = re.compile(
 
 
 def read_python_settings(built: Built, where: str) -> dict[str, Stated]:
-    """The settings of an object that a Python file builds, by their dotted names."""
+    """Reads the settings of an object that a Python file builds, by their dotted names."""
     settings: dict[str, Stated] = {}
     model = built.fields.get("model")
     if isinstance(model, Built) and model.arguments and isinstance(model.arguments[0], Built):
@@ -95,7 +95,7 @@ def read_python_settings(built: Built, where: str) -> dict[str, Stated]:
 
 
 def _read_value(path: str, value: Value, place: str, where: str) -> dict[str, Stated]:
-    """The setting that a value makes; of a list of callbacks those of each."""
+    """Reads the setting that a value makes; of a list of callbacks those of each."""
     match value:
         case list() if any(isinstance(item, Built) for item in value):
             callbacks = (_read_callback(item, where) for item in value if isinstance(item, Built))
@@ -108,7 +108,7 @@ def _read_value(path: str, value: Value, place: str, where: str) -> dict[str, St
 
 
 def _read_callback(built: Built, where: str) -> dict[str, Stated]:
-    """The settings of a callback on the overlap of communication; none of any other."""
+    """Reads the settings of a callback on the overlap of communication; none of any other."""
     if not built.last_name.startswith(("MegatronCommOverlap", "MegatronMixedPrecision")):
         return {}
     fields = {name: value for name, value in built.fields.items() if isinstance(value, bool | int | str)}
@@ -123,11 +123,11 @@ def _follow(built: Built, path: str) -> Value:
 
 
 def _call_name(built: Built) -> Value:
-    """What a call is known by: the text that it is given, as a name of a recipe or of a model, or its own name."""
-    given = next((word for word in built.arguments if isinstance(word, str)), None)
+    """Returns what a call is known by: the text of an argument, as a name of a recipe or of a model, or its name."""
+    argument = next((word for word in built.arguments if isinstance(word, str)), None)
     return (
-        given
-        if (given is not None and "from_" in built.name) or built.last_name.startswith(("get_", "default_peft"))
+        argument
+        if (argument is not None and "from_" in built.name) or built.last_name.startswith(("get_", "default_peft"))
         else built.last_name
     )
 
@@ -144,7 +144,7 @@ def _plain(value: Value) -> Value:
 
 
 def follow_python(file: LaunchFile) -> PythonText:
-    """What a Python file builds, with the arguments of its command line that the user gives."""
+    """Returns what a Python file builds, with the arguments of its command line that the user gives."""
     text = PythonText(file.text, file.where, options=read_options(file.options.arguments))
     text.follow()
     return text
@@ -155,7 +155,7 @@ CHANGED = "changed_by"
 
 
 def list_changes(text: PythonText, built: Built, where: str) -> dict[str, Stated]:
-    """A setting for code of other modules that changes what a file builds."""
+    """Returns a setting for code of other modules that changes what a file builds."""
     changes = text.find_changes(built)
     if not changes:
         return {}
@@ -178,25 +178,26 @@ SHOWN_NAMES = 4
 
 
 def find_function(text: PythonText, name: Value) -> ast.FunctionDef | None:
-    """The function of the file that a command line names; None if the file has none of this name."""
+    """Returns the function of the file that a command line names; None if the file has none of this name."""
     function = text.names.get(name) if isinstance(name, str) else None
     return function if isinstance(function, ast.FunctionDef) else None
 
 
 def list_functions(text: PythonText, pattern: re.Pattern[str]) -> list[str]:
-    """The names of the functions of a module that make recipes."""
+    """Returns the names of the functions of a module that make recipes."""
     return [name for name, value in text.names.items() if isinstance(value, ast.FunctionDef) and pattern.search(name)]
 
 
 def list_defaults(function: ast.FunctionDef) -> dict[str, Value]:
-    """The constants that the parameters of a function have where a call does not say otherwise."""
+    """Returns the constants that the parameters of a function have where a call does not say otherwise."""
     parameters, defaults = function.args.args, function.args.defaults
     pairs = zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True)
     return {parameter.arg: usual.value for parameter, usual in pairs if isinstance(usual, ast.Constant)}
 
 
 def name_functions(option: str, names: Sequence[str], where: str) -> dict[str, Stated]:
-    """The setting that lists the functions of a module. option: of the command line, which chooses one."""
+    """Returns the setting that lists the functions of a module. option: of the command line, which chooses among
+    them."""
     return {RIVALS: Stated(list(names), option, where)}
 
 

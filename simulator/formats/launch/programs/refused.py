@@ -1,4 +1,4 @@
-"""Programs whose files are known and not read: each is refused by its name, never forecast as another one.
+"""Programs whose files are known and not read: each is refused by its name, never forecast as another.
 
 Sources of entries and keys: EleutherAI/gpt-neox @ea7aefd8 (deepy.py, configs), Lightning-AI/litgpt @26857050
 (config_hub), allenai/OLMo-core @fa6c5014, allenai/OLMo @0095a3f2 (configs), hpcaitech/ColossalAI @4f9953be
@@ -40,14 +40,14 @@ class RefusedProgram:
     imports: str = ""
 
     def is_program_of(self, file: LaunchFile) -> bool:
-        """Whether a file is of this program."""
+        """Returns whether a file is of this program."""
         if self._starts(file) or (self.keys and all(_has_key(file.data, key) for key in self.keys)):
             return True
         is_python = bool(self.imports) and file.suffix == ".py"
         return is_python and re.search(rf"^[ \t]*(from|import) ({self.imports})\b", file.text, re.MULTILINE) is not None
 
     def _starts(self, file: LaunchFile) -> bool:
-        """Whether a script starts this program, be it behind its end."""
+        """Returns whether a script starts this program, be it behind its end."""
         launch = file.launch
         if launch is None:
             is_script = file.data is None and file.suffix != ".py" and bool(self.launchers)
@@ -60,7 +60,7 @@ class RefusedProgram:
 
 
 def _has_key(data: object, key: str) -> bool:
-    """Whether nested mappings have a dotted key."""
+    """Returns whether nested mappings have a dotted key."""
     for name in key.split("."):
         if not isinstance(data, Mapping) or name not in data:
             return False

@@ -55,7 +55,7 @@ EXPORTS = tuple(name for name, program in FORMATS.items() if program.write is no
 
 
 def find_format(name: str) -> LaunchFormat:
-    """The format of this name."""
+    """Returns the format of this name."""
     if name not in FORMATS:
         raise PlanError("FORM", "there is no format of this name", nearest(name, FORMATS), name)
     return FORMATS[name]

@@ -2,7 +2,7 @@
 
 Settings of companion files have names behind a prefix: ``deepspeed.zero_optimization.stage`` of a DeepSpeed
 configuration, ``accelerate.fsdp_config.version`` of a YAML file or of the flags of ``accelerate launch``. Those of
-``fsdp_config`` lose their own prefix ``fsdp_``, as in Accelerate.
+``fsdp_config`` lose their prefix ``fsdp_``, as in Accelerate.
 
 Sources: deepspeedai/DeepSpeed v0.19.8, deepspeed/runtime/config.py, runtime/zero/config.py; huggingface/accelerate
 v1.15.0, src/accelerate/utils/dataclasses.py (FullyShardedDataParallelPlugin, DeepSpeedPlugin, ParallelismConfig),
@@ -31,7 +31,7 @@ from meshcast.simulator.formats.launch.table import (
 
 
 def name_settings(settings: Mapping[str, Stated]) -> dict[str, Stated]:
-    """The settings with the names of sections that repeat the section left out: ``fsdp_config.version``."""
+    """Returns the settings with the names of sections that repeat the section left out: ``fsdp_config.version``."""
     named: dict[str, Stated] = {}
     for name, stated in settings.items():
         head, dot, tail = name.rpartition(".")
@@ -93,7 +93,7 @@ KINDS = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "M
 
 
 def name_launch_flags(flags: Mapping[str, Stated]) -> dict[str, Stated]:
-    """The flags of ``accelerate launch`` by the names of the YAML file, which they replace."""
+    """Returns the flags of ``accelerate launch`` by the names of the YAML file, which they replace."""
     named: dict[str, Stated] = {}
     for flag, stated in flags.items():
         section = next((key for key, begin in LAUNCH_SECTIONS.items() if flag.startswith(begin)), None)
@@ -123,7 +123,7 @@ def _kind(reading: Reading) -> str:
 
 
 def _has_section(reading: Reading, name: str) -> bool:
-    """Whether settings of a section are stated."""
+    """Returns whether settings of a section are stated."""
     return any(setting == name or setting.startswith(f"{name}.") for setting in reading.stated)
 
 
@@ -149,7 +149,7 @@ def _read_accelerate_deepspeed(reading: Reading) -> None:
         for name, theirs in DEEPSPEED_SECTION.items()
         if (stated := reading.take(f"accelerate.deepspeed_config.{name}")) is not None
     }
-    # DeepSpeedPlugin.__post_init__: stage 2 without another one.
+    # DeepSpeedPlugin.__post_init__: stage 2 without another.
     default = Stated(2, "zero_stage", reading.file.where)
     reading.add_stated({"deepspeed.zero_optimization.stage": default, **section})
 
@@ -270,7 +270,7 @@ def _read_devices(reading: Reading, stage: int) -> None:
 
 
 def _read_groups(reading: Reading, stage: int) -> bool:
-    """Reads a scheme that gathers weights inside groups of ranks, if there is one, and returns whether there is."""
+    """Reads a scheme that gathers weights inside groups of ranks, if the file has it, and returns whether it does."""
     hpz = reading.take_count(f"{Z}.zero_hpz_partition_size") or 1
     quantised = {key: reading.take_switch(f"{Z}.zero_quantized_{name}") for key, name in QUANTISED}
     mics = reading.take(f"{Z}.mics_shard_size")
@@ -319,7 +319,7 @@ def _read_coordinator(reading: Reading, stage: int) -> None:
 
 
 def _read_sub_groups(reading: Reading, stage: int) -> None:
-    """Reads the size of the groups of parameters that stage 3 updates one after another, and how it saves."""
+    """Reads the size of the groups of parameters that stage 3 updates in turn, and how it saves."""
     if stage == 3:
         reading.read_rows([SUB_GROUP, SAVING])
     for row, why in ((SUB_GROUP, "updates by groups"), (SAVING, "gathers weights to save them")):
@@ -367,7 +367,7 @@ HYBRID = ("hybrid_shard", "hybrid_shard_zero2", "4", "5")
 
 
 def _fsdp_names(name: str) -> tuple[str, str]:
-    """The names of a setting of FSDP: of the Trainer, whose arguments count more, and of Accelerate."""
+    """Returns the names of a setting of FSDP: of the Trainer, whose arguments count more, and of Accelerate."""
     return f"fsdp_config.{name}", f"accelerate.fsdp_config.{name}"
 
 
@@ -406,21 +406,25 @@ def read_fsdp(reading: Reading, version: int = 1) -> None:
 
 
 def has_fsdp(reading: Reading) -> bool:
-    """Whether FSDP shards: an argument of the Trainer says it, or Accelerate's file."""
+    """Returns whether FSDP shards: an argument of the Trainer says it, or Accelerate's file."""
     stated = reading.take(FSDP)
     is_on = stated is not None and not is_null(stated.value) and str(stated.value).lower() not in ("false", "[]")
     return is_on or _kind(reading) == FSDP
 
 
 def state_fsdp(reading: Reading, stated: Stated, version: Stated | None = None) -> None:
-    """States FSDP in the words of the Trainer. stated: the setting that says it. version: of FSDP."""
+    """States FSDP in the words of the Trainer.
+
+    stated: the setting that says it.
+    version: of FSDP.
+    """
     reading.stated.setdefault(FSDP, replace(stated, value=True))
     if version is not None:
         reading.stated.setdefault("fsdp_config.version", version)
 
 
 def ask_sharding(reading: Reading) -> None:
-    """Asks what a file of arguments leaves to the command that it is given to: whether DeepSpeed or FSDP shards."""
+    """Asks what a file of arguments leaves to the command that takes it: whether DeepSpeed or FSDP shards."""
     sections = ("deepspeed", FSDP, "accelerate.")
     if reading.file.launch is None and not any(name.startswith(sections) for name in reading.stated):
         why = "the command that starts it, or the configuration of Accelerate, says whether DeepSpeed or FSDP shards"
@@ -480,7 +484,7 @@ def _read_fsdp_offload(reading: Reading, words: list[str]) -> None:
 
 
 def _degree_names(degree: str) -> tuple[str, str]:
-    """The names of a degree: of the Trainer, and of Accelerate."""
+    """Returns the names of a degree: of the Trainer, and of Accelerate."""
     return f"parallelism_config.{degree}_size", f"accelerate.parallelism_config.{degree}_size"
 
 
@@ -509,7 +513,7 @@ def set_replicas(
 
 
 def _read_sequence_scheme(reading: Reading, degree: str) -> str:
-    """The scheme that shards sequences: DeepSpeed's by heads, PyTorch's by an all-gather or a ring."""
+    """Reads the scheme that shards sequences: DeepSpeed's by heads, PyTorch's by an all-gather or a ring."""
     if degree == "sp":
         return "ulysses"
     names = "parallelism_config.cp_comm_strategy", "accelerate.parallelism_config.cp_comm_strategy"

@@ -153,7 +153,7 @@ def _read_evaluation(reading: Reading, is_second: bool) -> None:
 SWITCHES = ("eval_strategy", "evaluation_strategy")
 SHARES = ("split_dataset_ratio", "dataset_test_ratio")
 SAMPLES = ("val_dataset", "cached_val_dataset")
-"""Settings for when there are evaluations, for the share of the samples that they have, and for samples of their own
+"""Settings for when there are evaluations, for the share of the samples that they have, and for separate samples
 (arguments/sft_args.py, ``_val_dataset_exists`` and ``_init_eval_strategy``)."""
 
 
@@ -184,19 +184,20 @@ def _read_names(reading: Reading) -> None:
 
 
 def _keep_name(reading: Reading, name: str) -> None:
-    """Keeps a setting that names a file of ms-swift as one that is taken, but not as one that names a companion."""
+    """Keeps a setting that names a file of ms-swift as taken, but not as the name of a companion."""
     reading.stated[f"{name}_name"] = reading.stated.pop(name)
     reading.take(f"{name}_name")
 
 
 def _drop_remarks(settings: Mapping[str, Stated]) -> dict[str, Stated]:
-    """The settings of a file of FSDP without its remarks, and with the Trainer's name for offloaded activations."""
+    """Returns the settings of a file of FSDP without its remarks, and with the Trainer's name for offloaded
+    activations."""
     named = {"fsdp_config.activation_cpu_offload": "activation_offloading"}
     return {named.get(name, name): stated for name, stated in settings.items() if not name.startswith("_")}
 
 
 def _expand(stated: Stated, settings: Mapping[str, Any], prefix: str = "") -> dict[str, Stated]:
-    """The settings of a file behind a name, each shown behind the setting that names it."""
+    """Returns the settings of a file behind a name, each shown behind the setting that names it."""
     return {
         f"{prefix}{name}": Stated(value, f"{stated.shown} {stated.value}, {name}", stated.place)
         for name, value in settings.items()
@@ -241,7 +242,7 @@ def _assume_format(reading: Reading, is_second: bool) -> None:
 
 
 def _is_reentrant(reading: Reading) -> bool:
-    """Whether checkpoints are reentrant: with DeepSpeed, FSDP and in a single process (trainers/mixin.py)."""
+    """Returns whether checkpoints are reentrant: with DeepSpeed, FSDP and in a single process (trainers/mixin.py)."""
     sharded = any(name.startswith(("deepspeed", "fsdp", "accelerate.")) for name in reading.stated)
     return sharded or not {EACH, NODES} & reading.stated.keys()
 

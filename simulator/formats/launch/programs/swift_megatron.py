@@ -81,7 +81,8 @@ def _ask_optimizer(reading: Reading) -> None:
 
 
 def _read_sequence(reading: Reading) -> None:
-    """Reads the tokens of a sequence: of a packed one, or the longest of a sample; otherwise they are asked for."""
+    """Reads the tokens of a sequence: of a packed sequence, or the longest of a sample; otherwise they are asked
+    for."""
     names = "packing_length", "max_length", "seq_length"
     stated = [name for name in names if name in reading.stated]
     if stated:

@@ -153,7 +153,7 @@ VARIABLES: Mapping[str, str] = {
 
 
 def read_settings(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a file or of a start by the names of release 4, with the variables that start processes."""
+    """Reads the settings of a file or of a start by the names of release 4, with the variables that start processes."""
     settings = read_trainer_file(file)
     if file.launch is not None:
         for word in file.launch.positional[:1]:
@@ -163,13 +163,13 @@ def read_settings(file: LaunchFile) -> dict[str, Stated]:
 
 
 def rename_settings(settings: Mapping[str, Stated]) -> dict[str, Stated]:
-    """The settings by the names of release 4; variables of a section ``ENV`` as those of a command."""
+    """Returns the settings by the names of release 4; variables of a section ``ENV`` as those of a command."""
     plain = {name.removeprefix("ENV."): stated for name, stated in settings.items()}
     return {RENAMED.get(name, VARIABLES.get(name, name)): stated for name, stated in plain.items()}
 
 
 def is_second_release(file: LaunchFile) -> bool:
-    """Whether the settings are those of release 2."""
+    """Returns whether the settings are those of release 2."""
     names = {*file.keys, *(file.launch.arguments if file.launch is not None else ())}
     return bool(names & SECOND_RELEASE) or ("model_type" in names and "model" not in names)
 
@@ -179,7 +179,7 @@ KINDS = "sft|pt|rlhf|dpo|orpo|simpo"
 
 
 def names_program(file: LaunchFile, program: str) -> bool:
-    """Whether a start is that of `swift` or `megatron`: by its command, its module, or its script."""
+    """Returns whether a start is that of `swift` or `megatron`: by its command, its module, or its script."""
     if file.launch is None:
         return False
     module = r"swift[/.]cli[/.]" if program == "swift" else r"swift[/.]cli[/.]_megatron[/.]"
@@ -189,7 +189,7 @@ def names_program(file: LaunchFile, program: str) -> bool:
 
 
 def weigh_settings(file: LaunchFile, is_megatron: bool) -> Evidence:
-    """How sure it is by its settings alone that a file is of ms-swift, or of Megatron-SWIFT."""
+    """Returns how sure it is by its settings alone that a file is of ms-swift, or of Megatron-SWIFT."""
     names = set(file.launch.arguments) if file.launch is not None else set(file.keys)
     if bool(names & MEGATRON) != is_megatron:
         return Evidence.NONE
@@ -211,7 +211,7 @@ EACH, NODES, VISIBLE = "launcher.nproc_per_node", "launcher.nnodes", "CUDA_VISIB
 
 
 def count_processes(reading: Reading) -> None:
-    """Reads how many processes of one GPU each are started."""
+    """Reads how many processes of a GPU each are started."""
     each, nodes = reading.take_count(EACH, decisive=False), reading.take_count(NODES, decisive=False)
     visible = reading.take(VISIBLE, decisive=False)
     if each is not None:
@@ -221,7 +221,7 @@ def count_processes(reading: Reading) -> None:
 
 def refuse_device_map(reading: Reading) -> None:
     """Raises PlanError where a process of the Trainer has several GPUs, over which it spreads the layers; without word
-    of processes and of GPUs it is assumed to have one."""
+    of processes and of GPUs it is assumed to have a single GPU."""
     launch, visible = reading.file.launch, _count_visible(reading)
     each = reading.take_count(EACH, decisive=False)
     if each is not None:
@@ -240,7 +240,7 @@ def _list_launchers(launch: Launch) -> set[str]:
 
 
 def _count_visible(reading: Reading) -> int | None:
-    """The number of GPUs that a process sees, if the file says it."""
+    """Returns the number of GPUs that a process sees, if the file says it."""
     stated = reading.take(VISIBLE, decisive=False)
     words = read_words(stated) if stated is not None and not is_null(stated.value) else ()
     return len(words) or None

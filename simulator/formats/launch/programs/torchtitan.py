@@ -2,7 +2,7 @@
 command line. Jobs are exported in the form that their release reads.
 
 Source: pytorch/torchtitan @238fa9953e, torchtitan/config/job_config.py; @b5bcd76c6, torchtitan/config/configs.py,
-manager.py and run_train.sh, whose batches are in tokens. Models are flavors in Python code; a file names one.
+manager.py and run_train.sh, whose batches are in tokens. Models are flavors in Python code; a file names a flavor.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ VERDICTS: Verdicts = {
 
 
 def recognise(file: LaunchFile) -> Evidence:
-    """TOML or Python of torchtitan, or a command that starts it."""
+    """Recognises TOML or Python of torchtitan, or a command that starts it."""
     launch = file.launch
     if launch is not None:
         named = launch.entry.endswith(("torchtitan.train", "torchtitan/train.py"))
@@ -130,7 +130,7 @@ def recognise(file: LaunchFile) -> Evidence:
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a file or of a command line, by section and name; of what a command names only the name."""
+    """Reads the settings of a file or of a command line, by section and name; of what a command names only the name."""
     if file.launch is not None:
         return _read_command(file)
     if file.suffix == ".py":
@@ -148,7 +148,7 @@ def read(file: LaunchFile) -> dict[str, Stated]:
 
 
 def _read_toml(data: SomeKeys, file: LaunchFile) -> dict[str, Stated]:
-    found: dict[str, Stated] = {}
+    settings: dict[str, Stated] = {}
     lines = split_lines(file.text)
 
     def walk(prefix: str, value: object) -> None:
@@ -158,14 +158,14 @@ def _read_toml(data: SomeKeys, file: LaunchFile) -> dict[str, Stated]:
             return
         section, _, key = prefix.rpartition(".")
         line = _find_line(lines, section, key)
-        found[RENAMED.get(prefix, prefix)] = Stated(value, prefix, f"{file.where}:{line}" if line else file.where)
+        settings[RENAMED.get(prefix, prefix)] = Stated(value, prefix, f"{file.where}:{line}" if line else file.where)
 
     walk("", data)
-    return found
+    return settings
 
 
 def _find_line(lines: list[str], section: str, key: str) -> int:
-    """The line of a key in its section; 0 if it is written in another way."""
+    """Returns the line of a key in its section; 0 if it is written in another way."""
     inside = not section
     for number, line in enumerate(lines, 1):
         if line.strip().startswith("["):
@@ -176,28 +176,28 @@ def _find_line(lines: list[str], section: str, key: str) -> int:
 
 
 def _read_command(file: LaunchFile) -> dict[str, Stated]:
-    """The arguments of a command, with the variables that ``run_train.sh`` reads and the settings of torchrun."""
+    """Reads the arguments of a command, with the variables that ``run_train.sh`` reads and the settings of torchrun."""
     launch = file.launch
     assert launch is not None
-    found = merge_settings(replace(launch, arguments={}))
+    settings = merge_settings(replace(launch, arguments={}))
     for variable, name in SCRIPT.items():
         if variable in launch.environment and launch.entry == "run_train.sh":
             word = launch.environment[variable]
-            found[name] = Stated(word.text, variable, launch.place, word.unknown)
-    return found | read_flags(launch.arguments, launch.positional)
+            settings[name] = Stated(word.text, variable, launch.place, word.unknown)
+    return settings | read_flags(launch.arguments, launch.positional)
 
 
 def _read_module(file: LaunchFile, module: ConfigModule) -> dict[str, Stated]:
-    """The configuration of a Python file that ``--args "--config NAME"`` names, or that is its only one, with the
+    """Reads the configuration of a Python file that ``--args "--config NAME"`` names, or that it has alone, with the
     settings of the arguments."""
-    given = read_options(file)
-    chosen = given.get("config") or Stated("", "", file.where)
+    options = read_options(file)
+    chosen = options.get("config") or Stated("", "", file.where)
     if not chosen.value and len(module.configs) == 1:
         chosen = Stated(module.configs[0], "config", f"{file.where}:{module.functions[module.configs[0]].lineno}")
     name = str(chosen.value)
-    models = str(given["module"].value) if "module" in given else find_model_name(name)
+    models = str(options["module"].value) if "module" in options else find_model_name(name)
     settings = module.settings_of(name, models) if name in module.functions else {}
-    return {**settings, **given, "config": chosen}
+    return {**settings, **options, "config": chosen}
 
 
 # ------------------------------------------------------------------------------------------- companions
@@ -231,7 +231,8 @@ def _add_config(reading: Reading) -> None:
 
 
 def _check_module(reading: Reading, chosen: Stated) -> None:
-    """Asks which configuration of a Python file is meant, and for one that does not follow from its text."""
+    """Asks which configuration of a Python file is meant, and for a configuration that does not follow from its
+    text."""
     name, file = str(chosen.value), reading.file
     registry = ConfigModule(file)
     if name not in registry.functions:
@@ -244,7 +245,7 @@ def _check_module(reading: Reading, chosen: Stated) -> None:
 
 
 def _find_registry(reading: Reading, module: str, name: str) -> ConfigModule | None:
-    """The registry of a module beside the file, if it has a function."""
+    """Returns the registry of a module beside the file, if it has a function."""
     path = module.replace(".", "/")
     for candidate in (f"{path}/config_registry.py", f"{path}.py", f"torchtitan/models/{path}/config_registry.py"):
         companion = reading.file.find_companion(candidate) if path else None

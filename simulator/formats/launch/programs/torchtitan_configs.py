@@ -1,4 +1,4 @@
-"""torchtitan's own models and configurations, as facts.
+"""torchtitan's models and configurations, as facts.
 
 Source: pytorch/torchtitan @b5bcd76c6 (2026-08-21), torchtitan/models/*/__init__.py and config_registry.py; flavors that
 are no longer there @v0.2.2, and Llama 2 before @4d88a8a44 (2024-12-03).
@@ -30,7 +30,7 @@ FLAVORS: Mapping[tuple[str, str], str | SomeKeys] = {
 """Models by torchtitan's name and flavor, which may have a suffix for the kind of attention (``8B_flex``)."""
 
 STOCK = "of torchtitan @b5bcd76c6"
-"""What the place of a setting of its configurations ends with, behind the name of one."""
+"""What the place of a setting of its configurations ends with, behind the name of a configuration."""
 
 REMOVED = ("llama2", "llama4")
 """Models that today's release has no more."""
@@ -45,7 +45,7 @@ BACKEND = "model_spec.moe_comm_backend"
 
 
 def _degree(kind: str, degree: int) -> Keys:
-    """The setting of a parallel degree."""
+    """Returns the setting of a parallel degree."""
     return {f"parallelism.{kind}_parallel_degree": degree}
 
 
@@ -274,7 +274,7 @@ def find_model_name(function: str) -> str:
 
 
 def find_stock_config(name: str, module: str) -> SomeKeys | None:
-    """Returns the settings of a configuration of torchtitan's own; None if it has none of this name.
+    """Returns the settings of a configuration of torchtitan; None if it has none of this name.
 
     module: as ``--module`` names it; empty: any.
     """

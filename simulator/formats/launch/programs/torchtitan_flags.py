@@ -32,7 +32,7 @@ POLICY_SETTING = "activation_checkpoint"
 """The setting of a configuration that such a word changes."""
 
 PASSED = re.compile(r"\$\{?@")
-"""What a script passes its own arguments by, which stand at the end of a command."""
+"""What a script passes its arguments by, which stand at the end of a command."""
 
 CONFIG_FILE = ("job.config_file", "config_file")
 
@@ -96,8 +96,8 @@ def read_options(file: LaunchFile) -> dict[str, Stated]:
 def override_setting(change: SettingChange, file: LaunchFile, stated: Mapping[str, Stated]) -> SettingChange:
     """Returns the change of a file, or of a command line, that makes a change of a setting.
 
-    A setting of a TOML file is changed there, one of a command line in it, and one of a configuration in Python by a
-    flag. stated: the settings of the program that the file states.
+    A setting of a TOML file is changed there, a setting of a command line in it, and a setting of a configuration in
+    Python by a flag. stated: the settings of the program that the file states.
     """
     place, flag = file_of_place(change.place), _spell_flag(change)
     of_python = place.endswith((".py", STOCK)) or (not place and file.suffix == ".py")

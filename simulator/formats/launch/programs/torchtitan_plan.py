@@ -53,7 +53,7 @@ COMPILED_LOSS = {"forward": 4, "backward": 4, "kept": 2, "peak": 4}
 bf16; both passes read the logits, the backward pass writes the gradient."""
 
 MICROBATCH_SIZES_SINCE = "2025-04"
-"""Before, a pipeline has a number of micro-batches, by default one for every stage (@5e2033c75 of 2025-04-07)."""
+"""Before, a pipeline has a number of micro-batches, by default that of the stages (@5e2033c75 of 2025-04-07)."""
 
 MESSAGES_SAVED_SINCE = "2025-09"
 """Before, dispatch and combine of experts are repeated (@c4e229115 of 2025-09-06)."""
@@ -157,7 +157,7 @@ def _read_evaluation(reading: Reading) -> None:
 
 
 def _date_release(reading: Reading) -> None:
-    """The release of a file by the names of its settings: the last one that has them. Of TOML at least the last that
+    """Dates the release of a file by the names of its settings: the last that has them. Of TOML at least the last that
     reads it; of Python today's without any."""
     of_python = "config" in reading.stated
     names = [stated.shown.lstrip("-") for stated in reading.stated.values()]
@@ -168,7 +168,7 @@ def _date_release(reading: Reading) -> None:
 
 
 def _read_gpus(reading: Reading) -> None:
-    """The number of GPUs, as torchrun or ``NGPU`` say it; 8 by default in ``run_train.sh``."""
+    """Reads the number of GPUs, as torchrun or ``NGPU`` say it; 8 by default in ``run_train.sh``."""
     nodes = reading.take("nnodes", "sbatch_nodes", decisive=False)
     each = reading.take("nproc_per_node", "NGPU", decisive=False)
     launch, names = reading.file.launch, ("nproc_per_node", "NGPU", "nnodes", "sbatch_nodes")
@@ -180,12 +180,12 @@ def _read_gpus(reading: Reading) -> None:
 
 
 def _read_model(reading: Reading) -> None:
-    """The model by its name and flavor."""
+    """Reads the model by its name and flavor."""
     name, flavor = reading.take_word("model.name"), reading.take_word("model.flavor")
     if name == "transformers_modeling_backend":
         reading.read_model("hf_transformers.model", "job.hf_transformers_model")
         return
-    if "model.layers" in reading.keys:  # another model is given
+    if "model.layers" in reading.keys:  # another model is stated
         for setting in ("model.name", "model.flavor"):
             reading.ignore(reading.take(setting), "the job states the model")
         return
@@ -205,7 +205,7 @@ def _read_model(reading: Reading) -> None:
 
 
 def _read_sequence(reading: Reading) -> None:
-    """Context parallelism: all-gathers of keys and values, or a ring."""
+    """Reads context parallelism: all-gathers of keys and values, or a ring."""
     method = "parallelism.context_parallel_rotate_method"
     balancer = "parallelism.context_parallel_load_balancer"
     if reading.keys["plan.cp"] == 1:
@@ -226,7 +226,7 @@ def _read_sequence(reading: Reading) -> None:
 
 
 def _read_pipeline(reading: Reading) -> None:
-    """Schedule, chunks and the layers of stages, by the rules of ``generate_llm_fqn_per_model_part``."""
+    """Reads schedule, chunks and the layers of stages, by the rules of ``generate_llm_fqn_per_model_part``."""
     keys, pp = reading.keys, reading.keys["plan.pp"]
     section = "parallelism.pipeline_parallel"
     names = ("schedule", "schedule_csv", "layers_per_stage", "first_stage_less_layers", "last_stage_less_layers")
@@ -275,7 +275,7 @@ def _read_parts(reading: Reading) -> tuple[int, ...]:
 
 
 def _read_schedule(reading: Reading) -> str:
-    """Returns the schedule; one that meshcast does not have is asked for."""
+    """Returns the schedule; asks for a schedule that meshcast does not have."""
     name = "parallelism.pipeline_parallel_schedule"
     word = (reading.take_word(name) or "1f1b").removeprefix("schedule")
     if word not in SCHEDULES:
@@ -286,7 +286,8 @@ def _read_schedule(reading: Reading) -> str:
 
 
 def _divide_layers(layers: int, stages: int, first: int, last: int) -> str | tuple[int, ...]:
-    """Layers of the stages: the first has `first` fewer, the last `last` fewer; a word where there is one."""
+    """Returns the layers of the stages: the first has `first` fewer, the last `last` fewer; a word where there is
+    one."""
     if stages > layers + first + last:  # which is refused
         return "even"
     each, more = divmod(layers + first + last, stages)
@@ -302,7 +303,7 @@ def _divide_layers(layers: int, stages: int, first: int, last: int) -> str | tup
 
 
 def _read_data(reading: Reading) -> None:
-    """FSDP, DDP, or both (hybrid sharding)."""
+    """Reads FSDP, DDP, or both (hybrid sharding)."""
     keys = reading.keys
     replicated, sharded = (f"parallelism.data_parallel_{kind}_degree" for kind in ("replicate", "shard"))
     replicate = reading.take_count(replicated) or 1
@@ -374,7 +375,7 @@ def _read_local_batch(reading: Reading, sequence: int) -> tuple[int, int]:
 
 
 def _read_experts(reading: Reading) -> None:
-    """Expert parallelism, with whole experts unless the file shards them."""
+    """Reads expert parallelism, with whole experts unless the file shards them."""
     names = ("parallelism.expert_parallel_comm_backend", "parallelism.expert_tensor_parallel_degree")
     backend = reading.take_word(names[0]) or "standard"
     etp = reading.take_count(names[1])
@@ -398,7 +399,7 @@ def _read_experts(reading: Reading) -> None:
 
 
 def _read_checkpointing(reading: Reading) -> None:
-    """Activation checkpointing: of whole layers, of every n-th one, or by operator."""
+    """Reads activation checkpointing: of whole layers, of every n-th layer, or by operator."""
     names = ("activation_checkpoint.mode", "training.activation_checkpoint_mode", "training.enable_selective_ac")
     option_names = ("activation_checkpoint.selective_ac_option", "training.selective_ac_option")
     stated, choice = reading.take(*names), reading.take(*option_names)
@@ -427,7 +428,7 @@ def _read_checkpointing(reading: Reading) -> None:
 
 
 def _read_precision(reading: Reading) -> None:
-    """Number formats. Without FSDP and with tensor or pipeline parallelism there is no mixed precision."""
+    """Reads number formats. Without FSDP and with tensor or pipeline parallelism there is no mixed precision."""
     keys = reading.keys
     words = {
         "training.mixed_precision_param": "precision.compute",
@@ -458,7 +459,7 @@ CONVERTERS = ("model.converters", "float8.enable_float8_linear", "training.enabl
 
 
 def _read_converters(reading: Reading) -> None:
-    """Quantised linear layers, and adapters."""
+    """Reads quantised linear layers, and adapters."""
     stated = reading.take("model.converters")
     words = [word.lower() for word in read_words(stated)] if stated is not None and not is_null(stated.value) else []
     if reading.take_switch(*CONVERTERS[1:]) or reading.take_word("training.fp8_linear"):
@@ -502,7 +503,7 @@ def _ignore_idle_quantisation(reading: Reading, quantises: bool) -> None:
 
 
 def _read_recipe(reading: Reading, converters: list[str]) -> None:
-    """The format of linear layers that converters quantise."""
+    """Reads the format of linear layers that converters quantise."""
     if any("mx" in word for word in converters):
         reading.set_key("precision.compute", "mxfp8", *CONVERTERS)
     elif any("float8" in word for word in converters):
@@ -518,7 +519,7 @@ def _read_recipe(reading: Reading, converters: list[str]) -> None:
 
 
 def _read_loss(reading: Reading) -> None:
-    """Bytes of logits: of all of them, of chunks, or compiled."""
+    """Reads the bytes of logits: of all of them, of chunks, or compiled."""
     name, components = reading.take("loss.name"), reading.take("compile.components")
     word = "" if name is None else str(name.value)
     parts = read_words(components) if components is not None and not is_null(components.value) else ("model", "loss")
@@ -537,7 +538,7 @@ def _read_loss(reading: Reading) -> None:
 
 
 def _read_optimizer(reading: Reading) -> None:
-    """Adam in fp32, or what is asked for."""
+    """Reads the optimizer: Adam in fp32, or what is asked for."""
     name = reading.take("optimizer.name")
     if name is not None and not is_null(name.value) and str(name.value).lower() not in ADAM:
         why = f"the states and the update of {name.value} are not those of Adam, which are forecast"
@@ -548,7 +549,7 @@ def _read_optimizer(reading: Reading) -> None:
 
 
 def _read_graphs(reading: Reading) -> None:
-    """CUDA graphs, which are the default since 2026-08-13 (@f84224af0), and deterministic kernels."""
+    """Reads CUDA graphs, which are the default since 2026-08-13 (@f84224af0), and deterministic kernels."""
     ordered = ("debug.deterministic", "training.deterministic")
     if reading.take_switch(*ordered):
         reading.set_key("framework.set.deterministic", True, *ordered)

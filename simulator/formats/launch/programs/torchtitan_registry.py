@@ -1,7 +1,7 @@
 """torchtitan's configurations as Python functions, read as text: nothing of them runs.
 
 Since February 2026 a run is a function of a ``config_registry.py`` that returns a ``Trainer.Config`` of dataclasses, or
-changes one that another function returns (pytorch/torchtitan @b5bcd76c6, torchtitan/config/README.md). The functions
+changes what another function returns (pytorch/torchtitan @b5bcd76c6, torchtitan/config/README.md). The functions
 are assignments, calls and returns; a value that follows from anything else is unknown, and asked for where it decides.
 """
 
@@ -59,8 +59,10 @@ class UnknownValue:
 class ConfigSection:
     """A configuration while functions fill it.
 
-    kind: the class or the function that made it, without its module and ``Config``.
-    positional: its arguments without a name. fields: its values by name. places: where they stand.
+    kind: the class or the function that built it, without its module and ``Config``.
+    positional: its arguments without a name.
+    fields: its values by name.
+    places: where they stand.
     """
 
     kind: str
@@ -69,7 +71,7 @@ class ConfigSection:
     places: dict[str, str] = field(default_factory=dict)
 
     def copy(self) -> ConfigSection:
-        """Returns the section with fields of its own, sections inside included."""
+        """Returns a copy of the section, sections inside included."""
         inner = {
             name: value.copy() if isinstance(value, ConfigSection) else value for name, value in self.fields.items()
         }
@@ -90,7 +92,8 @@ class Following:
 class ConfigModule:
     """The functions of a Python file that make configurations.
 
-    file: it, with the variables that ``os.environ`` has. following: of the file that imports it, by this name.
+    file: it, with the variables that ``os.environ`` has.
+    following: of the file that imports it, by this name.
     """
 
     def __init__(self, file: LaunchFile, following: Following | None = None, name: str = "") -> None:
@@ -213,7 +216,7 @@ class ConfigModule:
                     section.fields[name], section.places[name] = value, self._place(target.lineno)
 
     def _find_section(self, node: ast.expr, values: dict[str, ConfigValue], depth: int) -> ConfigSection | None:
-        """Returns the section that an expression names, a new one if a configuration does not have it yet."""
+        """Returns the section that an expression names, a new section if a configuration does not have it yet."""
         section = self._value(node, values, depth)
         if isinstance(section, ConfigSection) or not isinstance(node, ast.Attribute):
             return section if isinstance(section, ConfigSection) else None
@@ -324,12 +327,12 @@ class ConfigModule:
             above = "../" * (len(module) - len(module.lstrip(".")) - 1)
             companion = self.file.find_companion(f"{above}{path}.py")
             self._imported[module] = ConfigModule(companion, self._following, module) if companion is not None else None
-        found = self._imported.get(module)
-        return (found if found is not None and function in found._makers else None), function
+        imported = self._imported.get(module)
+        return (imported if imported is not None and function in imported._makers else None), function
 
 
 def _convert(kind: Callable[[ConfigValue], ConfigValue], value: ConfigValue, text: str) -> ConfigValue:
-    """The number or the text of a literal. text: of the expression."""
+    """Returns the number or the text of a literal. text: of the expression."""
     if isinstance(value, str | int | float):
         with suppress(ValueError, OverflowError):
             return kind(value)
@@ -337,7 +340,7 @@ def _convert(kind: Callable[[ConfigValue], ConfigValue], value: ConfigValue, tex
 
 
 def _match_names(target: ast.expr, value: ast.expr) -> dict[str, ast.expr]:
-    """The names that an assignment at the top of a file sets, with their expressions."""
+    """Returns the names that an assignment at the top of a file sets, with their expressions."""
     if isinstance(target, ast.Name):
         return {target.id: value}
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
@@ -347,7 +350,7 @@ def _match_names(target: ast.expr, value: ast.expr) -> dict[str, ast.expr]:
 
 
 def _as_read(target: ast.expr) -> ast.expr:
-    """The expression that reads what another one assigns to."""
+    """Returns the expression that reads what another assigns to."""
     match target:
         case ast.Name(id=name):
             return ast.copy_location(ast.Name(name, ast.Load()), target)
@@ -363,7 +366,7 @@ def _returns_config(node: ast.FunctionDef, kind: str = "Config") -> bool:
 
 
 def _kind_of(name: str) -> str:
-    """The class or function of a call, without its module and ``Config``."""
+    """Returns the class or function of a call, without its module and ``Config``."""
     parts = name.split(".")
     return parts[-2] if len(parts) > 1 and parts[-1] == "Config" else parts[-1]
 
@@ -443,7 +446,7 @@ def _flatten_converters(converters: ConfigValue, place: str, shown: str = "conve
 
 
 def _state(name: str, value: ConfigValue, shown: str, place: str) -> tuple[str, Stated]:
-    """The setting of a value; one that does not follow from the text is unknown."""
+    """Returns the setting of a value; a value that does not follow from the text is unknown."""
     if isinstance(value, UnknownValue | ConfigSection):
         text = value.text if isinstance(value, UnknownValue) else f"{value.kind}(...)"
         return name, Stated(text, shown, place, (text,))

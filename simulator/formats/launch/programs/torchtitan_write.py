@@ -45,12 +45,12 @@ NO_FLAVOR = "no flavor of torchtitan has this shape: register one, and name it h
 
 
 def reads_toml(keys: SomeKeys) -> bool:
-    """Whether the release of a job reads TOML."""
+    """Returns whether the release of a job reads TOML."""
     return _is_until(keys, LAST_TOML)
 
 
 def _is_until(keys: SomeKeys, month: str) -> bool:
-    """Whether the release of a job is of a month or an earlier one; without a release it is today's."""
+    """Returns whether the release of a job is of a month or earlier; without a release it is today's."""
     return "framework.release" in keys and str(keys["framework.release"]) <= month
 
 
@@ -60,7 +60,7 @@ def write_job(keys: Keys, header: list[str]) -> str:
 
 
 def _write_settings(keys: SomeKeys) -> Keys:
-    """The settings of a job by section and name that both forms have."""
+    """Writes the settings of a job by section and name that both forms have."""
     rows = [row for row in ROWS if not (row.key == "plan.tensor" and keys.get("plan.tp", 1) == 1)]
     settings = write_rows(rows, keys)
     dp, copies = keys.get("plan.dp", 1), keys.get("plan.replicate", 1)
@@ -121,7 +121,7 @@ def _find_flavor(keys: SomeKeys) -> tuple[str, str] | None:
 
 
 def _write_python(keys: Keys, header: Iterable[str]) -> str:
-    """A function that changes a configuration of torchtitan's own."""
+    """Writes a function that changes a configuration of torchtitan's."""
     name, flavor = _find_flavor(keys) or ("llama3", "custom")
     stock = _find_stock(name, flavor)
     settings, (module, kind, policy) = _write_sections(keys), _write_policy(keys)
@@ -166,14 +166,14 @@ def _write_python(keys: Keys, header: Iterable[str]) -> str:
 
 
 def _find_stock(name: str, flavor: str) -> str:
-    """Returns the function of torchtitan's own that is nearest to a flavor: the first one of the flavor, or model."""
+    """Returns the function of torchtitan that is nearest to a flavor: the first of the flavor, or model."""
     of_model = {config: stock for config, stock in STOCK_CONFIGS.items() if stock["model_spec.name"] == name}
     same = [config for config, stock in of_model.items() if stock["model_spec.flavor"].lower() == flavor.lower()]
     return next(iter([*same, *of_model]), "llama3_8b")
 
 
 def _write_sections(keys: SomeKeys) -> Keys:
-    """The settings of a configuration, those that its release has."""
+    """Writes the settings of a configuration, those that its release has."""
     in_sequences = _is_until(keys, LAST_IN_SEQUENCES)
     settings = _write_settings(keys) | (_write_sequences(keys) if in_sequences else _write_tokens(keys))
     if keys.get("framework.set.deterministic"):
@@ -188,7 +188,7 @@ def _write_sections(keys: SomeKeys) -> Keys:
 
 
 def _is_gone(name: str, keys: SomeKeys) -> bool:
-    """Whether the release of a job has no setting of this name any more."""
+    """Returns whether the release of a job has no setting of this name any more."""
     return any(re.fullmatch(pattern, name) and not _is_until(keys, month) for pattern, month in CONFIG_RELEASES)
 
 
@@ -206,19 +206,19 @@ def _write_tokens(keys: SomeKeys) -> Keys:
 
 
 def _has_chunks(keys: SomeKeys) -> bool:
-    """Whether the loss is computed in chunks of the sequence, as in torchtitan's own configurations."""
+    """Returns whether the loss is computed in chunks of the sequence, as in torchtitan's configurations."""
     return bool(keys.get("framework.set.loss.chunk_count", 1) > 1)
 
 
 def _write_loss(keys: SomeKeys) -> Keys:
-    """What is compiled: layers, the loss, or both."""
+    """Writes what is compiled: layers, the loss, or both."""
     layers, loss = keys.get("framework.set.compile", False), keys.get("framework.set.loss.peak") == 4
     parts = ["model"] * bool(layers) + ["loss"] * bool(loss or (layers and _has_chunks(keys)))
     return {"compile.enable": bool(parts), **({"compile.components": parts} if len(parts) == 1 else {})}
 
 
 def _write_policy(keys: SomeKeys) -> tuple[str, str, str]:
-    """The activation checkpointing of a configuration: a module and a class to import, and an expression."""
+    """Writes the activation checkpointing of a configuration: a module and a class to import, and an expression."""
     if _is_until(keys, LAST_OF_MODES):
         modes = {name: value for name, value in _write_mode(keys).items() if not _is_gone(name, keys)}
         arguments = ", ".join(f"{name.rpartition('.')[2]}={quote_python(value)}" for name, value in modes.items())
@@ -251,7 +251,8 @@ def _module_of(converter: str) -> str:
 
 
 def _name_as_release(settings: Keys, release: str) -> Keys:
-    """Settings by the names that they have in a release: a file of later names would mean a later release."""
+    """Returns the settings by the names that they have in a release: a file of later names would mean a later
+    release."""
     dated = {
         today: former
         for former, today in RENAMED.items()
@@ -261,7 +262,7 @@ def _name_as_release(settings: Keys, release: str) -> Keys:
 
 
 def _write_toml(keys: Keys, header: Iterable[str]) -> str:
-    """A TOML file. A flavor is named where torchtitan has one of this shape."""
+    """Writes a TOML file. It names a flavor where torchtitan has a flavor of this shape."""
     settings = _write_settings(keys) | _write_sequences(keys) | _write_mode(keys)
     settings.pop("training.max_context_length", None)
     converters = _write_converters(keys)
@@ -320,7 +321,7 @@ def _write_converters(keys: SomeKeys) -> Keys:
 
 
 def _write_mode(keys: SomeKeys) -> Keys:
-    """Activation checkpointing."""
+    """Writes activation checkpointing."""
     mode, name = str(keys.get("plan.recompute", "none")), "activation_checkpoint.mode"
     layers, each = keys.get("plan.recompute.layers"), keys["model.layers"] // keys.get("plan.pp", 1)
     if mode == "full" and layers and layers < each:

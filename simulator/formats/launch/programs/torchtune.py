@@ -112,7 +112,7 @@ FORMATS = {"bf16": "bf16", "fp32": "fp32"}
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a configuration, or of the one that a command names, with the overrides behind it."""
+    """Reads the settings of a configuration, or of that which a command names, with the overrides behind it."""
     if file.launch is None:
         words = [Stated(word, word, "--args") for word in file.options.arguments]
         return _override({**_read_comment(file), **flatten_file(file, example="model:")}, read_overrides(words))
@@ -130,14 +130,14 @@ def read(file: LaunchFile) -> dict[str, Stated]:
 
 
 def _find_configuration(script: LaunchFile, name: str) -> LaunchFile | None:
-    """The configuration of a name: a path, or one of torchtune's own, which lie in ``recipes/configs``."""
+    """Returns the configuration of a name: a path, or a name of torchtune's, which lie in ``recipes/configs``."""
     plain = re.sub(r"\.ya?ml$", "", name)
     paths = (name, f"{plain}.yaml", f"configs/{plain}.yaml", f"recipes/configs/{plain}.yaml")
     return next((file for path in paths if (file := script.find_companion(path)) is not None), None)
 
 
 def _override(settings: Mapping[str, Stated], overrides: Mapping[str, Stated]) -> dict[str, Stated]:
-    """The settings with those of the command line; a component may be given by the name of its section alone."""
+    """Returns the settings with those of the command line; a component may be named by its section alone."""
     named = {
         f"{name}._component_" if f"{name}._component_" in settings else name: stated
         for name, stated in overrides.items()
@@ -146,7 +146,7 @@ def _override(settings: Mapping[str, Stated], overrides: Mapping[str, Stated]) -
 
 
 def _read_comment(file: LaunchFile) -> dict[str, Stated]:
-    """The recipe and the number of processes of the command that a comment of a configuration shows."""
+    """Reads the recipe and the number of processes of the command that a comment of a configuration shows."""
     settings: dict[str, Stated] = {}
     comments = [
         (number, line) for number, line in enumerate(split_lines(file.text), 1) if line.lstrip().startswith("#")
@@ -235,7 +235,7 @@ MLP = "model.apply_lora_to_mlp"
 
 
 def _read_processes(reading: Reading, recipe: str) -> None:
-    """Reads the number of GPUs: one, or those of the launcher."""
+    """Reads the number of GPUs: 1, or those of the launcher."""
     each, nodes = reading.take_count("nproc_per_node"), reading.take_count("nnodes") or 1
     if recipe.endswith("single_device"):
         reading.set_key("cluster.gpus", 1, "recipe")
@@ -244,7 +244,7 @@ def _read_processes(reading: Reading, recipe: str) -> None:
 
 
 def _read_sharding(reading: Reading, recipe: str) -> None:
-    """Reads the mesh: one GPU, or FSDP over what the other degrees leave."""
+    """Reads the mesh: a single GPU, or FSDP over what the other degrees leave."""
     if recipe.endswith("single_device"):
         reading.set_key("plan.data", "ddp", "recipe")
         return
@@ -276,7 +276,7 @@ def _read_sharding(reading: Reading, recipe: str) -> None:
 
 
 def _read_sequence(reading: Reading) -> None:
-    """Reads the length of sequences. Without a longest one they are as long as the samples."""
+    """Reads the length of sequences. Without a longest sequence they are as long as the samples."""
     names = "tokenizer.max_seq_len", "dataset.max_seq_len"
     length = reading.take_count(*names)
     packed = take_on(reading, "dataset.packed")
@@ -293,7 +293,7 @@ def _read_sequence(reading: Reading) -> None:
 
 
 def _read_precision(reading: Reading) -> None:
-    """Reads the one format of weights, gradients and moments, and the recipe of products in 8 bits."""
+    """Reads the single format of weights, gradients and moments, and the recipe of products in 8 bits."""
     word = reading.take_word("dtype") or "bf16"
     if word not in FORMATS:
         reading.ask(

@@ -55,13 +55,16 @@ EVALUATION = EvaluationSettings(EVALUATION_NAMES, 8)
 class TrainerProgram:
     """A program on the Trainer, by its names and defaults where these differ from the Trainer's.
 
-    micro: sequences of a micro-batch of a process; None: a script decides. micro_names: of the setting.
-    sequence: tokens of a sequence; None: a script decides. sequence_names: of the setting.
+    micro: sequences of a micro-batch of a process; None: a script decides.
+    micro_names: of the setting.
+    sequence: tokens of a sequence; None: a script decides.
+    sequence_names: of the setting.
     model_names: of the setting of the model.
     compute: format of the computation without a switch.
     loads: format in which trained weights lie in memory, where neither FSDP nor DeepSpeed keeps fp32 copies: fp32, that
         of the computation, or what the script and the release of transformers say.
-    checkpointing: whether layers are recomputed. checkpointing_names: of the switches.
+    checkpointing: whether layers are recomputed.
+    checkpointing_names: of the switches.
     reentrant: whether its checkpoints are reentrant, which recompute to the end of a layer; None: as the profile.
     fsdp_version: of FSDP, where the file does not say it.
     framework: its profile, where DeepSpeed does not run.
@@ -90,7 +93,7 @@ class TrainerProgram:
 
 
 def read_trainer_file(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a script, of a YAML or of a JSON file: those of the Trainer, and those of launchers behind
+    """Reads the settings of a script, of a YAML or of a JSON file: those of the Trainer, and those of launchers behind
     prefixes."""
     if file.launch is not None:
         settings = dict(split_objects(file.launch.arguments))
@@ -110,11 +113,11 @@ ARGUMENTS = ("per_device_train_batch_size", "gradient_accumulation_steps", "grad
 """Arguments that decide the batch or the memory, and that argparse takes abbreviated."""
 
 SHORTEST = 10
-"""Letters of an abbreviation that stands for one of them for sure."""
+"""Letters of an abbreviation that stands for an argument for sure."""
 
 
 def _complete_names(settings: Mapping[str, Stated]) -> dict[str, Stated]:
-    """The settings of a command with the arguments of the Trainer that it abbreviates written out."""
+    """Returns the settings of a command with the arguments of the Trainer that it abbreviates written out."""
     completed: dict[str, Stated] = {}
     for name, stated in settings.items():
         meant = [full for full in ARGUMENTS if len(name) >= SHORTEST and full.startswith(name)]
@@ -123,7 +126,7 @@ def _complete_names(settings: Mapping[str, Stated]) -> dict[str, Stated]:
 
 
 def read_environment(launch: Launch, *names: str) -> dict[str, Stated]:
-    """The variables of these names that a start is given."""
+    """Returns the variables of these names that a start has."""
     return {
         name: Stated(word.text, name, launch.place, word.unknown)
         for name in names
@@ -136,7 +139,7 @@ def _name_accelerate(name: str) -> str:
 
 
 def list_names(file: LaunchFile) -> set[str]:
-    """The names of the settings of a file: of a command also those of the file that it gives to the program."""
+    """Returns the names of the settings of a file: of a command also those of the file that it gives to the program."""
     if file.launch is None:
         return set(file.keys)
     names = {name for name, stated in file.launch.arguments.items() if not is_null(stated.value)}
@@ -278,9 +281,7 @@ def _set_replicas_alone(reading: Reading) -> None:
     if "accelerate launch" in starts and "accelerate.distributed_type" not in reading.stated:
         why = "accelerate launch without --config_file takes the configuration of the machine, which is not here"
         reading.assume("plan.data", "ddp", why)
-        if launch is not None and not launch.entry.startswith(
-            "axolotl"
-        ):  # whose own file says how states are shared out
+        if launch is not None and not launch.entry.startswith("axolotl"):  # whose file says how states are shared out
             reading.ask(None, why, "plan.zero=0", "plan.zero=3", "plan.fsdp=true")
     else:
         reading.set_key("plan.data", "ddp", "accelerate.distributed_type")
@@ -320,7 +321,7 @@ def _read_precision(reading: Reading, program: TrainerProgram) -> None:
 
 
 def _find_switches(reading: Reading) -> Iterator[tuple[str, str]]:
-    """The settings that say the format of mixed precision, those that count more first."""
+    """Yields the settings that say the format of mixed precision, those that count more first."""
     for word in ("bf16", "fp16"):
         for name in (word, f"deepspeed.{word}.enabled", f"deepspeed.{'bfloat16' if word == 'bf16' else word}.enabled"):
             stated = reading.take(name, answers=("precision.compute=bf16",))
@@ -364,8 +365,8 @@ NO_REENTRANT` in accelerate/accelerator.py)."""
 
 
 def _read_recomputation(reading: Reading, program: TrainerProgram) -> tuple[str, ...] | None:
-    """Reads whether layers are recomputed, and returns the switches that say so, None if they are not: one that is on
-    counts more than others that are off."""
+    """Reads whether layers are recomputed, and returns the switches that say so, None if they are not: a switch that is
+    on counts more than others that are off."""
     stated = {name: reading.take(name) for name in (*program.checkpointing_names, *SHARDED)}
     switches = {
         name: read_switch(entry) for name, entry in stated.items() if entry is not None and not is_null(entry.value)
@@ -482,8 +483,8 @@ that joins the gradients of chunks (axolotl-ai-cloud/axolotl, src/axolotl/monkey
 def chunk_logits(chunks: int, compiled: bool) -> Keys:
     """Returns the loss whose chunks have a projection each, and whose gradients follow in the backward pass.
 
-    Eager kernels save the log-softmax of all chunks in fp32 and make both gradients of one; compiled ones save the
-    logits in 16 bits. Source: meta-pytorch/torchtune @bd2a0fc7c, torchtune/modules/loss/cross_entropy_loss.py.
+    Eager kernels save the log-softmax of all chunks in fp32 and compute both gradients of a chunk; compiled kernels
+    save the logits in 16 bits. Source: meta-pytorch/torchtune @bd2a0fc7c, torchtune/modules/loss/cross_entropy_loss.py.
     """
     kernels = {"forward": 4, "backward": 4, "kept": 2, "peak": 4} if compiled else {"kept": 4, "peak": 12}
     return kernels | {"sharded_peak": 0, "chunk_count": chunks, "kept_of_all": True}
@@ -536,7 +537,8 @@ def set_adapters(
 ) -> None:
     """Sets low-rank adapters.
 
-    stated: the setting that says so. rank: without a setting; None: a script decides, and it is asked for.
+    stated: the setting that says so.
+    rank: without a setting; None: a script decides, and it is asked for.
     rank_names, target_names: of the settings.
     everywhere: whether all linear layers have adapters without a setting; otherwise queries and values.
     dropout: whether their inputs have dropout without a setting.
@@ -578,7 +580,9 @@ def _read_targets(reading: Reading, adapters: Stated | None, names: tuple[str, .
 def set_targets(reading: Reading, words: Sequence[str], stated: Stated | None, *names: str) -> None:
     """Sets the linear layers with adapters.
 
-    words: names of modules. stated: the setting that an approximation is about. names: of the settings that say so.
+    words: names of modules.
+    stated: the setting that an approximation is about.
+    names: of the settings that say so.
     """
     known = [name for word in words if (name := know_module(word)) is not None]
     if unknown := [word for word in words if know_module(word) is None]:
@@ -656,7 +660,7 @@ PRECOMPUTED = ("precompute_ref_log_probs", "precompute_ref_log_prob")
 """Switches of a reference that reads all samples before the training."""
 
 REFERENCE_MODELS = ("ref_model", "ref_model_name_or_path", "rl_adapter_ref_model")
-"""Settings for a reference that is a model of its own, beside adapters, too."""
+"""Settings for a reference that is a separate model, beside adapters, too."""
 
 
 def set_reference(reading: Reading, stated: Stated | None) -> None:
@@ -697,7 +701,7 @@ def _read_length(reading: Reading) -> None:
 
 
 def _read_evaluation(reading: Reading, settings: EvaluationSettings) -> None:
-    """Reads how many sequences an evaluation runs at once, between steps or behind the last one (``do_eval``).
+    """Reads how many sequences an evaluation runs at once, between steps or behind the last (``do_eval``).
 
     Without a function that computes metrics the Trainer keeps losses alone (`evaluate`: prediction_loss_only).
     """
@@ -713,27 +717,29 @@ def _read_processes(reading: Reading) -> None:
     if each is None:
         each, names = _count_devices(reading), ("launcher.include",)
     elif names[0] not in reading.stated or "accelerate.num_machines" not in reading.stated:
-        each *= _count_nodes(reading)  # Accelerate counts the processes of all of its machines, here of one
+        each *= _count_nodes(
+            reading
+        )  # Accelerate counts the processes of all of its machines, here of a single machine
     reading.take("accelerate.num_machines", decisive=False)
     if each:
         reading.set_key("cluster.gpus", each, *names)
 
 
 def _is_number(reading: Reading, *names: str) -> bool:
-    """Whether the first of these settings is a number: torchrun also takes ``gpu`` and ``auto``."""
+    """Returns whether the first of these settings is a number: torchrun also takes ``gpu`` and ``auto``."""
     stated = next((reading.stated[name] for name in names if name in reading.stated), None)
     return stated is not None and not stated.unknown and bool(read_digits(str(stated.value)))
 
 
 def _count_nodes(reading: Reading) -> int:
-    """The nodes of torchrun or DeepSpeed; of an elastic range, the most."""
+    """Returns the nodes of torchrun or DeepSpeed; of an elastic range, the most."""
     stated = reading.take("launcher.nnodes", "launcher.num_nodes", decisive=False)
     last = str(stated.value).rpartition(":")[2] if stated is not None else ""
     return read_digits(last) or 1
 
 
 def _count_devices(reading: Reading) -> int | None:
-    """The GPUs that a script names, or the single one of a program without a launcher; None: those of the machine."""
+    """Returns the GPUs that a script names, or 1 for a program without a launcher; None: those of the machine."""
     launch = reading.file.launch
     included = reading.take("launcher.include", decisive=False)
     if included is not None:
@@ -760,7 +766,7 @@ STARTERS = {
 
 
 def take_on(reading: Reading, *names: str) -> Stated | None:
-    """The first of these settings that is on: not null, not false. All of them count as understood."""
+    """Reads the first of these settings that is on: not null, not false. All of them count as understood."""
     stated = [entry for name in names if (entry := reading.take(name)) is not None]
     return next((entry for entry in stated if str(entry.value).lower() not in OFF and not is_null(entry.value)), None)
 

@@ -1,6 +1,6 @@
 """Jobs as arguments of programs on Hugging Face's Trainer: what LLaMA-Factory, Axolotl and Accelerate share.
 
-Sections that these programs read from a file of its own (DeepSpeed, FSDP) stand inside theirs, which both take.
+Sections that these programs read from a separate file (DeepSpeed, FSDP) stand inside theirs, which both take.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ USUAL_DROPOUT = 0.05
 
 
 def name_model(keys: SomeKeys) -> str | None:
-    """The id on the hub of a preset of the shape of a model, or the preset; None where only a config.json says it."""
+    """Returns the id on the hub of a preset of the shape of a model, or the preset; None where only a config.json says
+    it."""
     shape = {key: value for key, value in keys.items() if key != "model.moe.routing"}  # which no id says
     model = compose_model(nest(shape, "model"))
     if not isinstance(model, str):
@@ -60,7 +61,7 @@ def name_model(keys: SomeKeys) -> str | None:
 
 
 def count_passes(keys: SomeKeys) -> int:
-    """The micro-batches of a replica in a step."""
+    """Returns the micro-batches of a replica in a step."""
     return max(1, keys["batch.global"] // (keys["plan.dp"] * keys["batch.micro"]))
 
 
@@ -72,7 +73,7 @@ def name_attention(keys: SomeKeys) -> str | None:
 
 
 def compares_pairs(keys: SomeKeys) -> bool:
-    """Whether a training compares pairs of texts with a reference: a micro-batch has whole pairs."""
+    """Returns whether a training compares pairs of texts with a reference: a micro-batch has whole pairs."""
     return bool(keys.get("train.reference")) and keys["batch.micro"] % 2 == 0 and keys["batch.global"] % 2 == 0
 
 
@@ -85,12 +86,12 @@ def count_pairs(keys: Keys) -> Keys:
 
 
 def recomputes(keys: SomeKeys) -> bool:
-    """Whether all layers are recomputed."""
+    """Returns whether all layers are recomputed."""
     return bool(keys.get("plan.recompute") == "full")
 
 
 def fuses_loss(keys: SomeKeys) -> bool:
-    """Whether the loss is computed over chunks of the tokens by Liger's kernels or Apple's."""
+    """Returns whether the loss is computed over chunks of the tokens by Liger's kernels or Apple's."""
     return bool(keys.get("framework.set.loss.chunk_tokens") == "liger")
 
 
@@ -103,44 +104,44 @@ def name_optimizer(keys: SomeKeys) -> str:
 
 
 def has_adapters(keys: SomeKeys) -> bool:
-    """Whether adapters alone are trained."""
+    """Returns whether adapters alone are trained."""
     return keys.get("train.mode") in ("lora", "qlora")
 
 
 def count_frozen_bits(keys: SomeKeys) -> int:
-    """The bits of the matrices under adapters: 4, 8 or 16."""
+    """Returns the bits of the matrices under adapters: 4, 8 or 16."""
     stored = keys.get("train.frozen_weights") or ("nf4-double" if keys.get("train.mode") == "qlora" else "bf16")
     return round(8 * STORED_FORMATS[stored].codes) if stored in STORED_FORMATS else 16
 
 
 def quantises_scales(keys: SomeKeys) -> bool:
-    """Whether the scales of 4-bit blocks are quantised themselves."""
+    """Returns whether the scales of 4-bit blocks are quantised themselves."""
     return keys.get("train.frozen_weights", "nf4-double") == "nf4-double"
 
 
 def offloads(keys: SomeKeys, state: str) -> bool:
-    """Whether a state, activations or that of the optimizer, lies in host memory."""
+    """Returns whether a state, activations or that of the optimizer, lies in host memory."""
     return state in keys.get("plan.offload", ())
 
 
 def shards_by_fsdp(keys: SomeKeys) -> bool:
-    """Whether FSDP shards."""
+    """Returns whether FSDP shards."""
     return bool(keys.get("plan.data") == FSDP)
 
 
 def shards_by_deepspeed(keys: SomeKeys) -> bool:
-    """Whether the engine of DeepSpeed runs a job."""
+    """Returns whether the engine of DeepSpeed runs a job."""
     return str(keys.get("plan.data", "ddp")) not in ("ddp", FSDP) or keys.get("framework.name") == "deepspeed"
 
 
 def is_second_fsdp(keys: SomeKeys) -> bool:
-    """Whether FSDP 2 is written: it has other degrees, and gathers into buffers."""
+    """Returns whether FSDP 2 is written: it has other degrees, and gathers into buffers."""
     degrees = any(keys.get(f"plan.{degree}", 1) > 1 for degree in ("tp", "cp"))
     return degrees or bool(keys.get("framework.set.gathers_apart"))
 
 
 def write_fsdp(keys: SomeKeys, version: str = "version") -> Keys:
-    """The section ``fsdp_config``. version: name of its version."""
+    """Writes the section ``fsdp_config``. version: name of its version."""
     section: Keys = {version: 2 if is_second_fsdp(keys) else 1, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     if is_second_fsdp(keys):
         section["reshard_after_forward"] = keys.get("plan.data.reshard", True)
@@ -157,7 +158,7 @@ def write_fsdp(keys: SomeKeys, version: str = "version") -> Keys:
 
 
 def name_strategy(keys: SomeKeys) -> str:
-    """The strategy of FSDP 1 in small letters; FSDP 2 has the first two."""
+    """Returns the strategy of FSDP 1 in small letters; FSDP 2 has the first two."""
     reshard = keys.get("plan.data.reshard", True)
     if is_hybrid(keys) and not is_second_fsdp(keys):
         return "hybrid_shard" if reshard else "hybrid_shard_zero2"
@@ -165,22 +166,22 @@ def name_strategy(keys: SomeKeys) -> str:
 
 
 def is_hybrid(keys: SomeKeys) -> bool:
-    """Whether shards have copies."""
+    """Returns whether shards have copies."""
     return bool(keys.get("plan.replicate", 1) > 1)
 
 
 def write_evaluation(keys: SomeKeys) -> Keys:
-    """Evaluations, of micro-batches of their own; none where a job does not say it."""
+    """Writes evaluations, of separate micro-batches; none where a job does not say it."""
     micro = keys.get(MICRO)
     return {} if micro is None else {"eval_strategy": "steps", "per_device_eval_batch_size": micro}
 
 
 def write_deepspeed(keys: SomeKeys) -> Keys:
-    """The configuration of DeepSpeed, as a section."""
+    """Writes the configuration of DeepSpeed, as a section."""
     return nest(write_settings(keys))
 
 
 def write_formats(keys: SomeKeys) -> Keys:
-    """The switches of mixed precision."""
+    """Writes the switches of mixed precision."""
     compute = keys.get("precision.compute")
     return {str(compute): True} if compute in ("bf16", "fp16") else {}

@@ -106,7 +106,7 @@ ONLY = {
 
 
 def _find_trainer(file: LaunchFile, stated: Mapping[str, Stated]) -> str:
-    """The name of the trainer: of the command, of the script, or what only its settings say."""
+    """Returns the name of the trainer: of the command, of the script, or what only its settings say."""
     entry = file.launch.entry.rpartition("/")[2] if file.launch is not None else ""
     words = re.split(r"[\s._-]+", entry)
     known = (*GENERATING, *PAIRS, "kto", "bco", "sft")
@@ -183,7 +183,7 @@ STRONG = {
 
 
 def _weigh_start(launch: Launch, names: set[str]) -> Evidence:
-    """How sure it is that a start is of TRL. names: of its settings."""
+    """Returns how sure it is that a start is of TRL. names: of its settings."""
     if re.match(r"trl\b", launch.entry) or re.search(r"trl[/.]scripts", launch.entry):
         return Evidence.CERTAIN
     script = re.search(r"(^|/)(run_)?(sft|dpo|grpo|kto|rloo|orpo|cpo|reward_modeling)\.py$", launch.entry)

@@ -1,7 +1,7 @@
 """verl: commands of its trainers with overrides of Hydra, and their YAML files.
 
 Of reinforcement learning (``main_ppo``) the update of the actor alone is read: rollouts, the reference, the critic and
-rewards have settings, degrees and phases of their own.
+rewards have their settings, degrees and phases.
 
 Source: volcengine/verl @b178a3cd, verl/trainer/config (sft_trainer.yaml, sft_trainer_engine.yaml, ppo_trainer.yaml,
 actor, engine/fsdp.yaml, engine/megatron.yaml, model/hf_model.yaml), trainer/fsdp_sft_trainer.py,
@@ -129,7 +129,7 @@ SFT_ROWS = (
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a command with its overrides, or of a YAML file, by the names that trainers share here."""
+    """Reads the settings of a command with its overrides, or of a YAML file, by the names that trainers share here."""
     if file.launch is None:
         words = [Stated(word, word, "--args") for word in file.options.arguments]
         settings = {**flatten_file(file, example="actor_rollout_ref:"), **read_overrides(words)}
@@ -148,7 +148,8 @@ def read(file: LaunchFile) -> dict[str, Stated]:
 
 
 def _read_configuration(file: LaunchFile) -> dict[str, Stated]:
-    """The arguments of a command, and the settings of the configuration that they name, if it is none of verl's."""
+    """Reads the arguments of a command, and the settings of the configuration that they name, if it is none of
+    verl's."""
     arguments = dict(file.launch.arguments) if file.launch is not None else {}
     name, path = arguments.get("config_name"), arguments.get("config_path")
     stem = re.sub(r"\.ya?ml$", "", str(name.value).strip("'\"")) if name is not None else ""
@@ -161,7 +162,7 @@ def _read_configuration(file: LaunchFile) -> dict[str, Stated]:
 
 
 def _name_plainly(settings: Mapping[str, Stated], kind: str) -> dict[str, Stated]:
-    """The settings by the names that trainers share, those of Megatron-Core by its own."""
+    """Returns the settings by the names that trainers share, those of Megatron-Core by its names."""
     named: dict[str, Stated] = {}
     for name, stated in settings.items():
         begins = TRAINERS[kind].renamed.items()
@@ -179,7 +180,7 @@ def _begins(name: str, begin: str) -> bool:
 
 
 def _runs_megatron(settings: Mapping[str, Stated]) -> bool:
-    """Whether a strategy, an engine, or the name of the configuration says Megatron-Core."""
+    """Returns whether a strategy, an engine, or the name of the configuration says Megatron-Core."""
     return any("megatron" in str(settings[name].value).lower() for name in SELECTORS if name in settings)
 
 
@@ -325,7 +326,8 @@ def _read_actor(reading: Reading) -> None:
 def _set_dynamic_batch(reading: Reading, tokens: int, stated: Stated | None, *names: str) -> None:
     """Sets a micro-batch that holds as many sequences as have room, by those that divide the batch.
 
-    tokens: of a GPU. stated: the setting that says so. names: of the settings.
+    tokens: of a GPU.
+    stated: the setting that says so. names: of the settings.
     """
     keys = reading.keys
     room = max(1, tokens * keys["plan.cp"] // keys["batch.sequence"])
@@ -337,7 +339,7 @@ def _set_dynamic_batch(reading: Reading, tokens: int, stated: Stated | None, *na
 
 def _share_micro_batch(reading: Reading, name: str) -> bool:
     """Sets the micro-batch by a setting of the first releases, which counts those of all ranks together. Returns
-    whether there is one."""
+    whether the file has it."""
     count = reading.take_count(name)
     if count:
         reading.set_key("batch.micro", max(1, count // _count_replicas(reading)), name)
@@ -407,7 +409,7 @@ OWN_VERDICTS: Verdicts = {
 
 
 def recognise(file: LaunchFile) -> Evidence:
-    """A start of one of its trainers, or the sections of their files."""
+    """Recognises a start of its trainers, or the sections of their files."""
     if file.launch is not None:
         if re.search(r"^verl\.trainer\.(main_ppo|\w*sft_trainer)|(^|/)fsdp_sft_trainer\.py$", file.launch.entry):
             return Evidence.CERTAIN

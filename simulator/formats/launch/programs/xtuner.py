@@ -87,14 +87,18 @@ RENAMED_HUGGINGFACE: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class _Assignment:
-    """The last assignment to a name of the module. node: its value. line: of the statement."""
+    """The last assignment to a name of the module.
+
+    node: its value.
+    line: of the statement.
+    """
 
     node: ast.expr
     line: int
 
 
 def read_configuration(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a configuration in Python."""
+    """Reads the settings of a configuration in Python."""
     text = xtuner_v1.follow_file(file)
     if xtuner_v1.find_trainer(text) is not None:
         return xtuner_v1.read_trainer(text, file.where)
@@ -158,7 +162,7 @@ class _Fields:
 
 
 def _find_field(node: ast.expr | None, key: str) -> ast.expr | None:
-    """The expression of a field of ``dict(key=...)`` or of ``{'key': ...}``."""
+    """Returns the expression of a field of ``dict(key=...)`` or of ``{'key': ...}``."""
     match node:
         case ast.Call(keywords=keywords):
             return next((word.value for word in keywords if word.arg == key), None)
@@ -184,7 +188,8 @@ def _plain(value: Any) -> Any:
 
 
 def name_fields(fields: Mapping[str, Stated]) -> dict[str, Stated]:
-    """The fields with the names of the Trainer, and the longest sequences of the training data as ``max_length``."""
+    """Returns the fields with the names of the Trainer, and the longest sequences of the training data as
+    ``max_length``."""
     is_huggingface = "framework" in fields and str(fields["framework"].value).lower() == "huggingface"
     settings = {}
     for name, stated in fields.items():
@@ -209,7 +214,7 @@ VARIABLES: Mapping[str, str] = {"NPROC_PER_NODE": "launcher.nproc_per_node", "NN
 
 
 def read(file: LaunchFile) -> dict[str, Stated]:
-    """The settings of a configuration, or of a command with the configuration that it names."""
+    """Reads the settings of a configuration, or of a command with the configuration that it names."""
     if file.launch is None:
         return read_configuration(file)
     settings = read_trainer_file(file)
@@ -223,7 +228,7 @@ def read(file: LaunchFile) -> dict[str, Stated]:
 
 
 def _follow_command(reading: Reading) -> None:
-    """Adds the settings of the configuration that a command names: a file, or one that xtuner has itself."""
+    """Adds the settings of the configuration that a command names: a file, or a name that xtuner has itself."""
     stated = reading.take("configuration")
     if stated is None:
         return
@@ -244,7 +249,7 @@ def _follow_command(reading: Reading) -> None:
 
 
 def _read_overrides(reading: Reading) -> dict[str, Stated]:
-    """The fields behind ``--cfg-options``, as ``a.b=c``."""
+    """Reads the fields behind ``--cfg-options``, as ``a.b=c``."""
     stated = reading.take("cfg_options")
     words = stated.value if stated is not None and isinstance(stated.value, list) else [stated.value if stated else ""]
     pairs = [str(word).partition("=") for word in words if "=" in str(word)]
@@ -296,7 +301,7 @@ def interpret(reading: Reading) -> None:
             set_attention(reading, "flash_attention_2", "sequence_parallel_size")
     _read_weights(reading, bits, has_adapters)
     if not is_huggingface:
-        loop = reading.take("val_cfg.type")  # of mmengine: ValLoop, with a data loader of its own
+        loop = reading.take("val_cfg.type")  # of mmengine: ValLoop, with a separate data loader
         read_evaluation(
             reading, EvaluationSettings(("val_dataloader.batch_size",), 1), loop is not None, "val_cfg.type"
         )
@@ -314,7 +319,7 @@ NODES = ("launcher.nnodes", "launcher.nodes", "launcher.sbatch_nodes")
 
 
 def count_processes(reading: Reading) -> None:
-    """Reads how many processes of one GPU each are started: by xtuner, by torchrun, or by Slurm."""
+    """Reads how many processes of a GPU each are started: by xtuner, by torchrun, or by Slurm."""
     started, total, each = (reading.take_count(*names, decisive=False) for names in TASKS)
     nodes = reading.take_count(*NODES, decisive=False) or 1
     counts = (started and started * nodes, total, each and each * nodes)
@@ -326,7 +331,7 @@ def count_processes(reading: Reading) -> None:
 
 
 def _find_bits(reading: Reading, prefix: str) -> int:
-    """The bits of a frozen weight: 4 or 8 where it is quantised."""
+    """Returns the bits of a frozen weight: 4 or 8 where it is quantised."""
     config = f"{prefix}quantization_config"
     if take_on(reading, f"{config}.load_in_4bit", f"{prefix}load_in_4bit") is not None:
         return 4
@@ -338,7 +343,7 @@ def _find_bits(reading: Reading, prefix: str) -> int:
 def _read_stage(reading: Reading) -> bool:
     """Reads what DeepSpeed shards. Returns whether it runs.
 
-    Its option is one of the command: of a configuration alone it is asked for.
+    Its option is of the command: of a configuration alone it is asked for.
     """
     stated = reading.take("deepspeed")
     size = reading.stated.get("sequence_parallel_size")
@@ -402,7 +407,7 @@ def _name_optimizer(reading: Reading) -> None:
 
 
 def _ask_missing(reading: Reading) -> None:
-    """Asks for what a configuration takes from another one that is not read."""
+    """Asks for what a configuration takes from another that is not read."""
     if "configuration" in reading.stated or reading.file.launch is None:
         if "per_device_train_batch_size" not in reading.stated:
             reading.ask_key("batch.micro", 1, "the configuration has no batch_size of a train_dataloader")
@@ -427,7 +432,8 @@ def _read_weights(reading: Reading, bits: int, has_adapters: bool) -> None:
 
 
 def _read_kind(reading: Reading) -> None:
-    """Reads the kind of training by the class of the model. With packed pairs a pass holds one sequence of them."""
+    """Reads the kind of training by the class of the model. With packed pairs a pass holds a single sequence of
+    them."""
     stated = reading.take("model.type")
     kind = str(stated.value).rpartition(".")[2] if stated is not None else ""
     packed = take_on(reading, "use_varlen_attn", "model.use_varlen_attn")

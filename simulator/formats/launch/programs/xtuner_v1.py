@@ -37,7 +37,8 @@ GETENV = ast.parse("def getenv(name, default=None):\n    return __environment__.
 
 
 def follow_file(file: LaunchFile) -> PythonText:
-    """What a Python file builds. Variables of the environment are those that the user gives, or their defaults."""
+    """Returns what a Python file builds. Variables of the environment are those that the user gives, or their
+    defaults."""
     environment = dict(file.options.environment)
     names = {"os": Built("os", 0, fields={"environ": environment, "getenv": GETENV}), "__environment__": environment}
     text = PythonText(file.text, file.where, names)
@@ -46,12 +47,12 @@ def follow_file(file: LaunchFile) -> PythonText:
 
 
 def find_trainer(text: PythonText) -> Built | None:
-    """The configuration of a trainer that a file builds."""
+    """Returns the configuration of a trainer that a file builds."""
     return next((call for call in reversed(text.calls) if call.last_name == TRAINER), None)
 
 
 def read_trainer(text: PythonText, where: str) -> dict[str, Stated]:
-    """The settings of the trainer by their dotted names, and the classes of its parts."""
+    """Reads the settings of the trainer by their dotted names, and the classes of its parts."""
     trainer = find_trainer(text)
     assert trainer is not None
     settings = read_python_settings(trainer, where)
@@ -66,7 +67,7 @@ def read_trainer(text: PythonText, where: str) -> dict[str, Stated]:
 
 
 def _name_variables(stated: Stated) -> Stated:
-    """The setting with the variables of the environment that its value needs as what is unknown of it."""
+    """Returns the setting with the variables of the environment that its value needs as what is unknown of it."""
     names = [name for text in stated.unknown for name in re.findall(r"environ\[['\"](\w+)['\"]\]", text)]
     return replace(stated, unknown=tuple(names)) if names else stated
 

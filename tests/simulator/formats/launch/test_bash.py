@@ -419,4 +419,4 @@ def test_places_beyond_the_grammar_are_told_once_each_and_the_rest_counted(monke
     places = [LostPlace(line, f"why {line % 30}") for line in range(1, 90)]
     monkeypatch.setattr(grammar, "_list_errors", lambda _: iter(places))
     told = [*grammar.find_errors(grammar.parse("x", "run.sh"))]
-    assert told[:-1] == places[: grammar.MOST_TOLD] and told[-1].why.endswith("this and 19 places below")
+    assert told[:-1] == places[: grammar.MAX_TOLD] and told[-1].why.endswith("this and 19 places below")

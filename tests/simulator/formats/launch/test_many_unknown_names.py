@@ -16,7 +16,7 @@ from meshcast.simulator import load_job
 from meshcast.simulator.formats.launch.convert import import_file
 from meshcast.simulator.formats.launch.imported_job import OpenQuestions
 from meshcast.simulator.formats.launch.launch_file import LaunchOptions, parse_launch_text, read_launch_file
-from meshcast.simulator.formats.launch.reading import MOST_COMPARED, MOST_LISTED
+from meshcast.simulator.formats.launch.reading import MAX_COMPARED, MAX_LISTED
 from meshcast.simulator.loading.load import read_launch_job
 
 NEMO = """\
@@ -42,20 +42,20 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_settings_that_nothing_knows(tmp_path: Path, compared: list[str]) -> None:
-    count = MOST_COMPARED + 100
+    count = MAX_COMPARED + 100
     (tmp_path / "one.yaml").write_text(NEMO + "".join(f"  a_word_of_our_own_{i}: {i + 1}\n" for i in range(count)))
     imported = read_launch_job(tmp_path / "one.yaml", (), "nemo").launch
     assert imported is not None
     unknown = [one.shown for one in imported.findings.approximated if not one.is_known]
-    assert len(unknown) == MOST_LISTED + 1 and unknown[-1] == f"{count - MOST_LISTED:,} further settings"
-    assert len(compared) <= MOST_COMPARED + 1
+    assert len(unknown) == MAX_LISTED + 1 and unknown[-1] == f"{count - MAX_LISTED:,} further settings"
+    assert len(compared) <= MAX_COMPARED + 1
 
 
 def test_settings_that_decide_by_their_names(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text(NEMO + "".join(f"  tensor_parallel_of_us_{i}: {i + 1}\n" for i in range(300)))
     with pytest.raises(OpenQuestions, match="280 further settings of this kind") as refused:
         read_launch_job(tmp_path / "one.yaml", (), "nemo")
-    assert len(refused.value.questions) <= MOST_LISTED + 3
+    assert len(refused.value.questions) <= MAX_LISTED + 3
 
 
 def test_keys_of_a_job(compared: list[str]) -> None:

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.formats.launch.arguments import read_arguments
 from meshcast.simulator.formats.launch.convert import import_text
 from meshcast.simulator.formats.launch.imported_job import OpenQuestions
-from meshcast.simulator.formats.launch.programs.megatron import write_flag
+from meshcast.simulator.formats.launch.launch_file import parse_launch_text
+from meshcast.simulator.formats.launch.programs.megatron import read_launch_arguments, write_flag
 from meshcast.simulator.formats.launch.programs.megatron_plan import read_layout, write_layout
 from meshcast.simulator.formats.launch.table import Stated, read_count, read_switch
 
@@ -18,8 +18,12 @@ SHAPE = "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 1
 SHAPE += "--micro-batch-size 1 --bf16 "
 
 
+def read_arguments(text: str) -> dict[str, Stated]:
+    return read_launch_arguments(parse_launch_text(text, "run.sh", ".sh"))
+
+
 def arguments(text: str) -> dict[str, object]:
-    return {name: stated.value for name, stated in read_arguments(text, "run.sh").items()}
+    return {name: stated.value for name, stated in read_arguments(text).items()}
 
 
 @pytest.mark.parametrize(
@@ -48,11 +52,9 @@ def test_arguments_of_a_script(script: str, found: dict[str, object]) -> None:
 
 
 def test_every_argument_has_its_line() -> None:
-    places = {
-        name: one.place
-        for name, one in read_arguments("A=(\n--x 1\n--y 2\n)\npython a.py \\\n ${A[@]} --z 3", "r").items()
-    }
-    assert places == {"x": "r:2", "y": "r:3", "z": "r:6"}
+    stated = read_arguments("A=(\n--x 1\n--y 2\n)\npython a.py \\\n ${A[@]} --z 3")
+    places = {name: setting.place for name, setting in stated.items()}
+    assert places == {"x": "run.sh:2", "y": "run.sh:3", "z": "run.sh:6"}
 
 
 WORDS = st.one_of(st.just(True), st.integers(0, 10**9), st.text("abcdefg|()*,.+- EtmL", min_size=1, max_size=12))
@@ -68,18 +70,18 @@ def test_flags_are_read_as_they_were_written(settings: dict[str, object]) -> Non
 
 @given(st.text(max_size=200))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    for stated in read_arguments(text, "run.sh").values():
+    for stated in read_arguments(text).values():
         assert stated.shown
 
 
 def test_arguments_of_the_script_are_no_values() -> None:
-    found = read_arguments('torchrun pretrain_gpt.py --bf16 "$@" --tensor-model-parallel-size 2 $*', "run.sh")
+    found = read_arguments('torchrun pretrain_gpt.py --bf16 "$@" --tensor-model-parallel-size 2 $*')
     assert found["bf16"].value is True and found["tensor_model_parallel_size"].value == "2"
 
 
 def test_no_script_grows_without_end() -> None:
     with pytest.raises(PlanError, match=r"run.sh:\d+: the variable A grows beyond 1,000,000 letters"):
-        read_arguments("A=abcdefgh\n" + 'A="$A$A"\n' * 40 + "python a.py --x $A", "run.sh")
+        read_arguments("A=abcdefgh\n" + 'A="$A$A"\n' * 40 + "python a.py --x $A")
     freq = SHAPE + "--num-experts 8 --moe-layer-freq '([0]*99999*99999*99999)'"
     with pytest.raises(OpenQuestions, match=r"--moe-layer-freq.*no list of the layers"):
         import_text(freq, "run.sh", "megatron")
