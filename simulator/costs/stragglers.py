@@ -15,10 +15,10 @@ from __future__ import annotations
 from statistics import NormalDist
 
 SPREAD = 0.01
-"""Standard deviation of the pace of GPUs of one kind. Held against some 670 published runs on 1 to 4 and on 16 to 10,752
-GPUs: their mean error is 6.5 % at 0, 6.3 % from 1 to 2.5 %; of the 99 on 1 to 4 alone 3.3 % at 0, 3.1 to 3.2 % from 1 to
-2 %. Across five clusters of GPUs single GEMMs vary by 8 % on average from best to worst, from manufacturing and
-temperature (Sinha et al. 2022, "Not All GPUs Are Created Equal", SC22, arXiv 2208.11035)."""
+"""Standard deviation of the pace of GPUs of one kind. Held against some 670 published runs on 1 to 4 and on 16 to
+10,752 GPUs: their mean error is 6.5 % at 0, 6.3 % from 1 to 2.5 %; of the 99 on 1 to 4 alone 3.3 % at 0, 3.1 to 3.2 %
+from 1 to 2 %. Across five clusters of GPUs single GEMMs vary by 8 % on average from best to worst, from manufacturing
+and temperature (Sinha et al. 2022, "Not All GPUs Are Created Equal", SC22, arXiv 2208.11035)."""
 
 REFERENCE = 8
 """GPUs whose slowest one has the pace to which rates refer."""
