@@ -49,7 +49,7 @@ class KernelTraits:
         eager: memory-bound operations that are several kernels on a GPU, see `Framework`.
         sustained: rate in a step against the same kernel alone, see `Framework`; None: that of the GPU's architecture.
         alone: kernels run one by one, not at the lower sustained rate of a long training step.
-        pace: time of kernels on the slowest GPU over the calibrated time, see `simulator.costs.stragglers`.
+        pace: time of GEMMs and attention on the slowest GPU over the calibrated time, see `simulator.costs.stragglers`.
         deterministic: the backward pass of attention adds in one order.
         rings_alone: all-reduces run over rings, neither trees nor sums in switches.
     """
@@ -162,8 +162,8 @@ class KernelPrices:
         """Returns the price of a memory-bound operation, of one kernel or of several, which are counted."""
         kernels = make_eager_kernels(work, self._eager) if self._eager else None
         if kernels:
-            return self._price_kernel(kernels, self._traits.pace)
-        return self._price_kernel(work, self._rates["memory_bound"] * self._traits.pace)
+            return self._price_kernel(kernels, 1.0)
+        return self._price_kernel(work, self._rates["memory_bound"])
 
     def _step_rate(self, work: Gemm | Attention) -> float:
         """Returns the rate of a kernel in a step against the calibrated one."""

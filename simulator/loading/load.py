@@ -269,7 +269,8 @@ def _find_framework(
         "main_weights": precision.main_weights,
         "moments": precision.moments,
         "update": _update(file, framework),
-        "adapters": framework.adapters.model_dump() | ({} if file.train.has_adapters else {"weights": ""}),
+        "adapters": framework.adapters.model_dump()
+        | ({} if file.train.has_adapters else {"weights": "", "units": False}),
     }
     if "launch_s" not in traits:
         formats["launch_s"] = framework.launch_s * host_pace(cluster)

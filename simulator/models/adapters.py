@@ -12,7 +12,9 @@ an A for each, and every step of
     out = (x W + scale B(A(dropout(x in fp32)))) in 16 bits
 
 is a separate kernel, each way and again where layers are recomputed, in fp32 where the adapters are (`Linear.forward`
-in peft/tuners/lora/layer.py, `cast_adapter_dtype` in peft/tuners/tuners_utils.py, both of PEFT 0.12 to 0.21).
+in peft/tuners/lora/layer.py, `cast_adapter_dtype` in peft/tuners/tuners_utils.py, both of PEFT 0.12 to 0.21). Over
+matrices in few bits autocast alone converts, and the result of a matrix of 4 bits is copied before the sum
+(`requires_conversion` and `clone` in peft/tuners/lora/bnb.py, of PEFT 0.5 to 0.21).
 
 References: Hu et al. 2021, arXiv 2106.09685, section 4; Dettmers et al. 2023 (QLoRA), arXiv 2305.14314.
 """
@@ -71,6 +73,10 @@ PLAIN_LAUNCHES = 0.37
 Engine: 33 of 91 us on a GH200, 37 of 100 us on a GB200 (NVIDIA/TransformerEngine, issue 2053)."""
 
 
+COPIED = ("nf4", "nf4-double")
+"""Formats of frozen matrices whose results PEFT copies before it adds to them."""
+
+
 class AdapterKernels(BaseModel):
     """How adapters are kept and computed."""
 
@@ -85,6 +91,9 @@ class AdapterKernels(BaseModel):
     """Queries, keys, values, gate and up have an adapter each; otherwise those of one GEMM share one."""
     eager: bool = False
     """Conversions, dropout, the scale and the sum are separate kernels."""
+    units: bool = False
+    """Each matrix is a unit of FSDP1 of its own, inside of that of its layer (`fsdp_auto_wrap_policy` in
+    peft/utils/other.py, which the Trainer of Transformers sets)."""
     of_each_expert: bool = False
     """Every routed expert has an adapter, as in PEFT; otherwise those of a rank share one, over all of its tokens
     (`share_expert_adapters` of Megatron-Bridge's LoRA, src/megatron/bridge/peft/lora.py @067f987df)."""
@@ -234,7 +243,8 @@ class Adapters:
             modules.append(Elementwise(kernel, (x,), (output,), (), what, what == "dropout", frozen=True))
             x = output
 
-        if self.kernels.eager and (self.kernels.weights or x.dtype) != x.dtype:
+        kept_by_autocast = self.stored and not self.kernels.products
+        if self.kernels.eager and (self.kernels.weights or x.dtype) != x.dtype and not kept_by_autocast:
             add("convert", self.kernels.weights)
         if self.dropout:
             add("dropout", x.dtype)
@@ -250,6 +260,9 @@ class Adapters:
             return [Sum(f"{name}.add", (*plain, *added), outs, frozen=True, launches=PLAIN_LAUNCHES)]
         modules: list[Module] = []
         for before, low, out in zip(plain, added, outs, strict=True):
+            if self.stored in COPIED:
+                before, copied = replace(before, name=f"{before.name}.copied"), before
+                modules.append(Sum(f"{name}.copy", (copied,), (before,), frozen=True))
             scaled = replace(low, name=f"{low.name}.scaled")
             modules.append(Elementwise(f"{name}.scale", (low,), (scaled,), (), "scale", frozen=True))
             if low.dtype == out.dtype:

@@ -203,11 +203,7 @@ class Report(Metrics):
             *self._no_tensor_overlap,
             f"{framework.step_overhead_s} s a step for data, logging and launch",
             *([f"{self.play.program.host * 1e6:.4g} us of the host to issue an op"] if self.play.program.host else []),
-            *(
-                [f"the slowest of {self.job.cluster.gpus:,} GPUs takes {self._slowest:.1%} longer than that of a node"]
-                if self._slowest
-                else []
-            ),
+            *self._slowest,
             *([self._without_barrier] if self.play.window else []),
             *([str(Routing())] if self.job.model.moe and not has_experts else []),
             *(text for scheme in self.play.plan.every_scheme for text in scheme.assumptions(self.job.model)),
@@ -247,9 +243,16 @@ class Report(Metrics):
         return [f"no overlap of tensor parallelism: its ranks are in several scale-up domains of {domain} GPUs"]
 
     @property
-    def _slowest(self) -> float:
-        """What the slowest GPU adds to the time of kernels, unless the job has a pace for every rank."""
-        return 0.0 if self.job.noise else slowest_pace(self.job.cluster.gpus) - 1.0
+    def _slowest(self) -> list[str]:
+        """What is said of the time of GEMMs and attention on the slowest GPU, unless the job has a pace for every
+        rank."""
+        gpus = self.job.cluster.gpus
+        added = 0.0 if self.job.noise else slowest_pace(gpus) - 1.0
+        if not added:
+            return []
+        whose = f"the slowest of {gpus:,} GPUs" if gpus > 1 else "a GPU that waits for no other"
+        than = f"{added:.1%} longer" if added > 0 else f"{-added:.1%} less"
+        return [f"{whose} takes {than} than the slowest of a node for GEMMs and attention"]
 
     @property
     def _without_barrier(self) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.costs.regimes import least_known, residuals
+from meshcast.simulator.costs.stragglers import slowest_pace
 from meshcast.simulator.engine.task_time import task_seconds
 from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.ir.ops import Collective, Work
@@ -26,7 +28,7 @@ def make_price(forecaster: Forecaster, without_collectives: bool = False) -> Pri
     without_collectives: collectives within a stage take no time.
     """
     plan = forecaster.plan
-    traits = plan.job.framework.kernel_traits
+    traits = replace(plan.job.framework.kernel_traits, pace=slowest_pace(1))  # stages are measured one by one
     costs = Costs(plan.job.cluster, plan.mesh, traits, forecaster.calibration)
 
     def price(work: Work) -> tuple[float, float, float]:

@@ -14,6 +14,10 @@ Under a pipeline, weights stay gathered and gradients unreduced from micro-batch
 stages ask for: an all-gather and a reduce-scatter a step, and whole weights and gradients in memory meanwhile. Where
 all forward passes of a stage precede its backward ones (breadth-first) weights are freed and gathered again in between.
 
+PEFT makes each matrix of an adapter a unit inside of that of its layer (`adapters.units` of the framework). Its own
+all-gathers and reductions are small, but `limit_all_gathers` lets the host be two units ahead of the kernels, and the
+calls of FSDP around every unit then take longer than the kernels between them.
+
 With a second axis in `replicate`, groups of F ranks share a copy of the model (hybrid sharding): gradient shards that
 were reduce-scattered in a group are then all-reduced among the R replicas, during the rest of the pass.
 
@@ -35,7 +39,7 @@ PyTorch, torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`offload_to_cpu`).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -90,7 +94,7 @@ class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights):
 
     @property
     def lowering_key(self) -> Hashable:
-        traits = self.framework.root_stays_gathered, self.holds_inputs, self.gathers_again
+        traits = self.framework.root_stays_gathered, self.holds_inputs, self.gathers_again, self.wraps_trained
         return super().lowering_key, self.across_microbatches, *traits
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
@@ -117,6 +121,14 @@ class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights):
         is not wrapped."""
         hooks = self.framework.memory.hooks_hold_inputs and not self.framework.gathers_apart
         return hooks and self.layers_per_unit == 1 and self.mesh.size(self.over) > 1
+
+    @property
+    def wraps_trained(self) -> bool:
+        apart = self.framework.adapters.units and not self.framework.gathers_apart
+        return apart and self.layers_per_unit == 1 and self.mesh.size(self.over) > 1 and not self.across_microbatches
+
+    def gradient_buckets(self, params: Sequence[Param]) -> list[list[Param]]:
+        return [[param] for param in params] if self.wraps_trained else super().gradient_buckets(params)
 
     @property
     def gathers_again(self) -> bool:

@@ -169,7 +169,7 @@ def test_an_optimizer_keeps_its_states(optimizer: str) -> None:
 def test_qlora_of_peft_is_near_what_was_measured(micro: int, step_s: float, peak: int) -> None:
     """Mistral 7B on an A100: rank 16 on all of attention, dropout, autocast, PyTorch 2.4, Transformers 4.48, PEFT 0.13,
     bitsandbytes 0.43 (foundation-model-stack/fms-acceleration @876e2ed, scripts/benchmarks/refs/a100_80gb.csv,
-    accelerated-peft-bnb). Nothing is fitted on it: the steps are 6.6 and 7.6 % too long."""
+    accelerated-peft-bnb). Nothing is fitted on it: the steps are 0.0 and 1.0 % too long."""
     targets = ["attn_qkv", "attn_proj"]
     report = simulate(
         {
@@ -184,5 +184,5 @@ def test_qlora_of_peft_is_near_what_was_measured(micro: int, step_s: float, peak
     between_steps = 4_306_496_512
     assert sum(resident(report).values()) == pytest.approx(between_steps, rel=0.005)
     answer = report.to_dict()
-    assert answer["step_time_s"] == pytest.approx(step_s, rel=0.08)
+    assert answer["step_time_s"] == pytest.approx(step_s, rel=0.03)
     assert answer["memory"]["peak_allocated_gib"] * 2**30 == pytest.approx(peak, rel=0.03)

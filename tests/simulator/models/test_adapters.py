@@ -417,6 +417,20 @@ def test_adapters_of_peft_have_their_states_in_fp32(targets: list[Target], rank:
     assert (adam.read, adam.write) == (16 * total, 12 * total)
 
 
+@pytest.mark.parametrize(("stored", "copies"), [(None, 0), ("int8", 0), ("nf4", 1)])
+def test_autocast_alone_converts_inputs_beside_matrices_in_few_bits(stored: str | None, copies: int) -> None:
+    """Under autocast an adapter of queries, keys or values reads its input in fp32 and converts it back, or takes it as
+    it is; of 4 bits the result of the matrix is copied first. Without autocast the input is in fp32 in either case."""
+    train = {"mode": "lora", "rank": 4, "targets": ["attn_qkv"], "frozen_weights": stored}
+    for autocast in (True, False):
+        framework = {"name": "hf-trainer", "set": {"adapters": PEFT | {"products": "" if autocast else "fp32"}}}
+        ops = [op for _, op in play_job(job(None, train=train, framework=framework, **ONE)).instances()]
+        forward = [op.name for op in ops if op.phase == "F" and ".lora." in op.name]
+        converts, added = (sum(f".{word}" in name for name in forward) for word in ("convert", "copy"))
+        per_adapter = 2 if autocast and stored is None else 0 if autocast else 1
+        assert (converts, added) == (3 * 4 * per_adapter, 3 * 4 * copies)
+
+
 def test_the_answer_states_the_trained_weights() -> None:
     answer = load_job(job(None, train={"mode": "lora"})).to_dict()
     assert answer["train"] == {"mode": "lora", "rank": 16, "targets": list(TARGETS)}

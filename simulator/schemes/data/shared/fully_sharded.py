@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby, pairwise, takewhile
+from itertools import accumulate, groupby, pairwise, takewhile
 from math import inf
 from typing import ClassVar, NamedTuple
 
@@ -22,6 +22,7 @@ from meshcast.simulator.ir.ops import (
     COMPUTE,
     Fragment,
     HostCopy,
+    HostLaunch,
     Memory,
     Op,
     Param,
@@ -37,11 +38,13 @@ from meshcast.simulator.schemes.data.shared.gather_plan import (
     GatheredModule,
     GatheredWeights,
     PassGathers,
+    Reach,
     add_up,
     find_modules,
     kernel_before,
     plan_pass,
     whole_pass,
+    wrap_trained,
 )
 from meshcast.simulator.schemes.data.shared.reduce_buckets import count_whole_elements, fill_buckets, hold_buckets
 
@@ -148,6 +151,11 @@ class ShardedScheme(DataScheme):
     @property
     def has_root(self) -> bool:
         """Whether weights outside of the layers are those of a single unit, whose gradients are reduced together."""
+        return False
+
+    @property
+    def wraps_trained(self) -> bool:
+        """Whether each trained parameter of a unit with frozen ones is a unit of its own."""
         return False
 
     @property
@@ -315,6 +323,8 @@ def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun, by_module: bool, stay
 
     def modules(forward: bool) -> tuple[GatheredModule, ...]:
         sharded = _gathered_params(scheme, fragment, forward, stays) if forward or fragment.backward else []
+        if scheme.wraps_trained and not all(param.trained for param in fragment.params):
+            return wrap_trained(fragment, sharded, forward) if sharded else ()
         if by_module:
             return scheme.join_modules(find_modules(fragment, sharded, forward, scheme.reuse))
         ops = fragment.forward if forward else fragment.backward
@@ -355,16 +365,20 @@ def _gathered_params(
 
 def _plan_gathers(scheme: ShardedScheme, row: list[UnitShards]) -> list[UnitGathers]:
     forward = plan_pass([unit.forward for unit in row], partial(scheme.reach, True))
-    reach = _ask_by_itself if any(unit.again for unit in row) else partial(scheme.reach, False)
+    again = any(unit.again for unit in row)
+    reach = _ask_inside([len(unit.backward) for unit in row[::-1]]) if again else partial(scheme.reach, False)
     backward = plan_pass([unit.backward for unit in row[::-1]], reach)[::-1]
     sent = [*(unit.leaving for unit in row[1:]), 0]
     return [UnitGathers(*each) for each in zip(forward, backward, sent, strict=True)]
 
 
-def _ask_by_itself(sizes: Sequence[int]) -> Sequence[int]:
-    """Returns for each unit of a pass how many are asked for: as many have been asked for as compute or have
-    computed."""
-    return range(1, len(sizes) + 1)
+def _ask_inside(counts: Sequence[int]) -> Reach:
+    """Returns the reach of a pass in which no unit is asked for ahead, but the next of the units inside of one is.
+
+    counts: modules of every unit.
+    """
+    ends = set(accumulate(counts))
+    return lambda sizes: [place + 1 + (place + 1 not in ends) for place in range(len(sizes))]
 
 
 GRADIENTS, PACKED = "gradients of a bucket", "packed"
@@ -412,7 +426,7 @@ def _lower_unit(
             modules = (replace(shards.backward[0], weights=weights),)
         _PassGathering(scheme, unit_run, fragment, modules, turn.backward, False, stays).lower()
         if shards.again:
-            _gather_again(scheme, fragment, modules)
+            _gather_again(scheme, fragment, modules[:1])
         # The gradients of the unit whose backward pass came before are still being reduced.
         nbytes, ends = turn.sent * BYTES[scheme.framework.gradients], (fragment.backward[0], fragment.backward[-1])
         fragment.tensor_uses += _lifetime("gradients of the following", nbytes, *ends, "gradients")
@@ -601,6 +615,9 @@ class _PassGathering:
 
 def _gather_all(scheme: ShardedScheme, weights: GatheredWeights, forward: bool) -> list[GatherOps]:
     groups = [scheme.gather_unit(axes, elements, forward) for axes, elements in weights.groups]
+    if groups and weights.launches:
+        first = groups[0].ops[0]
+        groups[0].ops.insert(0, Op("hooks", first.stream, HostLaunch(weights.launches), [], first.phase))
     for group in groups:
         _serialise(group.ops)
     return groups
