@@ -1,4 +1,5 @@
 """Output tiles of GEMMs in 8 bits with one scale a row, which libraries built on CUTLASS choose by their own tables.
+Those of DeepGEMM, with block scales, are in deepgemm.py.
 
 cuBLASLt has a kernel for every size; sgl-kernel and torch._scaled_mm compile a few, and their code says which one runs.
 A tile is what one multiprocessor computes at a time. Blocks of a cluster start together on one group of
@@ -35,12 +36,14 @@ class FixedTile(NamedTuple):
     Attributes:
         rows, columns: that one multiprocessor computes at a time.
         cluster_rows, cluster_columns: blocks of a cluster along the rows and the columns of the output.
+        rate: of the kernel against others of its library.
     """
 
     rows: Number
     columns: Number
     cluster_rows: Number = 1
     cluster_columns: Number = 1
+    rate: Number = 1.0
 
     def count_tiles(self, m: Number, n: Number) -> Number:
         """Counts the tiles of an [m, n] output in whole clusters."""
