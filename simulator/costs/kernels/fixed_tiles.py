@@ -1,4 +1,5 @@
 """Output tiles of GEMMs in 8 bits with one scale a row, which libraries built on CUTLASS choose by their own tables.
+Those of DeepGEMM, with block scales, are in deepgemm.py.
 
 cuBLASLt has a kernel for every size; sgl-kernel and torch._scaled_mm compile a few, and their code says which one runs.
 A tile is what one multiprocessor computes at a time. Blocks of a cluster start together on one group of
@@ -8,7 +9,7 @@ operands are loaded once for the blocks of a cluster that share them.
 sgl-kernel: `fp8_scaled_mm` in sgl-kernel/csrc/gemm/fp8_gemm_kernel.cu (sgl-project/sglang @350439a; sm89, sm100), on
 Hopper since pull request 25532 of 2026-05 (csrc/cutlass_extensions/gemm/fp8_gemm_sm90_dispatch.cuh), whose kernels for
 few tokens swap the operands. Times of H100 double at 129 rows, as that table says and the one before does not.
-torch: aten/src/ATen/native/cuda/RowwiseScaledMM.cu (pytorch/pytorch @01386a0; sm90, sm100).
+torch: aten/src/ATen/native/cuda/RowwiseScaledMM.cu (pytorch/pytorch @01386a0; sm90, sm100, and sm120 without clusters).
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ class FixedTile(NamedTuple):
     Attributes:
         rows, columns: that one multiprocessor computes at a time.
         cluster_rows, cluster_columns: blocks of a cluster along the rows and the columns of the output.
+        rate: of the kernel against others of its library.
     """
 
     rows: Number
     columns: Number
     cluster_rows: Number = 1
     cluster_columns: Number = 1
+    rate: Number = 1.0
 
     def count_tiles(self, m: Number, n: Number) -> Number:
         """Counts the tiles of an [m, n] output in whole clusters."""
@@ -102,6 +105,9 @@ def sgl_kernel_tile(m: Number, n: Number, architecture: str) -> FixedTile:
     return FixedTile(*(np.select(fits, values) for values in zip(*(tile for _, _, tile in rules), strict=True)))
 
 
+FIRST_OF_BOARDS = 12.0
+"""Compute capability from which Blackwell's multiprocessors neither share loads nor compute in pairs: those of GeForce
+and RTX PRO boards."""
 LARGE = 4096
 """Rows and columns from which torch's GEMM has clusters along the longer side."""
 
@@ -123,6 +129,8 @@ def torch_rowwise_tile(m: float, n: float, gpu: GPU) -> FixedTile:
 
     The output may be computed transposed; small tiles run if all of them fit on the GPU at once.
     """
+    if gpu.compute_capability and gpu.compute_capability.value >= FIRST_OF_BOARDS:
+        return FixedTile(64 if ceil_div(m, 64) * ceil_div(n, 128) <= gpu.multiprocessors else 128, 128)
     down, across = (64 * math.ceil(size / 64) for size in (m, n))
     cluster, transposed = _torch_cluster(down, across)
     rows, columns = (n, m) if transposed else (m, n)

@@ -225,7 +225,7 @@ def _fixed_tile_seconds(
     """
     rows = minimum(work.m, tile.rows) / tile.cluster_columns
     columns = minimum(work.n, tile.columns) / tile.cluster_rows
-    step = maximum((tile.rows * tile.columns + model.tile_overhead) * element, (rows + columns) * read)
+    step = maximum((tile.rows * tile.columns + model.tile_overhead) * element / tile.rate, (rows + columns) * read)
     waves = ceil_div(tile.count_tiles(work.m, work.n) * work.batch, tile.count_slots(multiprocessors))
     return waves * (work.k + model.pipeline_depth) * step
 

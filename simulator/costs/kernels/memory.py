@@ -27,6 +27,7 @@
 - A cast with one scale a row reads it twice; rows in flight that exceed the L2 come from memory again (`row-cast`).
 - The kernels of the scan of a Mamba-2 block are Triton programs, bound by neither memory nor tensor cores: `SCAN_RATE`.
   Those of linear attention are priced at the same rate; their matrix products at the peak rate are a lower bound.
+- Blocks start one after another: a kernel of very many small ones takes as long as that (`BLOCK_STARTS`).
 - A cast with one vector a thread has as many blocks as vectors until its grid is full, and loops from there on, with
   more loads in flight: bound by memory (MAX_GRID_DIM in TensorRT-LLM, cpp/tensorrt_llm/common/cudaFp8Utils.cu).
 """
@@ -75,6 +76,12 @@ B200."""
 ROW_CAST_L2 = 0.76
 """Share of the L2 that the rows in flight may fill if the second pass is to find them there: H100 and H200 say 0.76,
 B200 says 1.4 and fits 0.2 points worse with this."""
+
+BLOCK_STARTS = {"group-cast": 2.1, "row-gather": 0.9}
+"""Clocks of a whole GPU for each of many blocks that do little: casts to 8 bits with 256 bytes or more a block, as
+`sgl_per_token_group_quant_8bit` starts them, and PyTorch's gathers of rows with a block of 32 threads a row. Fitted
+with the tiles of DeepGEMM on the GEMMs of sglang 0.5.14: casts say 2.2 on H100, 2.3 on H200 and 2.1 or more on GB200,
+gathers 0.8 on B200 and 0.95 on GB200."""
 
 SCAN_SIGMA = 0.3
 """Standard deviation of the logarithm of that rate: its spread over these GPUs, and the unknown rest of their steps."""
@@ -137,7 +144,7 @@ def seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float = 
     if what in REDUCTIONS:
         issued = nbytes / (model.reduction_rate * clocks) + read * (1.0 - hits) / memory
         launch = launch + (model.full_reduction if what == "amax" else model.row_reduction)
-    elif what == "cast":
+    elif what in ("cast", "group-cast"):
         rate = model.elementwise_rate * clocks
         issued = minimum(nbytes, FULL_GRID) / rate + maximum(nbytes - FULL_GRID, 0.0) / memory
     elif what in SLOW:
@@ -164,7 +171,9 @@ def _row_cast_seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed
 
 
 def _row_seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel) -> Number:
-    """Returns the seconds that one block takes for a row; 0 where `Memory.rows` is."""
+    """Returns the seconds that one block takes for a row, or of starting all blocks; 0 where `Memory.rows` is."""
+    if work.what in BLOCK_STARTS:
+        return work.rows * BLOCK_STARTS[work.what] / (gpu.clock or CLOCK)
     bytes_of_row = work.bytes / maximum(work.rows, 1.0) * minimum(work.rows, 1.0)
     return bytes_of_row / (model.block_rate * (gpu.clock or CLOCK))
 

@@ -51,6 +51,8 @@ def test_tiles_of_training_are_those_of_torch() -> None:
     assert torch_rowwise_tile(8192, 4096, hopper) == FixedTile(128, 128, 2, 1)
     assert torch_rowwise_tile(4096, 8192, hopper) == FixedTile(128, 128, 1, 2)
     assert torch_rowwise_tile(8192, 4096, load("gpus", "b200-sxm")) == FixedTile(64, 128, 2, 1)
+    boards = load("gpus", "rtx-pro-6000")
+    assert [torch_rowwise_tile(m, 4096, boards) for m in (320, 8192)] == [FixedTile(64, 128), FixedTile(128, 128)]
     work = Gemm(8192, 4096, 4096, 1, "fp8", scaling="row")
     assert with_tile_of_training(work, hopper).tile == FixedTile(128, 128, 2, 1)
     for other in (replace(work, scaling=""), replace(work, dtype="bf16"), replace(work, groups=((8, 1024),))):

@@ -173,11 +173,20 @@ def test_quantising_is_a_part_of_rows_that_hold_it():
 
 
 def test_casts_by_blocks_load_one_element_at_a_time_in_some_libraries():
-    """TensorRT-LLM's on Hopper alone, and those of an older sglang."""
+    """TensorRT-LLM's on Hopper alone, and those of an older sglang; later ones take as many blocks as divide evenly."""
     sources = ["AIC trtllm 1", "AIC trtllm 1", "AIC sglang 0.5.10 (x)", "AIC sglang 0.5.14 (x)"]
-    rows = table(gpu=["h100", "b200", "b300", "h100"], dtype="fp8_block", source=sources)
-    casts = [sample.parts[0].what for sample in reader.read(rows)[0]]
-    assert casts == ["block-cast", "cast", "block-cast", "cast"]
+    rows = table(gpu=["h100", "b200", "b300", "h100"], m=4097, k=768, dtype="fp8_block", source=sources)
+    casts = [sample.parts[0] for sample in reader.read(rows)[0]]
+    assert [cast.what for cast in casts] == ["block-cast", "cast", "block-cast", "group-cast"]
+    assert casts[-1].rows == 4097 * 6 / 2
+
+
+def test_scales_of_weights_are_converted_on_blackwell():
+    """By four kernels, of which the gather has a block a row where the scales of a row are whole vectors of four."""
+    rows = table(gpu=["b200", "gb200", "h100"], k=[1024, 768, 1024], dtype="fp8_block", source="AIC sglang 0.5.14 (x)")
+    parts = [sample.parts[1:-1] for sample in reader.read(rows)[0]]
+    assert [[part.what for part in each] for each in parts] == [["add", "add", "row-gather", "add"]] * 2 + [[]]
+    assert [each[2].rows for each in parts[:2]] == [2048, 0]
 
 
 def test_layouts_of_training_are_read():

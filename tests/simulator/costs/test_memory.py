@@ -67,6 +67,12 @@ def test_a_cast_with_a_scale_for_each_row_reads_rows_twice_that_leave_the_l2():
     assert [time - wait for time, wait in zip(times, waves, strict=True)] == pytest.approx([once, twice], rel=0.01)
 
 
+def test_a_kernel_of_many_small_blocks_takes_as_long_as_starting_them():
+    few, many, most = (memory.seconds(Memory("group-cast", 2e6, 1e6, rows=n), H100, MIDDLE)[0] for n in (1, 1e6, 2e6))
+    assert few == memory.seconds(Memory("cast", 2e6, 1e6), H100, MIDDLE)[0] < many
+    assert most - many == pytest.approx(1e6 * memory.BLOCK_STARTS["group-cast"] / H100.clock)
+
+
 def test_no_bytes_take_no_time():
     assert memory.price(Memory("adam", 0, 0), H100, MIDDLE) == NOTHING
 

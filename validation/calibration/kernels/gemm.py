@@ -3,7 +3,7 @@
 Tables of inference have m tokens times a weight of n x k; tables of training have also the transposition (``layout``
 tn, nn, nt: forward, gradient of inputs, gradient of weights), accumulation and the output format. A measured time of an
 8-bit GEMM of inference includes the kernels that quantise the activation, so a sample prices them with the GEMM, unless
-its source measured the GEMM alone (`ALONE`).
+its source measured the GEMM alone (`ALONE`), and those that convert scales, where a call starts them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from meshcast.hardware import load
+from meshcast.simulator.costs.kernels.deepgemm import deepgemm_tile
 from meshcast.simulator.costs.kernels.fixed_tiles import sgl_kernel_tile
 from meshcast.simulator.costs.kernels.sections import section_of
 from meshcast.simulator.ir.ops import BYTES, Gemm, Memory, Work
@@ -46,6 +47,16 @@ BY_ELEMENT = r"sglang 0\.5\.10\b"
 TensorRT-LLM do on Hopper (fp8_quantize_1x128; later GPUs run another kernel)."""
 SGL_KERNEL = "sglang-fp8"
 """Library of GEMMs with a scale for each token, whose tiles are known (`simulator.costs.kernels.fixed_tiles`)."""
+DEEP_GEMM = "sglang-fp8-block"
+"""Library of GEMMs with block scales, whose tiles are known, too (`simulator.costs.kernels.deepgemm`)."""
+OWN = {SGL_KERNEL: ("pipeline_depth",), DEEP_GEMM: ("pipeline_depth", "tile_overhead")}
+"""Coefficients of the GPU that libraries with known tiles have of their own. DeepGEMM adds up in fp32 beside the tensor
+cores after every step, which small tiles wait for."""
+GROUP, GROUPS_OF_A_BLOCK = 128, (1, 2, 4, 8, 16)
+"""Elements with a scale, and how many groups of them a block of the cast may take: the most that divide their number
+(`sgl_per_token_group_quant_8bit` of sgl-kernel/csrc/gemm/per_token_group_quant_8bit.cu, sgl-project/sglang)."""
+INDEX, VECTOR = 8, 4
+"""Bytes of an index of PyTorch's; elements of a vector in fp32."""
 KINDS = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block"}
 LARGE = 1024
 """Minimum m, n and k of the class "large"."""
@@ -109,13 +120,16 @@ def _sample(same: _Same, table: pd.DataFrame, index: np.ndarray) -> KernelSample
         if BYTES[form] == 1 and not same.alone:
             by_element = same.by_element or (gpu.architecture == "hopper" and same.library.startswith("tensorrt-llm"))
             parts += _quantise(m, k, same.library, by_element)
+            if same.library == DEEP_GEMM and gpu.architecture == "blackwell":
+                parts += _convert_scales(n, k)
     classes = {"all": np.ones(len(index), bool), "large": (m >= LARGE) & (n >= LARGE) & (k >= LARGE)}
-    chosen = same.library != SGL_KERNEL
-    if not chosen:
+    own = OWN.get(same.library, ())
+    if same.library == SGL_KERNEL:
         product = replace(product, tile=sgl_kernel_tile(m, n, gpu.architecture))
-    section, own = section_of(product, gpu), () if chosen else ("pipeline_depth",)
-    rows_of = section, GPUS[same.gpu], same.library, index, micro * 1e-6, kind, classes, own
-    return KernelSample(*rows_of, parts=(*parts, product), tuned=chosen)
+    elif same.library == DEEP_GEMM:
+        product = replace(product, tile=deepgemm_tile(m, n, k, gpu))
+    rows_of = section_of(product, gpu), GPUS[same.gpu], same.library, index, micro * 1e-6, kind, classes, own
+    return KernelSample(*rows_of, parts=(*parts, product), tuned=not own)
 
 
 def library(source: str, dtype: str) -> str:
@@ -134,8 +148,28 @@ def _quantise(tokens: Any, width: Any, name: str, by_element: bool) -> list[Work
     if name == SGL_KERNEL:
         return [Memory("row-cast", wide, narrow, rows=tokens)]
     largest: list[Work] = [Memory("amax", wide, 0 * narrow)] if name == "tensorrt-llm-fp8" else []
+    if name == DEEP_GEMM and not by_element:
+        return [Memory("group-cast", wide, narrow, rows=_count_cast_blocks(tokens, width))]
     cast = "block-cast" if by_element and name.endswith("-block") else "cast"
     return [*largest, Memory(cast, wide, narrow)]
+
+
+def _convert_scales(n: np.ndarray, k: np.ndarray) -> list[Work]:
+    """Returns the kernels that convert the scales of a weight [n, k] from the fp32 of the benchmark, at each call.
+
+    Two make an index of rows, one gathers the scales of each row, one packs them (transform_sf_into_required_layout in
+    csrc/apis/layout.hpp, deepseek-ai/DeepGEMM @54e2261). PyTorch gathers rows of whole vectors by a block each.
+    """
+    index, scales = n * INDEX, n * k / GROUP * BYTES["fp32"]
+    blocks = np.where(k % (VECTOR * GROUP) == 0, n, 0)
+    gather = Memory("row-gather", index, scales, rows=blocks)
+    return [Memory("add", 0 * index, index), Memory("add", index, index), gather, Memory("add", scales, scales / 4)]
+
+
+def _count_cast_blocks(tokens: np.ndarray, width: np.ndarray) -> np.ndarray:
+    """Counts the blocks of a cast of [tokens, width] with a scale for each 128 elements, as sgl-kernel starts them."""
+    groups = tokens * width / GROUP
+    return groups / np.max([size * (groups % size == 0) for size in GROUPS_OF_A_BLOCK], axis=0)
 
 
 def _format(dtype: Any) -> str:
