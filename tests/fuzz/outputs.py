@@ -427,8 +427,9 @@ def missing_package(name: str) -> str:
 def list_file_options() -> Iterator[tuple[str, str]]:
     """(command, option) of every option of every command that may name a file, by its type or its placeholder."""
     for name in COMMANDS:
-        kinds = find_options(name).model_fields
+        fields, flags = find_options(name).model_fields, find_options(name).flags()
         for param in load_command(name).params:
-            is_file = param.metavar in ("FILE", "FOLDER", "PATH") or "Path" in str(kinds[param.name].annotation)
+            kind = f"{fields[param.name].annotation} {flags[param.name].reads}"
+            is_file = param.metavar in ("FILE", "FOLDER", "PATH") or "Path" in kind
             if param.param_type_name == "option" and (is_file or param.opts[0] in WRITTEN):
                 yield name, param.opts[0]
