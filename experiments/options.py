@@ -4,11 +4,12 @@ made."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, ValidationInfo
+from pydantic_core import CoreSchema
 
 from meshcast.hardware.errors import PlanError
 
@@ -46,7 +47,7 @@ class Flag:
     words: tuple[str, ...] = ()
     show_default: bool = True
 
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Adds the help and the bounds to the schema of the field."""
         words = {"description": self.help, "minimum": self.min, "maximum": self.max}
         return handler(schema) | {key: word for key, word in words.items() if word is not None}
@@ -100,7 +101,7 @@ class Options(BaseModel):
         flag = cls.flags().get(name)
         return name if flag is None else flag.names[0].partition("/")[0] if flag.names else str(flag.metavar)
 
-    def stated(self, flags: Sequence[str]) -> dict[str, Any]:
+    def find_stated(self, flags: Sequence[str]) -> dict[str, Any]:
         """Returns the values of those of some flags that differ from their defaults, by the names of their fields."""
         values = {name: getattr(self, name) for name in self.flags() if self.flag(name) in flags}
         return {name: value for name, value in values.items() if value != type(self).model_fields[name].default}
@@ -110,7 +111,7 @@ class Options(BaseModel):
 
         special: flags that some subjects take and others do not. taken: those of them that this one does.
         """
-        for name, value in self.stated([flag for flag in special if flag not in taken]).items():
+        for name, value in self.find_stated([flag for flag in special if flag not in taken]).items():
             shown = value if isinstance(value, str | int) else str([*value] if isinstance(value, tuple) else value)
             raise PlanError(self.flag(name), f"{subject} takes no such option", remedy, shown)
 

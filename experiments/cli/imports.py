@@ -112,7 +112,7 @@ def _import_measurement(options: ImportOptions, file: Path) -> None:
         check_place(out, "--out")
     job = load_long_form(options.job, options.change) if options.job is not None else None
     words: dict[str, Any] = {"job": job, "calibration": options.calibration, "command": quote_command()}
-    words |= options.stated(TAKEN[form])
+    words |= options.find_stated(TAKEN[form])
     if form == "nccl-tests":
         measurement = import_nccl_tests(file, **words)
     elif form == "kineto":

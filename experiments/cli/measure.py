@@ -84,7 +84,7 @@ def measure(options: MeasureOptions) -> None:
         if path is not None and path.absolute().parent.is_dir():
             check_place(path, flag)
     job, device = load_long_form(options.job, options.change), options.device or "cuda"
-    stated = {PLURAL.get(name, name): value for name, value in options.stated(TAKEN[kind]).items()}
+    stated = {PLURAL.get(name, name): value for name, value in options.find_stated(TAKEN[kind]).items()}
     measure_kind = find_measuring(kind)
     measurement = measure_kind(job, device, file, calibration=options.calibration, command=quote_command(), **stated)
     if os.environ.get("RANK", "0") == "0":

@@ -71,7 +71,7 @@ def run(
     *,
     workers: int | None = None,
     on: str | None = None,
-    shard: Shard = WHOLE,
+    part: Shard = WHOLE,
     restart: bool = False,
     watch: Callable[[int, int], None] = lambda done, points: None,
     tell: Callable[[str], object] = warnings.warn,
@@ -83,7 +83,7 @@ def run(
     executor: runs the chunks; processes of this machine if None.
     workers: number of these processes; as many as cores that this process may use if None.
     on: address of a Dask scheduler, ``dask://host:8786``, whose workers run the chunks instead.
-    shard: the part of the sweep to forecast.
+    part: the shard of the sweep to forecast.
     restart: discards results of another sweep, or of an earlier run of this sweep, at `out`.
     watch: called after every chunk with the number of finished points and of all points.
     tell: called with what is wrong and may pass, such as a cluster without a worker.
@@ -92,7 +92,7 @@ def run(
     """
     least = min(CHUNK, CHUNK_OF_RUNS) if simulates_runs(sweep.job, sweep.fields) else CHUNK
     size = max(least, -(-sweep.points // MAX_CHUNKS))
-    store = Store(Path(out), sweep, size, restart, shard)
+    store = Store(Path(out), sweep, size, restart, part)
     if not store.finished:
         todo = [number for number in store.chunks if number not in store.kept]
         watch(store.points_kept, store.points)

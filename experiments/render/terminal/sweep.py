@@ -44,7 +44,7 @@ def run_sweep(
                 out,
                 workers=options.workers,
                 on=options.on,
-                shard=part,
+                part=part,
                 restart=options.restart,
                 watch=watch,
                 tell=_tell,

@@ -111,8 +111,8 @@ def test_a_cluster_without_workers_is_told_of_and_waited_for(
 
 @pytest.mark.slow
 def test_a_shard_on_a_cluster(threads: Any, small_chunks: None, tmp_path: Path) -> None:
-    run(load_sweep(GRID), tmp_path / "here.parquet", Lazy(), shard=Shard(2, 3))
-    run(load_sweep(GRID), tmp_path / "there.parquet", on=on(threads), shard=Shard(2, 3))
+    run(load_sweep(GRID), tmp_path / "here.parquet", Lazy(), part=Shard(2, 3))
+    run(load_sweep(GRID), tmp_path / "there.parquet", on=on(threads), part=Shard(2, 3))
     assert (tmp_path / "there.parquet").read_bytes() == (tmp_path / "here.parquet").read_bytes()
 
 

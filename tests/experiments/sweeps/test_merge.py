@@ -50,7 +50,7 @@ def make_shards(folder: Path, of: int, grid: dict[str, Any] = GRID, chunk: int =
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweeps, "CHUNK", chunk)
         for number, path in enumerate(made):
-            run(load_sweep(grid), path, Lazy(), shard=Shard(number, of))
+            run(load_sweep(grid), path, Lazy(), part=Shard(number, of))
     return made
 
 
@@ -96,10 +96,10 @@ def test_any_number_of_shards_and_a_short_last_chunk(
 def test_a_shard_goes_on_from_its_own_chunks(shards: list[Path], small_chunks: None, tmp_path: Path) -> None:
     out, seen, counting = tmp_path / "part.parquet", list[int](), Counting()
     with pytest.raises(KeyboardInterrupt):
-        run(load_sweep(GRID), out, Stopping(1), shard=Shard(1, 3))
+        run(load_sweep(GRID), out, Stopping(1), part=Shard(1, 3))
     with pytest.raises(PlanError, match=r"part\.parquet\.parts holds rows of another sweep; changed: shard"):
-        run(load_sweep(GRID), out, Lazy(), shard=Shard(2, 3))
-    run(load_sweep(GRID), out, counting, shard=Shard(1, 3), watch=lambda done, points: seen.append(done))
+        run(load_sweep(GRID), out, Lazy(), part=Shard(2, 3))
+    run(load_sweep(GRID), out, counting, part=Shard(1, 3), watch=lambda done, points: seen.append(done))
     assert counting.asked == [16, 28] and seen == [4, 8, 12]
     assert out.read_bytes() == shards[1].read_bytes()
     with pytest.raises(PlanError, match=r"part\.parquet holds rows of another sweep; changed: shard"):
