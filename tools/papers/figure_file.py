@@ -203,17 +203,17 @@ def read_figure(path: Path | Traversable) -> FigureFile:
 
 
 def _resolve_parts(figure: PaperFigure) -> Iterator[FigurePart]:
-    claims, shared = dict[str, Claim](), NamedJobs()
+    by_id, shared = dict[str, Claim](), NamedJobs()
     if name := figure.claim_file:
         claim_file = read_claim_file(find_files(CLAIMS, [name], "claim_file")[name])
-        claims, shared = {claim.id: claim for claim in claim_file.entries}, claim_file
+        by_id, shared = {claim.id: claim for claim in claim_file.entries}, claim_file
     jobs = {kind: shared.merge_jobs(figure, kind) for kind in KINDS}
     for row, series in enumerate(figure.series):
         for number, point in enumerate(series.points):
             where = f"series[{row}].points[{number}]"
             try:
                 if point.claim:
-                    claim = _find_claim(claims, point.claim)
+                    claim = _find_claim(by_id, point.claim)
                 else:
                     claim = _make_claim(figure, series, point, jobs["cases"])
                 file = ClaimFile.model_construct(
@@ -225,13 +225,13 @@ def _resolve_parts(figure: PaperFigure) -> Iterator[FigurePart]:
             yield FigurePart(series.name, point.x, file, claim)
 
 
-def _find_claim(claims: dict[str, Claim], name: str) -> Claim:
-    if name not in claims:
-        remedy = nearest(name, list(claims)) if claims else "Name its file: claim_file"
+def _find_claim(by_id: dict[str, Claim], name: str) -> Claim:
+    if name not in by_id:
+        remedy = nearest(name, list(by_id)) if by_id else "Name its file: claim_file"
         raise PlanError("claim", "claim_file has no such claim", remedy, name)
-    if claims[name].value is None:
+    if by_id[name].value is None:
         raise PlanError("claim", "it has bounds and no value, so there is no point to draw", "Name another claim", name)
-    return claims[name]
+    return by_id[name]
 
 
 def _make_claim(figure: PaperFigure, series: FigureSeries, point: FigurePoint, cases: Container[str]) -> Claim:
