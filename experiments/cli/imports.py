@@ -120,7 +120,7 @@ def _import_measurement(options: ImportOptions, file: Path) -> None:
             raise PlanError("--job", "a trace is compared with the job that ran", "Name its file: --job job.yaml")
         measurement = import_trace(file, **words)
     else:
-        measurement = import_training_log(file, form.removesuffix("-log"), **words)
+        measurement = import_training_log(file, form.removesuffix("-log"), **words)  # type: ignore[arg-type]
     measurement.write(out)
     if options.as_json:
         emit(measurement.model_dump(mode="json"))

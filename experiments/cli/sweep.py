@@ -76,10 +76,10 @@ class ScaleOptions(LaunchFileOptions):
 def scale(options: ScaleOptions) -> None:
     """Forecasts a job on growing numbers of GPUs: the scaling curve."""
     from meshcast.experiments.render.terminal.scaling import page
-    from meshcast.experiments.sweeps.scaling import curve_rows, forecast_curve, parse_counts
+    from meshcast.experiments.sweeps.scaling import Kind, curve_rows, forecast_curve, parse_counts
 
     files, paper = plan_figures(options.plot, options.width, ("scaling",))
-    kind = "strong" if options.strong else "weak"
+    kind: Kind = "strong" if options.strong else "weak"
     curve = forecast_curve(options.job, parse_counts(options.gpus), kind, options.over)
     for file in files.values():
         from meshcast.experiments.render.matplotlib.scaling import scaling

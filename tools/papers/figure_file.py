@@ -216,9 +216,8 @@ def _resolve_parts(figure: PaperFigure) -> Iterator[FigurePart]:
                     claim = _find_claim(by_id, point.claim)
                 else:
                     claim = _make_claim(figure, series, point, jobs["cases"])
-                file = ClaimFile.model_construct(
-                    system=figure.paper, family="hybrid", paper=figure.link, entries=[claim], **jobs
-                )
+                about: dict[str, Any] = {"system": figure.paper, "family": "hybrid", "paper": figure.link}
+                file = ClaimFile.model_construct(**about | jobs, entries=[claim])
                 check_claim(file, claim)
             except PlanError as error:
                 raise error.at(where) from None

@@ -69,7 +69,8 @@ class PlanBlock(Protocol):
         """Returns the job of a plan, as plain data."""
 
     def forget(self) -> None:
-        """Drops what can be computed again."""
+        """Drops what can be computed again: by default nothing."""
+        return
 
 
 class StepValues(NamedTuple):
@@ -312,7 +313,7 @@ class ReplicaBlock(PlanBlock):
         by_speed = share_bound(fixed, each, np.ones((len(parts), 1)), self.count)
         seconds = np.maximum(np.where(self.even, even.max(axis=0), by_speed), 0.0)
         seconds += self.maker.fields.loaded.framework.step_overhead_s
-        valid, fits = valid.all(axis=0), fits.all(axis=0)
+        valid, fits = (np.all(mask, axis=0, keepdims=True)[0] for mask in (valid, fits))
         return BlockBounds(np.where(valid & fits, seconds, np.inf), nbytes.max(axis=0), valid, fits)
 
     def _bound_pipeline(self, number: int, table: OptionTable, schedule: ScheduleTable) -> tuple[np.ndarray, ...]:

@@ -27,9 +27,9 @@ OUT = 2
 MATH_ROWS = {"hopper": 64, "blackwell": 128}
 """Least rows that the tensor cores compute at once, by architecture: a lower tile takes as long as one of these."""
 
-SHARED_MEMORY, MOST_STAGES = 232448, 16
+SHARED_MEMORY, MAX_STAGES = 232448, 16
 """Bytes of a block's shared memory, and steps of k that are loaded ahead at most, on Hopper."""
-L1_RATE, L2_RATE, MOST_L2_RATE = 128, 64, 8e6 / 1.3e3
+L1_RATE, L2_RATE, MAX_L2_RATE = 128, 64, 8e6 / 1.3e3
 """Bytes per cycle of a multiprocessor from L1 and L2, and of all from L2, by which the code weighs tiles on Hopper."""
 
 SPILLED_TILE = 128 * 192
@@ -64,7 +64,7 @@ def deepgemm_tile(m: np.ndarray, n: np.ndarray, k: np.ndarray, gpu: GPU) -> Fixe
     candidates, rank = (_on_hopper, _rank_on_hopper) if hopper else (_on_blackwell, _rank_on_blackwell)
     best, tile = np.full((1 if hopper else 6, len(m)), np.inf), np.zeros((4, len(m)))
     for candidate in candidates(m, n, k):
-        ranks = rank(candidate, m, n, k, gpu.multiprocessors)
+        ranks = rank(candidate, m, n, k, int(gpu.multiprocessors))
         better = candidate.allowed & _precedes(ranks, best)
         size = np.array([candidate.computed, candidate.columns, candidate.down, candidate.across], float)
         best, tile = np.where(better, ranks, best), np.where(better, size[:, None], tile)
@@ -100,8 +100,8 @@ def _count_stages(rows: int, columns: int, k: np.ndarray) -> np.ndarray:
     """Counts the steps of k whose operands and scales fit in a block's shared memory beside its result."""
     result = ceil_div(rows * columns * OUT, 1024) * 1024
     scales = ceil_div(ceil_div(k, STEP) * 4 * (1 if STEP % columns == 0 else 2), 8) * 8
-    free = SHARED_MEMORY - result - MOST_STAGES * 16 - scales
-    return np.minimum(free // ((rows + columns) * STEP + ceil_div(rows * 4, 128) * 128), MOST_STAGES)
+    free = SHARED_MEMORY - result - MAX_STAGES * 16 - scales
+    return np.minimum(free // ((rows + columns) * STEP + ceil_div(rows * 4, 128) * 128), MAX_STAGES)
 
 
 def _rank_on_hopper(
@@ -113,7 +113,7 @@ def _rank_on_hopper(
     result = tile.rows * tile.columns * OUT
     of_l2 = k * (tile.rows // tile.across + tile.columns // tile.down) + result
     of_l1 = k * (tile.rows + tile.computed + 2 * tile.columns) + 2 * result
-    from_l2 = of_l2 * blocks // int(min(L2_RATE * multiprocessors, MOST_L2_RATE))
+    from_l2 = of_l2 * blocks // int(min(L2_RATE * multiprocessors, MAX_L2_RATE))
     busy, full = np.maximum(of_l1 * blocks // (L1_RATE * multiprocessors), from_l2), blocks / (waves * multiprocessors)
     cycles = np.floor(
         busy.astype(np.float32) / full.astype(np.float32)

@@ -154,19 +154,19 @@ def _quantise(tokens: Any, width: Any, name: str, by_element: bool) -> list[Work
     return [*largest, Memory(cast, wide, narrow)]
 
 
-def _convert_scales(n: np.ndarray, k: np.ndarray) -> list[Work]:
+def _convert_scales(n: Any, k: Any) -> list[Work]:
     """Returns the kernels that convert the scales of a weight [n, k] from the fp32 of the benchmark, at each call.
 
     Two make an index of rows, one gathers the scales of each row, one packs them (transform_sf_into_required_layout in
     csrc/apis/layout.hpp, deepseek-ai/DeepGEMM @54e2261). PyTorch gathers rows of whole vectors by a block each.
     """
     index, scales = n * INDEX, n * k / GROUP * BYTES["fp32"]
-    blocks = np.where(k % (VECTOR * GROUP) == 0, n, 0)
+    blocks = n * (k % (VECTOR * GROUP) == 0)
     gather = Memory("row-gather", index, scales, rows=blocks)
     return [Memory("add", 0 * index, index), Memory("add", index, index), gather, Memory("add", scales, scales / 4)]
 
 
-def _count_cast_blocks(tokens: np.ndarray, width: np.ndarray) -> np.ndarray:
+def _count_cast_blocks(tokens: Any, width: Any) -> Any:
     """Counts the blocks of a cast of [tokens, width] with a scale for each 128 elements, as sgl-kernel starts them."""
     groups = tokens * width / GROUP
     return groups / np.max([size * (groups % size == 0) for size in GROUPS_OF_A_BLOCK], axis=0)
