@@ -96,19 +96,21 @@ def power_model(gpu: GPU) -> PowerModel:
     if gpu.name in data:
         lender, distance = gpu.name, ""
     else:
-        lender = next(name for one in order for name, own in data.items() if own["architecture"] == one)
+        lender = next(
+            name for architecture in order for name, entry in data.items() if entry["architecture"] == architecture
+        )
         distance = "generation" if data[lender]["architecture"] == gpu.architecture else "other"
-    own = data[lender]
-    given = {name: float(own["coefficients"][name]["value"]) for name in COEFFICIENTS}
-    unmeasured = [name for name in COEFFICIENTS if own["coefficients"][name].get("assumed")]
+    entry = data[lender]
+    coefficients = {name: float(entry["coefficients"][name]["value"]) for name in COEFFICIENTS}
+    unmeasured = [name for name in COEFFICIENTS if entry["coefficients"][name].get("assumed")]
     assumed = []
     if distance:
         shares = f"shares of its {float(gpu.power):.4g} W as measured on {lender}"
         assumed.append(f"power of {gpu.name}: not measured; {shares}")
     if unmeasured:
-        assumed.append(f"power of {gpu.name} in {' and '.join(unmeasured)}: {own['unmeasured']}")
-    sigma = float(own["sigma"][distance or "own"])
-    return PowerModel(gpu, **given, sigma=sigma, assumed=tuple(assumed))
+        assumed.append(f"power of {gpu.name} in {' and '.join(unmeasured)}: {entry['unmeasured']}")
+    sigma = float(entry["sigma"][distance or "own"])
+    return PowerModel(gpu, **coefficients, sigma=sigma, assumed=tuple(assumed))
 
 
 @dataclass(frozen=True)

@@ -204,19 +204,19 @@ class Calibration:
         of multiprocessors. without: a file that is left out.
         """
         order = (gpu.architecture, *ARCHITECTURES.get(gpu.architecture, LATEST))
-        found = []
+        candidates = []
         for name in self.names():
             if name == without:
                 continue
             if name == gpu.name:  # which may be in no catalog
-                found.append((False, 0, False, 0.0, name, ""))
+                candidates.append((False, 0, False, 0.0, name, ""))
             elif name in catalog("gpus") and load("gpus", name).architecture in order:
                 other = load("gpus", name)
                 place = order.index(other.architecture)
                 distance = "generation" if place == 0 else "other"
                 differs = _capability(gpu) != _capability(other)
-                found.append((bool(distance), place, differs, _rate_difference(gpu, other), name, distance))
-        return tuple((name, distance) for *_, name, distance in sorted(found))
+                candidates.append((bool(distance), place, differs, _rate_difference(gpu, other), name, distance))
+        return tuple((name, distance) for *_, name, distance in sorted(candidates))
 
     # ------------------------------------------------------------------------------------------- models
 
@@ -230,18 +230,18 @@ class Calibration:
         kind: of the rows of a table, which may have a sigma of their own. without: a file that is left out.
         """
         lenders, form = self.lenders(gpu, without), format_of(dtype)
-        made = self._compose(KERNEL_MODELS[section], section, lenders, library, form, kind)
-        given = f"rates of {section} kernels of {gpu.name}: as shares of its peaks, those of {made.lender}"
-        model = made.model
-        if made.distance == "generation" and hasattr(model, "peak_share"):
-            more = _power_ratio(gpu, load("gpus", made.lender))
-            others = [one for one in lenders if one[1] not in ("", "generation")]
+        composed = self._compose(KERNEL_MODELS[section], section, lenders, library, form, kind)
+        assumption = f"rates of {section} kernels of {gpu.name}: as shares of its peaks, those of {composed.lender}"
+        model = composed.model
+        if composed.distance == "generation" and hasattr(model, "peak_share"):
+            more = _power_ratio(gpu, load("gpus", composed.lender))
+            others = [(name, distance) for name, distance in lenders if distance not in ("", "generation")]
             if more > 1 and any("common" in self.sections(name).get(section, {}) for name, _ in others):
                 most = self._compose(KERNEL_MODELS[section], section, others, library, form, kind).model.peak_share
                 model = _raise_shares(model, more, most)
-                given += f", up to {more:.3g} times higher for its power"
-        borrowed = (given,) if made.distance else ()
-        return Found(model, (*borrowed, *made.tell_gaps(f"{section} kernels of {gpu.name}")))
+                assumption += f", up to {more:.3g} times higher for its power"
+        borrowed = (assumption,) if composed.distance else ()
+        return Found(model, (*borrowed, *composed.tell_gaps(f"{section} kernels of {gpu.name}")))
 
     @remembered
     def link_models(self, tier: Tier, library: str = "", kind: str = "", without: str = "") -> Found:
@@ -249,32 +249,34 @@ class Calibration:
 
         library: program that calls the collectives; "": plain NCCL. without: a file that is left out.
         """
-        own = family(tier.kind)
-        if own == PROCESSES:
-            made = self._compose(COST_MODELS["processes"], "processes", [(own, "")], library, kind=kind)
-            return Found(LinkCostModels(made.model, made.model, made.model), made.tell_gaps(tier.kind))
-        first = own, "" if tier.kind == own or own == "pcie" else "generation"
-        lenders = [first, *((name, "links") for name in FAMILIES.get(own, PLAIN))]
+        links = family(tier.kind)
+        if links == PROCESSES:
+            composed = self._compose(COST_MODELS["processes"], "processes", [(links, "")], library, kind=kind)
+            return Found(LinkCostModels(composed.model, composed.model, composed.model), composed.tell_gaps(tier.kind))
+        first = links, "" if tier.kind == links or links == "pcie" else "generation"
+        lenders = [first, *((name, "links") for name in FAMILIES.get(links, PLAIN))]
         lenders = [(name, distance) for name, distance in lenders if name != without]
         each = {
             section: self._compose(model, section, lenders, library, kind=kind)
             for section, model in LINK_MODELS.items()
         }
-        given = f"rates of {tier.kind}: as shares of its nominal rate, those measured on {each['ring'].lender}"
-        borrowed = (given,) if each["ring"].distance else ()
-        gaps = (text for section, one in each.items() for text in one.tell_gaps(f"{section} over {tier.kind}"))
-        return Found(LinkCostModels(*(one.model for one in each.values())), (*borrowed, *gaps))
+        assumption = f"rates of {tier.kind}: as shares of its nominal rate, those measured on {each['ring'].lender}"
+        borrowed = (assumption,) if each["ring"].distance else ()
+        gaps = (
+            text for section, composed in each.items() for text in composed.tell_gaps(f"{section} over {tier.kind}")
+        )
+        return Found(LinkCostModels(*(composed.model for composed in each.values())), (*borrowed, *gaps))
 
     @remembered
     def network_model(self, tier: Tier, kind: str = "", without: str = "") -> Found:
         """The cost model of the network between nodes: a `NetworkCostModel`."""
-        own = family(tier.kind)
-        lenders = [(own, ""), *((name, "network") for name in ("infiniband", "efa") if name != own)]
+        links = family(tier.kind)
+        lenders = [(links, ""), *((name, "network") for name in ("infiniband", "efa") if name != links)]
         lenders = [(name, distance) for name, distance in lenders if name != without]
-        made = self._compose(NetworkCostModel, "network", lenders, "", kind=kind)
-        given = f"rates of {tier.kind}: as shares of its ports' rate, those measured on InfiniBand"
-        borrowed = (given,) if made.distance else ()
-        return Found(made.model, (*borrowed, *made.tell_gaps(tier.kind)))
+        composed = self._compose(NetworkCostModel, "network", lenders, "", kind=kind)
+        assumption = f"rates of {tier.kind}: as shares of its ports' rate, those measured on InfiniBand"
+        borrowed = (assumption,) if composed.distance else ()
+        return Found(composed.model, (*borrowed, *composed.tell_gaps(tier.kind)))
 
     @property
     def measures_steps(self) -> bool:
@@ -289,14 +291,14 @@ class Calibration:
         fewer lose more, nearer to the power limit, is that of the architecture alone, on modules of all powers.
         """
         known = {**Calibration.shipped().sections(STEPS), **self.sections(STEPS)}
-        own = gpu.architecture
-        order = (own, *ARCHITECTURES.get(own, LATEST), *LATEST)
-        found = next(known[one] for one in order if one in known)["sustained"]
-        observed = known.get(own, {}).get("power_per_multiprocessor")
+        architecture = gpu.architecture
+        order = (architecture, *ARCHITECTURES.get(architecture, LATEST), *LATEST)
+        sustained = next(known[name] for name in order if name in known)["sustained"]
+        observed = known.get(architecture, {}).get("power_per_multiprocessor")
         share = gpu.power / gpu.multiprocessors / observed["value"] if observed else 1.0
-        if format_of(dtype) == "fp8" and "sustained_fp8" in known.get(own, {}):
-            return float(known[own]["sustained_fp8"]["value"]) * min(share, 1.0) ** CLOCK_EXPONENT
-        return min(float(found["value"]) * share**CLOCK_EXPONENT, 1.0)
+        if format_of(dtype) == "fp8" and "sustained_fp8" in known.get(architecture, {}):
+            return float(known[architecture]["sustained_fp8"]["value"]) * min(share, 1.0) ** CLOCK_EXPONENT
+        return min(float(sustained["value"]) * share**CLOCK_EXPONENT, 1.0)
 
     def _compose(
         self,
@@ -363,18 +365,21 @@ def _fill_gaps(
 
     Raises CatalogError where no file has a coefficient.
     """
-    missing = {name: one for name, one in wanted.items() if name not in values}
+    missing = {name: coefficient for name, coefficient in wanted.items() if name not in values}
     for beneath in (source for source in sources() if missing and source.file == first.file and source.replaced):
         more = _values(beneath.section, missing, form)
         yield SHIPPED_VALUE, more
-        missing = {name: one for name, one in missing.items() if name not in more}
+        missing = {name: coefficient for name, coefficient in missing.items() if name not in more}
     while lent := next(_lend(sources, first, missing, form), None):
         yield (f"as on {lent[0]}: the calibration in use lacks it" if first.of_user else ""), lent[1]
-        missing = {name: one for name, one in missing.items() if name not in lent[1]}
-    yield "", {name: one.neutral for name, one in missing.items() if one.neutral is not None}
-    unmeasured = {name: one for name, one in missing.items() if one.neutral is None}
+        missing = {name: coefficient for name, coefficient in missing.items() if name not in lent[1]}
+    yield "", {name: coefficient.neutral for name, coefficient in missing.items() if coefficient.neutral is not None}
+    unmeasured = {name: coefficient for name, coefficient in missing.items() if coefficient.neutral is None}
     files = dict.fromkeys(source.file for source in sources()) if unmeasured else {}
-    yield "not measured", {name: _read_assumed(section, name, one, files) for name, one in unmeasured.items()}
+    yield (
+        "not measured",
+        {name: _read_assumed(section, name, coefficient, files) for name, coefficient in unmeasured.items()},
+    )
 
 
 def _lend(
@@ -402,11 +407,11 @@ def _read_assumed(section: str, name: str, wanted: Coefficient, files: Iterable[
     return float(entry["value"])
 
 
-def _power_ratio(one: GPU, other: GPU) -> float:
-    """Power of one GPU for each FLOP/s of its peak in 16 bits, over that of another; 1 where a peak is not known."""
-    if "bf16" not in one.peak or "bf16" not in other.peak:
+def _power_ratio(gpu: GPU, other: GPU) -> float:
+    """Power of a GPU for each FLOP/s of its peak in 16 bits, over that of another; 1 where a peak is not known."""
+    if "bf16" not in gpu.peak or "bf16" not in other.peak:
         return 1.0
-    return float(one.power / one.peak["bf16"] / (other.power / other.peak["bf16"]))
+    return float(gpu.power / gpu.peak["bf16"] / (other.power / other.peak["bf16"]))
 
 
 def _raise_shares(model: Any, more: float, most: float) -> Any:
@@ -416,20 +421,20 @@ def _raise_shares(model: Any, more: float, most: float) -> Any:
     of that of an L20 (119.5 at 275 W; bytedance/flux @19831ca, docs/performance.md), which have the same chip. most:
     the share that other generations reach.
     """
-    found = {"peak_share": max(model.peak_share, min(most, model.peak_share * more))}
+    shares = {"peak_share": max(model.peak_share, min(most, model.peak_share * more))}
     if hasattr(model, "power_limited_rate"):
-        found["power_limited_rate"] = min(1.0, model.power_limited_rate * more)
-    return replace(model, **found)
+        shares["power_limited_rate"] = min(1.0, model.power_limited_rate * more)
+    return replace(model, **shares)
 
 
 def _capability(gpu: GPU) -> float | None:
     return gpu.compute_capability.value if gpu.compute_capability else None
 
 
-def _rate_difference(one: GPU, other: GPU) -> float:
+def _rate_difference(gpu: GPU, other: GPU) -> float:
     """Sum of |log| of the ratios of memory bandwidths, multiprocessors and peaks of two GPUs."""
-    pairs = [(one.memory_bandwidth, other.memory_bandwidth), (one.multiprocessors, other.multiprocessors)]
-    pairs += [(one.peak[dtype], other.peak[dtype]) for dtype in ("bf16",) if dtype in one.peak and dtype in other.peak]
+    pairs = [(gpu.memory_bandwidth, other.memory_bandwidth), (gpu.multiprocessors, other.multiprocessors)]
+    pairs += [(gpu.peak[dtype], other.peak[dtype]) for dtype in ("bf16",) if dtype in gpu.peak and dtype in other.peak]
     return sum(abs(math.log(a / b)) for a, b in pairs)
 
 
@@ -440,7 +445,7 @@ def format_of(dtype: str) -> str:
 
 def _values(data: Section, wanted: Mapping[str, Coefficient], form: str) -> dict[str, float]:
     """Returns those of the coefficients `wanted` that a section of one file has."""
-    known = ((name, _value(data, name, one.of, form)) for name, one in wanted.items())
+    known = ((name, _value(data, name, coefficient.of, form)) for name, coefficient in wanted.items())
     return {name: value for name, value in known if value is not None}
 
 

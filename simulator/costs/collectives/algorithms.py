@@ -240,16 +240,16 @@ def _gather(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
     wires, channels = links.wire_latency(reach), tuner.generation(links.scale_up.kind).channels
     max_bytes, port = _max_bytes(reach, links, n - 1, False), _port_share(reach, links)
     inner, ring = (n - 1 + model.self_copy) / n if d > 1 else 0.0, (n - 1) / n
-    found = []
-    for name, one in _protocols(model, reach, links).items():
-        byte, busy = _slowest_tier(reach, links, inner, ring, ring * port, (one.share, one.network_share))
-        latency = one.setup + (n - k) * one.step + (k - 1) * (RING_STEP * one.level + wires)
-        fill, delay = one.exposed_fill, fabric.ring_delay(reach, 1)
-        found.append(Algorithm(f"ring {name}", max_bytes[name], latency, byte, fill, channels, busy, delay))
+    algorithms = []
+    for name, protocol in _protocols(model, reach, links).items():
+        byte, busy = _slowest_tier(reach, links, inner, ring, ring * port, (protocol.share, protocol.network_share))
+        latency = protocol.setup + (n - k) * protocol.step + (k - 1) * (RING_STEP * protocol.level + wires)
+        fill, delay = protocol.exposed_fill, fabric.ring_delay(reach, 1)
+        algorithms.append(Algorithm(f"ring {name}", max_bytes[name], latency, byte, fill, channels, busy, delay))
         if name == SIMPLE and n == k:
-            latency = one.setup + math.ceil(math.log2(k)) * (RING_STEP * one.level + wires)
-            found.append(Algorithm("PAT", math.inf, latency, byte / PAT, fill, channels, busy, delay))
-    return tuple(one for one in found if one.max_bytes)
+            latency = protocol.setup + math.ceil(math.log2(k)) * (RING_STEP * protocol.level + wires)
+            algorithms.append(Algorithm("PAT", math.inf, latency, byte / PAT, fill, channels, busy, delay))
+    return tuple(algorithm for algorithm in algorithms if algorithm.max_bytes)
 
 
 def _broadcast(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
@@ -257,13 +257,13 @@ def _broadcast(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
     (k, g), (_, d), model = reach.nodes, reach.domains, links.models_within_node(reach).ring
     wires, channels = links.wire_latency(reach), tuner.generation(links.scale_up.kind).channels
     port = _port_share(reach, links)
-    found = []
-    for name, one in _protocols(model, reach, links).items():
-        byte, busy = _slowest_tier(reach, links, float(d > 1), 1.0, port, (one.share, one.network_share))
-        latency = one.setup + (g - 1) * one.step + math.ceil(math.log2(k)) * (one.level + wires)
-        fill, delay = one.exposed_fill, fabric.tree_delay(reach, 1)
-        found.append(Algorithm(f"ring {name}", math.inf, latency, byte, fill, channels, busy, delay))
-    return tuple(found)
+    algorithms = []
+    for name, protocol in _protocols(model, reach, links).items():
+        byte, busy = _slowest_tier(reach, links, float(d > 1), 1.0, port, (protocol.share, protocol.network_share))
+        latency = protocol.setup + (g - 1) * protocol.step + math.ceil(math.log2(k)) * (protocol.level + wires)
+        fill, delay = protocol.exposed_fill, fabric.tree_delay(reach, 1)
+        algorithms.append(Algorithm(f"ring {name}", math.inf, latency, byte, fill, channels, busy, delay))
+    return tuple(algorithms)
 
 
 def _all_to_all(reach: Reach, links: Links) -> tuple[Algorithm, ...]:

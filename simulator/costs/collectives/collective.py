@@ -60,10 +60,15 @@ def seconds(work: Collective, reach: Reach, links: Links) -> tuple[Any, Any]:
         return choose_algorithm(work.nbytes, group)[0], group.overhead
     size = work.nbytes.astype(float)
     best = np.full(size.shape, math.inf)
-    for one in group.algorithms:
-        moving = one.byte * size
-        time = one.latency + one.delay + moving + 2 * one.exposed_fill * np.sqrt(one.latency * moving)
-        np.minimum(best, time, out=best, where=size <= one.max_bytes)
+    for algorithm in group.algorithms:
+        moving = algorithm.byte * size
+        time = (
+            algorithm.latency
+            + algorithm.delay
+            + moving
+            + 2 * algorithm.exposed_fill * np.sqrt(algorithm.latency * moving)
+        )
+        np.minimum(best, time, out=best, where=size <= algorithm.max_bytes)
     return best + group.launch, np.full(size.shape, group.overhead)
 
 
@@ -101,12 +106,17 @@ def use(work: Collective, reach: Reach, links: Links) -> Use:
 def choose_algorithm(nbytes: float, group: Group) -> tuple[float, Algorithm]:
     """Time [s] of one collective, and its algorithm: the fastest of those in use for this size."""
     best, chosen = math.inf, group.algorithms[-1]
-    for one in group.algorithms:
-        if nbytes <= one.max_bytes:
-            moving = one.byte * nbytes
-            time = one.latency + one.delay + moving + 2 * one.exposed_fill * math.sqrt(one.latency * moving)
+    for algorithm in group.algorithms:
+        if nbytes <= algorithm.max_bytes:
+            moving = algorithm.byte * nbytes
+            time = (
+                algorithm.latency
+                + algorithm.delay
+                + moving
+                + 2 * algorithm.exposed_fill * math.sqrt(algorithm.latency * moving)
+            )
             if time < best:
-                best, chosen = time, one
+                best, chosen = time, algorithm
     return best + group.launch, chosen
 
 
@@ -117,11 +127,13 @@ def find_group(operation: str, reach: Reach, links: Links) -> Group:
         models = links.models_within_node(reach)
         model = models.all_to_all if operation == "all_to_all" else models.ring
         if isinstance(model, processes.ProcessCostModel):
-            one = processes.algorithm(operation, reach, links)
-            group = links.groups[operation, reach] = Group(model.launch, (one,), model.launch + one.latency, model)
+            algorithm = processes.algorithm(operation, reach, links)
+            group = links.groups[operation, reach] = Group(
+                model.launch, (algorithm,), model.launch + algorithm.latency, model
+            )
             return group
         algorithms, launch = ALGORITHMS[operation](reach, links), model.launch + model.call_overhead
-        overhead = launch + min(one.latency + one.delay for one in algorithms)
+        overhead = launch + min(algorithm.latency + algorithm.delay for algorithm in algorithms)
         of_sigma = links.models.network if reach.nodes.number > 1 else model
         group = links.groups[operation, reach] = Group(launch, algorithms, overhead, of_sigma)
     return group

@@ -163,8 +163,8 @@ class Links:
         senders: GPUs of the node that send so at the same time, which share the memory of the host where data is staged
         there.
         """
-        own = 1.0 / (self.host.bandwidth * min(1.0, share * self.speed))
-        return max(own, senders / (self.cluster.staging * min(1.0, self.speed))) if self.cluster.staged else own
+        seconds = 1.0 / (self.host.bandwidth * min(1.0, share * self.speed))
+        return max(seconds, senders / (self.cluster.staging * min(1.0, self.speed))) if self.cluster.staged else seconds
 
     def place_sigma(self, reach: Reach) -> float:
         """Sigma of a group's place: of the rate of the host's memory where it sends through that, and of the rate of

@@ -74,8 +74,8 @@ def nominal_rate(kind: str) -> float:
     NCCL looks it up by name and does not measure it. So the sizes at which it changes over stay the same on links that
     are faster or slower than their name says, and faster links are never slower.
     """
-    own = next((name for name in (kind.partition("-")[0], kind) if name in catalog("links")), "")
-    return float(load("links", own).bandwidth) if own else math.inf
+    links = next((name for name in (kind.partition("-")[0], kind) if name in catalog("links")), "")
+    return float(load("links", links).bandwidth) if links else math.inf
 
 
 def max_bytes(kind: str, links: float, members: int, steps: int, host: bool, nvls: bool) -> dict[str, float]:
@@ -92,11 +92,11 @@ def max_bytes(kind: str, links: float, members: int, steps: int, host: bool, nvl
     known = {name: (BASE[name] + steps * step[name], most[name] * ratio) for name in most}
     if nvls and of.nvls_channel:
         known[NVLS] = NVLS_LATENCY, of.nvls_efficiency * min(of.nvls_channel * members, rate)
-    return {name: min(_break_even(one, other) for other in known.values()) for name, one in known.items()}
+    return {name: min(_break_even(protocol, other) for other in known.values()) for name, protocol in known.items()}
 
 
-def _break_even(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """The size [bytes] from which `other` (latency, rate) looks no slower than `one`; inf if its rate is no higher."""
-    if other[1] <= one[1]:
+def _break_even(protocol: tuple[float, float], other: tuple[float, float]) -> float:
+    """Returns the size [bytes] from which `other` (latency, rate) is no slower than `protocol`; else inf."""
+    if other[1] <= protocol[1]:
         return math.inf
-    return max(0.0, (other[0] - one[0]) / (1 / one[1] - 1 / other[1]))
+    return max(0.0, (other[0] - protocol[0]) / (1 / protocol[1] - 1 / other[1]))

@@ -153,9 +153,9 @@ def make_eager_kernels(work: Memory, eager: Mapping[Any, EagerPasses]) -> EagerK
     passes = eager.get(what)
     if passes is None:
         return None
-    one = passes.backward if work.backward else passes.forward
-    nbytes = work.pace * one.traffic * work.bytes
-    return EagerKernels(what, nbytes, one.kernels, work.backward, passes.elementwise, passes.vectorised)
+    eager_pass = passes.backward if work.backward else passes.forward
+    nbytes = work.pace * eager_pass.traffic * work.bytes
+    return EagerKernels(what, nbytes, eager_pass.kernels, work.backward, passes.elementwise, passes.vectorised)
 
 
 def seconds(work: EagerKernels, gpu: GPU, model: EagerCostModel, speed: float = 1.0) -> tuple[Any, Any]:

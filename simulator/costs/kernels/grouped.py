@@ -132,7 +132,10 @@ def price_group_by_group(work: Gemm, price: Callable[[Gemm], Estimate]) -> Estim
     price: of a dense GEMM. One kernel of all groups, which no table has, takes as long as its groups alone.
     """
     prices = [(number, price(take_group(work, tokens))) for number, tokens in work.groups]
-    total, sigma = sum(number * one.seconds for number, one in prices), max(one.sigma for _, one in prices)
+    total, sigma = (
+        sum(number * estimate.seconds for number, estimate in prices),
+        max(estimate.sigma for _, estimate in prices),
+    )
     factor = 1.0 if work.one_kernel else GROUP_TIME[work.layout]
     return Estimate(factor * total, math.hypot(sigma, GROUP_SIGMA))
 
@@ -157,7 +160,7 @@ def _count_tiles(groups: tuple[tuple[Any, Any], ...], rows: Any) -> Any:
 
 def _largest_group(groups: tuple[tuple[Any, Any], ...]) -> Any:
     """Rows of the largest group."""
-    found: Any = 0
+    largest: Any = 0
     for _, size in groups:
-        found = maximum(found, size.max(axis=0) if isinstance(size, np.ndarray) and size.ndim == 2 else size)
-    return found
+        largest = maximum(largest, size.max(axis=0) if isinstance(size, np.ndarray) and size.ndim == 2 else size)
+    return largest
