@@ -1,4 +1,4 @@
-"""Checks of calibration files that do not ship with meshcast: a faulty file ends in one error."""
+"""Checks of calibration files that do not ship with meshcast: a faulty file ends in a single error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RENAMED = {"spread": "sigma", "spread_short": "sigma_short", "pair": "all_to_all
 
 
 def check_folder(folder: Path) -> None:
-    """Raises CatalogError for a folder of calibrations that no cost model can be made of, or that nothing would use."""
+    """Raises CatalogError for a folder of calibrations that yield no cost model, or that nothing would use."""
     files = sorted(file for file in folder.glob("*.yaml") if file.name != DEVICE)
     if not files:
         rule = "there is no calibration (*.yaml) in this folder"
@@ -57,7 +57,7 @@ def check_folder(folder: Path) -> None:
 
 
 def read_checked(file: Path) -> dict[str, Any]:
-    """The data of a calibration file. Raises CatalogError where no cost models can be made of it."""
+    """Returns the data of a calibration file. Raises CatalogError where it yields no cost models."""
     read = read_yaml(file, str(file)).data
     data = {} if read is None else _mapping(read, str(file))
     for name, content in data.items():
@@ -115,10 +115,10 @@ def _check_sigmas(part: Mapping[str, Any], where: str) -> None:
 
 
 def _mapping(data: Any, where: str, kind: str = "") -> dict[str, Any]:
-    """`data` as a dict. Raises CatalogError for anything else, for keys that are called otherwise now, and for keys
-    that none of its kind has.
+    """Returns `data` as a dict. Raises CatalogError for anything else, for keys that are called otherwise now, and
+    for keys that none of its kind has.
 
-    kind: one of `KEYS`; "": any key is valid.
+    kind: a key of `KEYS`; "": any key is valid.
     """
     if not isinstance(data, Mapping):
         shape = f"its keys are {', '.join(sorted(KEYS[kind]))}" if kind else SHAPE
@@ -133,7 +133,7 @@ def _mapping(data: Any, where: str, kind: str = "") -> dict[str, Any]:
 
 
 def _new_name(key: Any) -> str:
-    """What to write for a key of an older release; "" for others."""
+    """Says what to write for a key of an older release; "" for others."""
     return f"Write {RENAMED[key]}, or calibrate again" if key in RENAMED else ""
 
 
