@@ -1,6 +1,6 @@
 """Collectives: latency and bytes over the slowest tier, by the algorithm and protocol that NCCL chooses.
 
-The time of an algorithm with a protocol for S bytes (the largest buffer of one rank) is
+The time of an algorithm with a protocol for S bytes (the largest buffer of a rank) is
 
     launch + L + D + c S + 2 p sqrt(L c S)
 
@@ -28,7 +28,7 @@ from meshcast.simulator.ir.ops import Collective
 
 
 class Group(NamedTuple):
-    """One operation of one group, independent of the bytes.
+    """An operation of a group, independent of the bytes.
 
     Attributes:
         launch: of the call, and synchronisation of the members [s].
@@ -44,7 +44,7 @@ class Group(NamedTuple):
 
 
 def price(work: Collective, reach: Reach, links: Links) -> Estimate:
-    """The estimate of a collective in a group placed as `reach` says."""
+    """Estimates the time of a collective in a group placed as `reach` says."""
     if reach.members == 1 or not work.nbytes:
         return NOTHING
     group = find_group(work.operation, reach, links)
@@ -54,7 +54,7 @@ def price(work: Collective, reach: Reach, links: Links) -> Estimate:
 
 
 def seconds(work: Collective, reach: Reach, links: Links) -> tuple[Any, Any]:
-    """Time [s] and the part of it that moves no bytes: numbers or, where `work.nbytes` is one, arrays."""
+    """Computes the time [s] and the part of it that moves no bytes; arrays where `work.nbytes` is an array."""
     group = find_group(work.operation, reach, links)
     if not isinstance(work.nbytes, np.ndarray):
         return choose_algorithm(work.nbytes, group)[0], group.overhead
@@ -73,7 +73,7 @@ def seconds(work: Collective, reach: Reach, links: Links) -> tuple[Any, Any]:
 
 
 def lower_bound(work: Collective, reach: Reach, links: Links) -> Any:
-    """Time [s] that no algorithm can beat: the bytes that must leave a member, and a node, at nominal rates."""
+    """Returns the time [s] that no algorithm can beat: that of bytes which must leave a member and a node."""
     n, (k, g), (_, d) = reach.members, reach.nodes, reach.domains
     nvls = links.scale_up.switched and bool(tuner.generation(links.scale_up.kind).nvls_channel)
     inner, host, outer = {
@@ -95,7 +95,7 @@ def lower_bound(work: Collective, reach: Reach, links: Links) -> Any:
 
 
 def use(work: Collective, reach: Reach, links: Links) -> Use:
-    """What a collective occupies: links for as long as bytes move, multiprocessors for all of its time."""
+    """Returns what a collective occupies: links for as long as bytes move, multiprocessors for all of its time."""
     if reach.members == 1 or not work.nbytes:
         return ALONE
     _, algorithm = choose_algorithm(work.nbytes, find_group(work.operation, reach, links))
@@ -104,7 +104,7 @@ def use(work: Collective, reach: Reach, links: Links) -> Use:
 
 
 def choose_algorithm(nbytes: float, group: Group) -> tuple[float, Algorithm]:
-    """Time [s] of one collective, and its algorithm: the fastest of those in use for this size."""
+    """Returns the time [s] of a collective, and its algorithm: the fastest of those in use for this size."""
     best, chosen = math.inf, group.algorithms[-1]
     for algorithm in group.algorithms:
         if nbytes <= algorithm.max_bytes:
@@ -121,7 +121,7 @@ def choose_algorithm(nbytes: float, group: Group) -> tuple[float, Algorithm]:
 
 
 def find_group(operation: str, reach: Reach, links: Links) -> Group:
-    """The algorithms of an operation, computed once for each reach."""
+    """Returns the algorithms of an operation, computed once for each reach."""
     group = links.groups.get((operation, reach))
     if group is None:
         models = links.models_within_node(reach)
