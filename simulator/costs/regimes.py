@@ -34,9 +34,9 @@ GPU_REGIMES: dict[str, Regime] = {"": "source", "generation": "family"}
 """Best regime of a GPU by the distance of its calibration (`Calibration.lenders`); any other is unknown."""
 
 KERNELS_OF_A_STEP = 16
-"""Independent shapes of kernels of one kind in a step. The sigma of a cost model is that of single kernels; over the
+"""Independent shapes of kernels of a kind in a step. The sigma of a cost model is that of single kernels; over the
 shapes of a step their errors average out to sigma / sqrt(16). Of 852 published runs a likelihood of Student's t is
-largest without any kernel errors, 4 below that at 16 shapes and 54 below it at one."""
+largest without any kernel errors, 4 below that at 16 shapes and 54 below it at 1."""
 
 FILE = "regimes.yaml"
 """Residuals of every regime, written by ``make docs-regimes`` (`validation.published.fit.residuals`)."""
