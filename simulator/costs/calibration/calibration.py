@@ -126,7 +126,7 @@ class _Source(NamedTuple):
 
 
 class _Composed(NamedTuple):
-    """A cost model from one or more files.
+    """A cost model from a file or several.
 
     Attributes:
         model: with its coefficients.

@@ -10,10 +10,10 @@ time. Of a group of n members, b sit in the block below the level that holds the
 
 A link between blocks in place of switches (two data centres) is such a level too: what a block sends to others shares
 the link, so o is the payload rate of the block's ports over that of the link, and for a message that of the ports that
-do send at the time. Of several links of a block an all-to-all uses all; rings of groups on the same nodes leave it from
-one of them and use one, and so do the messages of a node. The link's latency is paid by each hop over it. A chunk that
-goes round a ring passes every hop of it, but of the hops only r, one for each block, are such links; a tree that spans
-r blocks has 1 + log2 r levels between them:
+do send at the time. Of several links of a block an all-to-all uses all; rings of groups on the same nodes leave it over
+a single link, and so do the messages of a node. The link's latency is paid by each hop over it. A chunk that
+goes round a ring passes every hop of it, but of the hops only r, a hop for each block, are such links; a tree that
+spans r blocks has 1 + log2 r levels between them:
 
     ring           r of its k - 1 hops between nodes, twice in an all-reduce
     tree           1 + log2 r of its log2 k levels, up and down

@@ -52,7 +52,7 @@ CPU_SECTIONS = {
     "attention": "cpu-attention",
     "memory": "cpu-memory",
 }
-"""Returns the section that takes the place of another on a CPU core."""
+"""The section that takes the place of another on a CPU core."""
 
 
 def section_on(name: str, gpu: GPU) -> str:
