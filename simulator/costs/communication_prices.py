@@ -25,7 +25,7 @@ class CommunicationPrices:
 
     Attributes:
         links: the tiers of the cluster with their cost models.
-        assumed: what the calibration had to borrow from other hardware, one sentence each.
+        assumed: what the calibration had to borrow from other hardware, a sentence each.
     """
 
     def __init__(self, places: RankPlaces, calibration: Calibration, speed: float = 1.0, rings: bool = False) -> None:
@@ -91,7 +91,7 @@ class CommunicationPrices:
         return self._message_prices[key]
 
     def _price_resharding(self, work: Transfer) -> Estimate:
-        """Returns the price of the rank that sends or receives longest, its messages one after another."""
+        """Returns the price of the rank that sends or receives longest, its messages in turn."""
         by_rank: dict[tuple[str, int], list[Estimate]] = defaultdict(list)
         for (source, target, nbytes), reach in self._places.message_reaches(work.pairs):
             price = p2p.price(nbytes, reach, self.links)
@@ -100,7 +100,7 @@ class CommunicationPrices:
         return slowest(_in_a_row(prices) for prices in by_rank.values())
 
     def _use_of_resharding(self, work: Transfer) -> Use:
-        """Returns the use of the links of the busiest rank of either end, whose messages are one after another."""
+        """Returns the use of the links of the busiest rank of either end, whose messages go in turn."""
         sums: tuple[dict[int, np.ndarray], ...] = (defaultdict(lambda: np.zeros(3)), defaultdict(lambda: np.zeros(3)))
         moving: dict[tuple[int, int], float] = defaultdict(float)
         multiprocessors = 0.0

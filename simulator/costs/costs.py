@@ -1,12 +1,12 @@
 """Prices work: how long a kernel, collective or message takes, with its sigma and latency (`Estimate`).
 
-Only this room turns work into seconds. `Costs` prices work on one cluster. `IdealCosts` has one rate for FLOPs and one
+Only this room turns work into seconds. `Costs` prices work on a cluster. `IdealCosts` has a rate for FLOPs and a rate
 for bytes, so that closed forms hold exactly.
 
-    kernel_prices.py         kernels on one GPU, by the cost models of kernels/
+    kernel_prices.py         kernels on a GPU, by the cost models of kernels/
     communication_prices.py  collectives and messages over links, by the cost models of collectives/
     rank_places.py           which links ranks have between them
-    calibration/             the coefficients of all cost models, one YAML file per GPU and kind of link
+    calibration/             the coefficients of all cost models, a YAML file per GPU and kind of link
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from meshcast.simulator.ir.routing import slowest_rank
 
 @dataclass
 class KnownPrices:
-    """Prices of earlier costs on one cluster; new ones are added.
+    """Prices of earlier costs on a cluster; new ones are added.
 
     Attributes:
         kernels: of equal traits, calibration and launch times; meshes have them in common.
         pairs: reaches of messages between two ranks; meshes have them in common.
-        communication: on one mesh.
-        uses: on one mesh.
+        communication: on a mesh.
+        uses: on a mesh.
     """
 
     kernels: dict[Work, Estimate] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Costs:
         places: of the ranks in the topology of the cluster.
         kernels: prices of kernels.
         communication: prices of communication.
-        assumed: what the calibration had to borrow from other hardware, one sentence each.
+        assumed: what the calibration had to borrow from other hardware, a sentence each.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Costs:
     ) -> None:
         """Makes the prices on `cluster`.
 
-        calibration: by default the one that ships with meshcast.
+        calibration: by default what ships with meshcast.
         launch: time of the host that is added to every piece of work, where the host waits for each [s].
-        hidden_launch: time of the host to launch one op of the framework while the GPU works [s].
+        hidden_launch: time of the host to launch an op of the framework while the GPU works [s].
         joint: an axis along which other kinds of nodes follow, and the costs on each kind: what ranks on all of them do
             together takes as long as on the slowest.
         known: prices of earlier costs on this cluster.
@@ -123,7 +123,7 @@ class Costs:
 
     @property
     def regime(self) -> Regime:
-        """How well the GPU is known: by a calibration of its own, of its architecture, or of another."""
+        """How well the GPU is known: by a calibration of this GPU, of its architecture, or of another."""
         lenders = self._calibration.lenders(self.cluster.gpu)
         return GPU_REGIMES.get(lenders[0][1], "unknown") if lenders else "unknown"
 

@@ -28,12 +28,12 @@ SIGMA = 0.2
 
 MEMORIES = {"pcie5": 76.8e9, "pcie6": 76.8e9}
 MEMORY = 51.2e9
-"""Host memory bandwidth of one GPU where the node's is not known [bytes/s], by its link to the host: an eighth of 16
-channels of DDR5-4800, of DDR4-3200 before. Copies from pinned memory to one H200 and back move 55.3 GB/s, what PCIe 5
-leads one to expect (validation/measured/h200)."""
+"""Host memory bandwidth of a GPU where the node's is not known [bytes/s], by its link to the host: an eighth of 16
+channels of DDR5-4800, of DDR4-3200 before. Copies from pinned memory to an H200 and back move 55.3 GB/s, what PCIe 5
+promises (validation/measured/h200)."""
 
 DISKS = 3e9
-"""Disk rate of one GPU where the node's is not known [bytes/s], both ways: less than one PCIe 4 drive (assumed)."""
+"""Disk rate of a GPU where the node's is not known [bytes/s], both ways: less than a PCIe 4 drive (assumed)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class HostShare:
         read: rate of reading from disks [bytes/s].
         write: rate of writing to disks [bytes/s].
         latency: of the link [s].
-        assumed: what the catalog does not say of the host, one sentence each.
+        assumed: what the catalog does not say of the host, a sentence each.
         assumed_disks: what it does not say of the disks.
     """
 
@@ -60,7 +60,7 @@ class HostShare:
 
     @classmethod
     def of(cls, cluster: Cluster, speed: float = 1.0) -> HostShare:
-        """The share of a GPU of `cluster`. speed: rate of its links against the calibrated one, at most nominal."""
+        """Returns the share of a GPU of `cluster`. speed: rate of links against the calibrated, at most nominal."""
         tier, host, gpus = cluster.host, cluster.node.host, min(cluster.gpus_per_node, cluster.gpus)
         link = tier.bandwidth * min(1.0, tier.payload * speed)
         if host is not None and host.uplinks is not None:
@@ -77,7 +77,7 @@ class HostShare:
 
 
 def copy(work: HostCopy, share: HostShare) -> Estimate:
-    """The estimate of a copy between a GPU and host memory, or through host memory between a GPU and disks."""
+    """Estimates the time of a copy between a GPU and host memory, or through host memory between a GPU and disks."""
     if not work.nbytes:
         return NOTHING
     rate = share.link
@@ -87,6 +87,6 @@ def copy(work: HostCopy, share: HostShare) -> Estimate:
 
 
 def update(work: HostUpdate, share: HostShare) -> Estimate:
-    """The estimate of an optimizer step on the host: the slower of host memory and of the disks."""
+    """Estimates the time of an optimizer step on the host: the slower of host memory and of the disks."""
     disks = work.loaded / share.read + work.stored / share.write
     return Estimate(max(work.nbytes / (UPDATE_SHARE * share.memory), disks), SIGMA)

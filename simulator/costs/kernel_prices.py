@@ -1,4 +1,4 @@
-"""Prices of kernels: GEMMs, attention and memory-bound operations on one GPU, as a framework runs them."""
+"""Prices of kernels: GEMMs, attention and memory-bound operations on a GPU, as a framework runs them."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class KernelTraits:
         decomposition: of the output tiles of dense GEMMs; None: that of the measured library.
         eager: memory-bound operations that are several kernels on a GPU, see `Framework`.
         sustained: rate in a step against the same kernel alone, see `Framework`; None: that of the GPU's architecture.
-        alone: kernels run one by one, not at the lower sustained rate of a long training step.
+        alone: kernels run alone, in turn, not at the lower sustained rate of a long training step.
         pace: time of GEMMs and attention on the slowest GPU over the calibrated time, see `simulator.costs.stragglers`.
-        deterministic: the backward pass of attention adds in one order.
+        deterministic: the backward pass of attention adds in a fixed order.
         rings_alone: all-reduces run over rings, neither trees nor sums in switches.
     """
 
@@ -84,10 +84,10 @@ class KernelTraits:
 
 
 class KernelPrices:
-    """Prices of kernels on one GPU.
+    """Prices of kernels on a GPU.
 
     Attributes:
-        assumed: what the calibration had to borrow from other hardware, one sentence each.
+        assumed: what the calibration had to borrow from other hardware, a sentence each.
         assumed_experts: what it had to borrow for the GEMMs of experts.
     """
 
@@ -143,7 +143,7 @@ class KernelPrices:
         return self._on_fewer(price._replace(seconds=price.seconds * share), work.sms + work.reserved)
 
     def _price_whole_gemm(self, work: Gemm) -> Estimate:
-        """Returns the price of a GEMM, or of a grouped one, in one kernel on all multiprocessors."""
+        """Returns the price of a GEMM, or of a grouped GEMM, in a single kernel on all multiprocessors."""
         unaligned = 1.0 if uses_tensor_cores(work) else self._rates["unaligned"]
         work = with_tile_of_training(work, self._gpu)
         return self._price_kernel(work, self._step_rate(work) * unaligned)
@@ -159,18 +159,18 @@ class KernelPrices:
         return self._on_fewer(price, work.reserved)
 
     def _price_memory(self, work: Memory) -> Estimate:
-        """Returns the price of a memory-bound operation, of one kernel or of several, which are counted."""
+        """Returns the price of a memory-bound operation, of a single kernel or of several, which are counted."""
         kernels = make_eager_kernels(work, self._eager) if self._eager else None
         if kernels:
             return self._price_kernel(kernels, 1.0)
         return self._price_kernel(work, self._rates["memory_bound"])
 
     def _step_rate(self, work: Gemm | Attention) -> float:
-        """Returns the rate of a kernel in a step against the calibrated one."""
+        """Returns the rate of a kernel in a step against the calibrated rate."""
         return self._rates["kernel"] * self.sustained_rate(work.dtype) / self._traits.pace
 
     def _price_kernel(self, work: Gemm | Attention | Memory | EagerKernels, rate: float) -> Estimate:
-        """Returns the price of one kernel. rate: factor on that of the calibration; of memory-bound ones on traffic."""
+        """Returns the price of a kernel. rate: factor on the calibration's; of memory-bound kernels on traffic."""
         name, dtype = section_of(work, self._gpu), getattr(work, "dtype", "bf16")
         library = self._attention_library
         if name != "attention":

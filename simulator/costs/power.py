@@ -31,7 +31,7 @@ FILE = "power.yaml"
 
 @dataclass(frozen=True)
 class PowerModel:
-    """Power of one GPU; the coefficients are shares of its power limit.
+    """Power of a GPU; the coefficients are shares of its power limit.
 
     gpu: its peaks, bandwidth and limit.
     idle: of a GPU that holds a program and runs nothing.
@@ -40,7 +40,7 @@ class PowerModel:
     communication: added while a collective or a message is on its way.
     waiting: added while a kernel of the communication library waits for other GPUs.
     sigma: standard deviation of log(measured / forecast) of the power of a training step.
-    assumed: what was not measured on this GPU, one sentence each.
+    assumed: what was not measured on this GPU, a sentence each.
     """
 
     gpu: GPU
@@ -65,50 +65,52 @@ class PowerModel:
         return self.idle * self.limit
 
     def utilisation(self, work: Work, seconds: float) -> tuple[str, float]:
-        """What a kernel uses most, ``gemm``, ``attention`` or ``memory``, and its share of the peak in `seconds`."""
+        """Returns what a kernel of `seconds` uses most, gemm, attention or memory, and its share of the peak."""
         if isinstance(work, Memory):
             return "memory", work.bytes / seconds / self.gpu.memory_bandwidth
         peak = self.gpu.peak.get(work.dtype) or max(self.gpu.peak.values())  # type: ignore[union-attr,arg-type]
         return ("gemm" if isinstance(work, Gemm) else "attention"), work.flops / seconds / float(peak)
 
     def kernel_joules(self, work: Work | None, seconds: float) -> float:
-        """Energy of a kernel beyond the idle power, before the limit [J]."""
+        """Returns the energy of a kernel beyond the idle power, before the limit [J]."""
         if seconds <= 0 or not isinstance(work, Gemm | Attention | Memory):
             return 0.0
         kind, share = self.utilisation(work, seconds)
         return float((self.busy + getattr(self, kind) * min(share, 1.0)) * self.limit * seconds)
 
     def most_joules(self, seconds: float) -> float:
-        """Energy that the limit leaves to kernels which run for `seconds`, beyond the idle power [J]."""
+        """Returns the energy that the limit leaves to kernels which run for `seconds`, beyond the idle power [J]."""
         return (1 - self.idle) * self.limit * seconds
 
     def least_joules_per_flop(self, dtype: str) -> float:
-        """Least energy of a FLOP of a GEMM or of attention in a number format, beyond the idle power [J]."""
+        """Returns the least energy of a FLOP of GEMMs or attention in a number format, beyond the idle power [J]."""
         added = self.busy + min(self.gemm, self.attention)
         return float(min(added, 1 - self.idle) * self.limit / self.gpu.peak[dtype])  # type: ignore[index]
 
 
 @lru_cache(maxsize=256)
 def power_model(gpu: GPU) -> PowerModel:
-    """The power model of a GPU: its own coefficients or, named as assumed, those of the nearest measured one."""
+    """Returns the power model of a GPU: its coefficients or, named as assumed, those of the nearest measured GPU."""
     data = read_yaml(resources.files("meshcast.simulator.costs") / FILE, FILE).data
     order = (gpu.architecture, *ARCHITECTURES.get(gpu.architecture, LATEST), *LATEST)
     if gpu.name in data:
         lender, distance = gpu.name, ""
     else:
-        lender = next(name for one in order for name, own in data.items() if own["architecture"] == one)
+        lender = next(
+            name for architecture in order for name, entry in data.items() if entry["architecture"] == architecture
+        )
         distance = "generation" if data[lender]["architecture"] == gpu.architecture else "other"
-    own = data[lender]
-    given = {name: float(own["coefficients"][name]["value"]) for name in COEFFICIENTS}
-    unmeasured = [name for name in COEFFICIENTS if own["coefficients"][name].get("assumed")]
+    entry = data[lender]
+    coefficients = {name: float(entry["coefficients"][name]["value"]) for name in COEFFICIENTS}
+    unmeasured = [name for name in COEFFICIENTS if entry["coefficients"][name].get("assumed")]
     assumed = []
     if distance:
         shares = f"shares of its {float(gpu.power):.4g} W as measured on {lender}"
         assumed.append(f"power of {gpu.name}: not measured; {shares}")
     if unmeasured:
-        assumed.append(f"power of {gpu.name} in {' and '.join(unmeasured)}: {own['unmeasured']}")
-    sigma = float(own["sigma"][distance or "own"])
-    return PowerModel(gpu, **given, sigma=sigma, assumed=tuple(assumed))
+        assumed.append(f"power of {gpu.name} in {' and '.join(unmeasured)}: {entry['unmeasured']}")
+    sigma = float(entry["sigma"][distance or "own"])
+    return PowerModel(gpu, **coefficients, sigma=sigma, assumed=tuple(assumed))
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class Overhead:
 
     node: power of CPUs, memory, network ports, switches and fans for each GPU [W].
     pue: power of the data centre over that of its computers.
-    assumed: which of them the job does not state, one sentence each.
+    assumed: which of them the job does not state, a sentence each.
     """
 
     node: float
@@ -137,7 +139,7 @@ PUE = 1.2
 
 
 def overhead(gpu: GPU, node_watts: float | None, pue: float | None) -> Overhead:
-    """The overhead of a GPU. node_watts, pue: as the job states them, None: assumed."""
+    """Returns the overhead of a GPU. node_watts, pue: as the job states them, None: assumed."""
     assumed = []
     if node_watts is None:
         node_watts = NODE_SHARE * float(gpu.power)

@@ -16,7 +16,7 @@ PairReaches = dict[tuple[int, int], Reach]
 
 
 class RankPlaces:
-    """The ranks of a mesh on the GPUs of a cluster. The reach of equal groups is found once."""
+    """The ranks of a mesh on the GPUs of a cluster. The reach of equal groups is looked up once."""
 
     def __init__(self, cluster: Cluster, mesh: Mesh, pairs: PairReaches | None = None) -> None:
         """pairs: reaches of messages on this cluster that are known; new ones are added."""
@@ -35,7 +35,7 @@ class RankPlaces:
         return self._reaches[group]
 
     def pair_reaches(self, work: Transfer) -> tuple[Reach, ...]:
-        """Returns those of the pairs of a message that may be the slowest; () if source and target are one rank."""
+        """Returns the pairs of a message that may be the slowest; () if source and target are the same rank."""
         if work.source == work.target:
             return ()
         pair = work.axis, work.source, work.target
@@ -55,7 +55,7 @@ class RankPlaces:
         return self._reaches[key]
 
     def message_reaches(self, messages: Sequence[Message]) -> Iterator[tuple[Message, Reach]]:
-        """Yields every message of a cross-mesh resharding with its reach; of several messages of a rank, one that
+        """Yields every message of a cross-mesh resharding with its reach; of several messages of a rank, a message that
         leaves the node counts for the ports that it shares with its neighbours."""
         local = self.cluster.local_gpus
         sends_to, receives_from = dict[int, int](), dict[int, int]()
@@ -86,7 +86,7 @@ class RankPlaces:
         return tuple(slowest)
 
     def _find_peers(self, axes: tuple[str, ...], hops: Mapping[int, int]) -> Callable[[int], int | None]:
-        """Returns a function that finds the other end of the message of a rank, if it has one among `hops`."""
+        """Returns a function that finds the other end of the message of a rank, if `hops` has that rank."""
         parts = [(self.mesh.stride(part), self.mesh.size(part)) for part in self.mesh.parts(axes)]
         first = self.mesh.first
 
@@ -112,7 +112,7 @@ class RankPlaces:
         return tuple(group for group, distance in zip(reaches, distances, strict=True) if distance == farthest)
 
     def _group_offsets(self, axes: tuple[str, ...]) -> list[int]:
-        """Returns first ranks of groups along `axes`, one for each distinct position in the nodes of the cluster."""
+        """Returns first ranks of groups along `axes`, a rank for each distinct position in the nodes of the cluster."""
         if axes not in self._offsets:
             pattern, start = self.cluster.pattern, self.mesh.first
             first = {start % pattern: start}

@@ -1,7 +1,7 @@
 """Regimes of a forecast: how well its program, its source and its GPU are known, and how far real steps lie from it.
 
     source   published steps of this very source, with its program, settings and machine, set coefficients
-    program  published steps of this program set coefficients of its profile, and the GPU has a calibration of its own
+    program  published steps of this program set coefficients of its profile, and this GPU was calibrated
     family   the profile is that of a related program, or the GPU's calibration that of another of its architecture
     unknown  neither
 
@@ -34,9 +34,9 @@ GPU_REGIMES: dict[str, Regime] = {"": "source", "generation": "family"}
 """Best regime of a GPU by the distance of its calibration (`Calibration.lenders`); any other is unknown."""
 
 KERNELS_OF_A_STEP = 16
-"""Independent shapes of kernels of one kind in a step. The sigma of a cost model is that of single kernels; over the
+"""Independent shapes of kernels of a kind in a step. The sigma of a cost model is that of single kernels; over the
 shapes of a step their errors average out to sigma / sqrt(16). Of 852 published runs a likelihood of Student's t is
-largest without any kernel errors, 4 below that at 16 shapes and 54 below it at one."""
+largest without any kernel errors, 4 below that at 16 shapes and 54 below it at 1."""
 
 FILE = "regimes.yaml"
 """Residuals of every regime, written by ``make docs-regimes`` (`validation.published.fit.residuals`)."""
@@ -49,7 +49,7 @@ class StepResidual:
     """Distribution of log(measured / forecast) of steps.
 
     bias: its middle, which is not that of the forecast where the profile of another program stands for the job's.
-    sigma: standard deviation of a normal distribution around it that has nine of ten runs inside as many of its own.
+    sigma: standard deviation of a normal distribution around it that has nine of ten runs inside as many sigmas.
     rows: published runs behind them.
     """
 

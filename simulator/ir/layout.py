@@ -69,7 +69,7 @@ class Tensor:
     dtype: number format.
     renamed: the consumer's name of a dim by the producer's name (keys are produced at positions `s` and read at `t`).
     gradient_dtype: number format of the gradient; empty: `dtype`.
-    pieces: that make it up, of which one is in memory at a time.
+    pieces: that make it up, which are in memory in turn.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Tensor:
         return dim in self.dims
 
     def first_dim(self, dims: str) -> str | None:
-        """Returns the first of one or several dims (``b|h``) that the tensor has; None: it has none of them."""
+        """Returns the first of the dims (``b|h``) that the tensor has; None: it has none of them."""
         if dims in self.dims:
             return dims
         return next((dim for dim in dims.split("|") if dim in self.dims), None) if "|" in dims else None

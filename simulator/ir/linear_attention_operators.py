@@ -87,7 +87,7 @@ class GatedDeltaRule(Scan):
         return DeltaSizes(steps * self.key_dim, at.size(q), values, steps, states, steps * length)
 
     def _flops(self, n: DeltaSizes, within_keys: float, within_values: float, states: float) -> float:
-        """FLOPs of products within chunks over d_k and over d_v (2 C d of each token and head), and with states
+        """Counts FLOPs of products within chunks over d_k and over d_v (2 C d of each token and head), and with states
         (2 d_k d_v)."""
         inside = within_keys * self.key_dim + within_values * self.value_dim
         return 2.0 * (n.scores * inside + n.steps * states * self.key_dim * self.value_dim)
@@ -205,8 +205,8 @@ class LightningAttention(Scan):
     value_dim: int = 128
 
     def _flops(self, at: LocalShapes, within_keys: float, within_values: float, states: float) -> float:
-        """FLOPs of products within blocks over d_k and over d_v (2 C d of each token and head), and with the state
-        (2 d_k d_v)."""
+        """Counts FLOPs of products within blocks over d_k and over d_v (2 C d of each token and head), and with the
+        state (2 d_k d_v)."""
         heads, length = at.size(self.ins[0]) // self.key_dim, min(self.chunk, at.dims(self.ins[0])["s"])
         inside = length * (within_keys * self.key_dim + within_values * self.value_dim)
         return 2.0 * heads * (inside + states * self.key_dim * self.value_dim)

@@ -22,7 +22,7 @@ class ScanSizes:
 
     values: of the values x, the gate z and the output.
     shared: of B, and of C.
-    steps: step sizes dt, one for each token and head.
+    steps: step sizes dt, a size for each token and head.
     states: of the states at the ends of all chunks.
     scores: of C B^T within all chunks, a matrix for each group.
     """

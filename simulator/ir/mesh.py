@@ -60,7 +60,7 @@ class Mesh:
         self.joined: tuple[tuple[str, ...], ...] = ()
         self.views = {name: dict(view) for name, view in (views or {}).items()}
         for axis in (*axes, *(axis for view in self.views.values() for axis in view)):
-            if "." in axis:  # the names of parts have one
+            if "." in axis:  # the names of parts have a point
                 raise PlanError(
                     "plan.mesh", "the name of an axis holds no dot", f"Write {axis.replace('.', '-')}", axis
                 )
@@ -103,7 +103,7 @@ class Mesh:
         return math.prod(self.axes.values())
 
     def parts(self, axes: str | Iterable[str]) -> tuple[str, ...]:
-        """Returns the parts of one or more axes, outermost first within each; a part stands for itself."""
+        """Returns the parts of an axis or several, outermost first within each; a part stands for itself."""
         if isinstance(axes, str):
             return self._parts.get(axes, (axes,))
         return tuple(part for axis in axes for part in self.parts(axis))
@@ -121,7 +121,7 @@ class Mesh:
         return any(wanted <= set(parts_of_axis) for parts_of_axis in self._parts.values())
 
     def size(self, axes: str | Iterable[str]) -> int:
-        """Returns the product of the sizes of one or more axes; an axis that the mesh does not have counts as 1."""
+        """Returns the product of the sizes of an axis or several; an axis that the mesh does not have counts as 1."""
         sizes = self._sizes
         if isinstance(axes, str):
             return sizes.get(axes, 1)

@@ -52,7 +52,7 @@ class Embedding(Operator):
 class Residual(Operator):
     """Bias, dropout and addition in a kernel: y = ins[0] + dropout(ins[1] + bias), the bias of the linear before.
 
-    With one input (learned positions, embedding dropout) the second operand is a weight or absent.
+    With a single input (learned positions, embedding dropout) the second operand is a weight or absent.
 
     dropout: whether there is dropout.
     """
@@ -266,7 +266,7 @@ class Linear(Operator):
         cast; empty: none.
     stored: format in which its matrices are stored, of which a kernel makes copies in the format of the GEMMs before
         each pass, a matrix at a time; None: that of the GEMMs.
-    whole: a single matrix computes all outputs, which are parts of one tensor; otherwise the framework may have a
+    whole: a single matrix computes all outputs, which are parts of the same tensor; otherwise the framework may have a
         matrix of each.
     """
 
@@ -442,8 +442,8 @@ class CoreAttention(Operator):
         return position // chunk * self._pairs_of(chunk) + self._pairs_of(position % chunk) if position else 0.0
 
     def _pairs_of(self, tokens: int) -> float:
-        """Counts the pairs within `tokens` of a chunk: of documents, there are as many as fill it, or one that it
-        cuts."""
+        """Counts the pairs within `tokens` of a chunk: of documents, there are as many as fill it, or a document that
+        it cuts."""
         if self.bidirectional:
             return tokens * min(self.document or tokens, tokens)
         document = min(self.document or tokens, tokens)

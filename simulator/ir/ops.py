@@ -74,7 +74,7 @@ class Gemm:
     part: share of a kernel, of `m` / `part` rows, that this is: it takes that share of the kernel's time.
     one_kernel: whether its groups are in a single kernel; otherwise as the training library launches them.
     tile: of a grouped GEMM whose program fixes its output tiles their rows, the rows that a tile loads, and (columns,);
-        of a dense one the fields of a `FixedTile`; otherwise empty.
+        of a dense GEMM the fields of a `FixedTile`; otherwise empty.
     """
 
     m: float
@@ -178,7 +178,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective among the ranks of one or more mesh axes.
+    """A collective among the ranks of a mesh axis or several.
 
     operation: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, shift (every rank sends to the
         rank `by` positions further round the group, all at the same time), push_pull (to servers, and sums back).
@@ -463,7 +463,7 @@ class UnitRun:
     residual_in, residual_out: names of the residual stream that enters, and of that which leaves.
     keys: names of the buffers of `residual_in` and `residual_out`.
     nbytes, nbytes_in: bytes of the residual stream that leaves, and of that which enters.
-    allocated_before, freed_later: further buffers that a run played before this one allocates, or a run after it frees.
+    allocated_before, freed_later: further buffers that a run played before this run allocates, or a run after it frees.
     marks: of the unit.
     layers: how many it joins.
     context_nbytes: see `Unit.context`.

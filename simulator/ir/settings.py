@@ -58,7 +58,7 @@ class SequenceSetting:
     heads: heads of queries.
     options: of the scheme.
     grid: ranks along each axis of a scheme of several axes, cp in all.
-    frames: of a video, whose layers are a pair; 1: one layer of a model with a single axis of positions.
+    frames: of a video, whose layers are a pair; 1: a layer of a model with a single axis of positions.
     """
 
     cp: int = 1

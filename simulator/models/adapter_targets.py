@@ -148,7 +148,7 @@ class LinearShape(NamedTuple):
     inner: width of its input.
     outs: widths of its outputs.
     whole: whether a single matrix computes all outputs.
-    experts: number of routed experts that have one each; 0: it is of none.
+    experts: number of routed experts that have an adapter each; 0: it is of none.
     """
 
     target: Target

@@ -5,7 +5,7 @@ have no gradients, no gradient buffers and no optimizer states, and frozen linea
 pass. Gradients of activations are computed down to the lowest layer with an adapter. Frozen matrices may be stored in
 few bits (QLoRA): then a kernel writes a copy of a matrix in the format of the computation before each pass.
 
-How an adapter computes says `AdapterKernels`. Where linear layers are fused, queries, keys and values share one A, and
+How an adapter computes says `AdapterKernels`. Where linear layers are fused, queries, keys and values share A, and
 so do gate and up, and the scale alpha / rank is a factor of the GEMM with B (Megatron: NeMo, Megatron-Bridge). PEFT has
 an A for each, and every step of
 

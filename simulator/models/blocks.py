@@ -30,8 +30,8 @@ Megatron-Core recomputes them as a single module; its norms are fused into the l
 
 LATENT_ROPE_LAUNCHES = 1.6
 """Time of the host to launch the rotation in latent attention, over that in other attention, where elements are paired
-by halves and keys are whole: interleaved elements are brought together first, queries and keys joined again and made
-contiguous. Counted in Megatron-Core without fusion: 31 and 33 kernels, forward and backward, against 24 and 16
+by halves and keys are whole: interleaved elements are brought together first, queries and keys joined again and copied
+to be contiguous. Counted in Megatron-Core without fusion: 31 and 33 kernels, forward and backward, against 24 and 16
 (multi_latent_attention.py and rope_utils.py)."""
 
 

@@ -181,7 +181,7 @@ def _chunk(seq: float, model: Transformer) -> float:
 
 
 def _mlp(model: Transformer, tokens: float, ffn: int) -> float:
-    """FLOPs of an MLP of inner width `ffn`."""
+    """Returns the FLOPs of an MLP of inner width `ffn`."""
     return (3 if model.gated else 2) * 2 * tokens * model.hidden * ffn
 
 
@@ -317,7 +317,7 @@ CONVENTIONS: dict[str, Callable[[Model, int], float]] = {
 def needed_flops(
     convention: str, model: Model, seq: int, adapters: Adapters | None = None, forward_only: bool = False
 ) -> float:
-    """FLOPs per token by the convention `palm` or `causal`, also where not all parameters are trained.
+    """Counts FLOPs per token by the convention `palm` or `causal`, also where not all parameters are trained.
 
     Frozen weights have no gradients: a parameter that the convention counts has 4 FLOPs in place of 6. Parameters of
     adapters have 6. Attention counts in full, because all its gradients are computed. A forward pass alone is a third:

@@ -109,7 +109,7 @@ def preset_source(name: str) -> str:
 
 
 class ModelSizes(NamedTuple):
-    """What tells one model from another, whatever they are called; 0: it has no experts.
+    """What tells models apart, whatever they are called; 0: it has no experts.
 
     Attributes:
         layers: their number.

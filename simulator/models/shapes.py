@@ -29,7 +29,7 @@ class LossShape(NamedTuple):
     kept: bytes saved per logit.
     peaks: bytes held per logit by the backward pass, with a whole and with a sharded vocabulary.
     kept_of_all: whether what is saved is saved of all pieces.
-    pieces: of the logits, of which one is in memory at a time.
+    pieces: of the logits, which are in memory in turn.
     recomputed: whether the backward pass computes the logits again.
     """
 

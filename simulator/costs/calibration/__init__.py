@@ -1,1 +1,1 @@
-"""Calibrated coefficients of the cost models: one YAML file per GPU and per family of links."""
+"""Calibrated coefficients of the cost models: a YAML file per GPU and per family of links."""

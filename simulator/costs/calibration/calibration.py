@@ -1,4 +1,4 @@
-"""Coefficients of the cost models, from one YAML file per GPU and per family of links; fits write these files.
+"""Coefficients of the cost models, from a YAML file per GPU and per family of links; fits write these files.
 
 A file has a section for each cost model, and a section holds only what was measured on that hardware::
 
@@ -16,7 +16,7 @@ it; a collective is priced as by plain NCCL.
 A section that no file of a GPU or of a family of links has is borrowed: from the nearest GPU of the same architecture
 or the next family, then from others close to it, with a larger sigma (`BORROWED`) and a sentence in the report. What a
 user's file lacks is that of the shipped file of the same name. What is still missing comes from the nearest other file
-that has half of it or more, together: coefficients of one fit belong together. A report names both.
+that has half of it or more, together: coefficients of the same fit belong together. A report names both.
 
 Two files are written by hand: `steps.yaml` has what no table of kernels measures, `assumed.yaml` the coefficients that
 no table shows. A coefficient that no file has is refused.
@@ -100,7 +100,7 @@ class Found(NamedTuple):
 
     Attributes:
         model: an instance of a class of `simulator.costs.calibration.cost_models`, or a `LinkCostModels`.
-        assumed: what was borrowed from other hardware, one sentence each; () if all was measured on this one.
+        assumed: what was borrowed from other hardware, a sentence each; () if all was measured on this GPU.
     """
 
     model: Any
@@ -113,7 +113,7 @@ class _Source(NamedTuple):
     Attributes:
         file: its name.
         distance: of its hardware from what was asked for, a key of `BORROWED`; "": it is the same.
-        section: its data; {} without one.
+        section: its data; {} where the file lacks it.
         of_user: whether a user's file has this name.
         replaced: whether this is the section of the shipped file beneath it.
     """
@@ -126,7 +126,7 @@ class _Source(NamedTuple):
 
 
 class _Composed(NamedTuple):
-    """A cost model from one or more files.
+    """A cost model from a file or several.
 
     Attributes:
         model: with its coefficients.
@@ -146,7 +146,7 @@ class _Composed(NamedTuple):
 
 
 class Calibration:
-    """The coefficients of all cost models, from a folder of files if there is one and from those that ship.
+    """The coefficients of all cost models, from the files of a folder, if any, and from those that ship.
 
     Each file is read once, when it is first needed: after a file has changed, make a new Calibration.
 
@@ -162,16 +162,16 @@ class Calibration:
     @classmethod
     @cache
     def shipped(cls) -> Calibration:
-        """The files that ship with meshcast, and no others."""
+        """Returns the calibration of the files that ship with meshcast, and no others."""
         return cls()
 
     @classmethod
     def from_folder(cls, folder: Path | None) -> Calibration:
-        """The files of a folder before the shipped ones; None: the shipped ones."""
+        """Returns the calibration of the files of a folder before the shipped ones; None: the shipped ones."""
         return cls(folder) if folder is not None else cls.shipped()
 
     def with_file(self, name: str, data: Section) -> Calibration:
-        """The same with `data` as the file `name`."""
+        """Returns the same with `data` as the file `name`."""
         return Calibration(self.folder, {**self.written, name: data})
 
     # --------------------------------------------------------------------------------------------- files
@@ -184,7 +184,7 @@ class Calibration:
 
     @remembered
     def sections(self, name: str) -> Section:
-        """The file `name` as data, {} without one."""
+        """Returns the data of the file `name`; {} where no such file ships."""
         if name in self.written:
             return self.written[name]
         # Listed files alone: names of GPUs may have any letters and lengths, those of paths among them.
@@ -197,26 +197,26 @@ class Calibration:
 
     @remembered
     def lenders(self, gpu: GPU, without: str = "") -> tuple[tuple[str, str], ...]:
-        """Files whose coefficients a GPU uses, nearest first, each with its distance ("": the GPU's own).
+        """Lists files whose coefficients a GPU uses, nearest first, each with its distance ("": the GPU itself).
 
-        Within one architecture, nearest are GPUs of the same compute capability (the multiprocessors of a B300 compute
+        Within an architecture, nearest are GPUs of the same compute capability (the multiprocessors of a B300 compute
         exponentials twice as fast as those of a B200); then nearness is that of rates (of FLOPs and memory) and numbers
         of multiprocessors. without: a file that is left out.
         """
         order = (gpu.architecture, *ARCHITECTURES.get(gpu.architecture, LATEST))
-        found = []
+        candidates = []
         for name in self.names():
             if name == without:
                 continue
             if name == gpu.name:  # which may be in no catalog
-                found.append((False, 0, False, 0.0, name, ""))
+                candidates.append((False, 0, False, 0.0, name, ""))
             elif name in catalog("gpus") and load("gpus", name).architecture in order:
                 other = load("gpus", name)
                 place = order.index(other.architecture)
                 distance = "generation" if place == 0 else "other"
                 differs = _capability(gpu) != _capability(other)
-                found.append((bool(distance), place, differs, _rate_difference(gpu, other), name, distance))
-        return tuple((name, distance) for *_, name, distance in sorted(found))
+                candidates.append((bool(distance), place, differs, _rate_difference(gpu, other), name, distance))
+        return tuple((name, distance) for *_, name, distance in sorted(candidates))
 
     # ------------------------------------------------------------------------------------------- models
 
@@ -224,57 +224,59 @@ class Calibration:
     def kernel_model(
         self, gpu: GPU, section: str, library: str = "", dtype: str = "bf16", kind: str = "", without: str = ""
     ) -> Found:
-        """The cost model of one section on `gpu`.
+        """Returns the cost model of a section on `gpu`.
 
-        library: whose kernels; "" or one that was never measured: the mean of all libraries in the format of `dtype`.
-        kind: of the rows of a table, which may have a sigma of their own. without: a file that is left out.
+        library: whose kernels; "" or an unmeasured library: the mean of all libraries in the format of `dtype`.
+        kind: of the rows of a table, which may have a separate sigma. without: a file that is left out.
         """
         lenders, form = self.lenders(gpu, without), format_of(dtype)
-        made = self._compose(KERNEL_MODELS[section], section, lenders, library, form, kind)
-        given = f"rates of {section} kernels of {gpu.name}: as shares of its peaks, those of {made.lender}"
-        model = made.model
-        if made.distance == "generation" and hasattr(model, "peak_share"):
-            more = _power_ratio(gpu, load("gpus", made.lender))
-            others = [one for one in lenders if one[1] not in ("", "generation")]
+        composed = self._compose(KERNEL_MODELS[section], section, lenders, library, form, kind)
+        assumption = f"rates of {section} kernels of {gpu.name}: as shares of its peaks, those of {composed.lender}"
+        model = composed.model
+        if composed.distance == "generation" and hasattr(model, "peak_share"):
+            more = _power_ratio(gpu, load("gpus", composed.lender))
+            others = [(name, distance) for name, distance in lenders if distance not in ("", "generation")]
             if more > 1 and any("common" in self.sections(name).get(section, {}) for name, _ in others):
                 most = self._compose(KERNEL_MODELS[section], section, others, library, form, kind).model.peak_share
                 model = _raise_shares(model, more, most)
-                given += f", up to {more:.3g} times higher for its power"
-        borrowed = (given,) if made.distance else ()
-        return Found(model, (*borrowed, *made.tell_gaps(f"{section} kernels of {gpu.name}")))
+                assumption += f", up to {more:.3g} times higher for its power"
+        borrowed = (assumption,) if composed.distance else ()
+        return Found(model, (*borrowed, *composed.tell_gaps(f"{section} kernels of {gpu.name}")))
 
     @remembered
     def link_models(self, tier: Tier, library: str = "", kind: str = "", without: str = "") -> Found:
-        """The cost models of the links of a scale-up domain or to the host: a `LinkCostModels`.
+        """Returns the cost models of the links of a scale-up domain or to the host: a `LinkCostModels`.
 
         library: program that calls the collectives; "": plain NCCL. without: a file that is left out.
         """
-        own = family(tier.kind)
-        if own == PROCESSES:
-            made = self._compose(COST_MODELS["processes"], "processes", [(own, "")], library, kind=kind)
-            return Found(LinkCostModels(made.model, made.model, made.model), made.tell_gaps(tier.kind))
-        first = own, "" if tier.kind == own or own == "pcie" else "generation"
-        lenders = [first, *((name, "links") for name in FAMILIES.get(own, PLAIN))]
+        links = family(tier.kind)
+        if links == PROCESSES:
+            composed = self._compose(COST_MODELS["processes"], "processes", [(links, "")], library, kind=kind)
+            return Found(LinkCostModels(composed.model, composed.model, composed.model), composed.tell_gaps(tier.kind))
+        first = links, "" if tier.kind == links or links == "pcie" else "generation"
+        lenders = [first, *((name, "links") for name in FAMILIES.get(links, PLAIN))]
         lenders = [(name, distance) for name, distance in lenders if name != without]
         each = {
             section: self._compose(model, section, lenders, library, kind=kind)
             for section, model in LINK_MODELS.items()
         }
-        given = f"rates of {tier.kind}: as shares of its nominal rate, those measured on {each['ring'].lender}"
-        borrowed = (given,) if each["ring"].distance else ()
-        gaps = (text for section, one in each.items() for text in one.tell_gaps(f"{section} over {tier.kind}"))
-        return Found(LinkCostModels(*(one.model for one in each.values())), (*borrowed, *gaps))
+        assumption = f"rates of {tier.kind}: as shares of its nominal rate, those measured on {each['ring'].lender}"
+        borrowed = (assumption,) if each["ring"].distance else ()
+        gaps = (
+            text for section, composed in each.items() for text in composed.tell_gaps(f"{section} over {tier.kind}")
+        )
+        return Found(LinkCostModels(*(composed.model for composed in each.values())), (*borrowed, *gaps))
 
     @remembered
     def network_model(self, tier: Tier, kind: str = "", without: str = "") -> Found:
-        """The cost model of the network between nodes: a `NetworkCostModel`."""
-        own = family(tier.kind)
-        lenders = [(own, ""), *((name, "network") for name in ("infiniband", "efa") if name != own)]
+        """Returns the cost model of the network between nodes: a `NetworkCostModel`."""
+        links = family(tier.kind)
+        lenders = [(links, ""), *((name, "network") for name in ("infiniband", "efa") if name != links)]
         lenders = [(name, distance) for name, distance in lenders if name != without]
-        made = self._compose(NetworkCostModel, "network", lenders, "", kind=kind)
-        given = f"rates of {tier.kind}: as shares of its ports' rate, those measured on InfiniBand"
-        borrowed = (given,) if made.distance else ()
-        return Found(made.model, (*borrowed, *made.tell_gaps(tier.kind)))
+        composed = self._compose(NetworkCostModel, "network", lenders, "", kind=kind)
+        assumption = f"rates of {tier.kind}: as shares of its ports' rate, those measured on InfiniBand"
+        borrowed = (assumption,) if composed.distance else ()
+        return Found(composed.model, (*borrowed, *composed.tell_gaps(tier.kind)))
 
     @property
     def measures_steps(self) -> bool:
@@ -282,21 +284,21 @@ class Calibration:
         return STEPS in self.written or (self.folder is not None and (self.folder / f"{STEPS}.yaml").is_file())
 
     def sustained_rate(self, gpu: GPU, dtype: str = "bf16") -> float:
-        """Rate of GEMMs and attention in a long training step against the same kernels alone.
+        """Returns the rate of GEMMs and attention in a long training step against the same kernels alone.
 
-        That of the GPU's architecture, or of the nearest one that was observed, at the power that a GPU has for each
+        That of the GPU's architecture, or of the nearest that was observed, at the power that a GPU has for each
         multiprocessor against the modules that were observed. dtype: number format of the operands; what 8 bits and
         fewer lose more, nearer to the power limit, is that of the architecture alone, on modules of all powers.
         """
         known = {**Calibration.shipped().sections(STEPS), **self.sections(STEPS)}
-        own = gpu.architecture
-        order = (own, *ARCHITECTURES.get(own, LATEST), *LATEST)
-        found = next(known[one] for one in order if one in known)["sustained"]
-        observed = known.get(own, {}).get("power_per_multiprocessor")
+        architecture = gpu.architecture
+        order = (architecture, *ARCHITECTURES.get(architecture, LATEST), *LATEST)
+        sustained = next(known[name] for name in order if name in known)["sustained"]
+        observed = known.get(architecture, {}).get("power_per_multiprocessor")
         share = gpu.power / gpu.multiprocessors / observed["value"] if observed else 1.0
-        if format_of(dtype) == "fp8" and "sustained_fp8" in known.get(own, {}):
-            return float(known[own]["sustained_fp8"]["value"]) * min(share, 1.0) ** CLOCK_EXPONENT
-        return min(float(found["value"]) * share**CLOCK_EXPONENT, 1.0)
+        if format_of(dtype) == "fp8" and "sustained_fp8" in known.get(architecture, {}):
+            return float(known[architecture]["sustained_fp8"]["value"]) * min(share, 1.0) ** CLOCK_EXPONENT
+        return min(float(sustained["value"]) * share**CLOCK_EXPONENT, 1.0)
 
     def _compose(
         self,
@@ -307,9 +309,9 @@ class Calibration:
         form: str = "",
         kind: str = "",
     ) -> _Composed:
-        """A cost model from the files `lenders`, in their order.
+        """Composes a cost model from the files `lenders`, in their order.
 
-        form: number format of the libraries whose mean stands for an unnamed one; "": none does. Files are read only as
+        form: number format of libraries whose mean stands for an unnamed library; "": none does. Files are read only as
         far as they are needed.
         """
         sources = partial(self._sources, section, lenders)
@@ -363,18 +365,21 @@ def _fill_gaps(
 
     Raises CatalogError where no file has a coefficient.
     """
-    missing = {name: one for name, one in wanted.items() if name not in values}
+    missing = {name: coefficient for name, coefficient in wanted.items() if name not in values}
     for beneath in (source for source in sources() if missing and source.file == first.file and source.replaced):
         more = _values(beneath.section, missing, form)
         yield SHIPPED_VALUE, more
-        missing = {name: one for name, one in missing.items() if name not in more}
+        missing = {name: coefficient for name, coefficient in missing.items() if name not in more}
     while lent := next(_lend(sources, first, missing, form), None):
         yield (f"as on {lent[0]}: the calibration in use lacks it" if first.of_user else ""), lent[1]
-        missing = {name: one for name, one in missing.items() if name not in lent[1]}
-    yield "", {name: one.neutral for name, one in missing.items() if one.neutral is not None}
-    unmeasured = {name: one for name, one in missing.items() if one.neutral is None}
+        missing = {name: coefficient for name, coefficient in missing.items() if name not in lent[1]}
+    yield "", {name: coefficient.neutral for name, coefficient in missing.items() if coefficient.neutral is not None}
+    unmeasured = {name: coefficient for name, coefficient in missing.items() if coefficient.neutral is None}
     files = dict.fromkeys(source.file for source in sources()) if unmeasured else {}
-    yield "not measured", {name: _read_assumed(section, name, one, files) for name, one in unmeasured.items()}
+    yield (
+        "not measured",
+        {name: _read_assumed(section, name, coefficient, files) for name, coefficient in unmeasured.items()},
+    )
 
 
 def _lend(
@@ -402,50 +407,50 @@ def _read_assumed(section: str, name: str, wanted: Coefficient, files: Iterable[
     return float(entry["value"])
 
 
-def _power_ratio(one: GPU, other: GPU) -> float:
-    """Power of one GPU for each FLOP/s of its peak in 16 bits, over that of another; 1 where a peak is not known."""
-    if "bf16" not in one.peak or "bf16" not in other.peak:
+def _power_ratio(gpu: GPU, other: GPU) -> float:
+    """Returns the power of `gpu` for each FLOP/s of its peak in 16 bits over that of `other`; 1 if not known."""
+    if "bf16" not in gpu.peak or "bf16" not in other.peak:
         return 1.0
-    return float(one.power / one.peak["bf16"] / (other.power / other.peak["bf16"]))
+    return float(gpu.power / gpu.peak["bf16"] / (other.power / other.peak["bf16"]))
 
 
 def _raise_shares(model: Any, more: float, most: float) -> Any:
-    """A cost model of a GPU that is limited by its power, for one of its generation with `more` power for each FLOP/s.
+    """Returns the cost model of a power-limited GPU for a GPU of its generation with `more` power for each FLOP/s.
 
     What power leaves of the peak grows with it: GEMMs reach 0.5 of the peak of an L40S (362 TFLOP/s at 350 W) and 0.90
     of that of an L20 (119.5 at 275 W; bytedance/flux @19831ca, docs/performance.md), which have the same chip. most:
     the share that other generations reach.
     """
-    found = {"peak_share": max(model.peak_share, min(most, model.peak_share * more))}
+    shares = {"peak_share": max(model.peak_share, min(most, model.peak_share * more))}
     if hasattr(model, "power_limited_rate"):
-        found["power_limited_rate"] = min(1.0, model.power_limited_rate * more)
-    return replace(model, **found)
+        shares["power_limited_rate"] = min(1.0, model.power_limited_rate * more)
+    return replace(model, **shares)
 
 
 def _capability(gpu: GPU) -> float | None:
     return gpu.compute_capability.value if gpu.compute_capability else None
 
 
-def _rate_difference(one: GPU, other: GPU) -> float:
-    """Sum of |log| of the ratios of memory bandwidths, multiprocessors and peaks of two GPUs."""
-    pairs = [(one.memory_bandwidth, other.memory_bandwidth), (one.multiprocessors, other.multiprocessors)]
-    pairs += [(one.peak[dtype], other.peak[dtype]) for dtype in ("bf16",) if dtype in one.peak and dtype in other.peak]
+def _rate_difference(gpu: GPU, other: GPU) -> float:
+    """Sums |log| of the ratios of memory bandwidths, multiprocessors and peaks of two GPUs."""
+    pairs = [(gpu.memory_bandwidth, other.memory_bandwidth), (gpu.multiprocessors, other.multiprocessors)]
+    pairs += [(gpu.peak[dtype], other.peak[dtype]) for dtype in ("bf16",) if dtype in gpu.peak and dtype in other.peak]
     return sum(abs(math.log(a / b)) for a, b in pairs)
 
 
 def format_of(dtype: str) -> str:
-    """The number format in which kernels of `dtype` are measured: 8 bits and fewer are one, all others another."""
+    """Returns the number format in which kernels of `dtype` are measured: fp8 for 8 bits and fewer, else bf16."""
     return "fp8" if BYTES[dtype] <= 1 else "bf16"
 
 
 def _values(data: Section, wanted: Mapping[str, Coefficient], form: str) -> dict[str, float]:
-    """Returns those of the coefficients `wanted` that a section of one file has."""
-    known = ((name, _value(data, name, one.of, form)) for name, one in wanted.items())
+    """Returns those of the coefficients `wanted` that a section of a file has."""
+    known = ((name, _value(data, name, coefficient.of, form)) for name, coefficient in wanted.items())
     return {name: value for name, value in known if value is not None}
 
 
 def _value(data: Section, name: str, of: str, form: str) -> float | None:
-    """A coefficient in a section of one file: the GPU's, or the mean of its libraries'; None if it has none.
+    """Returns a coefficient in a section of a file: the GPU's, or the mean of its libraries'; None where it is absent.
 
     The mean is geometric, or arithmetic where some values are zero.
     """

@@ -1,4 +1,4 @@
-"""Checks of calibration files that do not ship with meshcast: a faulty file ends in one error."""
+"""Checks of calibration files that do not ship with meshcast: a faulty file ends in a single error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RENAMED = {"spread": "sigma", "spread_short": "sigma_short", "pair": "all_to_all
 
 
 def check_folder(folder: Path) -> None:
-    """Raises CatalogError for a folder of calibrations that no cost model can be made of, or that nothing would use."""
+    """Raises CatalogError for a folder of calibrations that yield no cost model, or that nothing would use."""
     files = sorted(file for file in folder.glob("*.yaml") if file.name != DEVICE)
     if not files:
         rule = "there is no calibration (*.yaml) in this folder"
@@ -57,12 +57,12 @@ def check_folder(folder: Path) -> None:
 
 
 def read_checked(file: Path) -> dict[str, Any]:
-    """The data of a calibration file. Raises CatalogError where no cost models can be made of it."""
+    """Returns the data of a calibration file. Raises CatalogError where it yields no cost models."""
     read = read_yaml(file, str(file)).data
     data = {} if read is None else _mapping(read, str(file))
-    for name, given in data.items():
+    for name, content in data.items():
         where = f"{file} {name}"
-        section = _mapping(given, where, "architecture" if file.stem == STEPS else "section")
+        section = _mapping(content, where, "architecture" if file.stem == STEPS else "section")
         if file.stem == STEPS:
             for part in ("sustained", *(KEYS["architecture"] & section.keys())):
                 entry = _mapping(section.get(part), f"{where}.{part}", "rate")
@@ -91,12 +91,12 @@ def read_checked(file: Path) -> dict[str, Any]:
 def _check_values(model: type, part: Mapping[str, Any], where: str) -> None:
     """Raises CatalogError for a coefficient that the cost model does not have, or whose value is out of range."""
     known = coefficients(model)
-    for name, given in _mapping(part.get("coefficients"), f"{where}.coefficients").items():
+    for name, content in _mapping(part.get("coefficients"), f"{where}.coefficients").items():
         if name not in known:
             remedy = f"{nearest(str(name), known)}. Files of an older release: calibrate again"
             raise CatalogError(f"{where}.coefficients", "there is no such coefficient", remedy, name)
         place = f"{where}.coefficients.{name}"
-        entry = _mapping(given, place, "coefficient")
+        entry = _mapping(content, place, "coefficient")
         _check_number(entry, "value", known[name].low, known[name].high, place)
         _check_number({"sigma": 0.0, **entry}, "sigma", 0.0, LARGEST_SIGMA, place)
 
@@ -105,18 +105,20 @@ def _check_sigmas(part: Mapping[str, Any], where: str) -> None:
     kinds = _mapping(part.get("kinds", {}), f"{where}.kinds")
     every = [(where, part)]
     every += [
-        (place, _mapping(own, place, "sigmas")) for kind, own in kinds.items() for place in [f"{where}.kinds.{kind}"]
+        (place, _mapping(sigmas, place, "sigmas"))
+        for kind, sigmas in kinds.items()
+        for place in [f"{where}.kinds.{kind}"]
     ]
-    for place, own in every:
+    for place, sigmas in every:
         for key in ("sigma", "sigma_short"):
-            _check_number(own, key, 0.0, LARGEST_SIGMA, place)
+            _check_number(sigmas, key, 0.0, LARGEST_SIGMA, place)
 
 
 def _mapping(data: Any, where: str, kind: str = "") -> dict[str, Any]:
-    """`data` as a dict. Raises CatalogError for anything else, for keys that are called otherwise now, and for keys
-    that none of its kind has.
+    """Returns `data` as a dict. Raises CatalogError for anything else, for keys that are called otherwise now, and
+    for keys that none of its kind has.
 
-    kind: one of `KEYS`; "": any key is valid.
+    kind: a key of `KEYS`; "": any key is valid.
     """
     if not isinstance(data, Mapping):
         shape = f"its keys are {', '.join(sorted(KEYS[kind]))}" if kind else SHAPE
@@ -131,7 +133,7 @@ def _mapping(data: Any, where: str, kind: str = "") -> dict[str, Any]:
 
 
 def _new_name(key: Any) -> str:
-    """What to write for a key of an older release; "" for others."""
+    """Says what to write for a key of an older release; "" for others."""
     return f"Write {RENAMED[key]}, or calibrate again" if key in RENAMED else ""
 
 

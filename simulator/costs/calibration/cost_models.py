@@ -1,4 +1,4 @@
-"""The cost models, by the sections of calibration files, and the families of links that share one file."""
+"""The cost models, by the sections of calibration files, and the families of links that share a file."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ COST_MODELS: dict[str, type] = {
 """All sections: also that of a network's file, and that of `PROCESSES`."""
 
 PROCESSES = "loopback"
-"""The family of links that join processes of one host."""
+"""The family of links that join processes of a host."""
 
 
 def family(kind: str) -> str:
-    """The family of a link of the catalog: nvlink4 for nvlink4-h800, pcie for all of PCIe, infiniband for all of it."""
+    """Returns the family of a link of the catalog: nvlink4 for nvlink4-h800, pcie and infiniband for all of theirs."""
     word = kind.partition("-")[0]
     return "pcie" if word.startswith("pcie") else word

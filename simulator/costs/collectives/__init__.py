@@ -1,1 +1,1 @@
-"""Seconds of one communication among GPUs: pure functions of the work, the links and the calibration."""
+"""Seconds of a communication among GPUs: pure functions of the work, the links and the calibration."""

@@ -1,22 +1,22 @@
 """NCCL's algorithms for each collective, and the bytes that they move over each link.
 
 Symbols: n members on k nodes, g on the node that holds the fewest of them (its ports limit the group), S the largest
-buffer of one member. A scale-up domain of several nodes (GB200 NVL72) counts as one node. Bytes over each member's
-links in its domain, in multiples of S (c: `self_copy`, what a member's own part costs in steps):
+buffer of a member. A scale-up domain of several nodes (GB200 NVL72) counts as one node. Bytes over each member's
+links in its domain, in multiples of S (c: `self_copy`, what the copy of a member's part costs in steps):
 
     ring all-reduce             (2 (n - 1) + c) / n    steps 2 (n - 1); by trees 2 (g - 1), and 2 log2 k levels
     NVLS                        1 + 1/g                within a node
                                 1 + 2/g                2 log2 k levels between nodes: what others sent is multicast too
     all-gather, reduce-scatter  (n - 1 + c) / n        n - k steps within nodes and k - 1 between them
-    all-to-all                  (g - 1 + c) / n        one step, and a latency for each peer
+    all-to-all                  (g - 1 + c) / n        a single step, and a latency for each peer
     broadcast                   1                      g - 1 steps and log2 k levels
-    push-pull                   1, where all members are on one node; else through the network alone
+    push-pull                   1, where all members share a node; else through the network alone
 
 and over each member's port to the network (the g members share g ports of the node; its other GPUs belong to sibling
 groups):
 
     ring all-reduce             2 (n - 1) / (n g)      rings through every port of every node
-    trees                       2 / g                  a node receives from two children and its parent in one tree,
+    trees                       2 / g                  a node receives from two children and its parent in a tree,
                                                        and is a leaf of the other; 1 / g between two nodes
     SHARP in the network        1 / g
     all-gather, reduce-scatter  (n - 1) / (n g)
@@ -25,11 +25,11 @@ groups):
     push-pull                   1                      S bytes to servers and S from them, at the same time
 
 In a node of several scale-up domains these are joined by the host: rings of PCIe cards, bridged in pairs or not, share
-one link to it (two bridged A100 or H100 and two more reach 0.77 of one link, as eight cards without bridges do); for an
+a link to it (two bridged A100 or H100 and two more reach 0.77 of a link, as eight cards without bridges do); for an
 all-to-all the host acts like the network. Where cards have no peer access, all that they send at the same time passes
-through the memory of the host, at one rate for all of them (`Cluster.staging`). Without a switch a group can use only
-the links between its members. All tiers work concurrently, so the slowest one determines the time; `fabric` adds what
-the network's upper levels cost.
+through the memory of the host, at a common rate (`Cluster.staging`). Without a switch a group can use only the links
+between its members. All tiers work concurrently, so the slowest tier determines the time; `fabric` adds what the
+network's upper levels cost.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from meshcast.simulator.costs.collectives.tuner import LL, LL128, NVLS, SIMPLE
 TREE = 0.92 * 0.85
 """Rate of trees within nodes against rings (NVIDIA/nccl @5067397, src/graph/tuning.cc)."""
 PAT = 0.75
-"""Rate of NCCL's PAT all-gathers (one GPU a node) against rings, by the same source."""
+"""Rate of NCCL's PAT all-gathers (a GPU a node) against rings, by the same source."""
 RING_STEP = 1 / 3
 """A ring step between nodes against a level of a tree, through which chunks go up and down: 14 us by the source above,
 of the 42 us that trees show."""
 PORTS = 9
-"""Most ports of a rack that rings and trees of one group use: between racks of 72 GPUs with a port of 50 GB/s each,
-all-reduces move 430 GB/s (coreweave/nccl-tests, 2 and 20 racks), as if NCCL's search found no more channels."""
+"""Most ports of a rack that rings and trees of a group use: between racks of 72 GPUs with a port of 50 GB/s each,
+all-reduces move 430 GB/s (coreweave/nccl-tests, 2 and 20 racks), as if NCCL's search stopped at these channels."""
 LL_MESSAGE = 16384
 """Largest message of an all-to-all that is sent with LL [bytes] (NCCL_P2P_LL_THRESHOLD)."""
 
@@ -61,13 +61,13 @@ LinkShares = tuple[float, float, float]
 
 
 class Algorithm(NamedTuple):
-    """An algorithm with a protocol, for one operation of one group.
+    """An algorithm with a protocol, for an operation of a group.
 
     Attributes:
         name: such as ``ring LL128`` or ``NVLS``.
         max_bytes: largest buffer that it is used for.
         latency: of all steps of an empty buffer [s].
-        byte: seconds of one byte of the buffer over the slowest tier.
+        byte: seconds of a byte of the buffer over the slowest tier.
         exposed_fill: exposed share of filling and draining the channels.
         multiprocessors: that it takes from kernels.
         busy: shares of a member's links that are busy while bytes move, by tier; 1 for the slowest tier.
@@ -116,7 +116,7 @@ def _slowest_tier(
     """Seconds of a byte of the buffer over the slowest tier, and `Algorithm.busy`.
 
     scale_up, host, network: bytes over each link for each byte of the buffer. shares: of the rate that is reached, in
-    nodes and between them. host_senders: GPUs of a node that send over the host; by default one of each domain in each
+    nodes and between them. host_senders: GPUs of a node that send over it; by default a GPU of each domain in each
     group, as in rings.
     """
     usable, senders = _ring_links(reach, links), host_senders or links.node_gpus / reach.domains.fewest
@@ -128,7 +128,7 @@ def _slowest_tier(
 
 
 def _port_share(reach: Reach, links: Links) -> float:
-    """Share of the bytes leaving a node in rings and trees that goes through one port."""
+    """Returns the share of the bytes leaving a node in rings and trees that goes through a single port."""
     if reach.nodes.number == 1:
         return 0.0
     rack = links.cluster.node.domain > links.cluster.gpus_per_node
@@ -136,7 +136,7 @@ def _port_share(reach: Reach, links: Links) -> float:
 
 
 def _ring_links(reach: Reach, links: Links) -> float:
-    """Share of a member's scale-up links that rings use.
+    """Returns the share of a member's scale-up links that rings use.
 
     Where some pairs of GPUs have no link, rings run in both directions, over two links of each GPU.
     """
@@ -148,7 +148,7 @@ def _ring_links(reach: Reach, links: Links) -> float:
 
 
 def _simple_level(reach: Reach, links: Links) -> float:
-    """A level of a tree with Simple [s]: each member's chunk goes through the ports in use."""
+    """Returns the time of a level of a tree with Simple [s]: each member's chunk goes through the ports in use."""
     net = links.models.network
     members_per_port = _port_share(reach, links) * reach.nodes.fewest
     return net.simple_level + (net.chunk_bytes * members_per_port / links.port_rate(reach) if members_per_port else 0.0)
@@ -171,7 +171,7 @@ def _protocols(model: RingCostModel, reach: Reach, links: Links) -> dict[str, Pr
 
 
 def _max_bytes(reach: Reach, links: Links, steps: int, nvls: bool) -> dict[str, float]:
-    """Largest buffer of each protocol; no limits between nodes, where the tuner's constants are not modelled."""
+    """Returns largest buffers of protocols; no limits between nodes, where the tuner's constants are not modelled."""
     if reach.nodes.number > 1:
         return dict.fromkeys((LL, LL128, SIMPLE, NVLS), math.inf)
     tier = links.host if crosses_host(reach) else links.scale_up
@@ -214,7 +214,7 @@ def _reduce_in_trees(reach: Reach, links: Links, name: str, protocol: Protocol) 
 
 
 def _reduce_in_switches(reach: Reach, links: Links, max_bytes: float) -> list[Algorithm]:
-    """NVLS, and where the network has SHARP and there are several nodes, both together."""
+    """Describes NVLS and, where the network has SHARP and there are several nodes, both together."""
     (k, g), model, net = reach.nodes, links.models_within_node(reach).ring, links.models.network
     shares, setup = (model.nvls_share * model.rate_ratio, net.share), model.nvls_setup * g * model.step_ratio
     level, delay = _simple_level(reach, links) + links.wire_latency(reach), fabric.tree_delay(reach, 2)
@@ -230,40 +230,40 @@ def _reduce_in_switches(reach: Reach, links: Links, max_bytes: float) -> list[Al
 
 
 def _tree_share(reach: Reach, links: Links) -> float:
-    """Share of the buffer that goes through one port in trees."""
+    """Returns the share of the buffer that goes through a single port in trees."""
     return (1 if reach.nodes.number == 2 else 2) * _port_share(reach, links)
 
 
 def _gather(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
-    """All-gather, and reduce-scatter, which has the same steps the other way round."""
+    """Describes an all-gather, and a reduce-scatter, which has the same steps the other way round."""
     n, k, d, model = reach.members, reach.nodes.number, reach.domains.fewest, links.models_within_node(reach).ring
     wires, channels = links.wire_latency(reach), tuner.generation(links.scale_up.kind).channels
     max_bytes, port = _max_bytes(reach, links, n - 1, False), _port_share(reach, links)
     inner, ring = (n - 1 + model.self_copy) / n if d > 1 else 0.0, (n - 1) / n
-    found = []
-    for name, one in _protocols(model, reach, links).items():
-        byte, busy = _slowest_tier(reach, links, inner, ring, ring * port, (one.share, one.network_share))
-        latency = one.setup + (n - k) * one.step + (k - 1) * (RING_STEP * one.level + wires)
-        fill, delay = one.exposed_fill, fabric.ring_delay(reach, 1)
-        found.append(Algorithm(f"ring {name}", max_bytes[name], latency, byte, fill, channels, busy, delay))
+    algorithms = []
+    for name, protocol in _protocols(model, reach, links).items():
+        byte, busy = _slowest_tier(reach, links, inner, ring, ring * port, (protocol.share, protocol.network_share))
+        latency = protocol.setup + (n - k) * protocol.step + (k - 1) * (RING_STEP * protocol.level + wires)
+        fill, delay = protocol.exposed_fill, fabric.ring_delay(reach, 1)
+        algorithms.append(Algorithm(f"ring {name}", max_bytes[name], latency, byte, fill, channels, busy, delay))
         if name == SIMPLE and n == k:
-            latency = one.setup + math.ceil(math.log2(k)) * (RING_STEP * one.level + wires)
-            found.append(Algorithm("PAT", math.inf, latency, byte / PAT, fill, channels, busy, delay))
-    return tuple(one for one in found if one.max_bytes)
+            latency = protocol.setup + math.ceil(math.log2(k)) * (RING_STEP * protocol.level + wires)
+            algorithms.append(Algorithm("PAT", math.inf, latency, byte / PAT, fill, channels, busy, delay))
+    return tuple(algorithm for algorithm in algorithms if algorithm.max_bytes)
 
 
 def _broadcast(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
-    """Broadcast, and reduce, which has the same steps the other way round."""
+    """Describes a broadcast, and a reduce, which has the same steps the other way round."""
     (k, g), (_, d), model = reach.nodes, reach.domains, links.models_within_node(reach).ring
     wires, channels = links.wire_latency(reach), tuner.generation(links.scale_up.kind).channels
     port = _port_share(reach, links)
-    found = []
-    for name, one in _protocols(model, reach, links).items():
-        byte, busy = _slowest_tier(reach, links, float(d > 1), 1.0, port, (one.share, one.network_share))
-        latency = one.setup + (g - 1) * one.step + math.ceil(math.log2(k)) * (one.level + wires)
-        fill, delay = one.exposed_fill, fabric.tree_delay(reach, 1)
-        found.append(Algorithm(f"ring {name}", math.inf, latency, byte, fill, channels, busy, delay))
-    return tuple(found)
+    algorithms = []
+    for name, protocol in _protocols(model, reach, links).items():
+        byte, busy = _slowest_tier(reach, links, float(d > 1), 1.0, port, (protocol.share, protocol.network_share))
+        latency = protocol.setup + (g - 1) * protocol.step + math.ceil(math.log2(k)) * (protocol.level + wires)
+        fill, delay = protocol.exposed_fill, fabric.tree_delay(reach, 1)
+        algorithms.append(Algorithm(f"ring {name}", math.inf, latency, byte, fill, channels, busy, delay))
+    return tuple(algorithms)
 
 
 def _all_to_all(reach: Reach, links: Links) -> tuple[Algorithm, ...]:

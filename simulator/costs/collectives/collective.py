@@ -1,6 +1,6 @@
 """Collectives: latency and bytes over the slowest tier, by the algorithm and protocol that NCCL chooses.
 
-The time of an algorithm with a protocol for S bytes (the largest buffer of one rank) is
+The time of an algorithm with a protocol for S bytes (the largest buffer of a rank) is
 
     launch + L + D + c S + 2 p sqrt(L c S)
 
@@ -28,7 +28,7 @@ from meshcast.simulator.ir.ops import Collective
 
 
 class Group(NamedTuple):
-    """One operation of one group, independent of the bytes.
+    """An operation of a group, independent of the bytes.
 
     Attributes:
         launch: of the call, and synchronisation of the members [s].
@@ -44,7 +44,7 @@ class Group(NamedTuple):
 
 
 def price(work: Collective, reach: Reach, links: Links) -> Estimate:
-    """The estimate of a collective in a group placed as `reach` says."""
+    """Estimates the time of a collective in a group placed as `reach` says."""
     if reach.members == 1 or not work.nbytes:
         return NOTHING
     group = find_group(work.operation, reach, links)
@@ -54,21 +54,26 @@ def price(work: Collective, reach: Reach, links: Links) -> Estimate:
 
 
 def seconds(work: Collective, reach: Reach, links: Links) -> tuple[Any, Any]:
-    """Time [s] and the part of it that moves no bytes: numbers or, where `work.nbytes` is one, arrays."""
+    """Computes the time [s] and the part of it that moves no bytes; arrays where `work.nbytes` is an array."""
     group = find_group(work.operation, reach, links)
     if not isinstance(work.nbytes, np.ndarray):
         return choose_algorithm(work.nbytes, group)[0], group.overhead
     size = work.nbytes.astype(float)
     best = np.full(size.shape, math.inf)
-    for one in group.algorithms:
-        moving = one.byte * size
-        time = one.latency + one.delay + moving + 2 * one.exposed_fill * np.sqrt(one.latency * moving)
-        np.minimum(best, time, out=best, where=size <= one.max_bytes)
+    for algorithm in group.algorithms:
+        moving = algorithm.byte * size
+        time = (
+            algorithm.latency
+            + algorithm.delay
+            + moving
+            + 2 * algorithm.exposed_fill * np.sqrt(algorithm.latency * moving)
+        )
+        np.minimum(best, time, out=best, where=size <= algorithm.max_bytes)
     return best + group.launch, np.full(size.shape, group.overhead)
 
 
 def lower_bound(work: Collective, reach: Reach, links: Links) -> Any:
-    """Time [s] that no algorithm can beat: the bytes that must leave a member, and a node, at nominal rates."""
+    """Returns the time [s] that no algorithm can beat: that of bytes which must leave a member and a node."""
     n, (k, g), (_, d) = reach.members, reach.nodes, reach.domains
     nvls = links.scale_up.switched and bool(tuner.generation(links.scale_up.kind).nvls_channel)
     inner, host, outer = {
@@ -90,7 +95,7 @@ def lower_bound(work: Collective, reach: Reach, links: Links) -> Any:
 
 
 def use(work: Collective, reach: Reach, links: Links) -> Use:
-    """What a collective occupies: links for as long as bytes move, multiprocessors for all of its time."""
+    """Returns what a collective occupies: links for as long as bytes move, multiprocessors for all of its time."""
     if reach.members == 1 or not work.nbytes:
         return ALONE
     _, algorithm = choose_algorithm(work.nbytes, find_group(work.operation, reach, links))
@@ -99,29 +104,36 @@ def use(work: Collective, reach: Reach, links: Links) -> Use:
 
 
 def choose_algorithm(nbytes: float, group: Group) -> tuple[float, Algorithm]:
-    """Time [s] of one collective, and its algorithm: the fastest of those in use for this size."""
+    """Returns the time [s] of a collective, and its algorithm: the fastest of those in use for this size."""
     best, chosen = math.inf, group.algorithms[-1]
-    for one in group.algorithms:
-        if nbytes <= one.max_bytes:
-            moving = one.byte * nbytes
-            time = one.latency + one.delay + moving + 2 * one.exposed_fill * math.sqrt(one.latency * moving)
+    for algorithm in group.algorithms:
+        if nbytes <= algorithm.max_bytes:
+            moving = algorithm.byte * nbytes
+            time = (
+                algorithm.latency
+                + algorithm.delay
+                + moving
+                + 2 * algorithm.exposed_fill * math.sqrt(algorithm.latency * moving)
+            )
             if time < best:
-                best, chosen = time, one
+                best, chosen = time, algorithm
     return best + group.launch, chosen
 
 
 def find_group(operation: str, reach: Reach, links: Links) -> Group:
-    """The algorithms of an operation, computed once for each reach."""
+    """Returns the algorithms of an operation, computed once for each reach."""
     group = links.groups.get((operation, reach))
     if group is None:
         models = links.models_within_node(reach)
         model = models.all_to_all if operation == "all_to_all" else models.ring
         if isinstance(model, processes.ProcessCostModel):
-            one = processes.algorithm(operation, reach, links)
-            group = links.groups[operation, reach] = Group(model.launch, (one,), model.launch + one.latency, model)
+            algorithm = processes.algorithm(operation, reach, links)
+            group = links.groups[operation, reach] = Group(
+                model.launch, (algorithm,), model.launch + algorithm.latency, model
+            )
             return group
         algorithms, launch = ALGORITHMS[operation](reach, links), model.launch + model.call_overhead
-        overhead = launch + min(one.latency + one.delay for one in algorithms)
+        overhead = launch + min(algorithm.latency + algorithm.delay for algorithm in algorithms)
         of_sigma = links.models.network if reach.nodes.number > 1 else model
         group = links.groups[operation, reach] = Group(launch, algorithms, overhead, of_sigma)
     return group

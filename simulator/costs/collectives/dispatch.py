@@ -7,18 +7,18 @@
     scale_up = tokens target ranks (1 - nodes / ranks) token / (nvlink_share link)
     network  = tokens target nodes (1 - 1 / nodes) token / (nic_share port)
 
-- A token is sent once to each distinct rank that holds one of its k experts: k of E experts without replacement lie on
+- A token is sent once to each distinct rank that holds any of its k experts: k of E experts without replacement lie on
   n (1 - C(E - E/n, k) / C(E, k)) of n ranks. Over the network it is sent once to each distinct node, and forwarded from
   there over the scale-up links (DeepEP, README: NVLink and RDMA forwarding). Node-limited routing (DeepSeek-V3,
   arXiv 2412.19437, section 2.1.2) chooses among the experts of `max_nodes` nodes only.
 - Low-latency kernels (`deduplicated` is false) send it k times, once to each expert, and wait for a count of each
   expert.
-- The multiprocessors given to the call (DeepEP: 20 to 24 of 132) copy one token at a time: target, source and
+- The multiprocessors of the call (DeepEP: 20 to 24 of 132) copy a single token at a time: target, source and
   forwarding ranks handle it, each for its bytes and for bookkeeping that does not depend on its width.
 - Links and copies work concurrently: the slowest determines the time, with some loss where two of them are alike.
 - Ranks that do not know how many tokens will arrive exchange the counts first: operation `prepare`, of empty tokens.
 
-Each operation has coefficients of its own.
+Each operation has separate coefficients.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from meshcast.simulator.costs.kernels.roofline import CLOCK
 from meshcast.simulator.ir.ops import WIDTH, Exchange
 
 Rated = Link | Tier
-"""Whatever states the rate of a GPU's links of one kind."""
+"""Whatever states the rate of a GPU's links of a kind."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Dispatch:
 
     Attributes:
         operation: dispatch, combine or prepare.
-        tokens: of one rank.
+        tokens: of a rank.
         hidden: width of a token.
         topk: experts of a token.
         experts: of the layer.
@@ -111,14 +111,14 @@ class Dispatch:
 
     @classmethod
     def of(cls, work: Exchange, reach: Reach) -> Dispatch:
-        """The exchange of a step in a group placed as `reach` says."""
+        """Returns the exchange of a step in a group placed as `reach` says."""
         group = reach.members, reach.nodes.number
         shape = work.hidden, work.topk, work.experts
         return cls(work.operation, work.tokens, *shape, *group, work.dtype, work.sms, max_nodes=work.most)
 
 
 def expected_parts(parts: Any, experts: Any, topk: Any) -> Any:
-    """Expected number of `parts`, each with the same number of experts, that hold one of a token's `topk` experts."""
+    """Returns the expected number of `parts`, of equally many experts each, that hold any of the `topk` experts."""
     missed = 1.0
     for taken in range(int(topk if isinstance(topk, int | float) else topk.max())):
         missed = missed * maximum(1.0 - experts / parts / maximum(experts - taken, 1.0), 0.0) ** (taken < topk)
@@ -144,9 +144,9 @@ class DispatchCostModel:
 
 
 def seconds(work: Dispatch, gpu: GPU, link: Rated, port: Rated, model: DispatchCostModel) -> tuple[Any, Any]:
-    """Time [s] of a call or of many (arrays in `work`), and the part of it that moves no bytes.
+    """Computes the time [s] of a call or of many (arrays in `work`), and the part of it that moves no bytes.
 
-    link: that joins the GPUs of a node; port: of one GPU to the network.
+    link: that joins the GPUs of a node; port: of a GPU to the network.
     """
     nodes = work.nodes
     latency = model.call_latency + model.doubling_latency * math.log2(work.ranks / nodes)
@@ -166,12 +166,12 @@ def _moving(nbytes: Any, link: Rated, share: float = 1.0) -> Any:
 
 
 def lower_bound(work: Dispatch, link: Rated, port: Rated) -> Any:
-    """Time [s] that no call can beat: the bytes at the nominal rates of links and ports."""
+    """Returns the time [s] that no call can beat: the bytes at the nominal rates of links and ports."""
     return maximum(_moving(work.scale_up_bytes, link), _moving(work.network_bytes, port))
 
 
 def price(work: Dispatch, gpu: GPU, link: Rated, port: Rated, model: DispatchCostModel) -> Estimate:
-    """The estimate of one call."""
+    """Estimates the time of a call."""
     if not work.tokens:
         return NOTHING
     taken, latency = seconds(work, gpu, link, port, model)
@@ -179,7 +179,7 @@ def price(work: Dispatch, gpu: GPU, link: Rated, port: Rated, model: DispatchCos
 
 
 def use(work: Dispatch, gpu: GPU, link: Rated, port: Rated, model: DispatchCostModel) -> Use:
-    """What a call occupies: links for as long as tokens move, its multiprocessors for all of its time."""
+    """Returns what a call occupies: links for as long as tokens move, its multiprocessors for all of its time."""
     if not work.tokens:
         return ALONE
     taken, latency = seconds(work, gpu, link, port, model)

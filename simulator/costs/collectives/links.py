@@ -1,7 +1,7 @@
 """Cost models of NCCL on a GPU's links (scale-up, host, network), and the links of a cluster together with them.
 
 Coefficients are shares of a link's nominal rate, seconds, or plain numbers. Collectives that forward data in steps
-(rings, trees, NVLS) share one cost model; all-to-alls, point-to-point messages and the network have one each.
+(rings, trees, NVLS) share a cost model; all-to-alls, point-to-point messages and the network have a cost model each.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RingCostModel:
 
 @dataclass(frozen=True, slots=True)
 class AllToAllCostModel:
-    """All-to-all within a node: every member sends to every other one directly."""
+    """All-to-all within a node: every member sends to every other member directly."""
 
     launch: float = coefficient("launch of an all-to-all and synchronisation of its members [s]", 1e-6, 40e-6, 8e-6)
     peer_latency: float = coefficient("each further peer [s]", 0.0, 5e-6, 0.2e-6)
@@ -89,7 +89,7 @@ class NetworkCostModel:
 
 
 class LinkCostModels(NamedTuple):
-    """The cost models of one kind of link. Processes of one host have one for all (`processes.ProcessCostModel`)."""
+    """The cost models of a kind of link. Processes of a host have the same for all (`processes.ProcessCostModel`)."""
 
     ring: Any
     all_to_all: Any
@@ -117,7 +117,7 @@ class Links:
     Attributes:
         cluster: whose links they are.
         models: a cost model for each tier.
-        speed: rate of all links against the calibrated one; the nominal rate is never exceeded.
+        speed: rate of all links against the calibrated rate; the nominal rate is never exceeded.
         nvls: whether the library may use NVLS (it adds no 8-bit integers).
         rings: whether all-reduces run over rings alone (``NCCL_ALGO=Ring``).
         sharp: whether the switches of an InfiniBand network form sums, as with NVIDIA's SHARP plug-in.
@@ -139,16 +139,16 @@ class Links:
         self.scale_up, self.host, self.network = self.cluster.scale_up, self.cluster.host, self.cluster.scale_out
 
     def models_within_node(self, reach: Reach) -> LinkCostModels:
-        """The cost models of the slowest links that a group uses within its nodes."""
+        """Returns the cost models of the slowest links that a group uses within its nodes."""
         return self.models.host if crosses_host(reach) else self.models.scale_up
 
     def wire_latency(self, reach: Reach) -> float:
-        """Latency [s] of the network: of the ports, and of two switches for each level above the lowest."""
+        """Returns the latency [s] of the network: of the ports, and of two switches for each level above the lowest."""
         hop = 2 * float(self.cluster.fabric.hop_latency or 0.0)
         return self.network.latency + hop * max(0, len(reach.levels) - 1)
 
     def scale_up_byte(self, share: float, links: float = 1.0) -> float:
-        """Seconds of a byte over one GPU's scale-up links. share: of the nominal rate. links: share of the links."""
+        """Returns seconds of a byte over a GPU's scale-up links. share: of the nominal rate. links: share of them."""
         rate = self.scale_up.bandwidth
         return 1.0 / (rate * links * min(1.0, share * self.speed * self.scale_up.rate)) if rate else math.inf
 
@@ -158,17 +158,17 @@ class Links:
         return min(self.cluster.gpus, self.cluster.gpus_per_node)
 
     def host_byte(self, share: float, senders: float = 1.0) -> float:
-        """Seconds of a byte over one GPU's link to the host, at a share of its nominal rate.
+        """Returns the seconds of a byte over a GPU's link to the host, at a share of its nominal rate.
 
         senders: GPUs of the node that send so at the same time, which share the memory of the host where data is staged
         there.
         """
-        own = 1.0 / (self.host.bandwidth * min(1.0, share * self.speed))
-        return max(own, senders / (self.cluster.staging * min(1.0, self.speed))) if self.cluster.staged else own
+        seconds = 1.0 / (self.host.bandwidth * min(1.0, share * self.speed))
+        return max(seconds, senders / (self.cluster.staging * min(1.0, self.speed))) if self.cluster.staged else seconds
 
     def place_sigma(self, reach: Reach) -> float:
-        """Sigma of a group's place: of the rate of the host's memory where it sends through that, and of the rate of
-        links between blocks of nodes."""
+        """Returns the sigma of a group's place: of the rate of the host's memory where it sends through that, and of
+        the rate of links between blocks of nodes."""
         variance = 0.0
         if self.cluster.staged and crosses_host(reach):
             variance += (STAGING_SIGMA if self.cluster.node.staging is None else STATED_STAGING_SIGMA) ** 2
@@ -177,16 +177,16 @@ class Links:
         return math.sqrt(variance)
 
     def port_rate(self, reach: Reach) -> float:
-        """Nominal rate of a member to the network [bytes/s]: that of the ports that it has, through its link to the
-        host.
+        """Returns the nominal rate of a member to the network [bytes/s]: that of the ports that it has, through its
+        link to the host.
         """
         return self.cluster.port_rate(reach.ports)
 
     def network_byte(self, share: float, reach: Reach) -> float:
-        """Seconds of a byte over a member's ports to the network, at a share of their payload rate."""
+        """Returns the seconds of a byte over a member's ports to the network, at a share of their payload rate."""
         return 1.0 / (self.port_rate(reach) * min(1.0, share * self.network.payload * self.speed))
 
 
 def crosses_host(reach: Reach) -> bool:
-    """Whether some of a group's traffic within its nodes goes over the host."""
+    """Tells whether some of a group's traffic within its nodes goes over the host."""
     return reach.domains.number > reach.nodes.number

@@ -21,11 +21,11 @@ from meshcast.simulator.costs.estimate import ALONE, NOTHING, Estimate, Use
 from meshcast.simulator.ir.ops import Collective
 
 CHANNEL_RATE = 14e9
-"""Rate of a port for which NCCL takes one channel [bytes/s] (NCCL_P2P_PER_CHANNEL_NET_BW)."""
+"""Rate of a port for which NCCL takes a channel [bytes/s] (NCCL_P2P_PER_CHANNEL_NET_BW)."""
 
 
 def price(nbytes: int, reach: Reach, links: Links) -> Estimate:
-    """The estimate of a message between two GPUs placed as `reach` says."""
+    """Estimates the time of a message between two GPUs placed as `reach` says."""
     if not nbytes:
         return NOTHING
     model = links.models.network if reach.nodes.number > 1 else links.models_within_node(reach).p2p
@@ -35,7 +35,7 @@ def price(nbytes: int, reach: Reach, links: Links) -> Estimate:
 
 
 def seconds(nbytes: Any, reach: Reach, links: Links) -> tuple[Any, float]:
-    """How long the links are busy [s], a number or an array, and how much later the message arrives [s]."""
+    """Returns how long the links are busy [s], a number or an array, and how much later the message arrives [s]."""
     moving = _moving(nbytes, reach, links)
     if reach.nodes.number > 1:
         return moving, links.models.network.p2p_latency + links.wire_latency(reach) + fabric.message_delay(reach)
@@ -61,7 +61,7 @@ def _moving(nbytes: Any, reach: Reach, links: Links) -> Any:
 def shift_messages(work: Collective, reach: Reach, links: Links) -> tuple[int, Reach]:
     """Returns the bytes that a rank sends in a shift, and their reach: that of a message in either direction.
 
-    Two messages share the rank's port. Only where links join GPUs directly, each message has links of its own.
+    Two messages share the rank's port. Only where links join GPUs directly, the messages have separate links.
     """
     if not work.both_ways:
         return work.nbytes, reach
@@ -70,7 +70,7 @@ def shift_messages(work: Collective, reach: Reach, links: Links) -> tuple[int, R
 
 
 def use(nbytes: int, reach: Reach, links: Links) -> Use:
-    """What a message occupies: links while its bytes move, multiprocessors for all of its time."""
+    """Returns what a message occupies: links while its bytes move, multiprocessors for all of its time."""
     if not nbytes:
         return ALONE
     far, host = reach.nodes.number > 1, crosses_host(reach)
@@ -80,11 +80,11 @@ def use(nbytes: int, reach: Reach, links: Links) -> Use:
 
 
 def count_channels(reach: Reach, links: Links) -> int:
-    """Channels of NCCL for a message, each of which takes one multiprocessor of the sender and of the receiver.
+    """Returns the channels of NCCL for a message, each of which takes a multiprocessor of both ends.
 
-    Between nodes one for every 14 GB/s of the port, over NVLink two for each link of the pair and no more than those of
-    a ring, over PCIe two (`ncclTopoGetNchannels` in src/graph/paths.cc of NVIDIA/nccl @5067397). Small messages take
-    fewer. None between processes.
+    Between nodes a channel for every 14 GB/s of the port, over NVLink two for each link of the pair and no more than
+    those of a ring, over PCIe two (`ncclTopoGetNchannels` in src/graph/paths.cc of NVIDIA/nccl @5067397). Small
+    messages take fewer. None between processes.
     """
     if isinstance(links.models_within_node(reach).p2p, ProcessCostModel):
         return 0
@@ -96,7 +96,7 @@ def count_channels(reach: Reach, links: Links) -> int:
 
 
 def lower_bound(nbytes: Any, reach: Reach, links: Links) -> Any:
-    """Time [s] that no message can beat: the bytes at the nominal rate of the links between the two GPUs."""
+    """Returns the time [s] that no message can beat: the bytes at the nominal rate of the links between both."""
     if reach.nodes.number > 1:
         return nbytes / links.port_rate(reach)
     return nbytes / (links.host.bandwidth if crosses_host(reach) else links.scale_up.bandwidth * reach.links)

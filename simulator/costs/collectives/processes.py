@@ -1,11 +1,11 @@
-"""Processes of one host that communicate through its memory, as torch's gloo does: a stand-in for GPUs and their links.
+"""Processes of a host that communicate through its memory, as torch's gloo does: a stand-in for GPUs and their links.
 
     collective   launch + steps x step + sent / (share of the operation x nominal rate)
     message      p2p_latency + bytes / (p2p x nominal rate)
 
 sent: bytes that each of n members must send: 2 (n - 1) / n of an all-reduce's buffer, (n - 1) / n of the others'.
-Additions, copies into and out of buffers and the kernel's own copies are contained in the share, so each operation has
-its own; gloo's reduce-scatter is an all-reduce of which a part is kept (facebookincubator/gloo; torch
+Additions, copies into and out of buffers and copies of the kernel are contained in the share, so each operation has a
+separate share; gloo's reduce-scatter is an all-reduce of which a part is kept (facebookincubator/gloo; torch
 ProcessGroupGloo).
 """
 
@@ -41,7 +41,7 @@ class ProcessCostModel:
 
 
 def algorithm(operation: str, reach: Reach, links: Links) -> Algorithm:
-    """The one algorithm of an operation."""
+    """Returns the only algorithm of an operation."""
     n, model = reach.members, links.models_within_node(reach).ring
     operation = {"reduce": "broadcast"}.get(operation, operation)  # the same steps the other way round
     steps = {"all_reduce": 2 * (n - 1), "reduce_scatter": 2 * (n - 1), "broadcast": math.ceil(math.log2(n))}

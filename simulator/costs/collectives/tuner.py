@@ -1,13 +1,13 @@
 """NCCL's tuner: up to which buffer size it uses an algorithm with a protocol.
 
-NCCL does not measure. It compares latency + bytes / rate of all algorithms and protocols by constants of its own
+NCCL does not measure. It compares latency + bytes / rate of all algorithms and protocols by built-in constants
 (NVIDIA/nccl @5067397, src/graph/tuning.cc), so it changes over at sizes that are not always the best ones. A protocol
-is used up to the size at which one of a higher rate looks as fast:
+is used up to the size at which a protocol of a higher rate looks as fast:
 
     ring   base + steps x step;  rate R n / steps, with LL at most R / 2 and a cap, with LL128 0.92 R
     NVLS   25 us;                rate e min(c n, R)
 
-n: members; steps: 2 (n - 1) for an all-reduce, else n - 1; R: rate of its rings. With NVLS every member heads one
+n: members; steps: 2 (n - 1) for an all-reduce, else n - 1; R: rate of its rings. With NVLS every member heads a
 channel of at most c, of which the share e counts: groups of up to 4 GPUs (H100) or 5 (B200) use rings.
 """
 
@@ -27,9 +27,9 @@ class Generation(NamedTuple):
     Attributes:
         ring_share: rate of rings, as a share of the nominal rate.
         ll_cap: highest rate of LL [bytes/s].
-        nvls_channel: highest rate of one NVLS channel [bytes/s] (c above); 0 without NVLS.
+        nvls_channel: highest rate of an NVLS channel [bytes/s] (c above); 0 without NVLS.
         nvls_efficiency: share of the NVLS rate that counts (e above).
-        channels: of a ring, each of which takes one multiprocessor.
+        channels: of a ring, each of which takes a multiprocessor.
     """
 
     ring_share: float
@@ -64,22 +64,22 @@ NVLS_LATENCY = 25e-6
 
 
 def generation(kind: str) -> Generation:
-    """NCCL's constants for the links `kind` of the catalog (nvlink4-h800: those of nvlink4)."""
+    """Returns NCCL's constants for the links `kind` of the catalog (nvlink4-h800: those of nvlink4)."""
     return GENERATIONS.get(kind.partition("-")[0], OTHER)
 
 
 def nominal_rate(kind: str) -> float:
-    """Rate of one GPU [bytes/s] that NCCL assumes for the links `kind` of the catalog: that of their generation.
+    """Returns the rate of a GPU [bytes/s] that NCCL assumes for the links `kind` of the catalog: their generation's.
 
     NCCL looks it up by name and does not measure it. So the sizes at which it changes over stay the same on links that
     are faster or slower than their name says, and faster links are never slower.
     """
-    own = next((name for name in (kind.partition("-")[0], kind) if name in catalog("links")), "")
-    return float(load("links", own).bandwidth) if own else math.inf
+    links = next((name for name in (kind.partition("-")[0], kind) if name in catalog("links")), "")
+    return float(load("links", links).bandwidth) if links else math.inf
 
 
 def max_bytes(kind: str, links: float, members: int, steps: int, host: bool, nvls: bool) -> dict[str, float]:
-    """Largest buffer [bytes] for which each protocol, and NVLS, is used; 0 for never.
+    """Returns the largest buffer [bytes] for which each protocol, and NVLS, is used; 0 for never.
 
     links: share of a GPU's links that lead to other members. host: over PCIe. nvls: whether NVLS is available.
     """
@@ -92,11 +92,11 @@ def max_bytes(kind: str, links: float, members: int, steps: int, host: bool, nvl
     known = {name: (BASE[name] + steps * step[name], most[name] * ratio) for name in most}
     if nvls and of.nvls_channel:
         known[NVLS] = NVLS_LATENCY, of.nvls_efficiency * min(of.nvls_channel * members, rate)
-    return {name: min(_break_even(one, other) for other in known.values()) for name, one in known.items()}
+    return {name: min(_break_even(protocol, other) for other in known.values()) for name, protocol in known.items()}
 
 
-def _break_even(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """The size [bytes] from which `other` (latency, rate) looks no slower than `one`; inf if its rate is no higher."""
-    if other[1] <= one[1]:
+def _break_even(protocol: tuple[float, float], other: tuple[float, float]) -> float:
+    """Returns the size [bytes] from which `other` (latency, rate) is no slower than `protocol`; else inf."""
+    if other[1] <= protocol[1]:
         return math.inf
-    return max(0.0, (other[0] - one[0]) / (1 / one[1] - 1 / other[1]))
+    return max(0.0, (other[0] - protocol[0]) / (1 / protocol[1] - 1 / other[1]))

@@ -18,14 +18,14 @@
 - The backward pass has five GEMMs instead of two, three of qk and two of v columns, and the same exponentials.
 - Accumulators of values have 256 columns at most; wider heads compute their scores once for each 256.
 - Blocks of equal length run in waves, of which the last is partly empty. With a causal mask the last blocks of the
-  forward pass are among the longest, and the other multiprocessors idle during them (list scheduling: the mean and one
-  job more). The backward pass of FlashAttention starts with them; in that of cuDNN the GPU waits for one of them at the
-  end (`backward_tail`: a half, as its blocks have 64 rows): on an H200 time grows by equal steps from 4 to 96 heads,
-  from that of one block on (validation/measured/h200). The longest block bounds the kernel; a GPU with little other
-  work runs it at boost clock (`idle_gpu_time`).
+  forward pass are among the longest, and the other multiprocessors idle during them (list scheduling: the mean and a
+  further job). The backward pass of FlashAttention starts with them; in that of cuDNN the GPU waits for such a block at
+  the end (`backward_tail`: a half, as its blocks have 64 rows): on an H200 time grows by equal steps from 4 to 96
+  heads, from that of a single block on (validation/measured/h200). The longest block bounds the kernel; a GPU with
+  little other work runs it at boost clock (`idle_gpu_time`).
 - Kernels that run longer than the power limiter's delay slow down (`power_limit_slowdown`).
 - Loads of the first tiles and stores of the last ones are hidden behind GEMMs of other blocks or are not
-  (`exposed_traffic`). What fits into the L2 is found there when a benchmark repeats (`l2_resident`); in a training step
+  (`exposed_traffic`). What fits into the L2 is still there when a benchmark repeats (`l2_resident`); in a training step
   the same is assumed.
 - Serving programs write keys and values into a cache before attention (`cache_writes`); training does not.
 """
@@ -53,7 +53,7 @@ STREAM = 0.85
 (Azure/AI-benchmarking-guide @8fd0c6e1bd0f)."""
 
 QUERY_GRADIENT = 12
-"""Bytes of one element of the queries' gradient, which the backward pass accumulates in fp32: set to zero, read,
+"""Bytes of an element of the queries' gradient, which the backward pass accumulates in fp32: set to zero, read,
 written (FlashAttention-2's dq_accum)."""
 
 LIMITER_DELAY = 5e-3
@@ -89,16 +89,16 @@ class AttentionCostModel:
 
 
 def without_cache_writes(model: AttentionCostModel) -> AttentionCostModel:
-    """The cost model of the same kernels in training, where no cache is written."""
+    """Returns the cost model of the same kernels in training, where no cache is written."""
     return replace(model, cache_writes=0.0)
 
 
 def query_rows(gpu: GPU, width: Any) -> Any:
     """Queries of a block, by the width of heads.
 
-    Blackwell: two tiles of 128, one where the accumulators of wide heads fill the tensor memory. Hopper: two groups of
-    64, three up to head width 96 (FlashAttention-3). Before: 128, and 64 where wide heads fill the shared memory
-    (FA2DetermineCtaTileQ of FlashInfer).
+    Blackwell: two tiles of 128, a single tile where the accumulators of wide heads fill the tensor memory. Hopper: two
+    groups of 64, three up to head width 96 (FlashAttention-3). Before: 128, and 64 where wide heads fill the shared
+    memory (FA2DetermineCtaTileQ of FlashInfer).
     """
     if gpu.architecture == "blackwell":
         return TILE + TILE * (width <= 128)
@@ -108,9 +108,9 @@ def query_rows(gpu: GPU, width: Any) -> Any:
 
 
 def seconds(work: Attention, gpu: GPU, model: AttentionCostModel, speed: float = 1.0) -> tuple[Any, Any]:
-    """Time [s] of a kernel or of many (arrays in `work`), and the part of it that is launch.
+    """Computes the time [s] of a kernel or of many (arrays in `work`), and the part of it that is launch.
 
-    speed: rate of GEMMs and softmax against the calibrated one (clock, or older kernels).
+    speed: rate of GEMMs and softmax against the calibrated rate (clock, or older kernels).
     """
     score = _score_seconds(work, gpu, model) / speed
     most = query_rows(gpu, maximum(work.qk_dim, work.v_dim)) if not work.backward else TILE
@@ -136,7 +136,7 @@ def seconds(work: Attention, gpu: GPU, model: AttentionCostModel, speed: float =
 
 
 def _score_seconds(work: Attention, gpu: GPU, model: AttentionCostModel) -> Any:
-    """Seconds of a multiprocessor for one score: its share of the GEMMs, and its exponential."""
+    """Computes the seconds of a multiprocessor for a score: its share of the GEMMs, and its exponential."""
     rate = model.peak_share * peak(gpu, work.dtype) / gpu.multiprocessors
     if work.backward:
         columns = 3 * _tile_columns(work.qk_dim) + 2 * _tile_columns(work.v_dim)
@@ -166,7 +166,7 @@ def _tile_columns(width: Any) -> Any:
 
 
 def price(work: Attention, gpu: GPU, model: AttentionCostModel, speed: float = 1.0) -> Estimate:
-    """The estimate of one kernel. speed: its rate against the calibrated one (clock, or older kernels)."""
+    """Estimates the time of a kernel. speed: its rate against the calibrated rate (clock, or older kernels)."""
     if not work.flops:
         return NOTHING
     taken, launch = seconds(work, gpu, model, speed)

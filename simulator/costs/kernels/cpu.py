@@ -1,4 +1,4 @@
-"""Kernels on one CPU core, as torch runs them there: a stand-in for a GPU where there is none.
+"""Kernels on a CPU core, as torch runs them there: a stand-in for a GPU where there is none.
 
     GEMM       launch + ((padded FLOPs / (peak_share peak))^2 + (operands / memory_share)^2)^(1/2)
                padded FLOPs = 2 batch (m + edge) (n + edge) (k + pipeline_depth)
@@ -88,12 +88,12 @@ RATE_OF = {
 
 
 SCALING_ONLY = {("cross-entropy", True)}
-"""Kinds and passes that scale what the other pass made, and compute nothing else."""
+"""Kinds and passes that scale what the other pass wrote, and compute nothing else."""
 
 
 def gemm_seconds(work: Gemm, gpu: GPU, model: CpuGemmCostModel, speed: float = 1.0) -> tuple[Any, Any]:
-    """Time [s] of a GEMM or of many (arrays in `work`), and the part of it that is launch; experts are called one by
-    one."""
+    """Computes the time [s] of a GEMM or of many (arrays in `work`), and the part of it that is launch; experts are
+    called in turn."""
     layout_rate = {"nn": model.nn_rate, "nt": model.nt_rate}.get(work.layout, 1.0)
     padded = 2.0 * work.batch * (work.m + model.edge) * (work.n + model.edge) * (work.k + model.pipeline_depth)
     compute = padded / (model.peak_share * layout_rate * speed * peak(gpu, work.dtype))
@@ -102,7 +102,7 @@ def gemm_seconds(work: Gemm, gpu: GPU, model: CpuGemmCostModel, speed: float = 1
 
 
 def attention_seconds(work: Attention, gpu: GPU, model: CpuAttentionCostModel, speed: float = 1.0) -> tuple[Any, Any]:
-    """Time [s] of a kernel or of many (arrays in `work`), and the part of it that is launch."""
+    """Computes the time [s] of a kernel or of many (arrays in `work`), and the part of it that is launch."""
     scores = work.batch * work.heads * work.q * work.kv * work.share
     rate = model.backward_rate * speed if work.backward else speed
     busy = work.flops / (model.peak_share * peak(gpu, work.dtype)) + scores * model.softmax_cost / (gpu.clock or CLOCK)
@@ -110,7 +110,7 @@ def attention_seconds(work: Attention, gpu: GPU, model: CpuAttentionCostModel, s
 
 
 def memory_seconds(work: Memory, gpu: GPU, model: CpuMemoryBoundCostModel, speed: float = 1.0) -> tuple[Any, Any]:
-    """Time [s] of a kernel or of many (arrays in `work`), and the part of it that is launch."""
+    """Computes the time [s] of a kernel or of many (arrays in `work`), and the part of it that is launch."""
     nbytes, clock = work.read + work.write, gpu.clock or CLOCK
     hits = 1.0 / (1.0 + (nbytes / (model.cache_capacity * gpu.l2)) ** 4)
     moved = nbytes * (hits / (model.cache_rate * clock) + (1.0 - hits) / gpu.memory_bandwidth)
@@ -123,7 +123,7 @@ def memory_seconds(work: Memory, gpu: GPU, model: CpuMemoryBoundCostModel, speed
 def _price(
     seconds: Callable[..., tuple[Any, Any]], work: Gemm | Attention, gpu: GPU, model: Any, speed: float = 1.0
 ) -> Estimate:
-    """The estimate of one GEMM or attention; the caches of a core may hold all of its operands."""
+    """Estimates the time of a GEMM or of attention; the caches of a core may hold all of its operands."""
     if not work.flops:
         return NOTHING
     taken, launch = seconds(work, gpu, model, speed)
@@ -135,7 +135,7 @@ price_gemm, price_attention = partial(_price, gemm_seconds), partial(_price, att
 
 
 def price_memory(work: Memory, gpu: GPU, model: CpuMemoryBoundCostModel, traffic: float = 1.0) -> Estimate:
-    """The estimate of one kernel. traffic: see `simulator.costs.kernels.memory.price`."""
+    """Estimates the time of a kernel. traffic: see `simulator.costs.kernels.memory.price`."""
     if not work.bytes:
         return NOTHING
     taken, launch = memory_seconds(work, gpu, model, 1.0 / traffic)

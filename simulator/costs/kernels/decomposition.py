@@ -1,14 +1,14 @@
 """Decompositions of a GEMM: how the iterations of its output tiles are divided among multiprocessors.
 
-A tile of the output has k iterations, one for each element of the contracted dim, which one multiprocessor or several
-run. With t tiles on P multiprocessors, the one that runs longest has
+A tile of the output has k iterations, an iteration for each element of the contracted dim, which a multiprocessor or
+several run. With t tiles on P multiprocessors, the multiprocessor that runs longest has
 
     data-parallel   up(t / P) k                      iterations: whole tiles, in whole waves
     split-k by s    up(t s / P) k / s                parts of tiles, whose s partial sums are added in turn
     stream-k        t k / P                          an even share; shares that end inside a tile add partial sums
 
 and the GEMM keeps t k / (P x that) of its rate busy. Stream-K runs all but the last whole wave tile by tile, so that at
-most two blocks share a tile; with fewer tiles than multiprocessors up to P / t share one, as many as pay off. Tiles
+most two blocks share a tile; with fewer tiles than multiprocessors up to P / t share a tile, as many as pay off. Tiles
 that fill their waves stay data-parallel. One block runs on a multiprocessor at a time; a share ends at any iteration.
 
 Osama et al. 2023, "Stream-K", PPoPP, arXiv 2301.03598: sections 2 to 5; time = a + b [peers > 1] + c iterations of a
@@ -52,7 +52,7 @@ def loop_seconds(
     step: seconds of an iteration.
     fill: filling and draining the pipeline of a tile [iterations].
     sharing: overhead of tiles that several blocks share [s].
-    peer: adding the partial sum of one more block of a tile [s].
+    peer: adding the partial sum of a further block of a tile [s].
     """
     waves = _round_up(tiles / multiprocessors)
     whole = (longest_block(tiles, k, multiprocessors, "data-parallel") + waves * fill) * step

@@ -2,7 +2,7 @@
 
 `get_layout_candidates` and `compare` in csrc/jit_kernels/heuristics/{sm90,sm100}.hpp (deepseek-ai/DeepGEMM @7f2a703 of
 2026-04, the same up to @54e2261 of 2026-06), which sglang 0.5.14 builds: its times on Hopper follow this choice, not
-the one before (@0f5f266 of 2026-01). No kernel splits k. On Hopper the choice has the fewest cycles of L1 and L2 in
+the earlier choice (@0f5f266 of 2026-01). No kernel splits k. On Hopper the choice has the fewest cycles of L1 and L2 in
 whole waves; on Blackwell the fewest waves, with two multiprocessors at work as a pair where that divides evenly.
 sglang 0.5.10 on B300 may choose otherwise; its times fit this choice better than the best of six tiles.
 
@@ -25,7 +25,7 @@ STEP = 128
 OUT = 2
 """Bytes of an element of the result."""
 MATH_ROWS = {"hopper": 64, "blackwell": 128}
-"""Least rows that the tensor cores compute at once, by architecture: a lower tile takes as long as one of these."""
+"""Least rows that the tensor cores compute at once, by architecture: a lower tile takes as long as these."""
 
 SHARED_MEMORY, MAX_STAGES = 232448, 16
 """Bytes of a block's shared memory, and steps of k that are loaded ahead at most, on Hopper."""
@@ -35,8 +35,8 @@ L1_RATE, L2_RATE, MAX_L2_RATE = 128, 64, 8e6 / 1.3e3
 SPILLED_TILE = 128 * 192
 """Elements of a Hopper tile from which its sums take 192 registers of each of 256 threads."""
 SPILLED_RATE = 0.28
-"""Rate of kernels with such tiles that are compiled without pairs of blocks, which the code takes where one wave is
-enough: as if their registers, more than a thread has, went to memory. In pairs they run at the full rate. H100 says
+"""Rate of kernels with such tiles that are compiled without pairs of blocks, which the code takes where a single wave
+is enough: as if their registers, more than a thread has, went to memory. In pairs they run at the full rate. H100 says
 0.27, H200 0.30; the 102 GEMMs are forecast with 5 % error (median), without this with 47 %."""
 
 

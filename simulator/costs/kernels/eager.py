@@ -3,14 +3,14 @@
     seconds = kernels launch + bytes sqrt(1 / (stream_share HBM)^2 + 1 / (rate clock SMs)^2)
 
 - `bytes` are those of all kernels of an operation: temporaries are written and read again. A framework states them
-  as multiples of the bytes of one fused kernel, counted in its code (`Framework.eager`).
-- PyTorch vectorises an elementwise kernel (loads of 16 bytes) only where all operands are contiguous and of one number
-  format (`vectorized_elementwise_kernel` in aten/src/ATen/native/cuda/CUDALoops.cuh); kernels on halves of a tensor and
-  conversions load one element at a time. Like a reduction of rows, such a kernel moves a fixed number of bytes per
-  clock and multiprocessor, whatever the memory could do (Little's law; Volkov, "Understanding latency hiding on GPUs",
-  2016), so its rate holds for GPUs with other memory, too. Near the memory's own rate its latency grows: the two add
-  as squares (of 458 kernels measured on an H100 and an H200, whose memories differ by 43 % and whose multiprocessors
-  do not, the exponent fits as 2.1).
+  as multiples of the bytes of a fused kernel, counted in its code (`Framework.eager`).
+- PyTorch vectorises an elementwise kernel (loads of 16 bytes) only where all operands are contiguous and of the same
+  number format (`vectorized_elementwise_kernel` in aten/src/ATen/native/cuda/CUDALoops.cuh); kernels on halves of a
+  tensor and conversions load a single element at a time. Like a reduction of rows, such a kernel moves a fixed number
+  of bytes per clock and multiprocessor, whatever the memory could do (Little's law; Volkov, "Understanding latency
+  hiding on GPUs", 2016), so its rate holds for GPUs with other memory, too. Near the rate of the memory its latency
+  grows: the two add as squares (of 458 kernels measured on an H100 and an H200, whose memories differ by 43 % and whose
+  multiprocessors do not, the exponent fits as 2.1).
 
 Operations that are not here (residual additions, GELU, zeroing) are single vectorised kernels:
 `simulator.costs.kernels.memory` prices them.
@@ -34,7 +34,7 @@ from meshcast.simulator.ir.ops import Memory
 
 
 def _rate(meaning: str, low: float, start: float) -> Any:
-    """A field of `EagerCostModel`; without measurements an operation is as fast as a stream."""
+    """Declares a field of `EagerCostModel`; without measurements an operation is as fast as a stream."""
     return coefficient(f"{meaning} [bytes per clock and multiprocessor]", low, VECTOR, start, neutral=VECTOR)
 
 
@@ -42,7 +42,7 @@ class EagerPass(BaseModel):
     """One pass of an operation.
 
     kernels: their number.
-    traffic: bytes that they read and write together, over those of one fused kernel.
+    traffic: bytes that they read and write together, over those of a fused kernel.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
@@ -54,11 +54,11 @@ class EagerPass(BaseModel):
 class EagerPasses(BaseModel):
     """Both passes of an operation.
 
-    elementwise: its kernels are conversions and products of its formula one by one, not those that were measured, such
-        as the one kernel of PyTorch's own RMS norm; they run at the rate of conversions.
-    vectorised: its kernels read and write whole tensors of one format, not halves of one as those that were measured;
+    elementwise: its kernels are conversions and products of its formula, each alone, not those that were measured, such
+        as the only kernel of PyTorch's RMS norm; they run at the rate of conversions.
+    vectorised: its kernels read and write whole tensors of a single format, not halves as those that were measured;
         they are as fast as a stream.
-    fused: the framework has one fused kernel in place of them, which runs; a recipe may switch it off.
+    fused: the framework has a fused kernel in place of them, which runs; a recipe may switch it off.
     reads_documents: the host reads the lengths of packed documents on the GPU before it launches them.
     """
 
@@ -74,7 +74,7 @@ class EagerPasses(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class EagerKernels:
-    """The kernels of one pass of an operation.
+    """The kernels of a pass of an operation.
 
     what: kind of the operation, as `Memory.what`.
     nbytes: bytes read and written by all kernels.
@@ -147,21 +147,22 @@ RATE_OF = {
 
 
 def make_eager_kernels(work: Memory, eager: Mapping[Any, EagerPasses]) -> EagerKernels | None:
-    """The kernels of `work` in a framework whose operations of these kinds are not fused; None for other kinds."""
+    """Returns the kernels of `work` in a framework whose operations of these kinds are not fused; None for other
+    kinds."""
     # Copies of tokens become more bytes; sums over the copies of a token become fewer.
     what = "unpermute" if work.what == "permute" and work.read > work.write else work.what
     passes = eager.get(what)
     if passes is None:
         return None
-    one = passes.backward if work.backward else passes.forward
-    nbytes = work.pace * one.traffic * work.bytes
-    return EagerKernels(what, nbytes, one.kernels, work.backward, passes.elementwise, passes.vectorised)
+    eager_pass = passes.backward if work.backward else passes.forward
+    nbytes = work.pace * eager_pass.traffic * work.bytes
+    return EagerKernels(what, nbytes, eager_pass.kernels, work.backward, passes.elementwise, passes.vectorised)
 
 
 def seconds(work: EagerKernels, gpu: GPU, model: EagerCostModel, speed: float = 1.0) -> tuple[Any, Any]:
-    """Time [s] of an operation or of many (arrays in `work`), and the part of it that is launch.
+    """Computes the time [s] of an operation or of many (arrays in `work`), and the part of it that is launch.
 
-    speed: rate against the calibrated one.
+    speed: rate against the calibrated rate.
     """
     rate = "loss_backward_rate" if work.what == "cross-entropy" and work.backward else RATE_OF[work.what]
     rate = "" if work.vectorised else "convert_rate" if work.elementwise else rate
@@ -174,7 +175,7 @@ def seconds(work: EagerKernels, gpu: GPU, model: EagerCostModel, speed: float = 
 
 
 def price(work: EagerKernels, gpu: GPU, model: EagerCostModel, traffic: float = 1.0) -> Estimate:
-    """The estimate of one operation. traffic: further factor on its bytes."""
+    """Estimates the time of an operation. traffic: further factor on its bytes."""
     if not work.nbytes:
         return NOTHING
     taken, launch = seconds(work, gpu, model, 1.0 / traffic)

@@ -1,14 +1,14 @@
-"""Output tiles of GEMMs in 8 bits with one scale a row, which libraries built on CUTLASS choose by their own tables.
+"""Output tiles of GEMMs in 8 bits with a scale a row, which libraries built on CUTLASS choose by tables.
 Those of DeepGEMM, with block scales, are in deepgemm.py.
 
-cuBLASLt has a kernel for every size; sgl-kernel and torch._scaled_mm compile a few, and their code says which one runs.
-A tile is what one multiprocessor computes at a time. Blocks of a cluster start together on one group of
+cuBLASLt has a kernel for every size; sgl-kernel and torch._scaled_mm compile a few, and their code says which kernel
+runs. A tile is what a multiprocessor computes at a time. Blocks of a cluster start together on a group of
 multiprocessors (GPC), so the tiles of a GEMM are rounded up to whole clusters, and multiprocessors that fill none idle;
 operands are loaded once for the blocks of a cluster that share them.
 
 sgl-kernel: `fp8_scaled_mm` in sgl-kernel/csrc/gemm/fp8_gemm_kernel.cu (sgl-project/sglang @350439a; sm89, sm100), on
 Hopper since pull request 25532 of 2026-05 (csrc/cutlass_extensions/gemm/fp8_gemm_sm90_dispatch.cuh), whose kernels for
-few tokens swap the operands. Times of H100 double at 129 rows, as that table says and the one before does not.
+few tokens swap the operands. Times of H100 double at 129 rows, as that table says and the earlier table does not.
 torch: aten/src/ATen/native/cuda/RowwiseScaledMM.cu (pytorch/pytorch @01386a0; sm90, sm100, and sm120 without clusters).
 """
 
@@ -25,16 +25,16 @@ from meshcast.simulator.costs.coefficients import Number, ceil_div
 from meshcast.simulator.ir.ops import BYTES, Gemm
 
 GROUPS = 8
-"""Groups of multiprocessors (GPC) of a Hopper or Blackwell GPU; a cluster lies within one. Of Blackwell's 148, 152 and
-160 multiprocessors 128, 128 and 160 then run clusters of four: with all of them, sgl-kernel's 1,401 GEMMs on B200 are
-forecast with 6.8 instead of 6.2 % error (median), on GB200 with 5.7 instead of 5.5 %."""
+"""Groups of multiprocessors (GPC) of a Hopper or Blackwell GPU; a cluster lies within a group. Of Blackwell's 148, 152
+and 160 multiprocessors 128, 128 and 160 then run clusters of four: with all of them, sgl-kernel's 1,401 GEMMs on B200
+are forecast with 6.8 instead of 6.2 % error (median), on GB200 with 5.7 instead of 5.5 %."""
 
 
 class FixedTile(NamedTuple):
-    """The output tile of a kernel, of one GEMM or (arrays) of many.
+    """The output tile of a kernel, of a GEMM or (arrays) of many.
 
     Attributes:
-        rows, columns: that one multiprocessor computes at a time.
+        rows, columns: that a multiprocessor computes at a time.
         cluster_rows, cluster_columns: blocks of a cluster along the rows and the columns of the output.
         rate: of the kernel against others of its library.
     """
@@ -93,7 +93,7 @@ SGL_KERNEL = {
     ),
 }
 """Tiles of sgl-kernel by architecture: the most rows and columns of an output, in the order in which they are asked
-for. On Blackwell the tiles of two multiprocessors that compute one together are written as two."""
+for. On Blackwell the tiles of two multiprocessors that compute a tile together are written as two."""
 
 
 def sgl_kernel_tile(m: Number, n: Number, architecture: str) -> FixedTile:
@@ -113,7 +113,7 @@ LARGE = 4096
 
 
 def with_tile_of_training(work: Gemm, gpu: GPU) -> Gemm:
-    """Returns a dense GEMM in 8 bits with one scale a row with the tile that training programs run, others as they are.
+    """Returns a dense GEMM in 8 bits with a scale a row with the tile that training programs run, others as they are.
 
     On Ada torch's tiles for 257 rows and more are sgl-kernel's.
     """
@@ -125,7 +125,7 @@ def with_tile_of_training(work: Gemm, gpu: GPU) -> Gemm:
 
 
 def torch_rowwise_tile(m: float, n: float, gpu: GPU) -> FixedTile:
-    """Returns the tile of torch._scaled_mm with one scale a row, on Hopper and Blackwell.
+    """Returns the tile of torch._scaled_mm with a scale a row, on Hopper and Blackwell.
 
     The output may be computed transposed; small tiles run if all of them fit on the GPU at once.
     """

@@ -3,14 +3,14 @@
     seconds = launch + (compute^s + moved^s)^(1/s)                                               s: `overlap_sharpness`
     compute = busy + (1 / power_limited_rate - 1) max(0, busy - power_limit_delay)
     busy    = min over tiles and splits of   waves x (k / split + pipeline_depth) x step + split x peer + split_overhead
-    step    = max(2 (tm tn + tile_overhead) / rate of a multiprocessor, operands of a step / rate at which one reads)
+    step    = max(2 (tm tn + tile_overhead) / rate of a multiprocessor, operands of a step / its rate of reads)
     moved   = (activation + weight) read from L2 or memory + result written
 
-- The output [m, n] is cut into tiles of tm x tn, one on a multiprocessor at a time; a tile that reaches over the edge
-  takes as long as a whole one. Tiles run in waves, one tile per multiprocessor, and a partly filled last wave takes as
-  long as a whole one (NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantisation). The model
-  counts a share `wave_rounding` of that loss: libraries with many tile shapes lose less.
-- A step is the work of a tile for one element of k. Filling and draining a tile's pipeline takes as long as
+- The output [m, n] is cut into tiles of tm x tn, a tile on a multiprocessor at a time; a tile that reaches over the
+  edge takes as long as a whole tile. Tiles run in waves, a tile per multiprocessor, and a partly filled last wave takes
+  as long as a whole wave (NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantisation). The
+  model counts a share `wave_rounding` of that loss: libraries with many tile shapes lose less.
+- A step is the work of a tile for an element of k. Filling and draining a tile's pipeline takes as long as
   `pipeline_depth` further steps, and every step as long as with `tile_overhead` further elements in the tile: small
   tiles run at a lower rate, also because their operands are read from the L2 more often.
 - With fewer tiles than multiprocessors, k is split among several of them, which add up their partial sums in turn,
@@ -25,7 +25,7 @@
   `reuse_distance` GEMMs of this size, fits in it; the buffer of the result was written by the GEMM before.
 - Kernels whose tile is known (`simulator.costs.kernels.fixed_tiles`) run in whole waves of whole clusters, without
   split k; the blocks of a cluster load what they share once.
-- That is a library as it was measured, with its own choice of kernels. Where a decomposition is stated, `busy` is the
+- That is a library as it was measured, with its choice of kernels. Where a decomposition is stated, `busy` is the
   time of the longest block under it, with the best tile (`simulator.costs.kernels.decomposition`).
 """
 
@@ -50,7 +50,7 @@ TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (64, 32))
 LARGEST_TILE = TILES[0][0] * TILES[0][1]
 
 READ_RATE = 5.0
-"""Rate at which one multiprocessor reads at most, in multiples of its share of the memory bandwidth.
+"""Rate at which a multiprocessor reads at most, in multiples of its share of the memory bandwidth.
 Set by hand: a fitted value moves the 90th percentile of the error by 0.2 points at most."""
 PARTIAL_SUM = 8
 """Bytes written and read per element of a partial sum."""
@@ -72,9 +72,9 @@ on 17 of BLOOM's tests on A100 (bigscience-workshop/bigscience, train/tr11-176B-
 elements say 1.25, heads of 150 elements 1.35."""
 
 UNALIGNED_DENSE = {"hopper": {"tn": 0.146, "nn": 0.196, "nt": 0.218}}
-"""Rate of dense GEMMs in 16 bits without that alignment against aligned ones, by architecture and layout, where cuBLAS
-runs kernels for the tensor cores of older GPUs that load one element at a time (`cutlass_75_tensorop_..._align1`):
-output layers of 50,257 tokens of two GPT-2 models, which differ by 1 to 6 %
+"""Rate of dense GEMMs in 16 bits without that alignment against aligned operands, by architecture and layout, where
+cuBLAS runs kernels for the tensor cores of older GPUs that load a single element at a time
+(`cutlass_75_tensorop_..._align1`): output layers of 50,257 tokens of two GPT-2 models, which differ by 1 to 6 %
 (validation/measured/h200/output-layers-in-steps.json). On an A100 such a GEMM runs as fast as others (1,024 x 2,145 x
 1,024, Azure/AI-benchmarking-guide @8fd0c6e1bd0f)."""
 
@@ -117,8 +117,8 @@ class GemmCostModel:
 class Fp8GemmCostModel(GemmCostModel):
     """GEMM in 8 bits: the same formula, whose libraries differ in other coefficients.
 
-    In 16 bits all libraries call cuBLAS, and what they keep in the L2 differs. In 8 bits they have kernels of
-    their own, which start and write their results differently.
+    In 16 bits all libraries call cuBLAS, and what they keep in the L2 differs. In 8 bits each has separate
+    kernels, which start and write their results differently.
     """
 
     launch: float = coefficient(
@@ -141,7 +141,7 @@ def seconds(
 ) -> tuple[Number, Number]:
     """Computes the time [s] of a GEMM or of many (arrays in `work`), and the part of it that is launch.
 
-    speed: rate of the multiprocessors against the calibrated one.
+    speed: rate of the multiprocessors against the calibrated rate.
     decomposition: of the output tiles; None: that of the measured library.
     tiles: of which the fastest is taken.
     """
@@ -163,7 +163,7 @@ def _on_cuda_cores(gpu: GPU, model: GemmCostModel) -> GemmCostModel:
 def price(
     work: Gemm, gpu: GPU, model: GemmCostModel, speed: float = 1.0, decomposition: Decomposition | None = None
 ) -> Estimate:
-    """Estimates the time of one GEMM."""
+    """Estimates the time of a GEMM."""
     if not work.flops:
         return NOTHING
     if not uses_tensor_cores(work) and "fp32" in gpu.peak:
@@ -176,13 +176,14 @@ def price(
 
 
 def uses_tensor_cores(work: Gemm) -> bool:
-    """Whether the rows of a GEMM's operands are aligned, or it is none of those for which that matters."""
+    """Tells whether the rows of a GEMM's operands are aligned, or it is none of those for which that matters."""
     width = BYTES[work.dtype]
     return work.batch == 1 or width != 2 or not any(size * width % ALIGNMENT for size in (work.n, work.k))
 
 
 def _rows_are_aligned(work: Gemm) -> bool:
-    """Whether the rows of both operands and of the result, as they lie in memory, are aligned; of 16-bit operands."""
+    """Tells whether the rows of both operands and of the result, as they lie in memory, are aligned; of 16-bit
+    operands."""
     width = BYTES[work.dtype]
     first = work.m if work.layout == "nt" else work.k
     return width != 2 or not any(size * width % ALIGNMENT for size in (first, work.n))
@@ -219,9 +220,9 @@ def _busy(
 def _fixed_tile_seconds(
     work: Gemm, tile: FixedTile, multiprocessors: float, model: GemmCostModel, element: float, read: float
 ) -> Number:
-    """Computes the seconds of the tensor cores with one tile: whole waves of clusters, no split k.
+    """Computes the seconds of the tensor cores with a tile: whole waves of clusters, no split k.
 
-    element, read: seconds of a multiprocessor for one element of a tile, and of an operand.
+    element, read: seconds of a multiprocessor for an element of a tile, and of an operand.
     """
     rows = minimum(work.m, tile.rows) / tile.cluster_columns
     columns = minimum(work.n, tile.columns) / tile.cluster_rows
@@ -237,7 +238,7 @@ def _bounds(work: Gemm) -> tuple[Number, Number]:
 
 
 def _unit_seconds(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float) -> tuple[float, float, float]:
-    """Computes the seconds of a multiprocessor for one element of a tile, of an operand, and of a partial sum."""
+    """Computes the seconds of a multiprocessor for an element of a tile, of an operand, and of a partial sum."""
     number = gpu.multiprocessors
     layout_rate = {"nn": model.nn_rate, "nt": model.nt_rate}.get(work.layout, 1.0)
     rate = model.peak_share * layout_rate * speed * kernel_peak(gpu, work.dtype)
@@ -255,10 +256,10 @@ def _split_seconds(
     model: GemmCostModel,
     bounds: tuple[Any, Any],
 ) -> Number:
-    """Computes the seconds of all tiles, each on one multiprocessor or, if that is faster, on the best number of them.
+    """Computes the seconds of all tiles, each on a multiprocessor or, if that is faster, on the best number of them.
 
     step: seconds of an iteration.
-    peer: adding the partial sum of one more block of a tile [s].
+    peer: adding the partial sum of a further block of a tile [s].
     bounds: functions for the smaller and the larger of two numbers, or arrays.
     """
     low, high = bounds

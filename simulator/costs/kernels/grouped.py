@@ -1,4 +1,4 @@
-"""Grouped GEMM: the experts of a rank in one call, each with as many rows as tokens chose it.
+"""Grouped GEMM: the experts of a rank in a call, each with as many rows as tokens chose it.
 
     seconds = sqrt(compute^2 + traffic^2) + launch + group_overhead groups + row_overhead (rows of the largest group)
     compute = waves (tm tn + tile_edge (tm + tn)) k 2 multiprocessors
@@ -6,7 +6,7 @@
     waves   = exact + WAVE_ROUNDING (up(exact) - exact),   exact = sum over groups of tiles / multiprocessors
     traffic = parameters / (memory_share HBM) + activations / (activation_rate clock multiprocessors)
 
-with the best of some tiles tm x tn, or the one that a program fixes (`Gemm.tile`).
+with the best of some tiles tm x tn, or the tile that a program fixes (`Gemm.tile`).
 
 - The tiles of all groups are distributed over the multiprocessors at once (persistent kernels: CUTLASS grouped GEMM,
   DeepGEMM), so waves count all tiles; but no tile holds rows of two groups: small and uneven groups pay for padding.
@@ -20,7 +20,7 @@ with the best of some tiles tm x tn, or the one that a program fixes (`Gemm.tile
 - Where both limits are alike, neither hides all of the other: their squares add up. Exponents from 1.4 to 2.7 and a
   pipeline depth (more k) fit no better.
 - Programs that launch a kernel for each group (Transformer Engine on several streams) pay `group_overhead`; kernels
-  beside the GEMMs that process the rows of a group one after another (masked layouts) pay `row_overhead`.
+  beside the GEMMs that process the rows of a group in turn (masked layouts) pay `row_overhead`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from meshcast.simulator.costs.kernels.roofline import CLOCK, combine, count_wave
 from meshcast.simulator.ir.ops import BYTES, Gemm
 
 TILES = ((256, 256, (128,)), (128, 128, (256, 128, 64)), (64, 64, (256, 128)), (32, 32, (128,)), (16, 16, (128,)))
-"""Output tiles that one multiprocessor computes at a time: rows, rows that it loads, and columns of each; the first is
+"""Output tiles that a multiprocessor computes at a time: rows, rows that it loads, and columns of each; the first is
 the largest."""
 
 WAVE_ROUNDING = 0.3
@@ -67,9 +67,9 @@ class GroupedGemmCostModel:
 
 
 def seconds(work: Gemm, gpu: GPU, model: GroupedGemmCostModel, speed: float = 1.0) -> tuple[Any, Any]:
-    """Time [s] of a call or of many (arrays in `work`), and the part of it that is launch.
+    """Computes the time [s] of a call or of many (arrays in `work`), and the part of it that is launch.
 
-    speed: rate of the multiprocessors against the calibrated one.
+    speed: rate of the multiprocessors against the calibrated rate.
     """
     gradient = work.layout == "nt"
     groups = work.groups or ((work.batch, work.k if gradient else work.m),)
@@ -85,7 +85,7 @@ def seconds(work: Gemm, gpu: GPU, model: GroupedGemmCostModel, speed: float = 1.
 
 
 def _tile_elements(work: Gemm, groups: tuple[tuple[Any, Any], ...], gpu: GPU, model: GroupedGemmCostModel) -> Any:
-    """Elements of the tiles of one multiprocessor, edges included, with the best tile or that of the program."""
+    """Counts elements of the tiles of a multiprocessor, edges included, with the best tile or that of the program."""
     best: Any = math.inf
     for rows, loaded, widths in (work.tile,) if work.tile else TILES:
         down = work.batch * ceil_div(work.m, rows) if work.layout == "nt" else _count_tiles(groups, rows)
@@ -108,7 +108,7 @@ def _traffic_seconds(work: Gemm, gpu: GPU, model: GroupedGemmCostModel) -> Any:
 
 
 def price(work: Gemm, gpu: GPU, model: GroupedGemmCostModel, speed: float = 1.0) -> Estimate:
-    """The estimate of one call. speed: rate of the multiprocessors against the calibrated one."""
+    """Estimates the time of a call. speed: rate of the multiprocessors against the calibrated rate."""
     if not work.flops:
         return NOTHING
     taken, launch = seconds(work, gpu, model, speed)
@@ -117,7 +117,7 @@ def price(work: Gemm, gpu: GPU, model: GroupedGemmCostModel, speed: float = 1.0)
 
 
 GROUP_TIME = {"tn": 1.05, "nn": 1.14, "nt": 1.32}
-"""Time of the GEMMs of all groups, launched one after another on a few streams, over that of each alone, by layout:
+"""Time of the GEMMs of all groups, launched in turn on a few streams, over that of each alone, by layout:
 medians of 30, 27 and 25 grouped GEMMs against the forecast of dense ones. 75 are of Transformer Engine on B200 (bf16,
 128 to 9,832 rows a group, MooreThreads/SimuMax @4dcaae5), whose dense GEMMs are calibrated on the same machine; 7,
 forward, of DeepGEMM in 8 bits on H800. Ten on A100 take 0.63 to 1.09 of their dense forecasts and are left out: nothing
@@ -127,27 +127,30 @@ GROUP_SIGMA = 0.16
 
 
 def price_group_by_group(work: Gemm, price: Callable[[Gemm], Estimate]) -> Estimate:
-    """The estimate of a call that launches one dense GEMM for each group, as Transformer Engine does.
+    """Estimates the time of a call that launches a dense GEMM for each group, as Transformer Engine does.
 
     price: of a dense GEMM. One kernel of all groups, which no table has, takes as long as its groups alone.
     """
     prices = [(number, price(take_group(work, tokens))) for number, tokens in work.groups]
-    total, sigma = sum(number * one.seconds for number, one in prices), max(one.sigma for _, one in prices)
+    total, sigma = (
+        sum(number * estimate.seconds for number, estimate in prices),
+        max(estimate.sigma for _, estimate in prices),
+    )
     factor = 1.0 if work.one_kernel else GROUP_TIME[work.layout]
     return Estimate(factor * total, math.hypot(sigma, GROUP_SIGMA))
 
 
 def take_group(work: Gemm, tokens: float) -> Gemm:
-    """Returns the dense GEMM of one group of a call."""
+    """Returns the dense GEMM of a group of a call."""
     rows = {"k": tokens} if work.layout == "nt" else {"m": tokens}
     return replace(work, batch=1, groups=(), **rows)  # type: ignore[arg-type]
 
 
-# The groups of many calls are arrays of sizes x calls, or of calls alone where all groups of one call are alike.
+# The groups of many calls are arrays of sizes x calls, or of calls alone where all groups of a call are alike.
 
 
 def _count_tiles(groups: tuple[tuple[Any, Any], ...], rows: Any) -> Any:
-    """Tiles of `rows` rows that cover the rows of all groups."""
+    """Counts tiles of `rows` rows that cover the rows of all groups."""
     total: Any = 0
     for count, size in groups:
         tiles: Any = count * ceil_div(size, rows)
@@ -156,8 +159,8 @@ def _count_tiles(groups: tuple[tuple[Any, Any], ...], rows: Any) -> Any:
 
 
 def _largest_group(groups: tuple[tuple[Any, Any], ...]) -> Any:
-    """Rows of the largest group."""
-    found: Any = 0
+    """Returns the rows of the largest group."""
+    largest: Any = 0
     for _, size in groups:
-        found = maximum(found, size.max(axis=0) if isinstance(size, np.ndarray) and size.ndim == 2 else size)
-    return found
+        largest = maximum(largest, size.max(axis=0) if isinstance(size, np.ndarray) and size.ndim == 2 else size)
+    return largest

@@ -4,31 +4,31 @@
     moved   = (read + (1 + write_penalty) written) (1 - hits) / (stream_share HBM) + bytes hits / (l2_rate clock SMs)
     issued  = bytes / (elementwise_rate clock SMs)                                          elementwise kernels
     issued  = bytes / (reduction_rate clock SMs) + read (1 - hits) / (stream_share HBM)     row reductions
-    row     = bytes of a row / (block_rate clock)                                           one block a row
+    row     = bytes of a row / (block_rate clock)                                           a block a row
     hits    = l2_hits / (1 + (bytes / (l2_capacity L2))^4)
 
 - A latency of `launch`, then bytes at a rate: few bytes cannot fill the memory system (the latency-bandwidth law of
   Hockney, "The communication challenge for MPP", Parallel Computing 20, 1994).
 - A load keeps few bytes in flight, and each multiprocessor (SM) keeps a number of loads in flight (Little's law;
-  Volkov, "Understanding latency hiding on GPUs", 2016): kernels that load one element at a time move a fixed number of
-  bytes per clock and multiprocessor, whatever the memory could do. That number is nearly the same on every GPU. Kernels
-  with loads of 16 bytes are bound by memory: `STREAM`.
+  Volkov, "Understanding latency hiding on GPUs", 2016): kernels that load a single element at a time move a fixed
+  number of bytes per clock and multiprocessor, whatever the memory could do. That number is nearly the same on every
+  GPU. Kernels with loads of 16 bytes are bound by memory: `STREAM`.
 - DRAM turns around between reads and writes: written bytes cost more than read ones (BabelStream: `dot`, which writes
   nothing, is 7-12 % faster than `copy` on A100, H100 and H200).
-- What the loop of a benchmark touched last is found in the L2 as long as it fits; a cyclic access to more than that
+- What the loop of a benchmark touched last is still in the L2 as long as it fits; a cyclic access to more than that
   finds nothing, hence the steep end. One operand of a residual addition comes from the kernel before it, and the end of
-  it is still there (`residual_hits`). In a training step nothing is assumed to be found.
-- A reduction reads a whole row before it writes it: its first pass waits for memory, its second one runs from the L2,
+  it is still there (`residual_hits`). In a training step nothing is assumed to be there.
+- A reduction reads a whole row before it writes it: its first pass waits for memory, its second pass runs from the L2,
   and neither hides the other.
-- Norms, gated activations and rotary embeddings of serving programs start one block for each token. A block issues a
-  few bytes per clock, however idle the GPU: with fewer tokens than blocks fit on it, the kernel takes as long as one
+- Norms, gated activations and rotary embeddings of serving programs start a block for each token. A block issues a
+  few bytes per clock, however idle the GPU: with fewer tokens than blocks fit on it, the kernel takes as long as a
   row does. Training steps have thousands of tokens.
 - The two passes of a reduction wait for each other once more: `row_reduction`.
-- A cast with one scale a row reads it twice; rows in flight that exceed the L2 come from memory again (`row-cast`).
+- A cast with a scale a row reads it twice; rows in flight that exceed the L2 come from memory again (`row-cast`).
 - The kernels of the scan of a Mamba-2 block are Triton programs, bound by neither memory nor tensor cores: `SCAN_RATE`.
   Those of linear attention are priced at the same rate; their matrix products at the peak rate are a lower bound.
-- Blocks start one after another: a kernel of very many small ones takes as long as that (`BLOCK_STARTS`).
-- A cast with one vector a thread has as many blocks as vectors until its grid is full, and loops from there on, with
+- Blocks start in turn: a kernel of very many small blocks takes as long as that (`BLOCK_STARTS`).
+- A cast with a vector a thread has as many blocks as vectors until its grid is full, and loops from there on, with
   more loads in flight: bound by memory (MAX_GRID_DIM in TensorRT-LLM, cpp/tensorrt_llm/common/cudaFp8Utils.cu).
 """
 
@@ -59,13 +59,13 @@ what the memory could do: loads are waited for, while few blocks share a multipr
 tokens."""
 
 BLOCK_CAST_RATE = 7.7
-"""Rate of casts to 8 bits with a scale for each 128 elements that load one element at a time [bytes per clock and
+"""Rate of casts to 8 bits with a scale for each 128 elements that load a single element at a time [bytes per clock and
 multiprocessor], as other kernels that do so. GEMMs of tables whose n is 256 or less take 2.06 ps an element on H100 and
 2.08 on H200, which differ in their memory alone (TensorRT-LLM), and 1.74 ps on B300 (sglang 0.5.10). All 835, 835 and
 459 GEMMs of these libraries say 8, 8 and 7 (ai-dynamo/aiconfigurator @095f58a51c4c)."""
 
 ROW_CAST_BLOCKS = 2 * 8
-"""Rows for each multiprocessor from which a cast with one scale a row gives a row to a warp, and before to a block
+"""Rows for each multiprocessor from which a cast with a scale a row gives a row to a warp, and before to a block
 (`sgl_per_token_quant_fp8` in sgl-kernel/csrc/gemm/per_token_quant_fp8.cu, sgl-project/sglang @0490047)."""
 ROW_CAST_RESIDENT = {"block": 8, "warp": 64}
 """Rows that a multiprocessor with 2,048 threads holds at a time: in blocks of 256 threads, and in warps."""
@@ -113,7 +113,7 @@ class MemoryBoundCostModel:
 
 
 def fuse(model: MemoryBoundCostModel) -> MemoryBoundCostModel:
-    """The cost model of fused training kernels on the same GPU."""
+    """Returns the cost model of fused training kernels on the same GPU."""
     return replace(model, **STREAM)
 
 
@@ -121,13 +121,13 @@ REDUCTIONS = frozenset({"norm", "rms-norm", "softmax", "amax"})
 SLOW = {"scan": SCAN_RATE, "block-cast": BLOCK_CAST_RATE}
 """Rates of kernels that no coefficient describes [bytes per clock and multiprocessor]."""
 VECTORISED = frozenset({"residual", "add"})
-"""PyTorch's own kernels: measured as streams in every library."""
+"""Kernels of PyTorch: measured as streams in every library."""
 
 
 def seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float = 1.0) -> tuple[Number, Number]:
-    """Time [s] of a kernel or of many (arrays in `work`), and the part of it that is launch.
+    """Computes the time [s] of a kernel or of many (arrays in `work`), and the part of it that is launch.
 
-    speed: rate of issuing and moving against the calibrated one.
+    speed: rate of issuing and moving against the calibrated rate.
     """
     if work.what == "row-cast":
         return _row_cast_seconds(work, gpu, model, speed)
@@ -158,7 +158,7 @@ def seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float = 
 
 
 def _row_cast_seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float) -> tuple[Number, Number]:
-    """Returns what `seconds` does for a cast with one scale a row: one kernel reads every row twice, for its maximum
+    """Returns what `seconds` does for a cast with a scale a row: the kernel reads every row twice, for its maximum
     and for the cast, the second time from the L2 if the rows in flight fit into it."""
     of_warp, of_block = ((ROW_CAST_RESIDENT[kind], ROW_CAST_WAVE[kind]) for kind in ("warp", "block"))
     many = work.rows >= ROW_CAST_BLOCKS * gpu.multiprocessors
@@ -171,7 +171,7 @@ def _row_cast_seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed
 
 
 def _row_seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel) -> Number:
-    """Returns the seconds that one block takes for a row, or of starting all blocks; 0 where `Memory.rows` is."""
+    """Returns the seconds that a block takes for a row, or of starting all blocks; 0 where `Memory.rows` is."""
     if work.what in BLOCK_STARTS:
         return work.rows * BLOCK_STARTS[work.what] / (gpu.clock or CLOCK)
     bytes_of_row = work.bytes / maximum(work.rows, 1.0) * minimum(work.rows, 1.0)
@@ -179,12 +179,12 @@ def _row_seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel) -> Number:
 
 
 def lower_bound(work: Memory, gpu: GPU) -> Number:
-    """Time [s] that no kernel with cold caches can beat: its bytes at the nominal memory bandwidth."""
+    """Returns the time [s] that no kernel with cold caches can beat: its bytes at the nominal memory bandwidth."""
     return (work.read + work.write) / gpu.memory_bandwidth
 
 
 def price(work: Memory, gpu: GPU, model: MemoryBoundCostModel, traffic: float = 1.0) -> Estimate:
-    """The estimate of one kernel.
+    """Estimates the time of a kernel.
 
     traffic: bytes moved for each byte of the work (kernels that are less fused, or slower than a stream).
     """

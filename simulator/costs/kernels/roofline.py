@@ -15,8 +15,8 @@ CLOCK = 1.9e9
 """Clock of a GPU whose catalog file has none [Hz]."""
 
 FOUR_BIT_SHARE = 0.87
-"""Share of its peak that a GEMM in 4 bits reaches, with a scale for 16 elements, over that of one in 8 bits with one a
-tensor.
+"""Share of its peak that a GEMM in 4 bits reaches, with a scale for 16 elements, over that of a GEMM in 8 bits with a
+scale a tensor.
 
 On equal shapes of at least 4,096 rows and 2^27 weights, 283 a board, the fastest of three libraries in 4 bits takes
 1.71 times less on B200 and 1.78 on GB200 than TensorRT-LLM's kernels in 8 bits (medians), whose peak is half as high
@@ -27,7 +27,7 @@ B200: 7 % mean error, 10 % if they went with these kernels."""
 
 
 def peak(gpu: GPU, dtype: str) -> float:
-    """Dense peak rate of `gpu` in `dtype` [FLOP/s]."""
+    """Returns the dense peak rate of `gpu` in `dtype` [FLOP/s]."""
     for known, rate in gpu.peak.items():
         if known == dtype:
             return float(rate)
@@ -36,12 +36,12 @@ def peak(gpu: GPU, dtype: str) -> float:
 
 
 def kernel_peak(gpu: GPU, dtype: str) -> float:
-    """Rate of which GEMMs in `dtype` reach the shares that are measured in 8 and 16 bits [FLOP/s]."""
+    """Returns the rate of which GEMMs in `dtype` reach the shares that are measured in 8 and 16 bits [FLOP/s]."""
     return peak(gpu, dtype) * (FOUR_BIT_SHARE if dtype == "fp4" else 1.0)
 
 
 def lower_bound(gpu: GPU, flops: Any, dtype: str, nbytes: Any) -> Any:
-    """Time [s] that no kernel can beat: its FLOPs at peak, its bytes at the nominal memory bandwidth."""
+    """Returns the time [s] that no kernel can beat: its FLOPs at peak, its bytes at the nominal memory bandwidth."""
     return maximum(nbytes / gpu.memory_bandwidth, flops / peak(gpu, dtype))
 
 
@@ -55,5 +55,5 @@ def count_waves(blocks: Any, multiprocessors: float, rounding: float) -> Any:
 
 
 def combine(compute: Any, memory: Any, sharpness: float = 3.0) -> Any:
-    """Time [s] of a kernel with two limits [s]: their sum for `sharpness` 1, towards the larger one for more."""
+    """Combines two limits [s] of a kernel to its time [s]: their sum for `sharpness` 1, towards the larger for more."""
     return (compute**sharpness + memory**sharpness) ** (1 / sharpness)

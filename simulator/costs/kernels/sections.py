@@ -20,7 +20,7 @@ class Section(NamedTuple):
 
     Attributes:
         seconds: time of work on a GPU by a cost model [s], and the part of it that is launch; numbers or arrays.
-        price: the estimate of one kernel.
+        price: the estimate of a kernel.
         in_training: from the cost model as measured to that of the same kernels in a training step.
     """
 
@@ -56,12 +56,12 @@ CPU_SECTIONS = {
 
 
 def section_on(name: str, gpu: GPU) -> str:
-    """The section that takes the place of `name` on this GPU."""
+    """Returns the section that takes the place of `name` on this GPU."""
     return CPU_SECTIONS[name] if gpu.architecture == "cpu" else name
 
 
 def section_of(work: Gemm | Attention | Memory | eager.EagerKernels, gpu: GPU) -> str:
-    """The section that prices `work` on `gpu`."""
+    """Returns the section that prices `work` on `gpu`."""
     if isinstance(work, Gemm):
         name = "grouped" if work.groups else "gemm" if BYTES[work.dtype] > 1 else "gemm-fp8"
     elif isinstance(work, eager.EagerKernels):
