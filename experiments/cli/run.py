@@ -105,12 +105,12 @@ def _forecast(path: Path, changes: Sequence[str]) -> tuple[Report, list[str]]:
 
 def _simulate(plan: RunPlan, options: RunOptions, changes: Sequence[str]) -> RunAnswer:
     """Simulates all runs with a progress bar; with `out` into a file. An interruption says how to go on."""
-    from meshcast.experiments.render.terminal.sweep import Watch
+    from meshcast.experiments.render.terminal.sweep import ProgressBar
     from meshcast.experiments.runs.seeds import simulate_runs, store_runs
     from meshcast.experiments.sweeps.output import parts_folder
     from meshcast.simulator.runs.answer import RunAnswer
 
-    watch, out = Watch("runs"), options.out
+    watch, out = ProgressBar("runs"), options.out
     with ExitStack() as after:
         after.callback(watch.bar.stop)
         if out is None:

@@ -93,8 +93,8 @@ class ValidateOptions(Options):
         return self
 
 
-class Validation(NamedTuple):
-    """What is compared, and where it is drawn.
+class ValidationRun(NamedTuple):
+    """A run of ``meshcast validate``: what is compared, and where it is drawn.
 
     Attributes:
         options: those of the command.
@@ -127,7 +127,7 @@ def validate(options: ValidateOptions) -> None:
     are_files = kind in ("stages", "distributed") or (kind in MEASURED and _are_measurement_files(paths))
     taken = DRAWN if are_files else TAKEN[kind]
     options.refuse_others(SPECIAL, taken, f"validate {kind}", "Leave it out")
-    validation = Validation(options, paths, choose_width(options.width, options.plot))
+    validation = ValidationRun(options, paths, choose_width(options.width, options.plot))
     if are_files:
         _validate_measurement_files(validation)
     elif kind in MEASURED:
@@ -145,7 +145,7 @@ def _are_measurement_files(paths: Sequence[Path]) -> bool:
     return bool(are_json) and are_json[0]
 
 
-def _validate_published(validation: Validation) -> None:
+def _validate_published(validation: ValidationRun) -> None:
     from meshcast.experiments.render.terminal import published as pages
 
     options = validation.options
@@ -156,7 +156,7 @@ def _validate_published(validation: Validation) -> None:
     validation.end(missing, "runs are not answered")
 
 
-def _validate_choice(validation: Validation) -> None:
+def _validate_choice(validation: ValidationRun) -> None:
     """Chooses among published plans, by their forecasts and by searches."""
     from meshcast.experiments.render.terminal.published import choice_page, validate_choice
     from meshcast.experiments.search.published_groups import search_group
@@ -166,7 +166,7 @@ def _validate_choice(validation: Validation) -> None:
     validation.end(missing, "runs are not answered")
 
 
-def _validate_fit(validation: Validation) -> None:
+def _validate_fit(validation: ValidationRun) -> None:
     from meshcast.experiments.render.terminal.published import fit_page, fit_published
 
     options = validation.options
@@ -175,7 +175,7 @@ def _validate_fit(validation: Validation) -> None:
     validation.end(missing, "runs are not answered")
 
 
-def _validate_claims(validation: Validation) -> None:
+def _validate_claims(validation: ValidationRun) -> None:
     """Judges the claims of papers."""
     from meshcast.experiments.planning.benchmark.claimed_plans import find_claimed_plan
     from meshcast.experiments.render.terminal import claims as pages
@@ -187,14 +187,14 @@ def _validate_claims(validation: Validation) -> None:
     validation.end(missing, "claims are not judged")
 
 
-def _validate_pipeline(validation: Validation) -> None:
+def _validate_pipeline(validation: ValidationRun) -> None:
     from meshcast.experiments.render.terminal.published import validate_pipeline
 
     answer, table = validate_pipeline(validation.paths)
     validation.show(answer, lambda: table)
 
 
-def _validate_measurement_files(validation: Validation) -> None:
+def _validate_measurement_files(validation: ValidationRun) -> None:
     from meshcast.experiments.render.terminal import measurements as pages
 
     kind = validation.options.kind
@@ -207,7 +207,7 @@ def _validate_measurement_files(validation: Validation) -> None:
     validation.show(answer, lambda: pages.page(answer))
 
 
-def _validate_trace(validation: Validation) -> None:
+def _validate_trace(validation: ValidationRun) -> None:
     from meshcast.experiments.render.terminal import traces as pages
 
     options = validation.options
@@ -221,7 +221,7 @@ def _validate_trace(validation: Validation) -> None:
     validation.show(comparison.to_dict, lambda: pages.page(comparison))
 
 
-def _validate_tables(validation: Validation) -> None:
+def _validate_tables(validation: ValidationRun) -> None:
     from meshcast.experiments.render.terminal import calibration as pages
 
     options = validation.options
@@ -234,7 +234,7 @@ def _validate_tables(validation: Validation) -> None:
     validation.show(answer, lambda: pages.page(options.kind, answer["summary"]))
 
 
-VALIDATIONS: dict[str, Callable[[Validation], None]] = {
+VALIDATIONS: dict[str, Callable[[ValidationRun], None]] = {
     "choice": _validate_choice,
     "claims": _validate_claims,
     "fit": _validate_fit,

@@ -199,6 +199,7 @@ def _simulate_told(number: int, task: Seeds) -> list[SimulatedRun]:
 
 
 def _explain_killed(workers: int | None) -> PlanError:
+    """Returns the error of a pool that lost a worker."""
     rule = "a worker was killed, most likely for lack of memory"
     return PlanError("--workers", rule, "Run it again with fewer workers", workers)
 

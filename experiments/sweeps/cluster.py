@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshcast.experiments.sweeps.fingerprint import Fingerprint, Inputs
+from meshcast.experiments.sweeps.fingerprint import Fingerprint, SweepInputs
 from meshcast.experiments.sweeps.grid import Sweep
 from meshcast.experiments.sweeps.output import tell_changes
 from meshcast.hardware.errors import MeshcastError, PlanError, cut_middle
@@ -91,7 +91,7 @@ def forecast_on(
     from distributed import as_completed
 
     absolute = replace(sweep, base=sweep.base.absolute())
-    about = ClusterSweep(absolute, size, Inputs(sweep, size).fingerprint)
+    about = ClusterSweep(absolute, size, SweepInputs(sweep, size).fingerprint)
     # The result of a task, which Dask sends to each worker once; unlike scattered data, it is made again if lost.
     options: dict[str, Any] = {"work": work, "about": client.submit(_pass_on, about, pure=False), "pure": False}
     left = iter(numbers)
@@ -157,7 +157,7 @@ def _quiet_logs() -> Iterator[None]:
 
 # ------------------------------------------------------------------------------------------- on a worker
 
-_same: dict[str, Inputs] = {}
+_same: dict[str, SweepInputs] = {}
 """Sweeps whose inputs are the same in this process, by fingerprint."""
 
 _same_lock = threading.Lock()
@@ -179,7 +179,7 @@ def refuse_other_inputs(about: ClusterSweep) -> None:
     """Raises PlanError if this process has other inputs of the rows than that which submits them."""
     key = json.dumps(about.fingerprint)
     with _same_lock:  # a worker may have threads
-        inputs = _same.get(key) or Inputs(about.sweep, about.size)
+        inputs = _same.get(key) or SweepInputs(about.sweep, about.size)
         changed = tell_changes(about.fingerprint, inputs.fingerprint) or ", ".join(inputs.find_changes())
         if not changed:
             _same[key] = inputs

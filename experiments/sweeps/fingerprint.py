@@ -43,10 +43,11 @@ Stats = dict[Path, tuple[int, int, int] | None]
 """Inode, size and time of change [ns] of files; None of a file that is gone."""
 
 
-class Inputs:
+class SweepInputs:
     """Everything that the rows of a sweep depend on.
 
-    fingerprint: hashes by kind; of the installation as this process found it first, since it keeps what it loads.
+    fingerprint: hashes by kind; of the installation as it was when this process loaded it, which a later change of its
+        files does not reach.
     """
 
     def __init__(self, sweep: Sweep, chunk: int) -> None:

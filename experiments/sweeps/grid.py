@@ -69,6 +69,7 @@ class SweepFile(Strict):
 
     @property
     def varying(self) -> list[str]:
+        """Fields that `vary`, `zip` or `list` change, each once."""
         groups = [self.vary, *self.zipped, *(self.listed or ())]
         return [*dict.fromkeys(name for group in groups for name in group)]
 

@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshcast.experiments.sweeps.fingerprint import Fingerprint, Inputs
+from meshcast.experiments.sweeps.fingerprint import Fingerprint, SweepInputs
 from meshcast.experiments.sweeps.grid import Sweep
 from meshcast.experiments.sweeps.output import Output, count_written, tell_changes
 from meshcast.experiments.sweeps.selection import STATUSES
@@ -98,7 +98,7 @@ class Store(Output):
         super().__init__(out)
         self.sweep, self.chunk, self.shard = sweep, chunk, shard
         self.chunks = shard.chunks(-(-sweep.points // chunk))
-        self.inputs = Inputs(sweep, chunk)
+        self.inputs = SweepInputs(sweep, chunk)
         self.fingerprint = {**self.inputs.fingerprint, **({} if shard == WHOLE else {"shard": str(shard)})}
         self.kept: set[int] = set()
         with self.writing():

@@ -153,7 +153,7 @@ class Traffic:
                             seen.add(number)
                             met.append(other)
             for running, rate in zip(met, self._fair(met) if len(met) > 1 else [1.0], strict=True):
-                self._pace(running, rate)
+                self._set_rate(running, rate)
 
     @remembered_by(lambda traffic, met: tuple((running.op, running.device) for running in met))
     def _fair(self, met: list[Running]) -> list[float]:
@@ -172,12 +172,12 @@ class Traffic:
             self._pace_kernel(running)
 
     def _pace_kernel(self, running: Running) -> None:
-        self._pace(running, min(1.0, self._free_share(running.device) / running.needed))
+        self._set_rate(running, min(1.0, self._free_share(running.device) / running.needed))
 
     # ------------------------------------------------------------------------------------------- time
 
-    def _pace(self, running: Running, rate: float) -> None:
-        """Changes the rate of an op."""
+    def _set_rate(self, running: Running, rate: float) -> None:
+        """Sets the rate of an op, and the timer of its end; an op of rate 0 has none."""
         if rate == running.rate:
             return
         now = self.env.now

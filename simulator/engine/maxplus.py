@@ -349,8 +349,8 @@ class Coordinates:
 
     # ------------------------------------------------------------------------------------------- tasks
 
-    def patient(self, task: Task) -> bool:
-        """Returns whether the input never matters if it arrives before the compute stream is free."""
+    def ignores_early_arrivals(self, task: Task) -> bool:
+        """Returns whether an input that arrives before the compute stream is free delays no op of a task."""
         begins = [self.table(part).begin for part in task.parts[:1]]
         return all(bool((begin[:, self.ports] <= begin[:, :1]).all()) for begin in begins)
 

@@ -116,7 +116,7 @@ def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[i
             before[:, i] = whole
     if host is not None:
         before[host] = NEVER
-    if coordinates.patient(task):
+    if coordinates.ignores_early_arrivals(task):
         rows = before[coordinates.ports]
         rows[rows <= before[0]] = NEVER
     return before

@@ -164,7 +164,8 @@ class Scheme:
         return type(self)(self.axes, changed, self.mesh, self.framework, self.sequence_axes, self.pipelined)
 
     def layouts(self, operator: Operator) -> str | Rule | None:
-        """Returns the dim that its axes shard at this operator; None: none."""
+        """Returns how it shards an operator: the dim that all its axes shard, or a `Rule` where they differ; None: as
+        without the scheme."""
         return None
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:

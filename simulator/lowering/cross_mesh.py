@@ -44,7 +44,7 @@ def border_layout(scope: Scope, stage: Stage) -> Layout:
 
 @dataclass(frozen=True, eq=False)
 class BoxGrid:
-    """The boxes of a tensor that the ranks of a stage hold.
+    """The boxes of a tensor that the ranks of a stage hold, each an interval of every sharded dim.
 
     dims: number of shards of each sharded dim, in the order of their names.
     ranks: global ranks [shards of each dim, copies].

@@ -173,7 +173,7 @@ def check_contrastive(plan: Plan) -> None:
 
 
 def check_attention(plan: Plan) -> None:
-    """Checks that FlashAttention-3 runs on Hopper GPUs."""
+    """Raises PlanError for FlashAttention-3 on a GPU that is not of Hopper."""
     framework, gpu = plan.job.framework, plan.job.cluster.gpu
     if framework.attention_library == "flash-3" and gpu.architecture != "hopper":
         rule = f"FlashAttention-3 runs on Hopper GPUs, and {gpu.name} is of architecture {gpu.architecture}"

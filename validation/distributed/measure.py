@@ -80,6 +80,7 @@ def measure(
     first = [{"what": "checks", "jobs": [dict(job)], "device": device}] if checked else []
 
     def complete(recording: Recording, messages: list[dict[str, Any]]) -> None:
+        """Adds what the ranks report to a recording: rows of steps and peaks, comparisons with serial training."""
         seconds = [message["step"] for message in messages if "step" in message]
         peaks = next((message["peaks"] for message in messages if "peaks" in message), ())
         recording.rows += _rows(plan, sources, device, seconds, peaks)

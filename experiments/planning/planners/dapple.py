@@ -294,7 +294,8 @@ class MachineNetwork(NamedTuple):
         return min(devices) // self.per_machine != max(devices) // self.per_machine
 
     def gradient_seconds(self, devices: Devices, nbytes: float) -> float:
-        """Returns the seconds of an all-reduce over machines, or inside a machine over as many links as pairs."""
+        """Returns the time of an all-reduce of gradients [s]: over the network if the devices span machines, otherwise
+        over the links of a machine, one for every two devices."""
         count = len(devices)
         if count == 1:
             return 0.0

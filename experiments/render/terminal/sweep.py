@@ -35,7 +35,7 @@ def run_sweep(
     """Runs the sweep of a file; returns the fields that vary and the summary. An interruption says how to resume it."""
     part = parse_shard(shard) if shard is not None else WHOLE
     read = load_sweep(path)
-    watch = Watch()
+    watch = ProgressBar()
     try:
         with ExitStack() as after:
             after.callback(watch.bar.stop)
@@ -62,7 +62,7 @@ def _tell(sentence: str) -> None:
 
 def run_merge(paths: Sequence[Path], out: Path) -> tuple[Sequence[str], dict[str, Any]]:
     """Joins the results of shards; returns the fields that vary and the summary."""
-    watch = Watch()
+    watch = ProgressBar()
     with ExitStack() as after:
         after.callback(watch.bar.stop)
         return merge(paths, out, watch)
@@ -75,8 +75,8 @@ class Rate(ProgressColumn):
         return Text(f"{task.speed:,.3g} {task.description}/s" if task.speed else "")
 
 
-class Watch:
-    """Progress bar on a terminal: finished points, their rate and the remaining time, from the first chunk on."""
+class ProgressBar:
+    """A bar on a terminal: finished points, their rate and the remaining time, from the first chunk on."""
 
     def __init__(self, word: str = "points") -> None:
         """word: what is counted."""

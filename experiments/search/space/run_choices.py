@@ -38,7 +38,7 @@ WITHOUT_INTERVAL = ("none", "just-in-time")
 
 
 class RunChoice(NamedTuple):
-    """One choice.
+    """Values of the open fields of a run.
 
     changes: values of the open fields of the run; null where a field makes no difference, or has its default.
     least: lower bounds of its runs.
@@ -53,7 +53,7 @@ class RunChoice(NamedTuple):
 
 @dataclass(frozen=True)
 class RunChoices:
-    """The choices of the runs on a cluster.
+    """The choices among which a search decides how a training runs: checkpoints, spares and recovery.
 
     open: fields of the run that vary.
     refused: number of choices that the cluster does not admit.
@@ -77,6 +77,7 @@ class RunChoices:
         return _least([choice.least.cost(choice.least.seconds(step)) for choice in self.choices])
 
     def only(self, choice: RunChoice) -> RunChoices:
+        """Returns these choices without all but a single choice."""
         return RunChoices(self.open, (choice,))
 
     def stated_values(self) -> dict[str, list[Any]]:

@@ -1,7 +1,7 @@
 """What a Python file of settings builds, read from its text: nothing of it is run.
 
 Assignments, attributes, calls with constants, functions of the same file, and branches whose condition is known are
-followed. Every other value is `Open`.
+followed. Every other value is `OpenValue`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from meshcast.hardware.errors import PlanError
 
 Value = Any
-"""What an expression is worth: of Python, or `Open`, `Built` or `Named`."""
+"""What an expression is worth: of Python, or `OpenValue`, `Built` or `Named`."""
 
 STEPS = 20_000
 """Statements and expressions of a file that are followed at most."""
@@ -27,7 +27,7 @@ DEPTH = 40
 
 
 @dataclass(frozen=True)
-class Open:
+class OpenValue:
     """A value that the text does not tell. text: the expression."""
 
     text: str
@@ -184,7 +184,7 @@ class PythonText:
         """Returns what a function of the module returns without arguments."""
         with suppress(RecursionError):
             return self._call_function(function, [], {})
-        return Open(function.name)
+        return OpenValue(function.name)
 
     def find_changes(self, built: Built) -> list[Built]:
         """Returns the calls of other modules that take what `built` is, or a part of it, and may change it."""
@@ -234,7 +234,7 @@ class PythonText:
             case ast.With(body=body) | ast.Try(body=body):
                 self._run(body, scope)
             case ast.Raise():
-                raise _Return(Open(ast.unparse(node)))
+                raise _Return(OpenValue(ast.unparse(node)))
 
     def _import(self, node: ast.stmt, names: Sequence[ast.alias], scope: dict[str, Value]) -> None:
         module = f"{node.module}." if isinstance(node, ast.ImportFrom) and node.module else ""
@@ -256,23 +256,23 @@ class PythonText:
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
                 values = value if isinstance(value, list | tuple) and len(value) == len(elements) else None
                 for index, element in enumerate(elements):
-                    self._assign(element, Open(ast.unparse(element)) if values is None else values[index], scope)
+                    self._assign(element, OpenValue(ast.unparse(element)) if values is None else values[index], scope)
             case ast.Subscript(value=inner, slice=key):
                 owner, name = self.evaluate(inner, scope), self.evaluate(key, scope)
-                if isinstance(owner, dict) and not isinstance(name, Open):
+                if isinstance(owner, dict) and not isinstance(name, OpenValue):
                     owner[str(name)] = value
 
     def _branch(self, node: ast.If, scope: dict[str, Value]) -> None:
         """Runs the branch that the condition chooses; where it is open, what either sets is open."""
         test = self.evaluate(node.test, scope)
-        if not isinstance(test, Open | Built | Named):
+        if not isinstance(test, OpenValue | Built | Named):
             self._run(node.body if test else node.orelse, scope)
             return
         for statement in (*node.body, *node.orelse):
             for inner in ast.walk(statement):
                 targets = inner.targets if isinstance(inner, ast.Assign) else []
                 for target in targets:
-                    self._assign(target, Open(f"{ast.unparse(target)} if {ast.unparse(node.test)}"), scope)
+                    self._assign(target, OpenValue(f"{ast.unparse(target)} if {ast.unparse(node.test)}"), scope)
 
     def _loop(self, node: ast.For, scope: dict[str, Value]) -> None:
         items = self.evaluate(node.iter, scope)
@@ -283,10 +283,10 @@ class PythonText:
     # ------------------------------------------------------------------------------------ expressions
 
     def evaluate(self, node: ast.expr, scope: dict[str, Value]) -> Value:
-        """Returns the value of an expression; `Open` where the text does not tell it."""
+        """Returns the value of an expression; `OpenValue` where the text does not tell it."""
         self._steps += 1
         if self._steps > STEPS:
-            return Open("...")
+            return OpenValue("...")
         match node:
             case ast.Constant(value=value):
                 return value
@@ -306,8 +306,8 @@ class PythonText:
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 chosen = self.evaluate(test, scope)
                 return (
-                    Open(ast.unparse(node))
-                    if isinstance(chosen, Open)
+                    OpenValue(ast.unparse(node))
+                    if isinstance(chosen, OpenValue)
                     else self.evaluate(body if chosen else orelse, scope)
                 )
             case ast.JoinedStr():
@@ -318,11 +318,11 @@ class PythonText:
     def _comprehend(self, element: ast.expr, generator: ast.comprehension, scope: dict[str, Value]) -> Value:
         items = self.evaluate(generator.iter, scope)
         if not isinstance(items, list):
-            return Open(ast.unparse(element))
+            return OpenValue(ast.unparse(element))
         inner, values = dict(scope), []
         for item in items[:1000]:
             if self._steps > STEPS:
-                return Open(ast.unparse(element))
+                return OpenValue(ast.unparse(element))
             self._assign(generator.target, item, inner)
             values.append(self.evaluate(element, inner))
         return values
@@ -332,15 +332,15 @@ class PythonText:
             self.evaluate(part.value if isinstance(part, ast.FormattedValue) else part, scope) for part in node.values
         ]
         plain = all(isinstance(part, str | int | float) and len(str(part)) < LONGEST // 100 for part in parts)
-        return "".join(map(str, parts)) if plain else Open(ast.unparse(node))
+        return "".join(map(str, parts)) if plain else OpenValue(ast.unparse(node))
 
     def _operate(self, node: ast.expr, scope: dict[str, Value]) -> Value:
         """Returns the value of operators on known values."""
-        opened = Open(ast.unparse(node))
+        opened = OpenValue(ast.unparse(node))
         match node:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 value = self.evaluate(operand, scope)
-                return opened if isinstance(value, Open | Named) else not value
+                return opened if isinstance(value, OpenValue | Named) else not value
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 value = self.evaluate(operand, scope)
                 return -value if isinstance(value, int | float) else opened
@@ -352,25 +352,25 @@ class PythonText:
                 return self._apply(op, left, right, scope, opened)
             case ast.Subscript(value=inner, slice=key):
                 owner, name = self.evaluate(inner, scope), self.evaluate(key, scope)
-                if isinstance(owner, dict) and not isinstance(name, Open):
+                if isinstance(owner, dict) and not isinstance(name, OpenValue):
                     return owner.get(str(name), opened)
                 if isinstance(owner, list) and isinstance(name, int) and -len(owner) <= name < len(owner):
                     return owner[name]
         return opened
 
-    def _combine(self, every: bool, values: Sequence[ast.expr], scope: dict[str, Value], opened: Open) -> Value:
+    def _combine(self, every: bool, values: Sequence[ast.expr], scope: dict[str, Value], opened: OpenValue) -> Value:
         result: Value = opened
         for value in values:
             result = self.evaluate(value, scope)
-            if isinstance(result, Open) or bool(result) is not every:
+            if isinstance(result, OpenValue) or bool(result) is not every:
                 return result
         return result
 
-    def _apply(self, op: ast.AST, left: ast.expr, right: ast.expr, scope: dict[str, Value], opened: Open) -> Value:
+    def _apply(self, op: ast.AST, left: ast.expr, right: ast.expr, scope: dict[str, Value], opened: OpenValue) -> Value:
         values = self.evaluate(left, scope), self.evaluate(right, scope)
         if isinstance(op, ast.Div) and isinstance(values[1], str):  # of a path, whose begin may be open
             return f"{values[0]}/{values[1]}" if isinstance(values[0], str) else values[1]
-        if any(isinstance(value, Open | Built | Named) for value in values) or type(op) not in OPERATORS:
+        if any(isinstance(value, OpenValue | Built | Named) for value in values) or type(op) not in OPERATORS:
             is_null = isinstance(op, ast.Is | ast.IsNot) and values[1] is None and isinstance(values[0], Built)
             return isinstance(op, ast.IsNot) if is_null else opened
         if _is_too_large(op, *values):
@@ -387,11 +387,11 @@ class PythonText:
             case Built():
                 if name not in owner.fields and owner.name and not owner.name.islower():
                     owner.set_field(name, Built("", 0), node.lineno)
-                return owner.fields.get(name, Open(ast.unparse(node)))
+                return owner.fields.get(name, OpenValue(ast.unparse(node)))
             case Named(name=module):
                 return Named(f"{module}.{name}")
             case _:
-                return Open(ast.unparse(node))
+                return OpenValue(ast.unparse(node))
 
     def _read_option(self, name: str, node: ast.expr) -> Value:
         """Reads the value of an argument of the command line, or its default."""
@@ -401,8 +401,10 @@ class PythonText:
             flags = [str(word).lstrip("-").replace("-", "_") for word in call.arguments]
             if call.last_name == "add_argument" and (name in flags or call.fields.get("dest") == name):
                 usual = False if call.fields.get("action") == "store_true" else None
-                return Open(ast.unparse(node)) if call.fields.get("required") else call.fields.get("default", usual)
-        return Open(ast.unparse(node))
+                return (
+                    OpenValue(ast.unparse(node)) if call.fields.get("required") else call.fields.get("default", usual)
+                )
+        return OpenValue(ast.unparse(node))
 
     # ------------------------------------------------------------------------------------------ calls
 
@@ -423,7 +425,7 @@ class PythonText:
         if isinstance(called, ast.FunctionDef):
             return self._call_function(called, arguments, named)
         if not isinstance(called, Named):
-            return Open(ast.unparse(node))
+            return OpenValue(ast.unparse(node))
         return self._build(called.name, node, arguments, named)
 
     def _build(self, name: str, node: ast.Call, arguments: list[Value], named: dict[str, Value]) -> Value:
@@ -465,12 +467,12 @@ class PythonText:
                 built.lines = dict.fromkeys(named, node.lineno)
                 self.calls.append(built)
                 return built
-        return Open(ast.unparse(node))
+        return OpenValue(ast.unparse(node))
 
     def _call_function(self, function: ast.FunctionDef, arguments: list[Value], named: Mapping[str, Value]) -> Value:
         """Returns the value that a function of the same file returns."""
         if self._depth >= DEPTH:
-            return Open(function.name)
+            return OpenValue(function.name)
         parameters = [*function.args.posonlyargs, *function.args.args]
         scope: dict[str, Value] = dict(self.names)
         defaults = function.args.defaults
@@ -482,7 +484,7 @@ class PythonText:
         scope |= {parameter.arg: value for parameter, value in zip(parameters, arguments, strict=False)}
         scope |= named
         for parameter in parameters:
-            scope.setdefault(parameter.arg, Open(parameter.arg))
+            scope.setdefault(parameter.arg, OpenValue(parameter.arg))
         if function.args.kwarg is not None:
             known = {parameter.arg for parameter in (*parameters, *function.args.kwonlyargs)}
             scope[function.args.kwarg.arg] = {key: value for key, value in named.items() if key not in known}
@@ -531,13 +533,13 @@ def _apply_builtin(name: str, arguments: list[Value], named: dict[str, Value]) -
             return value
         case "getattr", [Built() as owner, str(field), *default] if field in owner.fields or default:
             return owner.fields.get(field, default[0] if default else None)
-        case "isinstance", [value, Named(name=kind)] if kind in TYPES and not isinstance(value, Open | Named):
+        case "isinstance", [value, Named(name=kind)] if kind in TYPES and not isinstance(value, OpenValue | Named):
             return isinstance(value, TYPES[kind])
-        case word, [value] if word in PLAIN and not isinstance(value, Open | Built | Named):
+        case word, [value] if word in PLAIN and not isinstance(value, OpenValue | Built | Named):
             try:
                 return PLAIN[word](value)
             except (TypeError, ValueError, OverflowError):
-                return Open(f"{word}({value!r})")
+                return OpenValue(f"{word}({value!r})")
     return _NO_BUILTIN
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from meshcast.experiments.cli.app import app
 from meshcast.experiments.sweeps import cluster
 from meshcast.experiments.sweeps import run as sweeps
-from meshcast.experiments.sweeps.fingerprint import Inputs
+from meshcast.experiments.sweeps.fingerprint import SweepInputs
 from meshcast.experiments.sweeps.output import parts_folder
 from meshcast.experiments.sweeps.run import load_sweep, run
 from meshcast.experiments.sweeps.store import Shard
@@ -121,14 +121,14 @@ def test_a_worker_with_other_inputs_is_refused(
 ) -> None:
     asked: list[str] = []
 
-    def differ(sweep: Any, chunk: int) -> Inputs:
-        made = Inputs(sweep, chunk)
+    def differ(sweep: Any, chunk: int) -> SweepInputs:
+        made = SweepInputs(sweep, chunk)
         if not asked:  # the first is that of the command
             made.fingerprint = {**made.fingerprint, "code": "other", "calibration": "other"}
         asked.append("inputs")
         return made
 
-    monkeypatch.setattr(cluster, "Inputs", differ)
+    monkeypatch.setattr(cluster, "SweepInputs", differ)
     with pytest.raises(PlanError, match=r"--on: worker tcp://\S+ on \S+ has another code, calibration than this comm"):
         run(load_sweep(GRID), tmp_path / "rows.parquet", on=on(threads))
     assert not (tmp_path / "rows.parquet").exists()

@@ -37,8 +37,8 @@ class Watched(Traffic):
         self.paces: dict[int, list[tuple[float, float]]] = defaultdict(list)
         self.links: dict[int, Mapping[Any, float]] = {}
 
-    def _pace(self, one: Running, rate: float) -> None:
-        super()._pace(one, rate)
+    def _set_rate(self, one: Running, rate: float) -> None:
+        super()._set_rate(one, rate)
         self.paces[one.number].append((self.env.now, rate))
         self.links[one.number] = one.links
 

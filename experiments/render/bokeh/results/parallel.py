@@ -59,7 +59,7 @@ def list_axes(source: PlanSource) -> list[ParallelAxis]:
 
 
 def _field_axis(name: str, values: list[Any], distinct: list[Any]) -> ParallelAxis:
-    """Places values at equal distances, in their order."""
+    """Returns the axis of a field, on which its distinct values lie at equal distances. values: of every plan."""
     place = {value: i / (len(distinct) - 1) for i, value in enumerate(distinct)}
     every = -(-len(distinct) // MAX_VALUES)
     labels = [

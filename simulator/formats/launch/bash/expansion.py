@@ -117,7 +117,8 @@ class Expander(ParameterExpander):
         return tuple(segments)
 
     def pattern(self, source: Source, node: Node) -> Value:
-        """Returns the pattern that a word stands for: in quotes, signs of patterns are letters."""
+        """Expands a word to a pattern, as after ``case`` or ``==``: ``*``, ``?`` and ``[`` in quotes match
+        themselves."""
         return self.join(self._escape_quoted(self.parts(source, node, quoted=False, raw=True)))
 
     def pattern_between(self, source: Source, node: Node, start: int, end: int) -> Value:

@@ -52,7 +52,7 @@ LAYOUTS = {4: "Et*16|t*16|t*16|t*13{}L", 8: "Et*8|(t*8|)*6t*5{}L", 16: "Et*4|(t*
 
 
 class Workload(NamedTuple):
-    """A constant with its name. values: its fields by name, with the lines where they are stated."""
+    """A named ``WorkloadBaseConfig``. values: fields that it states, each with the line."""
 
     name: str
     values: dict[str, tuple[Value, int]]

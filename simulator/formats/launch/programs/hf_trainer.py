@@ -201,6 +201,10 @@ def _read_chat(reading: Reading) -> None:
 
 
 def _read_adapters(reading: Reading) -> None:
+    """Reads whether adapters are trained, and which: as settings, quantised weights or the name of the script say.
+
+    Asks where a rank alone is set.
+    """
     stated, (bits, quantised) = take_on(reading, *LORA_NAMES), _find_bits(reading)
     if stated is not None and stated.shown.endswith("use_llm_lora"):
         reading.stated.setdefault("lora_rank", stated)

@@ -211,7 +211,7 @@ FIRST = {"dist_config.name", "cp_mode", "peft_config.name", "init_config.name", 
 
 
 def _read_switches(reading: Reading) -> None:
-    """Turns the switch that disables checkpointing into that of the Trainer."""
+    """Turns switches of checkpointing, and of training in pure BF16, into those of the Trainer."""
     stated = reading.take("disable_gradient_checkpointing")
     if stated is not None and not is_null(stated.value):
         is_on = not read_switch(stated)

@@ -47,7 +47,7 @@ from meshcast.simulator.formats.launch.programs.recipes import (
     read_options,
     read_python_settings,
 )
-from meshcast.simulator.formats.launch.python_text import Built, Open, PythonText, Value
+from meshcast.simulator.formats.launch.python_text import Built, OpenValue, PythonText, Value
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Keys, Stated
 
@@ -242,7 +242,7 @@ def _read_function(text: PythonText, function: ast.FunctionDef, where: str) -> d
     if known is None:
         base = read_recipe(built.last_name, Stated(built.last_name, built.last_name, f"{where}:{built.line}"))
         return {**base, **settings, **list_changes(text, built, where)}
-    results = {path.rpartition(".")[2] for path, value, _ in built.walk() if isinstance(value, Built | Open)}
+    results = {path.rpartition(".")[2] for path, value, _ in built.walk() if isinstance(value, Built | OpenValue)}
     results |= {
         name for name, value in built.fields.items() if isinstance(value, Built) and not value.last_name[:1].isupper()
     }

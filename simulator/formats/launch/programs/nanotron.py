@@ -30,7 +30,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     START,
     list_verdicts,
 )
-from meshcast.simulator.formats.launch.python_text import Built, Named, Open
+from meshcast.simulator.formats.launch.python_text import Built, Named, OpenValue
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import ON, SettingRow, Stated, is_null, read_number
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
@@ -148,7 +148,7 @@ def _read_python(file: LaunchFile) -> dict[str, Stated]:
     settings: dict[str, Stated] = {}
     for path, value, line in built.walk() if built is not None else ():
         place = f"{file.where}:{line}"
-        if isinstance(value, Open):
+        if isinstance(value, OpenValue):
             settings[path] = Stated(value.text, path, place, (value.text,))
         elif not isinstance(value, Built | ast.FunctionDef | list):
             settings[path] = Stated(value.name.rpartition(".")[2] if isinstance(value, Named) else value, path, place)

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
-from meshcast.simulator.formats.launch.python_text import Built, Named, Open, PythonText, Value
+from meshcast.simulator.formats.launch.python_text import Built, Named, OpenValue, PythonText, Value
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Stated
 
@@ -102,7 +102,7 @@ def _read_value(path: str, value: Value, place: str, where: str) -> dict[str, St
             return {name: stated for callback in callbacks for name, stated in callback.items()}
         case ast.FunctionDef():
             return {}
-        case Open(text=text):
+        case OpenValue(text=text):
             return {} if NOTHING.search(path) else {path: Stated(text, path, place, (text,))}
     return {path: Stated(_plain(value), path, place)}
 

@@ -214,7 +214,10 @@ def interpret(reading: Reading) -> None:
 
 
 def _add_config(reading: Reading) -> None:
-    """Adds the settings of the configuration that a command names; asks for that of a file that has several."""
+    """Adds the settings of the configuration that a command names: of its registry beside the file, or of torchtitan.
+
+    Asks for one that is in neither. In a Python file it is checked only (`_check_module`).
+    """
     chosen, module = reading.take("config"), reading.take_word("module")
     if chosen is None:
         return

@@ -46,7 +46,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     VERDICTS,
     list_verdicts,
 )
-from meshcast.simulator.formats.launch.python_text import Built, Named, Open, PythonText
+from meshcast.simulator.formats.launch.python_text import Built, Named, OpenValue, PythonText
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Stated, is_null
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision
@@ -138,7 +138,12 @@ class _Fields:
         return self.assigned[name].node, self.assigned[name].line
 
     def _walk(self, path: str, value: Any, node: ast.expr | None, line: int) -> Iterator[tuple[str, Stated]]:
-        """Yields the fields below a value. node, line: of its expression."""
+        """Yields the fields below a value by their dotted names; marks the variables that they are read from as used.
+
+        path: dotted name of the value.
+        node: its expression; None where the file does not write the value out.
+        line: of the expression.
+        """
         shown = path
         if isinstance(node, ast.Name) and node.id in self.assigned:
             shown = node.id
@@ -157,7 +162,7 @@ class _Fields:
 
     def _state(self, shown: str, value: Any, line: int) -> Stated:
         undefined = isinstance(value, Named) and value.name.isidentifier() and value.name not in self.names
-        unknown = (value.text,) if isinstance(value, Open) else (value.name,) if undefined else ()
+        unknown = (value.text,) if isinstance(value, OpenValue) else (value.name,) if undefined else ()
         return Stated(_plain(value), shown, f"{self.where}:{line}", unknown)
 
 
@@ -180,7 +185,7 @@ def _plain(value: Any) -> Any:
     match value:
         case Named(name=name) | Built(name=name):
             return name
-        case Open(text=text):
+        case OpenValue(text=text):
             return text
         case list():
             return [_plain(item) for item in value]

@@ -25,7 +25,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     SAVING,
     list_verdicts,
 )
-from meshcast.simulator.formats.launch.python_text import Built, Open, PythonText
+from meshcast.simulator.formats.launch.python_text import Built, OpenValue, PythonText
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import ON, SettingRow, Stated, is_null, read_number
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
@@ -61,7 +61,7 @@ def read_trainer(text: PythonText, where: str) -> dict[str, Stated]:
         part = trainer.fields.get(name)
         if isinstance(part, Built) and part.name:
             first = part.arguments[0] if part.arguments else part.last_name
-            word, unknown = (first.text, (first.text,)) if isinstance(first, Open) else (str(first), ())
+            word, unknown = (first.text, (first.text,)) if isinstance(first, OpenValue) else (str(first), ())
             settings[name] = Stated(word, name, f"{where}:{part.line}", unknown)
     return {name: _name_variables(stated) for name, stated in settings.items()}
 
