@@ -64,7 +64,7 @@ def find_more(report: Report, verbose: bool, replays: Sequence[Replay] | None = 
 class CompareOptions(LaunchFileOptions):
     """Options of ``meshcast compare``."""
 
-    first: Annotated[Path, argument("A", "A job file, YAML or JSON.")]
+    first: Annotated[Path, argument("A", "A job file (YAML or JSON), or a launch file.")]
     second: Annotated[Path | None, argument("B", "Another one; A itself, changed by --set, if not given.")] = None
     change: Changes = ()
     as_json: AsJson = False
@@ -100,7 +100,7 @@ def compare(options: CompareOptions) -> None:
 class WhyOptions(LaunchFileOptions):
     """Options of ``meshcast why``."""
 
-    job: Annotated[Path, argument("JOB", "A job file, YAML or JSON.")]
+    job: Annotated[Path, argument("JOB", "A job file (YAML or JSON), or a launch file.")]
     change: Changes = ()
     as_json: AsJson = False
     plot: Annotated[str | None, option("--plot", "Draw a tornado plot into a .png, .svg or .pdf file.", "PATH")] = None

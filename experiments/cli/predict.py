@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 class PredictOptions(LaunchFileOptions):
     """Options of ``meshcast predict``."""
 
-    job: Annotated[Path | None, argument("JOB", "A job file, YAML or JSON.")] = None
+    job: Annotated[Path | None, argument("JOB", "A job file (YAML or JSON), or a launch file.")] = None
     change: Changes = ()
     as_json: AsJson = False
     plot: Annotated[

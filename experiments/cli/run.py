@@ -33,7 +33,7 @@ NAMES = ("run", "curves")
 class RunOptions(LaunchFileOptions):
     """Options of ``meshcast run``."""
 
-    job: Annotated[Path, argument("JOB", "A job file, YAML or JSON.")]
+    job: Annotated[Path, argument("JOB", "A job file (YAML or JSON), or a launch file.")]
     change: Annotated[
         tuple[str, ...], option("--set", "Change a field of the job, e.g. run.days=54.", "FIELD=VALUE")
     ] = ()

@@ -60,7 +60,7 @@ def merge(options: MergeOptions) -> None:
 class ScaleOptions(LaunchFileOptions):
     """Options of ``meshcast scale``."""
 
-    job: Annotated[Path, argument("JOB", "A job file, YAML or JSON.")]
+    job: Annotated[Path, argument("JOB", "A job file (YAML or JSON), or a launch file.")]
     gpus: Annotated[str, option("--gpus", "8,16,24, or 8..4096 for all doublings from 8.", "COUNTS")]
     strong: Annotated[
         bool, option("--strong/--weak", "Keep the global batch (strong), or the batch of each GPU (weak).")

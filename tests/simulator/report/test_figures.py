@@ -160,6 +160,8 @@ def test_the_parts_of_the_step_add_up_to_it(report: Report) -> None:
     assert set(parts) == set(report.parts)
     row = row_of(report.to_dict())
     assert sum(row[figure.name] for figure in parts.values()) == pytest.approx(row["step_time_s"], rel=1e-9)
+    matrix_work = report.parts["gemm"] + report.parts["attention"]
+    assert sum(report.costs.values()) + matrix_work == pytest.approx(report.step_time, rel=1e-9)
 
 
 def test_the_columns_of_a_sweep_keep_their_names_and_order(tmp_path: Path) -> None:

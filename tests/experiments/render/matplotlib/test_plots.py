@@ -19,6 +19,7 @@ from meshcast.experiments.cli import app as cli
 from meshcast.experiments.render.matplotlib import breakdown, memory, sheet, style
 from meshcast.experiments.views import memory as views
 from meshcast.experiments.views import palette
+from meshcast.experiments.views.breakdown import STEP_GROUPS
 from meshcast.experiments.views.devices import choose_devices
 from meshcast.simulator import simulate
 from meshcast.simulator.program.memory_profile import CATEGORIES
@@ -156,6 +157,7 @@ def test_every_part_has_a_name_and_a_colour(report: Any) -> None:
     answer = report.to_dict()["breakdown_s"]
     parts = [*answer.pop("compute"), *answer.pop("exposed"), *answer]
     assert set(parts_of_step()) == set(palette.PARTS) == set(parts)
+    assert sorted(key for keys in STEP_GROUPS for key in keys) == sorted(parts)
 
 
 def test_rows_hold_the_figures_of_the_page(reports: dict[str, Any]) -> None:
