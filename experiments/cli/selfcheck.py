@@ -52,7 +52,9 @@ def end_verify(replays: Sequence[Replay] | None) -> None:
 class CheckOptions(LaunchFileOptions):
     """Options of ``meshcast check``."""
 
-    job: Annotated[Path | None, argument("JOB", "A job file (YAML or JSON), or a launch file; drawn jobs if not given.")] = None
+    job: Annotated[
+        Path | None, argument("JOB", "A job file (YAML or JSON), or a launch file; drawn jobs if not given.")
+    ] = None
     jobs: Annotated[int | None, option("--jobs", "Jobs to draw; 50 if not given.", "N", min=1, max=100_000)] = None
     seed: Annotated[int | None, option("--seed", "Equal seeds draw equal jobs; 0 if not given.", "S")] = None
     as_json: AsJson = False
