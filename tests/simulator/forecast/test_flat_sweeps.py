@@ -63,7 +63,7 @@ def unbounded_caches() -> dict[str, int]:
 
 
 def test_the_second_half_of_a_sweep_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, most in (("MOST_KEPT", 4), ("MOST_PRICES", 400), ("MOST_ACTIONS", 1_000)):
+    for name, most in (("MAX_KEPT", 4), ("MAX_PRICES", 400), ("MAX_ACTIONS", 1_000)):
         monkeypatch.setattr(shared_work, name, most)
     shared, draw, held = SharedWork(), random.Random(51), ([0], [0])
     before: dict[str, int] = {}
@@ -77,8 +77,8 @@ def test_the_second_half_of_a_sweep_adds_nothing(monkeypatch: pytest.MonkeyPatch
 
 
 def test_prices_on_one_cluster_and_timetables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_work, "MOST_PRICES", 300)
-    monkeypatch.setattr(shared_work, "MOST_ACTIONS", 1_000)
+    monkeypatch.setattr(shared_work, "MAX_PRICES", 300)
+    monkeypatch.setattr(shared_work, "MAX_ACTIONS", 1_000)
     shared, hardware, most = SharedWork(), draw_job(random.Random(0)), 0
     for row in range(16):
         job = hardware | {"batch": {"global": 64 + row, "micro": 1, "sequence": 64 + 2 * row}}

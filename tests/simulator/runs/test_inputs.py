@@ -8,6 +8,7 @@ import pytest
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.load import load
 from meshcast.simulator import load_job, simulate
+from meshcast.simulator.costs.stragglers import slowest_pace
 from meshcast.simulator.runs.inputs import RunPlan, make_run
 from meshcast.simulator.runs.span import CheckpointTier
 
@@ -157,6 +158,7 @@ def test_pipelines_of_other_depths_are_timed_where_a_replica_has_several_nodes()
     found = plan({"recovery": {"elastic": "templates"}}, **job).setting.elasticity
     assert [one.nodes for one in found.pipelines] == [2, 3, 4], "the states do not fit on one GPU"
     _, shorter, whole = found.pipelines
-    assert whole.each < shorter.each < 2 * whole.each
+    # The slowest of four GPUs is slower than that of three.
+    assert whole.each / slowest_pace(4) < shorter.each / slowest_pace(3) < 2 * whole.each
     whole_step = whole.fixed + 8 * whole.each + found.outside
-    assert whole_step == pytest.approx(found.step_s[0], rel=1e-9) and found.step_seconds({0}) > whole_step
+    assert whole_step == pytest.approx(found.step_s[0], rel=1e-9) and found.step_seconds({0}) >= whole_step * (1 - 1e-12)

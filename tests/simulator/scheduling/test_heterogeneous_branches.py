@@ -57,7 +57,7 @@ def test_every_stage_of_heterogeneous_branches_is_one_deeper_than_its_successor(
     schedule, shape = kind(("pp",), kind.Options(branches=(3, 1), trunk=2)), PipelineShape(6, 8)
     assert isinstance(schedule, Schedule)
     found = timetable(schedule, shape)
-    assert found.predecessors == [(), (0,), (1,), (), (2, 3), (4,)]
+    assert found.stages.predecessors == [(), (0,), (1,), (), (2, 3), (4,)]
     warmups = [[action.kind for action in order].index("BW") for order in found.orders]
     assert warmups == [5, 4, 3, 3, 2, 1]
 

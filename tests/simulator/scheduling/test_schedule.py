@@ -166,7 +166,7 @@ def test_a_timetable_is_its_orders_in_numbers(shape: PipelineShape, use: str) ->
             turns = [other.microbatch for other in order if other[:2] == action[:2]]
             first, last = (action.microbatch == turns[at] for at in (0, -1))
             assert found.slots[found.slot[i]] == Slot(action.stage, action.kind, first, last)
-            assert found.device_of[i] == device == found.device(action.stage)
+            assert found.device_of[i] == device == found.stages.devices[action.stage]
             # Its inputs come before it: from the previous (or next) stage, and from its own.
             step = -1 if action.kind == "F" else 1
             source = Action(action.stage + step, action.kind, action.microbatch)

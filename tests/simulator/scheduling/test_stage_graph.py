@@ -87,8 +87,8 @@ def test_every_stage_holds_one_more_than_its_successors(branches: int, d: int, t
     for stage, order in enumerate(found.orders):
         forward, backward = ([Action(stage, kind, i) for i in range(m)] for kind in ("F", "BW"))
         assert order == one_forward_one_backward(forward, backward, k[stage] - 1)
-    assert sum(not others for others in found.predecessors) == branches
-    assert [len(others) for others in found.successors].count(0) == 1
+    assert sum(not others for others in found.stages.predecessors) == branches
+    assert [len(others) for others in found.stages.successors].count(0) == 1
     assert k[0] == d + trunk
 
 

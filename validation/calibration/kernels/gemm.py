@@ -149,12 +149,12 @@ def _quantise(tokens: Any, width: Any, name: str, by_element: bool) -> list[Work
         return [Memory("row-cast", wide, narrow, rows=tokens)]
     largest: list[Work] = [Memory("amax", wide, 0 * narrow)] if name == "tensorrt-llm-fp8" else []
     if name == DEEP_GEMM and not by_element:
-        return [Memory("group-cast", wide, narrow, rows=_count_cast_blocks(tokens, width))]
+        return [Memory("group-cast", wide, narrow, rows=_count_cast_blocks(tokens, width))]  # type: ignore[arg-type]
     cast = "block-cast" if by_element and name.endswith("-block") else "cast"
     return [*largest, Memory(cast, wide, narrow)]
 
 
-def _convert_scales(n: Any, k: Any) -> list[Work]:
+def _convert_scales(n: np.ndarray, k: np.ndarray) -> list[Work]:
     """Returns the kernels that convert the scales of a weight [n, k] from the fp32 of the benchmark, at each call.
 
     Two make an index of rows, one gathers the scales of each row, one packs them (transform_sf_into_required_layout in
@@ -162,11 +162,11 @@ def _convert_scales(n: Any, k: Any) -> list[Work]:
     """
     index, scales = n * INDEX, n * k / GROUP * BYTES["fp32"]
     blocks = n * (k % (VECTOR * GROUP) == 0)
-    gather = Memory("row-gather", index, scales, rows=blocks)
-    return [Memory("add", 0 * index, index), Memory("add", index, index), gather, Memory("add", scales, scales / 4)]
+    moved = ("add", 0 * index, index), ("add", index, index), ("row-gather", index, scales), ("add", scales, scales / 4)
+    return [Memory(*each, rows=blocks if each[0] == "row-gather" else 0) for each in moved]  # type: ignore[arg-type]
 
 
-def _count_cast_blocks(tokens: Any, width: Any) -> Any:
+def _count_cast_blocks(tokens: np.ndarray, width: np.ndarray) -> np.ndarray:
     """Counts the blocks of a cast of [tokens, width] with a scale for each 128 elements, as sgl-kernel starts them."""
     groups = tokens * width / GROUP
     return groups / np.max([size * (groups % size == 0) for size in GROUPS_OF_A_BLOCK], axis=0)

@@ -15,7 +15,7 @@ from meshcast.simulator.formats.launch.imported_job import ImportedJob, OpenQues
 from meshcast.simulator.formats.launch.keys import flatten_job
 from meshcast.simulator.formats.launch.launch_file import LaunchOptions, parse_launch_text
 from meshcast.simulator.formats.launch.programs.recipes import load_recipes
-from meshcast.simulator.formats.launch.python_text import Built, Open, PythonText
+from meshcast.simulator.formats.launch.python_text import Built, OpenValue, PythonText
 from meshcast.simulator.formats.launch.reading import SAME_WITHOUT
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.load import load_model
@@ -443,16 +443,16 @@ def test_nothing_of_a_python_file_is_run(tmp_path: Path) -> None:
     text += "z = 'a'\nfor i in [1] * 90:\n    z = z + z\nc = x.Config()\nc.self = c\nd = '%999999999d' % 1\n"
     followed = PythonText(text + "while True:\n    pass\n", "run.py")
     followed.follow()
-    assert isinstance(followed.names["z"], Open) and isinstance(followed.names["d"], Open)
+    assert isinstance(followed.names["z"], OpenValue) and isinstance(followed.names["d"], OpenValue)
     assert not mark.exists()
-    assert isinstance(followed.names["x"], Open) and isinstance(followed.names["y"], Open)
+    assert isinstance(followed.names["x"], OpenValue) and isinstance(followed.names["y"], OpenValue)
 
 
 def test_open_branches_leave_what_they_set_open() -> None:
     followed = PythonText("import x\nc = x.Config()\nif x.flag():\n    c.tp = 2\n", "run.py")
     followed.follow()
     built = followed.names["c"]
-    assert isinstance(built, Built) and isinstance(built.fields["tp"], Open)
+    assert isinstance(built, Built) and isinstance(built.fields["tp"], OpenValue)
 
 
 # ------------------------------------------------------------------------------------------ export
