@@ -163,7 +163,10 @@ def _convert_scales(n: np.ndarray, k: np.ndarray) -> list[Work]:
     index, scales = n * INDEX, n * k / GROUP * BYTES["fp32"]
     blocks = n * (k % (VECTOR * GROUP) == 0)
     moved = ("add", 0 * index, index), ("add", index, index), ("row-gather", index, scales), ("add", scales, scales / 4)
-    return [Memory(*each, rows=blocks if each[0] == "row-gather" else 0) for each in moved]  # type: ignore[arg-type]
+    return [
+        Memory(what, read, write, rows=blocks if what == "row-gather" else 0)  # type: ignore[arg-type]
+        for what, read, write in moved
+    ]
 
 
 def _count_cast_blocks(tokens: np.ndarray, width: np.ndarray) -> np.ndarray:
