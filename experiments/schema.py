@@ -117,7 +117,7 @@ def options_schema(kind: str, model: type[BaseModel]) -> Schema:
 
 def definitions() -> Schema:
     """Makes the definitions of all parts of a job by class name, and of the keys ``job``, ``model`` and so on."""
-    _, made = models_json_schema([(one, "validation") for one in (*JOB, *CLUSTERS)], schema_generator=Generator)
+    _, made = models_json_schema([(model, "validation") for model in (*JOB, *CLUSTERS)], schema_generator=Generator)
     defs: Schema = made["$defs"]
     for model in JOB:
         for field, text in docstrings(model).items():

@@ -188,14 +188,16 @@ class Played:
             latents = model.mla.kv_lora_rank + model.mla.qk_rope + (model.mla.q_lora_rank or 0) if model.mla else 0
             branches = [*zip(model.branches, model.branch_tokens(seq), strict=True)]
             encoders = sum(branch.layers * of / seq for branch, of in branches)
-            linear = [(one.hidden, of) for one, of in branches if one.projector == "linear"]
+            linear = [(branch.hidden, of) for branch, of in branches if branch.projector == "linear"]
             whole = parts["inputs"] + sum(2 * tokens * of / seq * hidden * model.hidden for hidden, of in linear)
             narrow = 2 * tokens * model.hidden * latents * (model.layers + model.mtp + encoders)
             parts["copies"] = again * (parts["router"] + parts["mtp"] + narrow + whole)
         # Ranks that share a key/value head project it again.
-        ranks = min(mesh.size([axis for one in tensor for axis in one.over]), self.plan.ranks.head_ranks)
-        trunk = (model, seq, len(model.every_layer) - sum(one.layers for one in model.branches) + model.mtp)
-        towers = zip(model.branches, model.branch_tokens(seq), (one.layers for one in model.branches), strict=True)
+        ranks = min(mesh.size([axis for scheme in tensor for axis in scheme.over]), self.plan.ranks.head_ranks)
+        trunk = (model, seq, len(model.every_layer) - sum(branch.layers for branch in model.branches) + model.mtp)
+        towers = zip(
+            model.branches, model.branch_tokens(seq), (branch.layers for branch in model.branches), strict=True
+        )
         for one, of, layers in (trunk, *towers) if model.mla is None and model.ssm is None else ():
             again = max(0, ranks - (one.kv_heads or one.heads))
             parts["shared heads"] = parts.get("shared heads", 0) + (
@@ -235,7 +237,9 @@ class Played:
         """Whether whole weights of a stage are freed after its forward passes and gathered again for its backward
         passes: where the latter are several and follow the former."""
         own = [
-            one.kind for one in self.program.timetable.actions if one.stage == stage and one.kind in ("F", "B", "BW")
+            action.kind
+            for action in self.program.timetable.actions
+            if action.stage == stage and action.kind in ("F", "B", "BW")
         ]
         backward = [kind for kind in own if kind != "F"]
         return bool(self.stage_ops(stage).again) and own[-len(backward) :] == backward and len(backward) > 1

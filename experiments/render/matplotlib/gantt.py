@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
@@ -92,6 +93,13 @@ def number_width(number: int) -> float:
     return (len(str(number)) + 0.05) * DIGIT
 
 
+Box = tuple[tuple[float, float], ...]
+"""Corners of a bar."""
+
+ByKind = dict[str, list[Any]]
+"""Corners or colours of bars by the kind of their actions."""
+
+
 def computing_pieces(begin: float, end: float, waits: np.ndarray, least: float) -> list[tuple[float, float]]:
     """Splits a bar at its waits of at least some length. waits: of its device, in their order (n, 2) [s]."""
     inside = waits[np.searchsorted(waits[:, 0], begin) : np.searchsorted(waits[:, 0], end)]
@@ -110,8 +118,8 @@ def draw_panel(axes: Any, panel: Panel, chunks: int, unit: tuple[float, str] | N
     tall = panel.bar / panel.row
     second = (panel.stop - panel.start) / inches  # seconds an inch
     faces = {kind: palette.shades(looks.colour, chunks) for kind, looks in palette.ACTIONS.items()}
-    polygons: dict[str, list[Any]] = {kind: [] for kind in palette.ACTIONS}
-    tones: dict[str, list[Any]] = {kind: [] for kind in palette.ACTIONS}
+    polygons: ByKind = {kind: [] for kind in palette.ACTIONS}
+    tones: ByKind = {kind: [] for kind in palette.ACTIONS}
     waiting, stripes = [], []
     for y, row in enumerate(rows):
         for i in np.flatnonzero((row.end > panel.start) & (row.begin < panel.stop)):
@@ -139,15 +147,31 @@ def draw_panel(axes: Any, panel: Panel, chunks: int, unit: tuple[float, str] | N
                     a, b = max(begin, panel.start) * scale, min(end, panel.stop) * scale
                     stripes.append(_box(a, b, y + tall * 0.84, y + tall))
         _draw_lanes(axes, panel, row, y + tall, (start, stop))
-    rim = 0.35 if panel.numbers else 0.0
+    _add_boxes(axes, polygons, tones, panel.numbers)
+    _add_marks(axes, waiting, stripes, panel.numbers)
+    axes.set_xlim(start, stop)
+    axes.set_ylim(len(rows), -0.06)
+    every = max(1, math.ceil(0.115 / panel.row))
+    shown = list(range(0, len(rows), every))
+    axes.set_yticks([y + tall / 2 for y in shown], [rows[y].name for y in shown])
+    axes.tick_params(axis="y", length=0, pad=3)
+
+
+def _add_boxes(axes: Axes, polygons: ByKind, tones: ByKind, numbers: bool) -> None:
+    """Adds the bars of actions. polygons, tones: their corners and colours by kind. numbers: whether bars are large."""
+    rim = 0.35 if numbers else 0.0
     for kind, boxes in polygons.items():
         if boxes:
             looks: dict[str, Any] = {"facecolors": tones[kind], "edgecolors": "white", "linewidths": rim, "zorder": 2}
-            if panel.numbers:
+            if numbers:
                 looks["hatch"] = palette.ACTIONS[kind].hatch
             axes.add_collection(PolyCollection(boxes, label=kind, **looks))
+
+
+def _add_marks(axes: Axes, waiting: Sequence[Box], stripes: Sequence[Box], numbers: bool) -> None:
+    """Adds what is marked on the bars: waits inside of actions, and stripes of recomputation."""
     if waiting:
-        hatch = palette.WAIT.hatch if panel.numbers else ""
+        hatch = palette.WAIT.hatch if numbers else ""
         axes.add_collection(
             PolyCollection(
                 waiting, facecolors="white", edgecolors=palette.WAIT.edge, linewidths=0.0, hatch=hatch, zorder=3,
@@ -158,15 +182,9 @@ def draw_panel(axes: Any, panel: Panel, chunks: int, unit: tuple[float, str] | N
         axes.add_collection(
             PolyCollection(stripes, facecolors=palette.RECOMPUTE.colour, edgecolors="none", zorder=4, label="again")
         )
-    axes.set_xlim(start, stop)
-    axes.set_ylim(len(rows), -0.06)
-    every = max(1, math.ceil(0.115 / panel.row))
-    shown = list(range(0, len(rows), every))
-    axes.set_yticks([y + tall / 2 for y in shown], [rows[y].name for y in shown])
-    axes.tick_params(axis="y", length=0, pad=3)
 
 
-def _box(left: float, right: float, low: float, high: float) -> tuple[tuple[float, float], ...]:
+def _box(left: float, right: float, low: float, high: float) -> Box:
     return ((left, low), (right, low), (right, high), (left, high))
 
 
