@@ -6,6 +6,12 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+Fields = dict[str, Any]
+"""Keys of a mapping of YAML or JSON with their values, and fields of a job by their names."""
+
+SomeFields = Mapping[str, Any]
+"""The same, for reading."""
+
 
 def to_plain_data(value: Any) -> Any:
     """Returns a copy of nested data: numbers and arrays of NumPy, rows of pandas, tuples and ranges become numbers and

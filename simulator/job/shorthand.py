@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 from meshcast.hardware.documents.other_words import list_meanings
+from meshcast.hardware.documents.plain_data import Fields, SomeFields
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
 from meshcast.simulator.ir.capabilities import ChangesKernels
@@ -43,7 +44,7 @@ SCHEDULES_ELSEWHERE = list_meanings(
 
 LONG_FORM = "The long form of a plan, of mesh and schemes, states axes (docs/job.md)"
 
-SchemeAndAxes = tuple[dict[str, Any], dict[str, int]]
+SchemeAndAxes = tuple[Fields, dict[str, int]]
 """An entry of `schemes`, and the axes of the mesh that it is over, outermost first."""
 
 CARRIED = tuple(name for name in PLAN_KEYS if name in LongPlan.model_fields and name not in ("stages", "replicas"))
@@ -107,9 +108,7 @@ def family_degree(plan: LongPlan, family: str) -> int:
     return math.prod(plan.mesh.get(axis, 1) for axes in scheme_axes for axis in axes)
 
 
-def expand_plan(
-    plan: Mapping[str, Any], gpus: int, model: Model, node: int = 1, batch: Batch | None = None
-) -> LongPlan:
+def expand_plan(plan: SomeFields, gpus: int, model: Model, node: int = 1, batch: Batch | None = None) -> LongPlan:
     """Returns the long form of a plan.
 
     gpus: number of GPUs of the cluster.
@@ -150,7 +149,7 @@ def _order_axes(mesh: Mapping[str, int], order: str) -> dict[str, int]:
     return {axis: mesh[axis] for axis in axes}
 
 
-def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model, node: int) -> LongPlan:
+def _expand_stages(plan: SomeFields, short: ShortPlan, model: Model, node: int) -> LongPlan:
     """Returns the long form of a plan whose stages have separate degrees; what a stage leaves out is as in the
     plan."""
     for key in ("pp", "dp"):
@@ -161,11 +160,11 @@ def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model, node
         raise PlanError("plan.order", rule, "Leave it out", short.order)
     common = {key: plan[key] for key in ShortStage.model_fields if key in plan}
 
-    def expand(stages: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
+    def expand(stages: Sequence[SomeFields], where: str) -> list[Fields]:
         return [_expand_entry(common, stage, model, f"{where}[{i}]", node) for i, stage in enumerate(stages)]
 
     counts = {len(stages) for stages in (short.stages, *(replica.stages for replica in short.replicas)) if stages}
-    long: dict[str, Any] = {"mesh": {"pp": max(counts)}, "schemes": [_pipeline_scheme(short)]}
+    long: Fields = {"mesh": {"pp": max(counts)}, "schemes": [_pipeline_scheme(short)]}
     long |= {name: getattr(short, name) for name in CARRIED}
     long["stages"] = expand(short.stages, "plan.stages")
     long["replicas"] = [
@@ -175,9 +174,7 @@ def _expand_stages(plan: Mapping[str, Any], short: ShortPlan, model: Model, node
     return validate_data(LongPlan, long, "plan", PlanError)
 
 
-def _expand_entry(
-    common: Mapping[str, Any], entry: Mapping[str, Any], model: Model, where: str, node: int
-) -> dict[str, Any]:
+def _expand_entry(common: SomeFields, entry: SomeFields, model: Model, where: str, node: int) -> Fields:
     """Returns the long form of an entry of `stages`, which may be in that form already."""
     if "mesh" in entry or "schemes" in entry:
         return dict(entry)
@@ -185,9 +182,7 @@ def _expand_entry(
     return _expand_stage(stage, stage.dp or 1, model, where, node) | {"layers": stage.layers}
 
 
-def _expand_stage(
-    short: ShortStage, dp: int, model: Model, where: str, node: int, stages_inside: int = 1
-) -> dict[str, Any]:
+def _expand_stage(short: ShortStage, dp: int, model: Model, where: str, node: int, stages_inside: int = 1) -> Fields:
     """Returns the axes inside a stage, and the schemes over them.
 
     stages_inside: stages between replicas along dp.
@@ -217,7 +212,7 @@ def _expand_stage(
     return {"mesh": mesh, "views": views, "schemes": schemes}
 
 
-def _selective_scheme(recompute: str | tuple[str, ...], where: str) -> dict[str, Any]:
+def _selective_scheme(recompute: str | tuple[str, ...], where: str) -> Fields:
     use, modules = "memory/recompute-selective", ["core_attn"] if isinstance(recompute, str) else [*recompute]
     if not modules:
         raise PlanError(where, "the list names no module", "Write none, or leave it out", modules)
@@ -242,7 +237,7 @@ def _shard_ranks(short: ShortStage, dp: int, data: type[Scheme], where: str) -> 
     return shard
 
 
-def _pipeline_scheme(short: ShortPlan) -> dict[str, Any]:
+def _pipeline_scheme(short: ShortPlan) -> Fields:
     # A single stage computes its chunks in the order of their layers, as a single chunk.
     single_stage = short.pp == 1 and not short.stages and not short.replicas
     stated = None if single_stage and short.schedule is None else short.chunks
@@ -297,9 +292,9 @@ class StatedScheme(NamedTuple):
     kind: type[Scheme]
     named: bool
     place: tuple[str, Any]
-    beside: dict[str, Any]
+    beside: Fields
 
-    def entry(self, short: ShortStage, **axes: Any) -> dict[str, Any]:
+    def entry(self, short: ShortStage, **axes: Any) -> Fields:
         """Returns the entry of `schemes`, with the options that the plan states by separate keys, too."""
         where = self.place[0].rpartition(".")[0]
         options = _key_options(short, self.kind, self.beside, where) | self.beside
@@ -340,7 +335,7 @@ def _names_of(family: str) -> list[str]:
     return [use.partition("/")[2] for use in scheme_names() if use.startswith(f"{family}/")]
 
 
-def _key_options(short: ShortStage, kind: type[Scheme], beside: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _key_options(short: ShortStage, kind: type[Scheme], beside: SomeFields, where: str) -> Fields:
     """Returns the options of a scheme that a plan states by separate keys.
 
     beside: options beside the name of the scheme.
@@ -388,7 +383,7 @@ def _spread_scheme(short: ShortStage, stated: StatedScheme, ranks: int, near: in
     return stated.entry(short, over=names), dict(zip(names, sizes[0], strict=True))
 
 
-def _tensor_schemes(short: ShortStage, where: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def _tensor_schemes(short: ShortStage, where: str) -> tuple[list[Fields], dict[str, int]]:
     """Returns the entries of tensor parallelism, and its axes."""
     stated = _read_scheme(short, "tensor", where)
     chosen, naming = keys_alike(SCHEME_KEYS["tensor"])
@@ -408,7 +403,7 @@ def _tensor_schemes(short: ShortStage, where: str) -> tuple[list[dict[str, Any]]
     return [entry], axes
 
 
-def _sequence_schemes(short: ShortStage, node: int, where: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def _sequence_schemes(short: ShortStage, node: int, where: str) -> tuple[list[Fields], dict[str, int]]:
     """Returns the entry of sequence parallelism, and its axes; none without."""
     stated = _read_scheme(short, "sequence", where)
     if short.cp == 1:
@@ -417,7 +412,7 @@ def _sequence_schemes(short: ShortStage, node: int, where: str) -> tuple[list[di
     return [entry], axes
 
 
-def _expert_schemes(short: ShortStage, axes: list[str], has_experts: bool, where: str) -> list[dict[str, Any]]:
+def _expert_schemes(short: ShortStage, axes: list[str], has_experts: bool, where: str) -> list[Fields]:
     """Returns the entry of expert parallelism over the axes of the experts; without axes that of a scheme with other
     kernels alone."""
     if not axes and getattr(short, SCHEME_KEYS["expert"]) is None:

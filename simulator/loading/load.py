@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from meshcast.hardware import GPU, Cluster, load_cluster
 from meshcast.hardware.documents.explain import valid_keys
-from meshcast.hardware.documents.plain_data import to_plain_data
+from meshcast.hardware.documents.plain_data import Fields, SomeFields, to_plain_data
 from meshcast.hardware.errors import PlanError, shorten
 from meshcast.hardware.load import read_yaml, validate_data
 from meshcast.hardware.units import read_digits
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
 
 
 def load_job(
-    source: str | Path | Mapping[str, Any],
-    changes: str | Iterable[str] | Mapping[str, Any] = (),
+    source: str | Path | SomeFields,
+    changes: str | Iterable[str] | SomeFields = (),
     base: str | Path | None = None,
 ) -> Job:
     """Returns the job of a YAML or JSON file, or of a mapping.
@@ -101,7 +101,7 @@ class ReadJob(NamedTuple):
     launch: what a launch file of a training program says, if it is such.
     """
 
-    data: dict[str, Any]
+    data: Fields
     text: str
     where: str
     folder: Path
@@ -113,7 +113,7 @@ class ReadJob(NamedTuple):
         return JobOrigin(self.where, self.text, self.launch.places if self.launch is not None else {})
 
 
-def read_job(source: str | Path | Mapping[str, Any], changes: Iterable[str] = ()) -> ReadJob:
+def read_job(source: str | Path | SomeFields, changes: Iterable[str] = ()) -> ReadJob:
     """Reads a job as plain data and makes the changes. Raises PlanError for what is no mapping of keys to values."""
     folder, text, where = Path("."), "", "job"
     if isinstance(source, Mapping):
@@ -199,7 +199,7 @@ def _refuse_stop(job: Job, launch: ImportedJob) -> None:
             raise PlanError(key, str(broken), remedy)
 
 
-def _job(file: JobFile, data: dict[str, Any], base: Path, origin: JobOrigin, refused: Set[str] = frozenset()) -> Job:
+def _job(file: JobFile, data: Fields, base: Path, origin: JobOrigin, refused: Set[str] = frozenset()) -> Job:
     """Returns the job of a checked file: loads model, cluster and framework, and expands the plan. data: of the file.
 
     refused: keys of what the job does not take from recipes, see `list_refused`.
@@ -262,7 +262,7 @@ def _find_framework(
     framework = load_framework(choice.name, {**traits}, choice.release)
     precision = _precision(file, framework, plan)
     quantised = precision.compute in get_args(QuantisedRecipe)
-    formats: dict[str, Any] = {
+    formats: Fields = {
         "weights": "bf16" if quantised else precision.compute,
         "quantised": precision.compute if quantised else "",
         "gradients": precision.gradients,
@@ -310,7 +310,7 @@ def write_choice(job: Job) -> dict[str, object]:
     return {key: value for key, value in stated.items() if value not in (None, {})}
 
 
-def state_recipes(data: Mapping[str, Any], opened: Iterable[str], base: Path) -> dict[str, Any]:
+def state_recipes(data: SomeFields, opened: Iterable[str], base: Path) -> Fields:
     """Returns a job that states what it takes from recipes, but for keys that are opened, so that another plan of it
     takes no more.
 
@@ -353,14 +353,14 @@ def _resolve_paths(base: Path, plan: LongPlan) -> LongPlan:
     return plan.with_schemes(lambda stage: tuple(map(resolve_entry, stage.schemes)))
 
 
-def _option_paths(base: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+def _option_paths(base: Path, options: SomeFields) -> Fields:
     """Returns the options of a scheme that name a file, with their paths relative to the current folder."""
     paths = {key: str(base / options[key]) for key in ("path", "counts", "trace") if isinstance(options.get(key), str)}
     inner = {key: _option_paths(base, value) for key, value in options.items() if isinstance(value, Mapping)}
     return paths | {key: {**options[key], **value} for key, value in inner.items() if value}
 
 
-def _write_changes(changes: str | Iterable[str] | Mapping[str, Any]) -> list[str]:
+def _write_changes(changes: str | Iterable[str] | SomeFields) -> list[str]:
     """Changes as they are written on a command line: ``plan.tp=4``."""
     if isinstance(changes, Mapping):
         return [f"{field}={json.dumps(to_plain_data(value))}" for field, value in changes.items()]
@@ -380,7 +380,7 @@ WORDS = {"framework": "name", "model": "preset", "precision": "compute"}
 """Sections of a job that may be a word, and the key that a word stands for."""
 
 
-def _apply_change(data: dict[str, Any], change: str) -> None:
+def _apply_change(data: Fields, change: str) -> None:
     """Applies a change such as ``plan.tp=4``; the value is read as YAML."""
     field, equals, value = (word.strip() for word in change.partition("="))
     if not equals or not all(field.split(".")):
@@ -390,7 +390,7 @@ def _apply_change(data: dict[str, Any], change: str) -> None:
     set_field(data, field, read_yaml(value, f"--set {field}", PlanError).data, f"--set {field}")
 
 
-def set_field(data: dict[str, Any], field: str, value: Any, where: str) -> None:
+def set_field(data: Fields, field: str, value: Any, where: str) -> None:
     """Sets a field such as ``plan.tp``, or ``plan.schemes.1.routing`` in entry 1 of a list, of a job that is still
     plain data.
 

@@ -14,6 +14,7 @@ from meshcast.experiments.search.space.fields import AUTO, DATA_KEYS, opens_plan
 from meshcast.experiments.search.space.job_checks import check_batch
 from meshcast.experiments.search.space.scheme_keys import DATA_OPTIONS
 from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.documents.plain_data import Fields, SomeFields
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, ShortPlan
@@ -101,11 +102,9 @@ class HeterogeneousFields:
     Raises PlanError for a job that a search of heterogeneous plans does not take.
     """
 
-    def __init__(
-        self, job: Mapping[str, Any], base: Path, memory_margin: float = 0.0, memory_risk: float = RISK
-    ) -> None:
+    def __init__(self, job: SomeFields, base: Path, memory_margin: float = 0.0, memory_risk: float = RISK) -> None:
         self.base, self.memory_margin, self.memory_risk = base, memory_margin, memory_risk
-        self.job: dict[str, Any] = copy.deepcopy(dict(job))
+        self.job: Fields = copy.deepcopy(dict(job))
         opened = self._take_plan()
         batch = dict(self.job.get("batch", {}))
         opened["micro"] = batch.pop("micro", None)
@@ -160,7 +159,7 @@ class HeterogeneousFields:
         }
         return {name: list(values) for name, values in stated.items()}
 
-    def _take_plan(self) -> dict[str, Any]:
+    def _take_plan(self) -> Fields:
         """Takes the open fields from the plan of the job, and returns what it gives for each of them."""
         plan = self.job.get("plan", AUTO)
         fields = ("tp", "dp", "pp", "ep", "recompute", "zero", "schedule")
@@ -175,7 +174,7 @@ class HeterogeneousFields:
         self.job["plan"] = {key: value for key, value in plan.items() if key not in (*fields, *CLOSED, AUTO)}
         return {name: plan.get(name, opened.get(name)) for name in fields}
 
-    def _read_values(self, opened: Mapping[str, Any]) -> FieldValues:
+    def _read_values(self, opened: SomeFields) -> FieldValues:
         model, gpus = self.loaded.model, self.loaded.cluster.gpus
         total = self.loaded.batch.total
         assert total is not None
@@ -254,7 +253,7 @@ def _numbers(field: str, stated: Any, every: Any, usual: Any, least: int = 1) ->
     return tuple(values)
 
 
-def _check_heterogeneous_job(job: Job, batch: Mapping[str, Any]) -> None:
+def _check_heterogeneous_job(job: Job, batch: SomeFields) -> None:
     check_batch(batch)
     reasons = {
         "model": ("a model is one chain of layers", bool(job.model.branches)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from meshcast.experiments.search.heterogeneous.stage_runs import (
     split_rows,
 )
 from meshcast.experiments.search.heterogeneous.stage_units import RunOption, StageUnits
+from meshcast.hardware.documents.plain_data import Fields
 from meshcast.hardware.remembered import remembered, remembered_by
 
 
@@ -62,10 +63,10 @@ class PlanBlock(Protocol):
     def bound(self) -> BlockBounds:
         """Returns the bounds of all of them."""
 
-    def changes(self, number: int) -> dict[str, Any]:
+    def changes(self, number: int) -> Fields:
         """Returns the fields of a plan, as a job states them but for the stages, of which equal ones share an entry."""
 
-    def job(self, number: int) -> dict[str, Any]:
+    def job(self, number: int) -> Fields:
         """Returns the job of a plan, as plain data."""
 
     def forget(self) -> None:
@@ -249,11 +250,11 @@ class StageBlock:
         columns = (column[number].tolist() for column in self._runs)
         return [(self.options[option], stages, layers) for option, stages, layers in zip(*columns, strict=True)]
 
-    def changes(self, number: int) -> dict[str, Any]:
+    def changes(self, number: int) -> Fields:
         """Returns the runs, each as an entry, with the size of a micro-batch and the schedule."""
         return {"plan.stages": [describe_run(*run) for run in self._list_runs(number)], **step_changes(self.step)}
 
-    def job(self, number: int) -> dict[str, Any]:
+    def job(self, number: int) -> Fields:
         """Returns the job with every stage."""
         return with_plan(self.maker.fields.job, self.step, {"stages": state_stages(self._list_runs(number))})
 
@@ -334,15 +335,15 @@ class ReplicaBlock(PlanBlock):
             replicas.append([(option, int(runs.stages[row, 0]), int(runs.layers[row, 0]))])
         return replicas
 
-    def changes(self, number: int) -> dict[str, Any]:
+    def changes(self, number: int) -> Fields:
         """Returns the pipeline of every replica as an entry, with the share of the batch."""
         replicas = [describe_run(*run) for (run,) in self._list_replicas(number)]
         share = "even" if self.even[number] else "by-speed"
         return {"plan.replicas": replicas, "plan.share": share, **step_changes(self.step)}
 
-    def job(self, number: int) -> dict[str, Any]:
+    def job(self, number: int) -> Fields:
         """Returns the job with every stage of every replica."""
-        replicas: list[dict[str, Any]] = [{"stages": state_stages(runs)} for runs in self._list_replicas(number)]
+        replicas: list[Fields] = [{"stages": state_stages(runs)} for runs in self._list_replicas(number)]
         if self.even[number]:
             replicas = [{"microbatches": self.count // len(replicas), **replica} for replica in replicas]
         share = {} if self.even[number] else {"share": "by-speed"}
@@ -415,14 +416,14 @@ class EqualDegreesBlock(PlanBlock):
         lines = bound_lines(table, runs, maker.schedules[self.step.schedule].schedule)
         return bound_memory(table, runs, held, self.step.zero), lines
 
-    def changes(self, number: int) -> dict[str, Any]:
+    def changes(self, number: int) -> Fields:
         """Returns the degrees, with the share of the batch."""
         plan = self.plans[number]
         names = ("tp", "pp", *(["ep"] if self.maker.fields.loaded.model.moe else []), "recompute", "share")
         changes = {f"plan.{name}": getattr(plan, name) for name in names}
         return changes | step_changes(self.step._replace(micro=self.step.micro // plan.dp))
 
-    def job(self, number: int) -> dict[str, Any]:
+    def job(self, number: int) -> Fields:
         """Returns the job in short form."""
         degrees = self.plans[number]
         plan = {name: getattr(degrees, name) for name in ("tp", "pp", "ep", "recompute", "share")}
@@ -438,29 +439,29 @@ def share_bound(fixed: np.ndarray, each: np.ndarray, replicas: np.ndarray, count
     return np.asarray((count + (replicas * fixed / each).sum(axis=0)) / (replicas / each).sum(axis=0))
 
 
-def describe_run(option: RunOption, stages: int, layers: int) -> dict[str, Any]:
+def describe_run(option: RunOption, stages: int, layers: int) -> Fields:
     """Returns a run as an entry: the number of stages and of all their layers with their degrees."""
-    run: dict[str, Any] = {"stages": stages, "tp": option.tp, "dp": option.dp, "layers": layers}
+    run: Fields = {"stages": stages, "tp": option.tp, "dp": option.dp, "layers": layers}
     if option.ep > 1:
         run["ep"] = option.ep
     return run if option.recompute == "none" else {**run, "recompute": option.recompute}
 
 
-def state_stages(runs: Sequence[tuple[RunOption, int, int]]) -> list[dict[str, Any]]:
+def state_stages(runs: Sequence[tuple[RunOption, int, int]]) -> list[Fields]:
     """Returns the stages of a pipeline as a job states them."""
     stated = []
     for number, (option, stages, layers) in enumerate(runs):
         for stage_layers in layers_of_run(stages, layers, number, len(runs)):
-            stage: dict[str, Any] = {"layers": stage_layers, "tp": option.tp, "dp": option.dp}
+            stage: Fields = {"layers": stage_layers, "tp": option.tp, "dp": option.dp}
             stated.append(stage | ({"ep": option.ep} if option.ep > 1 else {}) | {"recompute": option.recompute})
     return stated
 
 
-def step_changes(step: StepValues) -> dict[str, Any]:
+def step_changes(step: StepValues) -> Fields:
     """Returns the values that all stages have in common, by field."""
     return {"batch.micro": step.micro, "plan.schedule": step.schedule, "plan.zero": step.zero}
 
 
-def with_plan(job: dict[str, Any], step: StepValues, plan: dict[str, Any]) -> dict[str, Any]:
+def with_plan(job: Fields, step: StepValues, plan: Fields) -> Fields:
     common = {"schedule": step.schedule, "zero": step.zero}
     return {**job, "batch": {**job["batch"], "micro": step.micro}, "plan": {**job["plan"], **common, **plan}}

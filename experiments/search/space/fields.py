@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshcast.experiments.search.space.scheme_keys import DEFAULTS, NAMED_ALONE, SchemeWithOptions, scheme_namer
+from meshcast.hardware.documents.plain_data import Fields, SomeFields
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import read_yaml, validate_data
 from meshcast.simulator.job.job import Job, JobFile
@@ -96,7 +97,7 @@ def is_open(field: str, value: Any) -> bool:
     return True
 
 
-def check_open_job(job: Mapping[str, Any]) -> None:
+def check_open_job(job: SomeFields) -> None:
     """Raises PlanError for what a job, as it was read, states wrongly beside its open fields."""
     closed = copy.deepcopy(split_run_fields(job)[0])
     opens_plan(closed)  # refuses other values of the key `auto`
@@ -107,7 +108,7 @@ def check_open_job(job: Mapping[str, Any]) -> None:
         plan.pop(AUTO, None)
     if isinstance(clusters := closed.get(CLUSTER), list):
         closed[CLUSTER] = clusters[:1]
-    moved: dict[str, Any] = {}
+    moved: Fields = {}
     _move_open_fields(closed, "", moved)
     closed |= {name: value for name, value in moved.items() if "." not in name}  # no section is open but these
     validate_data(JobFile, closed, "job", PlanError)
@@ -120,16 +121,16 @@ def opens_field(change: str) -> bool:
     return is_open(field, value) or (isinstance(value, Mapping) and AUTO in value)
 
 
-def has_open_fields(job: Mapping[str, Any]) -> bool:
+def has_open_fields(job: SomeFields) -> bool:
     """Returns whether a job, as it was read, leaves fields open that a search may vary; without a plan not."""
-    fields: dict[str, Any] = {}
+    fields: Fields = {}
     _move_open_fields(dict(job), "", fields)
     whole = "plan" in job and opens_plan(job)
     others = isinstance(job.get(CLUSTER), list) or bool(split_run_fields(job)[1])
     return whole or others or not fields.keys().isdisjoint(FIELDS)
 
 
-def opens_plan(job: Mapping[str, Any]) -> bool:
+def opens_plan(job: SomeFields) -> bool:
     """Returns whether a job opens the whole plan: none, ``plan: auto``, or a key `auto`; PlanError for its value."""
     plan = job.get("plan", AUTO)
     if not isinstance(plan, Mapping) or AUTO not in plan:
@@ -140,7 +141,7 @@ def opens_plan(job: Mapping[str, Any]) -> bool:
     return plan[AUTO] is not False
 
 
-def split_clusters(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def split_clusters(job: SomeFields) -> list[SomeFields]:
     """Returns the job on each of its clusters. Raises PlanError for an empty list, or a cluster that is named twice."""
     clusters = job.get(CLUSTER)
     if clusters == AUTO:
@@ -158,15 +159,15 @@ def split_clusters(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [{**job, CLUSTER: cluster} for cluster in clusters]
 
 
-def split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_open_fields(job: SomeFields) -> tuple[Fields, Fields]:
     """Returns the job without its open fields, and what it states for each of them."""
-    rest: dict[str, Any] = dict(job)
+    rest: Fields = dict(job)
     if isinstance(rest.get("framework"), str):
         rest["framework"] = {"name": rest["framework"]}
     opened = _open_whole_plan(rest) if opens_plan(rest) else {}
     if isinstance(rest["plan"], Mapping):
         rest["plan"] = {key: value for key, value in rest["plan"].items() if key != AUTO}
-    moved: dict[str, Any] = {}
+    moved: Fields = {}
     _move_open_fields(rest, "", moved)
     for field in moved:
         if field not in FIELDS:
@@ -181,7 +182,7 @@ def split_open_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     return rest, {field: opened[field] for field in order}
 
 
-def _open_whole_plan(job: dict[str, Any]) -> dict[str, Any]:
+def _open_whole_plan(job: Fields) -> Fields:
     """Returns the fields that an open plan does not state, each ``auto``; writes what it states into the job."""
     stated = job["plan"] if isinstance(job.get("plan"), Mapping) else {}
     opened = {field: AUTO for field in FIELDS if field.startswith("plan.") and field not in NAMED_ALONE}
@@ -195,9 +196,9 @@ def _open_whole_plan(job: dict[str, Any]) -> dict[str, Any]:
     return opened | {"framework.set.overlap.tp": AUTO}
 
 
-def split_run_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_run_fields(job: SomeFields) -> tuple[Fields, Fields]:
     """Returns the job without the open fields of its run, and what it states for each: ``auto``, or a list."""
-    run, fields = job.get("run"), dict[str, Any]()
+    run, fields = job.get("run"), Fields()
     if not isinstance(run, Mapping):
         return dict(job), fields
     rest = dict(run)
@@ -213,7 +214,7 @@ def split_run_fields(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     return {**job, "run": rest}, {field: fields[field] for field in RUN_FIELDS if field in fields}
 
 
-def _move_open_fields(part: dict[str, Any], where: str, fields: dict[str, Any]) -> None:
+def _move_open_fields(part: Fields, where: str, fields: Fields) -> None:
     for key, value in list(part.items()):
         name = f"{where}{key}"
         if isinstance(value, Mapping):
@@ -273,10 +274,10 @@ def _keep(value: Any) -> Any:
     return value
 
 
-def values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
+def values_of(job: Job, written: SomeFields) -> Fields:
     """Returns the values of the fields that a job states, or their defaults."""
     stated = {key: value for key, value in written.get("plan", {}).items() if value is not None}
-    plan, overlap, values = ShortPlan.model_validate(stated), job.framework.overlap, dict[str, Any]()
+    plan, overlap, values = ShortPlan.model_validate(stated), job.framework.overlap, Fields()
     for field, name in FIELDS.items():
         if field.startswith("plan."):
             key, value = PLAN_KEYS[field.removeprefix("plan.")], getattr(plan, field.removeprefix("plan."))
@@ -293,7 +294,7 @@ def values_of(job: Job, written: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def list_fields(opened: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, str]:
+def list_fields(opened: SomeFields, plan: SomeFields) -> dict[str, str]:
     """Returns the fields in `FIELDS` with their names in a point: of the two that state the data scheme, that which a
     job opens or states. opened: the open fields. Raises PlanError if both are open."""
     if DATA_FIELD in opened and "plan.zero" in opened:
@@ -316,9 +317,9 @@ def schedule_name(schedule: Any) -> str:
     return str(schedule).removeprefix("pipeline/")
 
 
-def state_values(fields: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
+def state_values(fields: Sequence[str], values: SomeFields) -> Fields:
     """Returns values of fields as a job states them. values: by their names in a point."""
-    changes: dict[str, Any] = {}
+    changes: Fields = {}
     for field in fields:
         value = values[FIELDS[field]]
         if field == "plan.zero":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 
 from meshcast.experiments.search.space.fields import AUTO
 from meshcast.experiments.sweeps.grid import apply_changes
+from meshcast.hardware.documents.plain_data import Fields, SomeFields
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.runs.least_run import LeastRun
@@ -44,10 +45,10 @@ class RunChoice(NamedTuple):
     least: lower bounds of its runs.
     """
 
-    changes: dict[str, Any]
+    changes: Fields
     least: LeastRun
 
-    def apply(self, job: dict[str, Any]) -> dict[str, Any]:
+    def apply(self, job: Fields) -> Fields:
         return _apply(job, self.changes)
 
 
@@ -85,9 +86,7 @@ class RunChoices:
         return {field: [*dict.fromkeys(choice.changes[field] for choice in self.choices)] for field in self.open}
 
 
-def make_choices(
-    job: dict[str, Any], opened: Mapping[str, Any], base: Path, equal_steps: bool, priced: bool
-) -> RunChoices:
+def make_choices(job: Fields, opened: SomeFields, base: Path, equal_steps: bool, priced: bool) -> RunChoices:
     """Returns all choices of the runs on a cluster.
 
     job: as plain data, without open fields of the run. opened: these, with their values or ``auto``. base: folder of
@@ -115,14 +114,14 @@ def _least(values: Sequence[Figure]) -> Figure:
     return np.minimum.reduce(values) if isinstance(values[0], np.ndarray) else min(values)  # type: ignore[return-value]
 
 
-def _apply(job: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _apply(job: Fields, changes: SomeFields) -> Fields:
     return apply_changes(job, {field: value for field, value in changes.items() if value is not None})
 
 
-def list_changes(job: dict[str, Any], opened: Mapping[str, Any], base: Path) -> list[dict[str, Any]]:
+def list_changes(job: Fields, opened: SomeFields, base: Path) -> list[Fields]:
     """Returns values of the open fields of a run in every distinct combination. Raises PlanError without values."""
     every = {field: _values(field, value) for field, value in opened.items()}
-    combinations: list[dict[str, Any]] = []
+    combinations: list[Fields] = []
     for values in product(*every.values()):
         changes = dict(zip(every, values, strict=True))
         kind = changes.get(KIND) or _read_word(job, "checkpoints", "kind", "asynchronous")
@@ -153,7 +152,7 @@ def _values(field: str, stated: Any) -> tuple[Any, ...]:
     return tuple(stated)
 
 
-def _divide_interval(job: dict[str, Any], changes: dict[str, Any], kind: str, base: Path) -> list[dict[str, Any]]:
+def _divide_interval(job: Fields, changes: Fields, kind: str, base: Path) -> list[Fields]:
     """Returns a choice with intervals around that by Daly's formula, to three digits; in memory every step is saved."""
     if kind == "in-memory":
         return [{**changes, EVERY_S: None}]
@@ -161,14 +160,14 @@ def _divide_interval(job: dict[str, Any], changes: dict[str, Any], kind: str, ba
     return [{**changes, EVERY_S: float(f"{best * factor:.3g}")} for factor in INTERVALS]
 
 
-def _read_word(job: Mapping[str, Any], part: str, key: str, default: str) -> str:
+def _read_word(job: SomeFields, part: str, key: str, default: str) -> str:
     stated = (job.get("run") or {}).get(part)
     if isinstance(stated, str):
         return stated
     return str((stated or {}).get(key) or default)
 
 
-def refuse_open_run(fields: Mapping[str, Any], rule: str) -> None:
+def refuse_open_run(fields: SomeFields, rule: str) -> None:
     """Raises PlanError for open fields of a run, of which a single value is admitted. rule: why."""
     for field, value in fields.items():
         remedy = "Give it one value, or compare runs: `meshcast search` with --objective days or run-cost"

@@ -28,6 +28,7 @@ from meshcast.experiments.search.space.scheme_keys import (
     accompanies_others,
     name_scheme,
 )
+from meshcast.hardware.documents.plain_data import Fields, SomeFields
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.framework import Framework
@@ -58,12 +59,12 @@ class ShortForm:
     named: fields in `NAMED_ALONE` that were read.
     """
 
-    values: dict[str, Any]
+    values: Fields
     others: dict[str, tuple[Any, Any]]
-    job: dict[str, Any] | None
+    job: Fields | None
     named: frozenset[str] = frozenset()
 
-    def by_field(self) -> dict[str, Any]:
+    def by_field(self) -> Fields:
         """Returns the values by field of a job, as `Certificate.fields` states them, without those of no effect."""
         idle = "plan.zero" if DATA_FIELD in self.named else DATA_FIELD
         stated = {field: self.values[name] for field, name in FIELDS.items() if name in self.values and field != idle}
@@ -93,10 +94,10 @@ def read_short_form(job: Job, named: frozenset[str] = frozenset()) -> ShortForm:
     return ShortForm(values, _differences(plan, restated.plan), written, named)
 
 
-def _read_values(job: Job) -> dict[str, Any]:
+def _read_values(job: Job) -> Fields:
     plan, overlap = job.plan, job.framework.overlap
     tp, cp, pp = (family_degree(plan, family) for family in ("tensor", "sequence", "pipeline"))
-    values: dict[str, Any] = {"tp": tp, "cp": cp, "pp": pp, "micro": job.batch.micro, "ep": _expert_ranks(plan)}
+    values: Fields = {"tp": tp, "cp": cp, "pp": pp, "micro": job.batch.micro, "ep": _expert_ranks(plan)}
     values["etp"] = _expert_tensor_ranks(plan, values["ep"], tp)
     values |= {key.point: _chosen_value(plan, key, None) if tp > 1 else None for key in choosing_keys("tensor")}
     values["overlap_tp"] = overlap.tp if tp > 1 else None
@@ -114,11 +115,11 @@ def _read_values(job: Job) -> dict[str, Any]:
     return values | _read_memory(plan)
 
 
-def _read_named_schemes(plan: LongPlan, framework: Framework, named: frozenset[str]) -> dict[str, Any]:
+def _read_named_schemes(plan: LongPlan, framework: Framework, named: frozenset[str]) -> Fields:
     """Returns values of fields in `NAMED_ALONE`, by their names in a point; None where a field is not read, makes no
     difference, or is that of a plan without it. named: the fields to read."""
     families = {family for family, key in SCHEME_KEYS.items() if f"plan.{key}" in named}
-    values: dict[str, Any] = dict.fromkeys((*DEFAULTS, *DATA_OPTIONS))
+    values: Fields = dict.fromkeys((*DEFAULTS, *DATA_OPTIONS))
     if "tensor" in families and family_degree(plan, "tensor") > 1:
         chosen = [f"tensor/{name}" for key in choosing_keys("tensor") for name in key.chooses.values()]
         usual = (*chosen, framework.tensor_overlap if framework.overlap.tp else "")
@@ -137,9 +138,9 @@ def _read_named_schemes(plan: LongPlan, framework: Framework, named: frozenset[s
     return values | _read_data_options(plan, framework, named)
 
 
-def _read_data_options(plan: LongPlan, framework: Framework, named: frozenset[str]) -> dict[str, Any]:
+def _read_data_options(plan: LongPlan, framework: Framework, named: frozenset[str]) -> Fields:
     """Returns values of options of the data scheme. named: the fields to read."""
-    values: dict[str, Any] = {}
+    values: Fields = {}
     for entry in _family(plan, "data"):
         options, left = find_scheme(entry.use).Options, left_to_framework(framework)
         for key in DATA_OPTIONS:
@@ -155,8 +156,8 @@ def _name_entry(entry: SchemeEntry) -> NamedScheme:
     return name_scheme(entry.use, {k: v for k, v in (entry.model_extra or {}).items() if k not in axes})
 
 
-def _read_memory(plan: LongPlan) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _read_memory(plan: LongPlan) -> Fields:
+    values: Fields = {}
     for key in PLAN_KEYS.values():
         if key.family == "memory" and key.option:
             value = _option(plan, key.owner, key.option)
@@ -223,7 +224,7 @@ def _partition(partition: str | tuple[int, ...], layers: int, parts: int) -> str
     return ends_as_layers if not left and {*inner} <= {most} and first == last == most - 1 else partition
 
 
-def _write_plan(values: Mapping[str, Any], named: frozenset[str]) -> dict[str, Any]:
+def _write_plan(values: SomeFields, named: frozenset[str]) -> Fields:
     plan = {key.name: values[key.point] for key in PLAN_KEYS.values() if key.part and key.point != "data"}
     if values["data"] and DATA_FIELD in named:
         plan[SCHEME_KEYS["data"]] = values["data"]
@@ -236,13 +237,13 @@ def _family(plan: LongPlan, family: str) -> list[SchemeEntry]:
     return [entry for entry in plan.schemes if entry.use.partition("/")[0] == family]
 
 
-def _options(entry: SchemeEntry) -> dict[str, Any]:
+def _options(entry: SchemeEntry) -> Fields:
     """Returns the options of a scheme, with their defaults."""
     read = find_scheme(entry.use).Options.model_validate(entry.model_extra or {})
     return {key: getattr(read, key) for key in type(read).model_fields}
 
 
-def _changed_options(entry: SchemeEntry) -> dict[str, Any]:
+def _changed_options(entry: SchemeEntry) -> Fields:
     """Returns the options of a scheme that the plan states and that are not their defaults."""
     fields, options = find_scheme(entry.use).Options.model_fields, _options(entry)
     usual = {key: field.get_default(call_default_factory=True) for key, field in fields.items()}

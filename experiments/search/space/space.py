@@ -58,6 +58,7 @@ from meshcast.experiments.search.space.scheme_keys import (
 )
 from meshcast.experiments.sweeps.expressions import Expression
 from meshcast.experiments.sweeps.grid import apply_changes
+from meshcast.hardware.documents.plain_data import Fields, SomeFields
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.simulator.ir.divisors import list_divisors
@@ -194,7 +195,7 @@ class StepChoice(NamedTuple):
 OPTION_NUMBERS = {key: number for number, key in enumerate(DATA_OPTIONS)}
 
 
-def values_of_point(group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
+def values_of_point(group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> Fields:
     """Returns the values of a point by the names of its fields."""
     parts = group._asdict() | pipeline._asdict() | step._asdict()
     return parts | dict(zip(DATA_OPTIONS, parts.pop("options"), strict=True))
@@ -258,7 +259,7 @@ def facts_of_point(space: Space, group: LayerGroup, pipeline: Pipeline, step: St
     }
 
 
-def make_point(space: Space, fields: Mapping[str, Any]) -> tuple[LayerGroup, Pipeline, StepChoice] | None:
+def make_point(space: Space, fields: SomeFields) -> tuple[LayerGroup, Pipeline, StepChoice] | None:
     """Returns the point with some values of its fields; None if no ranks share a copy of the states as they say."""
     group = LayerGroup(**{name: fields[name] for name in LayerGroup._fields})
     pipeline = Pipeline(**{name: fields[name] for name in Pipeline._fields})
@@ -294,7 +295,7 @@ class Space:
     open: fields of the job that vary.
     """
 
-    def __init__(self, job: Mapping[str, Any], base: Path, names_cluster: bool = False, run_open: bool = False) -> None:
+    def __init__(self, job: SomeFields, base: Path, names_cluster: bool = False, run_open: bool = False) -> None:
         self.base, self.names_cluster = base, names_cluster
         self.job, opened = split_open_fields(job)
         check_plan(self.job["plan"])
@@ -323,7 +324,7 @@ class Space:
 
     # ------------------------------------------------------------------------------------------- values
 
-    def _every_value(self, opened: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    def _every_value(self, opened: SomeFields) -> dict[str, tuple[Any, ...]]:
         fixed = values_of(self.loaded, self.job)
         values: dict[str, tuple[Any, ...]] = {}
         for field, name in self.fields.items():
@@ -589,7 +590,7 @@ class Space:
         """Returns the number of points of a group that are not among `choices`, by the limit that excludes them."""
         return dict(NOTHING_EXCLUDED)
 
-    def changes(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
+    def changes(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> Fields:
         """Returns the values of the open fields at a point."""
         changes = {CLUSTER: self.job[CLUSTER]} if self.names_cluster else {}
         changes |= state_values(self.open, values_of_point(group, pipeline, step))
@@ -597,7 +598,7 @@ class Space:
             changes["plan.schedule"], changes["plan.chunks"] = "1f1b", 1
         return changes
 
-    def job_of(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> dict[str, Any]:
+    def job_of(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> Fields:
         """Returns the job of a point as plain data, also with other values of fields that are not open."""
         values = values_of_point(group, pipeline, step)
         fields = [field for field in self.fields if field not in self.open]

@@ -53,9 +53,9 @@ def flatten(prefix: str, value: Any) -> Keys:
     return {key: member for name, inner in value.items() for key, member in flatten(f"{prefix}.{name}", inner).items()}
 
 
-def nest(keys: SomeKeys, prefix: str = "") -> dict[str, Any]:
+def nest(keys: SomeKeys, prefix: str = "") -> Keys:
     """Returns the nested mapping of the keys below a prefix; without a prefix, of all keys."""
-    nested: dict[str, Any] = {}
+    nested: Keys = {}
     below = f"{prefix}." if prefix else ""
     for key, value in keys.items():
         if key.startswith(below):
@@ -206,7 +206,7 @@ def compose_job(
     folder: Path = Path(),
     stated: frozenset[str] = frozenset(),
     plan_changes: SomeKeys | None = None,
-) -> dict[str, Any]:
+) -> Keys:
     """Returns the job file of some keys, without what meshcast fills in anyway.
 
     cluster: that of the job.
@@ -222,7 +222,7 @@ def compose_job(
     named = model if model is not None else compose_model(nest(shape, "model"))
     if routing is not None:
         named = _add_routing(named, routing)
-    job: dict[str, Any] = {"model": named, "cluster": cluster, "framework": framework}
+    job: Keys = {"model": named, "cluster": cluster, "framework": framework}
     job["batch"] = {key: value for key, value in nest(keys, "batch").items() if value is not None}
     precision = nest(keys, "precision").items()
     if written := {
@@ -286,7 +286,7 @@ def compose_plan(
     node: int,
     stated: frozenset[str] = frozenset(),
     changes: SomeKeys | None = None,
-) -> dict[str, Any]:
+) -> Keys:
     """Returns the plan: in short form if that can say it, otherwise in long form.
 
     model: of the job.
@@ -297,7 +297,7 @@ def compose_plan(
     kept = _drop_defaults(keys, stated)
     names = ("tp", "pp", "cp", "dp", "ep", "etp", "order", "partition", "pad_heads", "share", "offload")
     values = {key: kept[f"plan.{key}"] for key in names if f"plan.{key}" in kept}
-    short: dict[str, Any] = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    short: Keys = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
     if (copies := kept.get("plan.replicate", 1)) > 1:
         degrees = [kept.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp")]
         short["shard"] = kept.get("plan.dp", gpus // math.prod(degrees)) // copies
@@ -326,7 +326,7 @@ def _drop_defaults(keys: SomeKeys, stated: frozenset[str]) -> Keys:
     return kept
 
 
-def _replace_keys(short: SomeKeys, changes: SomeKeys) -> dict[str, Any]:
+def _replace_keys(short: SomeKeys, changes: SomeKeys) -> Keys:
     """Returns the plan in short form with changed keys, each in place of all that choose the same scheme."""
     replaced = {name for key in changes for name in (key, *keys_alike(key))}
     return {key: value for key, value in short.items() if key not in replaced} | dict(changes)
@@ -344,7 +344,7 @@ def _list_options(kept: SomeKeys, replaced: set[str]) -> Keys:
     }
 
 
-def _name_schemes(kept: SomeKeys, written: frozenset[str]) -> dict[str, Any]:
+def _name_schemes(kept: SomeKeys, written: frozenset[str]) -> Keys:
     """Returns the keys of a short plan that name schemes, where they are not the defaults, or are to be written."""
     short = _name_schedule(kept)
     for family in ("data", "sequence", "expert", "tensor"):
@@ -365,10 +365,10 @@ def _name_schemes(kept: SomeKeys, written: frozenset[str]) -> dict[str, Any]:
     return short
 
 
-def _name_schedule(kept: SomeKeys) -> dict[str, Any]:
+def _name_schedule(kept: SomeKeys) -> Keys:
     """Returns the keys of a short plan that name its schedule, where it is not the default."""
-    short: dict[str, Any] = {}
-    options: dict[str, Any] = {
+    short: Keys = {}
+    options: Keys = {
         key.rpartition(".")[2]: list(value) if isinstance(value, tuple) else value
         for key, value in kept.items()
         if key.startswith("plan.pipeline.") and (key.endswith(".chunks") or value != _usual(key, kept))
@@ -414,7 +414,7 @@ SHAPES_OF_OTHERS = frozenset({"deepseek-coder-6.7b", "internlm2-7b", "mistral-7b
 that shape means that states none."""
 
 
-def find_preset_vocabulary(fields: dict[str, Any]) -> tuple[str, int] | None:
+def find_preset_vocabulary(fields: Keys) -> tuple[str, int] | None:
     """Returns name and vocabulary of a preset that has this shape but for the vocabulary; None if there is none.
 
     Of several it is that whose sequences have the length of the file's, or the next length.
@@ -432,11 +432,11 @@ def find_preset_vocabulary(fields: dict[str, Any]) -> tuple[str, int] | None:
     return by_distance[min(by_distance)] if by_distance else None
 
 
-def compose_model(fields: dict[str, Any]) -> Any:
+def compose_model(fields: Keys) -> Any:
     """Returns the name of a preset of this shape, if there is one; with its changes, if it differs in little; or the
     fields."""
     wanted = load_model(fields)
-    near: dict[str, Any] = {}
+    near: Keys = {}
     skeleton = {
         key: value for key, value in fields.items() if getattr(Model.model_fields[key], "default", None) != value
     }

@@ -7,14 +7,15 @@ megatron/training/arguments.py, with their defaults.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, LARGE, SLOW, SMALL
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import (
     ON,
+    Keys,
     SettingRow,
+    SomeKeys,
     Stated,
     is_null,
     read_number,
@@ -480,9 +481,9 @@ def _read_modules(
         reading.set_key("plan.recompute.modules", known, "recompute_modules", "moe_layer_recompute")
 
 
-def write_plan(keys: Mapping[str, Any]) -> dict[str, Any]:
+def write_plan(keys: SomeKeys) -> Keys:
     """Returns the settings of `read_plan`."""
-    settings: dict[str, Any] = {}
+    settings: Keys = {}
     data = keys.get("plan.data")
     if data == "zero-1":
         settings["use_distributed_optimizer"] = True
@@ -497,7 +498,7 @@ def write_plan(keys: Mapping[str, Any]) -> dict[str, Any]:
     return settings | _write_recompute(keys) | _write_offload(keys) | _write_pipeline(keys)
 
 
-def _write_recompute(keys: Mapping[str, Any]) -> dict[str, Any]:
+def _write_recompute(keys: SomeKeys) -> Keys:
     if keys.get("plan.recompute") == "full":
         layers = keys.get("plan.recompute.layers")
         method = {"recompute_method": "block" if layers else "uniform", "recompute_num_layers": layers or 1}
@@ -509,8 +510,8 @@ def _write_recompute(keys: Mapping[str, Any]) -> dict[str, Any]:
     return {"recompute_granularity": "selective", **stated}
 
 
-def _write_offload(keys: Mapping[str, Any]) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
+def _write_offload(keys: SomeKeys) -> Keys:
+    settings: Keys = {}
     if "activations" in keys.get("plan.offload", ()):
         layers = keys.get("plan.offload.layers")
         of_layers = {"cpu_offloading": True, "cpu_offloading_num_layers": layers}
@@ -520,8 +521,8 @@ def _write_offload(keys: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _write_pipeline(keys: Mapping[str, Any]) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
+def _write_pipeline(keys: SomeKeys) -> Keys:
+    settings: Keys = {}
     partition, pp = keys.get("plan.partition"), keys.get("plan.pp", 1)
     chunks = keys.get("plan.pipeline.chunks", 1) if keys.get("plan.pipeline") == "interleaved-1f1b" else 1
     if partition == "ends-as-layers":
@@ -543,9 +544,9 @@ def write_layout(partition: tuple[int, ...], mtp: int) -> str:
     return "E" + "|".join("t" * layers for layers in partition) + "m" * mtp + "L"
 
 
-def _write_experts(keys: Mapping[str, Any]) -> dict[str, Any]:
+def _write_experts(keys: SomeKeys) -> Keys:
     """Writes the dispatcher, and expert tensor parallelism where it is not that of the rest."""
-    settings: dict[str, Any] = {}
+    settings: Keys = {}
     if keys.get("plan.etp", keys.get("plan.tp")) != keys.get("plan.tp", 1) or keys.get("plan.ep", 1) > 1:
         settings["expert_tensor_parallel_size"] = keys["plan.etp"]
     if keys.get("plan.ep", 1) == 1:
@@ -587,7 +588,7 @@ def read_recipe(reading: Reading, base: str) -> None:
         reading.set_key("precision.compute", base, base)
 
 
-def write_recipe(keys: Mapping[str, Any], format_name: str) -> tuple[str, dict[str, Any]]:
+def write_recipe(keys: SomeKeys, format_name: str) -> tuple[str, Keys]:
     """Writes the 16- or 32-bit format of a compute format, and the settings of its recipe. format_name: a setting."""
     compute = keys.get("precision.compute", "bf16")
     if compute == "nvfp4":
