@@ -9,7 +9,7 @@ PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 GPU_PYTHON ?= python3
 MEASURED   ?= measured
 MINUTES    ?= 9
-# make fuzz, make kills: number of files or attacks in all, and the first seed.
+# make fuzz, make kills, make mutants: number of files or attacks in all, and the first seed.
 N    ?= 100000
 SEED ?= 0
 VENV    := .venv
@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-excerpts docs-figures \
+.PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills mutants gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-excerpts docs-figures \
         docs-benchmark docs-job docs-pages docs-peak-errors docs-plots docs-python docs-readme docs-regimes docs-schemes docs-site papers clean help
 
 help: ## list the targets
@@ -71,6 +71,11 @@ fuzz: $(DEV) ## give N=100000 malformed files and command lines to every command
 kills: N = 200
 kills: $(DEV) ## kill N=200 commands that write files, fill their disks, shut their folders, start them twice, change their inputs; SEED=200 goes on
 	$(BIN)/python -m tests.fuzz.kills -n $(N) --seed $(SEED)
+
+mutants: N = 30
+mutants: $(DEV) ## change N=30 places of every room, one at a time, and try its tests; hours. See CONTRIBUTING
+	@$(PIP) "cosmic-ray>=8.7,<9"
+	$(BIN)/python -m tools.mutants -n $(N) --seed $(SEED)
 
 bench: $(DEV) ## time the simulator itself
 	$(BIN)/python -m pytest benchmarks/ --benchmark-only

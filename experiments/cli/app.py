@@ -100,8 +100,8 @@ def _name_only() -> None:
     """Stands for a command in the list of all."""
 
 
-for _name, (_, _help) in COMMANDS.items():
-    app.command(_name, help=_help)(_name_only)
+for _name, _entry in COMMANDS.items():
+    app.command(_name, help=_entry.help, rich_help_panel=_entry.panel)(_name_only)
 
 
 if __name__ == "__main__":

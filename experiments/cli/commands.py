@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -17,57 +17,93 @@ from meshcast.experiments.cli.console import PlainUsage, answering
 from meshcast.experiments.cli.launch import LAUNCH_FILES, LaunchFileOptions
 from meshcast.experiments.options import OUTPUT, Flag, Options
 
+FORECAST = "Forecast"
+PLAN = "Choose a plan"
+EXPLAIN = "Explain and draw"
+VALIDATE = "Check and measure"
+FILES = "Files and names"
+
+
+class CommandEntry(NamedTuple):
+    """A command in the list of all.
+
+    Attributes:
+        function: its module in this room and its function.
+        help: what it does.
+        panel: the heading under which it is listed.
+    """
+
+    function: str
+    help: str
+    panel: str
+
+
 COMMANDS = {
-    "predict": (
+    "predict": CommandEntry(
         "predict.predict",
         "Forecast one step: how long it takes, where the time goes, and whether it fits in memory.",
+        FORECAST,
     ),
-    "sweep": ("sweep.sweep", "Forecast a job at every point of a grid. The same command resumes an interrupted sweep."),
-    "merge": ("sweep.merge", "Join the shards of a sweep into the file of the whole sweep."),
-    "list": (
-        "listing.list_",
-        "List the names that a job can use, or show the order of one pipeline schedule step by step.",
+    "run": CommandEntry("run.run", "Simulate a training run: failures, checkpoints, days and money.", FORECAST),
+    "sweep": CommandEntry(
+        "sweep.sweep",
+        "Forecast a job at every point of a grid. The same command resumes an interrupted sweep.",
+        FORECAST,
     ),
-    "schema": ("listing.schema", "Print the JSON Schema of a job or of another file of meshcast."),
-    "init": ("listing.init", "Write a first job, with a comment on every key."),
-    "scale": ("sweep.scale", "Forecast a job on growing numbers of GPUs: the scaling curve."),
-    "compare": ("explain.compare", "Compare two forecasts, field by field and part by part."),
-    "why": (
-        "explain.why",
-        "Explain a forecast: its critical path, and what better hardware and each assumed field are worth.",
-    ),
-    "collectives": ("collectives.collectives", "Print the collectives of a job or cluster as nccl-tests does."),
-    "plan": ("plan.plan", "Ask published planners for plans of a job, and forecast each."),
-    "plot": ("plot.plot", "Draw a sweep as a heatmap, schedules on one axis of time, or a figure of a job."),
-    "report": ("report.report", "Write one HTML file on a forecast, a sweep or a search."),
-    "run": ("run.run", "Simulate a training run: failures, checkpoints, days and money."),
-    "search": (
+    "merge": CommandEntry("sweep.merge", "Join the shards of a sweep into the file of the whole sweep.", FORECAST),
+    "scale": CommandEntry("sweep.scale", "Forecast a job on growing numbers of GPUs: the scaling curve.", FORECAST),
+    "search": CommandEntry(
         "search.search",
         "Find the best plan that fits in memory, by default that with the shortest step, and prove that no other one "
         "is better in the model.",
+        PLAN,
     ),
-    "check": (
+    "plan": CommandEntry("plan.plan", "Ask published planners for plans of a job, and forecast each.", PLAN),
+    "compare": CommandEntry("explain.compare", "Compare two forecasts, field by field and part by part.", EXPLAIN),
+    "why": CommandEntry(
+        "explain.why",
+        "Explain a forecast: its critical path, and what better hardware and each assumed field are worth.",
+        EXPLAIN,
+    ),
+    "collectives": CommandEntry(
+        "collectives.collectives", "Print the collectives of a job or cluster as nccl-tests does.", EXPLAIN
+    ),
+    "plot": CommandEntry(
+        "plot.plot", "Draw a sweep as a heatmap, schedules on one axis of time, or a figure of a job.", EXPLAIN
+    ),
+    "report": CommandEntry("report.report", "Write one HTML file on a forecast, a sweep or a search.", EXPLAIN),
+    "check": CommandEntry(
         "selfcheck.check",
         "Replay a job on SimPy and rank by rank; without JOB check this installation: drawn jobs, completeness of "
         "data.",
+        VALIDATE,
     ),
-    "validate": (
+    "validate": CommandEntry(
         "validate.validate",
         "Compare forecasts with what is known: schedules, published runs, measured kernels, collectives, steps, "
         "traces.",
+        VALIDATE,
     ),
-    "calibrate": (
-        "calibrate.calibrate",
-        "Fit coefficients of GPUs or links to tables or a campaign, or measure this machine, and write them as YAML.",
-    ),
-    "measure": (
+    "measure": CommandEntry(
         "measure.measure",
         "Measure real torch work of a job on this machine, and write it together with its blind forecast.",
+        VALIDATE,
     ),
-    "import": ("imports.import_", "Convert launch files and measurements of other programs."),
-    "export": ("schedule.export", "Write a job as a launch file, or a schedule as a CSV file."),
+    "calibrate": CommandEntry(
+        "calibrate.calibrate",
+        "Fit coefficients of GPUs or links to tables or a campaign, or measure this machine, and write them as YAML.",
+        VALIDATE,
+    ),
+    "init": CommandEntry("listing.init", "Write a first job, with a comment on every key.", FILES),
+    "import": CommandEntry("imports.import_", "Convert launch files and measurements of other programs.", FILES),
+    "export": CommandEntry("schedule.export", "Write a job as a launch file, or a schedule as a CSV file.", FILES),
+    "list": CommandEntry(
+        "listing.list_",
+        "List the names that a job can use, or show the order of one pipeline schedule step by step.",
+        FILES,
+    ),
+    "schema": CommandEntry("listing.schema", "Print the JSON Schema of a job or of another file of meshcast.", FILES),
 }
-"""Module and function of every command, and what it does."""
 
 
 class Commands(TyperGroup):
@@ -96,13 +132,13 @@ def find_options(name: str) -> type[Options]:
 def load_command(name: str) -> Any:
     """Returns a command with its parameters."""
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    alone.command(name, cls=PlainUsage, help=COMMANDS[name][1])(_make_callback(name))
+    alone.command(name, cls=PlainUsage, help=COMMANDS[name].help)(_make_callback(name))
     return typer.main.get_command(alone)
 
 
 def _find_function(name: str) -> Callable[[Any], None]:
     """Imports the function of a command."""
-    module, function = COMMANDS[name][0].split(".")
+    module, function = COMMANDS[name].function.split(".")
     run: Callable[[Any], None] = getattr(import_module(f"meshcast.experiments.cli.{module}"), function)
     return run
 

@@ -74,7 +74,7 @@ class PredictOptions(LaunchFileOptions):
         str,
         option(
             "--engine",
-            "How to play the step. All agree, except `shared`, which also models contention on links.",
+            "How to play the step: the first three agree to 1e-9; `shared` is SimPy with contention on links.",
             "matrices|sweep|simpy|shared",
         ),
     ] = "matrices"

@@ -26,7 +26,20 @@ if TYPE_CHECKING:
     from meshcast.experiments.render.matplotlib.style import Width
 
 FILES = ("stages", "distributed", "trace")
-KINDS = ("claims", "pipeline", "published", "choice", "fit", *MEASURED, *FILES)
+KINDS = {
+    "claims": "claims: what papers claim of their systems",
+    "pipeline": "pipeline: schedules, by the step times that their papers derive",
+    "published": "published: training runs",
+    "choice": "choice: the plans that would be chosen among measured ones",
+    "fit": "fit: runs that the coefficients were fitted to, and those left out",
+    "kernels": "kernels: a table of measured kernels",
+    "collectives": "collectives: a table of measured collectives",
+    "stages": "stages: torch work that `measure` timed",
+    "distributed": "distributed: the same on several processes",
+    "trace": "trace: a profile of torch, kernel by kernel",
+}
+"""What is compared, by its name."""
+
 DRAWN = ("--plot", "--width")
 TRACED = ("--calibration", "--job", "--rank", "--step")
 LEFT_OUT = ("source", "family", "model")
@@ -52,7 +65,7 @@ SPECIAL = tuple({flag for flags in TAKEN.values() for flag in flags})
 class ValidateOptions(Options):
     """Options of ``meshcast validate``."""
 
-    kind: Annotated[str, argument("KIND", f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.", words=KINDS)]
+    kind: Annotated[str, argument("KIND", f"{'; '.join(KINDS.values())}.", words=tuple(KINDS))]
     more: More = ()
     data: Data = ()
     as_json: AsJson = False
@@ -86,7 +99,7 @@ class ValidateOptions(Options):
     @model_validator(mode="after")
     def _check_words(self) -> Self:
         if self.kind not in KINDS:
-            raise PlanError("KIND", "there is no kind of this name", nearest(self.kind, KINDS), self.kind)
+            raise PlanError("KIND", "there is no kind of this name", nearest(self.kind, tuple(KINDS)), self.kind)
         if self.leave_out is not None and self.kind == "fit" and self.leave_out not in LEFT_OUT:
             rule = f"it is one of {', '.join(LEFT_OUT)}"
             raise PlanError("--leave-out", rule, nearest(self.leave_out, LEFT_OUT), self.leave_out)

@@ -113,7 +113,10 @@ class SearchOptions(Options):
     ] = ("time",)
     workers: Annotated[int | None, option("--workers", "Number of processes; one per core if not given.", "N")] = None
     near_measured: Annotated[
-        bool, option("--near-measured", "Keep only combinations that somebody has run.", panel=SPACE)
+        bool,
+        option(
+            "--near-measured", "Keep only combinations of schemes and degrees that a published run has.", panel=SPACE
+        ),
     ] = False
     any_program: AnyProgram = False
     compare: Annotated[

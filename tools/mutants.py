@@ -1,0 +1,320 @@
+"""Mutants of the product, by room: ``make mutants``, or ``python -m tools.mutants --room simulator/costs -n 30``.
+
+A mutant is one file with one change: another operator or sign, a number that is one off, a branch that is turned
+round, a loop that is skipped, a statement that is dropped. The changes are cosmic-ray's; a seed draws them. A mutant is
+caught if a test of its room fails (or does not end), first those whose file imports the module. Each that survives is
+read by a person: a law is missing, the code is dead, or the mutant is equal to the code.
+
+``--out`` keeps one line a mutant. The same command goes on where it was stopped, and tries again only what survived; so
+new laws are seen to catch what they were written for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from bisect import bisect
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.operators.operator import Operator
+from cosmic_ray.operators.provider import OperatorProvider
+from parso.python.tree import ExprStmt, Keyword, PythonNode
+
+ROOT = Path(__file__).resolve().parents[1]
+
+PRODUCT = ("hardware", "simulator", "validation", "experiments")
+
+SECONDS = 600
+"""Seconds after which the tests of a mutant are stopped: it is caught, for its room needs less."""
+
+TESTS = {"simulator/schemes": ("tests/contract",)}
+"""Folders with tests of a room beside the one of its name."""
+
+PAIRS = {
+    "BinaryOperator": "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Div Mod_FloorDiv Pow_Mul",
+    "ComparisonOperator": "Lt_LtE LtE_Lt Gt_GtE GtE_Gt Lt_Gt Gt_Lt Eq_NotEq NotEq_Eq Is_IsNot IsNot_Is",
+    "UnaryOperator": "USub_UAdd Delete_Not",
+}
+"""Operators that replace others; cosmic-ray has all pairs, of which most are caught by any test."""
+
+NAMES = (
+    *(f"Replace{kind}_{pair}" for kind, pairs in PAIRS.items() for pair in pairs.split()),
+    *("AddNot", "NumberReplacer", "ReplaceAndWithOr", "ReplaceFalseWithTrue", "ReplaceOrWithAnd"),
+    *("ReplaceTrueWithFalse", "ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ZeroIterationForLoop"),
+)
+
+
+class DropStatement(Operator):
+    """Drops a call whose value is not used, an assignment to a part of an object, and ``raise``."""
+
+    def mutation_positions(self, node: Any) -> Iterator[tuple[Any, Any]]:
+        """Yields the place of a statement that can be dropped."""
+        if node.parent is not None and node.parent.type == "simple_stmt" and _is_droppable(node):
+            yield node.start_pos, node.end_pos
+
+    def mutate(self, node: Any, index: int) -> Any:
+        """Returns ``pass`` in its place."""
+        return Keyword("pass", node.start_pos, prefix=node.get_first_leaf().prefix)
+
+    @classmethod
+    def examples(cls) -> Sequence[Any]:
+        """Returns none: cosmic-ray's own tests ask for them."""
+        return ()
+
+
+def _is_droppable(node: Any) -> bool:
+    if node.type in ("raise_stmt", "del_stmt"):
+        return True
+    if isinstance(node, ExprStmt):
+        target = node.children[0]
+        return isinstance(target, PythonNode) and target.type in ("atom_expr", "power")
+    return bool(node.type in ("atom_expr", "power") and node.children[-1].get_code().startswith("("))
+
+
+OPERATORS: dict[str, type[Operator]] = {name: OperatorProvider()[name] for name in NAMES} | {
+    "DropStatement": DropStatement
+}
+
+
+class Mutant(NamedTuple):
+    """One change of one file.
+
+    Attributes:
+        room: the folder of the product.
+        path: the file, from the root.
+        operator: what changes it, by its name in `OPERATORS`.
+        occurrence: which of the operator's places in the file, from 0.
+        line: line of the place, from 1.
+    """
+
+    room: str
+    path: str
+    operator: str
+    occurrence: int
+    line: int
+
+    @property
+    def key(self) -> str:
+        """The mutant in a line of ``--out``."""
+        return f"{self.path}:{self.line} {self.operator} {self.occurrence}"
+
+    def code(self, source: str) -> str:
+        """Returns the file with the change."""
+        mutated: str = mutate_code(source, OPERATORS[self.operator](), self.occurrence)
+        return mutated
+
+
+class Verdict(NamedTuple):
+    """What the tests said of a mutant.
+
+    Attributes:
+        key: the mutant.
+        room: its room.
+        caught: by ``"room"``, ``"all"`` tests, or ``""``.
+        test: the first test that failed.
+        seconds: of its tests.
+        change: the changed lines, as a diff has them.
+    """
+
+    key: str
+    room: str
+    caught: str
+    test: str
+    seconds: float
+    change: str
+
+
+def list_rooms() -> list[str]:
+    """Returns the folders of the product that hold a room's files: all but ``hardware`` are one level down."""
+    inner = [path for name in PRODUCT[1:] for path in (ROOT / name).iterdir()]
+    return ["hardware", *sorted(str(path.relative_to(ROOT)) for path in inner if any(path.rglob("*.py")))]
+
+
+def draw_mutants(room: str, number: int, seed: int) -> list[Mutant]:
+    """Draws different mutants of a room: files by their lengths, then one of the file's places, then a change."""
+    rng = random.Random(f"{seed} {room}")
+    files = sorted(path for path in (ROOT / room).rglob("*.py") if path.stat().st_size)
+    ends = list(accumulate(len(path.read_text("utf-8").splitlines()) for path in files))
+    drawn: dict[str, Mutant] = {}
+    for _ in range(100 * number):
+        if len(drawn) == number:
+            break
+        places = _list_places(room, files[bisect(ends, rng.randrange(ends[-1]))])
+        if places:
+            mutant = rng.choice(places[rng.choice(sorted(places))])
+            drawn.setdefault(f"{mutant.path}:{mutant.line}", mutant)
+    return list(drawn.values())
+
+
+@cache
+def _list_places(room: str, path: Path) -> dict[Any, list[Mutant]]:
+    """Returns the mutants of a file by the place that they change."""
+    places, counts = defaultdict(list), Counter[str]()
+    for node in ast_nodes(get_ast(path.read_text("utf-8"))):
+        for name, operator in OPERATORS.items():
+            for begin, _ in operator().mutation_positions(node):
+                mutant = Mutant(room, str(path.relative_to(ROOT)), name, counts[name], begin[0])
+                counts[name] += 1
+                if _is_run(node):
+                    places[begin].append(mutant)
+    return dict(places)
+
+
+def _is_run(node: Any) -> bool:
+    """Returns whether a node is in the body of a function, and no annotation: what a law can guard. The rest, tables
+    of figures and fields of classes, is data."""
+    inside = False
+    while node is not None and not inside:
+        if node.type == "annassign":
+            return bool(node.children[-2].type == "operator" and node.children[-2].value == "=")
+        inside = node.type == "suite" and node.parent.type == "funcdef"
+        inside |= node.parent is not None and node.parent.type == "lambdef"
+        node = node.parent
+    return inside
+
+
+def list_tests(mutant: Mutant) -> tuple[list[str], list[str]]:
+    """Returns the tests of a mutant's room: the files that import its module or have its name, and the rest."""
+    folders = [f"tests/{mutant.room}", *TESTS.get(mutant.room, ())]
+    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("test_*.py"))]
+    stem = Path(mutant.path).stem
+    module = "meshcast." + mutant.path.removesuffix(".py").replace("/", ".")
+    near = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(module.rpartition('.')[0])} import .*\b{stem}\b")
+    first = [path for path in files if stem in path.stem or near.search(path.read_text("utf-8"))]
+    names = [str(path.relative_to(ROOT)) for path in first]
+    return names, [name for path in files if (name := str(path.relative_to(ROOT))) not in names]
+
+
+def make_copy(folder: Path) -> Path:
+    """Copies the files that git knows, with its links, so that mutants never touch the checkout."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    for name in filter(None, listed.split("\0")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    return folder
+
+
+def try_mutant(mutant: Mutant, copy: Path, whole: bool) -> Verdict:
+    """Runs the tests of a mutant in a copy of the repository. whole: all tests where those of its room pass."""
+    place, begin = copy / mutant.path, time.monotonic()
+    source = place.read_text("utf-8")
+    code = mutant.code(source)
+    change = [line for line in difflib.unified_diff(source.splitlines(), code.splitlines(), n=0, lineterm="")][3:]
+    near, rest = list_tests(mutant)
+    stages = [("room", near), ("room", rest), ("all", ["tests"] if whole else [])]
+    place.write_text(code, "utf-8")
+    try:
+        for caught, tests in stages:
+            if tests and (test := _find_failure(copy, tests)):
+                return Verdict(mutant.key, mutant.room, caught, test, time.monotonic() - begin, "\n".join(change))
+        return Verdict(mutant.key, mutant.room, "", "", time.monotonic() - begin, "\n".join(change))
+    finally:
+        place.write_text(source, "utf-8")
+
+
+def _find_failure(copy: Path, tests: Sequence[str]) -> str:
+    """Returns the first test that fails, or an empty text."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300"}
+    with subprocess.Popen(
+        command,
+        cwd=copy,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            return "no end"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode in (0, 5):  # 5: there are no tests
+        return ""
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    return failed[1] if failed else "no start"
+
+
+def print_table(verdicts: Iterable[Verdict]) -> None:
+    """Prints mutants and caught ones by room, as Markdown."""
+    by_room: dict[str, list[Verdict]] = defaultdict(list)
+    for verdict in verdicts:
+        by_room[verdict.room].append(verdict)
+    total = [verdict for room in by_room.values() for verdict in room]
+    print("| room | mutants | caught by its tests | by any test |\n|---|---|---|---|")
+    for name, rows in [*sorted(by_room.items()), ("all", total)]:
+        caught = Counter(verdict.caught for verdict in rows)
+        print(f"| {name} | {len(rows)} | {caught['room']} | {caught['room'] + caught['all']} |")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Tries mutants, prints those that survive, and the table by room."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-n", type=int, default=30, help="mutants of each room")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--room", action="append", choices=list_rooms(), help="one room; may be repeated")
+    parser.add_argument("--whole", action="store_true", help="all tests for those that survive their room's")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=Path("out/mutants.jsonl"), help="what is known of each mutant")
+    options = parser.parse_args(words)
+    known = _read_verdicts(options.out)
+    drawn = [mutant for room in options.room or list_rooms() for mutant in draw_mutants(room, options.n, options.seed)]
+    left = [mutant for mutant in drawn if not known.get(mutant.key, _UNKNOWN).caught]
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.workers) as pool:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(options.workers):
+            copies.put(make_copy(Path(folder) / str(number)))
+
+        def try_next(mutant: Mutant) -> Verdict:
+            copy = copies.get()
+            try:
+                return try_mutant(mutant, copy, options.whole)
+            finally:
+                copies.put(copy)
+
+        for number, verdict in enumerate(pool.map(try_next, left), 1):
+            known[verdict.key] = verdict
+            with options.out.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(verdict._asdict()) + "\n")
+            if not verdict.caught:
+                print(f"{verdict.key}\n{verdict.change}\n", flush=True)
+            print(f"{number} of {len(left)} tried", file=sys.stderr, end="\r", flush=True)
+    print_table(known[mutant.key] for mutant in drawn)
+    return 0
+
+
+_UNKNOWN = Verdict("", "", "", "", 0.0, "")
+
+
+def _read_verdicts(path: Path) -> dict[str, Verdict]:
+    """Returns what an earlier run has found, the last word on each mutant."""
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    return {verdict.key: verdict for verdict in (Verdict(**json.loads(line)) for line in lines)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
