@@ -118,6 +118,17 @@ def _write(folder: Path, text: str, name: str = "input.txt") -> Path:
 
 DIGITS = "1" * MANY
 NESTED = [event(f"aten::op{i}", "cpu_op", i, 2 * (MANY - i)) for i in range(10_000)]
+NEMO = {
+    "model": {
+        "tensor_model_parallel_size": 2,
+        "num_layers": 8,
+        "hidden_size": 256,
+        "num_attention_heads": 8,
+        "seq_length": 128,
+    },
+    "train": {"global_batch_size": 32, "micro_batch_size": 1},
+    f"b{DIGITS * 9}": {f"parallel_{i}": i for i in range(1, 99)},
+}
 FILES: dict[str, Callable[[Path], object]] = {
     "time of Megatron-LM": read_megatron(f"iteration 1/ 9 | elapsed time per iteration (ms): {DIGITS}x |"),
     "loss of Megatron-LM": read_megatron(f"iteration 1/ 9 | elapsed time per iteration (ms): 9 | lm loss: {DIGITS}x |"),
@@ -130,6 +141,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     "kernels of Mamba": lambda folder: classify("mamba" * (MANY // 2)),
     "kernels of Triton": lambda folder: classify("triton_tem" * (MANY // 4)),
     "empty lines of Python": read_launch("\n" * MANY + "x = 1\n"),
+    "name of a section": read_launch(json.dumps(NEMO), "launch.json"),
     "empty lines in quotes": read_launch(f"python train.py --a '{chr(10) * MANY}x'\n", "launch.sh"),
 }
 

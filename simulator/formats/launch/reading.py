@@ -53,6 +53,9 @@ DOES_NOT_KNOW = "meshcast does not know it, and leaves it out of the forecast"
 MAX_LISTED = 20
 """Settings that nothing knows, or that are asked for because nothing does, that are listed; the others are counted."""
 
+MAX_NAME = 1_000
+"""Letters of a setting's name: no program has longer ones, and every pattern would read all of it."""
+
 MAX_COMPARED = 200
 """Settings that nothing knows whose names are compared with all known names."""
 
@@ -324,6 +327,9 @@ class Reading:
         """Lists a setting that nothing has taken."""
         if is_off(stated):
             self.ignore(stated, "it is off")
+            return
+        if len(name) > MAX_NAME:
+            self._unknown.append(ApproximatedSetting(stated.shown, stated.place, DOES_NOT_KNOW, is_known=False))
             return
         match next((verdict for pattern, verdict in verdicts.items() if re.fullmatch(pattern, name)), None):
             case NoInfluence(why):
