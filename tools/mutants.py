@@ -49,8 +49,14 @@ SECONDS = 600
 """Seconds of a processor after which the tests of a mutant are stopped, or ten times as many of the clock, since other
 work may hold them up: it is caught, for its room needs less."""
 
-TESTS = {"simulator/schemes": ("tests/contract",), "simulator/bounds": ("tests/experiments/search/test_bounds.py",)}
-"""Folders and files with tests of a room beside the folder of its name."""
+TESTS = {
+    "simulator/schemes": ("tests/contract",),
+    "simulator/bounds": ("tests/experiments/search/test_bounds.py",),
+    "simulator/program": ("tests/simulator/engine/test_peak_memory.py",),
+    "simulator/forecast": ("tests/simulator/engine/test_reserved_memory.py", "tests/simulator/report/test_phases.py"),
+}
+"""Folders and files with tests of a room beside the folder of its name: of lower bounds beside forecasts, of the memory
+that a program allocates, of the states that a forecast lists, and of evaluations."""
 
 PAIRS = {
     "BinaryOperator": "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Div Mod_FloorDiv Pow_Mul",
