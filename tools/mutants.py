@@ -17,6 +17,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -45,10 +46,17 @@ ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("hardware", "simulator", "validation", "experiments")
 
 SECONDS = 600
-"""Seconds after which the tests of a mutant are stopped: it is caught, for its room needs less."""
+"""Seconds of a processor after which the tests of a mutant are stopped, or ten times as many of the clock, since other
+work may hold them up: it is caught, for its room needs less."""
 
-TESTS = {"simulator/schemes": ("tests/contract",)}
-"""Folders with tests of a room beside the one of its name."""
+TESTS = {
+    "simulator/schemes": ("tests/contract",),
+    "simulator/bounds": ("tests/experiments/search/test_bounds.py",),
+    "simulator/program": ("tests/simulator/engine/test_peak_memory.py",),
+    "simulator/forecast": ("tests/simulator/engine/test_reserved_memory.py", "tests/simulator/report/test_phases.py"),
+}
+"""Folders and files with tests of a room beside the folder of its name: of lower bounds beside forecasts, of the memory
+that a program allocates, of the states that a forecast lists, and of evaluations."""
 
 PAIRS = {
     "BinaryOperator": "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Div Mod_FloorDiv Pow_Mul",
@@ -185,8 +193,8 @@ def _is_run(node: Any) -> bool:
     of figures and fields of classes, is data."""
     inside = False
     while node is not None and not inside:
-        if node.type == "annassign":
-            return bool(node.children[-2].type == "operator" and node.children[-2].value == "=")
+        if node.parent is not None and node.parent.type == "annassign" and node is node.parent.children[1]:
+            return False
         inside = node.type == "suite" and node.parent.type == "funcdef"
         inside |= node.parent is not None and node.parent.type == "lambdef"
         node = node.parent
@@ -195,8 +203,8 @@ def _is_run(node: Any) -> bool:
 
 def list_tests(mutant: Mutant) -> tuple[list[str], list[str]]:
     """Returns the tests of a mutant's room: the files that import its module or have its name, and the rest."""
-    folders = [f"tests/{mutant.room}", *TESTS.get(mutant.room, ())]
-    files = [path for folder in folders for path in sorted((ROOT / folder).rglob("test_*.py"))]
+    places = [ROOT / name for name in (f"tests/{mutant.room}", *TESTS.get(mutant.room, ()))]
+    files = [path for place in places for path in sorted(place.rglob("test_*.py") if place.is_dir() else [place])]
     stem = Path(mutant.path).stem
     module = "meshcast." + mutant.path.removesuffix(".py").replace("/", ".")
     near = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(module.rpartition('.')[0])} import .*\b{stem}\b")
@@ -244,14 +252,17 @@ def _find_failure(copy: Path, tests: Sequence[str]) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS)),
     ) as process:
         try:
-            output, _ = process.communicate(timeout=SECONDS)
+            output, _ = process.communicate(timeout=10 * SECONDS)
         except subprocess.TimeoutExpired:
             return "no end"
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode == -signal.SIGKILL:
+        return "no end"
     if process.returncode in (0, 5):  # 5: there are no tests
         return ""
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)

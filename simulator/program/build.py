@@ -257,8 +257,8 @@ class _Builder:
 
     def _make_pass(self, slot: Slot, stage_ops: StageOps, price: int, place: PlaceInStep) -> Task:
         """Returns a pass of a stage, with its side ops. price: number of the group of devices with equal prices."""
-        key = stage_ops, slot.kind, self.prices[price], self.again, self.growth
-        plain = remember(self.blocks.tasks, key, lambda: make_task(*key, self.blocks))
+        of_pass, traits = (stage_ops, slot.kind, self.prices[price]), (self.again, self.growth)
+        plain = remember(self.blocks.tasks, (*of_pass, *traits), lambda: make_task(*of_pass, self.blocks, *traits))
         if stage_ops.batch_loss is not None:
             plain = self._place_outputs(plain, slot, stage_ops.batch_loss)
 

@@ -198,29 +198,28 @@ def make_task(
     stage_ops: StageOps,
     kind: str,
     price: Price,
+    blocks: CompiledBlocks,
     again: bool = True,
     growth: Growth | None = None,
-    blocks: CompiledBlocks | None = None,
 ) -> Task:
     """Makes the task of a pass of a stage, without side ops.
 
     kind: F, BW, B, W, R, or the F whose output alone is kept (AHEAD).
+    blocks: blocks that were compiled before, also at these prices.
     again: recomputation has separate actions (R).
     growth: see `CompiledBlocks.block`.
-    blocks: blocks that were compiled before, also at these prices.
     """
-    compiled = blocks if blocks is not None else CompiledBlocks()
     forward = kind in (ActionKind.FORWARD, ActionKind.AHEAD)
     counts = [unit_run.count * len(unit_run.fragment.params) for unit_run in stage_ops.unit_runs]
     unit_runs = list(zip(stage_ops.unit_runs, accumulate(counts, initial=0), strict=False))
     parts: list[PricedBlock] = []
     task = Task((), [], [], forward=forward)
     for unit_run, start in unit_runs if forward else reversed(unit_runs):
-        block = compiled.block(unit_run, kind, again, growth)
+        block = blocks.block(unit_run, kind, again, growth)
         key = block, price
-        if key not in compiled.prices:
-            compiled.prices[key] = price_block(block, 1, price).prices
-        parts.append(PricedBlock(compiled.prices[key], unit_run.count))
+        if key not in blocks.prices:
+            blocks.prices[key] = price_block(block, 1, price).prices
+        parts.append(PricedBlock(blocks.prices[key], unit_run.count))
         task.marks.append(block.marks(unit_run.fragment.params, forward))
         task.numbers.append(start)
     inputs, results = _bytes_at_ends(stage_ops, kind)

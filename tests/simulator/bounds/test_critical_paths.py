@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from meshcast.simulator.bounds import critical_paths as module
 from meshcast.simulator.bounds.critical_paths import critical_paths
 from meshcast.simulator.bounds.schedule_bound import PASSES, StageTimes
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
+from meshcast.simulator.scheduling.schedule import Action, PipelineShape, Schedule, actions_of
 from tests.simulator.scheduling.static_orders import played
 
 F, BW, B, W = 1.0, 2.0, 1.2, 0.8
@@ -48,18 +49,12 @@ def test_interleaving_divides_the_bubble(m: int) -> None:
     assert paths.seconds(alike(shape))[0] == pytest.approx((3 * m + 4 - 1) * (F + BW))  # arXiv 2104.04473, section 2.2
 
 
-@pytest.mark.parametrize(
-    ("name", "chunks"),
-    [
-        ("1f1b", 1),
-        ("interleaved-1f1b", 2),
-        ("breadth-first", 2),
-        ("zb-h1", 1),
-        ("zb-h2", 1),
-        ("zb-v", 2),
-        ("hanayo", 2),
-    ],
-)
+SPLIT_OR_CHUNKED = [
+    *[("interleaved-1f1b", 2), ("breadth-first", 2), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("hanayo", 2)],
+]
+
+
+@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), *SPLIT_OR_CHUNKED])
 def test_a_long_batch_repeats_what_a_short_one_does(name: str, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule, shape = make(name, 4, 32, chunks)
     rng = np.random.default_rng(0)
@@ -80,6 +75,67 @@ def test_a_long_batch_repeats_what_a_short_one_does(name: str, chunks: int, monk
     assert (short.seconds(times) <= longest * (1 + 1e-12)).all()
     assert short.seconds(times)[0] >= 0.98 * longest[0]
     assert (short.beside == whole.beside).all()
+
+
+def draw_times(shape: PipelineShape) -> StageTimes:
+    """Parts that differ, whose results are there before a pass ends, and which begin before their input has come."""
+    draw = np.random.default_rng(0).uniform
+    stream = 1e-3 * draw(0.5, 1.5, (shape.stages, len(PASSES), 1)) * np.array([F, BW, B, W])[:, None]
+    entered, result = (stream * draw(0.6, 1.0, stream.shape) for _ in range(2))
+    path = np.minimum(entered, result)[:, :, 0] * draw(0.6, 1.0, stream.shape[:2])
+    return StageTimes(stream, stream, path, entered, result, hop=3e-4)
+
+
+Ends = dict[Action, tuple[float, float]]
+"""When a pass begins and when it has ended [s]."""
+
+
+def replay(schedule: Schedule, shape: PipelineShape, times: StageTimes, late: Mapping[Action, float]) -> Ends:
+    """Plays passes one by one; each begins when its device is free. late: when some passes end, with their result."""
+    stages, free, results, played_passes = range(shape.stages), [0.0] * shape.p, {}, Ends()
+    before = {stage: schedule.predecessors(shape, stage) for stage in stages}
+    left = [list(actions_of(order)) for order in schedule.orders(shape)]
+    while any(left):
+        for device, order in enumerate(left):
+            while order:
+                action, part = order[0], schedule.model_part(shape, order[0].stage)
+                kind, forward = PASSES.index(action.kind), action.kind == "F"
+                after = [other for other in stages if action.stage in before[other]]
+                senders = before[action.stage] if forward else after if action.kind != "W" else []
+                inputs = [(sender, action.microbatch, forward) for sender in senders]
+                if not all(key in results for key in inputs):
+                    break
+                hops = [0.0 if schedule.device(shape, sender) == device else times.hop for sender in senders]
+                came = max((results[key] + hop for key, hop in zip(inputs, hops, strict=True)), default=-np.inf)
+                begin = max(free[device], came)
+                end = max(free[device] + times.stream[part, kind, 0], came + times.from_input[part, kind, 0])
+                result = max(free[device] + times.to_result[part, kind, 0], came + times.path[part, kind])
+                if action in late:
+                    end = result = late[action]
+                if action.kind != "W":
+                    results[action.stage, action.microbatch, forward] = result
+                free[device], played_passes[order.pop(0)] = end, (begin, end)
+    return played_passes
+
+
+@pytest.mark.parametrize("device", [0, 3])
+@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("gpipe", 1), *SPLIT_OR_CHUNKED])
+def test_chains_are_the_longest_of_their_passes(name: str, chunks: int, device: int) -> None:
+    """To the end of the step, to the last backward pass of a stage, and on from the first forward pass of a stage."""
+    schedule, shape = make(name, 4, 8, chunks)
+    times, nothing = draw_times(shape), np.zeros(shape.stages)
+    paths, ends = critical_paths(schedule, shape, times, {device}), replay(schedule, shape, times, {})
+    step = max(end for _, end in ends.values())
+    assert paths is not None and paths.seconds(times)[0] == pytest.approx(step)
+    for stage in {action.stage for action in ends if schedule.device(shape, action.stage) == device}:
+        # Collectives that take longer than the step, of this stage alone.
+        seconds = np.where(np.arange(shape.stages) == stage, 1.0, 0.0)
+        last = [action for action in ends if action.stage == stage and action.kind in ("BW", "W")][-1]
+        assert paths.last_reduction(times, seconds, nothing, nothing, 0.0) == pytest.approx(ends[last][0] + 1)
+        first = next(action for action in ends if action.stage == stage and action.kind == "F")
+        late = replay(schedule, shape, times, {first: 1.0})
+        left = max(end for _, end in late.values()) - 1
+        assert paths.last_reduction(times, nothing, seconds, nothing, 0.0) == pytest.approx(1 + left)
 
 
 def test_chains_with_collectives_beside_them() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshcast.simulator.bounds.device_orders import PassMemory, PassTimes, device_orders
+from meshcast.simulator.bounds.device_orders import DeviceOrder, PassMemory, PassTimes, device_orders
 from tests.simulator.bounds.test_critical_paths import make
 
 
@@ -29,17 +29,36 @@ def test_halves_of_a_backward_pass_free_one_after_the_other() -> None:
     assert last == 3 * 3 + 4 + 2  # 4 micro-batches wait for W, the last of them in its B
 
 
-def test_whole_weights_and_gradients_live_from_first_to_last_use() -> None:
-    schedule, shape = make("1f1b", 4, 8)
-    (order,) = device_orders(schedule, shape, [0]).values()
-    assert order.peak(memory(4, weights=10)) == 10 + 4 * 4 + 2
-    assert order.peak(memory(4, weights=10, gradients=20)) == 30 + 4 * 4 + 2
-    # All forward passes first: weights are freed between, gradients begin when activations become fewer.
-    schedule, shape = make("gpipe", 4, 8)
-    (order,) = device_orders(schedule, shape, [0]).values()
-    # Those gathered again may not be there at the peak of the first backward pass: the last forward pass counts.
-    assert order.peak(memory(4, weights=10)) == 10 + 7 * 4 + 5
-    assert not order.begins_gradients[:8].any() and order.ends_weights.sum() == 2
+def peak_by_hand(order: DeviceOrder, memory: PassMemory) -> float:
+    """Walks the passes of a device one after the other, with what lives during each."""
+    passes, level, peak = list(zip(order.part.tolist(), order.kind.tolist(), strict=True)), 0.0, 0.0
+    places = {part: [at for at, (other, _) in enumerate(passes) if other == part] for part, _ in passes}
+    for at, (part, kind) in enumerate(passes):
+        whole = 0.0
+        for other, own in places.items():
+            forward, backward = ([n for n in own if (passes[n][1] == 0) == first] for first in (True, False))
+            # All forward passes first: weights are freed between. Those that are gathered again, and the gradients of
+            # the pass that gathers them, may not be there at its peak.
+            freed = forward[-1] < backward[0] and len(backward) > 1
+            if forward[0] <= at <= (forward[-1] if freed else backward[-1]):
+                whole += memory.whole_weights[other]
+            if backward[0] + freed * (at == backward[0]) <= at <= backward[-1]:
+                whole += memory.whole_gradients[other]
+        peak = max(peak, level + whole + memory.peak[part, kind])
+        level += memory.net[part, kind]
+    return peak
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved-1f1b", "breadth-first"])
+def test_whole_weights_and_gradients_live_from_first_to_last_use(name: str, seed: int) -> None:
+    draw, chunks = np.random.default_rng(seed).uniform, 1 + ("1f1b" != name != "gpipe")
+    schedule, shape = make(name, 4, 8, chunks)
+    left = draw(1, 5, (shape.stages, 1))
+    net, peak = np.hstack([left, -left, -left / 4, -3 * left / 4]), draw(0, 6, (shape.stages, 4)) + [5, 0, 0, 0]
+    drawn = PassMemory(net, peak, *draw(0, 30, (2, shape.stages)))
+    for order in device_orders(schedule, shape, range(4)).values():
+        assert order.peak(drawn) == pytest.approx(peak_by_hand(order, drawn))
 
 
 def test_shapes_that_a_schedule_refuses_have_no_orders() -> None:

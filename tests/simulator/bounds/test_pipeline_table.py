@@ -47,8 +47,11 @@ def make_table(schedule: Schedule, shape: PipelineShape, counts: np.ndarray) -> 
     return PipelineTable([PipelineUnits(schedule, shape, devices, least_in_flight(schedule, shape))])
 
 
+SCHEDULES = [("1f1b", 1), ("interleaved-1f1b", 3), ("zb-h1", 1), ("hanayo", 2)]
+
+
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("name", "chunks"), [("1f1b", 1), ("interleaved-1f1b", 3), ("zb-h1", 1), ("hanayo", 2)])
+@pytest.mark.parametrize(("name", "chunks"), SCHEDULES)
 def test_sums_of_units_bound_as_stages_do(name: str, chunks: int, seed: int) -> None:
     schedule, shape = make(name, 4, 8, chunks)
     counts, units = count_parts(shape, 2), unit_times(seed)
@@ -79,3 +82,11 @@ def test_the_fullest_device_counts() -> None:
     # The first device holds the activations of 4 micro-batches.
     first = 4 * (5 + 2 * 10)
     assert table.memory(grown, elements, each).tolist() == [[first, first + 2 * (100 + 2 * 7)]]
+
+
+@pytest.mark.parametrize(("name", "chunks"), SCHEDULES)
+def test_stages_alike_hold_as_much_of_every_micro_batch_in_flight(name: str, chunks: int) -> None:
+    schedule, shape = make(name, 4, 8, chunks)
+    table, held = make_table(schedule, shape, count_parts(shape, 2)), least_in_flight(schedule, shape)
+    nbytes = table.memory(np.array([0.0, 10.0, 0.0]), np.zeros(KINDS), np.zeros((1, 1)))
+    assert nbytes[0, 0] == pytest.approx(2 * 10 * held.max())

@@ -1,15 +1,17 @@
 """Messages between nodes: who sends at the same time shares the ports, and nobody else does."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.hardware import load, load_cluster
+from meshcast.hardware import load, load_cluster, reach
 from meshcast.hardware.load import Fact
-from meshcast.simulator.costs.collectives import collective
+from meshcast.simulator.costs.collectives import collective, p2p
 from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.estimate import ALONE, NOTHING
 from meshcast.simulator.costs.kernel_prices import KernelTraits
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, Gemm, Transfer
@@ -85,6 +87,36 @@ def test_all_shifts_of_an_all_to_all_move_what_the_all_to_all_moves():
 def test_a_gpu_alone_gets_no_more_than_its_own_link_to_the_host():
     costs = Costs(load_cluster("l40s-4:2"), Mesh({"cp": 8}))
     assert moved_per_s(costs, Collective("shift", 64 * MIB, ("cp",))) == pytest.approx(31e9), "a port has 50 GB/s"
+
+
+@pytest.mark.parametrize(
+    ("node", "target", "tier", "share", "channels"),
+    [
+        ("dgx-h100", 1, 0, 1.0, 24),
+        ("mi300x-8", 1, 0, 1 / 7, 2),  # one link of seven
+        ("dgx-1v", 6, 1, 1.0, 2),  # no link: over the host
+        ("pcie-8xa100", 1, 1, 1.0, 2),
+        ("dgx-h100", 8, 2, 1.0, 4),  # channels of 14 GB/s for a port of 50
+        ("pcie-8xa100", 8, 2, 1.0, 1),
+    ],
+)
+@pytest.mark.parametrize("delay", [0.0, 0.01])
+def test_a_message_has_the_latencies_of_its_way_and_occupies_its_links_alone(
+    node: str, target: int, tier: int, share: float, channels: int, delay: float
+) -> None:
+    cluster = load_cluster(f"{node}:2")
+    links, pair = Costs(cluster, Mesh({"pp": cluster.gpus})).communication.links, reach(cluster, [0, target])
+    pair = replace(pair, levels=tuple(level._replace(latency=delay) for level in pair.levels))
+    price, use = p2p.price(2**30, pair, links), p2p.use(2**30, pair, links)
+    models, network = (links.models.scale_up.p2p, links.models.host.p2p), links.models.network
+    own = network.p2p_latency + delay if tier == 2 else models[tier].latency
+    assert price.latency == pytest.approx(own + (links.scale_up, links.host, links.network)[tier].latency)
+    assert use.links == pytest.approx([share * (number == tier) for number in range(3)])
+    assert use.multiprocessors * cluster.gpu.multiprocessors == pytest.approx(channels)
+    rate = (links.scale_up.bandwidth * share, links.host.bandwidth, links.port_rate(pair))[tier]
+    assert 2**30 / rate == pytest.approx(p2p.lower_bound(2**30, pair, links))
+    assert 2**30 / rate <= use.moving <= price.seconds
+    assert p2p.use(0, pair, links) == ALONE and p2p.price(0, pair, links) == NOTHING
 
 
 @given(st.sampled_from(NODES), st.integers(0, 2), st.integers(0, 2), st.integers(1, 31))

@@ -12,12 +12,14 @@ import pytest
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import SharedWork, load_job, simulate
+from meshcast.simulator.forecast.layer_costs import stage_layer_costs
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
 from meshcast.simulator.forecast.workers import ALLOCATIONS, collect_garbage_rarely
 from meshcast.simulator.ir.ops import Op, Param, StoredFormat
 from meshcast.simulator.lowering.scope import traits_of
 from meshcast.simulator.report.report import Report
+from tests.contract.played import PAID, play_job
 from tests.golden.rewrite import names, playable, stored
 from tests.thinning import thinned
 
@@ -94,6 +96,28 @@ def test_what_schemes_may_know_of_a_parameter() -> None:
     assert {*others} == {field.name for field in fields(Param)} - {"ready", "used"}
     assert all(traits_of(replace(one, **{name: value})) != traits_of(one) for name, value in others.items())
     assert traits_of(replace(one, ready=Op("other"))) == traits_of(one)
+
+
+def test_costs_of_layers_add_up_to_the_passes_of_the_model() -> None:
+    """On one GPU nothing runs beside the kernels."""
+    model = {"layers": 4, "hidden": 256, "heads": 4, "vocab": 1024, "seq": 128, "tied": False}
+    job = {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 1}}
+    flat, plan = play_job(job, PAID).flat, resolve_plan(load_job(job), price=PAID)
+    (costs,) = stage_layer_costs(plan, lambda *_: PAID)
+    passes = sum(seconds for op, seconds in zip(flat.ops, flat.seconds, strict=True) if op.phase != "U")
+    assert costs.begin + sum(costs.layers) + costs.end == pytest.approx(passes, rel=1e-3)
+    assert len(costs.layers) == 4 and len({*costs.layers}) == 1 and min(costs.begin, costs.end) > 0
+
+
+def test_pipedream_holds_as_many_versions_of_weights_as_micro_batches_are_in_flight() -> None:
+    """Narayanan et al. 2019, "PipeDream", SOSP, section 3.3: the first of p stages p, the last one."""
+    base = {"model": "gpt2", "cluster": "dgx-a100:1", "batch": {"global": 32, "micro": 1}}
+    stashed, flushed = (
+        simulate({**base, "plan": {"pp": 4, "dp": 2, "schedule": schedule}}).play.resting
+        for schedule in ("pipedream", "1f1b")
+    )
+    ratios = [one["parameters"] / other["parameters"] for one, other in zip(stashed, flushed, strict=True)]
+    assert ratios == pytest.approx([4, 3, 2, 1])
 
 
 def test_garbage_is_looked_for_as_before_behind_many_forecasts() -> None:

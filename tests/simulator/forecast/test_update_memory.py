@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshcast.simulator.forecast.simulate import simulate
-from meshcast.simulator.ir.ops import Collective, Gemm, Op
+from meshcast.simulator.ir.ops import Collective, Gemm, Memory, Op
 from meshcast.simulator.report.report import Report
 from tests.contract.played import play_job
 
@@ -86,6 +86,15 @@ def test_megatron_core_updates_with_gradients_in_fp32(precision: dict[str, str],
     buffers = report.play.resting[0].get("buffers", 0.0)
     updating = report.play.peaks[0].update - buffers
     assert updating == pytest.approx((whole + shard / 2) * count_parameters(report), rel=1e-2)
+
+
+def test_adam_reads_and_writes_every_state_once() -> None:
+    """Of a parameter gradient, main weight and moments in fp32; weights in bf16 are written alone."""
+    job = {"model": MODEL, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 1}}
+    played = play_job(job)
+    works = [op.work for _, op in played.instances() if isinstance(op.work, Memory) and op.work.what == "adam"]
+    count = sum(param.size for param in played.held(0))
+    assert [(work.read, work.write) for work in works] == [((4 + 4 + 8) * count, (2 + 4 + 8) * count)]
 
 
 @pytest.mark.parametrize(("plan", "gpus", "times"), [({}, 1, 1), ({"zero": 0}, 4, 2), ({"zero": 3}, 4, 1)])

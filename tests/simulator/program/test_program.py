@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,14 +15,29 @@ from hypothesis import strategies as st
 from meshcast.hardware.errors import ScheduleError
 from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.engine.simpy_engine import play
+from meshcast.simulator.engine.task_time import task_seconds
 from meshcast.simulator.forecast.simulate import simulate
-from meshcast.simulator.ir.ops import Collective, Memory, Op, Param, Transfer
-from meshcast.simulator.program.block import Port, resolve_dependencies
-from meshcast.simulator.program.flatten import FlatProgram
+from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory, Op, Param, Transfer
+from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.program.block import (
+    SUMS,
+    CompiledBlocks,
+    Port,
+    PricedBlock,
+    concatenate,
+    interleave,
+    resolve_dependencies,
+)
+from meshcast.simulator.program.build import build
+from meshcast.simulator.program.categories import COMPUTING, KINDS
+from meshcast.simulator.program.flatten import FlatProgram, FlatTask, flatten_task
+from meshcast.simulator.program.join import join_timetables, shift_item
+from meshcast.simulator.program.task import Task, make_task
+from meshcast.simulator.program.timetable import Timetable, timetable
 from meshcast.simulator.report.breakdown import breakdown
-from meshcast.simulator.scheduling.schedule import Action
+from meshcast.simulator.scheduling.schedule import Action, PassDurations, PipelineShape, Schedule
 from tests.contract.measure import backward_ops, forward_ops, side_ops_of
-from tests.contract.played import FREE, Ideal, Played, play_job, summed_over
+from tests.contract.played import FREE, PAID, Ideal, Played, play_job, summed_over
 from tests.strategies import changed, examples, jobs
 from tests.thinning import thinned_grid
 
@@ -290,6 +307,165 @@ def test_a_tied_embedding_is_summed_between_the_ends(tied: bool, pp: int, chunks
         assert len(ends_at) == 1
 
 
+# --------------------------------------------------------------------------------------------- timetables
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "1f1b": {},
+    "interleaved-1f1b": {"chunks": 2},
+    "zb-h1": {},
+    "zb-v": {},
+    "hanayo": {"chunks": 2},
+    "dualpipe": {},
+    "seq1f1b": {"slices": 2},
+    "bpipe": {},
+}
+
+
+@cache
+def tabulate(name: str, m: int = 8, update_interval: int = 0) -> Timetable:
+    """The timetable of a schedule of four devices whose passes last equally long."""
+    kind, options = find_scheme(f"pipeline/{name}"), SCHEDULES[name]
+    schedule = kind(("pp",), kind.Options(**options))
+    assert isinstance(schedule, Schedule)
+    shape = PipelineShape(4, m, schedule.chunks_per_device(), options.get("slices", 1))
+    durations = PassDurations(*[(1.0,) * shape.stages] * 4, hop=0.0) if schedule.needs_durations else None
+    return timetable(schedule, shape, durations, update_interval)
+
+
+PASSES = ("F", "B", "BW", "O")
+"""Kinds whose results go to other stages, updates that are validated in turn among them."""
+
+TABLES = [*((name, 0) for name in SCHEDULES), ("zb-h1", 4)]
+"""Schedules with their micro-batches to an update: of one with a flush the devices validate updates in turn."""
+
+
+@pytest.mark.parametrize(("name", "update_interval"), TABLES)
+def test_a_slot_is_what_its_actions_have_in_common(name: str, update_interval: int) -> None:
+    table = tabulate(name, 8, update_interval)
+    runs, updates = defaultdict[tuple[int, str, int], list[int]](list), Counter[int]()
+    for number, (action, device) in enumerate(zip(table.actions, table.device_of, strict=True)):
+        slot = table.slots[table.slot[number]]
+        assert (slot.stage, slot.kind, slot.variant) == action[:2] + action[3:]
+        kind = {"W": "BW"}.get(action.kind, action.kind)  # either completes the gradients of weights
+        runs[action.stage, kind, updates[device]].append(number)
+        updates[device] += action.kind == "O"
+    for numbers in runs.values():
+        slots = [table.slots[table.slot[number]] for number in numbers]
+        assert [slot.first for slot in slots] == [True] + [False] * (len(slots) - 1)
+        assert [slot.last for slot in slots] == [False] * (len(slots) - 1) + [True]
+
+
+@pytest.mark.parametrize(("name", "update_interval"), TABLES)
+def test_an_action_needs_the_stages_that_give_to_its_stage(name: str, update_interval: int) -> None:
+    table = tabulate(name, 8, update_interval)
+    place = {action: at for at, action in enumerate(table.sequence)}
+    for number, need in enumerate(table.need):
+        slot, needs = table.slots[table.slot[number]], [need, *table.further_needs.get(number, ())]
+        assert all(place[other] < place[number] for other in needs if other >= 0)
+        givers = [table.slots[table.slot[other]] for other in needs if other >= 0]
+        alike = [giver for giver in givers if slot.kind in PASSES and giver.kind in PASSES]
+        takes = table.stages.takes_from(slot)
+        assert {giver.stage for giver in alike} == set(takes if alike or slot.kind != "O" else ())
+        assert all(slot.stage in table.stages.gives_to(giver) for giver in alike)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "zb-h1", "hanayo"])
+def test_rounds_recur_and_are_most_of_a_long_step(name: str) -> None:
+    table = tabulate(name, 48)
+    rounds = table.rounds
+    assert rounds is not None
+    begins = np.array(rounds.first)[table.device_of]
+    turn = (np.arange(len(table.slot)) - begins) // rounds.length
+    for number, need in enumerate(table.need):
+        if 0 <= turn[number] < rounds.count:
+            assert need < 0 or turn[need] <= turn[number]
+        if 0 <= turn[number] < rounds.count - 1:
+            later = number + rounds.length
+            assert table.slot[later] == table.slot[number]
+            assert table.need[later] == (need + rounds.length if need >= 0 else -1)
+    read = {need for number, need in enumerate(table.need) if need >= 0 > turn[need] and turn[number] >= 0}
+    assert sorted(rounds.waiting) == sorted(read)
+    assert rounds.count * rounds.length * table.shape.p > 0.6 * len(table.slot)
+    before, first, behind = (set(part.tolist()) for part in table.sequence_by_round)
+    for numbers, inside in ((before, turn < 0), (first, turn == 0), (behind, turn >= rounds.count)):
+        assert numbers == set(np.flatnonzero(inside).tolist())
+
+
+def test_pipelines_side_by_side_have_the_actions_that_they_have_alone() -> None:
+    tables = [tabulate("1f1b"), tabulate("bpipe"), tabulate("dualpipe"), tabulate("1f1b", 4)]
+    joined, at, stage, device = join_timetables(tables), 0, 0, 0
+    assert (joined.shape.p, joined.shape.m) == (16, 8) and joined.rounds is None
+    place = {action: turn for turn, action in enumerate(joined.sequence)}
+    for table in tables:
+        assert joined.orders[device : device + 4] == [[shift_item(item, stage) for item in o] for o in table.orders]
+        for number, action in enumerate(table.actions):
+            assert joined.actions[at + number] == action._replace(stage=action.stage + stage)
+            assert joined.device_of[at + number] == table.device_of[number] + device
+            needs = [(table.need[number], joined.need[at + number])]
+            more = table.further_needs.get(number, ()), joined.further_needs.get(at + number, ())
+            for alone, beside in [*needs, *zip(*more, strict=True)]:
+                assert beside == (alone + at if alone >= 0 else -1)
+                assert beside < 0 or place[beside] < place[at + number]
+            slot, other = table.slots[table.slot[number]], joined.slots[joined.slot[at + number]]
+            assert other[1:5] == slot[1:5] and (other.stage, other.follows) == (slot.stage + stage, slot.follows)
+            assert other.keeper == (slot.keeper + device if slot.keeper >= 0 else -1)
+            assert joined.stages.owner(other) == table.stages.owner(slot) + device
+            assert (other.partner and other.partner.stage) == (slot.partner and slot.partner.stage + stage)
+            for shared, own in ((joined.stages.gives_to(other), table.stages.gives_to(slot)),) * (slot.kind != "O"):
+                assert shared == tuple(stage + other_stage for other_stage in own)
+        at, stage, device = at + len(table.slot), stage + len(table.stages.devices), device + table.shape.p
+
+
+# ------------------------------------------------------------------------------------------------- blocks
+
+
+def depend(flat: FlatTask) -> list[Any]:
+    """What the ops of a task wait for, in which order they are issued, and what its result waits for."""
+    ops = [(op, seconds, latency, set(after)) for op, seconds, latency, _, after in flat.ops]
+    return [ops, flat.outside, [set(places) for places in flat.result], flat.through]
+
+
+@pytest.mark.parametrize("plan", [{"tp": 2, "pp": 2, "recompute": "full"}, {"pp": 2, "fsdp": True, "dp": 2}])
+def test_joint_passes_are_those_that_they_are_made_of(plan: dict[str, Any]) -> None:
+    """Copies in series as one block; and two passes as a pair, whose ops each wait for what they wait for alone."""
+    played, blocks = play_job(job(plan, 4, model={"layers": 4}, batch={"global": 8})), CompiledBlocks()
+    for stage in played.stages:
+        tasks = [make_task(played.stage_ops(played.stages.index(stage)), kind, PAID, blocks) for kind in ("F", "BW")]
+        joint: list[PricedBlock] = []
+        for task in tasks:
+            block, _ = concatenate(task.parts)
+            whole, parts = (Task(of, [], []) for of in ((block,), task.parts))
+            assert depend(flatten_task(whole, 0.0)) == depend(flatten_task(parts, 0.0))
+            assert whole.memory.top == pytest.approx(parts.memory.top)
+            assert whole.memory.net == pytest.approx(parts.memory.net)
+            joint.append(block)
+        pair, where = interleave(joint[0], joint[1])
+        for port, block, places in zip(pair.block.ports, joint, where, strict=True):
+            (alone,) = block.block.ports
+            assert (sorted(port.entry), sorted(port.exit)) == tuple(
+                sorted(places[at] for at in ends) for ends in (alone.entry, alone.exit)
+            )
+            for at, op in enumerate(block.block.ops):
+                assert pair.block.ops[places[at]] is op and pair.seconds[places[at]] == block.seconds[at]
+                assert set(pair.block.after[places[at]]) == {places[other] for other in block.block.after[at]}
+            for stream in block.block.streams:
+                queue = [places[at] for at, op in enumerate(block.block.ops) if op.stream == stream]
+                assert queue == sorted(queue), "a stream of a pass keeps its order"
+        assert len(pair.block.ops) == sum(len(block.block.ops) for block in joint)
+        assert pair.block.memory.net == pytest.approx(sum(block.block.memory.net for block in joint))
+        together, *alone_seconds = (task_seconds(Task((part,), [], [])) for part in (pair, *joint))
+        assert max(alone_seconds) <= together <= sum(alone_seconds) * (1 + 1e-12)
+
+
+def test_a_message_between_two_kinds_of_gpus_is_that_of_the_slower() -> None:
+    """By when it arrives: one occupies links for longer, the other has the latency."""
+    played = play_job(job({"pp": 2}, 2))
+    kinds = Ideal(links=1e7), Ideal(links=2e7, latency=1.0)
+    for prices in (kinds, kinds[::-1]):
+        program = build(played.program.timetable, played.stages, prices)
+        assert {send.latency for _, send in program.sent} == {1.0}
+
+
 # ------------------------------------------------------------------------------------------- the engine
 
 
@@ -358,6 +534,27 @@ def test_the_breakdown_adds_up(job: dict[str, Any]) -> None:
             if price is FREE:
                 assert counted == pytest.approx(kernels)
                 assert sum(account.parts[axis] for axis in ("tp", "dp", "pp")) <= 1e-12 * account.step
+
+
+@examples(30)
+@given(job=jobs())
+def test_sums_count_an_op_where_it_runs_and_a_message_at_both_ends(job: dict[str, Any]) -> None:
+    played = play_job(job, Ideal(links=1e6, latency=3e-5))
+    flat, sums = played.flat, played.program.sums
+    wanted = np.zeros((played.plan.shape.p, len(COMPUTING) + 1, len(SUMS)))
+    ends = {number: (sender, receiver) for number, sender, receiver in flat.sent}
+    for number, op in enumerate(flat.ops):
+        kind = (
+            "gemm" if isinstance(op.work, Gemm) else "attention" if isinstance(op.work, Attention) else "memory_bound"
+        )
+        kind = "optimizer" if op.phase == "U" else kind
+        place = COMPUTING.index(kind) if op.stream == "compute" else -1
+        flops = op.work.flops if op.work is not None else 0.0
+        for device in ends.get(number, flat.device[number : number + 1]):
+            wanted[device, place] += flat.seconds[number], 0.0, flat.seconds[number] + flat.latency[number], flops
+    beside = sums[:, len(COMPUTING) :].sum(axis=1, keepdims=True)
+    assert KINDS[: len(COMPUTING)] == COMPUTING
+    assert np.hstack([sums[:, : len(COMPUTING)], beside]) == pytest.approx(wanted)
 
 
 def test_deadlocks_are_found() -> None:
