@@ -185,8 +185,8 @@ def _is_run(node: Any) -> bool:
     of figures and fields of classes, is data."""
     inside = False
     while node is not None and not inside:
-        if node.type == "annassign":
-            return bool(node.children[-2].type == "operator" and node.children[-2].value == "=")
+        if node.parent is not None and node.parent.type == "annassign" and node is node.parent.children[1]:
+            return False
         inside = node.type == "suite" and node.parent.type == "funcdef"
         inside |= node.parent is not None and node.parent.type == "lambdef"
         node = node.parent
