@@ -11,8 +11,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
+from meshcast.simulator.scheduling.list_scheduler import PartialSchedule
 from meshcast.simulator.scheduling.schedule import (
     Action,
     ActionKind,
@@ -170,54 +172,21 @@ def time_orders(
 
     Items of an order that deadlocks stand at the end: the check of the orders reports them.
     """
-    ends, free_at = _PassEnds(schedule, shape, durations), [0.0] * len(orders)
+    played = PartialSchedule(schedule, shape, lambda item: sum(map(durations.of, actions_of([item]))), durations.hop)
     position, timed = [0] * len(orders), list[TimedItem]()
     progress = True
     while progress:
         progress = False
         for device, order in enumerate(orders):
-            while position[device] < len(order):
-                item = order[position[device]]
-                arrivals = [ends.arrival(action, device) for action in actions_of([item])]
-                if (known := [time for time in arrivals if time is not None]) != arrivals:
-                    break
-                begin = max(free_at[device], *known)
-                free_at[device] = begin + sum(map(durations.of, actions_of([item])))
-                ends.note(item, free_at[device])
-                timed.append(TimedItem(item, device, begin, free_at[device]))
+            while position[device] < len(order) and played.arrival(item := order[position[device]]) < inf:
+                end = played.append(item)
+                timed.append(TimedItem(item, device, played.begin[actions_of([item])[0]], end))
                 position[device] += 1
                 progress = True
     timed.sort(key=lambda timed_item: timed_item.end)
-    stuck = ((item, device) for device, order in enumerate(orders) for item in order[position[device] :])
-    return timed + [TimedItem(item, device, free_at[device], free_at[device]) for item, device in stuck]
-
-
-class _PassEnds:
-    """When the passes that have been played end, in the unit of the durations."""
-
-    def __init__(self, schedule: Schedule, shape: PipelineShape, durations: PassDurations) -> None:
-        self.hop, self.devices = durations.hop, [schedule.device(shape, stage) for stage in range(shape.stages)]
-        self.predecessors = [schedule.predecessors(shape, stage) for stage in range(shape.stages)]
-        self.successors: list[list[int]] = [[] for _ in range(shape.stages)]
-        for stage, others in enumerate(self.predecessors):
-            for other in others:
-                self.successors[other].append(stage)
-        self.ends = dict[tuple[int, bool, int, int], float]()
-
-    def note(self, item: ScheduleItem, end: float) -> None:
-        for action in actions_of([item]):
-            if action.kind in ("F", "BW", "B"):
-                self.ends[action.stage, action.kind == "F", action.microbatch, action.slice] = end
-
-    def arrival(self, action: Action, device: int) -> float | None:
-        """Returns when the inputs of an action from other stages have arrived; None: not yet known."""
-        sources: Sequence[int] = ()
-        if action.kind in ("F", "BW", "B"):
-            sources = (self.predecessors if action.kind == "F" else self.successors)[action.stage]
-        latest = 0.0
-        for other in sources:
-            end = self.ends.get((other, action.kind == "F", action.microbatch, action.slice))
-            if end is None:
-                return None
-            latest = max(latest, end + self.hop * (self.devices[other] != device))
-        return latest
+    stuck = [
+        TimedItem(item, device, moment, moment)
+        for device, (order, moment) in enumerate(zip(orders, played.free_at, strict=True))
+        for item in order[position[device] :]
+    ]
+    return timed + stuck

@@ -59,14 +59,12 @@ def find_kernel(
         work: dict[int, int] = defaultdict(int)
         for action, duration in steps.items():
             work[device[action]] += duration
-        least = period = max(work.values())
+        period = max(work.values())
         while best is None or period * best.microbatches < best.period * count:
             if (begin := _solve(_solver(), dependencies, steps, device, hop, limit, period)) is not None:
                 best = Kernel(period, count, begin)
                 break
             period = max(period + 1, round(period * COARSER))
-        if best is not None and best.period * count == least * best.microbatches:
-            break
     assert best is not None
     return best
 

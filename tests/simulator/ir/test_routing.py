@@ -174,6 +174,7 @@ def test_blocks_waste_less_than_one_each_expert(data: st.DataObject, places: tup
     most = max(sum(-(-counts[j] // block) * block for j in rank) for rank in ranks_of(ranks, experts))
     assert filled.most_loaded == pytest.approx(most / float(mean) / (experts // ranks))
     assert sum(filled.expert_loads) == pytest.approx(filled.most_loaded * experts / ranks)
+    assert filled.most_stored / filled.most_loaded == pytest.approx(spread.most_stored / spread.most_loaded)
     assert (filled.busiest_exchange, filled.rank_loads) == (spread.busiest_exchange, spread.rank_loads), (
         "padding is not sent"
     )
@@ -235,6 +236,17 @@ def test_what_ranks_send_is_the_sum_over_experts(
     for rank in range(ranks):
         arrived = [one[:, rank].mean() for one, at in zip(alone, hosts, strict=True) if rank in at]
         np.testing.assert_allclose(placement.arrivals(rank, shares, ranks), arrived)
+
+
+@given(ranks=st.integers(1, 4), data=st.data())
+def test_owners_send_experts_to_new_hosts(ranks: int, data: st.DataObject) -> None:
+    hosts = st.lists(st.integers(0, ranks - 1), min_size=1, unique=True).map(tuple)
+    moves = data.draw(st.lists(st.tuples(hosts, hosts), min_size=1, max_size=6))
+    before, after = (Placement(tuple(column)) for column in zip(*moves, strict=True))
+    sent = after.transfers(before, ranks)
+    for rank in range(ranks):
+        assert sent[rank].sum() == sum(len({*new} - {*old}) for old, new in moves if old[0] == rank)
+        assert sent[:, rank].sum() == sum(rank in new and rank not in old for old, new in moves)
 
 
 def test_many_experts_are_not_played_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

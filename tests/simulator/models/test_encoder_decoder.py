@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import MeshcastError, ModelError, PlanError
+from meshcast.hardware.errors import MeshcastError, ModelError
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.shared_gradients import sum_shared_gradients
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory
@@ -235,20 +235,6 @@ def test_refused(case: str) -> None:
     with pytest.raises(ModelError) as refused:
         load_model(MODEL | {"branches": [ENCODER]} | changes)
     assert where in refused.value.where and words in str(refused.value)
-
-
-REFUSED_PLANS: dict[str, tuple[dict[str, Any], int, str]] = {
-    "context parallelism": ({"mesh": {"cp": 2}, "schemes": [{"use": "sequence/ulysses", "over": "cp"}]}, 2, "does not"),
-    "slices": ({"mesh": {"pp": 2}, "schemes": [{"use": "pipeline/seq1f1b", "over": "pp"}]}, 2, "whole sequences"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED_PLANS)
-def test_refused_plans(case: str) -> None:
-    plan, gpus, words = REFUSED_PLANS[case]
-    with pytest.raises(PlanError) as refused:
-        run(plan, gpus, batch=8)
-    assert words in str(refused.value)
 
 
 def test_adapters_are_refused() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import ModelError, PlanError
+from meshcast.hardware.errors import ModelError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, Gemm, Memory, Op
 from meshcast.simulator.models.flops import causal, forward_matmul_flops, palm
@@ -216,22 +216,6 @@ def test_context_parallelism_shards_the_heads_of_the_scan(use: str) -> None:
     assert sum(sent.values()) == 2 * S // 2 * (PROJECTED + INNER)
     conv = next(op.work for op in forward_ops(played, 1) if isinstance(op.work, Memory) and op.work.what == "conv")
     assert conv.read == 2 * S * (INNER + 2 * SHARED) // 2
-
-
-REFUSED_PLANS: dict[str, tuple[dict[str, Any], int, str]] = {
-    "groups": ({"tp": 4}, 4, "model.ssm.groups (and heads) = 2 must divide by tp"),
-    "ring": ({"mesh": {"cp": 2}, "schemes": [{"use": "sequence/ring", "over": "cp"}]}, 2, "Use sequence/megatron-cp"),
-    "keys": ({"mesh": {"cp": 2}, "schemes": [{"use": "sequence/all-gather", "over": "cp"}]}, 2, "sequence/ulysses"),
-    "slices": ({"mesh": {"pp": 2}, "schemes": [{"use": "pipeline/seq1f1b", "over": "pp"}]}, 2, "whole sequences"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED_PLANS)
-def test_refused_plans(case: str) -> None:
-    plan, gpus, words = REFUSED_PLANS[case]
-    with pytest.raises(PlanError) as refused:
-        run(plan, gpus, batch=8)
-    assert words in str(refused.value) and "pad_heads" not in str(refused.value)
 
 
 def test_blocks_of_a_hybrid_have_adapters() -> None:

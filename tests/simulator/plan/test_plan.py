@@ -38,12 +38,6 @@ def test_names_of_axes_mean_nothing() -> None:
     assert (report.step_time, report.peak_allocated) == (plain.step_time, plain.peak_allocated)
 
 
-@pytest.mark.parametrize("chunks", [0, -1, True, 1.5])
-def test_chunks_are_counted_from_one(chunks: Any) -> None:
-    with pytest.raises(PlanError, match="chunks"):
-        simulate(job({"pp": 2}, [{"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": chunks}]))
-
-
 def test_every_kind_of_stage_is_checked() -> None:
     """The middle stage alone has layers; its heads do not divide by tp."""
     schemes = [{"use": "pipeline/1f1b", "over": "pp"}, {"use": "tensor/megatron", "over": "tp"}]

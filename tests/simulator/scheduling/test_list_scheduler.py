@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.timetable import timetable
+from meshcast.simulator.scheduling.activation_transfer import time_orders
 from meshcast.simulator.scheduling.list_scheduler import PartialSchedule, reorder_at_run_time
 from meshcast.simulator.scheduling.schedule import (
     Action,
@@ -273,10 +275,16 @@ def test_with_jitter_a_forward_pass_pulled_ahead_gains_and_hardly_ever_costs(p: 
 @examples(40)
 def test_orders_without_decisions_are_played_as_by_the_engine(data: st.DataObject, p: int, m: int, name: str) -> None:
     times, shape = data.draw(unequal_durations(p)), PipelineShape(p, m)
+    times = replace(times, kept_for_weights=None)
     rows = {"t_f": list(times.forward), "t_b": list(times.input_gradients), "t_w": list(times.weight_gradients)}
-    play = played(schedule(name), shape, PassDurations(**{**vars(times), "kept_for_weights": None}))
+    play = played(schedule(name), shape, times)
     found = answer({"schedule": name, "p": p, "m": m, **rows, "hop": times.hop})
     assert (max(play.free_at), max(play.spans)) == pytest.approx((found["makespan"], found["span_max"]))
+    timed = time_orders(schedule(name), shape, play.orders, times)
+    assert {item.item: (item.begin, item.end) for item in timed} == {
+        action: (play.begin[action], play.end[action]) for action in play.end
+    }
+    assert times.equalised == equal_durations(shape, 1, 1, 1)
 
 
 # ------------------------------------------------------------------------------------------- whole jobs

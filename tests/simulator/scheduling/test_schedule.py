@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from meshcast.hardware.errors import PlanError, ScheduleError
 from meshcast.simulator.ir.registry import find_scheme
@@ -67,6 +68,13 @@ def test_long_orders_are_shown_around_their_failure() -> None:
     assert lines[-2].startswith("  device 40: ... 0F492 ") and lines[-2].endswith(
         " >0F500< 0F501 0F502 0F503 0F504 0F505 0F506 0F507 0F508 ..."
     )
+
+
+@pytest.mark.parametrize("chunks", [0, -1, True, 2.0, "2"])
+@pytest.mark.parametrize("use", ["interleaved-1f1b", "zb-v"])
+def test_chunks_are_counted_from_one(use: str, chunks: object) -> None:
+    with pytest.raises(ValidationError, match="chunks"):
+        find_scheme(f"pipeline/{use}").Options.model_validate({"chunks": chunks})
 
 
 @pytest.mark.parametrize(

@@ -131,14 +131,6 @@ def test_schedules_with_separate_recompute_actions_are_refused() -> None:
         play_job(job)
 
 
-def test_states_leave_the_gpu_once() -> None:
-    job = small(mesh={"dp": 2}, schemes=[{"use": "data/zero-infinity", "over": "dp"}])
-    job["cluster"]["gpus"] = 2
-    assert play_job(with_offload(job)).peaks[0].left == 0
-    with pytest.raises(PlanError, match="offloads optimizer states already"):
-        play_job(with_offload(job, what=["optimizer"]))
-
-
 @examples(60)
 @given(
     drawn=jobs(EVERY, launch=LAUNCH, passes=60),

@@ -1,0 +1,125 @@
+"""Rules of plans that one model or scheme brings with it: what is refused, in which words, and the next plan that is
+not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from meshcast.hardware.errors import PlanError
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.loading.load import load_job
+from meshcast.simulator.plan.plan import Plan
+
+SMALL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 32}
+ENCODER = {"name": "encoder", "layers": 2, "tokens": 16, "bidirectional": True, "final_norm": True}
+ATTENDING = SMALL | {"positions": "none", "relative_buckets": 8, "cross_attention": True, "branches": [ENCODER]}
+HYBRID, LINEAR, BRANCHES = "nemotron-h-8b", "qwen3-next-80b-a3b", "two-towers-2.3b"
+
+TP = {"use": "tensor/megatron", "over": "tp"}
+OFFLOADING = {"use": "data/zero-infinity", "over": "dp"}
+
+
+def over(axis: str, use: str, **options: Any) -> dict[str, Any]:
+    return {"use": use, "over": axis, **options}
+
+
+def resolved(model: Any, mesh: dict[str, int], *schemes: dict[str, Any], partition: Any = "even", **more: Any) -> Plan:
+    gpus = math.prod(mesh.values())
+    cluster = {"gpu": "h100-sxm", "gpus": gpus, "gpus_per_node": min(8, gpus)}
+    plan = {"mesh": mesh, "schemes": list(schemes), "partition": partition}
+    return resolve_plan(load_job({"model": model, "cluster": cluster, "batch": {"global": 8}, "plan": plan, **more}))
+
+
+def table(layers: str) -> dict[str, Any]:
+    return over("tp", "tensor/annotated", tables=[{"layers": layers, "divide": {"all": ["a"]}}])
+
+
+RULES: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
+    "a scan over shards": (
+        (HYBRID, {"cp": 2}, over("cp", "sequence/ring")),
+        {},
+        "shards the sequences that the state-space layers of nemotron-h-8b scan.*Use sequence/megatron-cp",
+    ),
+    "linear attention over shards": (
+        (LINEAR, {"cp": 2}, over("cp", "sequence/all-gather")),
+        {},
+        "that the layers with linear attention of .* scan.*sequence/ulysses",
+    ),
+    "groups of a scan": (
+        (HYBRID, {"tp": 16}, TP),
+        {},
+        r"model.ssm.groups \(and heads\) = 8 must divide by tp.*8 would",
+    ),
+    "key heads": ((LINEAR, {"tp": 32}, TP), {}, r"key_heads \(and heads\) = 16 must divide by tp"),
+    "slices of a scan": ((HYBRID, {"pp": 2}, over("pp", "pipeline/seq1f1b")), {}, "whole sequences"),
+    "slices of linear attention": ((LINEAR, {"pp": 2}, over("pp", "pipeline/seq1f1b")), {}, "whole sequences"),
+    "slices beside an encoder": ((ATTENDING, {"pp": 2}, over("pp", "pipeline/seq1f1b")), {}, "whole sequences"),
+    "shards of an encoder's output": (
+        (ATTENDING, {"cp": 2}, over("cp", "sequence/ulysses")),
+        {},
+        "an encoder, which sequence/ulysses does not shard",
+    ),
+    "tokens of a branch": (
+        (BRANCHES, {"cp": 3}, over("cp", "sequence/all-gather")),
+        {"batch": {"global": 3}},
+        "tokens of branch first = 1024 must divide by cp",
+    ),
+    "states that leave twice": (
+        (SMALL, {"dp": 2}, OFFLOADING, {"use": "memory/offload", "what": ["optimizer"]}),
+        {},
+        "data/zero-infinity offloads optimizer states already",
+    ),
+    "a reference without a barrier": (
+        (SMALL, {"pp": 2}, over("pp", "pipeline/pipedream")),
+        {"train": {"reference": True}},
+        "train.reference.*ends with a barrier",
+    ),
+    "a layer that no model has": ((SMALL, {"tp": 2}, table("2-9")), {}, r"schemes\[0\].tables\[0\].layers.*of 0-3"),
+}
+"""By name: model, mesh and schemes; other parts of the job; words of the error."""
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_plan_that_breaks_a_rule_is_refused(rule: str) -> None:
+    words, more, message = RULES[rule]
+    with pytest.raises(PlanError, match=message) as refused:
+        resolved(*words, **more)
+    assert "pad_heads" not in str(refused.value)
+
+
+KEPT: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "heads of a scan": ((HYBRID, {"tp": 2}, TP), {}),
+    "heads of linear attention": ((LINEAR, {"cp": 2}, over("cp", "sequence/ulysses")), {}),
+    "heads of an encoder": ((ATTENDING, {"tp": 2}, TP), {}),
+    "heads of a branch": ((BRANCHES, {"tp": 2}, TP), {}),
+    "states that leave once": ((SMALL, {"dp": 2}, OFFLOADING, {"use": "memory/offload", "what": ["activations"]}), {}),
+    "a reference": ((SMALL, {"pp": 2}, over("pp", "pipeline/1f1b")), {"train": {"reference": True}}),
+    "layers of a table": ((SMALL, {"tp": 2}, table("2-3")), {}),
+    "a batch that is coupled": (("clip-vit-l-14", {"tp": 2}, TP), {"batch": {"global": 8, "micro": 8}}),
+}
+
+
+@pytest.mark.parametrize("rule", KEPT)
+def test_the_next_plan_is_resolved(rule: str) -> None:
+    words, more = KEPT[rule]
+    assert resolved(*words, **more).shape.m
+
+
+@pytest.mark.parametrize(
+    ("model", "partition", "embedding", "readers"),
+    [
+        (ATTENDING | {"tied": True}, [1, 1, 2, 2], 0, (2, 3)),
+        (ATTENDING | {"tied": False}, [1, 1, 2, 2], 0, (2,)),
+        ("llava-1.5-7b", [23, 2, 11, 20], 1, None),
+    ],
+    ids=["tied", "untied", "a trunk behind a branch of 24 layers"],
+)
+def test_the_table_is_where_tokens_enter_and_where_a_tied_output_leaves(
+    model: Any, partition: list[int], embedding: int, readers: tuple[int, ...] | None
+) -> None:
+    parts = resolved(model, {"pp": 4}, over("pp", "pipeline/1f1b"), partition=partition).model_parts
+    assert parts.with_embedding == embedding
+    assert readers is None or parts.with_table == readers
