@@ -152,7 +152,7 @@ class RunAnswer:
         if inverse:
             low, high = 1 / high, 1 / low
         below = math.hypot(max(0.0, math.log(mean / ends[0])), math.log(low)) if ends[0] else math.inf
-        above = math.hypot(max(0.0, math.log(ends[1] / mean)), math.log(high))
+        above = math.hypot(math.log(max(ends[1] / mean, 1.0)), math.log(high))
         return [mean * math.exp(-below), mean * math.exp(above)]
 
     def to_dict(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from meshcast.experiments.explain.comparison import compare
+from meshcast.experiments.explain.edited_launch import compare_edited
 from meshcast.simulator import load_job
 
 JOB: dict[str, Any] = {
@@ -41,3 +42,10 @@ def test_the_sentence_names_the_largest_difference() -> None:
     slow = {**JOB, "framework": {"name": "megatron-core", "set": {"step_overhead_s": 5.0}}}
     sentence = compare(load_job(JOB), load_job(slow)).sentence()
     assert "more time than the first" in sentence and "host" in sentence and "+4,965.0 ms" in sentence
+
+
+@pytest.mark.parametrize(("model", "fits"), [("llama3-8b", True), ("llama3-70b", False)])
+def test_an_edited_file_is_the_job_if_it_is_forecast_as_it(model: str, fits: bool) -> None:
+    job, other = (load_job({**JOB, "model": model, "plan": {"tp": tp, "pp": 2}}) for tp in (4, 8))
+    (same, words), (differs, _) = (compare_edited(job, back, "train.sh", "megatron") for back in (job, other))
+    assert same and not differs and ("does not fit" in words) is not fits

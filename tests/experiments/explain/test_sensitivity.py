@@ -94,6 +94,7 @@ def test_a_step_in_8_bits_depends_on_two_peaks() -> None:
 def test_the_time_of_the_host_saves_its_share(answers: Any) -> None:
     (one,) = (one for one in answers.figures if one.figure.name == "step_overhead")
     assert one.saved_s == pytest.approx(one.figure.value * (1 - 1 / 1.01), rel=1e-6)
+    assert one.better_s < answers.report.step_time < one.worse_s
 
 
 def test_host_memory_matters_to_what_is_offloaded(answers: Any) -> None:

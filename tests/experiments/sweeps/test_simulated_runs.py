@@ -74,3 +74,12 @@ def test_other_sweeps_have_no_such_columns(tmp_path: Path) -> None:
     assert not simulates_runs(job, ["plan.tp"]) and simulates_runs(job, ["run.checkpoints"])
     run(load_sweep({"job": job, "vary": {"plan.tp": [1, 2]}}), tmp_path / "steps.parquet", workers=1)
     assert "goodput" not in pd.read_parquet(tmp_path / "steps.parquet").columns
+
+
+def test_a_run_ends_with_its_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop() -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr("meshcast.experiments.sweeps.simulated_runs.stop_if_asked", stop)
+    with pytest.raises(InterruptedError):
+        forecast_run(simulate(load_job(JOB)))

@@ -16,6 +16,7 @@ import pytest
 from meshcast.experiments.sweeps import run as sweeps
 from meshcast.experiments.sweeps.output import parts_folder
 from meshcast.experiments.sweeps.run import load_sweep, run
+from meshcast.experiments.sweeps.store import RANKED_BY, count_equal
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.report.figures import parts_of_step
@@ -105,6 +106,12 @@ def test_a_defect_costs_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     summary = run(sweep(vary={"batch.micro": [1, 2, 4]}), tmp_path / "out.parquet", Lazy())
     assert summary["status"]["fits"] == 2
     assert summary["invalid"] == [{"count": 1, "reason": "meshcast failed: ZeroDivisionError: oh"}]
+
+
+def test_plans_within_the_interval_of_the_best_one_are_equal() -> None:
+    ends = ((100.0, 1.25), (81.0, 2.0), (79.0, 2.0))
+    rows = [{RANKED_BY: rate, "step_time_s": 1.0, "interval_high_s": high} for rate, high in ends]
+    assert [count_equal(rows[:count]) for count in range(4)] == [0, 1, 2, 2]
 
 
 def test_the_summary(reference: Path, small_chunks: None) -> None:

@@ -34,6 +34,8 @@ def test_neighbours_that_fail_lose_work_unless_others_replaced_the_first() -> No
     assert found.keeps_work({11, 12}, {12}), "of two pipelines"
     assert found.keeps_work({2, 5, 6}, {6}), "node 5 was replaced when node 2 and node 5 were missing"
     assert not found.keeps_work({2, 5, 7, 8}, {7, 8})
+    two, one = (Elasticity((1.0, 1.5), "redundant", 4, nodes) for nodes in (2.0, 1.0))
+    assert two.keeps_work({2}, {2}) and not one.keeps_work({2}, {2}), "alone a node has no neighbour"
 
 
 TEMPLATES = (PipelineTime(2, 1.0, 2.0), PipelineTime(3, 1.0, 1.5), PipelineTime(4, 1.0, 1.0))

@@ -8,7 +8,7 @@ import pytest
 
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator import load_job, simulate
-from meshcast.simulator.runs.failure_log import FittedRate, fit_rates, fit_weibull, read_failure_log
+from meshcast.simulator.runs.failure_log import FittedRate, ObservedLog, fit_rates, fit_weibull, read_failure_log
 from meshcast.simulator.runs.failures import Failure
 from meshcast.simulator.runs.inputs import make_run
 from meshcast.simulator.runs.training import simulate_run
@@ -96,6 +96,21 @@ def test_the_fit_has_the_greatest_likelihood() -> None:
     best = likelihood(shape, scale)
     nearby = [(shape * a, scale * b) for a in (0.98, 1.0, 1.02) for b in (0.98, 1.0, 1.02)]
     assert all(likelihood(*one) <= best + 1e-9 for one in nearby)
+    failures = tuple(Failure(float(time), "gpu") for time in np.cumsum(gaps))
+    (rate,) = fit_rates(ObservedLog(failures, failures[-1].time + rest))
+    assert rate.gain == pytest.approx(best - likelihood(1.0, (gaps.sum() + rest) / 60), rel=1e-6) and rate.gain > 1
+
+
+@pytest.mark.parametrize("count", [1, 3, 20])
+def test_the_interval_of_a_rate_leaves_a_twentieth_at_either_end(count: int) -> None:
+    """Of Poisson numbers as many as were observed, or fewer, and as many or more (Garwood 1936)."""
+    (rate,) = fit_rates(ObservedLog(tuple(Failure(i + 1.0, "gpu") for i in range(count)), 1000.0))
+
+    def at_most(number: int, mean: float) -> float:
+        return sum(math.exp(-mean) * mean**k / math.factorial(k) for k in range(number + 1))
+
+    assert at_most(count, 1000 / rate.low) == pytest.approx(0.05, abs=0.002)
+    assert 1 - at_most(count - 1, 1000 / rate.high) == pytest.approx(0.05, abs=0.012)
 
 
 def test_rates_of_components(tmp_path: Path) -> None:

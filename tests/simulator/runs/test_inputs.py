@@ -1,6 +1,7 @@
 """From a job to a run: sizes and times of checkpoints, rates of failures, replicas, and refusals."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.load import load
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.costs.stragglers import slowest_pace
+from meshcast.simulator.runs.answer import RunAnswer
 from meshcast.simulator.runs.inputs import RunPlan, make_run
+from meshcast.simulator.runs.least_run import count_steps
 from meshcast.simulator.runs.span import CheckpointTier
+from meshcast.simulator.runs.training import simulate_run
 
 JOB: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 8},
@@ -36,7 +40,17 @@ def test_a_run_needs_a_length() -> None:
 
 def test_tokens_become_whole_steps() -> None:
     report = simulate(load_job({**JOB, "run": {"tokens": 1e9}}))
-    assert make_run(report).setting.steps == math.ceil(1e9 / report.tokens)
+    assert make_run(report).setting.steps == count_steps(report.job) == math.ceil(1e9 / report.tokens)
+
+
+@pytest.mark.parametrize("idle", [0, 10, 99])
+def test_runs_that_reach_no_step_widen_the_interval_of_tokens_down_to_none(idle: int) -> None:
+    made = make_run(simulate(load_job({**JOB, "run": {"days": 0.01}})))
+    run = simulate_run(made.setting, 0, 0)
+    answer = RunAnswer(made, [*[run] * 3, *[replace(run, steps=0)] * idle])
+    low, high = answer.tokens_interval_90
+    assert low < answer.steps * made.report.tokens < high and (low == 0) == (idle > 0)
+    assert answer.to_dict()["days_interval_90_simulated"] == pytest.approx([run.seconds / 86_400] * 2)
 
 
 def test_a_checkpoint_holds_main_weights_and_moments() -> None:
