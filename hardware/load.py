@@ -13,7 +13,6 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -36,6 +35,7 @@ from meshcast.hardware.documents.document import (
 )
 from meshcast.hardware.documents.explain import Model, Strict, explain, valid_keys, validate_data
 from meshcast.hardware.errors import CatalogError, nearest
+from meshcast.hardware.records import dataclass
 
 __all__ = [
     "MAX_DEPTH", "MAX_NODES", "Bandwidth", "Bytes", "Count", "Document", "Entry", "Fact", "Flops",

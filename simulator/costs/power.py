@@ -14,12 +14,12 @@ fits those of the measured GPUs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import resources
 
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.load import read_yaml
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.calibration.calibration import ARCHITECTURES, LATEST
 from meshcast.simulator.ir.ops import Attention, Gemm, Memory, Work
 

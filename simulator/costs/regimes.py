@@ -14,12 +14,12 @@ links leave unexplained; only what is particular to a job widens its interval fu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Literal
 
 from meshcast.hardware.load import read_yaml
+from meshcast.hardware.records import dataclass
 
 Regime = Literal["source", "program", "family", "unknown"]
 StepClass = Literal["dense", "experts", "adapters"]

@@ -9,12 +9,12 @@ that were left out (`validation.published.fit.peak_spreads`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Literal
 
 from meshcast.hardware.load import read_yaml
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.job.framework import Framework, load_framework
 
 FILE = "peak_errors.yaml"

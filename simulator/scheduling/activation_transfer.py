@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.scheduling.schedule import (
     Action,
     ActionKind,
