@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import Literal
 
-from meshcast.hardware.load import read_yaml
+from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.job.framework import Framework, load_framework
 
@@ -104,7 +104,7 @@ def judge(probability: float) -> Verdict:
 
 @cache
 def _table() -> dict[str, PeakError]:
-    return {name: PeakError(**row) for name, row in read_yaml(ROOM / FILE).data.items()}
+    return {name: PeakError(**row) for name, row in read_shipped(ROOM / FILE).data.items()}
 
 
 @cache
