@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, ValidationInfo
 from pydantic_core import CoreSchema
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 
 OUTPUT = "Output"
 """Heading of what a command writes and draws."""

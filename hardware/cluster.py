@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import Annotated
@@ -20,6 +19,7 @@ from meshcast.hardware.gpu import GPU
 from meshcast.hardware.link import Link
 from meshcast.hardware.load import Strict, Time, by_name, catalog_model
 from meshcast.hardware.node import Node
+from meshcast.hardware.records import dataclass
 
 MAX_GPUS = 1_000_000
 """Most GPUs of a cluster: ten times the largest built; a larger number is a typing error."""

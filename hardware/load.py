@@ -13,7 +13,6 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -35,7 +34,9 @@ from meshcast.hardware.documents.document import (
     read_yaml_documents,
 )
 from meshcast.hardware.documents.explain import Model, Strict, explain, valid_keys, validate_data
+from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.errors import CatalogError, nearest
+from meshcast.hardware.records import dataclass
 
 __all__ = [
     "MAX_DEPTH", "MAX_NODES", "Bandwidth", "Bytes", "Count", "Document", "Entry", "Fact", "Flops",
@@ -266,7 +267,7 @@ def _load_known(kind: str, name: str) -> object:
     if name not in catalog(kind):
         raise CatalogError(kind.removesuffix("s"), "not in the catalog", nearest(name, catalog(kind)), name)
     file = resources.files("meshcast.hardware") / "catalog" / kind / f"{name}.yaml"
-    data, text, where = read_yaml(file, f"{kind}/{name}.yaml")
+    data, text, where = read_shipped(file, f"{kind}/{name}.yaml")
     if isinstance(data, dict):
         data = {"name": name, **data}
     return _read_entry(kind, data, where, text)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from meshcast.hardware.cluster import Cluster, Level
+from meshcast.hardware.records import dataclass
 
 
 class Parts(NamedTuple):

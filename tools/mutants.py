@@ -51,6 +51,7 @@ work may hold them up: it is caught, for its room needs less."""
 
 TESTS = {
     "simulator/schemes": ("tests/contract",),
+    "simulator/loading": ("tests/simulator/job", "tests/simulator/plan"),
     "simulator/bounds": ("tests/experiments/search/test_bounds.py",),
     "simulator/program": ("tests/simulator/engine/test_peak_memory.py",),
     "simulator/forecast": ("tests/simulator/engine/test_reserved_memory.py", "tests/simulator/report/test_phases.py"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from meshcast.hardware.cluster import Fabric
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.inline import Network
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.units import GIB, GIGA
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.framework import Framework, framework_names

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.topology import message_reach, reach
 from meshcast.simulator.costs.collectives import collective, p2p
 from meshcast.simulator.costs.costs import Costs

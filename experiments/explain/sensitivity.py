@@ -9,10 +9,10 @@ itself; over `RANGE` it shows what the next generation would change.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from meshcast.experiments.explain.assumed_fields import AssumedFieldEffect, assumed_fields, forecast_alternatives
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.hardware_figures import HardwareFigure, hardware_figures

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.stages import StageTable
 from meshcast.experiments.planning.table import FactorTable
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 
 Dims = tuple[tuple[str, str], ...]
 """For every axis the dim that it shards; empty: none."""

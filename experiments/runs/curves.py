@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from meshcast.experiments.runs.seeds import simulate_runs
 from meshcast.experiments.sweeps.scaling import resize_cluster
 from meshcast.hardware.errors import MeshcastError, PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.runs.answer import RunAnswer

@@ -11,10 +11,10 @@ import math
 import operator
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 
 LONGEST = 1_000
 """Maximum number of characters of an expression."""

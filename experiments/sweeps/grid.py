@@ -11,7 +11,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +23,7 @@ from meshcast.hardware import load_cluster
 from meshcast.hardware.documents.plain_data import to_plain_data
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest
 from meshcast.hardware.load import Document, Place, Strict, line_of, read_yaml, valid_keys, validate_data
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remembered_by
 from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES
 from meshcast.simulator.ir.divisors import list_divisors

@@ -6,9 +6,9 @@ vary: {run.checkpoints.every_s: [300, 900, 1800], run.recovery.spares: [0, 1, 2]
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.forecast.workers import stop_if_asked
 from meshcast.simulator.report.report import Report
 from meshcast.simulator.runs.answer import RunAnswer

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from meshcast.experiments.views import palette
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.program.categories import EXPOSED
 from meshcast.simulator.report.figures import parts_of_step
 from meshcast.simulator.report.report import Report

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -13,6 +12,7 @@ import numpy as np
 from meshcast.experiments.explain.executed_ops import list_executed_ops
 from meshcast.experiments.explain.rank_messages import list_rank_messages
 from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.ir.ops import HostCopy
 from meshcast.simulator.plan.plan import Plan

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from meshcast.experiments.sweeps.selection import LARGE
 from meshcast.experiments.views import palette
 from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.report import figures
 from meshcast.simulator.report.formatting import describe_value
 

@@ -6,10 +6,10 @@ Besides tensors a GPU holds fragmentation of the caching allocator, and the CUDA
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.units import GIB
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.formatting import name_device

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ from meshcast.experiments.explain.rank_messages import (
 )
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.gpu import GPU
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.estimate import TIERS
 from meshcast.simulator.costs.kernels.libraries import attention_format

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from meshcast.experiments.sweeps.scaling import Curve, Point
 from meshcast.experiments.views.breakdown import group_shares
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.report.report import Report
 
 

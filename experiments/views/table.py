@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+
+from meshcast.hardware.records import dataclass
 
 Words = str | tuple[str, ...]
 """A text; a tuple holds its lines."""

@@ -7,12 +7,13 @@ millions of ops, which was played by matrices, `matrix_timeline` makes it withou
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.categories import axis_of

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshcast.experiments.explain.assumed_fields import AssumedFieldEffect
 from meshcast.experiments.explain.sensitivity import Sensitivities
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.report.formatting import describe_value, format_seconds
 
 MIN_FIGURE, MIN_FIELD = 1e-4, 1e-3

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.bounds.critical_paths import FEW
 from meshcast.simulator.bounds.schedule_bound import PASSES
 from meshcast.simulator.scheduling.schedule import OverlappedPasses, PipelineShape, Schedule, actions_of

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.bounds.collectives import COPIES, DATA, UnitCollectives, unit_collectives
 from meshcast.simulator.forecast.resident_memory import resident_of_devices
 from meshcast.simulator.forecast.shared_work import SharedWork

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remembered_by
 from meshcast.simulator.bounds.collectives import UnitCollectives
 from meshcast.simulator.bounds.critical_paths import CriticalPaths, Replays, critical_paths

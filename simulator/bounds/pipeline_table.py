@@ -8,11 +8,11 @@ at least the sum of each entry on the diagonal.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.bounds.schedule_bound import FORWARD, Mode, PassSeconds, StagePlaces, StageTimes, has_bound
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 

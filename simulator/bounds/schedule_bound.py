@@ -6,12 +6,13 @@ last gradient has gone back through them, or run its passes in less time than th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.capabilities import RequiresRoles
 from meshcast.simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule, actions_of
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, reduce
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remembered
 from meshcast.simulator.bounds.schedule_bound import FORWARD, INPUTS, PASSES, WHOLE, StageTimes
 from meshcast.simulator.engine.maxplus import Coordinates, product

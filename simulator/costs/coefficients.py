@@ -8,10 +8,12 @@ model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 import numpy as np
+
+from meshcast.hardware.records import dataclass
 
 Number = Any
 """A number, or an array with the number of each kernel."""

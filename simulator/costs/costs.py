@@ -12,10 +12,11 @@ for bytes, so that closed forms hold exactly.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs import host
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.communication_prices import CommunicationPrices, slowest

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.ops import Work
 
 

@@ -6,9 +6,8 @@ between PCIe switches and sockets, of the host memory, of the disks. GPUs in use
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.estimate import NOTHING, Estimate
 from meshcast.simulator.ir.ops import HostCopy, HostUpdate
 

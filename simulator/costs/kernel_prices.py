@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.gpu import GPU
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remembered
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.estimate import FULL, Estimate, Use

@@ -14,12 +14,12 @@ links leave unexplained; only what is particular to a job widens its interval fu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Literal
 
-from meshcast.hardware.load import read_yaml
+from meshcast.hardware.documents.shipped import read_shipped
+from meshcast.hardware.records import dataclass
 
 Regime = Literal["source", "program", "family", "unknown"]
 StepClass = Literal["dense", "experts", "adapters"]
@@ -61,7 +61,7 @@ class StepResidual:
 @cache
 def residuals() -> dict[Regime, StepResidual]:
     """Returns the residuals of every regime, without assumptions and kernels."""
-    table = read_yaml(ROOM / FILE).data
+    table = read_shipped(ROOM / FILE).data
     return {regime: StepResidual(**table[regime]) for regime in REGIMES}
 
 

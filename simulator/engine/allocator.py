@@ -10,7 +10,9 @@ which grows by whole pages of 2 and of 20 MiB. What it does when memory ends is 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from meshcast.hardware.records import dataclass
 
 UNIT = 512
 """Bytes that sizes are multiples of, and the least rest that is split from a small or expandable block."""

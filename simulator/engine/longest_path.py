@@ -7,8 +7,8 @@ in which each comes behind its dependencies, so this is a maximum per op.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.program.flatten import FlatProgram
 
 

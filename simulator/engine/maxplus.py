@@ -16,13 +16,13 @@ Baccelli, Cohen, Olsder, Quadrat 1992, "Synchronization and Linearity", chapters
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.program.block import INPUT, BlockPrices, PricedBlock

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from operator import sub
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.engine.longest_path import OpTimes
 from meshcast.simulator.ir.ops import HostCopy
 from meshcast.simulator.program.flatten import FlatProgram

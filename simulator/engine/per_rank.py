@@ -11,10 +11,10 @@ for the last.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remembered
 from meshcast.simulator.engine.task_time import task_seconds
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Communication, Exchange, Transfer

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.engine.allocator import CachedBlock, CachingAllocator
 from meshcast.simulator.engine.peak_memory import in_flight
 from meshcast.simulator.program.block import TensorKind

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.engine.occupancy import Spans
 from meshcast.simulator.program.program import Program
 from meshcast.simulator.program.timetable import Timetable

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from operator import add, sub
 from typing import TypeVar
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.engine.longest_path import OpTimes, longest_path
 from meshcast.simulator.engine.maxplus import NEVER, CompactMatrix, Coordinates
 from meshcast.simulator.program.flatten import FlatProgram, flatten_updates

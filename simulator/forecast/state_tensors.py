@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.engine.reserved_memory import StateTensors
 from meshcast.simulator.forecast.resident_memory import DeviceParams, growing_gradients, resident_bytes
 from meshcast.simulator.ir.capabilities import HoldsUnequalShards, ShardsStates, schemes_with

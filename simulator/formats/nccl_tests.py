@@ -13,11 +13,12 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.files import json_object, lines, member, text
 
 OPERATIONS = {

@@ -9,10 +9,10 @@ a forecast knows no difference. `simulator.formats.nccl_tests` reads the tables.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from meshcast.hardware.errors import to_line
+from meshcast.hardware.records import dataclass
 
 ELEMENT_BYTES = {"float": 4, "half": 2, "bfloat16": 2, "uint8": 1}
 """Bytes of an element by the words of nccl-tests."""

@@ -13,13 +13,13 @@ import io
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from meshcast.hardware.documents.input_file import Unreadable
 from meshcast.hardware.documents.input_file import parse_csv as parse_csv_rows
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.files import text
 from meshcast.simulator.scheduling.schedule import Action, OverlappedPasses, ScheduleItem, actions_of
 

@@ -7,9 +7,10 @@ rank; the causal mask leaves ranks different shares of it, depending on how posi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+
+from meshcast.hardware.records import dataclass
 
 
 @dataclass(frozen=True)

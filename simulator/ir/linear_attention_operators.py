@@ -8,8 +8,8 @@ rate of the GPU. In what follows C are the tokens of a chunk, d_k and d_v the wi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.layout import Tensor
 from meshcast.simulator.ir.mamba_operators import Scan
 from meshcast.simulator.ir.modules import CompositeModule, LocalShapes

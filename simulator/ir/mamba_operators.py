@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.layout import Tensor
 from meshcast.simulator.ir.modules import CompositeModule, LocalShapes, Operator
 from meshcast.simulator.ir.ops import BYTES, Memory, Work

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remembered
 from meshcast.simulator.ir.layout import Layout, Tensor, output_layout, required_layout
 from meshcast.simulator.ir.mesh import Mesh

@@ -6,9 +6,10 @@ Dims as in `simulator.ir.operators`, experts ``e``.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.layout import Tensor
 from meshcast.simulator.ir.modules import LocalShapes, Module, Operator
 from meshcast.simulator.ir.operators import Activation, Cast, Elementwise, Linear, PromotedSum, SavedCast, Sum

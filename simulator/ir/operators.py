@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.attention_mask import WHOLE, ScoreBlock
 from meshcast.simulator.ir.layout import Layout, Tensor, required_layout
 from meshcast.simulator.ir.modules import LocalShapes, Operator

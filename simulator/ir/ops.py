@@ -8,10 +8,12 @@ stream, with the ops that it waits for. A *Fragment* is what a module lowers to:
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from meshcast.hardware.records import dataclass
 
 BYTES: dict[str, Any] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5}
 BYTES |= {"int64": 8, "int8": 1, "int4": 0.5, "bool": 1}

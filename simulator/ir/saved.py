@@ -11,10 +11,10 @@ tests/validation/activations.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import singledispatch
 from typing import NamedTuple
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.decoder_operators import CappedAttention
 from meshcast.simulator.ir.layout import Tensor
 from meshcast.simulator.ir.modules import LocalShapes, Operator

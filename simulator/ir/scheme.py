@@ -10,12 +10,13 @@ bytes, groups and order, and no seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import Module, Operator, Stage
 from meshcast.simulator.ir.ops import Fragment, StageOps

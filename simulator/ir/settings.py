@@ -6,8 +6,9 @@ The settings of other families are defined with their base classes: `DataSetting
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from meshcast.hardware.records import dataclass
 
 OptionValues = tuple[tuple[str, Any], ...]
 """Options of a scheme: names and values."""

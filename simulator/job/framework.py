@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.errors import PlanError, nearest
-from meshcast.hardware.load import read_yaml, validate_data
+from meshcast.hardware.load import validate_data
 from meshcast.hardware.shared import shared_instance
 from meshcast.simulator.costs.kernel_prices import KernelTraits
 from meshcast.simulator.costs.kernels.decomposition import Decomposition
@@ -451,7 +452,7 @@ def framework_names() -> tuple[str, ...]:
 @cache
 def _file(name: str) -> dict[str, Any]:
     """Returns the content of a profile's file, on top of the traits of its `base`."""
-    content = dict(read_yaml(FILES / f"{name}.yaml").data)
+    content = dict(read_shipped(FILES / f"{name}.yaml").data)
     if "base" not in content:
         return content
     base = {key: value for key, value in _file(content.pop("base")).items() if key not in BESIDE_TRAITS}
@@ -460,7 +461,7 @@ def _file(name: str) -> dict[str, Any]:
 
 def framework_base(name: str) -> str | None:
     """Returns the name of the profile on whose traits that of a framework stands; None if it states all of them."""
-    return read_yaml(FILES / f"{name}.yaml").data.get("base")
+    return read_shipped(FILES / f"{name}.yaml").data.get("base")
 
 
 @cache

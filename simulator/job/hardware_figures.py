@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.link import Link
 from meshcast.hardware.node import Host
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.host import DISKS, MEMORIES, MEMORY
 from meshcast.simulator.ir.operators import QUANTISED

@@ -8,12 +8,13 @@ schema and the docs. docs/add-a-plan-key.md shows what a further key takes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.job.batch import ClassOrder, Count, JobPart
 
 Part = Literal["", "ranks", "layers", "stages", "passes", "named"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import validate_data
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.job.framework import framework_rules, framework_versions
 from meshcast.simulator.job.job import Job, LongPlan
 from meshcast.simulator.job.plan_keys import PLAN_KEYS

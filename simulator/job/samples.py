@@ -10,13 +10,14 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.files import csv_rows
 from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.job.batch import Batch, LogNormal, MicrobatchClass, Samples

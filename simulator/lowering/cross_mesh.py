@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 from itertools import pairwise, product
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.layout import Layout
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import Stage

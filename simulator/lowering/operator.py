@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.layout import Tensor, collectives_between, output_layout
 from meshcast.simulator.ir.modules import LocalShapes, Operator
 from meshcast.simulator.ir.operators import Embedding, Head, Linear

@@ -22,13 +22,14 @@ References: Hu et al. 2021, arXiv 2106.09685, section 4; Dettmers et al. 2023 (Q
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.mamba_operators import Mamba
 from meshcast.simulator.ir.modules import (

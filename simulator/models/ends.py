@@ -10,8 +10,9 @@ computes the rows of its samples, for which it gathers the vectors of the other 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.decoder_operators import HoldWeights
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import BatchLossUnit, LocalShapes, Module, Operator, Projector

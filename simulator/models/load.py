@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
+from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.errors import ModelError, nearest
 from meshcast.hardware.load import Document, read_yaml
 from meshcast.hardware.shared import shared_instance
@@ -204,7 +205,7 @@ def _change_branches(branches: Any, changes: Mapping[Any, Any], where: str) -> l
 
 @cache
 def _preset(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = read_yaml(PRESETS / f"{name}.yaml", error=ModelError).data
+    data: dict[str, Any] = read_shipped(PRESETS / f"{name}.yaml", error=ModelError).data
     return data
 
 

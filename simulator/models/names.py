@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from meshcast.hardware.load import read_yaml
+from meshcast.hardware.documents.shipped import read_shipped
 
 HUB_NAMES = Path(__file__).parent / "hub_names.yaml"
 
@@ -29,7 +29,7 @@ LONGEST = 200
 @cache
 def hub_names() -> dict[str, tuple[str, ...]]:
     """Returns the ids of the table, by preset."""
-    return {preset: tuple(ids) for preset, ids in read_yaml(HUB_NAMES).data.items()}
+    return {preset: tuple(ids) for preset, ids in read_shipped(HUB_NAMES).data.items()}
 
 
 def split_name(name: str) -> tuple[str, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import AttendsAlong, CompositeModule, Module, Operator, SelfAttention
 from meshcast.simulator.ir.operators import QUANTISED, Cast, CoreAttention, Linear, Norm, SavedCast

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
 import numpy as np
 
 from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.capabilities import (
     AccumulatesByUnit,
     AnnotatesOperators,

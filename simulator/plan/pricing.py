@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.ops import Work
 from meshcast.simulator.plan.partition import LayerCosts
 from meshcast.simulator.plan.plan import Plan

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remembered_by
 from meshcast.simulator.ir.ops import COMPUTE, Attention, Fragment, Gemm, Host, Op, Param, UnitRun, Work
 from meshcast.simulator.lowering.lower import drop_backward

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.scheduling.schedule import BATCH_LOSS, ActionKind, Stripe
 
 GRADIENT_PASSES = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENTS)

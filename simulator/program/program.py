@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.ops import StageOps
 from meshcast.simulator.program.categories import KINDS
 from meshcast.simulator.program.task import Send, Task

@@ -11,13 +11,14 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import chain
 
 import numpy as np
 
 from meshcast.hardware.errors import ScheduleError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.program.pipeline_stages import GRADIENT_PASSES, PipelineStages, Slot
 from meshcast.simulator.program.rounds import Rounds, find_rounds
 from meshcast.simulator.scheduling.batch_loss import coupled_stages, insert_batch_loss

@@ -7,10 +7,11 @@ of the step is pipeline bubble.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.engine.occupancy import Occupied, measure
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.program.categories import COMPUTING, EXPOSED, HOST, KINDS

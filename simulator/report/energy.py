@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remember
 from meshcast.simulator.costs.power import Overhead, PowerModel, overhead, power_model
 from meshcast.simulator.ir.ops import COMPUTE, Op

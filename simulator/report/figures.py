@@ -8,10 +8,10 @@ nowhere else: docs/add-a-figure.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.units import GIB
 from meshcast.simulator.report.energy import KWH
 from meshcast.simulator.report.formatting import format_count, format_days, format_number, format_seconds

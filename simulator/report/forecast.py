@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.regimes import Regime
 from meshcast.simulator.engine.occupancy import Occupied
 from meshcast.simulator.engine.peak_memory import Peak, offloaded_activations, over_time, peaks

@@ -9,12 +9,12 @@ that were left out (`validation.published.fit.peak_spreads`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Literal
 
-from meshcast.hardware.load import read_yaml
+from meshcast.hardware.documents.shipped import read_shipped
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.job.framework import Framework, load_framework
 
 FILE = "peak_errors.yaml"
@@ -104,7 +104,7 @@ def judge(probability: float) -> Verdict:
 
 @cache
 def _table() -> dict[str, PeakError]:
-    return {name: PeakError(**row) for name, row in read_yaml(ROOM / FILE).data.items()}
+    return {name: PeakError(**row) for name, row in read_shipped(ROOM / FILE).data.items()}
 
 
 @cache

@@ -7,8 +7,8 @@ may pass its first step and fail in the second.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.capabilities import schemes_with
 from meshcast.simulator.ir.ops import BYTES
 from meshcast.simulator.job.host_launches import hidden_launch_s

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.report.energy import KWH
 from meshcast.simulator.report.version import product_version
 from meshcast.simulator.runs.formulas import daly_interval, expected_goodput, young_interval

@@ -15,11 +15,11 @@ just-in-time: nothing until a failure, when healthy replicas write the state of 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import load
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.run_keys import Checkpoints
 from meshcast.simulator.report.report import Report

@@ -20,9 +20,9 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.job.run_keys import ElasticPolicy
 
 MAX_EXPOSED = 0.05

@@ -21,12 +21,12 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.runs.failures import FailingUnits, FailureLog, FailureSource
 from meshcast.simulator.runs.span import CheckpointTier
 from meshcast.simulator.runs.training import SPAN, RunSetting, spawn_streams

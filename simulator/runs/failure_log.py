@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 
 from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.files import csv_rows
 from meshcast.simulator.runs.failures import Failure
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import load
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.reliability import Reliability, Unit
 from meshcast.simulator.costs.power import power_model
 from meshcast.simulator.job.job import Job

@@ -7,11 +7,12 @@ another duration (`DrawnSpan`); of equal ones only those are listed that have a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
+
+from meshcast.hardware.records import dataclass
 
 
 @dataclass(frozen=True)

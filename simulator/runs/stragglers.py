@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remembered
 from meshcast.simulator.job.run_keys import Distribution
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ import numpy as np
 import simpy
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.runs.elastic import Elasticity
 from meshcast.simulator.runs.failures import Failure, FailureSource
 from meshcast.simulator.runs.span import CheckpointTier, Span, make_drawn_span, make_equal_span

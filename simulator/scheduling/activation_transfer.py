@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.scheduling.list_scheduler import PartialSchedule
 from meshcast.simulator.scheduling.schedule import (
     Action,

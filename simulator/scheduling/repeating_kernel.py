@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.scheduling.greedy import Dependencies, pass_dependencies
 from meshcast.simulator.scheduling.schedule import Action, PassDurations, PipelineShape, Schedule
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from meshcast.experiments.render.markdown import render_table
 from meshcast.experiments.views.table import Table, formatted_numbers
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.report.metrics import Z90
 from meshcast.validation.published.fit.refit import FREEDOM, source_weights
 from meshcast.validation.published.measured_range.combinations import condense, find_nearest

@@ -13,10 +13,10 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.engine.allocator import CachedBlock, CachingAllocator
 
 Event = Mapping[str, Any]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.load import read_yaml
+from meshcast.hardware.records import dataclass
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.formats.launch.convert import compare_keys

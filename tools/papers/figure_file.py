@@ -15,7 +15,6 @@ named job with some fields changed, or the relation says how the number follows 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -25,6 +24,7 @@ from pydantic import Field, model_validator
 
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import read_yaml, validate_data
+from meshcast.hardware.records import dataclass
 from meshcast.validation.claims.claim_file import (
     CLAIMS,
     KINDS,

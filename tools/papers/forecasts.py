@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 from typing import Any
 
 from meshcast.experiments.planning.benchmark.claimed_plans import find_claimed_plan
 from meshcast.experiments.render.terminal.published import progress
+from meshcast.hardware.records import dataclass
 from meshcast.validation.claims.claim_file import Claim
 from meshcast.validation.claims.judge import WHOLE_LIST, ReportCache, drop_unfit, find_deviation, judge
 from meshcast.validation.published.answer import map_chunks

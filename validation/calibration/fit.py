@@ -8,12 +8,12 @@ with a value for each library; all are fitted together.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from meshcast.hardware.documents.optional_package import import_optional
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.coefficients import Coefficient, coefficients
 
 LOSS = 0.03

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.units import GIB
 from meshcast.simulator.ir.ops import Collective, Op, Transfer
 from meshcast.simulator.program.categories import EXPOSED, KINDS, axis_of, kind_of

@@ -12,11 +12,11 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NoReturn
 
 from meshcast.hardware.errors import OutOfMemory, PlanError
+from meshcast.hardware.records import dataclass
 
 MAX_LENGTH = 500
 """Maximum number of characters of a relation."""

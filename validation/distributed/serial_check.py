@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.plan.plan import Plan
 from meshcast.validation.distributed.data_parallel import data_ranks, data_scheme_of
 from meshcast.validation.distributed.trainer import Trainer

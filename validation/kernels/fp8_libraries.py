@@ -7,13 +7,14 @@ in training; the forecast is that of the recipe which the library uses.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.operators import Cast, Linear
 from meshcast.simulator.ir.ops import Gemm, Work
 from meshcast.validation.kernels.fp8 import MULTIPLE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import Gemm, HostCopy, Work
 from meshcast.simulator.loading.load import load_job

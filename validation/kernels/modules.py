@@ -6,13 +6,13 @@ Nothing is communicated: a module gets random inputs in place of the results of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.operators import Head, Norm, Residual
 from meshcast.simulator.plan.plan import Plan
 from meshcast.validation.kernels.operators import LocalOperator

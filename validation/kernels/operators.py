@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.forecast.stages import lower_stages
 from meshcast.simulator.ir.modules import LocalShapes, Operator, walk
 from meshcast.simulator.ir.operators import Boundary

@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -27,6 +26,7 @@ from pydantic import Field
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest
 from meshcast.hardware.load import read_yaml, validate_data
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.calibration.check import STEPS
 from meshcast.simulator.loading.load import load_job
 from meshcast.validation.measurements.measurement import FileModel, Measurement, describe_error, read

@@ -13,12 +13,13 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, TypeVar
 
 import torch
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.validation.measurements.cuda import Cuda
 from meshcast.validation.measurements.gpu_state import StateMonitor, read_state, warm_up
 from meshcast.validation.measurements.measurement import GPUState, Machine

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.units import GIB
 from meshcast.simulator.costs.calibration.calibration import DEVICE, Calibration
 from meshcast.simulator.costs.costs import Costs

@@ -6,11 +6,11 @@ Their forecast is computed after the measurement, so it is not blind; a note in 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.report.version import product_version
 from meshcast.validation.measurements.measurement import Kind, Machine, Measurement, MeasurementRow, utc_now
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.report.version import find_commit
 from meshcast.validation.measurements.cuda import Cuda
 from meshcast.validation.measurements.device import Device

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.hardware.load import validate_data
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.engine.longest_path import longest_path
 from meshcast.simulator.engine.steady_state import cycle
 from meshcast.simulator.engine.task_time import pass_durations

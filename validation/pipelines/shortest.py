@@ -6,7 +6,6 @@ Solved exactly by CP-SAT of OR-Tools, which ``pip install 'meshcast[search]'`` i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from math import lcm
@@ -15,6 +14,7 @@ from typing import Any
 from ortools.sat.python import cp_model
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.scheduling.schedule import PassDurations, PipelineShape, Schedule
 
 MAX_STEPS_PER_UNIT = 1_000_000

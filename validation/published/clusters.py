@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from meshcast.hardware.records import dataclass
 from meshcast.validation.published.rows import PublishedRun
 
 

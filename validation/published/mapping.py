@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import load
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.registry import find_scheme, is_scheme
 from meshcast.simulator.job.framework import CommunicationOverlap, load_framework
 from meshcast.simulator.job.open_settings import HOST_BOUND_SIGMA, WRONG

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from meshcast.hardware.load import load
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.launch.programs.nemo import SAMPLE_TOKENS
 from meshcast.simulator.job.framework import load_framework
 from meshcast.simulator.job.program_rules import CONDITIONS

@@ -7,9 +7,10 @@ A field that a run leaves open gets the default of its program, is listed as ass
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.regimes import Regime, least_known
 from meshcast.simulator.job.framework import Framework, framework_names
 from meshcast.simulator.job.open_settings import SIGMA as OPEN

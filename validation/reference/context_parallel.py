@@ -8,13 +8,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from meshcast.hardware.records import dataclass
 from meshcast.validation.reference import functions
 from meshcast.validation.reference.tensor_parallel import AxisGroup, Exchange
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from meshcast.hardware.records import dataclass
 from meshcast.validation.reference.tensor_parallel import ONE_RANK, AxisGroup, TensorGroup
 
 

@@ -7,13 +7,14 @@ along the positions (arXiv 2205.05198, section 4.2.2). All of them take activati
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
+
+from meshcast.hardware.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ the ranks are the step, and when every op ends on the last rank of its stage.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.engine.per_rank import Pace, unfold
 from meshcast.simulator.engine.play import ByOps, PlayedStep, play_on_simpy
 from meshcast.simulator.report.breakdown import breakdown

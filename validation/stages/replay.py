@@ -9,7 +9,7 @@ for another action. Messages between stages of this device are passed on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.scheduling.schedule import Action
 from meshcast.validation.measurements.device import Device

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
 from meshcast.hardware import GPU, gpus
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.kineto import Event, Trace
 from meshcast.simulator.ir.ops import COMPUTE, Collective, HostCopy, HostLaunch, HostUpdate
 from meshcast.simulator.plan.checks import check_alike

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.engine.occupancy import measure
 from meshcast.simulator.ir.ops import COMPUTE
 

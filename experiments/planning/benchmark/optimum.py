@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from meshcast.experiments.planning.clock import OutOfTime
@@ -17,6 +16,7 @@ from meshcast.experiments.search.search_job import open_heterogeneous, open_sear
 from meshcast.experiments.search.space.membership import list_outside
 from meshcast.experiments.search.space.short_form import read_short_form
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.forecast.workers import count_cores
 from meshcast.simulator.loading.load import load_job
 

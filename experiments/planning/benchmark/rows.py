@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshcast.experiments.planning.benchmark.optimum import CertifiedOptimum, explain_faster
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum, find_planner, planner_names
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.report.report import Report
 
 

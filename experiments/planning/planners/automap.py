@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from meshcast.experiments.planning.cores.local_search import LocalSearch, Ranked
 from meshcast.experiments.planning.cores.propagation import Neighbours, find_neighbours, propagate
 from meshcast.experiments.planning.operator_planner import OperatorPlanner
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.planning.table import Assignment, FactorTable, Optimum
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.scheme import Paper
 
 

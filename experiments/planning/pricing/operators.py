@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from meshcast.experiments.planning.clock import check_time
 from meshcast.experiments.planning.problem import Allowed, Dims, allow_all
 from meshcast.experiments.planning.table import Factor, Kept, PendingFactor, PendingTable
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remembered_by
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.forecast.lowering import make_lowering

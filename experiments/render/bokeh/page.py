@@ -10,12 +10,12 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any, NamedTuple
 
 from meshcast.experiments.render.bokeh.html import Html, concat
 from meshcast.experiments.render.bokeh.library import describe_figures, read_scripts
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.report.report import product_version
 
 POLICY = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from meshcast.experiments.render.matplotlib import style
 from meshcast.experiments.render.matplotlib.sheet import EDGE, Sheet, text_width, write_on
 from meshcast.experiments.views import palette
 from meshcast.experiments.views.timeline import UPDATE, DeviceTimeline, busy_shares, time_unit
+from meshcast.hardware.records import dataclass
 
 # ---------------------------------------------------------------------------------------------- bars
 

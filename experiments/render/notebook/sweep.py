@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshcast.experiments.sweeps.options import SweepOptions
 from meshcast.experiments.sweeps.run import load_sweep, run
+from meshcast.hardware.records import dataclass
 
 if TYPE_CHECKING:
     import pandas

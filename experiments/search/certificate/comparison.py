@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from meshcast.experiments.search.space.fields import FIELDS, has_open_fields
 from meshcast.experiments.search.space.membership import OutsideField, list_outside, state_value
 from meshcast.experiments.search.space.short_form import ShortForm, describe_part, read_short_form
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.simulate import simulate

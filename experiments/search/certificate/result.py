@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshcast.experiments.render.notebook.report import ForecastReport, simulate
@@ -12,6 +11,7 @@ from meshcast.experiments.search.frontier.certificate import Certificate
 from meshcast.experiments.search.frontier.objectives import OF_RUNS
 from meshcast.experiments.search.frontier.plan_runs import PlanRuns, differ
 from meshcast.experiments.search.frontier.plan_search import ForecastPlan, PlanSearch
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.units import GIB
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.formatting import describe_list

@@ -15,7 +15,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -38,6 +38,7 @@ from meshcast.experiments.search.space.empty_space import explain_empty, explain
 from meshcast.experiments.search.space.run_choices import RunChoice
 from meshcast.experiments.search.space.space import NOTHING_EXCLUDED, LayerGroup, Pipeline, Space, StepChoice
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.job import NO_FILE, Job, JobOrigin
 from meshcast.simulator.job.locate import locate_errors

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from meshcast.experiments.search.frontier.plan_runs import RunCounts
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.report.peak_errors import RISK
 
 COUNTS = ("opened", "invalid", "memory_bound", "time_bound", "exact", "too_large")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from itertools import groupby
 from typing import NamedTuple
@@ -13,6 +13,7 @@ import numpy as np
 from meshcast.experiments.search.frontier.bounds import PointBounds
 from meshcast.experiments.search.space.data_schemes import gathers_once, layers_of_unit
 from meshcast.experiments.search.space.space import NODE, LayerGroup, Pipeline, Place, Space, StepChoice
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.hardware.units import GIB
 from meshcast.simulator.bounds.collectives import LARGE, AxesOfGroups, collective_rates, copy_rates

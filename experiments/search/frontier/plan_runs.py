@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from meshcast.experiments.search.space.run_choices import DAY
 from meshcast.experiments.sweeps.simulated_runs import COLUMNS
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.report.metrics import Z90
 from meshcast.simulator.runs.answer import RunAnswer
 from meshcast.simulator.runs.inputs import RunPlan

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from meshcast.experiments.search.space.scheme_keys import DATA_OPTIONS
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.documents.plain_data import Fields, SomeFields
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, ShortPlan
 from meshcast.simulator.loading.load import load_job, write_choice

@@ -8,7 +8,6 @@ share the batch evenly or by speed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
@@ -35,6 +34,7 @@ from meshcast.experiments.search.heterogeneous.stage_runs import (
 )
 from meshcast.experiments.search.heterogeneous.stage_units import RunOption, StageUnits
 from meshcast.hardware.documents.plain_data import Fields
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remembered, remembered_by
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from meshcast.experiments.search.heterogeneous.open_fields import HeterogeneousF
 from meshcast.experiments.sweeps.grid import apply_changes
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remembered
 from meshcast.simulator.bounds.collectives import LARGE
 from meshcast.simulator.bounds.schedule_bound import FORWARD, INPUTS, WEIGHTS, WHOLE

@@ -9,7 +9,6 @@ excluded.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from meshcast.experiments.search.space.space import (
 from meshcast.experiments.sweeps.expressions import Expression
 from meshcast.experiments.sweeps.grid import DERIVED, MISSING, Names
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork

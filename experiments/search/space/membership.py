@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from meshcast.experiments.search.space.divisions import UNEVEN_ENDS
@@ -11,6 +10,7 @@ from meshcast.experiments.search.space.limits import LimitedSpace
 from meshcast.experiments.search.space.scheme_keys import DATA_OPTIONS, DEFAULTS, takes_option
 from meshcast.experiments.search.space.short_form import ShortForm
 from meshcast.experiments.search.space.space import LayerGroup, Pipeline, Space, StepChoice
+from meshcast.hardware.records import dataclass
 
 MAX_NAMED = 12
 """Values of a field that a sentence names."""

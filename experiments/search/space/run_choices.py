@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -14,6 +13,7 @@ from meshcast.experiments.search.space.fields import AUTO
 from meshcast.experiments.sweeps.grid import apply_changes
 from meshcast.hardware.documents.plain_data import Fields, SomeFields
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.runs.least_run import LeastRun
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.capabilities import ChangesKernels, HoldsStates, MeasuresMemory
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, choosing_keys, option_keys

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from meshcast.experiments.search.space.data_schemes import DATA, left_to_framework
@@ -30,6 +29,7 @@ from meshcast.experiments.search.space.scheme_keys import (
 )
 from meshcast.hardware.documents.plain_data import Fields, SomeFields
 from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.framework import Framework
 from meshcast.simulator.job.job import Job, LongPlan, SchemeEntry

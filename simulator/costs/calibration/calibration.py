@@ -34,9 +34,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshcast.hardware.cluster import Tier
+from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.errors import CatalogError
 from meshcast.hardware.gpu import GPU
-from meshcast.hardware.load import catalog, load, read_yaml
+from meshcast.hardware.load import catalog, load
 from meshcast.hardware.remembered import remembered
 from meshcast.simulator.costs.calibration.check import ASSUMED, DEVICE, STEPS, read_checked
 from meshcast.simulator.costs.calibration.cost_models import COST_MODELS, KERNEL_MODELS, LINK_MODELS, PROCESSES, family
@@ -193,7 +194,7 @@ class Calibration:
         if self is not Calibration.shipped():
             return Calibration.shipped().sections(name)
         listed = name in _list_files(SHIPPED)
-        return dict(read_yaml(SHIPPED / f"{name}.yaml", f"calibration/{name}.yaml").data) if listed else {}
+        return dict(read_shipped(SHIPPED / f"{name}.yaml", f"calibration/{name}.yaml").data) if listed else {}
 
     @remembered
     def lenders(self, gpu: GPU, without: str = "") -> tuple[tuple[str, str], ...]:

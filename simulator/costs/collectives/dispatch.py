@@ -24,13 +24,13 @@ Each operation has separate coefficients.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from meshcast.hardware.cluster import Tier
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.link import Link
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.topology import Reach
 from meshcast.simulator.costs.coefficients import coefficient, estimate_sigma, maximum, minimum
 from meshcast.simulator.costs.estimate import ALONE, NOTHING, Estimate, Use

@@ -7,10 +7,11 @@ Coefficients are shares of a link's nominal rate, seconds, or plain numbers. Col
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from meshcast.hardware.cluster import BLOCK_LINK_SIGMA, STAGING_SIGMA, STATED_STAGING_SIGMA, Cluster, Tier
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.topology import Reach
 from meshcast.simulator.costs.coefficients import coefficient
 

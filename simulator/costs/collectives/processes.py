@@ -12,9 +12,9 @@ ProcessGroupGloo).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.topology import Reach
 from meshcast.simulator.costs.coefficients import coefficient
 from meshcast.simulator.costs.collectives.algorithms import Algorithm

@@ -17,11 +17,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from meshcast.hardware.gpu import GPU
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.coefficients import coefficient, estimate_sigma, maximum
 from meshcast.simulator.costs.estimate import NOTHING, Estimate
 from meshcast.simulator.costs.kernels.roofline import combine, lower_bound, peak

@@ -32,12 +32,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from meshcast.hardware.gpu import GPU
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.coefficients import Number, ceil_div, coefficient, estimate_sigma, maximum, minimum
 from meshcast.simulator.costs.estimate import NOTHING, Estimate
 from meshcast.simulator.costs.kernels.decomposition import Decomposition, loop_seconds

@@ -35,9 +35,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from meshcast.hardware.gpu import GPU
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.coefficients import Number, coefficient, estimate_sigma, maximum, minimum
 from meshcast.simulator.costs.estimate import NOTHING, Estimate
 from meshcast.simulator.costs.kernels.roofline import CLOCK

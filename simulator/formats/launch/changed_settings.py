@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.files import text as read_text
 from meshcast.simulator.formats.launch.bash.files import find_beside
 from meshcast.simulator.formats.launch.bash.script import ARGUMENTS

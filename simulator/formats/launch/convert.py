@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest, to_line
 from meshcast.hardware.load import read_yaml
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.detect import detect_program
 from meshcast.simulator.formats.launch.imported_job import Exported, ImportedJob, OpenQuestions

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from meshcast.hardware.errors import PlanError, escape_controls, to_line
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.launch.table import SomeKeys, Stated
 from meshcast.simulator.formats.launch.verdicts import ApproximatedSetting, Findings, Question
 

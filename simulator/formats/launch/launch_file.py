@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 from meshcast.hardware.documents.input_file import LAUNCH, Unreadable, is_file, parse_toml
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import read_yaml, read_yaml_documents
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.files import text as read_text
 from meshcast.simulator.formats.launch import is_manifest_text
 from meshcast.simulator.formats.launch.arguments import read_directives, read_unused

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.launch.bash.records import Word
 
 

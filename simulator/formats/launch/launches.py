@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.launch.bash.directives import list_slurm_variables, read_directives
 from meshcast.simulator.formats.launch.bash.files import read_beside
 from meshcast.simulator.formats.launch.bash.records import Command, LostPlace, ScriptRun, Word

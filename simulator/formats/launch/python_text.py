@@ -11,10 +11,11 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 
 Value = Any
 """What an expression is worth: of Python, or `OpenValue`, `Built` or `Named`."""

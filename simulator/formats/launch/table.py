@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 
 UNSTATED: Any = object()
 """The value of a key that nothing states."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.launch.table import SomeKeys, Stated
 
 

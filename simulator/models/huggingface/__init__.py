@@ -13,25 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshcast.hardware.errors import ModelError, nearest
-from meshcast.simulator.models.huggingface.config import Config
-from meshcast.simulator.models.huggingface.encoder_decoder import MT5, T5
-from meshcast.simulator.models.huggingface.readers import DECODERS
-from meshcast.simulator.models.huggingface.vision import CLIP, Gemma3, Llava, Qwen2VL, Qwen25VL
+from meshcast.simulator.models.huggingface.readers import SUPPORTED, find_reader
 from meshcast.simulator.models.model import Model, error_place, explain_errors
 
 __all__ = ["SUPPORTED", "from_config"]
-
-SUPPORTED: dict[str, type[Config]] = DECODERS | {
-    "llava": Llava,
-    "gemma3": Gemma3,
-    "qwen2_vl": Qwen2VL,
-    "qwen2_5_vl": Qwen25VL,
-    "clip": CLIP,
-    "t5": T5,
-    "mt5": MT5,
-}
-"""Readers of configs by their ``model_type``."""
-
 
 ENCODER_DECODERS = frozenset({"umt5", "longt5", "bart", "mbart", "pegasus", "m2m_100", "marian", "whisper"})
 """Kinds of encoders with decoders."""
@@ -61,7 +46,7 @@ def from_config(
             rule = "of encoders whose output a decoder reads by cross-attention, t5 and mt5 are supported"
             remedy = "Give the fields of `model:` themselves, with `cross_attention: true`"
         raise ModelError(error_place(where, "model_type", text), rule, remedy, kind)
-    reader = SUPPORTED[kind]
+    reader = find_reader(kind)
     with explain_errors(where, text, reader.config_keys()):
         fields = reader.model_validate(config).fields()
         return Model.model_validate({"name": name or str(config.get("_name_or_path") or kind), **fields})

@@ -38,7 +38,7 @@ class Keys(BaseModel):
     Null means None for a field that may be None (even if that is not its default), otherwise the default.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     @model_validator(mode="before")
     @classmethod

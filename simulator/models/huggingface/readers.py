@@ -1,74 +1,67 @@
-"""The readers of configs of decoders, by their ``model_type``."""
+"""The readers of configs by their ``model_type``; the module of a reader is imported when it is asked for."""
 
 from __future__ import annotations
 
-from meshcast.simulator.models.huggingface.config import Config
-from meshcast.simulator.models.huggingface.gemma import Cohere2, Exaone4, Gemma2, Gemma3Text, Olmo2
-from meshcast.simulator.models.huggingface.gpt import GPT2, MPT, OPT, Bloom, Falcon, GPTNeoX, Nemotron, Starcoder2
-from meshcast.simulator.models.huggingface.hybrid import Mamba2, NemotronH
-from meshcast.simulator.models.huggingface.linear import MiniMax, MiniMaxText01, Qwen3Next
-from meshcast.simulator.models.huggingface.llama import (
-    Exaone,
-    Gemma,
-    Granite,
-    HunyuanDense,
-    Llama,
-    Mistral,
-    Phi3,
-    Qwen2,
-    Qwen3,
-)
-from meshcast.simulator.models.huggingface.moe import (
-    DeepSeekV2,
-    DeepSeekV3,
-    Glm4MoE,
-    GptOss,
-    Grok1,
-    HunyuanMoE,
-    KimiK2,
-    Llama4,
-    Mixtral,
-    Qwen2MoE,
-    Qwen3MoE,
-)
+from importlib import import_module
 
-DECODERS: dict[str, type[Config]] = {
-    "gpt2": GPT2,
-    "gpt_neox": GPTNeoX,
-    "opt": OPT,
-    "bloom": Bloom,
-    "mpt": MPT,
-    "llama": Llama,
-    "llama4_text": Llama4,
-    "mistral": Mistral,
-    "mixtral": Mixtral,
-    "qwen2": Qwen2,
-    "qwen3": Qwen3,
-    "qwen3_moe": Qwen3MoE,
-    "deepseek_v2": DeepSeekV2,
-    "deepseek_v3": DeepSeekV3,
-    "gemma": Gemma,
-    "gemma2": Gemma2,
-    "gemma3_text": Gemma3Text,
-    "phi3": Phi3,
-    "granite": Granite,
-    "exaone": Exaone,
-    "exaone4": Exaone4,
-    "olmo2": Olmo2,
-    "cohere2": Cohere2,
-    "starcoder2": Starcoder2,
-    "falcon": Falcon,
-    "nemotron": Nemotron,
-    "gpt_oss": GptOss,
-    "qwen2_moe": Qwen2MoE,
-    "kimi_k2": KimiK2,
-    "glm4_moe": Glm4MoE,
-    "hunyuan_v1_dense": HunyuanDense,
-    "hunyuan_v1_moe": HunyuanMoE,
-    "grok-1": Grok1,
-    "qwen3_next": Qwen3Next,
-    "minimax": MiniMax,
-    "minimax_text_01": MiniMaxText01,
-    "nemotron_h": NemotronH,
-    "mamba2": Mamba2,
+from meshcast.simulator.models.huggingface.config import Config
+
+DECODERS = {
+    "gpt2": "gpt.GPT2",
+    "gpt_neox": "gpt.GPTNeoX",
+    "opt": "gpt.OPT",
+    "bloom": "gpt.Bloom",
+    "mpt": "gpt.MPT",
+    "llama": "llama.Llama",
+    "llama4_text": "moe.Llama4",
+    "mistral": "llama.Mistral",
+    "mixtral": "moe.Mixtral",
+    "qwen2": "llama.Qwen2",
+    "qwen3": "llama.Qwen3",
+    "qwen3_moe": "moe.Qwen3MoE",
+    "deepseek_v2": "moe.DeepSeekV2",
+    "deepseek_v3": "moe.DeepSeekV3",
+    "gemma": "llama.Gemma",
+    "gemma2": "gemma.Gemma2",
+    "gemma3_text": "gemma.Gemma3Text",
+    "phi3": "llama.Phi3",
+    "granite": "llama.Granite",
+    "exaone": "llama.Exaone",
+    "exaone4": "gemma.Exaone4",
+    "olmo2": "gemma.Olmo2",
+    "cohere2": "gemma.Cohere2",
+    "starcoder2": "gpt.Starcoder2",
+    "falcon": "gpt.Falcon",
+    "nemotron": "gpt.Nemotron",
+    "gpt_oss": "moe.GptOss",
+    "qwen2_moe": "moe.Qwen2MoE",
+    "kimi_k2": "moe.KimiK2",
+    "glm4_moe": "moe.Glm4MoE",
+    "hunyuan_v1_dense": "llama.HunyuanDense",
+    "hunyuan_v1_moe": "moe.HunyuanMoE",
+    "grok-1": "moe.Grok1",
+    "qwen3_next": "linear.Qwen3Next",
+    "minimax": "linear.MiniMax",
+    "minimax_text_01": "linear.MiniMaxText01",
+    "nemotron_h": "hybrid.NemotronH",
+    "mamba2": "hybrid.Mamba2",
 }
+"""Module and class of the readers of decoders."""
+
+SUPPORTED = DECODERS | {
+    "llava": "vision.Llava",
+    "gemma3": "vision.Gemma3",
+    "qwen2_vl": "vision.Qwen2VL",
+    "qwen2_5_vl": "vision.Qwen25VL",
+    "clip": "vision.CLIP",
+    "t5": "encoder_decoder.T5",
+    "mt5": "encoder_decoder.MT5",
+}
+"""The same of all readers."""
+
+
+def find_reader(kind: str) -> type[Config]:
+    """Returns the class that reads configs of a ``model_type``, a key of `SUPPORTED`."""
+    module, name = SUPPORTED[kind].split(".")
+    reader: type[Config] = getattr(import_module(f"meshcast.simulator.models.huggingface.{module}"), name)
+    return reader

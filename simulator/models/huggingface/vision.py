@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.huggingface.config import Config, Gelu, Keys, check_every_layer, key, local_fields
-from meshcast.simulator.models.huggingface.readers import DECODERS
+from meshcast.simulator.models.huggingface.readers import DECODERS, find_reader
 from meshcast.simulator.models.parts import Depth, Flag, Size
 
 LAID_OUT: dict[str, dict[str, int]] = {
@@ -44,7 +44,7 @@ def text_fields(config: Mapping[str, Any] | None, default: str, where: str = "te
     if kind not in DECODERS:
         rule = "no decoder of this kind is supported behind an encoder of images"
         raise ModelError(where, rule, "Give the fields of `model:` themselves", str(kind))
-    return DECODERS[kind].model_validate({**LAID_OUT.get(kind, {}), **fields}).fields()
+    return find_reader(kind).model_validate({**LAID_OUT.get(kind, {}), **fields}).fields()
 
 
 class VisionConfig(Keys):

@@ -23,12 +23,13 @@ References: Liu, Wang, Jiang 2023, doi 10.1145/3603269.3604869: the data-centric
 """
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Literal
 
 from pydantic import Field
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.modules import Module, MoE, Operator, Stage, Unit
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Fragment, Gemm, Op, StageOps, TensorUse, UnitRun
 from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper, Rule

@@ -10,7 +10,8 @@ from meshcast.hardware.errors import ModelError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, Gemm, Memory
 from meshcast.simulator.models.flops import forward_matmul_flops
-from meshcast.simulator.models.huggingface import SUPPORTED, from_config
+from meshcast.simulator.models.huggingface import from_config
+from meshcast.simulator.models.huggingface.readers import find_reader
 from meshcast.simulator.models.load import find_preset, load_model, presets
 from meshcast.simulator.models.model import Model
 from tests.contract.measure import params_of
@@ -195,7 +196,7 @@ def emit_config(kind: str, model: Model, **other: Any) -> dict[str, Any]:
     """A config of `kind` from the fields of a model that the reader of this kind knows."""
     found: dict[str, Any] = {"model_type": kind}
     parts = [model, *(part for part in (model.mla, model.moe) if part is not None)]
-    for name, field in SUPPORTED[kind].model_fields.items():
+    for name, field in find_reader(kind).model_fields.items():
         for part in parts:
             if hasattr(part, name):
                 found[field.validation_alias.choices[0]] = getattr(part, name)  # type: ignore[union-attr]

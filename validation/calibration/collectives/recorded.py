@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import MeshcastError, PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.topology import reach
 from meshcast.simulator.ir.ops import Collective, Transfer
 from meshcast.simulator.loading.load import load_job

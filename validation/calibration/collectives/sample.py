@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from meshcast.hardware.cluster import Cluster
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.topology import Reach
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.calibration.cost_models import family

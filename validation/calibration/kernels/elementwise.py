@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.ops import Memory
 from meshcast.validation.calibration.kernels.sample import GPUS, KernelSample, describe_cell
 from meshcast.validation.calibration.tables.rows import find_name

@@ -9,13 +9,14 @@ its source measured the GEMM alone (`ALONE`), and those that convert scales, whe
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from meshcast.hardware import load
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.kernels.deepgemm import deepgemm_tile
 from meshcast.simulator.costs.kernels.fixed_tiles import sgl_kernel_tile
 from meshcast.simulator.costs.kernels.sections import section_of

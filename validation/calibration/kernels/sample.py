@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from meshcast.hardware import gpus, load
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.ops import Work
 from meshcast.validation.calibration.tables.rows import Rows
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.coefficients import Coefficient, coefficients
 from meshcast.validation.calibration.fit import Fit
 from meshcast.validation.calibration.tables.rows import RowForecasts, Rows, count_rows

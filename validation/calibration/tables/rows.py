@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from meshcast.hardware.errors import CatalogError
+from meshcast.hardware.records import dataclass
 
 Z50 = 0.6745
 """Half-width of the interval that holds 50 % of a normal distribution [standard deviations]."""

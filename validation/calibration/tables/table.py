@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.report.metrics import Z90
 from meshcast.validation.calibration.tables.rows import Rows, SampleComparison
 from meshcast.validation.calibration.tables.sheet import BLANK, CsvSheet, sheet

@@ -13,10 +13,10 @@ Profiles name their fits under `fitted`, nodes by `kind: fitted`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from meshcast.hardware.load import load
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.kernels.gemm import UNALIGNED_RATE
 from meshcast.simulator.costs.kernels.libraries import RELATIVE_LIBRARIES as LIBRARIES
 from meshcast.simulator.costs.kernels.libraries import RELATIVE_ON

@@ -17,11 +17,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.framework import framework_base, framework_names, load_framework

@@ -18,11 +18,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.calibration.calibration import STEPS, Calibration
 from meshcast.simulator.job.framework import framework_names, load_framework
 from meshcast.validation.published.stacks import FITTED_SOURCES

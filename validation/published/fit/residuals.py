@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.regimes import CLASSES, REGIMES, Regime, StepClass, residuals
 from meshcast.simulator.report.metrics import Z90
 from meshcast.validation.published.fit.refit import FREEDOM, Row, corrections_without_source, source_weights

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from meshcast.hardware.load import read_yaml
+from meshcast.hardware.records import dataclass
 from meshcast.validation.published.measured_range.plan_fields import NAMED, NUMBERS, PlanFields, TrainingTask
 
 FILE = "combinations.yaml"

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.report.metrics import Metrics, interval_90
 from meshcast.validation.published.measured_range.combinations import (

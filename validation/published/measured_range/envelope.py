@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from meshcast.hardware.load import load, read_yaml
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.regimes import StepClass, step_class
 from meshcast.simulator.ir.operators import QUANTISED
 from meshcast.simulator.job.job import Job

@@ -13,10 +13,10 @@ the product of three factors, whose logarithms divide its difference (logarithmi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.program.block import SUMS

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.regimes import StepClass, step_class
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.plan.plan import Plan

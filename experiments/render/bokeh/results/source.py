@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from meshcast.experiments.render.bokeh.load import PlanRows
 from meshcast.experiments.sweeps.selection import Row
 from meshcast.hardware.errors import cut_middle, escape_controls
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.report.figures import Figure
 from meshcast.simulator.report.formatting import describe_value
 

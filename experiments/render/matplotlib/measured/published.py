@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from meshcast.experiments.render.matplotlib.sheet import (
     truncate_words,
 )
 from meshcast.experiments.views import palette
+from meshcast.hardware.records import dataclass
 
 HUES = (palette.BLUE, palette.ORANGE, palette.GREEN, palette.VIOLET, palette.AMBER, palette.PINK, palette.GREY)
 SHAPES = "osD^vP"

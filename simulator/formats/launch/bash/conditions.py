@@ -5,9 +5,10 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.launch.bash.arithmetic import read_whole_number
 from meshcast.simulator.formats.launch.bash.expansion import Expander
 from meshcast.simulator.formats.launch.bash.files import file_exists

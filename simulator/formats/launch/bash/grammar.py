@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.launch.bash.records import LostPlace, Segment
 
 if TYPE_CHECKING:

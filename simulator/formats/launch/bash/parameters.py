@@ -6,9 +6,10 @@ import posixpath
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.bash.grammar import Source
 from meshcast.simulator.formats.launch.bash.patterns import cut_back, cut_front, find_parts, is_costly

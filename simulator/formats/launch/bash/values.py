@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.launch.bash.records import Segment, Word
 
 Value = tuple[Segment, ...]

@@ -6,8 +6,7 @@ it is forecast only where a program evaluates other micro-batches, or fuses the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import Stated, is_null, read_number
 from meshcast.simulator.formats.launch.verdicts import NoInfluence

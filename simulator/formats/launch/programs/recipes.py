@@ -9,10 +9,10 @@ import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.python_text import Built, Named, OpenValue, PythonText, Value
 from meshcast.simulator.formats.launch.reading import Reading

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 
 CONFIGURATIONS = ("config", "config_file", "config_path")

@@ -12,9 +12,10 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import STOCK_CONFIGS
 from meshcast.simulator.formats.launch.table import Stated

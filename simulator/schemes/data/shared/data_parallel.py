@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.capabilities import ShardsStates
 from meshcast.simulator.ir.modules import Module, Operator, Stage, Update
 from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Op, Param, SideOps, StageOps, TensorUse

@@ -8,10 +8,11 @@ ahead of the computation its all-gathers are (`Reach`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, groupby, pairwise
 from math import inf
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.ops import COMPUTE, Fragment, Op, Param
 
 Reach = Callable[[Sequence[int]], Sequence[int]]

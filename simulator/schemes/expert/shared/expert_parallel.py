@@ -9,12 +9,13 @@ rank, since its memory must suffice.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.expert_counts import RoutingOption
 from meshcast.simulator.ir.capabilities import AdaptsModel, VariesSteps
 from meshcast.simulator.ir.layout import Dim, Tensor

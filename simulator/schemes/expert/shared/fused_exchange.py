@@ -5,8 +5,9 @@ sent as they are computed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Fragment, Gemm, Op
 from meshcast.simulator.lowering.rewrite import Rewrite, replace_dependencies, split_work_by
 from meshcast.simulator.schemes.expert.shared.token_dispatch import find_rounds, wait_for_tokens_only

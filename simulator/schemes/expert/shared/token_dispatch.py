@@ -9,10 +9,11 @@ replace these ops. Gradients of weights belong to no round.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import prod
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.modules import MoE
 from meshcast.simulator.ir.moe_operators import ExpertLinear, Permute, TopK
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op, TensorUse

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.modules import CompositeModule, Layer, Module, Operator, Stage, Unit, every_module
 from meshcast.simulator.ir.operators import Cast
 from meshcast.simulator.ir.ops import Communication, Fragment, Gemm, Memory, Op, TensorUse

@@ -18,8 +18,9 @@ products as in Xu et al. 2021, arXiv 2104.05343, section 3.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.layout import required_layout
 from meshcast.simulator.ir.modules import Module, Operator
 from meshcast.simulator.ir.operators import Embedding, Head, Linear
