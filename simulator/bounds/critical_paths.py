@@ -8,9 +8,8 @@ lower bound of its step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +22,12 @@ from meshcast.simulator.scheduling.schedule import Action, Orders, OverlappedPas
 STREAM, RESULT, INPUT, THROUGH, BUSY = range(5)
 """How a chain runs through a pass: along the compute stream, from the stream to the result, from the input to the
 stream, from the input to the result; along the compute stream of a pair, which has the kernels of both passes."""
+
+WAYS = 5
+WAYS_THROUGH = np.array([[STREAM, RESULT], [INPUT, THROUGH]])
+"""Ways by whether a chain comes from the input of a pass, and whether it goes on with its result."""
+
+KINDS = {kind: number for number, kind in enumerate(PASSES)}
 
 FEW = 3
 """Micro-batches of a replay, in pipeline sizes: warm-up, cool-down and one period between them."""
@@ -144,261 +149,306 @@ def _replay(
         return None
     if any(action.kind not in PASSES or action.slice for order in orders for action in actions_of(order)):
         return None
-    replay = _Replay(schedule, shape, ways(times), times.hop)
-    for actions in replay.sequence(orders):
-        replay.play(actions)
-    return replay.paths(devices) if len(replay.passes) == sum(len(actions_of(order)) for order in orders) else None
+    passes = _arrange(schedule, shape, orders)
+    return _Replay(passes, ways(times), times.hop).paths(devices) if passes is not None else None
 
 
-class Cause(NamedTuple):
-    """What a moment of a pass followed.
+@dataclass(frozen=True, eq=False)
+class PassSequence:
+    """The passes of all devices in an order in which each comes after those whose results it waits for.
 
-    after: number of another pass; -1: none.
-    by_message: whether its result was waited for, and not the end of its kernels.
-    from_other_device: whether that came from another device.
+    shape: of the pipeline.
+    stage, kind: of every pass; the kind is a place in `PASSES`.
+    inputs: links of the passes that it waits for (`_link`).
+    seconds: whether it is the second of two passes that run together.
+    part, device: by stage.
     """
 
-    after: int
-    by_message: bool = False
-    from_other_device: bool = False
+    shape: PipelineShape
+    stage: tuple[int, ...]
+    kind: tuple[int, ...]
+    inputs: tuple[tuple[int, ...], ...]
+    seconds: tuple[bool, ...]
+    part: list[int]
+    device: list[int]
 
 
-class PlayedPass(NamedTuple):
-    """A pass that begins as early as it can.
+def _link(number: int, by_message: bool, far: bool) -> int:
+    """Returns a pass that another one follows as a number; -1 stands for none.
 
-    stage: virtual stage.
-    part: its part of the model.
-    kind: place in `PASSES`.
-    end: when its kernels have ended [s].
-    begun: what its begin followed.
-    causes: what the end of its kernels followed, and what its result.
-    before: the pass before on the device; -1: none.
-    partner: the forward pass whose kernels, with those of this pass, take longer than a backward pass that runs beside
-        it; -1: none.
+    by_message: whether its result is waited for, and not the end of its kernels. far: whether on another device.
     """
+    return 4 * number + 2 * far + by_message
 
-    stage: int
-    part: int
-    kind: int
-    end: float
-    begun: Cause
-    causes: tuple[Cause, Cause]
-    before: int
-    partner: int
+
+def _arrange(schedule: Schedule, shape: PipelineShape, orders: Orders) -> PassSequence | None:
+    """Returns the passes of all devices, which go on in turn as far as the inputs of their passes are there; None where
+    none can go on."""
+    part, device = (
+        [find(shape, stage) for stage in range(shape.stages)] for find in (schedule.model_part, schedule.device)
+    )
+    rows, senders = list[tuple[int, int, tuple[int, ...], bool]](), _find_senders(schedule, shape, device)
+    numbers = [-1] * (2 * shape.m * shape.stages)
+    """Of passes, by stage, micro-batch, and whether they are forward passes."""
+    waiting, at, moved = list(range(len(orders))), [0] * len(orders), True
+    while waiting and moved:
+        moved = False
+        for here in waiting:
+            order = orders[here]
+            while at[here] < len(order):
+                item = order[at[here]]
+                actions = item if isinstance(item, OverlappedPasses) else (item,)
+                inputs = [_find_inputs(senders[action.kind][action.stage], action, numbers) for action in actions]
+                if None in inputs:
+                    break
+                for action, links in zip(actions, inputs, strict=True):
+                    if action.kind != "W":
+                        place = 2 * (shape.m * action.stage + action.microbatch) + (action.kind == "F")
+                        numbers[place] = len(rows)
+                    rows.append((action.stage, KINDS[action.kind], links or (), action is not actions[0]))
+                at[here] += 1
+                moved = True
+        waiting = [here for here in waiting if at[here] < len(orders[here])]
+    return None if waiting else PassSequence(shape, *zip(*rows, strict=True), part, device)
+
+
+Senders = tuple[tuple[int, int], ...]
+"""Passes that a pass of the first micro-batch waits for: their places among all passes, and links to a pass 0 there."""
+
+
+def _find_senders(schedule: Schedule, shape: PipelineShape, device: Sequence[int]) -> dict[str, list[Senders]]:
+    """Returns the passes that those of every stage wait for, by the kind of pass. device: of every stage."""
+    stages = range(shape.stages)
+    before = [tuple(schedule.predecessors(shape, stage)) for stage in stages]
+    after = [tuple(other for other in stages if stage in before[other]) for stage in stages]
+    forward, backward = (
+        [
+            tuple(
+                (2 * shape.m * sender + is_forward, _link(0, True, device[sender] != device[stage]))
+                for sender in senders[stage]
+            )
+            for stage in stages
+        ]
+        for senders, is_forward in ((before, 1), (after, 0))
+    )
+    return {"F": forward, "BW": backward, "B": backward, "W": [()] * shape.stages}
+
+
+def _find_inputs(senders: Senders, action: Action, numbers: list[int]) -> tuple[int, ...] | None:
+    """Returns links to the passes that a pass waits for; None if some are not there yet."""
+    links: tuple[int, ...] = ()
+    for place, link in senders:
+        number = numbers[place + 2 * action.microbatch]
+        if number < 0:
+            return None
+        links = (*links, 4 * number + link)
+    return links
 
 
 class PassChain(NamedTuple):
     """A chain of passes.
 
-    end: where it ends, or begins.
+    link: to the pass where it ends, or begins.
     beside: how often the collectives of every stage follow.
     """
 
-    end: Cause
+    link: int
     beside: np.ndarray
 
 
-class Step(NamedTuple):
-    """What a chain goes on with: the next pass (-1: none), the way through it, and whether a message comes before."""
-
-    number: int = -1
-    way: int = STREAM
-    from_other_device: bool = False
-
-
 class _Replay:
-    """Passes played in the orders of their devices, each with what it waited for.
+    """Passes that begin as early as they can, each with what it waited for.
 
+    passes: in their order.
     durations: of passes by part, kind and way [s].
     hop: of a message between devices [s].
     """
 
-    def __init__(self, schedule: Schedule, shape: PipelineShape, durations: np.ndarray, hop: float) -> None:
-        self.shape, self.seconds, self.hop, stages = shape, durations.tolist(), hop, range(shape.stages)
-        self.part = [schedule.model_part(shape, stage) for stage in stages]
-        self.device = [schedule.device(shape, stage) for stage in stages]
-        before = [tuple(schedule.predecessors(shape, stage)) for stage in stages]
-        after = [tuple(other for other in stages if stage in before[other]) for stage in stages]
-        self.senders: dict[str, list[tuple[int, ...]]] = {"F": before, "BW": after, "B": after, "W": [()] * len(stages)}
-        """The stages whose results the passes of every stage wait for, by the kind of pass."""
-        self.passes: list[PlayedPass] = []
-        self.readers: list[list[tuple[int, bool]]] = []
-        """Of every pass those that wait for its result, and whether they are on other devices."""
-        self._results: dict[tuple[int, int, bool], tuple[float, int]] = {}
-        """When the results of passes are there [s], with the numbers of the passes."""
-        self._last = [(0.0, -1)] * shape.p
-        """When the kernels of every device have ended [s], and the pass that ended last."""
+    def __init__(self, passes: PassSequence, durations: np.ndarray, hop: float) -> None:
+        self.passes, self._hops = passes, (0.0, hop)
+        seconds, part = durations.tolist(), passes.part
+        self._durations = [seconds[part[stage]][kind] for stage, kind in zip(passes.stage, passes.kind, strict=True)]
+        self._stage, self._kind = np.array(passes.stage), np.array(passes.kind)
+        self._device = np.array(passes.device)[self._stage]
+        self._counter = (np.array(part)[self._stage] * len(PASSES) + self._kind) * WAYS
+        """The first of the counters of every pass: one for each way through passes of its part and kind."""
+        self._counters = (max(part) + 1) * len(PASSES) * WAYS
+        self._results: list[float] = []
+        """When the results of passes are there [s]."""
+        self._begun, self._ended, self._followed = list[int](), list[int](), list[int]()
+        """Links to what the begin of every pass, the end of its kernels, and its result followed."""
+        self._before: list[int] = []
+        """The passes before on the devices; -1: none."""
+        self._pairs: dict[int, int] = {}
+        """The forward passes whose kernels, with those of a pass, take longer than it, which runs beside them."""
+        self._play()
 
     # -------------------------------------------------------------------------------------------- play
 
-    def sequence(self, orders: Orders) -> Iterator[tuple[Action, ...]]:
-        """Yields the items of all devices in turn, each once the inputs of its passes are there; ends early where
-        none can go on."""
-        waiting, moved, left = list(range(len(orders))), True, [list(reversed(order)) for order in orders]
-        while waiting and moved:
-            moved = False
-            for device in waiting:
-                while left[device]:
-                    item = left[device][-1]
-                    actions = item if isinstance(item, OverlappedPasses) else (item,)
-                    if not self._inputs_are_there(actions):
-                        break
-                    left[device].pop()
-                    moved = True
-                    yield actions
-            waiting = [device for device in waiting if left[device]]
+    def _play(self) -> None:
+        devices, ends = self.passes.device, list[float]()
+        last, latest = [0.0] * self.passes.shape.p, [-1] * self.passes.shape.p
+        """When the kernels of every device have ended [s], and the pass that ended last."""
+        begin, before = 0.0, -1
+        for number, (stage, second) in enumerate(zip(self.passes.stage, self.passes.seconds, strict=True)):
+            device, kernels = devices[stage], self._durations[number][STREAM]
+            if not second:
+                begin, before = last[device], latest[device]
+            elif (both := self._durations[number - 1][BUSY] + self._durations[number][BUSY]) > kernels:
+                # A pair takes no less than the kernels of both passes, and no less than either pass alone.
+                kernels, self._pairs[number] = both, number - 1
+            self._before.append(before)
+            end = self._play_pass(number, kernels, begin, 4 * before if before >= 0 else -1)
+            ends.append(end)
+            if end >= last[device]:
+                last[device], latest[device] = end, number
+        self._last = ends.index(max(ends))
 
-    def _inputs_are_there(self, actions: Sequence[Action]) -> bool:
-        for action in actions:
-            microbatch, forward = action.microbatch, action.kind == "F"
-            for stage in self.senders[action.kind][action.stage]:
-                if (stage, microbatch, forward) not in self._results:
-                    return False
-        return True
+    def _play_pass(self, number: int, kernels: float, begin: float, previous: int) -> float:
+        """Plays a pass; returns when its kernels end [s].
 
-    def play(self, actions: Sequence[Action]) -> None:
-        """Plays a pass, or two that run together."""
-        device, busy = self.device[actions[0].stage], 0.0
-        begin, previous = self._last[device]
-        for action in actions:
-            part, kind = self.part[action.stage], PASSES.index(action.kind)
-            durations = self.seconds[part][kind]
-            busy += durations[BUSY]
-            # A pair takes no less than the kernels of both passes, and no less than either pass alone.
-            together = busy > durations[STREAM] and action is not actions[0]
-            kernels, number = busy if together else durations[STREAM], len(self.passes)
-            end, begun, causes = self._play_pass(action, begin, Cause(previous), kernels, durations)
-            if end >= self._last[device][0]:
-                self._last[device] = end, number
-            partner = number - 1 if together else -1
-            self.passes.append(PlayedPass(action.stage, part, kind, end, begun, causes, previous, partner))
-
-    def _play_pass(
-        self, action: Action, begin: float, previous: Cause, kernels: float, durations: Sequence[float]
-    ) -> tuple[float, Cause, tuple[Cause, Cause]]:
-        """Plays a pass; returns its end, what it began after, and what its end and its result followed.
-
-        begin, previous: when the pass before on its device ended [s].
-        kernels: seconds of its kernels.
+        kernels: how long they take [s].
+        begin, previous: when the pass before on its device ended [s], and a link to it.
         """
-        came, source = self._find_input(action)
+        _, to_result, from_input, through, _ = self._durations[number]
+        came, source = -1.0, -1
+        for link in self.passes.inputs[number]:
+            moment = self._results[link >> 2] + self._hops[link >> 1 & 1]
+            if moment > came:
+                came, source = moment, link
         end, ended = begin + kernels, previous
-        result, followed = begin + durations[RESULT], previous
-        if source is not None and came + durations[INPUT] > end:
-            end, ended = came + durations[INPUT], source
-        if source is not None and came + durations[THROUGH] > result:
-            result, followed = came + durations[THROUGH], source
-        if action.kind != "W":
-            self._results[action.stage, action.microbatch, action.kind == "F"] = result, len(self.passes)
-        return end, source if source is not None and came > begin else previous, (ended, followed)
-
-    def _find_input(self, action: Action) -> tuple[float, Cause | None]:
-        """Returns when the last input of a pass comes [s], and from where; notes that the pass reads all of them."""
-        came, source, device = -1.0, None, self.device[action.stage]
-        microbatch, forward = action.microbatch, action.kind == "F"
-        for stage in self.senders[action.kind][action.stage]:
-            result, sender = self._results[stage, microbatch, forward]
-            far = self.device[stage] != device
-            self.readers[sender].append((len(self.passes), far))
-            if (moment := result + (self.hop if far else 0.0)) > came:
-                came, source = moment, Cause(sender, True, far)
-        self.readers.append([])
-        return came, source
+        result, followed = begin + to_result, previous
+        if source >= 0:
+            if came + from_input > end:
+                end, ended = came + from_input, source
+            if came + through > result:
+                result, followed = came + through, source
+        self._results.append(result)
+        self._ended.append(ended)
+        self._followed.append(followed)
+        self._begun.append(source if came > begin else previous)
+        return end
 
     # ------------------------------------------------------------------------------------------ chains
 
     def paths(self, devices: Collection[int]) -> CriticalPaths:
         """Counts the passes and messages of the chains of some devices."""
-        whole = self._chain(Cause(int(np.argmax([played.end for played in self.passes]))), [])
-        every = [self._chains_of(device) for device in sorted(devices)]
+        onward, longer = self._follow() if devices else (None, [])
+        every = [self._chains_of(device, longer) for device in sorted(devices)]
         ends, starts, drains = ([chain for chains in every for chain in chains[kind]] for kind in range(3))
-        chains, follows = [whole, *ends, *starts, *drains], self._follow() if starts else []
-        passes, hops = np.zeros((len(chains), max(self.part) + 1, len(PASSES), 5)), np.zeros(len(chains))
-        for number, chain in enumerate(chains):
-            begins_there = len(ends) < number <= len(ends) + len(starts)
-            count = partial(self._count_on, follows) if begins_there else self._count
-            hops[number] = count(chain.end, passes[number])
-        return CriticalPaths(passes, hops, np.array([chain.beside for chain in chains]), len(ends), len(starts))
+        back, whole = self._walk_back(), PassChain(_link(self._last, False, False), self._beside([]))
+        counts = [back.count(chain.link) for chain in (whole, *ends)]
+        counts += [onward.count(chain.link) for chain in starts if onward is not None]
+        counts += [back.count(chain.link) for chain in drains]
+        passes, hops = zip(*counts, strict=True)
+        shape, beside = (
+            (len(counts), -1, len(PASSES), WAYS),
+            [chain.beside for chain in (whole, *ends, *starts, *drains)],
+        )
+        return CriticalPaths(
+            np.array(passes, float).reshape(shape), np.array(hops, float), np.array(beside), len(ends), len(starts)
+        )
 
-    def _chains_of(self, device: int) -> tuple[list[PassChain], list[PassChain], list[PassChain]]:
+    def _chains_of(
+        self, device: int, longer: Sequence[bool]
+    ) -> tuple[list[PassChain], list[PassChain], list[PassChain]]:
         """Returns the chains to the last backward passes of the stages of a device, after their first forward passes,
-        and to its backward passes that no forward pass follows."""
-        numbers = [number for number, played in enumerate(self.passes) if self.device[played.stage] == device]
-        forward = [number for number in numbers if self.passes[number].kind == FORWARD]
-        sums = [number for number in numbers if self.passes[number].kind in (WHOLE, WEIGHTS)]
-        first = {self.passes[number].stage: number for number in reversed(forward)}
-        last = {self.passes[number].stage: number for number in sums}
-        starts = [self._chain(Cause(end), upto) for end, upto in _choose(sorted(first.values()), True)]
-        ends = [self._chain(self.passes[end].begun, on) for end, on in _choose(sorted(last.values()), False)]
+        and to its backward passes that no forward pass follows.
+
+        longer: whether more follows after the result of a pass than after the end of its kernels.
+        """
+        here, stage = self._device == device, self.passes.stage
+        forward = np.flatnonzero(here & (self._kind == FORWARD)).tolist()
+        sums = np.flatnonzero(here & ((self._kind == WHOLE) | (self._kind == WEIGHTS))).tolist()
+        first = {stage[number]: number for number in reversed(forward)}
+        last = {stage[number]: number for number in sums}
+        starts = [
+            PassChain(_link(end, longer[end], False), self._beside(upto))
+            for end, upto in _choose(sorted(first.values()), True)
+        ]
+        ends = [PassChain(self._begun[end], self._beside(on)) for end, on in _choose(sorted(last.values()), False)]
         drains = [
-            self._chain(self.passes[begin].begun, [number for number in sums if number >= begin])
+            PassChain(self._begun[begin], self._beside([number for number in sums if number >= begin]))
             for begin in (sums[0], next(number for number in sums if number > forward[-1]))
         ]
         return ends, starts, drains
 
-    def _chain(self, end: Cause, beside: Sequence[int]) -> PassChain:
-        """Returns a chain with the collectives of the stages of some passes beside it."""
-        stages = [self.passes[number].stage for number in beside]
-        return PassChain(end, np.bincount(stages, minlength=self.shape.stages))
+    def _beside(self, numbers: Sequence[int]) -> np.ndarray:
+        """Counts some passes by their stages."""
+        return np.bincount([self.passes.stage[number] for number in numbers], minlength=self.passes.shape.stages)
 
-    def _count(self, end: Cause, counts: np.ndarray) -> int:
-        """Counts the passes of the chain to the end of the kernels of a pass, or to its result, and on to another
-        device; returns the number of its messages."""
-        number, to_result, far = end
-        hops = int(far)
-        while number >= 0:
-            played = self.passes[number]
-            source, message, far = played.causes[to_result]
-            way = (THROUGH if to_result else INPUT) if message else (RESULT if to_result else STREAM)
-            if way == STREAM and played.partner >= 0:
-                way = BUSY
-                counts[self.passes[played.partner].part, FORWARD, BUSY] += 1
-            counts[played.part, played.kind, way] += 1
-            hops += far
-            number, to_result = source, message
-        return hops
+    def _walk_back(self) -> _Walk:
+        """Returns the chains to the end of the kernels of a pass, or to its result."""
+        links = np.array([self._ended, self._followed]).T
+        way = WAYS_THROUGH[np.where(links >= 0, links & 1, 0), np.arange(2)]
+        counters = np.stack([self._counter[:, None] + way, np.full_like(links, -1)], axis=-1)
+        for number, partner in self._pairs.items():  # along the kernels of both
+            if way[number, 0] == STREAM:
+                counters[number, 0] = self._counter[[number, partner]] + BUSY
+        return _Walk.of(links, counters, self._counters)
 
-    def _follow(self) -> list[tuple[tuple[Step, Step], bool]]:
+    def _follow(self) -> tuple[_Walk, list[bool]]:
         """Returns what the longest chain to the end of the step goes on with after the end of the kernels of a pass,
         and after its result; and whether the chain after the result is longer."""
-        after = [-1] * len(self.passes)
-        for number, played in enumerate(self.passes):
-            if played.before >= 0:
-                after[played.before] = number
-        left = [(0.0, 0.0)] * len(self.passes)
-        follows = [((Step(), Step()), False)] * len(self.passes)
-        for number in range(len(self.passes) - 1, -1, -1):
-            on_device, by_message = (0.0, Step()), (0.0, Step())
-            if (reader := after[number]) >= 0:
-                on_device = max(self._ways_on(reader, STREAM, RESULT, False, left), on_device)
-            for reader, far in self.readers[number]:
-                by_message = max(self._ways_on(reader, INPUT, THROUGH, far, left), by_message)
-            left[number] = on_device[0], by_message[0]
-            follows[number] = (on_device[1], by_message[1]), by_message[0] > on_device[0]
-        return follows
+        size = len(self._begun)
+        left, readers = ([0.0] * size, [0.0] * size), ([-1] * size, [-1] * size)
+        for number in range(size - 1, -1, -1):
+            stream, result, from_input, through, _ = self._durations[number]
+            end_left, result_left = left[0][number], left[1][number]
+            if (before := self._before[number]) >= 0:
+                _take_longer(left[0], readers[0], before, 4 * number, (stream + end_left, result + result_left))
+            for source in self.passes.inputs[number]:
+                hop = self._hops[source >> 1 & 1]
+                lengths = hop + from_input + end_left, hop + through + result_left
+                _take_longer(left[1], readers[1], source >> 2, 4 * number + (source & 2), lengths)
+        links = np.array(readers).T
+        counters = self._counter[links >> 2] + WAYS_THROUGH[np.arange(2), links & 1]
+        longer = [after_result > after_end for after_end, after_result in zip(*left, strict=True)]
+        return _Walk.of(links, np.where(links >= 0, counters, -1)[..., None], self._counters), longer
 
-    def _ways_on(
-        self, number: int, to_end: int, to_result: int, far: bool, left: list[tuple[float, float]]
-    ) -> tuple[float, Step]:
-        """Returns the longer of two ways through a pass, with what follows: to the end of its kernels, or to its
-        result."""
-        played, delay = self.passes[number], self.hop if far else 0.0
-        durations = self.seconds[played.part][played.kind]
-        end_left, result_left = left[number]
-        by_end, by_result = delay + durations[to_end] + end_left, delay + durations[to_result] + result_left
-        if by_result >= by_end:
-            return by_result, Step(number, to_result, far)
-        return by_end, Step(number, to_end, far)
 
-    def _count_on(self, follows: Sequence[tuple[tuple[Step, Step], bool]], begin: Cause, counts: np.ndarray) -> int:
-        """Counts the passes of the longer chain after a pass; returns the number of its messages."""
-        number = begin.after
-        hops, to_result = 0, follows[number][1]
-        while (step := follows[number][0][to_result]).number >= 0:
-            number, way, far = step
-            counts[self.passes[number].part, self.passes[number].kind, way] += 1
-            hops, to_result = hops + far, way in (RESULT, THROUGH)
-        return hops
+def _take_longer(left: list[float], readers: list[int], number: int, link: int, lengths: tuple[float, float]) -> None:
+    """Notes what follows a pass if it takes longer than what is known; of equal chains the first that is noted.
+
+    left, readers: the longest chain after every pass [s], and a link to what it goes on with.
+    link: to the kernels of a reader. lengths: up to the end of its kernels and on, and up to its result and on [s].
+    """
+    to_result = lengths[1] >= lengths[0]
+    longer = lengths[to_result]
+    if longer > left[number] or (longer == left[number] and readers[number] < 0):
+        left[number], readers[number] = longer, link + to_result
+
+
+class _Walk(NamedTuple):
+    """Chains through the states of passes: state 2 n of pass n is the end of its kernels, 2 n + 1 its result.
+
+    next: state after every state; -1: none.
+    far: whether a message comes between.
+    counters: of what a chain runs through at a state; -1: nothing [states, most].
+    size: number of counters.
+    """
+
+    next: list[int]
+    far: np.ndarray
+    counters: np.ndarray
+    size: int
+
+    @classmethod
+    def of(cls, links: np.ndarray, counters: np.ndarray, size: int) -> _Walk:
+        """Returns the chains by links [passes, 2] and counters [passes, 2, most]."""
+        states = np.where(links >= 0, 2 * (links >> 2) + (links & 1), -1).ravel()
+        far = np.where(links >= 0, links >> 1 & 1, 0).ravel()
+        return cls(states.tolist(), far, counters.reshape(len(states), -1), size)
+
+    def count(self, link: int) -> tuple[np.ndarray, int]:
+        """Counts the passes, by their counters, and the messages of a chain. link: to its first pass."""
+        visited, state = list[int](), 2 * (link >> 2) + (link & 1) if link >= 0 else -1
+        while state >= 0:
+            visited.append(state)
+            state = self.next[state]
+        counters = self.counters[visited].ravel()
+        hops = int(self.far[visited].sum()) + (link >> 1 & 1 if link >= 0 else 0)
+        return np.bincount(counters[counters >= 0], minlength=self.size), hops
 
 
 def _choose(numbers: list[int], before: bool) -> list[tuple[int, list[int]]]:
