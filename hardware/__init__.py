@@ -18,7 +18,6 @@ import meshcast.hardware.documents.import_time  # before all others of meshcast 
 
 # isort: split
 from meshcast.hardware.cluster import MAX_GPUS, Cluster, Tier
-from meshcast.hardware.cluster_words import find_gpus, read_cluster_words
 from meshcast.hardware.errors import CatalogError, nearest, shorten
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.inline import ByGPU
@@ -36,7 +35,6 @@ from meshcast.hardware.load import (
     read_yaml,
     validate_data,
 )
-from meshcast.hardware.machines import find_machine
 from meshcast.hardware.mixed import ByGroups
 from meshcast.hardware.node import Node
 from meshcast.hardware.reliability import CheckpointStore, Reliability
@@ -139,6 +137,8 @@ def _cluster_of_words(word: str, where: str, spec: str) -> Cluster:
 
     Raises CatalogError for words that leave something open, and for those that name nothing.
     """
+    from meshcast.hardware.cluster_words import read_cluster_words  # few jobs name their cluster so
+
     words = read_cluster_words(word)
     if words is None:
         if ":" in word:
@@ -162,6 +162,9 @@ def _note_words(word: str, cluster: Cluster) -> Cluster:
 def _suggest_cluster(word: str) -> str:
     """Returns what to write for a word that is no cluster: a count of the machine or GPU that it names, or near
     names."""
+    from meshcast.hardware.cluster_words import find_gpus
+    from meshcast.hardware.machines import find_machine
+
     if machine := find_machine(word):
         return f"It is a machine of a cloud, without a count: write {machine[0]}:1 for a single machine"
     if names := find_gpus(word):

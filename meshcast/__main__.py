@@ -42,7 +42,7 @@ def _run() -> None:
     gc.set_threshold(200_000)  # imports and forecasts leave little garbage; collecting it more often costs 5 %
     # pydantic would look through all installed packages for plugins of its own, of which meshcast needs none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    from meshcast.experiments.cli.app import main as run
+    from meshcast.experiments.cli.start import main as run
 
     run()
 

@@ -575,13 +575,13 @@ def test_commands_say_lines_and_print_documents() -> None:
         (relative(path), line.strip())
         for path in modules()
         for line in path.read_text("utf-8").splitlines()
-        if "typer.echo(" in line and "nl=False" not in line and relative(path).startswith("experiments/")
+        if re.search(r"(?<!\.)\bprint\(", line) and 'end=""' not in line and relative(path).startswith("experiments/")
     }
-    console = "experiments/cli/console.py"
+    console, say = "experiments/cli/console.py", "experiments/render/terminal/say.py"
     assert lines == {
-        ("experiments/render/terminal/say.py", "typer.echo(to_line(line), err=err)"),
-        (console, 'typer.echo(f"meshcast: {error}", err=True)'),
-        (console, "typer.echo(to_json(answer, indent=2))"),
+        (say, "print(to_line(line), file=sys.stderr if err else sys.stdout, flush=True)"),
+        (console, 'print(f"meshcast: {error}", file=sys.stderr, flush=True)'),
+        (console, "print(to_json(answer, indent=2), flush=True)"),
     }
 
 

@@ -1,25 +1,127 @@
-"""The command line: ``meshcast predict``, ``sweep``, ``list``, ``validate`` and the rest.
-
-Answers go to stdout, messages to stderr. Exit codes: 0 answered; 1 a check failed; 2 invalid input,
-explained in one message; 3 a plan that does not fit, under ``--strict``; 130 interrupted.
-"""
+"""The commands as typer's: their help, messages on command lines that are wrong, completions in shells. A command line
+without fault is read by `plain`, sooner."""
 
 from __future__ import annotations
 
-import errno
-import os
-import sys
-from contextlib import suppress
-from pathlib import Path
-from typing import Annotated, NoReturn
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from meshcast.experiments.cli.commands import COMMANDS, Commands
-from meshcast.experiments.cli.console import INTERRUPTED, WRONG
-from meshcast.experiments.render.terminal.say import say
-from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, read_text
-from meshcast.hardware.errors import PlanError
+from meshcast.experiments.cli.commands import COMMANDS, find_options
+
+if TYPE_CHECKING:
+    from meshcast.experiments.cli.parameters import Parameter
+
+USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
+"""The error of a wrong command line; some releases of typer have a click of their own."""
+
+
+class PlainUsage(TyperCommand):
+    """A command whose line of usage names arguments as other programs do: ``JOB [NAME]``; releases of typer differ."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words of the line: options, then arguments in their order."""
+        pieces = [self.options_metavar] if self.options_metavar else []
+        for param in self.params:
+            if param.param_type_name == "argument":
+                name = (param.metavar or (param.name or "").upper()) + ("..." if param.nargs != 1 else "")
+                pieces.append(name if param.required else f"[{name}]")
+        return pieces
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads the command line; of one that writes a field of the job as an option, the message says how to."""
+        words = [*args]
+        try:
+            return list(super().parse_args(ctx, args))
+        except USAGE_ERROR as error:
+            from meshcast.hardware.errors import to_line
+
+            error.message = to_line(error.message)
+            if getattr(error, "option_name", None) in REPLACED_OPTIONS:
+                error.message = f"{error.message.rstrip('.')}. It is called {REPLACED_OPTIONS[error.option_name]} now"
+            elif any("--set" in param.opts for param in self.params) and (hint := _suggest_set(error, words)):
+                error.message = f"{error.message.rstrip('.')}. {hint}"
+            raise
+
+
+REPLACED_OPTIONS = {"--unlike": "--heterogeneous"}
+"""Options whose names were replaced by the field's terms, with these."""
+
+
+def _suggest_set(error: Any, words: Sequence[str]) -> str:
+    """How to change a field of the job, where options or arguments look like one; empty where they do not."""
+    if (option := getattr(error, "option_name", None)) is not None:  # there is no such option
+        name = str(option).lstrip("-")
+        if name in ("cluster", "model", "framework", "gpus", "gpu", "nodes"):
+            field = {"model": "model=llama3-70b", "framework": "framework=megatron-core"}.get(
+                name, "cluster=dgx-h100:8"
+            )
+            return f"A field of the job is changed so: --set {field}"
+        from meshcast.simulator.job.job import JobFile
+        from meshcast.simulator.job.remedies import suggest_key
+
+        meant = re.match(r"Did you mean (\w+\.\w+)", suggest_key(name, list(JobFile.model_fields)))
+        return f"A field of the job is changed so: --set {meant[1]}=VALUE" if meant else ""
+    at = [i for i, word in enumerate(words[:-2]) if word == "--set" and "=" not in words[i + 1]]
+    return f"Write --set {words[at[0] + 1]}={words[at[0] + 2]}" if at else ""
+
+
+class Commands(TyperGroup):
+    """The commands of meshcast. The list of them knows names and first words; the parameters of one are read once it is
+    asked for."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Returns the command that a command line names, with its parameters."""
+        if args and args[0] in COMMANDS:
+            self.commands[args[0]] = load_command(args[0])
+        return super().resolve_command(ctx, args)
+
+
+@cache
+def load_command(name: str) -> Any:
+    """Returns a command with its parameters."""
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    alone.command(name, cls=PlainUsage, help=COMMANDS[name].help)(_make_callback(name))
+    return typer.main.get_command(alone)
+
+
+def _make_callback(name: str) -> Callable[..., None]:
+    """Returns a function whose parameters are the options of a command, as typer reads them."""
+    from meshcast.experiments.cli.parameters import list_parameters, run_command
+
+    def run(**values: Any) -> None:
+        run_command(name, values)
+
+    parameters = [_describe_parameter(parameter) for parameter in list_parameters(find_options(name))]
+    vars(run)["__signature__"] = inspect.Signature(parameters)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _describe_parameter(parameter: Parameter) -> inspect.Parameter:
+    """Returns a parameter of a function that typer reads."""
+    flag, kind = parameter.flag, parameter.kind
+    if parameter.is_list:
+        kind = list[kind] if parameter.required else list[kind] | None
+    words: dict[str, Any] = {"metavar": flag.metavar, "help": flag.help, "min": flag.min, "max": flag.max}
+    words |= {"show_default": flag.show_default, "rich_help_panel": flag.panel}
+    if flag.words:
+        words["autocompletion"] = _complete(flag.words)
+    info = typer.Option(*flag.names, **words) if flag.names else typer.Argument(**words)
+    default = inspect.Parameter.empty if parameter.required else parameter.default
+    name, by_name = parameter.name, inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, by_name, default=default, annotation=Annotated[kind, info])
+
+
+def _complete(words: Sequence[str]) -> Callable[[str], list[str]]:
+    """Returns the completion of a word in a shell: those of `words` that it begins."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
 
 app = typer.Typer(
     name="meshcast",
@@ -31,56 +133,9 @@ app = typer.Typer(
 )
 
 
-def main() -> None:
-    """The ``meshcast`` command."""
-    # meshcast multiplies no matrices, and starting numpy's BLAS threads would take longer than a forecast.
-    for library in ("OPENBLAS", "OMP", "MKL"):
-        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
-    os.environ["MPLBACKEND"] = "agg"  # figures are files; one that a notebook or a file names may not be there
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  the caller may have closed it
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # terminals without block characters print question marks
-            stream.reconfigure(errors="replace")
-    try:
-        _check_matplotlib_settings()
-        try:
-            app()
-        finally:
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    except OSError as error:  # errors of files have become messages; what is left is of what is printed
-        _end_without_output(error)
-
-
-def _check_matplotlib_settings() -> None:
-    """Refuses a file matplotlibrc in this folder that is no text: no plot uses its settings, but matplotlib reads it as
-    it is imported, waits for a pipe, and ends at bytes that are no text."""
-    settings = Path("matplotlibrc")
-    if not os.path.exists(settings) or settings.is_dir():
-        return
-    try:
-        read_text(settings, DESCRIPTION)
-    except Unreadable as error:
-        remedy = "Rename it or run from another folder: matplotlib reads it for every plot"
-        say(f"meshcast: {PlanError(str(settings), error.rule, remedy)}", err=True)
-        sys.exit(WRONG)
-
-
-def _end_without_output(error: OSError) -> NoReturn:
-    """Ends a command whose output cannot be written, as on a full disk; where the reader of a pipe is gone, quietly."""
-    with suppress(OSError):  # stderr may be the same file
-        if error.errno != errno.EPIPE:
-            say(f"meshcast: standard output: it cannot be written ({error.strerror}). Send it elsewhere", err=True)
-            sys.stderr.flush()
-    for stream in (1, 2):  # or the interpreter would write the rest at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    sys.exit(WRONG)
-
-
 def _version(wanted: bool) -> None:
     if wanted:
+        from meshcast.experiments.render.terminal.say import say
         from meshcast.simulator.report.version import describe_version
 
         say(f"meshcast {describe_version()}")
@@ -102,7 +157,3 @@ def _name_only() -> None:
 
 for _name, _entry in COMMANDS.items():
     app.command(_name, help=_entry.help, rich_help_panel=_entry.panel)(_name_only)
-
-
-if __name__ == "__main__":
-    main()

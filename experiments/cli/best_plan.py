@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from meshcast.experiments.cli.console import INTERRUPTED, TOO_LARGE
+from meshcast.experiments.cli.commands import INTERRUPTED, TOO_LARGE
 from meshcast.experiments.render.terminal.say import say
 
 if TYPE_CHECKING:
@@ -29,14 +28,14 @@ def ending_count() -> Iterator[None]:
             "meshcast: interrupted before the search began, while its plans were counted; nothing is proven yet",
             err=True,
         )
-        raise typer.Exit(INTERRUPTED) from None
+        sys.exit(INTERRUPTED)
 
 
 def end_search(result: SearchResult) -> None:
     """Ends the command, after its answer, with a message and exit code of its own if the search was interrupted."""
     if not result.certificate.complete:
         say("meshcast: interrupted; the certificate says what is proven so far", err=True)
-        raise typer.Exit(INTERRUPTED)
+        sys.exit(INTERRUPTED)
 
 
 def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, strict: bool) -> SearchResult | None:
@@ -68,7 +67,7 @@ def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, str
     misfit = OutOfMemory(str(job), words + least, remedy)
     if strict:
         say(f"meshcast: {misfit}", err=True)
-        raise typer.Exit(TOO_LARGE)
+        sys.exit(TOO_LARGE)
     raise misfit
 
 

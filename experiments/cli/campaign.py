@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from meshcast.experiments.cli.console import WRONG, emit
+from meshcast.experiments.cli.commands import WRONG
+from meshcast.experiments.cli.console import emit
 from meshcast.experiments.cli.measured_files import check_writable_folder, quote_command
 from meshcast.experiments.cli.measuring import find_measuring
 from meshcast.experiments.render.terminal.say import say
@@ -61,7 +61,7 @@ def run_campaign(file: Path, out: Path, minutes: float | None, as_json: bool) ->
     if failed:
         last = f"of {[*failed][-1]}: {[*failed.values()][-1]}"
         say(f"meshcast: {out}: {len(failed)} of {total} runs failed: {', '.join(failed)}; {last}", err=True)
-        raise typer.Exit(WRONG)
+        sys.exit(WRONG)
 
 
 def _make_tools(planned: Campaign) -> Tools:

@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from meshcast.experiments.cli.console import AsJson, Changes, emit
 from meshcast.experiments.cli.launch import LaunchFileOptions
 from meshcast.experiments.options import argument, option
@@ -60,7 +58,7 @@ def collectives(options: CollectivesOptions) -> None:
     if options.as_json:
         emit({"tables": [table.to_dict() for table in tables]})
     else:
-        typer.echo("\n".join(table.table.render() for table in tables) or "# no collective", nl=False)
+        print("\n".join(table.table.render() for table in tables) or "# no collective", end="", flush=True)
 
 
 def _tables_of_job(options: CollectivesOptions) -> list[CollectiveGroup]:

@@ -5,78 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import typer
-from typer.core import TyperCommand
-
+from meshcast.experiments.cli.commands import INTERRUPTED, WRONG
 from meshcast.experiments.options import option
 from meshcast.experiments.render.matplotlib.style import WIDTHS, Width
 from meshcast.experiments.render.terminal.say import say
-from meshcast.hardware.errors import MeshcastError, PlanError, nearest, to_line
-
-VIOLATED, WRONG, TOO_LARGE, INTERRUPTED = 1, 2, 3, 130
-"""Exit codes."""
+from meshcast.hardware.errors import MeshcastError, PlanError, nearest
 
 IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
 """Formats of figures."""
-
-
-USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
-"""The error of a wrong command line; some releases of typer have a click of their own."""
-
-
-class PlainUsage(TyperCommand):
-    """A command whose line of usage names arguments as other programs do: ``JOB [NAME]``; releases of typer differ."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The words of the line: options, then arguments in their order."""
-        pieces = [self.options_metavar] if self.options_metavar else []
-        for param in self.params:
-            if param.param_type_name == "argument":
-                name = (param.metavar or (param.name or "").upper()) + ("..." if param.nargs != 1 else "")
-                pieces.append(name if param.required else f"[{name}]")
-        return pieces
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Reads the command line; of one that writes a field of the job as an option, the message says how to."""
-        words = [*args]
-        try:
-            return list(super().parse_args(ctx, args))
-        except USAGE_ERROR as error:
-            error.message = to_line(error.message)
-            if getattr(error, "option_name", None) in REPLACED_OPTIONS:
-                error.message = f"{error.message.rstrip('.')}. It is called {REPLACED_OPTIONS[error.option_name]} now"
-            elif any("--set" in param.opts for param in self.params) and (hint := _suggest_set(error, words)):
-                error.message = f"{error.message.rstrip('.')}. {hint}"
-            raise
-
-
-REPLACED_OPTIONS = {"--unlike": "--heterogeneous"}
-"""Options whose names were replaced by the field's terms, with these."""
-
-
-def _suggest_set(error: Any, words: Sequence[str]) -> str:
-    """How to change a field of the job, where options or arguments look like one; empty where they do not."""
-    if (option := getattr(error, "option_name", None)) is not None:  # there is no such option
-        name = str(option).lstrip("-")
-        if name in ("cluster", "model", "framework", "gpus", "gpu", "nodes"):
-            field = {"model": "model=llama3-70b", "framework": "framework=megatron-core"}.get(
-                name, "cluster=dgx-h100:8"
-            )
-            return f"A field of the job is changed so: --set {field}"
-        from meshcast.simulator.job.job import JobFile
-        from meshcast.simulator.job.remedies import suggest_key
-
-        meant = re.match(r"Did you mean (\w+\.\w+)", suggest_key(name, list(JobFile.model_fields)))
-        return f"A field of the job is changed so: --set {meant[1]}=VALUE" if meant else ""
-    at = [i for i, word in enumerate(words[:-2]) if word == "--set" and "=" not in words[i + 1]]
-    return f"Write --set {words[at[0] + 1]}={words[at[0] + 2]}" if at else ""
 
 
 Changes = Annotated[tuple[str, ...], option("--set", "Change a field of the job, e.g. plan.tp=4.", "FIELD=VALUE")]
@@ -114,7 +56,7 @@ def answering(as_json: bool = False) -> Iterator[None]:
         rule = f"it cannot be read or written ({error.strerror or error})"
         _refuse(PlanError(str(error.filename or "file"), rule, "Name another file or folder"), as_json)
     except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+        sys.exit(INTERRUPTED)
 
 
 def _refuse(error: MeshcastError, as_json: bool) -> NoReturn:
@@ -122,13 +64,13 @@ def _refuse(error: MeshcastError, as_json: bool) -> NoReturn:
     if as_json:
         emit({"error": error.to_dict()})
     else:
-        typer.echo(f"meshcast: {error}", err=True)
-    raise typer.Exit(WRONG) from None
+        print(f"meshcast: {error}", file=sys.stderr, flush=True)
+    sys.exit(WRONG)
 
 
 def emit(answer: Any) -> None:
     """Prints an answer as JSON; equal answers give equal bytes."""
-    typer.echo(to_json(answer, indent=2))
+    print(to_json(answer, indent=2), flush=True)
 
 
 def emit_or_show(as_json: bool, answer: Any, *make_pages: Callable[[], Any]) -> None:

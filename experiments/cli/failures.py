@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from meshcast.experiments.cli.console import check_place, emit, writing
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.document import to_yaml
@@ -38,7 +36,7 @@ def import_failure_log(file: Path, gpus: int | None, out: Path | None, as_json: 
     if as_json:
         emit({**fragment, "observed_hours": log.observed / 3600, "fits": [describe_fit(rate) for rate in rates]})
     elif out is None:
-        typer.echo(_render(fragment, rates), nl=False)
+        print(_render(fragment, rates), end="", flush=True)
     else:
         say(f"wrote {out}: {len(rates)} components", err=True)
 

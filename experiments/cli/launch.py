@@ -4,15 +4,15 @@ such a file, and what is said of it."""
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from meshcast.experiments.cli.console import VIOLATED, check_place, emit, to_json, writing
+from meshcast.experiments.cli.commands import VIOLATED
+from meshcast.experiments.cli.console import check_place, emit, to_json, writing
 from meshcast.experiments.options import Options, option
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.input_file import split_lines
@@ -155,7 +155,7 @@ def edit_launch(path: Path, against: Path, changes: Sequence[str], write: bool) 
     agrees, words = compare_edited(job, edited_job, str(against), form)
     say(f"meshcast: {words}", err=True)
     if not agrees:
-        raise typer.Exit(VIOLATED)
+        sys.exit(VIOLATED)
     if not texts:
         say(f"{against} says the same already")
     for name, text in texts.items():
@@ -273,7 +273,7 @@ def add_checkpoints(launch: ImportedJob | None, changes: Sequence[str]) -> list[
 def _write(text: str, out: Path | None) -> None:
     """Prints a text, or writes it to a file."""
     if out is None:
-        typer.echo(text, nl=False)
+        print(text, end="", flush=True)
         return
     check_place(out, "--out")
     with writing(out, "--out"):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from meshcast.experiments.cli import schedule as cli_schedule
 from meshcast.experiments.cli.commands import COMMANDS, find_options
 from meshcast.experiments.cli.console import AsJson, check_place, emit, emit_or_show, writing
@@ -88,7 +86,7 @@ def init(options: InitOptions) -> None:
     """Writes a first job, with a comment on every key."""
     text = Path(__file__).with_name("first_job.yaml").read_text("utf-8")
     if str(options.file) == "-":
-        typer.echo(text, nl=False)
+        print(text, end="", flush=True)
         return
     check_place(options.file, "FILE")
     if options.file.exists() and not options.force:

@@ -10,13 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self, cast
 
-import typer
 from pydantic import field_validator, model_validator
 
 from meshcast.experiments.cli import traces
 from meshcast.experiments.cli.best_plan import describe_search, end_search, find_plan, show_search
+from meshcast.experiments.cli.commands import TOO_LARGE
 from meshcast.experiments.cli.console import (
-    TOO_LARGE,
     AsJson,
     Changes,
     WidthOption,
@@ -118,7 +117,7 @@ def predict(options: PredictOptions) -> None:
     calibration = Calibration.from_folder(check_calibration_folder(options.calibration))
     if options.jobs is not None:
         if forecast_all(options.jobs, options, calibration) and options.strict:
-            raise typer.Exit(TOO_LARGE)
+            sys.exit(TOO_LARGE)
         return
     assert options.job is not None
     files, paper = plan_figures(options.plot, options.width)
@@ -147,7 +146,7 @@ def predict(options: PredictOptions) -> None:
     if options.strict and not report.fits:
         misfit = OutOfMemory(str(options.job), f"the plan needs {report.missing}", "See the memory of its stages")
         say(f"meshcast: {misfit}", err=True)
-        raise typer.Exit(TOO_LARGE)
+        sys.exit(TOO_LARGE)
 
 
 def _forecast(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Self
 
-import typer
 from pydantic import model_validator
 
 from meshcast.experiments.cli.console import check_place, emit_or_show, writing
@@ -92,7 +91,7 @@ def _export_schedule(options: ExportOptions) -> None:
     assert options.name is not None
     text = export_csv(options.name, options.p, options.m, options.v)
     if options.out is None:
-        typer.echo(text, nl=False)
+        print(text, end="", flush=True)
         return
     with writing(options.out, "--out"):
         write_file(options.out, text)

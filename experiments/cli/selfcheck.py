@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from meshcast.experiments.cli.console import VIOLATED, AsJson, emit_or_show, track
+from meshcast.experiments.cli.commands import VIOLATED
+from meshcast.experiments.cli.console import AsJson, emit_or_show, track
 from meshcast.experiments.cli.launch import LaunchFileOptions
 from meshcast.experiments.options import argument, option
 from meshcast.hardware.errors import PlanError
@@ -46,7 +46,7 @@ def verify_forecast(report: Report, verify: bool) -> tuple[Report, Sequence[Repl
 def end_verify(replays: Sequence[Replay] | None) -> None:
     """Ends the command with an exit code of its own if a replay differs from the forecast."""
     if not all(played.agrees for played in replays or ()):
-        raise typer.Exit(VIOLATED)
+        sys.exit(VIOLATED)
 
 
 class CheckOptions(LaunchFileOptions):
@@ -78,4 +78,4 @@ def check(options: CheckOptions) -> None:
         answer["replays"] = [played.to_dict() for played in replays]
     emit_or_show(options.as_json, answer, lambda: checks_page(rows, replays))
     if has_violations(rows):
-        raise typer.Exit(VIOLATED)
+        sys.exit(VIOLATED)

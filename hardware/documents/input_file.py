@@ -15,7 +15,6 @@ import os
 import re
 import stat
 import sys
-import tomllib
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -217,6 +216,8 @@ def split_lines(text: str) -> list[str]:
 
 def parse_toml(text: str) -> dict[str, object]:
     """Returns the data of TOML text. Raises Unreadable for what is none."""
+    import tomllib  # few files are TOML
+
     try:
         return tomllib.loads(text)
     except RecursionError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from functools import cache
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
@@ -32,6 +31,8 @@ def find_commit(here: Path = HERE) -> str:
     # An environment may lie inside the checkout of another project, whose commit says nothing.
     if (here / ".git").exists():
         command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+        import subprocess  # few answers state the commit
+
         try:
             return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
         except (OSError, subprocess.SubprocessError):

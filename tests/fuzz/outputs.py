@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import yaml
 from typer.testing import CliRunner
 
-from meshcast.experiments.cli.app import app
-from meshcast.experiments.cli.commands import COMMANDS, find_options, load_command
+from meshcast.experiments.cli.app import app, load_command
+from meshcast.experiments.cli.commands import COMMANDS, find_options
 from meshcast.hardware.documents.output_file import TEMPORARY
 from tests.fuzz import seeds
 from tests.fuzz.command_process import BLOWS, ROOT, CommandProcess, Ended, Moment

@@ -38,7 +38,7 @@ from unittest.mock import patch
 
 from typer.testing import Result
 
-from meshcast.experiments.cli.console import INTERRUPTED
+from meshcast.experiments.cli.commands import INTERRUPTED
 from meshcast.experiments.explain.fitting_changes import NO_CHANGES, MemoryChanges, fitting_changes
 from meshcast.hardware.errors import MeshcastError
 from tests.fuzz.generate import PLACED, mutate, place

@@ -12,8 +12,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from meshcast.experiments.cli import calibrate, imports, measure, plot, validate
+from meshcast.experiments.cli.app import load_command
 from meshcast.experiments.cli.commands import COMMANDS as NAMES
-from meshcast.experiments.cli.commands import find_options, load_command
+from meshcast.experiments.cli.commands import find_options
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.programs.registry import EXPORTS, FORMATS
 from tests.fuzz import run

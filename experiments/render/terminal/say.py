@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import typer
+import sys
 
 from meshcast.hardware.errors import to_line
 
 
 def say(line: str, err: bool = False) -> None:
     """Prints a line, whatever the names in it hold. err: on stderr."""
-    typer.echo(to_line(line), err=err)
+    print(to_line(line), file=sys.stderr if err else sys.stdout, flush=True)

@@ -232,7 +232,7 @@ def test_a_glance_imports_nothing_heavy(option: str) -> None:
     code = (
         "import sys\nfrom experiments.cli.app import app\n"
         f"try:\n    app([{option!r}])\nexcept SystemExit as end:\n    assert not end.code\n"
-        "print(sorted({'numpy', 'simpy', 'matplotlib', 'pandas', 'torch'} & set(sys.modules)))"
+        "print(sorted({'numpy', 'pydantic', 'simpy', 'matplotlib', 'pandas', 'torch'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
@@ -242,10 +242,10 @@ def test_a_glance_imports_nothing_heavy(option: str) -> None:
 def test_a_forecast_imports_only_what_it_needs(example: str) -> None:
     """Libraries for drawing and tables are heavy and not needed."""
     code = (
-        "import os, sys\nfrom experiments.cli.app import main\n"
+        "import os, sys\nfrom experiments.cli.start import main\n"
         f"sys.argv = ['meshcast', 'predict', 'examples/{example}.yaml', '--set', 'batch.global=128']\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
-        "heavy = {'matplotlib', 'pandas', 'scipy', 'torch', 'meshcast.validation', "
+        "heavy = {'matplotlib', 'pandas', 'scipy', 'torch', 'typer', 'meshcast.validation', "
         "'meshcast.experiments.render.matplotlib.sheet'}\n"
         "print(sorted(heavy & set(sys.modules)), os.environ['OPENBLAS_NUM_THREADS'])"
     )

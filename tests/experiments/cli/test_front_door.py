@@ -131,7 +131,7 @@ def test_sequences_of_a_model_are_those_of_the_batch(tmp_path: Path) -> None:
 
 def asked(**variables: str) -> str:
     """The completions that meshcast prints for a shell."""
-    code = "import sys; sys.argv = ['meshcast']; from meshcast.experiments.cli.app import main; main()"
+    code = "import sys; sys.argv = ['meshcast']; from meshcast.experiments.cli.start import main; main()"
     env = {**os.environ, **variables}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=env).stdout
 
