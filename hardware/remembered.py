@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Hashable, MutableMapping
 from functools import wraps
 from inspect import signature
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 Instance = TypeVar("Instance")
 P = ParamSpec("P")
@@ -43,6 +43,18 @@ def remember(
         store.clear()
     store[key] = result
     return result
+
+
+class AgingStore(Protocol):
+    """A store of any results that forgets those which are not used."""
+
+    nbytes: float
+
+    def age(self) -> None:
+        """Drops results that were not used since the last call."""
+
+    def __len__(self) -> int:
+        """Counts the results that were used since."""
 
 
 class RecentResults(dict[Key, Result]):

@@ -140,10 +140,10 @@ class _DeviceActions:
 
     def _add_sends(self) -> None:
         table = self.program.timetable
-        own = table.slot_array[table.starts[self.device] : table.starts[self.device + 1]]
+        slots = table.slot_array[table.starts[self.device] : table.starts[self.device + 1]]
         for slot, send in enumerate(self.program.sends):
             if send is not None and send.source == self.device:
-                begin = self.play.of_device(self.device).sent[own == slot]
+                begin = self.play.of_device(self.device).sent[slots == slot]
                 self.sent["pp"].append((begin, begin + send.seconds + send.latency))
         for slot, sends in self.program.others.items():
             for turn, send in enumerate(sends):

@@ -73,34 +73,53 @@ def task_occupancy(program: Program, coordinates: Coordinates, play: Play, devic
     Actions of a task that find the same state, up to a shift, run alike: each such situation is computed once, and
     its intervals are merged before they are repeated.
     """
-    table, spans = program.timetable, defaultdict[str, Spans](list)
-    slots = table.slot_array[table.starts[device] : table.starts[device + 1]]
-    groups: dict[tuple[tuple[PricedBlock, ...], Task | None], tuple[Task, list[np.ndarray]]] = {}
-    for slot in np.unique(slots).tolist():
-        task, places = program.tasks[slot], np.flatnonzero(slots == slot)
-        # Side ops after the parts do not change when the parts run.
-        key = task.parts, task if task.ahead else None
-        groups.setdefault(key, (task, []))[1].append(places)
-        for place in places.tolist() if task.behind else ():
-            for item, begin, *_ in _walk_behind(task, coordinates, play, device, place):
-                assert isinstance(item, PricedSideOps)
-                spans[axis_of(item.ops[0])].append((begin, begin + item.lasting[:, None]))
-    present = {axis for task, _ in groups.values() for part in task.parts for axis in part.block.by_axis}
+    spans, groups = defaultdict[str, Spans](list), _group_actions(program, device)
+    for axis, begin, end in _intervals_behind(program, coordinates, play, device):
+        spans[axis].append((begin, end))
+    present = {axis for task, _ in groups for part in task.parts for axis in part.block.by_axis}
     levels = [axis for axis in (*EXPOSED, HOST) if axis in present]
     if not {"tp", "cp", "ep"} & {*levels}:
         # The intervals of side ops (dp and later axes) do not include those of earlier axes.
         levels = [COMPUTE, *levels]
-    for task, each in groups.values():
-        places, times = np.sort(np.concatenate(each)), play.of_device(device)
-        before = states(coordinates, replace(task, behind=[]), play, device, places)
-        host = times.host[places] if coordinates.host is not None else None
-        for axis, begin, end in _situations(replace(task, behind=[]), coordinates, before, host, levels):
+    for task, places in groups:
+        alone = replace(task, behind=[])
+        before = states(coordinates, alone, play, device, places)
+        launched = play.of_device(device).host[places] if coordinates.host is not None else None
+        for axis, begin, end in _situations(alone, coordinates, before, launched, levels):
             spans[axis].append((begin, end))
     for begin, send in _sends(program, play, device):
         spans["pp"].append((begin, begin + send.seconds + send.latency))
     for axis, of_updates in op_occupancy(play.tail_ops, play.tail, device).items():
         spans[axis] += of_updates
     return spans
+
+
+def _group_actions(program: Program, device: int) -> list[tuple[Task, np.ndarray]]:
+    """Returns the places of the actions of a device whose parts run alike, each with a task of such actions."""
+    groups: dict[tuple[tuple[PricedBlock, ...], Task | None], tuple[Task, list[np.ndarray]]] = {}
+    for task, places in _places_of_tasks(program, device):
+        # Side ops after the parts do not change when the parts run.
+        key = task.parts, task if task.ahead else None
+        groups.setdefault(key, (task, []))[1].append(places)
+    return [(task, np.sort(np.concatenate(each))) for task, each in groups.values()]
+
+
+def _places_of_tasks(program: Program, device: int) -> Iterator[tuple[Task, np.ndarray]]:
+    """Yields by slot of a device its task, and the places of its actions in the order of the device."""
+    table = program.timetable
+    slots = table.slot_array[table.starts[device] : table.starts[device + 1]]
+    yield from ((program.tasks[slot], np.flatnonzero(slots == slot)) for slot in np.unique(slots).tolist())
+
+
+def _intervals_behind(
+    program: Program, coordinates: Coordinates, play: Play, device: int
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yields by axis the begins and ends of the side ops after the parts of all actions [s]."""
+    for task, places in _places_of_tasks(program, device):
+        for place in places.tolist() if task.behind else ():
+            for item, begin, *_ in _walk_behind(task, coordinates, play, device, place):
+                assert isinstance(item, PricedSideOps)
+                yield axis_of(item.ops[0]), begin, begin + item.lasting[:, None]
 
 
 def _walk_behind(task: Task, coordinates: Coordinates, play: Play, device: int, place: int) -> Iterator[Walked]:

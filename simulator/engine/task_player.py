@@ -7,7 +7,7 @@ compute stream's and another's, since streams that are never free later than the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import add, sub
@@ -331,10 +331,9 @@ class _Player:
         """
         table, log, result, host, launches = self.table, self.log, self.result, self.host, self.launches
         slots, devices = self.slots, self.devices
-        columns = actions, table.slot_array[actions], table.device_array[actions], table.need_array[actions]
         entry, beside, arrivals, sent, further_needs = log.entry, log.beside, log.arrival, log.sent, table.further_needs
         waits_for_sends, extra_results = self.waits_for_sends, table.extra_results
-        for action, slot_number, device_number, need in zip(*(column.tolist() for column in columns), strict=True):
+        for action, slot_number, device_number, need in self._list_rows(actions):
             slot, device = slots[slot_number], devices[device_number]
             arrival = result[need]
             if action in further_needs:
@@ -378,6 +377,12 @@ class _Player:
                     device.waiting = arrival
             if action in extra_results:
                 self._send_others(action, device, slot, computed)
+
+    def _list_rows(self, actions: np.ndarray) -> Iterable[tuple[int, int, int, int]]:
+        """Returns actions with their slots, their devices and the results that they need."""
+        table = self.table
+        columns = actions, table.slot_array[actions], table.device_array[actions], table.need_array[actions]
+        return zip(*(column.tolist() for column in columns), strict=True)
 
     def _send_others(self, action: int, device: _PlayedDevice, slot: _SlotToPlay, computed: float) -> None:
         """Sends a result to all stages that need it but the first."""

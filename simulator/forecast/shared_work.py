@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any
 
 from meshcast.hardware.cluster import Cluster
-from meshcast.hardware.remembered import RecentResults, remember
+from meshcast.hardware.remembered import AgingStore, RecentResults, remember
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.costs import Costs, KnownPrices
 from meshcast.simulator.costs.estimate import Estimate, Use
@@ -83,7 +82,7 @@ class SharedWork:
                 store.age()
 
     @property
-    def stores(self) -> list[RecentResults[Any, Any]]:
+    def stores(self) -> list[AgingStore]:
         """All stores but those of prices."""
         of_plans = [*self.parts_of_plans.stores, self.units, *self.stages.stores, self.states]
         return [*of_plans, self._timetables, *self.blocks.stores]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from meshcast.hardware.errors import PlanError
-from meshcast.hardware.remembered import RecentResults, remember
+from meshcast.hardware.remembered import AgingStore, RecentResults, remember
 from meshcast.simulator.forecast.lowering import host_waits, make_lowering
 from meshcast.simulator.forecast.resident_memory import DeviceParams, adds_apart
 from meshcast.simulator.forecast.shared_gradients import count_elements, sum_shared_gradients
@@ -56,7 +56,7 @@ class LoweredStages:
     )
 
     @property
-    def stores(self) -> list[RecentResults[Any, Any]]:
+    def stores(self) -> list[AgingStore]:
         """All stores."""
         return [self.stages, self.updates, self.params]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
-from meshcast.hardware.remembered import RecentResults, remember
+from meshcast.hardware.remembered import AgingStore, RecentResults, remember
 from meshcast.simulator.ir.capabilities import (
     AdaptsModel,
     AdaptsRecompute,
@@ -76,7 +76,7 @@ class KnownParts:
     )
 
     @property
-    def stores(self) -> list[RecentResults[Any, Any]]:
+    def stores(self) -> list[AgingStore]:
         """All stores."""
         return [self.divisible, self.meshes, self.schemes, self.architectures]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshcast.hardware.remembered import RecentResults, remember, remembered_by
+from meshcast.hardware.remembered import AgingStore, RecentResults, remember, remembered_by
 from meshcast.simulator.ir.ops import COMPUTE, FRAGMENT_BYTES, Attention, Fragment, Gemm, Host, Op, Param, UnitRun, Work
 from meshcast.simulator.lowering.lower import drop_backward
 from meshcast.simulator.program.categories import KINDS, axis_of, kind_of
@@ -260,7 +260,7 @@ class CompiledBlocks:
         )
 
     @property
-    def stores(self) -> list[RecentResults[Any, Any]]:
+    def stores(self) -> list[AgingStore]:
         """All stores."""
         return [self.tasks, self._equal_prices, self._prices, self.sides, self._blocks, self._events]
 
