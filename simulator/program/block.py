@@ -229,7 +229,7 @@ roughly: from walks over what 14 plans of GPT-3 had left in memory. A block keep
 KEY_BYTES = 300
 """Of a key of these."""
 
-TASK_BYTES = 4_000
+TASK_BYTES = 6_000
 """Of a task with its matrices, roughly."""
 
 PHASES = {"BW": "RBW", "B": "RB", "W": "W", "R": "R"}
