@@ -94,8 +94,9 @@ class Play:
         first, behind = self.starts[device], self.starts[device + 1]
         played = self.played.entry, self.played.beside, self.played.arrival, self.played.sent
         logs = [np.array(log[first:behind]) for log in played]
-        for times in logs if self.repetition else ():
-            self.repetition.fill(times, device, first)  # type: ignore[union-attr]
+        if self.repetition is not None:
+            for times in logs:
+                self.repetition.fill(times, device, first)
         return DeviceTimes(first, *logs, np.array(self.host[first:behind]))
 
     @cached_property
