@@ -1,4 +1,5 @@
-"""Decorators for methods whose results are kept, by each object; and stores that several objects share."""
+"""Decorators for methods whose results are kept, by each object; and stores that several objects share, the entries of
+which are forgotten where they are not used for long."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import re
 from collections.abc import Callable, Hashable, MutableMapping
 from functools import wraps
 from inspect import signature
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 Instance = TypeVar("Instance")
 P = ParamSpec("P")
@@ -42,6 +43,50 @@ def remember(
         store.clear()
     store[key] = result
     return result
+
+
+class AgingStore(Protocol):
+    """A store of any results that forgets those which are not used."""
+
+    nbytes: float
+
+    def age(self) -> None:
+        """Drops results that were not used since the last call."""
+
+    def __len__(self) -> int:
+        """Counts the results that were used since."""
+
+
+class RecentResults(dict[Key, Result]):
+    """A store of results from which `age` drops those that were not used since it was called last.
+
+    Results are looked up by `remember` or by index; `in` and `get` see those alone that were used since.
+
+    nbytes: of the results that were used since.
+    """
+
+    def __init__(self, count_bytes: Callable[[Result], float]) -> None:
+        """Makes an empty store. count_bytes: of a result and of what is computed from it and kept with it."""
+        self._count_bytes, self.nbytes = count_bytes, 0.0
+        self._before: dict[Key, Result] = {}
+
+    def __missing__(self, key: Key) -> Result:
+        self[key] = result = self._before.pop(key)
+        return result
+
+    def __setitem__(self, key: Key, result: Result) -> None:
+        self.nbytes += self._count_bytes(result)
+        super().__setitem__(key, result)
+
+    def age(self) -> None:
+        """Drops results that were not used since the last call."""
+        self._before, self.nbytes = dict(self), 0.0
+        super().clear()
+
+    def clear(self) -> None:
+        """Drops all results."""
+        self.age()
+        self._before = {}
 
 
 def remembered(method: Callable[Concatenate[Instance, P], Result]) -> Callable[Concatenate[Instance, P], Result]:

@@ -192,9 +192,8 @@ def _forecast_point(changes: Changes, chunk: Chunk, names: Names, where: list[Ex
         if not all(holds(look) for holds in where):
             return None
         report = simulate(load_job(apply_changes(chunk.job, changes), base=chunk.base), shared_work=_local.shared_work)
-        stated = report.to_dict()
         simulated = forecast_run(report) if simulates_runs(chunk.job, changes) else {}
-        return {**changes, "status": stated["status"], **row_of(stated), **simulated, "limits": stated["limits"]}
+        return {**changes, "status": report.fit.verdict, **row_of(report), **simulated, "limits": report.limits}
     except MeshcastError as error:
         place = error.where.removeprefix("job.")
         return {

@@ -72,30 +72,31 @@ class _DeviceActions:
         """Adds all actions, and all communication."""
         table = self.program.timetable
         groups: dict[Task, list[int]] = {}
-        for action in range(table.starts[self.device], table.starts[self.device + 1]):
-            groups.setdefault(self.program.tasks[table.slot[action]], []).append(action)
-        for task, actions in groups.items():
+        for place, slot in enumerate(table.slot[table.starts[self.device] : table.starts[self.device + 1]]):
+            groups.setdefault(self.program.tasks[slot], []).append(place)
+        for task, places in groups.items():
             if task.parts or task.ahead or task.behind:
-                self._add_task(task, actions)
+                self._add_task(task, np.array(places))
         self._add_sends()
         self._add_update()
 
-    def _add_task(self, task: Task, actions: list[int]) -> None:
-        """Adds all actions of a task: those that begin with equal states, up to a shift, are computed once."""
-        axes = self.coordinates
-        before = states(axes, task, self.play, actions)
+    def _add_task(self, task: Task, places: np.ndarray) -> None:
+        """Adds all actions of a task: those that begin with equal states, up to a shift, are computed once. places: in
+        the order of the device."""
+        axes, times = self.coordinates, self.play.of_device(self.device)
+        before = states(axes, task, self.play, self.device, places)
         if axes.host is not None:
-            before[axes.host] = [self.play.host[action] for action in actions]
+            before[axes.host] = times.host[places]
         if task.behind:
-            before[axes.port] = [self.play.arrival[action] for action in actions]
+            before[axes.port] = times.arrival[places]
         shift = before[0].copy()
         before = np.where(before > NEVER, before - shift, before)
         _, chosen, which = np.unique(np.round(before, DECIMALS), axis=1, return_index=True, return_inverse=True)
         begin, end, sent = self._walk(task, before[:, chosen])
         recomputed = sum(part.count * _recompute_seconds(part) for part in task.parts)
         table = self.program.timetable
-        for action, column in zip(actions, np.ravel(which).tolist(), strict=True):
-            at = float(self.play.entry[action])
+        for place, column in zip(places.tolist(), np.ravel(which).tolist(), strict=True):
+            at, action = float(times.entry[place]), times.first + place
             if end[column] > begin[column]:
                 is_paired = table.slots[table.slot[action]].partner is not None
                 both = at + float(begin[column]), at + float(end[column])
@@ -139,15 +140,15 @@ class _DeviceActions:
 
     def _add_sends(self) -> None:
         table = self.program.timetable
-        sent, slots = np.array(self.play.sent), table.slot_array
+        slots = table.slot_array[table.starts[self.device] : table.starts[self.device + 1]]
         for slot, send in enumerate(self.program.sends):
             if send is not None and send.source == self.device:
-                begin = sent[slots == slot]
+                begin = self.play.of_device(self.device).sent[slots == slot]
                 self.sent["pp"].append((begin, begin + send.seconds + send.latency))
         for slot, sends in self.program.others.items():
             for turn, send in enumerate(sends):
                 if send is not None and send.source == self.device:
-                    actions = np.flatnonzero(slots == slot).tolist()
+                    actions = np.flatnonzero(table.slot_array == slot).tolist()
                     begin = np.array([self.play.sent_extra[table.extra_results[action][turn]] for action in actions])
                     self.sent["pp"].append((begin, begin + send.seconds + send.latency))
 

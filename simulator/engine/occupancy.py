@@ -73,23 +73,19 @@ def task_occupancy(program: Program, coordinates: Coordinates, play: Play, devic
     Actions of a task that find the same state, up to a shift, run alike: each such situation is computed once, and
     its intervals are merged before they are repeated.
     """
-    table, spans = program.timetable, defaultdict[str, Spans](list)
-    groups: dict[tuple[tuple[PricedBlock, ...], Task | None], tuple[Task, list[int]]] = {}
-    for action in range(table.starts[device], table.starts[device + 1]):
-        task = program.tasks[table.slot[action]]
-        # Side ops after the parts do not change when the parts run.
-        key = task.parts, task if task.ahead else None
-        groups.setdefault(key, (task, []))[1].append(action)
-        for item, begin, *_ in _walk_behind(task, coordinates, play, action) if task.behind else ():
-            assert isinstance(item, PricedSideOps)
-            spans[axis_of(item.ops[0])].append((begin, begin + item.lasting[:, None]))
-    present = {axis for task, _ in groups.values() for part in task.parts for axis in part.block.by_axis}
+    spans, groups = defaultdict[str, Spans](list), _group_actions(program, device)
+    for axis, begin, end in _intervals_behind(program, coordinates, play, device):
+        spans[axis].append((begin, end))
+    present = {axis for task, _ in groups for part in task.parts for axis in part.block.by_axis}
     levels = [axis for axis in (*EXPOSED, HOST) if axis in present]
     if not {"tp", "cp", "ep"} & {*levels}:
         # The intervals of side ops (dp and later axes) do not include those of earlier axes.
         levels = [COMPUTE, *levels]
-    for task, actions in groups.values():
-        for axis, begin, end in _situations(replace(task, behind=[]), coordinates, play, actions, levels):
+    for task, places in groups:
+        alone = replace(task, behind=[])
+        before = states(coordinates, alone, play, device, places)
+        launched = play.of_device(device).host[places] if coordinates.host is not None else None
+        for axis, begin, end in _situations(alone, coordinates, before, launched, levels):
             spans[axis].append((begin, end))
     for begin, send in _sends(program, play, device):
         spans["pp"].append((begin, begin + send.seconds + send.latency))
@@ -98,24 +94,54 @@ def task_occupancy(program: Program, coordinates: Coordinates, play: Play, devic
     return spans
 
 
-def _walk_behind(task: Task, coordinates: Coordinates, play: Play, action: int) -> Iterator[Walked]:
-    """Plays the side ops after the parts of an action."""
-    state = states(coordinates, task, play, [action])
+def _group_actions(program: Program, device: int) -> list[tuple[Task, np.ndarray]]:
+    """Returns the places of the actions of a device whose parts run alike, each with a task of such actions."""
+    groups: dict[tuple[tuple[PricedBlock, ...], Task | None], tuple[Task, list[np.ndarray]]] = {}
+    for task, places in _places_of_tasks(program, device):
+        # Side ops after the parts do not change when the parts run.
+        key = task.parts, task if task.ahead else None
+        groups.setdefault(key, (task, []))[1].append(places)
+    return [(task, np.sort(np.concatenate(each))) for task, each in groups.values()]
+
+
+def _places_of_tasks(program: Program, device: int) -> Iterator[tuple[Task, np.ndarray]]:
+    """Yields by slot of a device its task, and the places of its actions in the order of the device."""
+    table = program.timetable
+    slots = table.slot_array[table.starts[device] : table.starts[device + 1]]
+    yield from ((program.tasks[slot], np.flatnonzero(slots == slot)) for slot in np.unique(slots).tolist())
+
+
+def _intervals_behind(
+    program: Program, coordinates: Coordinates, play: Play, device: int
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yields by axis the begins and ends of the side ops after the parts of all actions [s]."""
+    for task, places in _places_of_tasks(program, device):
+        for place in places.tolist() if task.behind else ():
+            for item, begin, *_ in _walk_behind(task, coordinates, play, device, place):
+                assert isinstance(item, PricedSideOps)
+                yield axis_of(item.ops[0]), begin, begin + item.lasting[:, None]
+
+
+def _walk_behind(task: Task, coordinates: Coordinates, play: Play, device: int, place: int) -> Iterator[Walked]:
+    """Plays the side ops after the parts of an action. place: in the order of its device."""
+    state, times = states(coordinates, task, play, device, np.array([place])), play.of_device(device)
     # They may wait for the input and for the host even where the parts do not.
-    state[coordinates.port] = play.arrival[action]
-    if action in play.full:
-        state[coordinates.ports, 0] = play.full[action][coordinates.ports]
+    state[coordinates.port] = times.arrival[place]
+    if (whole := play.full.get(times.first + place)) is not None:
+        state[coordinates.ports, 0] = whole[coordinates.ports]
     if coordinates.host is not None:
-        state[coordinates.host] = play.host[action]
+        state[coordinates.host] = times.host[place]
     return coordinates.walk(task, state, side_ops_alone=True)
 
 
 def _sends(program: Program, play: Play, device: int) -> Iterator[tuple[np.ndarray, Send]]:
     """Yields the times at which the messages from or to a device begin, slot by slot [s]."""
-    sent, table = np.array(play.sent), program.timetable
+    table = program.timetable
     for slot, send in enumerate(program.sends):
         if send is not None and device in (send.source, send.target):
-            yield sent[table.slot_array == slot], send
+            sender = program.device_of(slot)
+            slots = table.slot_array[table.starts[sender] : table.starts[sender + 1]]
+            yield play.of_device(sender).sent[slots == slot], send
     for slot, sends in program.others.items():
         for turn, send in enumerate(sends):
             if send is not None and device in (send.source, send.target):
@@ -124,15 +150,16 @@ def _sends(program: Program, play: Play, device: int) -> Iterator[tuple[np.ndarr
 
 
 def _situations(
-    task: Task, coordinates: Coordinates, play: Play, actions: list[int], levels: list[str]
+    task: Task, coordinates: Coordinates, before: np.ndarray, launched: np.ndarray | None, levels: list[str]
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yields by axis of `levels` the begins and ends of the intervals of all actions of a task [s]."""
-    before = states(coordinates, task, play, actions)
+    """Yields by axis of `levels` the begins and ends of the intervals of all actions of a task [s].
+
+    before: the states before them [coordinates, actions].
+    launched: when the host begins to launch each, if that takes time.
+    """
     if not task.ahead:
         before[coordinates.beside] = NEVER
-    host = np.full(len(actions), NEVER)
-    if coordinates.host is not None:
-        host = np.array([play.host[action] for action in actions]) - before[0]
+    host = np.full(before.shape[1], NEVER) if launched is None else launched - before[0]
     shift = before[0].copy()
     before -= shift
     rounding = INSTANT + ROUNDING * float(shift.max())

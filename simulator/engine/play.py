@@ -127,7 +127,8 @@ class ByMatrices(PlayedStep):
         return self.play.span
 
     def done(self, update: int) -> float:
-        return self.play.entry[update + 1]
+        times = self.play.of_device(int(self.program.timetable.device_array[update]))
+        return float(times.entry[update + 1 - times.first])
 
     def occupancy(self, device: int) -> dict[str, Spans]:
         return task_occupancy(self.program, self.coordinates, self.play, device)

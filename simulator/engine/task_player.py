@@ -7,7 +7,7 @@ compute stream's and another's, since streams that are never free later than the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import field
 from functools import cached_property
 from operator import add, sub
@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.remembered import remembered
 from meshcast.simulator.engine.longest_path import OpTimes, longest_path
 from meshcast.simulator.engine.maxplus import NEVER, CompactMatrix, Coordinates
 from meshcast.simulator.program.flatten import FlatProgram, flatten_updates
@@ -26,7 +27,14 @@ from meshcast.simulator.program.task import Send, Task
 
 @dataclass
 class Times:
-    """Times of all actions by number [s]; see `Play`."""
+    """Times of all actions by number [s].
+
+    entry: when the compute stream became free.
+    beside: when the stream `Play.second` became free.
+    arrival: when the input arrived.
+    sent: when the send of the result began.
+    full: the whole state before an action, where further coordinates matter.
+    """
 
     entry: list[float]
     beside: list[float]
@@ -36,10 +44,27 @@ class Times:
 
 
 @dataclass(frozen=True)
+class DeviceTimes:
+    """Times of the actions of a device [s], in their order; see `Times`.
+
+    first: number of its first action.
+    host: when the host began to launch each.
+    """
+
+    first: int
+    entry: np.ndarray
+    beside: np.ndarray
+    arrival: np.ndarray
+    sent: np.ndarray
+    host: np.ndarray
+
+
+@dataclass(frozen=True)
 class Play:
     """A step played by matrices: the state before every action, from which all other times follow. Times are in s.
 
-    played: times of actions; those that the repetition stands for are filled in once somebody asks.
+    starts: by device, the number of its first action; last, the number of actions.
+    played: times of actions; those that the repetition stands for are not filled in.
     second: coordinate of a further stream that matters (None: no such stream).
     host: by action, when the host began to launch it.
     sent_extra: by number of an extra result (`Timetable.extra_results`), when its send began.
@@ -49,6 +74,7 @@ class Play:
     repetition: rounds whose times are those of earlier rounds, shifted.
     """
 
+    starts: Sequence[int]
     played: Times
     second: int | None
     host: list[float]
@@ -63,25 +89,16 @@ class Play:
         """Number of actions whose times are those of earlier rounds, shifted."""
         return self.repetition.skipped if self.repetition else 0
 
-    @cached_property
-    def entry(self) -> list[float]:
-        """By action, when the compute stream became free."""
-        return self._complete(self.played.entry)
-
-    @cached_property
-    def beside(self) -> list[float]:
-        """By action, when the stream `second` became free."""
-        return self._complete(self.played.beside)
-
-    @cached_property
-    def arrival(self) -> list[float]:
-        """By action, when its input arrived."""
-        return self._complete(self.played.arrival)
-
-    @cached_property
-    def sent(self) -> list[float]:
-        """By action, when the send of its result began."""
-        return self._complete(self.played.sent)
+    @remembered
+    def of_device(self, device: int) -> DeviceTimes:
+        """Returns the times of all actions of a device: most who ask look at a single one."""
+        first, behind = self.starts[device], self.starts[device + 1]
+        played = self.played.entry, self.played.beside, self.played.arrival, self.played.sent
+        logs = [np.array(log[first:behind]) for log in played]
+        if self.repetition is not None:
+            for times in logs:
+                self.repetition.fill(times, device, first)
+        return DeviceTimes(first, *logs, np.array(self.host[first:behind]))
 
     @cached_property
     def full(self) -> dict[int, Sequence[float]]:
@@ -90,33 +107,28 @@ class Play:
             self.repetition.fill_states(self.played.full)
         return self.played.full
 
-    def _complete(self, log: list[float]) -> list[float]:
-        if self.repetition:
-            self.repetition.fill(log)
-        return log
-
 
 def play(program: Program, coordinates: Coordinates, skip: bool = True) -> Play:
     """Plays a program action by action. skip: jump over rounds that are proven to repeat."""
     return _Player(program, coordinates).run(skip)
 
 
-def states(coordinates: Coordinates, task: Task, play: Play, actions: Sequence[int]) -> np.ndarray:
-    """Returns the states before `actions`, all of a task [coordinates, actions], without the host.
+def states(coordinates: Coordinates, task: Task, play: Play, device: int, places: np.ndarray) -> np.ndarray:
+    """Returns the states before actions of a device, all of a task [coordinates, actions], without the host.
 
+    places: of the actions in the order of the device.
     Arrivals that cannot delay the task are `NEVER`.
     """
-    before = np.full((coordinates.size, len(actions)), NEVER)
-    port, host = coordinates.port, coordinates.host
-    before[0] = [play.entry[action] for action in actions]
+    before, times = np.full((coordinates.size, len(places)), NEVER), play.of_device(device)
+    before[0] = times.entry[places]
     if play.second is not None:
-        before[play.second] = [play.beside[action] for action in actions]
-    before[port] = [play.arrival[action] for action in actions]
-    for i, action in enumerate(actions):
+        before[play.second] = times.beside[places]
+    before[coordinates.port] = times.arrival[places]
+    for i, action in enumerate((times.first + places).tolist()) if play.full else ():
         if (whole := play.full.get(action)) is not None:
             before[:, i] = whole
-    if host is not None:
-        before[host] = NEVER
+    if coordinates.host is not None:
+        before[coordinates.host] = NEVER
     if coordinates.ignores_early_arrivals(task):
         rows = before[coordinates.ports]
         rows[rows <= before[0]] = NEVER
@@ -209,7 +221,7 @@ class _Player:
         matrices = {task: coordinates.matrix(task) for task in dict.fromkeys(program.tasks)}
         issue, self.host, self.hosted = self._host([matrices[task] for task in program.tasks])
         self.slots = self._slots(matrices, issue)
-        count = len(self.table.slot)
+        count = len(self.table.slot_array)
         self.log = Times([NEVER] * count, [NEVER] * count, [NEVER] * count, [NEVER] * count)
         self.result = [NEVER] * (self.table.results + 1)
         self.sent_extra: dict[int, float] = {}
@@ -268,7 +280,7 @@ class _Player:
         launched all actions of each device. matrices: by slot.
         """
         if self.axes.host is None:
-            return [0.0] * len(matrices), [0.0] * len(self.table.slot), [0.0] * self.program.devices
+            return [0.0] * len(matrices), [0.0] * len(self.table.slot_array), [0.0] * self.program.devices
         each = np.array([matrix[self.axes.host, self.axes.host] for matrix in matrices])
         tasks = each.tolist()
         for slot, _ in self.program.sent:
@@ -310,22 +322,22 @@ class _Player:
     def run(self, skip: bool) -> Play:
         rounds = self.table.rounds if skip else None
         if rounds is None:
-            self.advance(self.table.sequence)
+            self.advance(self.table.sequence_array)
             return self._finish_times(None)
         return self._finish_times(self._in_rounds(rounds))
 
-    def advance(self, actions: Sequence[int]) -> None:
+    def advance(self, actions: np.ndarray) -> None:
         """Plays `actions`, in which each follows the actions that it needs.
 
         A single body without calls in the usual cases: sweeps and searches spend more time here than anywhere else.
         """
         table, log, result, host, launches = self.table, self.log, self.result, self.host, self.launches
-        slots, devices, slot_of, device_of, need = self.slots, self.devices, table.slot, table.device_of, table.need
+        slots, devices = self.slots, self.devices
         entry, beside, arrivals, sent, further_needs = log.entry, log.beside, log.arrival, log.sent, table.further_needs
         waits_for_sends, extra_results = self.waits_for_sends, table.extra_results
-        for action in actions:
-            slot, device = slots[slot_of[action]], devices[device_of[action]]
-            arrival = result[need[action]]
+        for action, slot_number, device_number, need in self._list_rows(actions):
+            slot, device = slots[slot_number], devices[device_number]
+            arrival = result[need]
             if action in further_needs:
                 arrival = max(arrival, *map(result.__getitem__, further_needs[action]))
             now, second, wait = device.free, device.free_second, device.waiting
@@ -368,11 +380,17 @@ class _Player:
             if action in extra_results:
                 self._send_others(action, device, slot, computed)
 
+    def _list_rows(self, actions: np.ndarray) -> Iterable[tuple[int, int, int, int]]:
+        """Returns actions with their slots, their devices and the results that they need."""
+        table = self.table
+        columns = actions, table.slot_array[actions], table.device_array[actions], table.need_array[actions]
+        return zip(*(column.tolist() for column in columns), strict=True)
+
     def _send_others(self, action: int, device: _PlayedDevice, slot: _SlotToPlay, computed: float) -> None:
         """Sends a result to all stages that need it but the first."""
         issued = self.host[action] + slot.issue if self.axes.host is not None else NEVER
         issued += self.axes.launch if slot.send is not None else 0.0
-        others = self.program.others[self.table.slot[action]]
+        others = self.program.others[int(self.table.slot_array[action])]
         for number, send in zip(self.table.extra_results[action], others, strict=True):
             self.result[number] = computed
             if send is not None:
@@ -421,7 +439,7 @@ class _Player:
         state[axes.ports] = [NEVER] * (axes.size - axes.port)
         state[axes.port] = self.log.arrival[action]
         if slot.task.ports > 1:
-            needs = (self.table.need[action + 1], *self.table.further_needs.get(action + 1, ()))
+            needs = (int(self.table.need_array[action + 1]), *self.table.further_needs.get(action + 1, ()))
             state[axes.port + 1] = max(self.result[need] if need >= 0 else NEVER for need in needs)
         for stream in self.left_out:
             state[stream] = NEVER
@@ -433,11 +451,11 @@ class _Player:
 
     def _in_rounds(self, rounds: Rounds) -> Repetition | None:
         before, once, behind = self.table.sequence_by_round
-        self.advance(before.tolist())
+        self.advance(before)
         states = [self._snapshot(rounds, 0)]
         done, repetition = 0, None
         while done < rounds.count:
-            self.advance((once + done * rounds.length).tolist())
+            self.advance(once + done * rounds.length)
             done += 1
             if repetition:
                 continue
@@ -449,7 +467,7 @@ class _Player:
                 done += times * period
                 left = [once + i * rounds.length for i in range(done, rounds.count)]
                 self._repeat(repetition, states[-1] != states[-1 - period], np.concatenate([*left, behind]))
-        self.advance(behind.tolist())
+        self.advance(behind)
         return repetition
 
     def _snapshot(self, rounds: Rounds, done: int) -> np.ndarray:
@@ -466,7 +484,7 @@ class _Player:
         host may shift by less where no action waited for it; otherwise it must shift by the same amount.
         """
         last = snapshots[-1]
-        for period in range(1, min(len(snapshots), self.program.devices + 1)):
+        for period in self._near_periods(snapshots):
             before = snapshots[-1 - period]
             moved = last != before
             steps = last[moved] - before[moved]
@@ -482,6 +500,16 @@ class _Player:
             else:
                 return period, shift
         return 0, 0.0
+
+    def _near_periods(self, snapshots: Sequence[np.ndarray]) -> list[int]:
+        """Returns the numbers of rounds in which the compute streams that moved all moved alike: a few operations on
+        arrays rule out most, whose snapshots need not be compared whole."""
+        most, size = min(len(snapshots), self.program.devices + 1), len(self.devices[0].times())
+        free = np.array([snapshot[: size * self.program.devices : size] for snapshot in snapshots[-most:]])
+        moves = free[-1] - free[-2::-1]
+        moves[moves == 0] = np.nan
+        spread = np.fmax.reduce(moves, axis=1) - np.fmin.reduce(moves, axis=1)
+        return (1 + np.flatnonzero(~(spread > 1e-12 * snapshots[-1].max()))).tolist()
 
     def _repeat(self, repetition: Repetition, moved: np.ndarray, left: np.ndarray) -> None:
         """Advances the state to the end of a repetition.
@@ -507,4 +535,4 @@ class _Player:
         flat = flatten_updates(self.program)
         tail = longest_path(flat, {key: begins[key[0]] for key in flat.queues}, self.hosted)
         span = float(max(*ends, tail.span))
-        return Play(self.log, self.second, self.host, self.sent_extra, tail, flat, span, repetition)
+        return Play(self.table.starts, self.log, self.second, self.host, self.sent_extra, tail, flat, span, repetition)

@@ -6,17 +6,15 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from meshcast.hardware.cluster import Cluster
-from meshcast.hardware.remembered import remember
+from meshcast.hardware.remembered import AgingStore, RecentResults, remember
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.costs import Costs, KnownPrices
 from meshcast.simulator.costs.estimate import Estimate, Use
 from meshcast.simulator.costs.rank_places import PairReaches
 from meshcast.simulator.costs.stragglers import slowest_pace
-from meshcast.simulator.forecast.resident_memory import KnownStates
 from meshcast.simulator.forecast.stages import LoweredStages
-from meshcast.simulator.ir.ops import Work
+from meshcast.simulator.ir.ops import UnitRun, Work
 from meshcast.simulator.job.host_launches import exposed_launch_s, hidden_launch_s
-from meshcast.simulator.lowering.lower import LoweredUnits
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.plan.resolver import KnownParts
 from meshcast.simulator.program.block import CompiledBlocks
@@ -26,11 +24,18 @@ from meshcast.simulator.scheduling.schedule import PassDurations, PipelineShape,
 MAX_PRICES = 30_000
 """Prices of work that are kept, half a KiB each with the work."""
 
-MAX_ACTIONS = 1_000_000
-"""Actions of all timetables that are kept, some 250 bytes each."""
+MAX_CLUSTERS = 300
+"""Clusters, and meshes on them, that prices are kept of."""
 
-MAX_KEPT = 300
-"""Entries of a kind that are kept: a grid of plans needs fewer, and each may take a MiB."""
+MAX_BYTES = 96_000_000
+"""Bytes of all else that is kept, roughly: half of it of the forecasts before the last time that unused results were
+dropped."""
+
+ACTION_BYTES = 45
+"""Of an action of a timetable, roughly."""
+
+STATE_BYTES = 500
+"""Of the states of a rank and what they depend on, roughly."""
 
 
 class SharedWork:
@@ -46,13 +51,14 @@ class SharedWork:
 
     def __init__(self, calibration: Calibration | None = None) -> None:
         self.calibration = calibration or Calibration.shipped()
-        self.units: LoweredUnits = {}
+        self.units: RecentResults[Hashable, UnitRun] = RecentResults(lambda unit: unit.fragment.count_bytes())
         self.stages = LoweredStages()
         self.parts_of_plans = KnownParts()
         self.blocks = CompiledBlocks()
-        self.states: KnownStates = {}
-        self._timetables: dict[Hashable, Timetable] = {}
-        self._actions = 0  # of all timetables
+        self.states: RecentResults[Hashable, dict[str, float]] = RecentResults(lambda _: STATE_BYTES)
+        self._timetables: RecentResults[Hashable, Timetable] = RecentResults(
+            lambda it: ACTION_BYTES * len(it.slot_array)
+        )
         self._costs: dict[Hashable, Costs] = {}
         self._kernels: dict[Hashable, dict[Work, Estimate]] = {}
         self._communication: dict[Hashable, dict[Work, Estimate]] = {}
@@ -63,22 +69,23 @@ class SharedWork:
         return SharedWork, (self.calibration,)  # pickled without what it holds, which is made again
 
     def forget_excess(self) -> None:
-        """Drops all of a kind once there are more than `MAX_KEPT` plans need, with what is made of them."""
+        """Drops what was not used for long, once more is kept than `MAX_BYTES`; all prices, once there are more than
+        `MAX_PRICES`."""
         if self.price_count > MAX_PRICES:
             self._costs.clear()
             self._kernels.clear()
             self._communication.clear()
             self._uses.clear()
             self._pairs.clear()
-            self.blocks.clear()  # they are kept by costs that are gone
-        if len(self.units) > MAX_KEPT:
-            self.units.clear()
-        held = max(len(self.stages), len(self.states), self.blocks.kept // 10)
-        if not self.units or held > MAX_KEPT:
-            self.stages.clear()
-            self.blocks.clear()
-            self.states.clear()
-        self.parts_of_plans.forget_excess(10 * MAX_KEPT, MAX_KEPT)
+        if sum(store.nbytes for store in self.stores) > MAX_BYTES / 2:
+            for store in self.stores:
+                store.age()
+
+    @property
+    def stores(self) -> list[AgingStore]:
+        """All stores but those of prices."""
+        of_plans = [*self.parts_of_plans.stores, self.units, *self.stages.stores, self.states]
+        return [*of_plans, self._timetables, *self.blocks.stores]
 
     @property
     def price_count(self) -> int:
@@ -91,14 +98,7 @@ class SharedWork:
     ) -> Timetable:
         """Returns the timetable of a schedule; see `simulator.program.timetable.timetable`."""
         key = schedule.use, schedule.options, shape, durations, update_interval
-        if (known := self._timetables.get(key)) is not None:
-            return known
-        if len(self._timetables) >= MAX_KEPT or self._actions > MAX_ACTIONS:
-            self._timetables.clear()
-            self._actions = 0
-        known = self._timetables[key] = timetable(schedule, shape, durations, update_interval)
-        self._actions += len(known.slot)
-        return known
+        return remember(self._timetables, key, lambda: timetable(schedule, shape, durations, update_interval))
 
     def device_costs(self, plan: Plan) -> list[Costs]:
         """Returns the costs of ops on every pipeline device of a plan."""
@@ -123,14 +123,14 @@ class SharedWork:
         pace = 1.0 if plan.job.noise else slowest_pace(plan.job.cluster.gpus)
         launch = exposed_launch_s(framework), hidden_launch_s(framework)
         same = cluster, replace(framework.kernel_traits, pace=pace), *launch
-        kernels: dict[Work, Estimate] = remember(self._kernels, same, dict, MAX_KEPT)
-        pairs: PairReaches = remember(self._pairs, cluster, dict, MAX_KEPT)
+        kernels: dict[Work, Estimate] = remember(self._kernels, same, dict, MAX_CLUSTERS)
+        pairs: PairReaches = remember(self._pairs, cluster, dict, MAX_CLUSTERS)
         key = same, tuple(mesh.axes.items()), tuple(mesh.places.items()), mesh.stage, mesh.first, joint
 
         def make() -> Costs:
-            communication: dict[Work, Estimate] = remember(self._communication, key, dict, MAX_KEPT)
-            uses: dict[Work, Use] = remember(self._uses, key, dict, MAX_KEPT)
+            communication: dict[Work, Estimate] = remember(self._communication, key, dict, MAX_CLUSTERS)
+            uses: dict[Work, Use] = remember(self._uses, key, dict, MAX_CLUSTERS)
             known = KnownPrices(kernels, pairs, communication, uses)
             return Costs(cluster, mesh, same[1], self.calibration, *launch, joint, known)
 
-        return remember(self._costs, key, make, MAX_KEPT)
+        return remember(self._costs, key, make, MAX_CLUSTERS)

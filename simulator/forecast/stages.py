@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import field
+from functools import partial
 from typing import NamedTuple
 
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.remembered import AgingStore, RecentResults, remember
 from meshcast.simulator.forecast.lowering import host_waits, make_lowering
 from meshcast.simulator.forecast.resident_memory import DeviceParams, adds_apart
 from meshcast.simulator.forecast.shared_gradients import count_elements, sum_shared_gradients
@@ -20,8 +22,23 @@ from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.program import EveryStageOps, one_of, variants_of
 from meshcast.simulator.scheduling.batch_loss import coupled_stages
 
-StagesByKey = dict[Hashable, StageOps | Sequence[StageOps]]
-"""The ops of stages by what they depend on, in all variants."""
+LoweredStage = StageOps | Sequence[StageOps]
+"""The ops of a stage in all its variants; of a single variant without a list."""
+
+SIDE_OP_BYTES = 50
+"""Of an entry of a list of side ops, most of which are the same op, roughly."""
+
+PARAM_BYTES = 200
+"""Of a parameter of a device with its traits, roughly."""
+
+StagesByKey = dict[Hashable, LoweredStage]
+"""The ops of stages by what they depend on."""
+
+
+def _count_stage(stage: LoweredStage) -> int:
+    """Counts the bytes of the side ops of a stage; fragments are counted with their units and blocks."""
+    sides = [side for each in variants_of(stage) for side in (*each.ahead, *each.behind, *each.again)]
+    return sum(SIDE_OP_BYTES * len(side.ops) + side.params.nbytes for side in sides)
 
 
 @dataclass
@@ -33,18 +50,16 @@ class LoweredStages:
     params: the parameters of devices that hold such stages.
     """
 
-    stages: StagesByKey = field(default_factory=dict)
-    updates: dict[Hashable, Fragment] = field(default_factory=dict)
-    params: dict[tuple[StageOps, ...], DeviceParams] = field(default_factory=dict)
+    stages: RecentResults[Hashable, LoweredStage] = field(default_factory=partial(RecentResults, _count_stage))
+    updates: RecentResults[Hashable, Fragment] = field(default_factory=partial(RecentResults, Fragment.count_bytes))
+    params: RecentResults[tuple[StageOps, ...], DeviceParams] = field(
+        default_factory=partial(RecentResults, lambda params: PARAM_BYTES * len(params))
+    )
 
-    def __len__(self) -> int:
-        return max(len(self.stages), len(self.updates), len(self.params))
-
-    def clear(self) -> None:
-        """Forgets all of them."""
-        self.stages.clear()
-        self.updates.clear()
-        self.params.clear()
+    @property
+    def stores(self) -> list[AgingStore]:
+        """All stores."""
+        return [self.stages, self.updates, self.params]
 
 
 def lower_stages(
@@ -75,9 +90,8 @@ def lower_stages(
             device_plan if device_plan.mesh.stage else _traits(device_plan),
             adds_apart(device_plan),
         )
-        if key not in shared.updates:
-            shared.updates[key] = make_lowering(device_plan, units).lower(_update(plan, device, params, sums[device]))
-        updates.append(shared.updates[key])
+        lower = partial(_lower_update, plan, device, params, sums[device], units)
+        updates.append(remember(shared.updates, key, lower))
     return stages, updates
 
 
@@ -121,9 +135,8 @@ def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: StagesByKey, 
         if key not in known:
             loss = device_plan.model_parts.batch_loss(part) if index in ends else None
             in_any_plan = _units_of(slices), role, loss, slices[0].microbatches, _traits(device_plan)
-            if in_any_plan not in shared.stages:
-                shared.stages[in_any_plan] = _lower_stage(device_plan, slices, role, loss, units)
-            known[key] = shared.stages[in_any_plan]
+            lower = partial(_lower_stage, device_plan, slices, role, loss, units)
+            known[key] = remember(shared.stages, in_any_plan, lower)
         stages.append(known[key])
     return stages
 
@@ -215,11 +228,23 @@ def device_params(plan: Plan, stages: EveryStageOps, known: LoweredStages | None
     held: list[tuple[StageOps, ...]] = [()] * plan.ranks.devices
     for index, stage in enumerate(stages):
         held[plan.model_parts.device(index)] += (one_of(stage),)
-    params = known.params if known is not None else {}
-    for of_device in dict.fromkeys(held):
-        if of_device not in params:
-            params[of_device] = DeviceParams(param for stage_ops in of_device for param in stage_ops.params())
+    store: dict[tuple[StageOps, ...], DeviceParams] = known.params if known is not None else {}
+    params = {
+        of_device: remember(store, of_device, partial(_list_params, of_device)) for of_device in dict.fromkeys(held)
+    }
     return [params[of_device] for of_device in held]
+
+
+def _list_params(stages: Sequence[StageOps]) -> DeviceParams:
+    """Returns the parameters on a rank of a device that holds some stages."""
+    return DeviceParams(param for stage_ops in stages for param in stage_ops.params())
+
+
+def _lower_update(
+    plan: Plan, device: int, params: DeviceParams, shared: tuple[GradientSum, ...], units: LoweredUnits | None
+) -> Fragment:
+    """Lowers the optimizer update of a device."""
+    return make_lowering(plan.on(device), units).lower(_update(plan, device, params, shared))
 
 
 def _update(plan: Plan, device: int, params: DeviceParams, shared: tuple[GradientSum, ...]) -> Update:

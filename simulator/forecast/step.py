@@ -163,8 +163,9 @@ def _rebuild_program(plan: Plan, shared: SharedWork, orders: Sequence[Sequence[S
 def _assumptions(plan: Plan, costs: Costs, stages: EveryStageOps, program: Program, engine: Engine) -> tuple[str, ...]:
     """Lists what the prices of a step had to assume, a sentence each."""
     assumed = (*costs.assumed, *(costs.kernels.assumed_experts if plan.job.model.moe else ()))
-    variants = (stage_ops for stage in stages for stage_ops in variants_of(stage))
-    works = [op.work for stage_ops in variants for unit_run in stage_ops.unit_runs for op in unit_run.fragment.forward]
+    variants = dict.fromkeys(stage_ops for stage in stages for stage_ops in variants_of(stage))
+    fragments = dict.fromkeys(unit_run.fragment for stage_ops in variants for unit_run in stage_ops.unit_runs)
+    works = [op.work for fragment in fragments for op in fragment.forward]
     assumed += (*costs.kernels.assumed_eager(works), *costs.communication.assumed_exchanges(works))
     tasks = dict.fromkeys((*program.tasks, *program.updates))  # slots share their tasks
     assumed += costs.assumed_hosts(work for task in tasks for work, _ in task.host_works)

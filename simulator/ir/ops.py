@@ -414,6 +414,10 @@ class Param:
         return self.size if self.stored is None else round(self.size * self.stored.codes / nbytes)
 
 
+FRAGMENT_BYTES = 1_500
+"""Of an op in a fragment with its work, its uses of buffers and its share of the parameters, roughly."""
+
+
 @dataclass(eq=False, slots=True)
 class Fragment:
     """The ops of a module in issue order.
@@ -436,6 +440,10 @@ class Fragment:
     params: list[Param] = field(default_factory=list)
     shared_weights: list[str] = field(default_factory=list)
     tensor_uses: list[TensorUse] = field(default_factory=list)
+
+    def count_bytes(self) -> int:
+        """Counts the bytes that it takes itself, in the memory of this program, roughly."""
+        return FRAGMENT_BYTES * (len(self.forward) + len(self.backward))
 
     def copy(self) -> Fragment:
         """Returns a copy with copies of all ops, which may then be changed."""

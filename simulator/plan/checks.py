@@ -8,6 +8,7 @@ from functools import partial
 from typing import get_args
 
 from meshcast.hardware.errors import ModelError, PlanError
+from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.capabilities import (
     AccumulatesByUnit,
     AnnotatesOperators,
@@ -344,7 +345,7 @@ def check_experts(plan: Plan) -> None:
                 raise PlanError(f"plan.views.{name}.{axis}", "no scheme says what this axis does", remedy, view[axis])
 
 
-def check_divisible(plan: Plan, known: set[Hashable], held: tuple[int, ...] | None = None) -> None:
+def check_divisible(plan: Plan, known: dict[Hashable, None], held: tuple[int, ...] | None = None) -> None:
     """Checks that the options of every scheme fit the operators, and every dim is divisible by the axes that shard it.
 
     known: keys of plans that are known as divisible; new keys are added.
@@ -358,8 +359,12 @@ def check_divisible(plan: Plan, known: set[Hashable], held: tuple[int, ...] | No
         held and (plan.layers, held),
         *(scheme.lowering_key for scheme in plan.stage_schemes),
     )
-    if key in known:
-        return
+    remember(known, key, partial(_check_operators, plan, held))
+
+
+def _check_operators(plan: Plan, held: tuple[int, ...] | None) -> None:
+    """Checks the operators of a plan as `check_divisible` does, whatever is known."""
+    architecture = plan.model_parts.backward_architecture
     operators = [operator for unit in architecture.units for operator in unit.operators()]
     for scheme in schemes_with(plan.schemes, AnnotatesOperators):
         where = f"plan.schemes[{plan.schemes.index(scheme)}]"
@@ -372,7 +377,6 @@ def check_divisible(plan: Plan, known: set[Hashable], held: tuple[int, ...] | No
         mixers = [MIXER_NAMES[type(module)] for module in unit.children if type(module) in MIXER_NAMES]
         names = mixers[0] if mixers else of_branches.get(unit.children, DIM_NAMES)
         walk(unit, partial(_check_operator, plan, scope, names))
-    known.add(key)
 
 
 def _names_in_branches(plan: Plan) -> dict[Hashable, Mapping[str, str]]:

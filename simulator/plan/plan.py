@@ -20,6 +20,7 @@ import numpy as np
 
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.capabilities import (
     AccumulatesByUnit,
     AnnotatesOperators,
@@ -408,7 +409,7 @@ class ModelParts:
             composed=_writing(framework, model),
             borders=tuple(sorted({first for scheme in annotated for first in scheme.layer_borders})),
         )
-        return plan.architectures.setdefault(architecture, architecture)
+        return remember(plan.architectures, architecture, lambda: architecture)
 
     @cached_property
     def backward_architecture(self) -> Architecture:

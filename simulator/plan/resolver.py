@@ -16,7 +16,7 @@ from typing import Any
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
 from meshcast.hardware.records import dataclass
-from meshcast.hardware.remembered import remember
+from meshcast.hardware.remembered import AgingStore, RecentResults, remember
 from meshcast.simulator.ir.capabilities import (
     AdaptsModel,
     AdaptsRecompute,
@@ -48,6 +48,15 @@ from meshcast.simulator.plan.pricing import JobPricing
 from meshcast.simulator.plan.size import check_noisy_steps, check_size
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 
+PART_BYTES = 3_000
+"""Of a mesh, or of a key that is kept, roughly."""
+
+SCHEME_BYTES = 12_000
+"""Of a scheme with its framework, roughly."""
+
+ARCHITECTURE_BYTES = 50_000
+"""Of an architecture with the modules of its stages, roughly."""
+
 MAX_SLICE_BOUNDARIES = 64
 """Maximum number of positions at which a schedule may slice a sequence."""
 
@@ -60,18 +69,17 @@ class KnownParts:
     meshes, schemes, architectures: by all that they are built from. Equal plans have the same objects.
     """
 
-    divisible: set[Hashable] = field(default_factory=set)
-    meshes: dict[Hashable, Mesh] = field(default_factory=dict)
-    schemes: dict[Hashable, Scheme] = field(default_factory=dict)
-    architectures: dict[Architecture, Architecture] = field(default_factory=dict)
+    divisible: RecentResults[Hashable, None] = field(default_factory=partial(RecentResults, lambda _: PART_BYTES))
+    meshes: RecentResults[Hashable, Mesh] = field(default_factory=partial(RecentResults, lambda _: PART_BYTES))
+    schemes: RecentResults[Hashable, Scheme] = field(default_factory=partial(RecentResults, lambda _: SCHEME_BYTES))
+    architectures: RecentResults[Architecture, Architecture] = field(
+        default_factory=partial(RecentResults, lambda _: ARCHITECTURE_BYTES)
+    )
 
-    def forget_excess(self, most: int, most_architectures: int) -> None:
-        """Drops all parts of a kind once there are more than `most`, or `most_architectures`, which hold modules."""
-        for parts in (self.divisible, self.meshes, self.schemes):
-            if len(parts) > most:
-                parts.clear()
-        if len(self.architectures) > most_architectures:
-            self.architectures.clear()
+    @property
+    def stores(self) -> list[AgingStore]:
+        """All stores."""
+        return [self.divisible, self.meshes, self.schemes, self.architectures]
 
 
 @dataclass(frozen=True)
@@ -262,12 +270,9 @@ def _scheme(job: Job, mesh: Mesh, index: int, known: KnownParts) -> Scheme:
 
     made_from = kind, made_of, job.step
     try:
-        scheme = known.schemes.get(made_from)
+        return remember(known.schemes, made_from, make)
     except TypeError:  # options that are tables have no hash
         return make()
-    if scheme is None:
-        scheme = known.schemes[made_from] = make()
-    return scheme
 
 
 def _check_axes(

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from meshcast.hardware.records import dataclass
-from meshcast.hardware.remembered import remembered_by
-from meshcast.simulator.ir.ops import COMPUTE, Attention, Fragment, Gemm, Host, Op, Param, UnitRun, Work
+from meshcast.hardware.remembered import AgingStore, RecentResults, remember, remembered_by
+from meshcast.simulator.ir.ops import COMPUTE, FRAGMENT_BYTES, Attention, Fragment, Gemm, Host, Op, Param, UnitRun, Work
 from meshcast.simulator.lowering.lower import drop_backward
 from meshcast.simulator.program.categories import KINDS, axis_of, kind_of
 from meshcast.simulator.program.memory_profile import (
@@ -79,8 +79,6 @@ class Block:
     events: list[Event]
     source: Op | None = None
     """The op without work that stands for the input of the pass; None where a pass has none."""
-    prices: dict[Hashable, BlockPrices] = field(default_factory=dict, repr=False)
-    """By seconds, sigmas and latencies of the ops: the shared object of these prices."""
 
     @cached_property
     def _place(self) -> dict[Op, tuple[int, ...]]:
@@ -222,11 +220,18 @@ def price_block(block: Block, count: int, price: Price) -> PricedBlock:
     """Prices `count` copies of a block; ops without work are free."""
     prices = [price(op.work) if op.work is not None else FREE for op in block.ops]
     seconds, sigma, latency = zip(*prices, strict=True) if prices else ((), (), ())
-    key = seconds, sigma, latency
-    if key not in block.prices:
-        block.prices[key] = BlockPrices(block, seconds, sigma, latency)
-    return PricedBlock(block.prices[key], count)
+    return PricedBlock(BlockPrices(block, seconds, sigma, latency), count)
 
+
+OP_BYTES = {"block": 600, "prices": 500, "events": 400, "side": 60}
+"""Of a block, its prices, its memory events and priced side ops, each with what is computed from it, for an op,
+roughly: from walks over what 14 plans of GPT-3 had left in memory. A block keeps its fragment, too."""
+
+KEY_BYTES = 300
+"""Of a key of these."""
+
+TASK_BYTES = 6_000
+"""Of a task with its matrices, roughly."""
 
 PHASES = {"BW": "RBW", "B": "RB", "W": "W", "R": "R"}
 """The phases of the backward ops that an action of each kind runs."""
@@ -236,26 +241,39 @@ class CompiledBlocks:
     """Blocks of lowered units, compiled once for each kind of pass.
 
     tasks: the tasks that programs have built from them (`simulator.program.task.Task`), by all that they depend on.
-    prices: the prices of blocks, by block and price function.
     sides: priced side ops, by the side ops and their price function.
     """
 
     def __init__(self) -> None:
-        self.tasks: dict[Hashable, Any] = {}
-        self.prices: dict[tuple[Block, Price], BlockPrices] = {}
-        self.sides: dict[Hashable, list[Any]] = {}
-        self._blocks: dict[tuple[Fragment, str, bool, Growth | None], Block] = {}
-        self._events: dict[tuple[Fragment, bool], dict[Op, list[Event]]] = {}
+        self.tasks: RecentResults[Hashable, Any] = RecentResults(lambda _: TASK_BYTES)
+        self._prices: RecentResults[tuple[Block, Price], BlockPrices] = RecentResults(lambda _: KEY_BYTES)
+        self._equal_prices: RecentResults[Hashable, BlockPrices] = RecentResults(
+            lambda prices: OP_BYTES["prices"] * len(prices.seconds)
+        )
+        self.sides: RecentResults[Hashable, list[Any]] = RecentResults(
+            lambda sides: sum(OP_BYTES["side"] * len(side.ops) + 2 * side.params.nbytes for side in sides)
+        )
+        self._blocks: RecentResults[tuple[Fragment, str, bool, Growth | None], Block] = RecentResults(
+            lambda block: (OP_BYTES["block"] + FRAGMENT_BYTES) * len(block.ops)
+        )
+        self._events: RecentResults[tuple[Fragment, bool], dict[Op, list[Event]]] = RecentResults(
+            lambda events: OP_BYTES["events"] * len(events)
+        )
 
     @property
-    def kept(self) -> int:
-        """Number of results of the kind of which most are kept."""
-        return max(len(self.tasks), len(self.prices), len(self.sides), len(self._blocks))
+    def stores(self) -> list[AgingStore]:
+        """All stores."""
+        return [self.tasks, self._equal_prices, self._prices, self.sides, self._blocks, self._events]
 
-    def clear(self) -> None:
-        """Forgets all blocks, and what was built from them and of side ops at some prices."""
-        for store in (self.tasks, self.prices, self.sides, self._blocks, self._events):
-            store.clear()
+    def price(self, block: Block, price: Price) -> BlockPrices:
+        """Returns the prices of a block; equal ones are the same object, whatever function makes them."""
+
+        def share() -> BlockPrices:
+            prices = price_block(block, 1, price).prices
+            key = block, prices.seconds, prices.sigma, prices.latency
+            return remember(self._equal_prices, key, lambda: prices)
+
+        return remember(self._prices, (block, price), share)
 
     def block(self, unit_run: UnitRun, kind: str, again: bool, growth: Growth | None = None) -> Block:
         """Returns the block of a pass of a unit.
@@ -264,9 +282,7 @@ class CompiledBlocks:
         growth: of gradients that have no memory before the pass.
         """
         key = (unit_run.fragment, kind, again, growth)
-        if key not in self._blocks:
-            self._blocks[key] = self._compile(unit_run, kind, again, growth)
-        return self._blocks[key]
+        return remember(self._blocks, key, lambda: self._compile(unit_run, kind, again, growth))
 
     def _compile(self, unit_run: UnitRun, kind: str, again: bool, growth: Growth | None) -> Block:
         if kind == ActionKind.AHEAD:
@@ -285,10 +301,12 @@ class CompiledBlocks:
         elif kind in ("W", "R"):
             entry = result = None
         after, port = resolve_dependencies(ops, entry, result)
-        if (fragment, split) not in self._events:
+
+        def make_events() -> dict[Op, list[Event]]:
             uses = release_weights(fragment.tensor_uses) if split else fragment.tensor_uses
-            self._events[fragment, split] = memory_events(uses, fragment.forward, backward, unit_run)
-        events = block_events(ops, after, self._events[fragment, split])
+            return memory_events(uses, fragment.forward, backward, unit_run)
+
+        events = block_events(ops, after, remember(self._events, (fragment, split), make_events))
         if growth is not None and kind != "F":
             events += growth_events(ops, fragment.params, growth)
         return Block(list(ops), after, (port,), events, entry)
@@ -373,7 +391,7 @@ def leave_multiprocessors(part: PricedBlock, taken: int, price: Price) -> Priced
         replace(op, work=replace(op.work, reserved=taken)) if isinstance(op.work, Gemm | Attention) else op
         for op in part.block.ops
     ]
-    return price_block(replace(part.block, ops=ops, prices={}), part.count, price)
+    return price_block(replace(part.block, ops=ops), part.count, price)
 
 
 def interleave(first: PricedBlock, second: PricedBlock) -> tuple[PricedBlock, tuple[dict[int, int], dict[int, int]]]:

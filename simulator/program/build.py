@@ -12,6 +12,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from meshcast.hardware.errors import ScheduleError
 from meshcast.hardware.remembered import remember, remembered, remembered_by
 from meshcast.simulator.ir.ops import COMPUTE, Exchange, Fragment, Memory, Op, SideOps, StageOps, Transfer, UnitRun
@@ -294,7 +296,9 @@ class _Builder:
         """Returns the kind of the first backward pass of a stage in a step, if there are two or more and all forward
         passes precede it; otherwise weights stay whole between them."""
         table = self.timetable
-        actions = [(i, table.slots[n]) for i, n in enumerate(table.slot) if table.slots[n].stage == stage]
+        numbers = [number for number, slot in enumerate(table.slots) if slot.stage == stage]
+        places = np.flatnonzero(np.isin(table.slot_array, numbers)).tolist()
+        actions = [(i, table.slots[table.slot_array[i]]) for i in places]
         last = [i for i, slot in actions if slot.kind == ActionKind.FORWARD and slot.last]
         opening = ActionKind.BACKWARD, ActionKind.INPUT_GRADIENTS, ActionKind.RECOMPUTATION
         first = [(i, slot.kind) for i, slot in actions if slot.kind in opening and slot.first]

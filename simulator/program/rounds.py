@@ -25,11 +25,10 @@ class Rounds:
     count: int
     waiting: list[int]
 
-    def split(self, sequence: Sequence[int], device_of: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def split(self, sequence: np.ndarray, device_of: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Splits the sequence of all actions: those before the steady state, of its first round, and behind it."""
-        numbers = np.asarray(sequence)
-        place = (numbers - np.asarray(self.first)[np.asarray(device_of)][numbers]) // self.length
-        return numbers[place < 0], numbers[place == 0], numbers[place >= self.count]
+        place = (sequence - np.asarray(self.first)[device_of][sequence]) // self.length
+        return sequence[place < 0], sequence[place == 0], sequence[place >= self.count]
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,11 @@ class Repetition:
         """Number of actions that are not played."""
         return self.times * self.span * len(self.starts)
 
-    def fill(self, log: list[float]) -> None:
-        """Fills in the times of the actions that are not played. log: times by action."""
-        for start in self.starts:
-            block = np.asarray(log[start - self.span : start]) + self.shift * np.arange(1, self.times + 1)[:, None]
-            log[start : start + self.times * self.span] = block.ravel().tolist()
+    def fill(self, times: np.ndarray, device: int, first: int) -> None:
+        """Fills in the times of the actions of a device that are not played. first: number of its first action."""
+        start = self.starts[device] - first
+        block = times[start - self.span : start] + self.shift * np.arange(1, self.times + 1)[:, None]
+        times[start : start + self.times * self.span] = block.ravel()
 
     def fill_some(self, log: list[float], actions: np.ndarray) -> None:
         """Fills in the times of those of some actions that are not played."""
@@ -76,14 +75,14 @@ class Repetition:
 
 
 def find_rounds(
-    shape: PipelineShape, bounds: Sequence[int], needs: Sequence[int], slot: np.ndarray, update_interval: int = 0
+    shape: PipelineShape, bounds: Sequence[int], need: np.ndarray, slot: np.ndarray, update_interval: int = 0
 ) -> Rounds | None:
     """Looks for the steady state: rounds of an update, or of 1, p or p v micro-batches, whose slots and needs repeat.
 
     A round begins on every device after all that an action of device 0 depends on, directly or not; so no action of an
     earlier round depends on it.
     """
-    search = _RoundSearch(bounds, needs, slot)
+    search = _RoundSearch(bounds, need, slot)
     actions = bounds[1] - bounds[0]
     lengths = [actions // shape.m * step for step in (1, shape.p, shape.p * shape.v)]
     if update_interval:
@@ -97,8 +96,8 @@ def find_rounds(
 class _RoundSearch:
     """Looks for rounds among the actions of all devices. Arguments as of `find_rounds`."""
 
-    def __init__(self, bounds: Sequence[int], needs: Sequence[int], slot: np.ndarray) -> None:
-        self.bounds, self.needs, self.slot, self.need = bounds, needs, slot, np.asarray(needs)
+    def __init__(self, bounds: Sequence[int], need: np.ndarray, slot: np.ndarray) -> None:
+        self.bounds, self.needs, self.slot, self.need = bounds, need.tolist(), slot, need
         self.device_of = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds)).tolist()
 
     def try_length(self, length: int) -> Rounds | None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.ops import COMPUTE, Host, Op, SideOps, StageOps, Transfer
 from meshcast.simulator.program.block import (
     FREE,
@@ -217,10 +218,7 @@ def make_task(
     task = Task((), [], [], forward=forward)
     for unit_run, start in unit_runs if forward else reversed(unit_runs):
         block = blocks.block(unit_run, kind, again, growth)
-        key = block, price
-        if key not in blocks.prices:
-            blocks.prices[key] = price_block(block, 1, price).prices
-        parts.append(PricedBlock(blocks.prices[key], unit_run.count))
+        parts.append(PricedBlock(blocks.price(block, price), unit_run.count))
         task.marks.append(block.marks(unit_run.fragment.params, forward))
         task.numbers.append(start)
     inputs, results = _bytes_at_ends(stage_ops, kind)
@@ -260,16 +258,18 @@ def price_side_ops(
 
     blocks: side ops that were priced before.
     """
-    fixed = not any(each.formed for each in besides)
-    if fixed and (key := (*besides, price)) in blocks.sides:
-        return list(blocks.sides[key])
-    formed = [side for each in besides for side in (each.formed(_ready(task, host)) if each.formed else [each])]
+    if any(each.formed for each in besides):
+        formed = [side for each in besides for side in (each.formed(_ready(task, host)) if each.formed else [each])]
+        return _price_in_order(formed, price)
+    return list(remember(blocks.sides, (*besides, price), lambda: _price_in_order(besides, price)))
+
+
+def _price_in_order(besides: Sequence[SideOps], price: Price) -> list[PricedSideOps]:
+    """Returns side ops at their prices, each of which may wait for earlier ones."""
     sides: dict[SideOps, PricedSideOps] = {}
-    for side_ops in formed:
+    for side_ops in besides:
         sides[side_ops] = side = _price(side_ops, price)
         side.after = (sides[side_ops.after[0]], side_ops.after[1]) if side_ops.after else None
-    if fixed:
-        blocks.sides[key] = list(sides.values())
     return list(sides.values())
 
 

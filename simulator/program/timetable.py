@@ -43,14 +43,17 @@ NUMBER: dict[str, int] = {kind: number for number, kind in enumerate(ActionKind)
 """The numbers that stand for kinds in arrays."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Timetable:
-    """Actions numbered device by device, in the order of each device.
+    """Actions numbered device by device, in the order of each device. Sweeps keep the timetables of many plans, so that
+    they are arrays of integers; lists of them, and of actions, are made when somebody asks.
 
     starts: by device, the number of its first action; last, the number of actions.
-    slot: by action, its index into `slots`.
-    need: by action, the result of another stage that it needs, or -1. A result has the number of its action.
-    sequence: all actions, each after those that it needs.
+    fields: stage, kind by its place in `ACTION_KINDS`, micro-batch and slice of every action [4, actions].
+    leads: by action, whether it leads an overlapped pair.
+    slot_array: by action, its index into `slots`.
+    need_array: by action, the result of another stage that it needs, or -1. A result has the number of its action.
+    sequence_array: all actions, each after those that it needs.
     stages: the stages of the pipeline.
     further_needs: by action, the results that it needs besides `need`.
     extra_results: by action, the numbers of its result for the second and later stages that need it, after all actions.
@@ -59,12 +62,13 @@ class Timetable:
     """
 
     shape: PipelineShape
-    orders: list[list[ScheduleItem]]
     starts: list[int]
+    fields: np.ndarray
+    leads: np.ndarray
     slots: list[Slot]
-    slot: list[int]
-    need: list[int]
-    sequence: list[int]
+    slot_array: np.ndarray
+    need_array: np.ndarray
+    sequence_array: np.ndarray
     stages: PipelineStages
     further_needs: dict[int, tuple[int, ...]] = field(default_factory=dict)
     extra_results: dict[int, range] = field(default_factory=dict)
@@ -72,12 +76,19 @@ class Timetable:
     joined: bool = False
 
     @cached_property
-    def slot_array(self) -> np.ndarray:
-        return np.asarray(self.slot)
+    def slot(self) -> list[int]:
+        """`slot_array` as a list."""
+        return self.slot_array.tolist()
 
     @cached_property
-    def need_array(self) -> np.ndarray:
-        return np.asarray(self.need)
+    def need(self) -> list[int]:
+        """`need_array` as a list."""
+        return self.need_array.tolist()
+
+    @cached_property
+    def sequence(self) -> list[int]:
+        """`sequence_array` as a list."""
+        return self.sequence_array.tolist()
 
     @cached_property
     def turns(self) -> list[int]:
@@ -87,26 +98,48 @@ class Timetable:
     @cached_property
     def actions(self) -> list[Action]:
         """All actions, device by device."""
-        return [action for order in self.orders for action in actions_of(order)]
+        rows = zip(*self.fields.tolist(), strict=True)
+        return [Action(stage, ACTION_KINDS[kind], microbatch, piece) for stage, kind, microbatch, piece in rows]
+
+    @cached_property
+    def orders(self) -> list[list[ScheduleItem]]:
+        """The order of every device, with the updates inside a run."""
+        orders: list[list[ScheduleItem]] = []
+        leads = self.leads.tolist()
+        for begin, end in itertools.pairwise(self.starts):
+            order: list[ScheduleItem] = []
+            for at in range(begin, end):
+                if leads[at]:
+                    order.append(OverlappedPasses(self.actions[at], self.actions[at + 1]))
+                elif at == begin or not leads[at - 1]:
+                    order.append(self.actions[at])
+            orders.append(order)
+        return orders
+
+    @cached_property
+    def device_array(self) -> np.ndarray:
+        """The device of every action."""
+        return np.repeat(np.arange(self.shape.p, dtype=np.int32), np.diff(self.starts))
 
     @cached_property
     def device_of(self) -> list[int]:
-        """The device of every action."""
-        return [d for d in range(self.shape.p) for _ in range(self.starts[d], self.starts[d + 1])]
+        """`device_array` as a list."""
+        return self.device_array.tolist()
 
     @cached_property
     def rounds(self) -> Rounds | None:
         """The steady state, if there is any."""
         # A sum of gradients follows the last pass of a stage, so no round has any.
-        joins = any(self.slots[self.slot[action]].kind != ActionKind.SUM for action in self.further_needs)
-        plain = not (self.joined or joins or self.extra_results or any(slot.follows for slot in self.slots))
-        return find_rounds(self.shape, self.starts, self.need, self.slot_array, self.update_interval) if plain else None
+        joins = any(self.slots[self.slot_array[action]].kind != ActionKind.SUM for action in self.further_needs)
+        if self.joined or joins or self.extra_results or any(slot.follows for slot in self.slots):
+            return None
+        return find_rounds(self.shape, self.starts, self.need_array, self.slot_array, self.update_interval)
 
     @cached_property
     def sequence_by_round(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The sequence before the steady state, of its first round, and behind it (`Rounds.split`)."""
         assert self.rounds is not None
-        return self.rounds.split(self.sequence, self.device_of)
+        return self.rounds.split(self.sequence_array, self.device_array)
 
     @cached_property
     def updates(self) -> list[list[int]]:
@@ -117,7 +150,7 @@ class Timetable:
     @property
     def results(self) -> int:
         """The number of results."""
-        return len(self.slot) + sum(map(len, self.extra_results.values()))
+        return len(self.slot_array) + sum(map(len, self.extra_results.values()))
 
 
 def timetable(
@@ -248,8 +281,10 @@ class _TimetableMaker:
             self.devices, self._copies(), self.predecessors, self.successors, self.coupled, self.chained, self.parts,
             self.schedule.separates_multiprocessors, dict(self.schedule.stripes(self.shape)),
         )  # fmt: skip
+        fields = np.array([self.stage, self.kind, self.microbatch, self.slice], np.int32)
+        numbers = (np.array(column, np.int32) for column in (slot, need, sequence))
         return Timetable(
-            self.shape, self.orders, self.starts, slots, slot, need, sequence, stages, further_needs, extra_results,
+            self.shape, self.starts, fields, self.leads, slots, *numbers, stages, further_needs, extra_results,
             self.update_interval,
         )  # fmt: skip
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remember
 from meshcast.simulator.costs.power import Overhead, PowerModel, overhead, power_model
-from meshcast.simulator.ir.ops import COMPUTE, Op
+from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.program.block import SUMS, BlockPrices
 from meshcast.simulator.program.categories import COMPUTING, HOST, axis_of
 from meshcast.simulator.program.task import Task
@@ -125,29 +123,21 @@ def _task_joules(task: Task, model: PowerModel) -> np.ndarray:
     for part in task.parts:
         joules += part.count * _block_joules(part.prices, model)
     for side in (*task.ahead, *task.behind):
-        joules += _sum_joules(side.ops, side.seconds.tolist(), side.lasting.tolist(), model)
+        if axis_of(side.ops[0]) != HOST:  # all on its stream, which computes nothing
+            joules[1] += model.communication * model.limit * side.lasting.sum()
     return joules
 
 
 def _block_joules(prices: BlockPrices, model: PowerModel) -> np.ndarray:
     """Returns the same of a copy of a block, computed once."""
-    return remember(
-        prices.results,
-        ("joules", model.gpu.name),
-        lambda: _sum_joules(prices.block.ops, prices.seconds, prices.lasting.tolist(), model),
-    )
 
+    def add_up() -> np.ndarray:
+        kernels = communication = 0.0
+        for op, seconds, lasting in zip(prices.block.ops, prices.seconds, prices.lasting.tolist(), strict=True):
+            if op.stream == COMPUTE:
+                kernels += model.kernel_joules(op.work, seconds)
+            elif axis_of(op) != HOST:
+                communication += model.communication * model.limit * lasting
+        return np.array([kernels, communication])
 
-def _sum_joules(ops: Sequence[Op], seconds: Sequence[float], lasting: Sequence[float], model: PowerModel) -> np.ndarray:
-    """Returns the same of some ops.
-
-    seconds: for which each computes.
-    lasting: until others see its result.
-    """
-    kernels = communication = 0.0
-    for op, computes, lasts in zip(ops, seconds, lasting, strict=True):
-        if op.stream == COMPUTE:
-            kernels += model.kernel_joules(op.work, computes)
-        elif axis_of(op) != HOST:
-            communication += model.communication * model.limit * lasts
-    return np.array([kernels, communication])
+    return remember(prices.results, ("joules", model.gpu.name), add_up)

@@ -486,9 +486,9 @@ def columns(keys: Container[str]) -> list[Figure]:
     return [figure for figure in FIGURES.values() if figure.column and (not figure.needs or figure.needs in keys)]
 
 
-def row_of(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads the values of all columns from a JSON answer."""
-    return {figure.name: figure.read(answer) for figure in FIGURES.values() if figure.column}
+def row_of(metrics: Metrics) -> dict[str, Any]:
+    """Returns the values of all columns: those of the JSON answer, without all else that it says."""
+    return {figure.name: figure.compute(metrics) for figure in FIGURES.values() if figure.column}
 
 
 def nest(values: Iterable[tuple[str, Any]]) -> dict[str, Any]:

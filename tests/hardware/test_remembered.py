@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from meshcast.hardware.remembered import remembered, remembered_by
+from meshcast.hardware.remembered import RecentResults, remember, remembered, remembered_by
 
 
 @dataclass(frozen=True)
@@ -64,3 +64,19 @@ def test_a_call_that_raises_is_tried_again() -> None:
             squares.square(-1)
         assert error.value.__context__ is None
     assert len(squares.calls) == 2
+
+
+def test_a_store_keeps_what_was_used_since_it_aged_last_and_counts_it() -> None:
+    store: RecentResults[str, str] = RecentResults(len)
+    calls: list[str] = []
+
+    def look_up(text: str) -> str:
+        return remember(store, text, lambda: calls.append(text) or text)  # type: ignore[func-returns-value]
+
+    for ages, (used, made) in enumerate([("a bb ccc", "a bb ccc"), ("bb", ""), ("ccc bb a", "ccc a")]):
+        assert [look_up(text) for text in used.split()] == used.split()
+        assert calls == made.split() and store.nbytes == sum(map(len, used.split())), ages
+        calls.clear()
+        store.age()
+    store.clear()
+    assert look_up("a") == "a" and calls == ["a"]

@@ -69,9 +69,8 @@ class ForecastReport(Report):
 
         from meshcast.simulator.report.figures import row_of
 
-        answer = self.to_dict()
-        figures = {name: float("nan") if value is None else value for name, value in row_of(answer).items()}
-        row = {"id": answer["id"], "status": answer["status"], **figures, "limits": answer["limits"]}
+        figures = {name: float("nan") if value is None else value for name, value in row_of(self).items()}
+        row = {"id": self.job.id, "status": self.fit.verdict, **figures, "limits": self.limits}
         return pandas.DataFrame([row])
 
     def timeline(self, width: Width = "page") -> Figure:

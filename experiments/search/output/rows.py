@@ -75,8 +75,7 @@ def _rows_of(search: PlanSearch, best: Sequence[RankedPlan], others: list[Foreca
     plans: list[tuple[ForecastPlan, Report | None]] = [(plan.searched, plan.report) for plan in best]
     for index, (plan, known) in enumerate([*plans, *((other, None) for other in others)]):
         report = known or simulate(load_job(plan.job, base=search.space.base), shared_work=search.shared)
-        stated = report.to_dict()
-        status, reason = stated["status"], None
+        status, reason = str(report.fit.verdict), None
         if plan.fits:
             status = "fits"
         elif status == "fits":
@@ -86,7 +85,7 @@ def _rows_of(search: PlanSearch, best: Sequence[RankedPlan], others: list[Foreca
             row |= {**(plan.runs.columns if plan.runs else {}), EVERY: plan.runs.interval_s if plan.runs else None}
         elif known is not None and simulates_runs(search.space.job, plan.changes):
             row |= forecast_run(report)
-        yield {**row, **row_of(stated), "limits": stated["limits"], BOUND: plan.bound}
+        yield {**row, **row_of(report), "limits": report.limits, BOUND: plan.bound}
 
 
 def _schema(search: PlanSearch, rows: list[Row]) -> pa.Schema:

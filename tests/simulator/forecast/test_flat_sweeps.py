@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 import random
+import sys
+from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -41,15 +43,21 @@ def draw_job(draw: random.Random) -> dict[str, Any]:
     }
 
 
-def count_held(root: object) -> int:
-    """The number of objects that are kept alive by one, types, functions and modules left out."""
-    seen, left = {id(root)}, [root]
+def walk(root: object, seen: set[int]) -> Iterator[object]:
+    """Yields the objects that are kept alive by one, but types, functions, modules and those that were seen."""
+    left = [root] if id(root) not in seen else []
+    seen.add(id(root))
     while left:
-        for item in gc.get_referents(left.pop()):
-            if id(item) not in seen and not isinstance(item, type | FunctionType | ModuleType):
-                seen.add(id(item))
-                left.append(item)
-    return len(seen)
+        yield (item := left.pop())
+        for other in gc.get_referents(item):
+            if id(other) not in seen and not isinstance(other, type | FunctionType | ModuleType):
+                seen.add(id(other))
+                left.append(other)
+
+
+def count_held(root: object) -> int:
+    """The number of objects that are kept alive by one."""
+    return sum(1 for _ in walk(root, set()))
 
 
 def unbounded_caches() -> dict[str, int]:
@@ -63,7 +71,7 @@ def unbounded_caches() -> dict[str, int]:
 
 
 def test_the_second_half_of_a_sweep_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, most in (("MAX_KEPT", 4), ("MAX_PRICES", 400), ("MAX_ACTIONS", 1_000)):
+    for name, most in (("MAX_CLUSTERS", 4), ("MAX_PRICES", 400), ("MAX_BYTES", 1_000_000)):
         monkeypatch.setattr(shared_work, name, most)
     shared, draw, held = SharedWork(), random.Random(51), ([0], [0])
     before: dict[str, int] = {}
@@ -76,13 +84,34 @@ def test_the_second_half_of_a_sweep_adds_nothing(monkeypatch: pytest.MonkeyPatch
     assert {name: count for name, count in unbounded_caches().items() if count > before.get(name, count)} == {}
 
 
+def test_what_is_held_is_as_large_as_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is of bytes: no kind of result takes much more than the estimate that counts it."""
+    monkeypatch.setattr(shared_work, "MAX_BYTES", 10**12)
+    shared, draw = SharedWork(), random.Random(3)
+    for _ in range(6):
+        forecast_step(draw_job(draw), shared)
+    seen = {id(shared.calibration)}
+    for store in (*shared._costs.values(), *shared.stores):
+        counted, held = getattr(store, "nbytes", 0.0), sum(map(sys.getsizeof, walk(store, seen)))
+        assert not isinstance(store, dict) or held <= 1.5 * counted + 20_000, (list(store)[:1], held, counted)
+
+
 def test_prices_on_one_cluster_and_timetables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_work, "MAX_PRICES", 300)
-    monkeypatch.setattr(shared_work, "MAX_ACTIONS", 1_000)
+    monkeypatch.setattr(shared_work, "MAX_BYTES", 2_000_000)
     shared, hardware, most = SharedWork(), draw_job(random.Random(0)), 0
     for row in range(16):
         job = hardware | {"batch": {"global": 64 + row, "micro": 1, "sequence": 64 + 2 * row}}
         forecast_step(job | {"cluster": "dgx-h100:1", "plan": {"pp": 4, "tp": 2}}, shared)
         most = max(most, shared.price_count)
-        assert sum(len(table.slot) for table in shared._timetables.values()) <= 1_000 + 16 * (64 + row)
+        assert shared._timetables.nbytes <= 1_000_000 + shared_work.ACTION_BYTES * 16 * (64 + row)
     assert 200 < most < 300 + 100
+
+
+def test_a_grid_that_is_forecast_again_finds_all_that_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a pass over a grid needs is not dropped within the pass, as all of it was once there were 300 of a kind."""
+    shared, grid = SharedWork(), [draw_job(random.Random(number)) for number in range(4)]
+    first = [forecast_step(job, shared) for job in grid]
+    made = [len(store) for store in shared.stores]
+    assert [forecast_step(job, shared) for job in grid] == first
+    assert [len(store) for store in shared.stores] == made

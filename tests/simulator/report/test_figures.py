@@ -158,7 +158,8 @@ def test_a_figure_can_be_shown_in_every_place(name: str, report: Report) -> None
 def test_the_parts_of_the_step_add_up_to_it(report: Report) -> None:
     parts = parts_of_step()
     assert set(parts) == set(report.parts)
-    row = row_of(report.to_dict())
+    row = row_of(report)
+    assert row == {name: FIGURES[name].read(report.to_dict()) for name in row}
     assert sum(row[figure.name] for figure in parts.values()) == pytest.approx(row["step_time_s"], rel=1e-9)
     matrix_work = report.parts["gemm"] + report.parts["attention"]
     assert sum(report.costs.values()) + matrix_work == pytest.approx(report.step_time, rel=1e-9)
