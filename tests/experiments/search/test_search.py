@@ -319,6 +319,31 @@ def test_an_interrupted_search_says_what_is_proven() -> None:
     assert found.invalid + found.memory_bound + found.time_bound + found.exact == found.plans
 
 
+ALONE: dict[str, dict[str, Any]] = {
+    "schedules without 1F1B": {"schedule": ["zb-h2", "zb-v"], "chunks": [1, 2]},
+    "chunks without 1": {"schedule": ["1f1b", "interleaved-1f1b"], "chunks": [2, 4]},
+    "neither": {"schedule": ["interleaved-1f1b"], "chunks": [2, 4]},
+    "stated chunks": {"schedule": ["interleaved-1f1b", "hanayo"], "chunks": 2},
+}
+
+
+@pytest.mark.parametrize("fields", ALONE.values(), ids=ALONE)
+def test_changes_hold_values_that_the_job_lists(fields: dict[str, Any]) -> None:
+    space = Space({**SMALL, "plan": {"tp": [2, 4], "pp": [1, 2], **fields}}, Path("."))
+    stated, alone = space.stated_values(), list[float]()
+    for group in space.groups():
+        for pipeline in space.pipelines(group):
+            point = group, pipeline, space.choices(group, pipeline)[0]
+            changes = space.changes(*point)
+            assert all(value in stated[field] for field, value in changes.items())
+            if pipeline.pp == 1:
+                plain = {**SMALL, "plan": {"tp": group.tp}, "batch": {**SMALL["batch"], "micro": group.micro}}
+                steps = [forecast_step(job, SharedWork()).step_time for job in (space.job_of(*point), plain)]
+                assert steps[0] == steps[1]
+                alone.append(steps[0])
+    assert len(alone) == 4
+
+
 def test_an_interruption_inside_a_forecast_proves_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     made, asked = Search([Space(SMALL, Path("."))]), []
 
