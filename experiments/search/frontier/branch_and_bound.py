@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -48,6 +50,11 @@ from meshcast.simulator.runs.answer import RunAnswer
 from meshcast.simulator.runs.inputs import make_run, replace_run_keys
 from meshcast.simulator.runs.replicas import ForecastSteps
 
+Groups = Sequence[tuple[SearchedCluster, LayerGroup]]
+
+MANY_UNITS, UNITS_AT_ONCE = 400, 64
+"""Kinds of units up to which the kernels of all are bounded first; of more, how many before a plan is forecast."""
+
 
 class OtherProcesses(Protocol):
     """The plans of other processes that search the same space."""
@@ -56,7 +63,10 @@ class OtherProcesses(Protocol):
         """Tells them of a plan that fits."""
 
     def receive(self) -> Iterable[tuple[float, ...]]:
-        """Returns the plans that they have met since. Raises KeyboardInterrupt if the search is to end."""
+        """Returns the plans that they have met since."""
+
+    def hearing_interrupts(self) -> AbstractContextManager[None]:
+        """Returns the context in which Ctrl-C raises KeyboardInterrupt."""
 
 
 class Search(PlanSearch):
@@ -104,6 +114,8 @@ class Search(PlanSearch):
         self._heap: list[_Waiting] = []
         self._taken: _Waiting | None = None
         """What is taken up and no longer in the queue."""
+        self._outside: _Waiting | None = None
+        """Stands for the groups that have not entered the queue: nothing is known of them."""
         self._left_out: list[np.ndarray] = []
         """Bounds of two objectives that a plan of the front would dominate if it were better by the gap [rows, 2]."""
         self.simulator = RunSimulator()
@@ -157,7 +169,7 @@ class Search(PlanSearch):
     def run(
         self,
         progress: Callable[[Certificate], None] = lambda _: None,
-        groups: Sequence[tuple[SearchedCluster, LayerGroup]] | None = None,
+        groups: Groups | None = None,
         others: OtherProcesses | None = None,
     ) -> Certificate:
         """Runs to the end, or until it is interrupted; `best` and the certificate hold what is proven by then.
@@ -172,32 +184,28 @@ class Search(PlanSearch):
         points = sum(cluster.sizes[group] for cluster, group in entered) + sum(certificate.excluded.values())
         numbers = {(id(cluster), group) for cluster, group in entered}
         self._near = {key: plan for key, plan in self._near.items() if (key[0], key[1][0]) in numbers}
+
+        def report() -> None:
+            certificate.cpu = time.process_time() - began + self.simulator.cpu
+            progress(certificate)
+
         try:
-            self._enter(entered)
-            while self._heap and self._heap[0].value < self.incumbents.limit:
-                for values in others.receive() if others is not None else ():
-                    self.note(values)
-                self._taken = self._heap[0]
-                heapq.heappop(self._heap)
-                self._take_up(self._taken, others)
-                self._taken = None
-                certificate.open_bound = self._heap[0].value if self._heap else certificate.incumbent
-                certificate.cpu = time.process_time() - began + self.simulator.cpu
-                progress(certificate)
+            with others.hearing_interrupts() if others is not None else nullcontext():
+                self._divide(entered, others, report)
             if groups is None and certificate.invalid and certificate.invalid == certificate.admitted:
                 self.explain_rule()
             runs = certificate.runs
             if self._refused is not None and runs and runs.invalid and not runs.simulated:
                 raise self._refused
-            certificate.complete = True
             certificate.time_bound += sum(map(self._count, self._heap)) - len(self._near)
             self._add_near()
+            certificate.complete = True
         except KeyboardInterrupt:
+            # Plans near that of the job may be among those that are cut: they count once, as forecast.
+            cut = sum(self._count(waiting) for waiting in self._heap if waiting.value >= self.incumbents.limit)
+            certificate.time_bound += max(cut - len(self._near), 0)
             self._add_near()
-            cut = (
-                certificate.invalid + certificate.memory_bound + certificate.exact + sum(certificate.excluded.values())
-            )
-            certificate.time_bound = points - cut
+            certificate.open = points - certificate.decided
         self._state_open_bounds()
         certificate.cpu = time.process_time() - began + self.simulator.cpu
         return certificate
@@ -208,16 +216,42 @@ class Search(PlanSearch):
         self.certificate.exact += len(self._near)
         self._near = {}
 
-    def _enter(self, groups: Sequence[tuple[SearchedCluster, LayerGroup]]) -> None:
-        """Queues groups by the bounds of their kernels; until all are queued, nothing is known of them."""
-        self._taken = _Waiting(0.0, -1, self.clusters[0], 0.0, 0.0, None)
+    def _divide(self, groups: Groups, others: OtherProcesses | None, report: Callable[[], None]) -> None:
+        """Takes up what has the smallest bound until no bound is better than the best plans.
+
+        Groups enter some at a time: in a space of many of them a plan is forecast before the next ones are bounded.
+        """
+        certificate, batches = self.certificate, divide_groups(groups)
+        for number, entering in enumerate(batches, 1):
+            self._outside = _Waiting(0.0, -1, self.clusters[0], 0.0, 0.0, None)
+            self._enter(entering)
+            report()
+            if number == len(batches):
+                self._outside = None
+            exact = certificate.exact
+            while self._heap and self._heap[0].value < self.incumbents.limit:
+                if self._outside is not None and certificate.exact > exact:
+                    break
+                for values in others.receive() if others is not None else ():
+                    self.note(values)
+                self._taken = self._heap[0]
+                heapq.heappop(self._heap)
+                self._take_up(self._taken, others)
+                self._taken = None
+                certificate.open_bound = self._heap[0].value if self._heap else certificate.incumbent
+                if self._outside is not None:
+                    certificate.open_bound = 0.0
+                report()
+
+    def _enter(self, groups: Groups) -> None:
+        """Queues groups by the bounds of their kernels."""
         for cluster, group in groups:
             nbytes = cluster.groups.least_memory(group) if "memory" in self.certificate.objectives else 0.0
             self._push(cluster, group, cluster.bounds.prices.bound_kernels(group), nbytes)
-        self._taken = None
 
     def _state_open_bounds(self) -> None:
-        certificate, waiting = self.certificate, [*self._heap, *([self._taken] if self._taken is not None else [])]
+        certificate = self.certificate
+        waiting = [*self._heap, *(entry for entry in (self._taken, self._outside) if entry is not None)]
         certificate.open_bound = min((entry.value for entry in waiting), default=certificate.incumbent)
         self.open_bounds = self._bounds_of(waiting)
         if len(certificate.objectives) > 1:
@@ -424,6 +458,21 @@ class Search(PlanSearch):
         self.forecasts.append(simulated)
         self._note_step(simulated)
         self.note(values)
+
+
+def divide_groups(groups: Groups) -> list[Groups]:
+    """Returns all groups, or groups of some kinds of units together where there are many kinds: in an order that mixes
+    degrees, so that the first ones have some of the best plans."""
+    by_kernels: dict[tuple[int, LayerGroup], Groups] = {}
+    for cluster, group in groups:
+        kernels = cluster.bounds.prices.kernel_group(group)._replace(micro=1)
+        by_kernels.setdefault((id(cluster), kernels), []).append((cluster, group))
+    if len(by_kernels) <= MANY_UNITS:
+        return [list(groups)]
+    mixed = random.Random(0).sample([*by_kernels.values()], len(by_kernels))
+    return [
+        [pair for same in mixed[at : at + UNITS_AT_ONCE] for pair in same] for at in range(0, len(mixed), UNITS_AT_ONCE)
+    ]
 
 
 def group_by_overlap(steps: Sequence[StepChoice]) -> list[list[StepChoice]]:

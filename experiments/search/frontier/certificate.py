@@ -10,7 +10,7 @@ from meshcast.experiments.search.frontier.plan_runs import RunCounts
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.report.peak_errors import RISK
 
-COUNTS = ("opened", "invalid", "memory_bound", "time_bound", "exact", "too_large")
+COUNTS = ("opened", "invalid", "memory_bound", "time_bound", "exact", "open", "too_large")
 """Counts that the shares of a search add up to."""
 
 
@@ -26,9 +26,9 @@ class Certificate:
     memory_risk: most probability of lacking memory that a plan may have.
     invalid: points that break a rule.
     memory_bound: points whose memory bound exceeds the GPU.
-    time_bound: points whose bounds are not better than the best plans, by more than the gap; of a search that was
-        interrupted also all that were not decided.
+    time_bound: points whose bounds are not better than the best plans, by more than the gap.
     exact: points that were forecast, `too_large` of them over memory.
+    open: points that a search had not decided when it was interrupted.
     groups: groups of points, `opened` of them bounded point by point.
     grouped: what the points of a group have in common.
     step: step time of the best plan [s].
@@ -55,6 +55,7 @@ class Certificate:
     memory_bound: int = 0
     time_bound: int = 0
     exact: int = 0
+    open: int = 0
     too_large: int = 0
     step: float = math.inf
     incumbent: float = math.inf
@@ -81,6 +82,12 @@ class Certificate:
         """Points that no limit excludes."""
         return self.plans - sum(self.excluded.values())
 
+    @property
+    def decided(self) -> int:
+        """Points that are excluded, cut, or forecast."""
+        cut = self.invalid + self.memory_bound + self.time_bound
+        return cut + self.exact + sum(self.excluded.values())
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the certificate in the answer of ``search --json``."""
         finite = math.isfinite(self.step)
@@ -95,6 +102,7 @@ class Certificate:
             "memory_risk": self.memory_risk,
             "cut": {"invalid": self.invalid, "memory_bound": self.memory_bound, "time_bound": self.time_bound},
             "exact": self.exact,
+            "open": self.open,
             "runs": self.runs.to_dict() if self.runs else None,
             "too_large": self.too_large,
             "groups": {"all": self.groups, "opened": self.opened},

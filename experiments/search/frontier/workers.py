@@ -7,6 +7,7 @@ queue and ends when no bound in it is better than the best plans of all of them.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import threading
 import time
@@ -16,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 
@@ -59,8 +61,8 @@ def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate
     search.certificate.cpu = time.process_time() - began
     if len(shares) < 2 or "fork" not in multiprocessing.get_all_start_methods():
         return search.run(progress)
-    with _note_interrupts() as interrupts, _start_processes(search, shares) as connections:
-        return _Parent(search, connections, progress).run(interrupts)
+    with _note_interrupts() as interrupts, _start_processes(search, shares) as processes:
+        return _Parent(search, processes, progress).run(interrupts)
 
 
 def share_groups(search: Search, workers: int) -> list[Groups]:
@@ -88,7 +90,7 @@ def _least_value(search: Search, groups: Groups) -> float:
 
 
 @contextmanager
-def _start_processes(search: Search, shares: Sequence[Groups]) -> Iterator[list[Connection]]:
+def _start_processes(search: Search, shares: Sequence[Groups]) -> Iterator[dict[Connection, BaseProcess]]:
     context = multiprocessing.get_context("fork")
     pairs = [context.Pipe() for _ in shares]
     processes = []
@@ -99,7 +101,7 @@ def _start_processes(search: Search, shares: Sequence[Groups]) -> Iterator[list[
     for _, theirs in pairs:
         theirs.close()
     try:
-        yield [ours for ours, _ in pairs]
+        yield {ours: process for (ours, _), process in zip(pairs, processes, strict=True)}
     finally:
         for ours, _ in pairs:
             ours.close()
@@ -111,12 +113,11 @@ def _start_processes(search: Search, shares: Sequence[Groups]) -> Iterator[list[
 
 def _run_share(search: Search, groups: Groups, connection: Connection, pairs: Sequence[Any]) -> None:
     """Runs the share of a process of the search, with messages to the first process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
+    link = _Link(connection)
     for ours, theirs in pairs:
         ours.close()
         if theirs is not connection:
             theirs.close()
-    link = _Link(connection)
     search.certificate = replace(search.certificate, excluded=dict.fromkeys(search.certificate.excluded, 0), cpu=0.0)
     with suppress(OSError, EOFError):  # the first process is gone
         try:
@@ -153,63 +154,100 @@ def _note_interrupts() -> Iterator[list[bool]]:
 
 
 class _Link:
-    """The connection of a process to the first process."""
+    """The connection of a process to the first process, and to Ctrl-C, which each of them receives, or the first
+    process passes on."""
 
     EVERY = 0.1
     """CPU time between two reports of progress [s]."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection, self._reported = connection, 0.0
+        self._hears, self._interrupted = False, False
+        signal.signal(signal.SIGINT, self._interrupt)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupted = True
+        self._raise_once()
+
+    def _raise_once(self) -> None:
+        if self._interrupted and self._hears:
+            self._hears = False
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def hearing_interrupts(self) -> Iterator[None]:
+        self._hears = True
+        try:
+            self._raise_once()
+            yield
+        finally:
+            self._hears = False
+
+    @contextmanager
+    def _passing_whole(self) -> Iterator[None]:
+        """Lets Ctrl-C wait for the end of a message."""
+        hears, self._hears = self._hears, False
+        try:
+            yield
+        finally:
+            self._hears = hears
+        self._raise_once()
 
     def send(self, values: tuple[float, ...]) -> None:
-        self.connection.send(("found", values))
+        with self._passing_whole():
+            self.connection.send(("found", values))
 
     def receive(self) -> Iterator[tuple[float, ...]]:
         while self.connection.poll():
-            kind, values = self.connection.recv()
-            if kind == "stop":
-                raise KeyboardInterrupt
+            with self._passing_whole():
+                values = self.connection.recv()
             yield values
 
     def report(self, certificate: Certificate) -> None:
         """Tells the first process how far the search is."""
         if certificate.cpu - self._reported >= self.EVERY:
             self._reported = certificate.cpu
-            self.connection.send(("progress", replace(certificate, ratios=[], fields={})))
+            with self._passing_whole():
+                self.connection.send(("progress", replace(certificate, ratios=[], fields={})))
 
 
 class _Parent:
     """The first process: joins the plans of the others."""
 
     def __init__(
-        self, search: Search, connections: Sequence[Connection], progress: Callable[[Certificate], None]
+        self, search: Search, processes: dict[Connection, BaseProcess], progress: Callable[[Certificate], None]
     ) -> None:
-        self.search, self.progress = search, progress
+        self.search, self.processes, self.progress = search, processes, progress
         self.whole = search.certificate
-        self.parts: dict[Connection, Certificate | None] = dict.fromkeys(connections)
+        self.parts: dict[Connection, Certificate | None] = dict.fromkeys(processes)
         self.ended: dict[Connection, tuple[list[ForecastPlan], np.ndarray]] = {}
 
     def run(self, interrupts: list[bool]) -> Certificate:
         """Takes messages until all processes have ended. interrupts: grows at every Ctrl-C."""
-        stopped = False
         while len(self.ended) < len(self.parts):
             self._take_messages()
             try:
-                if not stopped:
+                if not interrupts:
                     self.progress(self._sum())
             except KeyboardInterrupt:
                 interrupts.append(True)
-            if interrupts and not stopped:
-                stopped = True
-                self._tell("stop", ())
+            if interrupts:  # a process that has only begun may hear the next one
+                self._interrupt_all()
         return self._end()
 
-    def _tell(self, kind: str, content: Any, but: Connection | None = None) -> None:
-        """Sends a message to all processes that run, but for `but`."""
+    def _interrupt_all(self) -> None:
+        """Interrupts all processes that run."""
+        for connection, process in self.processes.items():
+            if connection not in self.ended and process.pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGINT)
+
+    def _tell(self, values: tuple[float, ...], but: Connection) -> None:
+        """Tells all processes that run, but for `but`, of a plan."""
         for connection in self.parts:
             if connection is not but and connection not in self.ended:
                 with suppress(OSError):  # it has ended a moment ago
-                    connection.send((kind, content))
+                    connection.send(values)
 
     def _take_messages(self) -> None:
         waiting = [connection for connection in self.parts if connection not in self.ended]
@@ -223,7 +261,7 @@ class _Parent:
                 raise content
             if kind == "found":
                 self.search.incumbents.add(content)
-                self._tell(kind, content, connection)
+                self._tell(content, connection)
             elif kind == "progress":
                 self.parts[connection] = content
             else:

@@ -103,7 +103,8 @@ class HeterogeneousSearch(PlanSearch):
         except KeyboardInterrupt:
             pass
         certificate.open_bound = min(least, certificate.incumbent) if not certificate.complete else least
-        certificate.time_bound = certificate.plans - certificate.invalid - certificate.memory_bound - certificate.exact
+        certificate.time_bound += sum(self._count_cut(*entry) for entry in waiting)
+        certificate.open = certificate.plans - certificate.decided
         certificate.cpu = time.process_time() - began
         return certificate
 
@@ -133,10 +134,17 @@ class HeterogeneousSearch(PlanSearch):
                 break
         keep = values[left] < self._limit
         keep[:at] = False
+        certificate.time_bound += int((bounds.valid & bounds.fits).sum()) - at - int(keep.sum())
         if keep.any():
             self._left[number] = left[keep], rows[1][keep], rows[2][keep]
             heapq.heappush(waiting, (float(values[left[keep][0]]), number, 0))
         block.forget()
+
+    def _count_cut(self, _: float, number: int, at: int) -> int:
+        """Returns how many of the plans of a block that wait cannot be among the best. at: the first of them."""
+        _, seconds, nbytes = self._left[number]
+        values = self.incumbents.bounds(seconds[at:], nbytes[at:], self.use)[0]
+        return int((np.asarray(values) >= self.incumbents.limit).sum())
 
     def _take_next(self, waiting: list[tuple[float, int, int]]) -> None:
         _, number, at = heapq.heappop(waiting)

@@ -235,6 +235,7 @@ def _certificate(certificate: Certificate) -> RenderableType:
         ("", f"{certificate.memory_bound:,}", f"need more memory than {has}, by their lower bound"),
         ("", f"{certificate.time_bound:,}", _cut_by_objective(certificate)),
         ("forecast", f"{certificate.exact:,}", exactly),
+        *([("open", f"{certificate.open:,}", "were not decided before the interruption")] if certificate.open else []),
         *_count_simulated(certificate),
         ("proof", *_proof(certificate)),
         ("effort", f"{certificate.cpu:.1f} s", "of CPU time"),
@@ -298,12 +299,9 @@ def _proof(certificate: Certificate) -> tuple[str, str]:
 
 def _cut_by_objective(certificate: Certificate) -> str:
     if len(certificate.objectives) > 1:
-        left = "" if certificate.complete else "were not decided, or "
-        return f"{left}are no better in both than a plan of the front, by their lower bounds"
-    better = WORDS[certificate.objectives[0]][0]
-    if not certificate.complete:
-        return f"were not decided, or cannot be {better} than the best plan, by their lower bound"
-    more = f"more than {certificate.gap:.2%} " if certificate.gap and math.isfinite(certificate.incumbent) else ""
+        return "are no better in both than a plan of the front, by their lower bounds"
+    better, known = WORDS[certificate.objectives[0]][0], certificate.complete and math.isfinite(certificate.incumbent)
+    more = f"more than {certificate.gap:.2%} " if certificate.gap and known else ""
     return f"cannot be {more}{better} than the best plan, by their lower bound"
 
 
@@ -367,11 +365,13 @@ def describe_proof(result: SearchResult) -> str:
     """Returns a line on the best plan: of how many plans, and how the gap was proven."""
     certificate = result.certificate
     plan = describe_changes(result.best[0].changes)
-    others = certificate.plans - certificate.exact
+    others, still = certificate.plans - certificate.exact - certificate.open, ""
+    if certificate.open:
+        still = f"; {certificate.open:,} were not decided"
     return (
         f"search     {plan}: the best of {certificate.plans:,} plans, gap {certificate.gap:.2%}, proven by "
         f"{certificate.exact:,} forecast{'s' * (certificate.exact != 1)} "
-        f"and by the bounds and broken rules of {others:,} others"
+        f"and by the bounds and broken rules of {others:,} others{still}"
     )
 
 

@@ -83,6 +83,9 @@ OVERLAPS = ("overlap_tp", "overlap_dp", "updated_weights", "overlap_pp")
 OF_OTHER_VALUES = ("recomputed", "shard")
 """Fields of a point whose values depend on those of others."""
 
+ALONE: Mapping[str, str | int] = {"plan.schedule": "1f1b", "plan.chunks": 1}
+"""The schedule of plans without a pipeline."""
+
 NODE = "node"
 """As many ranks share a copy of the states as a scale-up domain has of a stage."""
 
@@ -591,12 +594,22 @@ class Space:
         return dict(NOTHING_EXCLUDED)
 
     def changes(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> Fields:
-        """Returns the values of the open fields at a point."""
+        """Returns the values of the open fields at a point.
+
+        Without a pipeline there is one schedule, 1F1B with a single chunk: a field whose list lacks it is left out.
+        """
         changes = {CLUSTER: self.job[CLUSTER]} if self.names_cluster else {}
         changes |= state_values(self.open, values_of_point(group, pipeline, step))
-        if "plan.schedule" in self.open and pipeline.pp == 1:
-            changes["plan.schedule"], changes["plan.chunks"] = "1f1b", 1
+        if self._has_one_schedule(pipeline):
+            for field in ALONE.keys() & {*self.open}:
+                changes[field] = ALONE[field]
+                if ALONE[field] not in self.values[FIELDS[field]]:
+                    del changes[field]
         return changes
+
+    def _has_one_schedule(self, pipeline: Pipeline) -> bool:
+        """Returns whether the schedule of a pipeline is none of those that are searched."""
+        return pipeline.pp == 1 and "plan.schedule" in self.open
 
     def job_of(self, group: LayerGroup, pipeline: Pipeline, step: StepChoice) -> Fields:
         """Returns the job of a point as plain data, also with other values of fields that are not open."""
@@ -605,6 +618,9 @@ class Space:
         others = [field for field in fields if values[self.fields[field]] != self.values[self.fields[field]][0]]
         changes = self.changes(group, pipeline, step) | state_values(others, values)
         job = apply_changes(self.job, changes)
+        if self._has_one_schedule(pipeline):
+            for field in ALONE.keys() - changes.keys():
+                job["plan"].pop(field.removeprefix("plan."), None)
         if group.recompute != "full":
             job["plan"].pop(FIELD_OF["recomputed"].removeprefix("plan."), None)
         job["plan"].pop("shard", None)

@@ -233,6 +233,7 @@ def test_a_search_that_is_interrupted_before_its_first_forecast_says_so(monkeypa
     console = Console(width=200, record=True, file=StringIO())
     console.print(page(found))
     assert not found.certificate.complete and found.certificate.gap == 1.0
+    assert found.certificate.open == found.certificate.plans and "were not decided" in console.export_text(clear=False)
     assert "No plan was forecast before the interruption." in console.export_text()
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from dataclasses import replace
 from functools import cache
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +175,34 @@ def test_an_interrupted_search_on_processes_says_what_is_proven(monkeypatch: pyt
     assert not found.complete and found.exact == len(made.forecasts) >= 1
     best = min(one.step_time for _, one in fitting(MORE))
     assert min(found.open_bound, found.incumbent) <= best
-    assert found.invalid + found.memory_bound + found.time_bound + found.exact == found.plans
+    assert found.open > 0 and found.decided + found.open == found.plans
+
+
+def test_processes_hear_an_interruption_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "PLANS_OF_A_PROCESS", 10)
+    monkeypatch.setattr(Search, "_enter", lambda self, groups: time.sleep(100))
+    began = time.monotonic()
+    found = run_on_workers(open_search(MORE), 2, lambda certificate: interrupt() if not certificate.counting else None)
+    assert time.monotonic() - began < 50
+    assert found.gap == 1 and found.open == found.plans and not found.complete
+
+
+def test_an_interruption_lets_a_message_end() -> None:
+    ours, theirs = Pipe()
+    previous = signal.getsignal(signal.SIGINT)
+    try:
+        link = workers._Link(theirs)
+        with pytest.raises(KeyboardInterrupt), link.hearing_interrupts(), link._passing_whole():
+            os.kill(os.getpid(), signal.SIGINT)
+            theirs.send("whole")
+        os.kill(os.getpid(), signal.SIGINT)  # heard already
+        assert ours.recv() == "whole"
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def test_an_error_on_a_process_is_the_error_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:

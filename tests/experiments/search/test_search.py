@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 from meshcast.experiments.cli.app import app
 from meshcast.experiments.search.frontier.branch_and_bound import Search
 from meshcast.experiments.search.frontier.objectives import NEAR
-from meshcast.experiments.search.space.space import Space
+from meshcast.experiments.search.space.space import LayerGroup, Space
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
@@ -316,7 +317,75 @@ def test_an_interrupted_search_says_what_is_proven() -> None:
     found = made.run(stop)
     assert not found.complete and found.exact == 2 and made.best
     assert min(found.open_bound, found.incumbent) <= search_small().certificate.incumbent
-    assert found.invalid + found.memory_bound + found.time_bound + found.exact == found.plans
+
+
+def let_enter(monkeypatch: pytest.MonkeyPatch, units: int) -> None:
+    """Lets groups of so many kinds of units enter a search at a time."""
+    for name in ("MANY_UNITS", "UNITS_AT_ONCE"):
+        monkeypatch.setattr(f"meshcast.experiments.search.frontier.branch_and_bound.{name}", units)
+
+
+@pytest.mark.parametrize("units", [1, 32])
+def test_an_interrupted_search_leaves_open_what_it_has_not_decided(units: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_enter(monkeypatch, units)
+    best, left = search_small().certificate.incumbent, list[int]()
+    for number in (1, 2, 9, 17):
+        made, reports = Search([Space(SMALL, Path("."))]), itertools.count(1)
+        made.count()
+
+        def stop(_: Any, reports: Any = reports, number: int = number) -> None:
+            if next(reports) == number:
+                raise KeyboardInterrupt
+
+        found = made.run(stop)
+        assert not found.complete and found.decided + found.open == found.plans
+        assert min(found.open_bound, found.incumbent) <= best
+        assert made._outside is None or found.open_bound == 0.0
+        left.append(found.open)
+    assert left == sorted(left, reverse=True) and left[0] == found.plans and left[-1] > 0
+    assert found.to_dict()["open"] == left[-1] and search_small().certificate.open == 0
+
+
+def test_groups_that_enter_some_at_a_time_are_searched_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_enter(monkeypatch, 1)
+    made, bounded = Search([Space(SMALL, Path("."))]), list[LayerGroup]()
+    bound = made.clusters[0].bounds.prices.bound_kernels
+
+    def note(group: LayerGroup) -> float:
+        bounded.append(group)
+        return bound(group)
+
+    monkeypatch.setattr(made.clusters[0].bounds.prices, "bound_kernels", note)
+    before = list[int]()
+    made.run(lambda found: before.append(len(bounded)) if found.exact == 1 else None)
+    assert 0 < before[0] < len(bounded) == made.certificate.groups == len({*bounded})
+    assert [plan.values for plan in made.best] == [plan.values for plan in search_small().best]
+    assert made.certificate.complete and made.certificate.decided == made.certificate.plans
+
+
+ALONE: dict[str, dict[str, Any]] = {
+    "schedules without 1F1B": {"schedule": ["zb-h2", "zb-v"], "chunks": [1, 2]},
+    "chunks without 1": {"schedule": ["1f1b", "interleaved-1f1b"], "chunks": [2, 4]},
+    "neither": {"schedule": ["interleaved-1f1b"], "chunks": [2, 4]},
+    "stated chunks": {"schedule": ["interleaved-1f1b", "hanayo"], "chunks": 2},
+}
+
+
+@pytest.mark.parametrize("fields", ALONE.values(), ids=ALONE)
+def test_changes_hold_values_that_the_job_lists(fields: dict[str, Any]) -> None:
+    space = Space({**SMALL, "plan": {"tp": [2, 4], "pp": [1, 2], **fields}}, Path("."))
+    stated, alone = space.stated_values(), list[float]()
+    for group in space.groups():
+        for pipeline in space.pipelines(group):
+            point = group, pipeline, space.choices(group, pipeline)[0]
+            changes = space.changes(*point)
+            assert all(value in stated[field] for field, value in changes.items())
+            if pipeline.pp == 1:
+                plain = {**SMALL, "plan": {"tp": group.tp}, "batch": {**SMALL["batch"], "micro": group.micro}}
+                steps = [forecast_step(job, SharedWork()).step_time for job in (space.job_of(*point), plain)]
+                assert steps[0] == steps[1]
+                alone.append(steps[0])
+    assert len(alone) == 4
 
 
 def test_an_interruption_inside_a_forecast_proves_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,8 +401,7 @@ def test_an_interruption_inside_a_forecast_proves_no_more_than_its_bound(monkeyp
     monkeypatch.setattr("meshcast.experiments.search.frontier.plan_search.play_job", stop_at_the_second)
     found = made.run(lambda certificate: bounds.append(certificate.open_bound))
     assert not found.complete and found.open_bound == bounds[-1] <= asked[-1]
-    cut = found.invalid + found.memory_bound + found.time_bound
-    assert cut + found.exact == found.plans
+    assert found.open > 0 and found.decided + found.open == found.plans
 
 
 def test_an_interruption_before_all_groups_are_bounded_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
