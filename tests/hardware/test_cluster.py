@@ -228,9 +228,10 @@ def test_links_that_no_switch_joins_are_spread_evenly_over_a_larger_domain() -> 
         ([[1, 1], [1, 0]], "no link to itself"),
         ([[0, 1], [2, 0]], "links join two GPUs"),
         ([[0, 99], [99, 0]], "a GPU has 18"),
+        ([[0, "x"], [1, 0]], r"mesh\.value\[0\]\[1\] is 'x'"),  # rows are meant, not a number
     ],
 )
-def test_meshes_that_cannot_be(rows: list[list[int]], rule: str) -> None:
+def test_meshes_that_cannot_be(rows: list[list[Any]], rule: str) -> None:
     stated = {"kind": "assumed", "source": "a test"}
     up = {"link": "nvlink4", "switched": {"value": False, **stated}, "mesh": {"value": rows, **stated}}
     node = {"name": "pair", "gpu": "h100-sxm", "gpus": {"value": 2, **stated}, "scale_up": up}

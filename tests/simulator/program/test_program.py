@@ -579,7 +579,7 @@ def test_the_backward_pass_waits_for_the_sums_of_the_loss() -> None:
     assert back >= loss
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "dualpipe"])
+@pytest.mark.parametrize("schedule", ["1f1b", "dualpipe", "bpipe"])
 def test_messages_name_both_ends(schedule: str) -> None:
     played = play_job(job({"pp": 4, "schedule": schedule}, 4, batch={"global": 8}))
     assert len(played.flat.sent) == 6 * played.plan.shape.m
@@ -591,6 +591,9 @@ def test_messages_name_both_ends(schedule: str) -> None:
         stream = "pipeline-forward" if played.flat.ops[number].phase == "F" else "pipeline-backward"
         assert number in played.flat.queues[sender, stream]
         assert (receiver > sender) == (stream == "pipeline-forward") or schedule == "dualpipe"
+    messages = [(number, op.work) for number, op in played.instances() if isinstance(op.work, Transfer)]
+    assert len(messages) >= len(played.flat.sent) and (len(messages) > len(played.flat.sent)) == (schedule == "bpipe")
+    assert all(work.source == played.flat.device[number] != work.target for number, work in messages)
 
 
 def test_weight_gradients_of_an_embedding_alone_in_its_stage_wait_for_the_gradient_that_arrives() -> None:
