@@ -205,7 +205,5 @@ def _largest_part(stream: np.ndarray, waiting: np.ndarray) -> np.ndarray:
 def _largest(rows: np.ndarray) -> np.ndarray:
     """Returns the places of rows that no other row exceeds in all columns or, of equal rows, of the first."""
     rows, places = np.unique(rows, axis=0, return_index=True)
-    if len(rows) == 1:
-        return np.asarray(places)
     above = (rows[:, None] <= rows[None]).all(axis=2)
     return np.asarray(places[above.sum(axis=1) == 1])

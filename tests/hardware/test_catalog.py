@@ -16,6 +16,7 @@ from meshcast import hardware
 from meshcast.hardware import GPU, CatalogError, Cluster, Link, Node, Value, catalog, load, load_cluster
 from meshcast.hardware.load import Bandwidth, LinkRate, Strict, quantity, read_yaml, validate_data
 from meshcast.hardware.reliability import CheckpointStore, Reliability
+from meshcast.hardware.sourced_values import sourced_values
 
 ENTRIES = [
     (kind, name) for kind in ("gpus", "links", "nodes", "clusters", "reliability", "stores") for name in catalog(kind)
@@ -51,6 +52,15 @@ def test_every_value_has_a_source_and_a_kind(kind: str, name: str) -> None:
         assert isinstance(value, dict), f"{path} is a bare number"
         assert len(value["source"]) > 5 and value["kind"] in ("peak", "measured", "fitted", "assumed"), path
         assert value["kind"] == "assumed" or value["checked"], f"{path} was read nowhere on no day"
+
+
+def test_values_are_listed_by_the_paths_of_their_fields() -> None:
+    """Of the file alone: a GPU and links that it names have files of their own."""
+    gpu, node = load("gpus", "h100-sxm"), load("nodes", "dgx-1v")
+    values, of_node = dict(sourced_values(gpu)), dict(sourced_values(node))
+    assert values["memory"] is gpu.memory and values["peak.bf16"] is gpu.peak["bf16"]
+    assert of_node["nics.count"] is node.nics.count and of_node["scale_up.mesh"] is node.scale_up.mesh
+    assert not any(path.startswith(("gpu.", "nics.link", "scale_up.link", "host.link")) for path in of_node)
 
 
 ACCELERATORS = [name for name in hardware.gpus() if load("gpus", name).architecture != "cpu"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware import CatalogError, Cluster, Value, clusters, load, load_cluster, reach
+from meshcast.hardware import CatalogError, Cluster, Value, catalog, clusters, load, load_cluster, reach
 from meshcast.hardware.cluster import STAGING
 from meshcast.hardware.documents.input_file import DESCRIPTION
 from meshcast.hardware.load import line_of
@@ -213,6 +213,32 @@ def test_links_without_a_switch_are_those_of_the_usual_node() -> None:
     assert none.node.scale_up is None and none.scale_up.kind == "none" and none.host.kind == "pcie5"
 
 
+def test_links_that_no_switch_joins_are_spread_evenly_over_a_larger_domain() -> None:
+    by_gpu = {"gpu": "h200-nvl", "gpus": 8, "gpus_per_node": 8, "scale_up_domain": 8}
+    up = load_cluster(by_gpu).node.scale_up
+    assert up and not up.switched.value and up.between(0, 7) == int(up.link.links) // 7 / up.link.links
+    with pytest.raises(CatalogError, match=rf"{int(up.link.links)} links do not join 64 GPUs without a switch"):
+        load_cluster({**by_gpu, "gpus": 64, "gpus_per_node": 64, "scale_up_domain": 64})
+
+
+@pytest.mark.parametrize(
+    ("rows", "rule"),
+    [
+        ([[0, 1], [1]], "a row and a column for each GPU"),
+        ([[1, 1], [1, 0]], "no link to itself"),
+        ([[0, 1], [2, 0]], "links join two GPUs"),
+        ([[0, 99], [99, 0]], "a GPU has 18"),
+        ([[0, "x"], [1, 0]], r"mesh\.value\[0\]\[1\] is 'x'"),  # rows are meant, not a number
+    ],
+)
+def test_meshes_that_cannot_be(rows: list[list[Any]], rule: str) -> None:
+    stated = {"kind": "assumed", "source": "a test"}
+    up = {"link": "nvlink4", "switched": {"value": False, **stated}, "mesh": {"value": rows, **stated}}
+    node = {"name": "pair", "gpu": "h100-sxm", "gpus": {"value": 2, **stated}, "scale_up": up}
+    with pytest.raises(CatalogError, match=rule):
+        load_cluster({"node": node, "nodes": 1})
+
+
 # ------------------------------------------------------------------------------------- mixed clusters
 
 MIXED = """groups:
@@ -253,6 +279,16 @@ def test_of_two_gpus_the_slower_in_each_figure() -> None:
     assert gpu.peak == h20.peak and gpu.multiprocessors == 78 and gpu.program_memory == h100.program_memory < gpu.memory
     old = load_cluster({"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-2", "nodes": 1}]})
     assert set(old.gpu.peak) == {"fp32", "fp16"} and old.host.kind == "pcie3", "formats that all know"
+
+
+def test_the_host_of_several_kinds_is_the_slowest_for_each_gpu_in_each_figure() -> None:
+    hosts = [load("nodes", name).host for name in ("dgx-h100", "dgx-a100")]
+    host = load_cluster({"groups": [{"node": name, "nodes": 1} for name in ("dgx-h100", "dgx-a100")]}).node.host
+    figures = {key: [getattr(of, key) for of in hosts] for key in ("memory", "capacity", "read", "write")}
+    known = {key: min(values) for key, values in figures.items() if all(values)}
+    assert known and host and {key: getattr(host, key) for key in known} == known
+    unknown = next(name for name in catalog("nodes") if load("nodes", name).host is None)
+    assert load_cluster({"groups": [{"node": "dgx-h100", "nodes": 1}, {"node": unknown, "nodes": 1}]}).node.host is None
 
 
 def test_kinds_of_nodes_keep_the_regions() -> None:

@@ -123,6 +123,11 @@ def test_values_are_counted_as_they_are_written(monkeypatch: pytest.MonkeyPatch)
         read_yaml("{a: [1, 2]}")
 
 
+def test_a_name_that_no_file_can_have_is_told() -> None:
+    with pytest.raises(CatalogError, match=r"cannot be read \(File name too long\)"):
+        read_yaml(Path("x" * 5000 + ".yaml"))
+
+
 def test_nesting_below_the_limit_is_read() -> None:
     data = read_yaml("[" * (MAX_DEPTH - 1) + "1" + "]" * (MAX_DEPTH - 1)).data
     for _ in range(MAX_DEPTH - 1):

@@ -1,7 +1,6 @@
 """Algorithms of collectives by cost models written down here: which one is used when, and its time."""
 
 import math
-from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -48,14 +47,6 @@ def seconds(links, operation, nbytes, ranks):
 
 def names(links, operation, ranks):
     return [one.name for one in collective.find_group(operation, at(links, ranks), links).algorithms]
-
-
-@pytest.mark.parametrize("model", [RingCostModel, AllToAllCostModel, P2PCostModel, NetworkCostModel])
-def test_cost_models_have_few_coefficients_within_their_bounds(model):
-    known = coefficients(model)
-    assert all(c.low <= c.start <= c.high for c in known.values())
-    assert sum(c.of == "gpu" for c in known.values()) <= 12 and sum(c.of == "library" for c in known.values()) <= 4
-    assert {f.name for f in fields(model)} - set(known) == {"sigma", "sigma_short"}
 
 
 GROUPS = [

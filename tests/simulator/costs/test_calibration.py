@@ -1,6 +1,6 @@
 """Coefficients: complete, sourced, within their bounds; a missing one is borrowed with a larger sigma."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from statistics import median
 
@@ -61,6 +61,7 @@ def test_a_cost_model_has_few_coefficients_each_with_a_meaning(model):
     known = coefficients(model)
     assert sum(one.of == "gpu" for one in known.values()) <= 12
     assert sum(one.of == "library" for one in known.values()) <= 4
+    assert {field.name for field in fields(model)} - set(known) == {"sigma", "sigma_short"}
     for one in known.values():
         assert len(one.meaning) > 10 and one.low <= one.start <= one.high and one.low < one.high
 

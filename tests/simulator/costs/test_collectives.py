@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.hardware import load, load_cluster, nodes, reach
+from meshcast.hardware import load, load_cluster, nodes
 from meshcast.hardware.load import Fact
 from meshcast.simulator.costs.calibration.calibration import Calibration
-from meshcast.simulator.costs.collectives import collective, p2p
+from meshcast.simulator.costs.collectives import collective
 from meshcast.simulator.costs.collectives.links import Links
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.costs.kernel_prices import KernelTraits
@@ -71,14 +71,18 @@ GROUPS = {(node, *at): group(*at, node=node) for node in ("dgx-a100", "dgx-h100"
 FAST = {at: group(*at, rates={"communication": 10.0}) for at in LAYOUTS}
 
 
-@given(st.sampled_from(OPERATIONS), st.sampled_from(sorted(GROUPS)), st.integers(1, 2**36))
-def test_no_collective_beats_the_links(operation, key, nbytes):
-    node, nodes, per_node = key
-    n = nodes * per_node
-    assert seconds(GROUPS[key], operation, nbytes) >= least(GROUPS[key][0], operation, n, nodes, nbytes)
-    if node == "dgx-h100":
-        fast = FAST[nodes, per_node]
-        assert seconds(fast, operation, nbytes) >= least(fast[0], operation, n, nodes, nbytes)
+@pytest.mark.parametrize("operation", OPERATIONS)
+@given(nbytes=st.integers(1, 2**36))
+def test_no_collective_beats_the_links(operation, nbytes):
+    for key, (costs, axes, members) in [*GROUPS.items(), *((("dgx-h100", *at), group) for at, group in FAST.items())]:
+        node, nodes, per_node = key
+        work = Collective(operation, nbytes, axes, members)
+        (place,) = costs.places.group_reaches(work)
+        bound = collective.lower_bound(work, place, costs.communication.links)
+        sent = least(costs, operation, nodes * per_node, nodes, nbytes)
+        assert sent * (1 - 1e-12) <= bound <= costs.estimate(work).seconds
+        if node == "dgx-h100" or operation != "all_reduce":  # whose switches add up; rings send twice as much
+            assert bound == pytest.approx(sent)
 
 
 @given(st.sampled_from(OPERATIONS), st.sampled_from(sorted(GROUPS)), st.integers(1, 2**34), st.integers(1, 2**34))
@@ -160,13 +164,6 @@ def test_a_scatter_and_a_gather_are_slower_than_one_all_reduce():
 def test_leaving_the_domain_costs():
     for operation in OPERATIONS:
         assert seconds(group(8, 1), operation, GIB) > seconds(group(1, 8), operation, GIB)
-
-
-def test_a_narrow_fabric_slows_crossing_traffic():
-    full = load_cluster("dgx-h100:16")
-    narrow = full.model_copy(update={"fabric": full.fabric.model_copy(update={"oversubscription": 2.0})})
-    mesh, work = Mesh({"ep": 128}), Collective("all_to_all", GIB, ("ep",))
-    assert Costs(narrow, mesh).estimate(work).seconds > 1.7 * Costs(full, mesh).estimate(work).seconds
 
 
 # ------------------------------------------------------------------------------------------- levels
@@ -376,16 +373,6 @@ def test_every_node_of_the_catalog_can_be_priced(node):
         SHIPPED.sections(cluster.gpu.name)
     )
     assert owns == (not any(cluster.gpu.name in one for one in costs.assumed))
-
-
-def test_messages():
-    costs = Costs(load_cluster("dgx-h100:2"), Mesh({"pp": 4, "tp": 4}))
-    near, far = (costs.estimate(Transfer(2**26, "pp", a, b)) for a, b in ((0, 1), (1, 2)))
-    assert 2**26 / 450e9 < near.seconds < 1.5 * 2**26 / 450e9
-    assert 2**26 / 50e9 < far.seconds < 1.5 * 2**26 / 50e9
-    assert 0 < near.latency < far.latency < 50e-6
-    assert costs.estimate(Transfer(2**26, "pp", 1, 1)) == (0, 0, 0)
-    assert p2p.price(0, reach(costs.cluster, [0, 1]), costs.communication.links) == (0, 0, 0)
 
 
 def test_the_latency_of_a_large_group_grows_with_the_logarithm():

@@ -5,7 +5,7 @@ import pytest
 
 from meshcast.hardware import load
 from meshcast.simulator.costs.coefficients import ceil_div
-from meshcast.simulator.costs.kernels.deepgemm import SPILLED_RATE, deepgemm_tile
+from meshcast.simulator.costs.kernels.deepgemm import SPILLED_RATE, _on_blackwell, deepgemm_tile
 
 GPUS = {"hopper": "h100-sxm", "blackwell": "b200-sxm"}
 
@@ -32,6 +32,12 @@ def test_blackwell_prefers_a_single_wave_and_then_pairs() -> None:
         tiles = ceil_div(m, rows), ceil_div(n, columns)
         assert rate == 1 and not tiles[0] % down and not tiles[1] % across
         assert down * across == 2 or tiles[0] * tiles[1] <= blackwell.multiprocessors
+        # Of as many waves the last is as full as it can be.
+        for other in _on_blackwell(*(np.array([float(size)]) for size in (m, n, k))):
+            count = ceil_div(m, other.rows) * ceil_div(n, other.columns)
+            waves = {ceil_div(number, int(blackwell.multiprocessors)) for number in (count, tiles[0] * tiles[1])}
+            if other.allowed[0] and other.down * other.across == down * across and len(waves) == 1:
+                assert count <= tiles[0] * tiles[1]
     assert choose(8192, 8192, 256, "blackwell")[1] <= 128 < choose(8192, 7168, 4096, "blackwell")[0]
 
 

@@ -61,12 +61,6 @@ def test_bytes_over_each_kind_of_link():
     assert replace(V3, balanced=True, ranks=4).target_ranks == 4
 
 
-def test_few_coefficients():
-    owners = [one.of for one in coefficients(DispatchCostModel).values()]
-    assert owners.count("gpu") <= 12
-    assert owners.count("library") <= 4
-
-
 works = st.builds(
     Dispatch,
     st.sampled_from(["dispatch", "combine"]),

@@ -52,6 +52,19 @@ def test_every_operation_takes_a_latency_for_each_kernel_and_longer_with_more_by
     assert large >= 1e9 / H200.memory_bandwidth
 
 
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("what", RATE_OF)
+def test_an_operation_runs_at_its_own_rate(what: str, backward: bool) -> None:
+    work = EagerKernels(what, 1e9, 1, backward)
+    own = "loss_backward_rate" if what == "cross-entropy" and backward else RATE_OF[what]
+    rates = {name: getattr(MODEL, name) / 2 for name in (*RATE_OF.values(), "loss_backward_rate") if name}
+    now, *slower = (
+        eager.seconds(work, H200, replace(MODEL, **changed))[0]
+        for changed in ({}, {own: rates.pop(own)} if own else {}, rates)
+    )
+    assert slower[1] == now and (slower[0] > now if own else slower[0] == now)
+
+
 def test_slow_kernels_hardly_depend_on_the_memory_and_fast_ones_do() -> None:
     """The H100 has the multiprocessors of the H200 and 0.7 of its memory bandwidth; measured 1.03 to 1.11 and 1.22."""
 

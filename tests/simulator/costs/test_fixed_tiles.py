@@ -44,6 +44,13 @@ def test_a_cluster_more_than_fit_at_once_takes_a_whole_wave() -> None:
         assert one == pytest.approx(full, rel=0.01) and more == pytest.approx(2 * full, rel=0.01)
 
 
+@pytest.mark.parametrize("sizes", [(64, 4096), (192, 8192), (320, 512), (320, 704), (4096, 8192)], ids=str)
+@pytest.mark.parametrize("name", ["h100-sxm", "b200-sxm"])
+def test_a_transposed_output_has_the_transposed_tile(name: str, sizes: tuple[int, int]) -> None:
+    tile, other = (torch_rowwise_tile(*output, load("gpus", name)) for output in (sizes, sizes[::-1]))
+    assert other == FixedTile(tile.columns, tile.rows, tile.cluster_columns, tile.cluster_rows)
+
+
 def test_tiles_of_training_are_those_of_torch() -> None:
     """Small tiles while all of them fit on the GPU at once; transposed outputs have the cluster on the other side."""
     hopper = load("gpus", "h100-sxm")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from meshcast.hardware import gpus, load, load_cluster
 from meshcast.hardware.errors import CatalogError, PlanError
 from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.estimate import NOTHING
 from meshcast.simulator.costs.kernel_prices import RATES, KernelTraits
 from meshcast.simulator.costs.kernels.gemm import UNALIGNED_RATE
 from meshcast.simulator.ir.mesh import Mesh
@@ -65,19 +66,6 @@ def test_no_kernel_beats_the_hardware(node, pricing, work):
     assert costs.estimate(work).seconds >= bound * (1 - 1e-12)
 
 
-@given(work=gemms, factor=st.integers(2, 4), dim=st.sampled_from(["m", "n", "k", "batch"]))
-def test_twice_the_product_takes_longer(work, factor, dim):
-    more = replace(work, **{dim: getattr(work, dim) * factor})
-    # A partly filled wave is paid for in part, so the price may fall by that much, and by no more.
-    assert COSTS["dgx-a100"].estimate(more).seconds >= 0.93 * COSTS["dgx-a100"].estimate(work).seconds
-
-
-@given(work=memories, more=st.integers(0, 10**9))
-def test_more_traffic_takes_longer(work, more):
-    costs = COSTS["dgx-h100"]
-    assert costs.estimate(Memory("norm", work.read + more, work.write)).seconds >= costs.estimate(work).seconds
-
-
 @pytest.mark.parametrize(("node", "low", "high"), [("dgx-a100", 0.7, 0.9), ("dgx-h100", 0.65, 0.9)])
 def test_a_large_product_reaches_the_known_share_of_the_peak(node, low, high):
     work = Gemm(8192, 8192, 8192)
@@ -91,11 +79,6 @@ def test_long_attention_reaches_the_known_share_of_the_peak(node, low, high):
     assert low <= rate <= high
     backward = Attention(1, 8192, 8192, 32, 8, 128, 128, backward=True)
     assert 0.75 <= backward.flops / COSTS[node].estimate(backward).seconds / RATE[node] / rate <= 1.0
-
-
-def test_the_weight_gradient_is_the_slow_layout():
-    costs = COSTS["dgx-h100"]
-    assert costs.estimate(Gemm(4096, 4096, 4096, layout="nt")).seconds > costs.estimate(Gemm(4096, 4096, 4096)).seconds
 
 
 def test_fp8_halves_a_large_product():
@@ -124,7 +107,7 @@ def test_a_format_that_the_gpu_lacks_is_refused():
 
 @pytest.mark.parametrize("work", [Gemm(0, 8, 8), Attention(0, 8, 8, 1, 1, 64, 64), Memory("add", 0, 0)])
 def test_no_work_takes_no_time(work):
-    assert COSTS["dgx-h100"].estimate(work).seconds == 0
+    assert COSTS["dgx-h100"].estimate(work) == NOTHING
 
 
 def test_the_rate_of_unaligned_products_is_that_of_no_other():

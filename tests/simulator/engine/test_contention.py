@@ -39,15 +39,12 @@ class Case:
         return number
 
     def collective(self, seconds: float, links: tuple[float, float, float] = NETWORK, **more: Any) -> int:
-        """On a stream of its own. moving: seconds in which bytes move, all if not given. kept: multiprocessors."""
+        """On a stream of its own. moving: seconds in which bytes move, all if not given. kept: multiprocessors.
+        priority: above 0 for one that goes before others."""
         number = len(self.flat.ops)
-        use = Use(more.pop("moving", seconds), links, more.pop("kept", 0.0))
-        return self.add(Collective("all_reduce", number + 1, ("x",)), f"data-{number}", seconds, use, **more)
-
-    def first(self, seconds: float, after: Sequence[int] = ()) -> int:
-        """A collective on the network that goes before others."""
-        number = self.collective(seconds, after=after)
-        self.flat.ops[number].priority = 1
+        use, priority = Use(more.pop("moving", seconds), links, more.pop("kept", 0.0)), more.pop("priority", 0)
+        self.add(Collective("all_reduce", number + 1, ("x",)), f"data-{number}", seconds, use, **more)
+        self.flat.ops[number].priority = priority
         return number
 
     def message(self, source: int, target: int, seconds: float = 10.0) -> int:
@@ -67,35 +64,40 @@ class Case:
         return self.play().end
 
 
-def test_a_collective_of_higher_priority_takes_its_own_time_and_the_other_waits() -> None:
+HALF = (0.0, 0.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("flows", "ends"),
+    [
+        pytest.param([{}, {}], [20, 20], id="one port, twice as long"),
+        # Rates 0.4, 0.8, 1 until 10; then 0.5 and 1, with 6 and 2 left, until 12; then the first has 5 left.
+        pytest.param([{"links": (0.0, 0.0, share)} for share in (1.0, 0.5, 0.2)], [17, 12, 10], id="different shares"),
+        # Two halve the network, the second of them needs a quarter of the scale-up links then.
+        pytest.param([{"links": UP}, {"links": (0.5, 0.0, 1.0)}, {}], [10 / 0.75, 20, 20], id="held back elsewhere"),
+        pytest.param([{"moving": 4.0}, {"moving": 4.0}], [14, 14], id="latency is not slowed"),
+        # Until 6 the second moves alone; both at half rate until 10, when it is done and the first has 2 left.
+        pytest.param([{"moving": 4.0}, {"seconds": 8.0}], [12, 10], id="one waits for its latency"),
+        pytest.param([{}, {"links": UP}, {"device": 1}], [10, 10, 10], id="other links or devices"),
+        pytest.param([{}, {"priority": 1}], [20, 10], id="higher priority"),
+        # It takes half a port: two others get a quarter each, which is half their rate at half a port.
+        pytest.param(
+            [{"links": HALF}, {"links": HALF}, {"links": HALF, "priority": 1}], [15, 15, 10], id="leaves half"
+        ),
+    ],
+)
+def test_collectives_by_hand(flows: list[dict[str, Any]], ends: list[float]) -> None:
     case = Case()
-    case.collective(10.0)
-    case.first(10.0)
-    assert case.ends == pytest.approx([20.0, 10.0])
+    for flow in flows:
+        case.collective(**{"seconds": 10.0, **flow})
+    assert case.ends == pytest.approx(ends)
 
 
 def test_a_collective_of_higher_priority_interrupts_one_under_way() -> None:
     case = Case()
     case.collective(10.0)
-    case.first(10.0, after=[case.kernel(5.0)])
+    case.collective(10.0, after=[case.kernel(5.0)], priority=1)
     assert case.ends == pytest.approx([20.0, 5.0, 15.0])
-
-
-def test_what_a_collective_of_higher_priority_leaves_of_a_link_others_share() -> None:
-    """It takes half a port: two others get a quarter each, which is half their rate at half a port."""
-    case, half = Case(), (0.0, 0.0, 0.5)
-    case.collective(10.0, half)
-    case.collective(10.0, half)
-    number = case.collective(10.0, half)
-    case.flat.ops[number].priority = 1
-    assert case.ends == pytest.approx([15.0, 15.0, 10.0])
-
-
-def test_two_collectives_on_one_port_take_twice_as_long() -> None:
-    case = Case()
-    case.collective(10.0)
-    case.collective(10.0)
-    assert case.ends == pytest.approx([20.0, 20.0])
 
 
 def test_a_later_flow_slows_the_rest_of_the_first() -> None:
@@ -105,46 +107,6 @@ def test_a_later_flow_slows_the_rest_of_the_first() -> None:
     wait = case.kernel(5.0)
     case.collective(10.0, after=[wait])
     assert case.ends == pytest.approx([15.0, 5.0, 20.0])
-
-
-def test_three_with_different_shares() -> None:
-    """Rates 0.4, 0.8, 1 until 10; then 0.5 and 1, with 6 and 2 left, until 12; then the first has 5 left."""
-    case = Case()
-    for share in (1.0, 0.5, 0.2):
-        case.collective(10.0, (0.0, 0.0, share))
-    assert case.ends == pytest.approx([17.0, 12.0, 10.0])
-
-
-def test_a_flow_that_is_held_back_elsewhere_leaves_room() -> None:
-    """Two halve the network, the second of them needs a quarter of the scale-up links then."""
-    case = Case()
-    case.collective(10.0, UP)
-    case.collective(10.0, (0.5, 0.0, 1.0))
-    case.collective(10.0, NETWORK)
-    assert case.ends == pytest.approx([10 / 0.75, 20.0, 20.0])
-
-
-def test_latency_is_not_slowed() -> None:
-    case = Case()
-    case.collective(10.0, moving=4.0)
-    case.collective(10.0, moving=4.0)
-    assert case.ends == pytest.approx([14.0, 14.0])
-
-
-def test_while_one_waits_for_its_latency_the_other_has_the_link() -> None:
-    """Until 6 the second moves alone; both at half rate until 10, when it is done and the first has 2 left."""
-    case = Case()
-    case.collective(10.0, moving=4.0)
-    case.collective(8.0)
-    assert case.ends == pytest.approx([12.0, 10.0])
-
-
-def test_ops_on_other_links_or_devices_are_not_slowed() -> None:
-    case = Case()
-    case.collective(10.0, NETWORK)
-    case.collective(10.0, UP)
-    case.collective(10.0, NETWORK, device=1)
-    assert case.ends == [10.0, 10.0, 10.0]
 
 
 def test_messages_share_each_direction_of_a_port_separately() -> None:
@@ -261,12 +223,10 @@ def test_small_collectives_are_mostly_latency() -> None:
 
 def test_resources_of_messages_and_kernels() -> None:
     costs = Costs(load_cluster("dgx-h100:8"), MESH)
-    far, near = Transfer(2**24, "pp", 0, 1), Transfer(2**24, "tp", 0, 1)
+    far, nowhere = Transfer(2**24, "pp", 0, 1), Transfer(2**24, "pp", 1, 1)
     # NCCL takes a channel for every 14 GB/s of a port of 50.
     assert costs.use(far) == Use(costs.estimate(far).seconds, NETWORK, 4 / 132)
-    assert costs.use(near).multiprocessors == pytest.approx(24 / 132)
-    assert costs.use(near).links == UP and 0 < costs.use(near).moving <= costs.estimate(near).seconds
-    assert costs.use(Transfer(2**24, "pp", 1, 1)) == ALONE
+    assert costs.use(nowhere) == ALONE and costs.estimate(nowhere) == (0, 0, 0)
     assert costs.use(Gemm(1024, 1024, 1024)) == costs.use(Attention(1, 512, 512, 8, 8, 64, 64)) == FULL
     assert costs.use(Memory("norm", 4096, 4096)) == ALONE
 
@@ -281,9 +241,6 @@ def test_bytes_never_move_longer_than_the_collective_lasts(cluster: str, operati
             use = costs.use(work)
             assert 0 < use.moving <= costs.estimate(work).seconds
             assert 0 < max(use.links) <= 1 and min(use.links) >= 0
-
-
-# -------------------------------------------------------------------------------------------- jobs
 
 
 # -------------------------------------------------------------------------------------- faster links

@@ -16,38 +16,23 @@ SHARES = st.floats(0.01, 1.0)
 FLOWS = st.lists(st.dictionaries(st.sampled_from("abcd"), SHARES, min_size=1), min_size=1, max_size=6)
 
 
-def test_alone_every_flow_goes_at_full_rate() -> None:
-    assert fair_rates([{"a": 1.0, "b": 0.3}]) == [1.0]
-    assert fair_rates([{"a": 1.0}, {"b": 1.0}, {"c": 0.5}]) == [1.0, 1.0, 1.0]
-
-
-def test_flows_that_fit_together_are_not_slowed() -> None:
-    assert fair_rates([{"a": 0.5}, {"a": 0.3}, {"a": 0.2}]) == [1.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize("count", [2, 3, 7])
-def test_equal_flows_share_a_link_evenly(count: int) -> None:
-    assert fair_rates([{"a": 1.0}] * count) == pytest.approx([1 / count] * count)
-
-
-def test_a_flow_below_its_even_share_gets_all_it_asks_for() -> None:
-    """Of 1, 0.2 goes to the third, and 0.4 to each of the others."""
-    assert fair_rates([{"a": 1.0}, {"a": 0.5}, {"a": 0.2}]) == pytest.approx([0.4, 0.8, 1.0])
-
-
-def test_a_flow_limited_elsewhere_leaves_bandwidth() -> None:
-    """The second flow has half of b, and so a quarter of a."""
-    assert fair_rates([{"a": 1.0}, {"a": 0.5, "b": 1.0}, {"b": 1.0}]) == pytest.approx([0.75, 0.5, 0.5])
-
-
-def test_a_flow_that_hardly_uses_a_crowded_link_is_not_held_up_by_it() -> None:
-    crowd = [{"a": 1.0}] * 3
-    assert fair_rates([*crowd, {"a": 0.01, "b": 1.0}]) == pytest.approx([0.33, 0.33, 0.33, 1.0])
-
-
-def test_links_that_hold_up_each_others_flows_in_a_circle() -> None:
-    """x on a, y on b: x + y / 2 = 1 and x / 2 + y = 1."""
-    assert fair_rates([{"a": 1.0, "b": 0.5}, {"a": 0.5, "b": 1.0}]) == pytest.approx([2 / 3, 2 / 3])
+@pytest.mark.parametrize(
+    ("flows", "rates"),
+    [
+        ([{"a": 1.0, "b": 0.3}], [1.0]),
+        ([{"a": 1.0}, {"b": 1.0}, {"c": 0.5}], [1.0, 1.0, 1.0]),
+        ([{"a": 0.5}, {"a": 0.3}, {"a": 0.2}], [1.0, 1.0, 1.0]),  # they fit together
+        ([{"a": 1.0}] * 2, [1 / 2] * 2),
+        ([{"a": 1.0}] * 7, [1 / 7] * 7),
+        ([{"a": 1.0}, {"a": 0.5}, {"a": 0.2}], [0.4, 0.8, 1.0]),  # of 1, 0.2 goes to the third, 0.4 to each other one
+        ([{"a": 1.0}, {"a": 0.5, "b": 1.0}, {"b": 1.0}], [0.75, 0.5, 0.5]),  # half of b, and so a quarter of a
+        ([*[{"a": 1.0}] * 3, {"a": 0.01, "b": 1.0}], [0.33, 0.33, 0.33, 1.0]),  # hardly uses a crowded link
+        ([{"a": 1.0, "b": 0.5}, {"a": 0.5, "b": 1.0}], [2 / 3, 2 / 3]),  # x + y / 2 = 1 and x / 2 + y = 1
+    ],
+    ids=str,
+)
+def test_rates_by_hand(flows: list[dict[str, float]], rates: list[float]) -> None:
+    assert fair_rates(flows) == pytest.approx(rates)
 
 
 @examples(400)

@@ -13,7 +13,8 @@ from meshcast.simulator import simulate
 from meshcast.simulator.engine.per_rank import Pace, unfold
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Transfer
 from meshcast.simulator.plan.plan import Plan
-from meshcast.simulator.report.report import Report
+from meshcast.simulator.program.flatten import FlatProgram
+from meshcast.simulator.program.program import Program
 from meshcast.simulator.scheduling.schedule import ACTION_KINDS
 from tests.simulator.plan.test_asymmetric import MIXED, REPLICAS, draw_heterogeneous, job
 from tests.thinning import thinned
@@ -56,9 +57,8 @@ def groups_of(plan: Plan, device: int, axes: tuple[str, ...]) -> dict[int, froze
     return {rank: frozenset(one for one in ranks if apart[one] == apart[rank]) for rank in ranks}
 
 
-def by_hand(report: Report, pace: Pace) -> tuple[float, dict[int, float]]:
+def by_hand(plan: Plan, program: Program, flat: FlatProgram, pace: Pace) -> tuple[float, dict[int, float]]:
     """The end of the step, and the busy time of every rank: every op of every global rank by itself."""
-    plan, program, flat = report.play.plan, report.play.program, report.play.step.flat
     ranks = [plan.ranks.of_device(device).tolist() for device in range(plan.ranks.devices)]
     sizes = [plan.ranks.grid(device).ranks.shape for device in range(plan.ranks.devices)]
     owner: dict[int, tuple[int, ...]] = {}
@@ -67,7 +67,7 @@ def by_hand(report: Report, pace: Pace) -> tuple[float, dict[int, float]]:
     owner |= {number: owner[number - 1] for number, _, _ in flat.sent}
     for device, numbers in enumerate(flat.updates):
         owner.update(dict.fromkeys(numbers, (device,)))
-    always = pace.always(sizes)
+    always, transfers = pace.always(sizes), {key: pace.transfers(0, key) for key in {*owner.values()}}
     free: dict[tuple[str, int], float] = {}
     busy: dict[int, float] = dict.fromkeys((rank for own in ranks for rank in own), 0.0)
     end: dict[int, dict[int, float]] = {}
@@ -97,11 +97,17 @@ def by_hand(report: Report, pace: Pace) -> tuple[float, dict[int, float]]:
             group = dict.fromkeys(group, frozenset(ranks[device])) if everyone else group
             begin = {rank: max(begin[one] for one in group[rank]) for rank in begin}
         kernel = op.stream == COMPUTE and not isinstance(op.work, Collective | Transfer) and seconds > 0
-        drawn = (always[device] * pace.once(sizes[device], 0, owner[number])).ravel().tolist()
-        factors = dict(zip(ranks[device], drawn, strict=True))
+        drawn = np.ones(sizes[device])
+        if kernel:
+            drawn = always[device] * pace.once(sizes[device], 0, owner[number])
+        elif pace.communication and seconds and isinstance(op.work, Collective | Transfer):
+            met = op.work.axes if isinstance(op.work, Collective) else ()
+            axes = zip(plan.ranks.grid(device).axes, sizes[device], strict=True)
+            drawn = drawn * transfers[owner[number]](tuple(1 if axis in met else size for axis, size in axes))
+        factors = dict(zip(ranks[device], drawn.ravel().tolist(), strict=True))
         end[number] = {}
         for rank, time in begin.items():
-            lasts = seconds * factors[rank] if kernel else seconds
+            lasts = seconds * factors[rank]
             busy[rank] += lasts if kernel else 0.0
             free[op.stream, rank] = time + lasts
             end[number][rank] = time + lasts + latency
@@ -114,7 +120,7 @@ def test_ranks_wait_for_those_that_they_meet(name: str) -> None:
     plan = report.play.plan
     for pace in (Pace(jitter=0.3, seed=7), Pace(stragglers=0.2, slow=3.0, seed=2)):
         found = unfold(report.play.program, plan.ranks.grids, pace)
-        span, busy = by_hand(report, pace)
+        span, busy = by_hand(plan, report.play.program, report.play.step.flat, pace)
         assert found.span == pytest.approx(span, rel=1e-12)
         for grid, own in zip(plan.ranks.grids, found.busy, strict=True):
             assert dict(zip(grid.ranks.ravel().tolist(), own.ravel().tolist(), strict=True)) == pytest.approx(

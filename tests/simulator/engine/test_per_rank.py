@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from meshcast.simulator import simulate
 from meshcast.simulator.engine.per_rank import Pace, unfold
-from meshcast.simulator.ir.ops import COMPUTE, Collective, Transfer
-from meshcast.simulator.scheduling.schedule import ACTION_KINDS
 from tests.contract.played import Ideal, Played, play_job
+from tests.simulator.engine.test_heterogeneous_ranks import by_hand
 from tests.strategies import examples, jobs, some
 
 PRICE = Ideal(flops=1e9, memory=1e10, links=1e7, latency=1e-5)
@@ -51,50 +50,6 @@ def test_equal_ranks_take_the_folded_step(job: dict[str, Any]) -> None:
     assert played.times.span * (1 - 1e-12) <= slower <= 2 * played.times.span * (1 + 1e-12)
 
 
-def by_hand(played: Played, pace: Pace) -> float:
-    """Every op of every rank by itself, in plain numbers."""
-    mesh, flat, pipeline = played.plan.mesh, played.flat, played.plan.ranks.pipeline_axis
-    axes = [axis for axis in mesh.axes if axis != pipeline]
-    places = list(product(*(range(mesh.axes[axis]) for axis in axes)))
-    shape = tuple(mesh.axes[axis] for axis in axes)
-    owner = {}
-    actions = played.program.timetable.actions
-    for (stage, kind, k, _), first, behind in zip(actions, flat.first, flat.behind, strict=True):
-        owner.update(dict.fromkeys(range(first, behind), (stage, ACTION_KINDS.index(kind), k, 0)))
-    for number, _, _ in flat.sent:
-        owner[number] = owner[number - 1]
-    for device, numbers in enumerate(flat.updates):
-        owner.update(dict.fromkeys(numbers, (device,)))
-    transfers = {key: pace.transfers(0, key) for key in set(owner.values())}
-    always = pace.always([shape] * played.plan.shape.p)
-    free: dict[tuple[int, str, tuple[int, ...]], float] = {}
-    end: dict[tuple[int, tuple[int, ...]], float] = {}
-    for number, op in enumerate(flat.ops):
-        device = flat.device[number]
-        begin = {}
-        for place in places:
-            came = [end[other, place] + flat.latency[other] for other in flat.after[number]]
-            begin[place] = max([free.get((device, op.stream, place), 0.0), *came])
-        if isinstance(op.work, Collective):
-            joined = [i for i, axis in enumerate(axes) if axis in op.work.axes]
-            alone = [tuple(at for i, at in enumerate(place) if i not in joined) for place in places]
-            latest = {key: max(begin[p] for p, k in zip(places, alone, strict=True) if k == key) for key in alone}
-            begin = {place: latest[key] for place, key in zip(places, alone, strict=True)}
-        slower = np.ones(shape)
-        if pace.communication and isinstance(op.work, Collective | Transfer) and flat.seconds[number]:
-            met = joined if isinstance(op.work, Collective) else []
-            slower = slower * transfers[owner[number]](tuple(1 if i in met else n for i, n in enumerate(shape)))
-        for place in places:
-            kernel = (
-                op.stream == COMPUTE and not isinstance(op.work, Collective | Transfer) and flat.seconds[number] > 0
-            )
-            once = np.broadcast_to(pace.once(shape, 0, owner[number]), shape) if kernel else None
-            factor = always[device][place] * once[place] if once is not None else slower[place]
-            end[number, place] = begin[place] + flat.seconds[number] * factor
-            free[device, op.stream, place] = end[number, place]
-    return max(end.values())
-
-
 @pytest.mark.parametrize(
     ("degrees", "data"),
     some([*product([(1, 3, 2), (2, 2, 2), (4, 1, 2), (2, 3, 1)], ["ddp", "zero-1", "fsdp"])], 5),
@@ -102,7 +57,8 @@ def by_hand(played: Played, pace: Pace) -> float:
 def test_ranks_synchronise_in_collectives_and_messages(degrees: tuple[int, int, int], data: str) -> None:
     played = play_job(plan(*degrees, data=data), PRICE)
     for pace in (Pace(jitter=0.3, seed=7), Pace(stragglers=0.3, slow=3.0, seed=2), Pace(0.2, 0.5, 1.5, 11, 0.3)):
-        assert spans(played, pace) == [pytest.approx(by_hand(played, pace), rel=1e-12)]
+        by_rank, _ = by_hand(played.plan, played.program, played.flat, pace)
+        assert spans(played, pace) == [pytest.approx(by_rank, rel=1e-12)]
 
 
 def test_draws_depend_on_the_seed_and_the_step_alone() -> None:
