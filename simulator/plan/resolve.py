@@ -11,13 +11,13 @@ from meshcast.simulator.plan.pricing import JobPricing
 from meshcast.simulator.plan.resolver import KnownParts, Resolver
 
 
-def resolve(job: Job, pricing: JobPricing, known: KnownParts | None = None) -> Plan:
+def resolve(job: Job, pricing: JobPricing, known: KnownParts) -> Plan:
     """Resolves and checks the plan of `job` with the durations and peaks of memory that `pricing` tells.
 
     known: parts of the plans of earlier jobs; new ones are added.
     Raises PlanError for the first rule that the plan breaks.
     """
-    resolver = Resolver(pricing, known if known is not None else KnownParts())
+    resolver = Resolver(pricing, known)
     with locate_errors(*job.origin):
         plan = job.plan
         if not (plan.has_stages or plan.replicas or plan.share != "even" or _has_heterogeneous_shards(job)):

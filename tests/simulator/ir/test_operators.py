@@ -22,6 +22,7 @@ from meshcast.simulator.ir.saved import TURNED, Composition, saved_by
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.schemes.expert.shared.token_gather import fuse_permutations
+from tests.strategies import examples
 
 DENSE: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 8, "kv_heads": 4, "vocab": 128, "seq": 32}
 MOE = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1}
@@ -135,6 +136,7 @@ def test_scores_are_capped_next_to_the_softmax(dropout: float) -> None:
         assert isinstance(beside, Memory) and beside.what == "softmax"
 
 
+@examples(200)
 @given(
     cuts=st.sets(st.sampled_from([4, 8, 12, 16, 20, 24, 28])), of=st.sampled_from(["", "document", "chunk", "window"])
 )
@@ -206,6 +208,7 @@ def test_the_order_of_tokens_is_two_indices_a_copy() -> None:
 BYTES_EACH = st.integers(0, 8)
 
 
+@examples(1000)
 @given(
     workspace=st.builds(UpdateWorkspace, *[BYTES_EACH] * 6, st.booleans()),
     elements=st.tuples(*[st.integers(0, 100)] * 4),
@@ -221,6 +224,10 @@ def test_an_update_holds_more_for_more_copies_and_less_for_more_that_is_freed(
     assert workspace.most(updated, largest, others + 1, freed) <= most
     assert workspace.most(updated, largest, others, freed + 1) <= most
     assert replace(workspace, shared=False).most(*elements) <= replace(workspace, shared=True).most(*elements)
+    at_once = workspace.converted + max(workspace.flat, workspace.copies)
+    assert workspace.most(updated, largest, 0, 0) == max(
+        largest * workspace.norm, updated * (at_once - workspace.apart)
+    )
     assert workspace.most_sharded(updated, updated, largest) >= max(largest * workspace.norm, updated * workspace.scan)
 
 

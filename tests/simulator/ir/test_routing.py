@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcast.simulator.ir.routing import TRAINED, Placement, Routing, _loads, least_capacity
+from tests.strategies import examples
 
 PLACES = st.sampled_from([(1, 4), (2, 4), (4, 4), (2, 6), (4, 32), (8, 64), (16, 160)])
 """Ranks, and the experts that they hold."""
@@ -238,6 +239,7 @@ def test_what_ranks_send_is_the_sum_over_experts(
         np.testing.assert_allclose(placement.arrivals(rank, shares, ranks), arrived)
 
 
+@examples(200)
 @given(ranks=st.integers(1, 4), data=st.data())
 def test_owners_send_experts_to_new_hosts(ranks: int, data: st.DataObject) -> None:
     hosts = st.lists(st.integers(0, ranks - 1), min_size=1, unique=True).map(tuple)

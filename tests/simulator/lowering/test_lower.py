@@ -326,6 +326,49 @@ def test_they_are_summed_in_the_update(parallel: bool, sums: int) -> None:
         assert found == [Collective("all_reduce", 4 * norms * 64, ("tp",))] * sums
 
 
+def test_copies_of_key_value_heads_sum_their_gradients() -> None:
+    """Two key/value heads on eight ranks: four neighbours hold each, and sum the gradients that their queries cause."""
+    model = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 16, "norm": "rmsnorm"}
+
+    def sums(kv_heads: int) -> list[Any]:
+        job = {"model": {**model, "kv_heads": kv_heads}, "cluster": {"gpu": "h100-sxm", "gpus": 8}, "plan": {"tp": 8}}
+        works = [op.work for _, op in play_job(job).instances(0)]
+        return [work for work in works if isinstance(work, Collective) and work.members is not None]
+
+    # Keys and values of four layers, 64 x 8 weights each, gradients of four bytes.
+    assert sums(2) == [Collective("all_reduce", 4 * 2 * 64 * 8 * 4, ("tp",), (0, 1, 2, 3))]
+    assert not sums(8)
+
+
+@pytest.mark.parametrize("plan", [{"dp": 2, "zero": 0}, {"tp": 2}], ids=str)
+def test_an_update_reads_gradients_and_states_once_and_writes_states_and_weights(plan: dict[str, Any]) -> None:
+    """As many bytes as rest on the rank."""
+    model = {"layers": 2, "hidden": 64, "heads": 8, "kv_heads": 2, "vocab": 128, "seq": 16, "norm": "rmsnorm"}
+    played = play_job({"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 2}, "plan": plan})
+    rest = played.resting(0)
+    (adam,) = [op.work for _, op in played.instances(0) if op.name == "adam"]
+    assert isinstance(adam, Memory)
+    assert adam.read == pytest.approx(rest["gradients"] + rest["optimizer"], rel=1e-6)
+    assert adam.write == pytest.approx(rest["optimizer"] + rest["parameters"], rel=1e-6)
+
+
+@pytest.mark.parametrize("use", [None, "tensor/megatron", "tensor/megatron-sp", "data/fsdp"])
+@given(model=models(tensor=T, layers=2), regather=st.booleans())
+@examples(5)
+def test_a_buffer_has_one_size_and_is_written_before_it_is_read(use: str | None, regather: bool, model: Model) -> None:
+    """But for tensors that come from outside of a unit, of which the last is the gradient of the loss."""
+    for unit_run in stage(use, model=model, ends=(True, True), layers=2, regather=regather).unit_runs:
+        fragment, sizes, first = unit_run.fragment, dict[str, int](), dict[str, tuple[int, bool]]()
+        place = {op: number for number, op in enumerate((*fragment.forward, *fragment.backward))}
+        for tensor_use in fragment.tensor_uses:
+            assert sizes.setdefault(tensor_use.key, tensor_use.nbytes) == tensor_use.nbytes
+            begin = place[tensor_use.op], not tensor_use.made
+            first[tensor_use.key] = min(first.get(tensor_use.key, begin), begin)
+        outside = {unit_run.keys[0], f"d:{unit_run.keys[1]}", *unit_run.allocated_before}
+        read = {key for key, (_, reads) in first.items() if reads} - outside
+        assert {key.partition("@")[0] for key in read} <= {"ids", "d:loss"}
+
+
 # ------------------------------------------------------------------------------------------------- recompute
 
 INSIDE = {

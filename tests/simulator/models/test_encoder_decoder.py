@@ -224,7 +224,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no tokens": ({"branches": [{"layers": 2, "tokens": None}]}, "branches", "one branch with layers"),
     "a window": ({"window": 8}, "model.window", "without it"),
     "experts": ({"moe": {"experts": 4, "top_k": 1, "expert_ffn": 16}}, "model.moe", "without it"),
-    "a frozen encoder": ({"branches": [ENCODER | {"frozen": True}]}, "projector", "trained"),
+    **{
+        f"an encoder with {next(iter(change))}": ({"branches": [ENCODER | change]}, "projector", "trained")
+        for change in (dict[str, Any](frozen=True), {"projector": "linear"}, {"input_width": 8})
+    },
     "no targets": ({"seq": INPUTS}, "seq", "tokens of it"),
 }
 

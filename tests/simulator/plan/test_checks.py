@@ -123,3 +123,11 @@ def test_the_table_is_where_tokens_enter_and_where_a_tied_output_leaves(
     parts = resolved(model, {"pp": 4}, over("pp", "pipeline/1f1b"), partition=partition).model_parts
     assert parts.with_embedding == embedding
     assert readers is None or parts.with_table == readers
+
+
+@pytest.mark.parametrize(
+    ("pp", "schedule", "divided"), [(1, "1f1b", False), (2, "1f1b", True), (2, "pipedream", False)]
+)
+def test_data_schemes_know_a_pipeline_that_divides_the_model_and_flushes(pp: int, schedule: str, divided: bool) -> None:
+    plan = resolved(SMALL, {"pp": pp, "dp": 2}, over("pp", f"pipeline/{schedule}"), over("dp", "data/ddp"))
+    assert plan.stage_schemes[0].pipelined is divided

@@ -93,18 +93,6 @@ def test_the_narrowest_node_sets_the_time_of_a_group_of_uneven_parts() -> None:
     assert uneven > 1.5 * even
 
 
-def test_copies_of_key_value_heads_sum_their_gradients() -> None:
-    """Two key/value heads on eight ranks: four neighbours hold each, and sum the gradients that their queries cause."""
-    config = job({"tp": 8}, [{"use": "tensor/megatron-sp", "over": "tp"}])
-    config["model"] = {**MODEL, "kv_heads": 2, "norm": "rmsnorm"}
-    ops = simulate(config).play.step.flat.ops
-    (reduced,) = [op.work for op in ops if isinstance(op.work, Collective) and op.work.members is not None]
-    # Keys and values of four layers, 64 x 8 weights each, gradients of four bytes.
-    assert reduced == Collective("all_reduce", 4 * 2 * 64 * 8 * 4, ("tp",), (0, 1, 2, 3))
-    whole = job({"tp": 8}, [{"use": "tensor/megatron-sp", "over": "tp"}])
-    assert not [op for op in simulate(whole).play.step.flat.ops if getattr(op.work, "members", None)]
-
-
 def test_a_step_beyond_playing_is_refused_at_once() -> None:
     with pytest.raises(PlanError, match=r"some 40,000 s and 14,800.0 GB, .* 33,782 would take seconds"):
         simulate(job({"dp": 1}, [], batch={"global": 999_999_999}))

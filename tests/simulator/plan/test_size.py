@@ -71,7 +71,8 @@ def test_what_a_refusal_proposes_is_accepted_and_takes_a_quarter(
     fits = int(re.match(r"([\d,]+) would", refused.value.remedy)[1].replace(",", ""))  # type: ignore[index]
     smaller = {**job, "batch": {"global": fits, "micro": 1}}
     assert forecast_step(smaller, SHARED).step_time > 0
-    assert measure_size(resolve_plan(load_job(smaller))).excess <= 0.25
+    plan = resolve_plan(load_job(smaller))
+    assert measure_size(plan).excess <= 0.25 or plan.shape.m == 2 * plan.shape.p, "or a single round"
     with accepting_any_size():
         assert forecast_step(job, SHARED).step_time > forecast_step(smaller, SHARED).step_time
 
