@@ -47,7 +47,12 @@ PRODUCT = ("hardware", "simulator", "validation", "experiments")
 SECONDS = 600
 """Seconds after which the tests of a mutant are stopped: it is caught, for its room needs less."""
 
-TESTS = {"simulator/schemes": ("tests/contract",), "simulator/loading": ("tests/simulator/job", "tests/simulator/plan")}
+TESTS = {
+    "simulator/schemes": ("tests/contract",),
+    "simulator/loading": ("tests/simulator/job", "tests/simulator/plan"),
+    "experiments/explain": ("tests/experiments/views",),
+    "validation/calibration": ("tests/simulator/costs",),
+}
 """Folders with tests of a room beside the one of its name."""
 
 PAIRS = {
