@@ -47,8 +47,8 @@ def test_the_long_form_states_what_was_taken(program: str) -> None:
     loaded = load_job(make(program, {"tp": 2}))
     again = load_job(loaded.to_dict())
     assert again == loaded and again.taken == () and again.to_dict() == loaded.to_dict()
-    stated = load_job(state_recipes(make(program, {"tp": 2}), (), Path()))
-    assert (stated.plan, stated.framework, stated.taken) == (loaded.plan, loaded.framework, ())
+    opened = [value.key for value in loaded.taken if value.key.startswith("plan.")]
+    assert load_job(state_recipes(make(program, {"tp": 2}), opened, Path())).taken == (), "another plan takes no more"
 
 
 @pytest.mark.parametrize("framework", [{"name": "nemo", "recipe": False}, {"name": "nemo", "rules": False}])
