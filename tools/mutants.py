@@ -55,9 +55,10 @@ TESTS = {
     "simulator/bounds": ("tests/experiments/search/test_bounds.py",),
     "simulator/program": ("tests/simulator/engine/test_peak_memory.py",),
     "simulator/forecast": ("tests/simulator/engine/test_reserved_memory.py", "tests/simulator/report/test_phases.py"),
+    "experiments/explain": ("tests/experiments/views",),
+    "validation/calibration": ("tests/simulator/costs",),
 }
-"""Folders and files with tests of a room beside the folder of its name: of lower bounds beside forecasts, of the memory
-that a program allocates, of the states that a forecast lists, and of evaluations."""
+"""Folders and files with tests of a room beside the folder of its name."""
 
 PAIRS = {
     "BinaryOperator": "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Div Mod_FloorDiv Pow_Mul",

@@ -144,12 +144,6 @@ def test_a_loss_over_chunks_has_the_logits_of_one(loss: dict[str, Any]) -> None:
     assert cut.play.peaks[0].by["logits"] == pytest.approx(whole.play.peaks[0].by["logits"] / 4, rel=0.01)
 
 
-def test_liger_cuts_logits_into_as_many_chunks_as_the_vocabulary_has_hidden_sizes() -> None:
-    chunks = simulate({"model": "llama3-8b", "cluster": "dgx-h100:1"}).play.plan.job.framework.loss
-    liger = chunks.model_copy(update={"chunk_tokens": "liger"})
-    assert liger.count_chunks(32768, 128256, 4096) == 32  # ceil(128256 / 4096) = 32
-
-
 def test_logits_that_are_recomputed_cost_one_gemm_of_the_head() -> None:
     def executed(recomputed: bool) -> float:
         report = forecast(framework={"set": {"loss": {"chunk_tokens": 128, "recomputed": recomputed}}})

@@ -9,6 +9,7 @@ import pytest
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.job.framework import FUSED_KERNEL_TIME, load_framework
+from meshcast.simulator.job.hardware_figures import HOST_RATES, hardware_figures
 
 EVERYTHING: dict[str, Any] = {
     "model": {"preset": "deepseek-v3", "layers": 16},
@@ -57,6 +58,13 @@ def test_the_long_form_is_the_same_job() -> None:
     once = load_job(EVERYTHING)
     again = load_job(once.to_dict())
     assert again.plan == once.plan and again.framework == once.framework and again.to_dict() == once.to_dict()
+
+
+def test_host_memory_and_disks_are_figures_of_what_is_offloaded() -> None:
+    resident, offloaded = (
+        {figure.name for figure in hardware_figures(load_job(EVERYTHING), offloads)} for offloads in (False, True)
+    )
+    assert offloaded - resident == {f"host_{key}" for key in HOST_RATES}
 
 
 def with_tensor(**overlap: bool) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Habits of plain PyTorch: gradients made aside, gradients exchanged behind weight gradients, FSDP2's buffers."""
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.forecast.stages import lower_stages
 from meshcast.simulator.ir.ops import Collective, Gemm, Memory, Op
+from meshcast.simulator.job.framework import load_framework
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.memory_profile import CATEGORIES
 
@@ -126,6 +128,35 @@ def test_gradients_are_no_narrower_than_fp32_weights() -> None:
     assert load_job(job).framework.gradients == "fp32"
     assert load_job({**job, "precision": {"compute": "fp32", "gradients": "bf16"}}).framework.gradients == "bf16"
     assert load_job(JOB).framework.gradients == "bf16"
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("lora", "fp32"), ("full", "bf16")])
+def test_adapters_are_kept_in_the_format_of_their_program(mode: str, kept: str) -> None:
+    stated = {"compute": "bf16", "gradients": "bf16", "main_weights": "bf16"}
+    adapted = {**JOB, "plan": {}, "framework": "hf-trainer", "train": {"mode": mode}, "precision": stated}
+    precision = load_job(adapted).precision
+    assert (precision.gradients, precision.main_weights) == (kept, kept)
+
+
+@pytest.mark.parametrize(
+    ("program", "compiles", "stops"),
+    [("torchtitan", True, True), ("torchtitan", False, False), ("torchtune", False, True), ("xtuner", True, False)],
+)
+def test_recomputation_stops_early_where_its_program_does(program: str, compiles: bool, stops: bool) -> None:
+    framework = {"name": program, "set": {"compile": compiles}}
+    entries = load_job({**JOB, "plan": {"recompute": "full"}, "framework": framework}).plan.schemes
+    (recompute,) = (entry for entry in entries if entry.use == "memory/recompute-full")
+    assert (recompute.model_extra or {}).get("early_stop", False) is stops
+
+
+@pytest.mark.parametrize(
+    ("tokens", "vocab", "hidden"), [(32768, 128256, 4096), (16384, 32000, 4096), (3000, 50257, 768)]
+)
+def test_liger_cuts_logits_into_chunks_as_large_as_the_hidden_states(tokens: int, vocab: int, hidden: int) -> None:
+    """Up to the next power of two of their tokens; a single chunk where the vocabulary is no larger."""
+    count = load_framework("torchtitan", {"loss": {"chunk_tokens": "liger"}}).loss.count_chunks
+    assert vocab / hidden / 2 <= count(tokens, vocab, hidden) <= math.ceil(vocab / hidden)
+    assert count(tokens, hidden, hidden) == 1
 
 
 @pytest.mark.parametrize("plan", [PLAIN, {"tp": 2}, {"dp": 2, "fsdp": True}, {"pp": 2, "tp": 1}])

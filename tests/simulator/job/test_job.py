@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from meshcast.hardware.errors import CatalogError, MeshcastError, ModelError, PlanError
 from meshcast.simulator import load_job, simulate
+from meshcast.simulator.ir.routing import DOCUMENT
 from tests.strategies import examples, jobs
 
 MODEL = {"layers": 8, "hidden": 64, "heads": 12, "head_dim": 8, "vocab": 96, "seq": 48}
@@ -132,6 +133,31 @@ def test_defaults_of_the_batch() -> None:
     bare = {key: SHORT[key] for key in ("model", "cluster")}
     assert load_job({**bare, "plan": {"tp": 2}}).batch.to_dict() == {"global": 8, "micro": 1, "sequence": 48}
     assert load_job({**bare, "plan": {"tp": 2, "pp": 4}, "batch": {"micro": 2}}).batch.total == 2 * 2 * 16
+
+
+@pytest.mark.parametrize(("micro", "count"), [(1, 4), (3, 1), (2, 6)])
+def test_two_sizes_of_a_batch_give_the_third(micro: int, count: int) -> None:
+    """Of four replicas."""
+    job = {**SHORT, "plan": {"tp": 2, "pp": 2}}
+    sizes = {"global": 4 * micro * count, "micro": micro, "microbatches": count}
+    for left_out in sizes:
+        batch = load_job({**job, "batch": {key: size for key, size in sizes.items() if key != left_out}}).batch
+        assert (batch.total, batch.micro) == (4 * micro * count, micro), left_out
+    with pytest.raises(PlanError, match="two of them give the third"):
+        load_job({**job, "batch": sizes})
+
+
+@pytest.mark.parametrize(
+    ("model", "trained"), [("deepseek-v3", "loss-free"), ("mixtral-8x7b", "natural"), ("gpt-oss-20b", "natural")]
+)
+def test_experts_are_loaded_as_the_trained_router_of_the_model_does(model: str, trained: str) -> None:
+    """A bias of the router evens loads out, but for models in which all layers have biases. Ranks of experts exchange
+    the documents of their own micro-batches."""
+    bare = {"model": model, "cluster": "dgx-h100:4", "plan": {"ep": 8}, "batch": {"sequence": 4096}}
+    job = load_job(bare, "model.moe.routing=natural")
+    (experts,) = (entry for entry in job.plan.schemes if entry.use.startswith("expert/"))
+    documents = 8 * job.batch.micro * 4096 / min(DOCUMENT, 4096)
+    assert (experts.model_extra or {})["routing"] == {"trained": trained, "documents": documents}
 
 
 def test_ends_as_layers_and_lists() -> None:
@@ -406,6 +432,19 @@ SLY: dict[str, tuple[dict[str, Any], str, Any, str]] = {
         "adam",
         "tp",
     ),
+    "an axis of overlapped tensors that is not there": (
+        with_(LONG, "framework.set.overlap.tp", True),
+        "plan.schemes.2.over",
+        "tq",
+        "no such axis",
+    ),
+    "adapters of nothing": ({**SHORT, "train": {"mode": "lora"}}, "train.targets", [], "nothing would be trained"),
+    "micro-batches of all replicas and of each": (
+        {**SHORT, "batch": {"global": 16}, "plan": {"tp": 2, "pp": 2, "replicas": [{"dp": 2, "microbatches": 2}] * 2}},
+        "batch.microbatches",
+        4,
+        "states those of each",
+    ),
     "over is a number": (LONG, "plan.schemes.0.over", 3, "plan.schemes[0].over is 3"),
 }
 
@@ -436,6 +475,8 @@ def test_a_mistake_in_a_file_is_reported_with_its_line(tmp_path: Path) -> None:
         load_job(file)
     with pytest.raises(PlanError, match="no such file"):
         load_job(tmp_path / "none.yaml")
+    with pytest.raises(PlanError, match="a preset of a model"):
+        load_job("llama3-8b")
 
 
 @given(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,6 +181,51 @@ MISSING: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+DENSE: Any = SimpleNamespace(layers=16, heads=12, kv_heads=6, mla=None, moe=None, tied=True)
+SPARSE: Any = SimpleNamespace(moe=object())
+ROUNDS = {"schedule": "interleaved-1f1b", "pp": 4}
+PASSES = {"overlap_passes": True, "pp": 2, "virtual_stages": 2, "ep": 2, "recomputation": "none"}
+ALONE = {"tp": 1, "cp": 1, "pp": 1, "ep": 1, "etp": 1}
+
+LIMITS: list[tuple[str, dict[str, Any], str, Any, Any]] = [
+    # name of the rule, facts, the fact that decides, a value with which the program starts, one with which it stops
+    ("key-heads-by-tensor-ranks", {"model": DENSE}, "tp", 6, 12),
+    ("key-heads-by-tensor-ranks", {"model": DENSE}, "tp", 8, 4),
+    ("key-heads-divide-tensor-ranks", {"model": DENSE}, "tp", 12, 4),
+    ("heads-by-sequence-ranks", {"model": DENSE, "sequence": "ulysses"}, "cp", 12, 4),
+    ("heads-by-sequence-ranks", {"model": DENSE, "sequence": "ulysses"}, "cp", 6, 24),
+    ("sequence-by-context-ranks", {"sequence_length": 4098}, "cp", 1, 2),
+    ("sequence-by-tensor-and-context-ranks", {"sequence_length": 4098}, "cp", 1, 2),
+    ("sequence-by-tensor-and-context-ranks", {"sequence_length": 4098}, "tp", 1, 2),
+    ("groups-of-microbatches", {**ROUNDS, "microbatches": 16}, "group", 4, 3),
+    ("groups-of-microbatches", {**ROUNDS, "group": 8}, "microbatches", 8, 7),
+    ("groups-of-microbatches", {**ROUNDS, "group": 8}, "microbatches", 12, 11),
+    ("interleaving-without-overlap", {**ROUNDS, "overlap_pp": False}, "pp", 3, 2),
+    ("microbatches-of-1f1b", {"schedule": "1f1b", "pp": 4}, "microbatches", 4, 3),
+    ("microbatches-of-dualpipe-v", {"schedule": "dualpipe-v", "pp": 4}, "microbatches", 8, 7),
+    ("whole-rounds", ROUNDS, "microbatches", 7, 9),
+    ("tied-embedding-with-pipeline", {"model": DENSE}, "pp", 1, 2),
+    ("sharded-gradients-with-pipeline", {"data": "zero-2"}, "pp", 1, 2),
+    ("sharded-weights-with-experts", {"data": "zero-3", "ep": 2}, "cp", 1, 2),
+    ("sharded-weights-with-experts", {"data": "zero-3", "tp": 2}, "ep", 1, 2),
+    *[("whole-states-alone", {"data": "ddp"}, axis, 1, 2) for axis in ("tp", "pp", "cp")],
+    *[("whole-states-without-shards", {"data": "ddp"}, axis, 1, 2) for axis in ("tp", "cp")],
+    ("experts-in-one-copy", {"ep": 4, "copies": 2}, "dp", 8, 4),
+    ("experts-in-one-copy", {"copies": 8, "dp": 8}, "ep", 1, 2),
+    ("copies-of-experts", {"ep": 4, "dp": 8, "model": SPARSE}, "copies", 2, 4),
+    ("expert-tensor-ranks", {"ep": 2, "tp": 4}, "etp", 4, 2),
+    ("expert-tensor-ranks", {"tp": 4}, "etp", 4, 1),
+    ("overlapped-passes", PASSES, "ep", 2, 1),
+    ("overlapped-passes", PASSES, "virtual_stages", 2, 1),
+    ("overlapped-passes", {**PASSES, "virtual_stages": 1}, "pp", 1, 2),
+    ("overlapped-passes", PASSES, "recomputation", "selective", "full"),
+    ("every-nth-layer", {"pp": 2, "model": DENSE}, "recomputed_layers", 4, 5),
+    ("every-layer", {"pp": 2, "model": DENSE}, "recomputed_layers", 8, 7),
+    ("graphs-without-pipeline", {"cuda_graphs": True}, "pp", 1, 2),
+    ("offloaded-layers-alone", {"offloaded_layers": 1}, "recomputation", "none", "full"),
+]
+
+
 def make(framework: str, stated: dict[str, Any]) -> Any:
     changes = {name: stated[name] for name in ("set", "release") if name in stated}
     stated = {name: value for name, value in stated.items() if name not in changes}
@@ -248,6 +294,12 @@ def test_every_condition_is_a_rule_of_a_program() -> None:
     assert used == {*CONDITIONS} == {*BROKEN}
     facts = facts_of_job(make("torchtitan", {}))
     assert {fact for one in CONDITIONS.values() for fact in one.facts} <= facts.keys() >= NAMES.keys()
+
+
+@pytest.mark.parametrize(("rule", "facts", "fact", "starts", "stops"), LIMITS)
+def test_a_program_stops_beyond_the_limit(rule: str, facts: dict[str, Any], fact: str, starts: Any, stops: Any) -> None:
+    said = [CONDITIONS[rule].check({**ALONE, **facts, fact: value}) for value in (starts, stops)]
+    assert not said[0] and said[1]
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def test_it_is_one_figure(figures: dict[str, float]) -> None:
 
 def test_it_comes_back_in_the_job() -> None:
     job = load_job({**BARE, "published": {"mfu": 0.4, "source": "a paper"}})
+    assert job.to_dict()["published"].keys() == {"mfu", "source", "flops"}
     assert load_job(job.to_dict()).published == job.published
 
 

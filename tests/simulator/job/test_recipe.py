@@ -12,6 +12,7 @@ from meshcast.simulator.job.framework import framework_names, framework_recipe, 
 from meshcast.simulator.job.plan_keys import PLAN_KEYS
 from meshcast.simulator.job.program_rules import broken_rules
 from meshcast.simulator.job.recipe import Recipe, RecipeFacts, RecipeSetting, fill_plan, find_recipe, recipe_settings
+from meshcast.simulator.loading.load import state_recipes
 
 PROGRAMS = [name for name in framework_names() if framework_recipe(name)]
 
@@ -46,12 +47,15 @@ def test_the_long_form_states_what_was_taken(program: str) -> None:
     loaded = load_job(make(program, {"tp": 2}))
     again = load_job(loaded.to_dict())
     assert again == loaded and again.taken == () and again.to_dict() == loaded.to_dict()
+    opened = [value.key for value in loaded.taken if value.key.startswith("plan.")]
+    assert load_job(state_recipes(make(program, {"tp": 2}), opened, Path())).taken == (), "another plan takes no more"
 
 
 @pytest.mark.parametrize("framework", [{"name": "nemo", "recipe": False}, {"name": "nemo", "rules": False}])
 def test_a_job_that_wants_no_recipe_has_the_defaults_of_the_code(framework: dict[str, Any]) -> None:
     loaded = load_job(make(framework, {"tp": 2}))
     assert loaded.taken == () and loaded.framework.overlap == load_framework("nemo").overlap
+    assert load_job(loaded.to_dict()) == loaded
     assert "cp_scheme" not in taken_by({key: value for key, value in make("").items() if key != "framework"})
 
 

@@ -65,7 +65,7 @@ def test_longer_samples_are_cut(tmp_path: Path) -> None:
     assert classes_of(load(tmp_path, [512, 513, 9999], join="padding")) == [(1, 512, None, 512)]
 
 
-@pytest.mark.parametrize("join", ["packing", "padding"])
+@pytest.mark.parametrize("join", ["packing", "padding", "shortest-step"])
 @pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize("dp", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("tokens", [512, pytest.param(2048, marks=pytest.mark.slow)])
@@ -99,8 +99,10 @@ def test_equal_replicas_may_meet_in_every_micro_batch() -> None:
     assert simulate(job({**samples, "equal_replicas": True}, plan)).step_time > 0
 
 
-def test_the_long_form_is_the_same_job() -> None:
-    one = load_job(job({"distribution": LONG_TAIL, "count": 64, "join": "packing"}, {"dp": 2, "tp": 4}))
+@pytest.mark.parametrize("plan", [{"dp": 2, "tp": 4}, {"pp": 2, "tp": 4}])
+def test_the_long_form_is_the_same_job(plan: dict[str, Any]) -> None:
+    """With the order of micro-batches, of each replica or of all."""
+    one = load_job(job({"distribution": LONG_TAIL, "count": 64, "join": "packing"}, plan))
     assert one.batch.samples is None
     assert load_job({**one.to_dict(), "model": MODEL}) == one
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,9 @@ from meshcast.experiments.render.terminal.forecast import page as forecast_page
 from meshcast.experiments.sweeps.run import load_sweep, run
 from meshcast.experiments.views.heatmap import group_cells
 from meshcast.simulator import Report, simulate
+from meshcast.simulator.costs.power import power_model
+from meshcast.simulator.costs.regimes import KERNELS_OF_A_STEP
+from meshcast.simulator.program.categories import COMPUTING, EXPOSED, kind_of
 from meshcast.simulator.report import figures
 from meshcast.simulator.report.figures import FIGURES, Figure, nest, parts_of_step, row_of
 from tools.pages.figures import page as docs_page
@@ -206,4 +211,34 @@ def test_the_remark_of_mfu_names_the_format_whose_peak_it_counts_by() -> None:
         remark = FIGURES["mfu_palm"].remark(report)
         assert words in remark
         rate = float(remark.split(" of ")[0].replace(",", ""))
-        assert rate == pytest.approx(report.mfu["palm"] * report.peak_flops / 1e12, abs=0.5)
+        assert rate == pytest.approx(report.flops_per_token("palm") * report.tokens_per_s_per_gpu / 1e12, abs=0.5)
+
+
+def test_the_remark_of_a_run_has_the_prices_that_the_job_states(report: Report) -> None:
+    stated, bare = (FIGURES["days"].remark(of) for of in (report, simulate({**JOB, "run": {"tokens": 1e12}})))
+    assert all((words in stated, words in bare) == (True, False) for words in (", cost ", " t CO2"))
+    assert ("partly assumed" in FIGURES["gpu_power_w"].remark(report)) == bool(report.energy.assumed)
+
+
+def test_a_step_that_only_waits_longer_draws_the_power_of_waiting() -> None:
+    """Stages of other sizes compute and send the same in all, but the smaller waits; small kernels reach no limit."""
+    plan = JOB["plan"]
+    even, uneven = (
+        simulate({**JOB, "model": "gpt2", "plan": {**plan, "partition": layers}}) for layers in ([6, 6], [9, 3])
+    )
+    model, longer = power_model(even.job.cluster.gpu), uneven.step_time - even.step_time
+    joules = [of.energy.gpu_watts * of.step_time for of in (even, uneven)]
+    assert joules[1] - joules[0] == pytest.approx(longer * (model.idle_watts + model.waiting * model.limit), rel=1e-3)
+
+
+def test_a_kind_widens_the_interval_by_its_share_and_the_errors_of_its_kernels(report: Report) -> None:
+    """The mean error lies between those of the most and of the least certain kernel."""
+    errors = defaultdict(list)
+    for prices in (part.prices for task in report.play.program.tasks for part in task.parts):
+        for op, seconds, sigma in zip(prices.block.ops, prices.seconds, prices.sigma, strict=True):
+            errors[kind_of(op)] += [sigma] * (seconds > 0)
+    parts = report.breakdown.parts
+    busy = sum(parts[kind] for kind in (*COMPUTING, *EXPOSED))
+    for kind in ("gemm", "attention", "memory_bound"):
+        mean = report.sigmas[kind] * math.sqrt(KERNELS_OF_A_STEP) * busy / parts[kind]
+        assert min(errors[kind]) * (1 - 1e-9) <= mean <= max(errors[kind]) * (1 + 1e-9)

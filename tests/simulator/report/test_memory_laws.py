@@ -2,15 +2,26 @@
 
 import pytest
 
+from meshcast.hardware.units import GIB
 from meshcast.simulator import simulate
 
 MODEL = {"layers": 8, "hidden": 2048, "heads": 16, "vocab": 32000, "seq": 4096}
 
 
-def peak_of(plan, framework="megatron-core"):
+def forecast(plan):
     batch = {"global": 32, "micro": 1, "sequence": 4096}
-    job = {"model": MODEL, "cluster": "dgx-h100:1", "framework": framework, "batch": batch, "plan": plan}
-    return simulate(job).peak_allocated
+    return simulate({"model": MODEL, "cluster": "dgx-h100:1", "batch": batch, "plan": plan})
+
+
+def peak_of(plan):
+    return forecast(plan).peak_allocated
+
+
+def test_the_allocator_reserves_more_than_it_allocates_and_the_context_comes_on_top():
+    report = forecast({"tp": 2})
+    memory = report.job.framework.memory
+    assert report.peak_reserved >= memory.reserved_share * report.peak_allocated > report.peak_allocated
+    assert report.peak_device == report.peak_reserved + memory.context_gib * GIB < report.usable[0]
 
 
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-h2"])

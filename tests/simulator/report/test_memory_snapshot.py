@@ -82,7 +82,7 @@ def test_segments_end_as_their_events_do(report: Report) -> None:
             assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
             at = segment["address"]
             for block in segment["blocks"]:
-                assert block["address"] == at
+                assert block["address"] == at and 0 <= block["requested_size"] <= block["size"]
                 at += block["size"]
 
 
@@ -102,6 +102,9 @@ def test_the_stack_names_category_action_and_stage(report: Report) -> None:
             category, action, stage = (frame["name"] for frame in event["frames"])
             assert category in CATEGORIES and stage == f"stage {device}"
             names[device].add(action)
+            if action == "O":  # the update
+                begin = min(report.play.step.times.begin[op] for op in report.play.step.flat.updates[device])
+                assert event["time_us"] >= round(begin * 1e6)
     for device, order in enumerate(report.play.program.timetable.orders):
         assert {"before the step", str(order[0])} <= names[device]
 

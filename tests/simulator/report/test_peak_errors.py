@@ -70,7 +70,9 @@ def test_the_verdict_of_a_job_is_that_of_the_room_for_its_need() -> None:
     assert (verdicts[0], verdicts[-1]) == ("fits", "does-not-fit")
     for one in reports:
         assert one.fit.room == one.usable[0] / one.fit.held and one.fits == (one.fit.probability >= 0.5)
+        assert (one.missing == "") == one.fits
         memory = one.to_dict()["memory"]
+        assert memory["capacity_gib"] == 80
         assert memory["fits_probability"] == one.fit.error.probability(one.fit.room)
         low, high = memory["interval_90_gib"]
         assert one.fit.error.share(0.0) == 0.5 and low < memory["peak_allocated_gib"] < high

@@ -150,8 +150,8 @@ def test_a_number_beyond_64_bits_costs_one_row(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_ends_in_one_message() -> None:
-    with pytest.raises(PlanError, match="--jobs is 2: a worker was killed"):
-        list(map_chunks(_die, range(2 * module.CHUNK), workers=2))
+    with pytest.raises(PlanError, match="--jobs is 3: a worker was killed"):
+        list(map_chunks(_die, range(3 * module.CHUNK), workers=3))
 
 
 def _die(_: Any) -> Any:

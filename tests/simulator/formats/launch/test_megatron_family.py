@@ -448,6 +448,12 @@ def test_nothing_of_a_python_file_is_run(tmp_path: Path) -> None:
     assert isinstance(followed.names["x"], OpenValue) and isinstance(followed.names["y"], OpenValue)
 
 
+def test_methods_of_texts_are_followed() -> None:
+    followed = PythonText("a = ' Ab '\nb = a.strip().lower() + a.upper()\nc = a.strip('A')\n", "run.py")
+    followed.follow()
+    assert followed.names["b"] == "ab AB " and isinstance(followed.names["c"], OpenValue)
+
+
 def test_open_branches_leave_what_they_set_open() -> None:
     followed = PythonText("import x\nc = x.Config()\nif x.flag():\n    c.tp = 2\n", "run.py")
     followed.follow()

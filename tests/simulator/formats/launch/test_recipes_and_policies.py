@@ -201,6 +201,14 @@ def test_a_trainer_that_is_off_changes_nothing(tmp_path: Path) -> None:
     assert read_policy(tmp_path, f"policy: {{megatron_cfg: {other}}}") == sharded
 
 
+def test_experts_on_one_rank_each_are_those_of_a_file_that_does_not_divide_them(tmp_path: Path) -> None:
+    read_policy(tmp_path, "")
+    start = "defaults: base.yaml\npolicy: {dtensor_cfg: {tensor_parallel_size: 2"
+    texts = (f"{start}}}}}\n", f"{start}, expert_parallel_size: 1}}}}\n")
+    plain, stated = (keys_of(import_text(text, "model=qwen3-30b-a3b", folder=tmp_path)) for text in texts)
+    assert plain == stated
+
+
 def test_switches_of_megatron_decide_what_is_said_below_them(tmp_path: Path) -> None:
     on = "dtensor_cfg: {enabled: false, tensor_parallel_size: 8}, megatron_cfg: {enabled: true"
     plain = read_policy(tmp_path, f"policy: {{{on}}}}}")

@@ -221,6 +221,7 @@ def test_a_configuration_behind_a_command_has_its_stage_and_one_alone_is_asked_f
         behind = keys_of(import_text(tmp_path, f"NPROC_PER_NODE=8 {command}"))
         assert (behind["plan.data"], behind["precision.compute"]) == (f"zero-{stage}", "bf16")
         assert (behind["plan.cp"], behind["batch.micro"], behind["batch.global"]) == (2, 2, 2 * 8 * 8 // 2)
+        assert behind["train.rank"] == 32
         answered = keys_of(import_text(tmp_path, text, f"plan.zero={stage}", name="own.py"))
         assert answered == behind
 

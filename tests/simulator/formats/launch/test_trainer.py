@@ -214,6 +214,7 @@ def test_stages_of_zero(tmp_path: Path, zero: dict[str, Any], expected: Keys) ->
         ({"fsdp_reshard_after_forward": "SHARD_GRAD_OP"}, {"plan.data.reshard": False}),
         ({"fsdp_version": 2}, {"plan.data.reshard": True, "framework.set.gathers_apart": True}),
         ({"fsdp_version": 2, "fsdp_reshard_after_forward": False}, {"plan.data.reshard": False}),
+        ({"fsdp_offload_params": True}, {"plan.data": "fsdp", "plan.data.offload": True}),
         (
             {"fsdp_activation_checkpointing": True},
             {
@@ -235,12 +236,6 @@ def test_one_unit_of_fsdp_has_a_second_forecast(tmp_path: Path) -> None:
     assert entry.other == {"plan.data.reshard": False}
     wrapped = import_settings(tmp_path, TRAINER | {"fsdp": "full_shard auto_wrap"}).findings
     assert not [entry for entry in wrapped.approximated if entry.shown == "fsdp"]
-
-
-def test_offload_of_fsdp_is_all_that_it_shards(tmp_path: Path) -> None:
-    section = FSDP["fsdp_config"] | {"fsdp_offload_params": True}  # type: ignore[operator]
-    keys = keys_of(import_settings(tmp_path, {**FSDP, **TRAINER, "fsdp_config": section}))
-    assert (keys["plan.data"], keys["plan.data.offload"]) == ("fsdp", True)
 
 
 def test_degrees_of_accelerate(tmp_path: Path) -> None:
