@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from meshcast.experiments.cli.commands import COMMANDS, find_options
 
 if TYPE_CHECKING:
-    from meshcast.experiments.cli.parameters import Parameter
+    from meshcast.experiments.cli.parameters import CommandParameter
 
 USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
 """The error of a wrong command line; some releases of typer have a click of their own."""
@@ -103,7 +103,7 @@ def _make_callback(name: str) -> Callable[..., None]:
     return run
 
 
-def _describe_parameter(parameter: Parameter) -> inspect.Parameter:
+def _describe_parameter(parameter: CommandParameter) -> inspect.Parameter:
     """Returns a parameter of a function that typer reads."""
     flag, kind = parameter.flag, parameter.kind
     if parameter.is_list:

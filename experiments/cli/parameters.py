@@ -17,7 +17,7 @@ PANELS = (None, "Ranking", "Space", OUTPUT, LAUNCH_FILES)
 """Headings of options in the help of a command, in their order; None: that of those without one."""
 
 
-class Parameter(NamedTuple):
+class CommandParameter(NamedTuple):
     """An option or argument of a command.
 
     Attributes:
@@ -37,7 +37,7 @@ class Parameter(NamedTuple):
     default: Any
 
 
-def list_parameters(model: type[Options]) -> list[Parameter]:
+def list_parameters(model: type[Options]) -> list[CommandParameter]:
     """Returns the parameters of a command in the order of its help: by their headings, then its own before those of the
     bases of its options."""
     flags = model.flags()
@@ -46,11 +46,11 @@ def list_parameters(model: type[Options]) -> list[Parameter]:
     return [_make_parameter(name, model.model_fields[name], flags[name]) for name in names]
 
 
-def _make_parameter(name: str, field: FieldInfo, flag: Flag) -> Parameter:
+def _make_parameter(name: str, field: FieldInfo, flag: Flag) -> CommandParameter:
     is_list = get_origin(field.annotation) is tuple and flag.written is None
     kind = flag.reads or (get_args(field.annotation)[0] if is_list else field.annotation)
     default = flag.written or (None if is_list else field.default)
-    return Parameter(name, flag, kind, is_list, field.is_required(), default)
+    return CommandParameter(name, flag, kind, is_list, field.is_required(), default)
 
 
 def run_command(name: str, values: Mapping[str, Any]) -> None:

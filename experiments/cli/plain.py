@@ -14,7 +14,7 @@ from types import NoneType
 from typing import Any, get_args
 
 from meshcast.experiments.cli.commands import find_options
-from meshcast.experiments.cli.parameters import Parameter, list_parameters
+from meshcast.experiments.cli.parameters import CommandParameter, list_parameters
 
 
 def read_values(name: str, words: Sequence[str]) -> dict[str, Any] | None:
@@ -53,7 +53,7 @@ def read_values(name: str, words: Sequence[str]) -> dict[str, Any] | None:
     return values | {field: read if field in lists else read[0] for field, read in stated.items()}
 
 
-def _find_kind(parameter: Parameter) -> type | None:
+def _find_kind(parameter: CommandParameter) -> type | None:
     """Returns what a word is read as: text, a path or, of an option without one, true; None for anything else."""
     parts = get_args(parameter.kind)
     kind = (

@@ -508,8 +508,8 @@ class _Player:
         free = np.array([snapshot[: size * self.program.devices : size] for snapshot in snapshots[-most:]])
         moves = free[-1] - free[-2::-1]
         moves[moves == 0] = np.nan
-        spread = np.fmax.reduce(moves, axis=1) - np.fmin.reduce(moves, axis=1)
-        return (1 + np.flatnonzero(~(spread > 1e-12 * snapshots[-1].max()))).tolist()
+        differences = np.fmax.reduce(moves, axis=1) - np.fmin.reduce(moves, axis=1)
+        return (1 + np.flatnonzero(~(differences > 1e-12 * snapshots[-1].max()))).tolist()
 
     def _repeat(self, repetition: Repetition, moved: np.ndarray, left: np.ndarray) -> None:
         """Advances the state to the end of a repetition.
