@@ -32,7 +32,11 @@ def _add_methods(
 ) -> type:
     """Returns the class, or with `slots` a new one, with its fields and the methods that it does not define itself."""
     defined = {name for name, value in vars(cls).items() if value is not None or name != "__hash__"}
-    cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(cls)
+    bases = [vars(base).get("__dataclass_params__") for base in cls.__mro__[1:]]
+    inherits = any(params.frozen for params in bases if params is not None)  # then all of them must be frozen
+    plain = {"init": False, "repr": False, "eq": False, "frozen": frozen and inherits}
+    cls = dataclasses.dataclass(**plain, slots=slots, kw_only=kw_only)(cls)
+    vars(cls)["__dataclass_params__"].frozen = frozen
     methods: dict[str, Any] = {"__init__": _make_init(cls, frozen), "__repr__": _show}
     if eq:
         methods |= {"__eq__": _make_eq(cls), "__hash__": _make_hash(cls) if frozen else None}

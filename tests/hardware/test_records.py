@@ -136,3 +136,15 @@ def test_every_dataclass_of_the_product_is_a_record() -> None:
         str(path) for path in files if re.search(r"dataclasses import .*\bdataclass\b", path.read_text("utf-8"))
     ]
     assert not compiled, "take `dataclass` from meshcast.hardware.records: it compiles what is used alone"
+
+
+def test_a_dataclass_may_derive_from_a_record() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Derived(RECORDS[0]):  # type: ignore[misc]
+        depth: int = 2
+
+    assert (Derived(1).depth, Derived(1)) == (2, Derived(1, depth=2))
+    with pytest.raises(TypeError, match="non-frozen dataclass from a frozen one"):
+        dataclasses.dataclass(type("Open", (RECORDS[0],), {}))
+    with pytest.raises(TypeError, match="non-frozen dataclass from a frozen one"):
+        records.dataclass(type("Open", (RECORDS[0],), {}))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from meshcast.hardware.errors import PlanError
-from meshcast.hardware.records import dataclass
 from meshcast.simulator import simulate
 from meshcast.simulator.engine.per_rank import Pace, unfold
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Transfer
