@@ -172,8 +172,18 @@ def draw_mutants(room: str, number: int, seed: int) -> list[Mutant]:
         places = _list_places(room, files[bisect(ends, rng.randrange(ends[-1]))])
         if places:
             mutant = rng.choice(places[rng.choice(sorted(places))])
-            drawn.setdefault(f"{mutant.path}:{mutant.line}", mutant)
+            if _is_python(mutant):
+                drawn.setdefault(f"{mutant.path}:{mutant.line}", mutant)
     return list(drawn.values())
+
+
+def _is_python(mutant: Mutant) -> bool:
+    """Returns whether a mutant can be compiled: ``**`` of a call has no other operator."""
+    try:
+        compile(mutant.code((ROOT / mutant.path).read_text("utf-8")), mutant.path, "exec")
+    except SyntaxError:
+        return False
+    return True
 
 
 @cache
