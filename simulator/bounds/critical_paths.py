@@ -153,6 +153,10 @@ def _replay(
     return _Replay(passes, ways(times), times.hop).paths(devices) if passes is not None else None
 
 
+PassRow = tuple[int, int, tuple[int, ...], bool]
+"""Of a pass its stage, its kind, its inputs, and whether it is the second of two that run together."""
+
+
 @dataclass(frozen=True, eq=False)
 class PassSequence:
     """The passes of all devices in an order in which each comes after those whose results it waits for.
@@ -169,8 +173,16 @@ class PassSequence:
     kind: tuple[int, ...]
     inputs: tuple[tuple[int, ...], ...]
     seconds: tuple[bool, ...]
-    part: list[int]
-    device: list[int]
+    part: Sequence[int]
+    device: Sequence[int]
+
+    @classmethod
+    def of(
+        cls, shape: PipelineShape, rows: Sequence[PassRow], part: Sequence[int], device: Sequence[int]
+    ) -> PassSequence:
+        """Returns passes by their rows. part, device: by stage."""
+        stage, kind, inputs, seconds = zip(*rows, strict=True)
+        return cls(shape, stage, kind, inputs, seconds, part, device)
 
 
 def _link(number: int, by_message: bool, far: bool) -> int:
@@ -187,7 +199,7 @@ def _arrange(schedule: Schedule, shape: PipelineShape, orders: Orders) -> PassSe
     part, device = (
         [find(shape, stage) for stage in range(shape.stages)] for find in (schedule.model_part, schedule.device)
     )
-    rows, senders = list[tuple[int, int, tuple[int, ...], bool]](), _find_senders(schedule, shape, device)
+    rows, senders = list[PassRow](), _find_senders(schedule, shape, device)
     numbers = [-1] * (2 * shape.m * shape.stages)
     """Of passes, by stage, micro-batch, and whether they are forward passes."""
     waiting, at, moved = list(range(len(orders))), [0] * len(orders), True
@@ -209,7 +221,7 @@ def _arrange(schedule: Schedule, shape: PipelineShape, orders: Orders) -> PassSe
                 at[here] += 1
                 moved = True
         waiting = [here for here in waiting if at[here] < len(orders[here])]
-    return None if waiting else PassSequence(shape, *zip(*rows, strict=True), part, device)
+    return None if waiting else PassSequence.of(shape, rows, part, device)
 
 
 Senders = tuple[tuple[int, int], ...]
@@ -337,9 +349,9 @@ class _Replay:
         every = [self._chains_of(device, longer) for device in sorted(devices)]
         ends, starts, drains = ([chain for chains in every for chain in chains[kind]] for kind in range(3))
         back, whole = self._walk_back(), PassChain(_link(self._last, False, False), self._beside([]))
-        counts = [back.count(chain.link) for chain in (whole, *ends)]
-        counts += [onward.count(chain.link) for chain in starts if onward is not None]
-        counts += [back.count(chain.link) for chain in drains]
+        counts = [back.count_passes(chain.link) for chain in (whole, *ends)]
+        counts += [onward.count_passes(chain.link) for chain in starts if onward is not None]
+        counts += [back.count_passes(chain.link) for chain in drains]
         passes, hops = zip(*counts, strict=True)
         shape, beside = (
             (len(counts), -1, len(PASSES), WAYS),
@@ -440,7 +452,7 @@ class _Walk(NamedTuple):
         far = np.where(links >= 0, links >> 1 & 1, 0).ravel()
         return cls(states.tolist(), far, counters.reshape(len(states), -1), size)
 
-    def count(self, link: int) -> tuple[np.ndarray, int]:
+    def count_passes(self, link: int) -> tuple[np.ndarray, int]:
         """Counts the passes, by their counters, and the messages of a chain. link: to its first pass."""
         visited, state = list[int](), 2 * (link >> 2) + (link & 1) if link >= 0 else -1
         while state >= 0:

@@ -463,7 +463,7 @@ class Search(PlanSearch):
 def divide_groups(groups: Groups) -> list[Groups]:
     """Returns all groups, or groups of some kinds of units together where there are many kinds: in an order that mixes
     degrees, so that the first ones have some of the best plans."""
-    by_kernels: dict[tuple[int, LayerGroup], Groups] = {}
+    by_kernels: dict[tuple[int, LayerGroup], list[tuple[SearchedCluster, LayerGroup]]] = {}
     for cluster, group in groups:
         kernels = cluster.bounds.prices.kernel_group(group)._replace(micro=1)
         by_kernels.setdefault((id(cluster), kernels), []).append((cluster, group))

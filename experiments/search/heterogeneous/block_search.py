@@ -103,7 +103,7 @@ class HeterogeneousSearch(PlanSearch):
         except KeyboardInterrupt:
             pass
         certificate.open_bound = min(least, certificate.incumbent) if not certificate.complete else least
-        certificate.time_bound += sum(self._count_cut(*entry) for entry in waiting)
+        certificate.time_bound += sum(self._count_cut(number, at) for _, number, at in waiting)
         certificate.open = certificate.plans - certificate.decided
         certificate.cpu = time.process_time() - began
         return certificate
@@ -140,7 +140,7 @@ class HeterogeneousSearch(PlanSearch):
             heapq.heappush(waiting, (float(values[left[keep][0]]), number, 0))
         block.forget()
 
-    def _count_cut(self, _: float, number: int, at: int) -> int:
+    def _count_cut(self, number: int, at: int) -> int:
         """Returns how many of the plans of a block that wait cannot be among the best. at: the first of them."""
         _, seconds, nbytes = self._left[number]
         values = self.incumbents.bounds(seconds[at:], nbytes[at:], self.use)[0]
