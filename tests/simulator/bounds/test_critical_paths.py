@@ -92,7 +92,8 @@ Ends = dict[Action, tuple[float, float]]
 
 def replay(schedule: Schedule, shape: PipelineShape, times: StageTimes, late: Mapping[Action, float]) -> Ends:
     """Plays passes one by one; each begins when its device is free. late: when some passes end, with their result."""
-    stages, free, results, played_passes = range(shape.stages), [0.0] * shape.p, {}, Ends()
+    stages, free, played_passes = range(shape.stages), [0.0] * shape.p, Ends()
+    results = dict[tuple[int, int, bool], float]()
     before = {stage: schedule.predecessors(shape, stage) for stage in stages}
     left = [list(actions_of(order)) for order in schedule.orders(shape)]
     while any(left):

@@ -10,8 +10,9 @@ import pytest
 from meshcast.experiments.search.frontier.bounds import PointBounds
 from meshcast.experiments.search.space.space import LayerGroup
 from meshcast.simulator.bounds.micro_batches import NotAffine, SizedUnits
-from meshcast.simulator.bounds.schedule_bound import PASSES
+from meshcast.simulator.bounds.schedule_bound import FORWARD, INPUTS, PASSES, WHOLE
 from meshcast.simulator.bounds.unit_prices import LoweredUnits, price_units
+from meshcast.simulator.ir.ops import COMPUTE
 from tests.experiments.search.test_bounds import JOBS, space_of
 
 
@@ -39,6 +40,36 @@ def compare(bounds: PointBounds, scaled: LoweredUnits, lowered: LoweredUnits, gr
     for one, other in zip(*both, strict=True):
         assert np.array_equal(one, other), group
     assert found.message_nbytes == wanted.message_nbytes
+
+
+def test_chains_of_a_pipeline_last_as_long_as_the_passes_of_any_device() -> None:
+    bounds = PointBounds(space_of("dense"))
+    group = next(one for one in bounds.space.groups() if one.tp == 2 and one.recompute == "none" and not one.offload)
+    pipeline = next(one for one in bounds.space.pipelines(group) if one.schedule == "1f1b" and one.pp == 4)
+    stages = bounds.stages(group, pipeline)
+    assert stages is not None
+    passes = stages.times(None).stream[:, [FORWARD, WHOLE]].sum(axis=1)
+    assert stages.chain_seconds(None) >= stages.order.place.work(passes)[:, 0].max() * (1 - 1e-12) > 0
+
+
+def test_recomputed_layers_last_longer_by_their_forward_pass_but_its_longest_kernel() -> None:
+    """And no longer than where they are lowered so."""
+    bounds = PointBounds(space_of("dense"))
+    group = next(one for one in bounds.space.groups() if one.tp == 2 and one.recompute == "none" and not one.offload)
+    plain, full = (bounds.prices._units(group._replace(recompute=what), False).prices(1) for what in ("none", "full"))
+    assert plain is not None and full is not None
+    times, recomputed, layers = plain.unit_times, plain.times_with_recompute, len(plain.kinds) - 2
+    for name in ("stream", "busy"):
+        alone, joined = getattr(times, name), getattr(recomputed, name)
+        assert (joined[[*range(layers + 1), -1]] == alone).all()
+        for kind in range(1, 1 + layers):
+            parts = plain.kinds[kind].tasks["F"].parts
+            priced = [pair for part in parts for pair in zip(part.block.ops, part.seconds, strict=True)]
+            longest = max(seconds for op, seconds in priced if op.stream == COMPUTE)
+            again = np.zeros_like(alone[kind])
+            again[[WHOLE, INPUTS], 0] = times.busy[kind, FORWARD, 0] - longest
+            assert joined[layers + kind] == pytest.approx(alone[kind] + again)
+        assert joined[-2, WHOLE, 0] <= getattr(full.unit_times, name)[-2, WHOLE, 0] * (1 + 1e-12)
 
 
 def test_units_that_differ_in_more_than_sizes_are_refused() -> None:

@@ -319,7 +319,8 @@ def tabulate(name: str, m: int = 8, update_interval: int = 0) -> Timetable:
     schedule = kind(("pp",), kind.Options(**options))
     assert isinstance(schedule, Schedule)
     shape = PipelineShape(4, m, schedule.chunks_per_device(), options.get("slices", 1))
-    durations = PassDurations(*[(1.0,) * shape.stages] * 4, hop=0.0) if schedule.needs_durations else None
+    each = (1.0,) * shape.stages
+    durations = PassDurations(each, each, each, each, 0.0) if schedule.needs_durations else None
     return timetable(schedule, shape, durations, update_interval)
 
 
