@@ -67,6 +67,22 @@ def test_moves(source: dict[str, str], target: dict[str, str], steps: list[tuple
     ]
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [({"dp": "s", "tp": PARTIAL}, {}), ({"dp": PARTIAL, "tp": PARTIAL}, {}), ({"dp": "b", "tp": "s"}, {"tp": "h"})],
+    ids=["a gather behind a sum", "sums", "a gather behind an exchange"],
+)
+def test_parts_of_an_axis_move_as_the_axis_does(source: dict[str, str], target: dict[str, str]) -> None:
+    """Also behind another operation."""
+
+    def moves(mesh: Mesh) -> list[tuple[str, int, int]]:
+        layouts = ({part: dim for axis, dim in of.items() for part in mesh.parts((axis,))} for of in (source, target))
+        return [(step.operation, step.nbytes, mesh.size(step.axes)) for step in collectives_between(X, *layouts, mesh)]
+
+    sizes = {"dp": 4, "tp": 2}
+    assert moves(Mesh(sizes, {"experts": {"edp": 2, "ep": 2}}, ["dp"])) == moves(Mesh(sizes))
+
+
 def test_an_axis_of_one_moves_nothing() -> None:
     mesh = Mesh({"tp": 1})
     for source in ({}, {"tp": "s"}, {"tp": PARTIAL}):
