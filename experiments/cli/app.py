@@ -107,7 +107,7 @@ def _describe_parameter(parameter: CommandParameter) -> inspect.Parameter:
     """Returns a parameter of a function that typer reads."""
     flag, kind = parameter.flag, parameter.kind
     if parameter.is_list:
-        kind = list[kind] if parameter.required else list[kind] | None
+        kind = list[kind] if parameter.required else list[kind] | None  # type: ignore[valid-type]
     words: dict[str, Any] = {"metavar": flag.metavar, "help": flag.help, "min": flag.min, "max": flag.max}
     words |= {"show_default": flag.show_default, "rich_help_panel": flag.panel}
     if flag.words:

@@ -94,11 +94,11 @@ class Play:
         """Returns the times of all actions of a device: most who ask look at a single one."""
         first, behind = self.starts[device], self.starts[device + 1]
         played = self.played.entry, self.played.beside, self.played.arrival, self.played.sent
-        logs = [np.array(log[first:behind]) for log in played]
+        logs = entry, beside, arrival, sent = [np.array(log[first:behind]) for log in played]
         if self.repetition is not None:
             for times in logs:
                 self.repetition.fill(times, device, first)
-        return DeviceTimes(first, *logs, np.array(self.host[first:behind]))
+        return DeviceTimes(first, entry, beside, arrival, sent, np.array(self.host[first:behind]))
 
     @cached_property
     def full(self) -> dict[int, Sequence[float]]:

@@ -39,18 +39,19 @@ def join_timetables(tables: Sequence[Timetable]) -> Timetable:
     before = zip(*(accumulate(counts, initial=0) for counts in (devices, stages, slots, actions, further)), strict=True)
     total = sum(actions)
     every = [
-        _shift_timetable(table, _Before(*numbers, total - count + extra))
-        for table, count, (*numbers, extra) in zip(tables, actions, before, strict=False)
+        _shift_timetable(table, numbers._replace(extra=total - count + numbers.extra))
+        for table, count, numbers in zip(tables, actions, map(_Before._make, before), strict=False)
     ]
     shape = replace(every[0].shape, p=sum(table.shape.p for table in every), m=max(table.shape.m for table in every))
-    arrays = ([getattr(table, name) for table in every] for name in ("slot_array", "need_array", "sequence_array"))
     return Timetable(
         shape,
         [0, *(end for table in every for end in table.starts[1:])],
         np.concatenate([table.fields for table in every], axis=1),
         np.concatenate([table.leads for table in every]),
         [slot for table in every for slot in table.slots],
-        *map(np.concatenate, arrays),
+        np.concatenate([table.slot_array for table in every]),
+        np.concatenate([table.need_array for table in every]),
+        np.concatenate([table.sequence_array for table in every]),
         _join_stages([table.stages for table in every]),
         {at: needs for table in every for at, needs in table.further_needs.items()},
         {at: numbers for table in every for at, numbers in table.extra_results.items()},

@@ -261,7 +261,8 @@ def price_side_ops(
     if any(each.formed for each in besides):
         formed = [side for each in besides for side in (each.formed(_ready(task, host)) if each.formed else [each])]
         return _price_in_order(formed, price)
-    return list(remember(blocks.sides, (*besides, price), lambda: _price_in_order(besides, price)))
+    priced: list[PricedSideOps] = remember(blocks.sides, (*besides, price), lambda: _price_in_order(besides, price))
+    return [*priced]
 
 
 def _price_in_order(besides: Sequence[SideOps], price: Price) -> list[PricedSideOps]:

@@ -282,10 +282,10 @@ class _TimetableMaker:
             self.schedule.separates_multiprocessors, dict(self.schedule.stripes(self.shape)),
         )  # fmt: skip
         fields = np.array([self.stage, self.kind, self.microbatch, self.slice], np.int32)
-        numbers = (np.array(column, np.int32) for column in (slot, need, sequence))
+        slots_of, needs, order = (np.array(column, np.int32) for column in (slot, need, sequence))
         return Timetable(
-            self.shape, self.starts, fields, self.leads, slots, *numbers, stages, further_needs, extra_results,
-            self.update_interval,
+            self.shape, self.starts, fields, self.leads, slots, slots_of, needs, order, stages, further_needs,
+            extra_results, self.update_interval,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ needs
