@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from operator import attrgetter
 from reprlib import recursive_repr
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __all__ = ["dataclass"]
 
@@ -60,7 +60,7 @@ _DEFAULT = object()
 """Stands for an argument that is not stated and whose default is made for each instance."""
 
 
-def _compile_init(cls: type, frozen: bool) -> Any:
+def _compile_init(cls: type, frozen: bool) -> Callable[..., None]:
     """Compiles the constructor of a class: its arguments are fields, in their order, those by name alone last."""
     scope: dict[str, object] = {"__set": object.__setattr__, "__default": _DEFAULT}
     arguments: dict[bool, list[str]] = {False: [], True: []}
