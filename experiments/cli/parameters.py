@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -31,10 +31,10 @@ class CommandParameter(NamedTuple):
 
     name: str
     flag: Flag
-    kind: Any
+    kind: object
     is_list: bool
     required: bool
-    default: Any
+    default: object
 
 
 def list_parameters(model: type[Options]) -> list[CommandParameter]:
@@ -53,7 +53,7 @@ def _make_parameter(name: str, field: FieldInfo, flag: Flag) -> CommandParameter
     return CommandParameter(name, flag, kind, is_list, field.is_required(), default)
 
 
-def run_command(name: str, values: Mapping[str, Any]) -> None:
+def run_command(name: str, values: Mapping[str, object]) -> None:
     """Runs a command with the values of its parameters; None: not stated."""
     function, model = find_function(name), find_options(name)
     with answering(bool(values.get("as_json"))):

@@ -11,20 +11,20 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args
+from typing import get_args
 
 from meshcast.experiments.cli.commands import find_options
 from meshcast.experiments.cli.parameters import CommandParameter, list_parameters
 
 
-def read_values(name: str, words: Sequence[str]) -> dict[str, Any] | None:
+def read_values(name: str, words: Sequence[str]) -> dict[str, object] | None:
     """Returns the values of the parameters of a command as typer would; None for words that are left to typer."""
     if os.name == "nt":  # where typer expands patterns of files
         return None
     parameters = list_parameters(find_options(name))
     options = {flag: parameter for parameter in parameters for flag in parameter.flag.names}
     arguments = [parameter for parameter in parameters if not parameter.flag.names]
-    stated: dict[str, list[Any]] = {}
+    stated: dict[str, list[object]] = {}
     rest = list(reversed(words))
     while rest:
         word = rest.pop()
