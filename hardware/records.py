@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from operator import attrgetter
 from reprlib import recursive_repr
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 __all__ = ["dataclass"]
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dataclasses import dataclass
 else:
 
-    def dataclass(cls: type | None = None, /, **options: bool) -> object:
+    def dataclass(cls: type | None = None, /, **options: bool) -> Any:
         """Makes a class a dataclass.
 
         options: `frozen`, `eq`, `slots` and `kw_only`, with the meaning that they have in ``dataclasses.dataclass``.
@@ -37,7 +37,7 @@ def _add_methods(
     plain = {"init": False, "repr": False, "eq": False, "frozen": frozen and inherits}
     cls = dataclasses.dataclass(**plain, slots=slots, kw_only=kw_only)(cls)
     vars(cls)["__dataclass_params__"].frozen = frozen
-    methods: dict[str, object] = {"__init__": _make_init(cls, frozen), "__repr__": _show}
+    methods: dict[str, Any] = {"__init__": _make_init(cls, frozen), "__repr__": _show}
     if eq:
         methods |= {"__eq__": _make_eq(cls), "__hash__": _make_hash(cls) if frozen else None}
     if frozen:
@@ -50,10 +50,10 @@ def _add_methods(
     return cls
 
 
-def _make_init(cls: type, frozen: bool) -> Callable[..., None]:
+def _make_init(cls: Any, frozen: bool) -> Callable[..., None]:
     """Returns a constructor that puts a compiled one in its place when it is first called."""
 
-    def __init__(self: object, *args: object, **values: object) -> None:
+    def __init__(self: Any, *args: Any, **values: Any) -> None:
         cls.__init__ = _compile_init(cls, frozen)
         cls.__init__(self, *args, **values)
 
@@ -64,9 +64,9 @@ _DEFAULT = object()
 """Stands for an argument that is not stated and whose default is made for each instance."""
 
 
-def _compile_init(cls: type, frozen: bool) -> Callable[..., None]:
+def _compile_init(cls: Any, frozen: bool) -> Any:
     """Compiles the constructor of a class: its arguments are fields, in their order, those by name alone last."""
-    scope: dict[str, object] = {"__set": object.__setattr__, "__default": _DEFAULT}
+    scope: dict[str, Any] = {"__set": object.__setattr__, "__default": _DEFAULT}
     arguments: dict[bool, list[str]] = {False: [], True: []}
     lines = []
     for field in dataclasses.fields(cls):
@@ -90,12 +90,12 @@ def _compile_init(cls: type, frozen: bool) -> Callable[..., None]:
 
 
 @recursive_repr()
-def _show(self: object) -> str:
+def _show(self: Any) -> str:
     values = (f"{field.name}={getattr(self, field.name)!r}" for field in dataclasses.fields(self) if field.repr)
     return f"{type(self).__qualname__}({', '.join(values)})"
 
 
-def _get_values(names: list[str]) -> Callable[[object], tuple[object, ...]]:
+def _get_values(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
     """Returns the function of the values of some fields of an instance."""
     if not names:
         return lambda instance: ()
@@ -103,35 +103,35 @@ def _get_values(names: list[str]) -> Callable[[object], tuple[object, ...]]:
     return values if len(names) > 1 else lambda instance: (values(instance),)
 
 
-def _make_eq(cls: type) -> Callable[[object, object], bool]:
+def _make_eq(cls: Any) -> Callable[[Any, Any], bool]:
     values = _get_values([field.name for field in dataclasses.fields(cls) if field.compare])
 
-    def __eq__(self: object, other: object) -> bool:
+    def __eq__(self: Any, other: Any) -> bool:
         return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
 
     return __eq__
 
 
-def _make_hash(cls: type) -> Callable[[object], int]:
+def _make_hash(cls: Any) -> Callable[[Any], int]:
     fields = dataclasses.fields(cls)
     values = _get_values([field.name for field in fields if (field.compare if field.hash is None else field.hash)])
 
-    def __hash__(self: object) -> int:
+    def __hash__(self: Any) -> int:
         return hash(values(self))
 
     return __hash__
 
 
-def _refuse_changes(cls: type) -> dict[str, Callable[..., None]]:
+def _refuse_changes(cls: Any) -> dict[str, Callable[..., None]]:
     """Returns the methods that let no field of an instance change; nor anything else, but for subclasses."""
     names = frozenset(field.name for field in dataclasses.fields(cls))
 
-    def __setattr__(self: object, name: str, value: object) -> None:
+    def __setattr__(self: Any, name: str, value: Any) -> None:
         if type(self) is cls or name in names:
             raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
         super(cls, self).__setattr__(name, value)
 
-    def __delattr__(self: object, name: str) -> None:
+    def __delattr__(self: Any, name: str) -> None:
         if type(self) is cls or name in names:
             raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
         super(cls, self).__delattr__(name)
@@ -139,10 +139,10 @@ def _refuse_changes(cls: type) -> dict[str, Callable[..., None]]:
     return {"__setattr__": __setattr__, "__delattr__": __delattr__}
 
 
-def _get_state(self: object) -> list[object]:
+def _get_state(self: Any) -> list[Any]:
     return [getattr(self, field.name) for field in dataclasses.fields(self)]
 
 
-def _set_state(self: object, state: list[object]) -> None:
+def _set_state(self: Any, state: list[Any]) -> None:
     for field, value in zip(dataclasses.fields(self), state, strict=True):
         object.__setattr__(self, field.name, value)
