@@ -78,6 +78,9 @@ class RecentResults(dict[Key, Result]):
         self.nbytes += self._count_bytes(result)
         super().__setitem__(key, result)
 
+    def __reduce__(self) -> tuple[type[dict[Key, Result]], tuple[dict[Key, Result]]]:
+        return dict, ({**self},)  # pickled as what was used last, which nothing adds to
+
     def age(self) -> None:
         """Drops results that were not used since the last call."""
         self._before, self.nbytes = dict(self), 0.0

@@ -43,8 +43,11 @@ HANDLES = {"replacing", "BytesIO", "StringIO", "ParquetWriter"}
 ALLOWED = {
     ("experiments/sweeps/output.py", "open"): "the lock of a sweep, which holds no rows",
     ("experiments/sweeps/output.py", "truncate"): "the same",
-    ("experiments/cli/app.py", "open"): "the null device, where the caller has closed a standard stream",
+    ("experiments/cli/start.py", "open"): "the null device, where the caller has closed a standard stream",
     ("experiments/render/notebook/report.py", "savefig"): "a file object of the caller",
+    ("tools/mutants.py", "copy2"): "into a temporary copy of the repository",
+    ("tools/mutants.py", "write_text"): "in that copy",
+    ("tools/mutants.py", "open"): "verdicts, appended to as they come",
     ("validation/distributed/launch.py", "open"): "the output of processes, in a temporary folder",
     ("validation/distributed/launch.py", "touch"): "messages of a process, in a temporary folder",
     ("validation/distributed/worker.py", "open"): "the same, appended to as they come",

@@ -51,44 +51,45 @@ COMMANDS = {
     "scale": CommandEntry("sweep.scale", "Forecast a job on growing numbers of GPUs: the scaling curve.", FORECAST),
     "search": CommandEntry(
         "search.search",
-        "Find the best plan that fits in memory, by default that with the shortest step, and prove that no other one "
-        "is better in the model.",
+        "Find the best plan that fits in memory, and prove that it is.\n\nBy default that with the shortest step; no "
+        "other one is better in the model.",
         PLAN,
     ),
     "plan": CommandEntry("plan.plan", "Ask published planners for plans of a job, and forecast each.", PLAN),
     "compare": CommandEntry("explain.compare", "Compare two forecasts, field by field and part by part.", EXPLAIN),
     "why": CommandEntry(
         "explain.why",
-        "Explain a forecast: its critical path, and what better hardware and each assumed field are worth.",
+        "Explain a forecast by its critical path.\n\nAlso by what better hardware and each assumed field are worth.",
         EXPLAIN,
     ),
     "collectives": CommandEntry(
         "collectives.collectives", "Print the collectives of a job or cluster as nccl-tests does.", EXPLAIN
     ),
     "plot": CommandEntry(
-        "plot.plot", "Draw a sweep as a heatmap, schedules on one axis of time, or a figure of a job.", EXPLAIN
+        "plot.plot",
+        "Draw figures of a job, a sweep or schedules.\n\nA sweep as a heatmap, schedules on one axis of time.",
+        EXPLAIN,
     ),
     "report": CommandEntry("report.report", "Write one HTML file on a forecast, a sweep or a search.", EXPLAIN),
     "check": CommandEntry(
         "selfcheck.check",
-        "Replay a job on SimPy and rank by rank; without JOB check this installation: drawn jobs, completeness of "
-        "data.",
+        "Replay a job on SimPy and rank by rank.\n\nWithout JOB check this installation: drawn jobs, whole data.",
         VALIDATE,
     ),
     "validate": CommandEntry(
         "validate.validate",
-        "Compare forecasts with what is known: schedules, published runs, measured kernels, collectives, steps, "
-        "traces.",
+        "Compare forecasts with what is known.\n\nSchedules, published runs, measured kernels and collectives, steps.",
         VALIDATE,
     ),
     "measure": CommandEntry(
         "measure.measure",
-        "Measure real torch work of a job on this machine, and write it together with its blind forecast.",
+        "Measure real torch work of a job on this machine.\n\nIts forecast, made before, is written with it.",
         VALIDATE,
     ),
     "calibrate": CommandEntry(
         "calibrate.calibrate",
-        "Fit coefficients of GPUs or links to tables or a campaign, or measure this machine, and write them as YAML.",
+        "Fit coefficients of GPUs or links, and write them as YAML.\n\nThey are fitted to tables, to a campaign, or to "
+        "what is measured on this machine.",
         VALIDATE,
     ),
     "init": CommandEntry("listing.init", "Write a first job, with a comment on every key.", FILES),
@@ -96,7 +97,7 @@ COMMANDS = {
     "export": CommandEntry("schedule.export", "Write a job as a launch file, or a schedule as a CSV file.", FILES),
     "list": CommandEntry(
         "listing.list_",
-        "List the names that a job can use, or show the order of one pipeline schedule step by step.",
+        "List the names that a job can use.\n\nOr show the order of one pipeline schedule step by step.",
         FILES,
     ),
     "schema": CommandEntry("listing.schema", "Print the JSON Schema of a job or of another file of meshcast.", FILES),

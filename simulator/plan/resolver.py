@@ -76,6 +76,9 @@ class KnownParts:
         default_factory=partial(RecentResults, lambda _: ARCHITECTURE_BYTES)
     )
 
+    def __reduce__(self) -> tuple[type[KnownParts], tuple[()]]:
+        return KnownParts, ()  # pickled without what it holds, which is made again
+
     @property
     def stores(self) -> list[AgingStore]:
         """All stores."""

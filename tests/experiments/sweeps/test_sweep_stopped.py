@@ -35,7 +35,7 @@ import sys
 from meshcast.experiments.sweeps import fingerprint as inputs
 from meshcast.experiments.sweeps import run as sweeps
 sweeps.CHUNK = 4
-from meshcast.experiments.cli.app import main
+from meshcast.experiments.cli.start import main
 main()
 """
 
