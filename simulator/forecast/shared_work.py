@@ -57,7 +57,7 @@ class SharedWork:
         self.blocks = CompiledBlocks()
         self.states: RecentResults[Hashable, dict[str, float]] = RecentResults(lambda _: STATE_BYTES)
         self._timetables: RecentResults[Hashable, Timetable] = RecentResults(
-            lambda it: ACTION_BYTES * len(it.slot_array)
+            lambda table: ACTION_BYTES * len(table.slot_array)
         )
         self._costs: dict[Hashable, Costs] = {}
         self._kernels: dict[Hashable, dict[Work, Estimate]] = {}

@@ -198,10 +198,10 @@ class Played:
         towers = zip(
             model.branches, model.branch_tokens(seq), (branch.layers for branch in model.branches), strict=True
         )
-        for one, of, layers in (trunk, *towers) if model.mla is None and model.ssm is None else ():
-            again = max(0, ranks - (one.kv_heads or one.heads))
+        for tower, tokens_of, layers in (trunk, *towers) if model.mla is None and model.ssm is None else ():
+            again = max(0, ranks - (tower.kv_heads or tower.heads))
             parts["shared heads"] = parts.get("shared heads", 0) + (
-                4 * tokens * of / seq * one.hidden * (one.head_dim or 0) * again * layers
+                4 * tokens * tokens_of / seq * tower.hidden * (tower.head_dim or 0) * again * layers
             )
         attention = parts.pop("attention")
         linear = sum(parts.values())
@@ -258,7 +258,7 @@ class Played:
         step with a flush."""
         table = self.program.timetable
         stage = table.actions[action].stage
-        own = [number for number, one in enumerate(table.actions) if one.stage == stage]
+        own = [number for number, action_of in enumerate(table.actions) if action_of.stage == stage]
         forward = [number for number in own if table.actions[number].kind == "F"]
         backward = [number for number in own if table.actions[number].kind == "BW"]
         apart = self.gathers_again(stage)

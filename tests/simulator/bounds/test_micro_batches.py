@@ -44,8 +44,8 @@ def compare(bounds: PointBounds, scaled: LoweredUnits, lowered: LoweredUnits, gr
 
 def test_chains_of_a_pipeline_last_as_long_as_the_passes_of_any_device() -> None:
     bounds = PointBounds(space_of("dense"))
-    group = next(one for one in bounds.space.groups() if one.tp == 2 and one.recompute == "none" and not one.offload)
-    pipeline = next(one for one in bounds.space.pipelines(group) if one.schedule == "1f1b" and one.pp == 4)
+    group = next(g for g in bounds.space.groups() if g.tp == 2 and g.recompute == "none" and not g.offload)
+    pipeline = next(p for p in bounds.space.pipelines(group) if p.schedule == "1f1b" and p.pp == 4)
     stages = bounds.stages(group, pipeline)
     assert stages is not None
     passes = stages.times(None).stream[:, [FORWARD, WHOLE]].sum(axis=1)
@@ -55,7 +55,7 @@ def test_chains_of_a_pipeline_last_as_long_as_the_passes_of_any_device() -> None
 def test_recomputed_layers_last_longer_by_their_forward_pass_but_its_longest_kernel() -> None:
     """And no longer than where they are lowered so."""
     bounds = PointBounds(space_of("dense"))
-    group = next(one for one in bounds.space.groups() if one.tp == 2 and one.recompute == "none" and not one.offload)
+    group = next(g for g in bounds.space.groups() if g.tp == 2 and g.recompute == "none" and not g.offload)
     plain, full = (bounds.prices._units(group._replace(recompute=what), False).prices(1) for what in ("none", "full"))
     assert plain is not None and full is not None
     times, recomputed, layers = plain.unit_times, plain.times_with_recompute, len(plain.kinds) - 2

@@ -116,7 +116,9 @@ def test_pipedream_holds_as_many_versions_of_weights_as_micro_batches_are_in_fli
         simulate({**base, "plan": {"pp": 4, "dp": 2, "schedule": schedule}}).play.resting
         for schedule in ("pipedream", "1f1b")
     )
-    ratios = [one["parameters"] / other["parameters"] for one, other in zip(stashed, flushed, strict=True)]
+    ratios = [
+        peak["parameters"] / flushed_peak["parameters"] for peak, flushed_peak in zip(stashed, flushed, strict=True)
+    ]
     assert ratios == pytest.approx([4, 3, 2, 1])
 
 
