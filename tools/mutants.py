@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -27,19 +28,21 @@ import time
 from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import redirect_stdout, suppress
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+import pytest
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.operators.operator import Operator
 from cosmic_ray.operators.provider import OperatorProvider
 from parso.python.tree import ExprStmt, Keyword, PythonNode
+
+from tools.forked_tests import Change, ForkedTests, Outcome
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -213,16 +216,70 @@ def _is_run(node: Any) -> bool:
     return inside
 
 
-def list_tests(mutant: Mutant) -> tuple[list[str], list[str]]:
-    """Returns the tests of a mutant's room: the files that import its module or have its name, and the rest."""
-    places = [ROOT / name for name in (f"tests/{mutant.room}", *TESTS.get(mutant.room, ()))]
-    files = [path for place in places for path in sorted(place.rglob("test_*.py") if place.is_dir() else [place])]
+def list_room_tests(room: str) -> list[str]:
+    """Returns the test files of a room, from the root."""
+    places = [ROOT / name for name in (f"tests/{room}", *TESTS.get(room, ()))]
+    files = [path for place in places for path in (sorted(place.rglob("test_*.py")) if place.is_dir() else [place])]
+    return [str(path.relative_to(ROOT)) for path in files]
+
+
+def list_near_tests(mutant: Mutant) -> tuple[str, ...]:
+    """Returns the test files of a mutant's room that import its module or have its name."""
     stem = Path(mutant.path).stem
     module = "meshcast." + mutant.path.removesuffix(".py").replace("/", ".")
     near = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(module.rpartition('.')[0])} import .*\b{stem}\b")
-    first = [path for path in files if stem in path.stem or near.search(path.read_text("utf-8"))]
-    names = [str(path.relative_to(ROOT)) for path in first]
-    return names, [name for path in files if (name := str(path.relative_to(ROOT))) not in names]
+    return tuple(
+        name
+        for name in list_room_tests(mutant.room)
+        if stem in Path(name).stem or near.search((ROOT / name).read_text("utf-8"))
+    )
+
+
+def try_mutants(mutants: Sequence[Mutant], tests: Sequence[str], caught: str, out: Path) -> None:
+    """Tries mutants on test files or folders, from the root, in this process and its forks; adds each verdict to `out`.
+
+    caught: of verdicts where a test fails.
+    """
+    sources = {mutant.path: (ROOT / mutant.path).read_text("utf-8") for mutant in mutants}
+    codes = {mutant.key: mutant.code(sources[mutant.path]) for mutant in mutants}
+    again = []
+
+    def keep(mutant: Mutant, test: str, seconds: float) -> None:
+        before, after = sources[mutant.path].splitlines(), codes[mutant.key].splitlines()
+        change = "\n".join([*difflib.unified_diff(before, after, n=0, lineterm="")][3:])
+        _keep(Verdict(mutant.key, mutant.room, caught if test else "", test, seconds, change), out)
+
+    def tell(outcome: Outcome) -> None:
+        mutant = by_key[outcome.key]
+        if outcome.imported and not outcome.test:
+            again.append(mutant)
+        else:
+            keep(mutant, outcome.test, outcome.seconds)
+
+    by_key = {mutant.key: mutant for mutant in mutants}
+    changes = [
+        Change(mutant.key, mutant.path, mutant.line, codes[mutant.key], list_near_tests(mutant)) for mutant in mutants
+    ]
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *tests], [ForkedTests(ROOT, changes, tell, SECONDS)])
+    if again:
+        with tempfile.TemporaryDirectory() as folder:
+            copy = make_copy(Path(folder))
+            for mutant in again:
+                begin = time.monotonic()
+                near = list_near_tests(mutant)
+                (copy / mutant.path).write_text(codes[mutant.key], "utf-8")
+                test = _find_failure(copy, [*near, *(name for name in tests if name not in near)])
+                (copy / mutant.path).write_text(sources[mutant.path], "utf-8")
+                keep(mutant, test, time.monotonic() - begin)
+
+
+def _keep(verdict: Verdict, out: Path) -> None:
+    """Adds a verdict to a file, and prints it where nothing was caught."""
+    with out.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(verdict._asdict()) + "\n")
+    if not verdict.caught:
+        print(f"{verdict.key}\n{verdict.change}\n", flush=True, file=sys.__stdout__)
 
 
 def make_copy(folder: Path) -> Path:
@@ -232,24 +289,6 @@ def make_copy(folder: Path) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
     return folder
-
-
-def try_mutant(mutant: Mutant, copy: Path, whole: bool) -> Verdict:
-    """Runs the tests of a mutant in a copy of the repository. whole: all tests where those of its room pass."""
-    place, begin = copy / mutant.path, time.monotonic()
-    source = place.read_text("utf-8")
-    code = mutant.code(source)
-    change = [line for line in difflib.unified_diff(source.splitlines(), code.splitlines(), n=0, lineterm="")][3:]
-    near, rest = list_tests(mutant)
-    stages = [("room", near), ("room", rest), ("all", ["tests"] if whole else [])]
-    place.write_text(code, "utf-8")
-    try:
-        for caught, tests in stages:
-            if tests and (test := _find_failure(copy, tests)):
-                return Verdict(mutant.key, mutant.room, caught, test, time.monotonic() - begin, "\n".join(change))
-        return Verdict(mutant.key, mutant.room, "", "", time.monotonic() - begin, "\n".join(change))
-    finally:
-        place.write_text(source, "utf-8")
 
 
 def _find_failure(copy: Path, tests: Sequence[str]) -> str:
@@ -303,34 +342,29 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("out/mutants.jsonl"), help="what is known of each mutant")
     options = parser.parse_args(words)
-    known = _read_verdicts(options.out)
-    drawn = [mutant for room in options.room or list_rooms() for mutant in draw_mutants(room, options.n, options.seed)]
-    left = [mutant for mutant in drawn if not known.get(mutant.key, _UNKNOWN).caught]
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.workers) as pool:
-        copies: SimpleQueue[Path] = SimpleQueue()
-        for number in range(options.workers):
-            copies.put(make_copy(Path(folder) / str(number)))
-
-        def try_next(mutant: Mutant) -> Verdict:
-            copy = copies.get()
-            try:
-                return try_mutant(mutant, copy, options.whole)
-            finally:
-                copies.put(copy)
-
-        for number, verdict in enumerate(pool.map(try_next, left), 1):
-            known[verdict.key] = verdict
-            with options.out.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(verdict._asdict()) + "\n")
-            if not verdict.caught:
-                print(f"{verdict.key}\n{verdict.change}\n", flush=True)
-            print(f"{number} of {len(left)} tried", file=sys.stderr, end="\r", flush=True)
-    print_table(known[mutant.key] for mutant in drawn)
+    drawn = {room: draw_mutants(room, options.n, options.seed) for room in options.room or list_rooms()}
+    with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        rooms = [
+            pool.submit(try_mutants, left, list_room_tests(room), "room", options.out)
+            for room, mutants in drawn.items()
+            if (left := _list_survivors(mutants, options.out))
+        ]
+        for number, room in enumerate(as_completed(rooms), 1):
+            room.result()
+            print(f"{number} of {len(rooms)} rooms tried", file=sys.stderr)
+        left = _list_survivors([mutant for mutants in drawn.values() for mutant in mutants], options.out)
+        if options.whole and left:
+            pool.submit(try_mutants, left, ["tests"], "all", options.out).result()
+    known = _read_verdicts(options.out)
+    print_table(known[mutant.key] for mutants in drawn.values() for mutant in mutants)
     return 0
 
 
-_UNKNOWN = Verdict("", "", "", "", 0.0, "")
+def _list_survivors(mutants: Iterable[Mutant], out: Path) -> list[Mutant]:
+    """Returns the mutants that nothing has caught so far, the last word on each."""
+    known = _read_verdicts(out)
+    return [mutant for mutant in mutants if mutant.key not in known or not known[mutant.key].caught]
 
 
 def _read_verdicts(path: Path) -> dict[str, Verdict]:
