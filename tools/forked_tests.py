@@ -1,22 +1,28 @@
 """Tests of changed code in forks of one process, which has imported and collected them once.
 
-`ForkedTests` is a plugin of pytest. In place of running what pytest collects it forks for every change, gives the
-functions of a module their changed code there, and runs tests until one fails.
+`ForkedTests` is a plugin of pytest. In place of running what pytest collects it notes, file by file and in a fork,
+which tests run which changed statement and how long they take. Then it forks for every change, gives the functions of
+the module their changed code there, and runs the tests of the statement until one fails.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
 import gc
+import json
 import os
 import resource
 import select
 import signal
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
@@ -39,14 +45,12 @@ class Change(NamedTuple):
         path: the file of the module, from the root.
         line: line of the change in the module as it is, from 1.
         code: the whole changed file.
-        near: test files that are run first, from the root.
     """
 
     key: str
     path: str
     line: int
     code: str
-    near: tuple[str, ...]
 
 
 class Outcome(NamedTuple):
@@ -55,6 +59,7 @@ class Outcome(NamedTuple):
     Attributes:
         key: the change's.
         test: the first test that failed; empty where none did.
+        tests: how many run the changed statement.
         seconds: of the clock.
         imported: whether the changed function was called before the change, while modules were imported or tests
             collected: values that it made then are those of the unchanged code.
@@ -62,6 +67,7 @@ class Outcome(NamedTuple):
 
     key: str
     test: str
+    tests: int
     seconds: float
     imported: bool
 
@@ -91,66 +97,106 @@ class ForkedTests:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Tries the changes, one fork each; no test runs in this process."""
         sys.setprofile(None)
-        if session.testsfailed:  # while collecting
-            return False
+        if session.testsfailed:
+            raise pytest.UsageError("tests cannot be collected")
         gc.unfreeze()  # what a conftest froze is not listed
         functions = _list_functions(self._root, {change.path for change in self._changes})
         gc.freeze()
+        tests = self._list_tests(session, functions)
         for change in self._changes:
-            self._tell(self._try(session, change, functions[change.path]))
+            self._tell(self._try(session, change, functions[change.path], tests.get(change.key, [])))
         return True
 
-    def _try(self, session: pytest.Session, change: Change, functions: Sequence[FunctionType]) -> Outcome:
-        begin = time.monotonic()
-        try:
-            codes = _pair_codes(self._root / change.path, change.code)
-        except ValueError:
-            return Outcome(change.key, "", 0.0, imported=True)
+    def _list_tests(
+        self, session: pytest.Session, functions: Mapping[str, Sequence[FunctionType]]
+    ) -> dict[str, list[pytest.Item]]:
+        """Returns the tests that run each changed statement, by the change's key: quick files first."""
+        by_path: dict[str, list[Change]] = defaultdict(list)
+        for change in self._changes:
+            by_path[change.path].append(change)
+        probes = [
+            (function, code)
+            for path, changes in by_path.items()
+            for codes in [_add_probes(self._root / path, changes)]
+            for function in functions[path]
+            for code in [codes[_find_place(function.__code__)]]
+        ]
+        by_file: dict[str, list[pytest.Item]] = defaultdict(list)
+        for item in session.items:
+            by_file[item.nodeid.partition("::")[0]].append(item)
+        tests: dict[str, list[tuple[float, list[pytest.Item]]]] = defaultdict(list)
+        for items in by_file.values():
+            lines = self._fork(partial(_note_tests, session, items, probes))
+            seconds: Counter[str] = Counter()
+            hit: dict[str, list[pytest.Item]] = defaultdict(list)
+            for item, (took, passed, keys) in zip(items, map(json.loads, lines.splitlines()), strict=False):
+                for key in keys if passed else ():
+                    hit[key].append(item)
+                    seconds[key] += took
+            for key, its in hit.items():
+                tests[key].append((seconds[key], its))
+        for files in tests.values():
+            files.sort(key=itemgetter(0))
+        return {key: [item for _, its in files for item in its] for key, files in tests.items()}
+
+    def _try(
+        self, session: pytest.Session, change: Change, functions: Sequence[FunctionType], tests: Sequence[pytest.Item]
+    ) -> Outcome:
         imported = any(
             id(code) in self._called and change.line in _list_lines(code)
             for function in functions
             for code in _walk_codes(function.__code__)
         )
+        begin = time.monotonic()
+        try:
+            codes = _pair_codes(self._root / change.path, change.code)
+        except ValueError:
+            return Outcome(change.key, "", len(tests), 0.0, imported=True)
+        changed = [(function, codes[_find_place(function.__code__)]) for function in functions]
+        test = self._fork(partial(_find_failure, session, tests, changed)) if tests else "-"
+        return Outcome(
+            change.key, {"": "no end", "-": ""}.get(test, test), len(tests), time.monotonic() - begin, imported
+        )
+
+    def _fork(self, run: Callable[[int], None]) -> str:
+        """Returns what `run` writes to the file descriptor that it is given, in a process of its own with limits."""
         read, write = os.pipe()
         child = os.fork()
         if not child:
             os.close(read)
-            self._run_child(session, change, codes, functions, write)
+            try:
+                os.setsid()
+                resource.setrlimit(resource.RLIMIT_CPU, (self._seconds, self._seconds))
+                resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+                run(write)
+            except BaseException as error:  # a test that ends the process, memory
+                os.write(write, type(error).__name__.encode())
+            finally:
+                os._exit(0)
         os.close(write)
+        parts, end = [], time.monotonic() + 10 * self._seconds
         try:
-            ready, _, _ = select.select([read], [], [], 10 * self._seconds)
-            test = os.read(read, 10_000).decode() if ready else ""
+            while select.select([read], [], [], max(0.0, end - time.monotonic()))[0] and (part := os.read(read, 2**16)):
+                parts.append(part)
         finally:
             os.close(read)
             with suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
-        return Outcome(change.key, {"": "no end", "-": ""}.get(test, test), time.monotonic() - begin, imported)
-
-    def _run_child(
-        self,
-        session: pytest.Session,
-        change: Change,
-        codes: dict[Place, CodeType],
-        functions: Sequence[FunctionType],
-        write: int,
-    ) -> None:
-        """Writes the test that fails, ``-`` if none does, nothing if it is killed; never returns."""
-        try:
-            os.setsid()
-            resource.setrlimit(resource.RLIMIT_CPU, (self._seconds, self._seconds))
-            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-            for function in functions:
-                function.__code__ = codes[_find_place(function.__code__)]
-            os.write(write, (_find_failure(session, change.near) or "-").encode())
-        except BaseException as error:  # a test that ends the process, memory
-            os.write(write, f"{type(error).__name__}".encode())
-        finally:
-            os._exit(0)
+        return b"".join(parts).decode()
 
 
-def _find_failure(session: pytest.Session, near: Sequence[str]) -> str:
-    """Returns the first test that fails, or an empty text."""
+Swap = tuple[FunctionType, CodeType]
+"""A function and the code that it gets."""
+
+
+def _swap_codes(swaps: Iterable[Swap]) -> None:
+    for function, code in swaps:
+        function.__code__ = code
+
+
+def _run_tests(session: pytest.Session, tests: Sequence[pytest.Item]) -> Iterator[tuple[float, bool]]:
+    """Yields the seconds of each test, and whether it passes."""
     failed: list[str] = []
 
     class Reports:
@@ -160,12 +206,56 @@ def _find_failure(session: pytest.Session, near: Sequence[str]) -> str:
                 failed.append(report.nodeid)
 
     session.config.pluginmanager.register(Reports())
-    items = sorted(session.items, key=lambda item: item.nodeid.partition("::")[0] not in near)
-    for item, following in zip(items, [*items[1:], None], strict=True):
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        if failed:
-            return failed[0]
-    return ""
+    for test, following in zip(tests, [*tests[1:], None], strict=True):
+        begin = time.perf_counter()
+        test.config.hook.pytest_runtest_protocol(item=test, nextitem=following)
+        yield time.perf_counter() - begin, test.nodeid not in failed
+
+
+def _note_tests(session: pytest.Session, tests: Sequence[pytest.Item], probes: Iterable[Swap], write: int) -> None:
+    """Writes a line for each test: its seconds, whether it passes, and the keys of the probes that it runs."""
+    hit: set[str] = set()
+    setattr(builtins, PROBE, hit.add)
+    _swap_codes(probes)
+    for took, passed in _run_tests(session, tests):
+        os.write(write, (json.dumps([took, passed, sorted(hit)]) + "\n").encode())
+        hit.clear()
+
+
+def _find_failure(session: pytest.Session, tests: Sequence[pytest.Item], changed: Iterable[Swap], write: int) -> None:
+    """Writes the first test that fails, or ``-``."""
+    _swap_codes(changed)
+    runs = zip(tests, _run_tests(session, tests), strict=True)
+    os.write(write, next((test.nodeid for test, (_, passed) in runs if not passed), "-").encode())
+
+
+PROBE = "_note_change"
+"""Name of what probes call."""
+
+
+def _add_probes(path: Path, changes: Sequence[Change]) -> dict[Place, CodeType]:
+    """Returns the code of each function of a file with a probe before each changed statement, by the function's
+    place."""
+    tree = ast.parse(path.read_text("utf-8"))
+    bodies = [
+        body
+        for node in ast.walk(tree)
+        for name in ("body", "orelse", "finalbody")
+        if isinstance(body := getattr(node, name, None), list)
+    ]
+    for change in changes:
+        body, place = min(
+            (
+                (body, place)
+                for body in bodies
+                for place, statement in enumerate(body)
+                if statement.lineno <= change.line <= (statement.end_lineno or 0)
+            ),
+            key=lambda pair: (pair[0][pair[1]].end_lineno or 0) - pair[0][pair[1]].lineno,
+        )
+        probe = ast.parse(f"{PROBE}({change.key!r})").body[0]
+        body.insert(place, ast.copy_location(probe, body[place]))
+    return _pair_codes(path, ast.fix_missing_locations(tree))
 
 
 def _list_functions(root: Path, paths: Iterable[str]) -> dict[str, list[FunctionType]]:
@@ -178,7 +268,7 @@ def _list_functions(root: Path, paths: Iterable[str]) -> dict[str, list[Function
     return functions
 
 
-def _pair_codes(path: Path, changed: str) -> dict[Place, CodeType]:
+def _pair_codes(path: Path, changed: str | ast.Module) -> dict[Place, CodeType]:
     """Returns the changed code of each function of a file, by the function's place.
 
     Raises:

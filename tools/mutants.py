@@ -145,7 +145,8 @@ class Verdict(NamedTuple):
         room: its room.
         caught: by ``"room"``, ``"all"`` tests, or ``""``.
         test: the first test that failed.
-        seconds: of its tests.
+        tests: how many run the changed statement.
+        seconds: of the clock.
         change: the changed lines, as a diff has them.
     """
 
@@ -153,6 +154,7 @@ class Verdict(NamedTuple):
     room: str
     caught: str
     test: str
+    tests: int
     seconds: float
     change: str
 
@@ -223,18 +225,6 @@ def list_room_tests(room: str) -> list[str]:
     return [str(path.relative_to(ROOT)) for path in files]
 
 
-def list_near_tests(mutant: Mutant) -> tuple[str, ...]:
-    """Returns the test files of a mutant's room that import its module or have its name."""
-    stem = Path(mutant.path).stem
-    module = "meshcast." + mutant.path.removesuffix(".py").replace("/", ".")
-    near = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(module.rpartition('.')[0])} import .*\b{stem}\b")
-    return tuple(
-        name
-        for name in list_room_tests(mutant.room)
-        if stem in Path(name).stem or near.search((ROOT / name).read_text("utf-8"))
-    )
-
-
 def try_mutants(mutants: Sequence[Mutant], tests: Sequence[str], caught: str, out: Path) -> None:
     """Tries mutants on test files or folders, from the root, in this process and its forks; adds each verdict to `out`.
 
@@ -244,34 +234,31 @@ def try_mutants(mutants: Sequence[Mutant], tests: Sequence[str], caught: str, ou
     codes = {mutant.key: mutant.code(sources[mutant.path]) for mutant in mutants}
     again = []
 
-    def keep(mutant: Mutant, test: str, seconds: float) -> None:
+    def keep(mutant: Mutant, test: str, tests: int, seconds: float) -> None:
         before, after = sources[mutant.path].splitlines(), codes[mutant.key].splitlines()
         change = "\n".join([*difflib.unified_diff(before, after, n=0, lineterm="")][3:])
-        _keep(Verdict(mutant.key, mutant.room, caught if test else "", test, seconds, change), out)
+        _keep(Verdict(mutant.key, mutant.room, caught if test else "", test, tests, seconds, change), out)
 
     def tell(outcome: Outcome) -> None:
         mutant = by_key[outcome.key]
         if outcome.imported and not outcome.test:
-            again.append(mutant)
+            again.append((mutant, outcome.tests))
         else:
-            keep(mutant, outcome.test, outcome.seconds)
+            keep(mutant, outcome.test, outcome.tests, outcome.seconds)
 
     by_key = {mutant.key: mutant for mutant in mutants}
-    changes = [
-        Change(mutant.key, mutant.path, mutant.line, codes[mutant.key], list_near_tests(mutant)) for mutant in mutants
-    ]
+    changes = [Change(mutant.key, mutant.path, mutant.line, codes[mutant.key]) for mutant in mutants]
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
         pytest.main(["-q", "-n", "0", "-p", "no:cacheprovider", *tests], [ForkedTests(ROOT, changes, tell, SECONDS)])
     if again:
         with tempfile.TemporaryDirectory() as folder:
             copy = make_copy(Path(folder))
-            for mutant in again:
+            for mutant, number in again:
                 begin = time.monotonic()
-                near = list_near_tests(mutant)
                 (copy / mutant.path).write_text(codes[mutant.key], "utf-8")
-                test = _find_failure(copy, [*near, *(name for name in tests if name not in near)])
+                test = _find_failure(copy, tests)
                 (copy / mutant.path).write_text(sources[mutant.path], "utf-8")
-                keep(mutant, test, time.monotonic() - begin)
+                keep(mutant, test, number, time.monotonic() - begin)
 
 
 def _keep(verdict: Verdict, out: Path) -> None:
@@ -279,7 +266,7 @@ def _keep(verdict: Verdict, out: Path) -> None:
     with out.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(verdict._asdict()) + "\n")
     if not verdict.caught:
-        print(f"{verdict.key}\n{verdict.change}\n", flush=True, file=sys.__stdout__)
+        print(f"{verdict.key}: {verdict.tests} tests\n{verdict.change}\n", flush=True, file=sys.__stdout__)
 
 
 def make_copy(folder: Path) -> Path:
