@@ -17,12 +17,12 @@ import select
 import signal
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
     Attributes:
         key: the change's.
         test: the first test that failed; empty where none did.
-        tests: how many run the changed statement.
+        tests: how many run the changed statement, or stand in a file with such a test.
         seconds: of the clock.
         imported: whether the changed function was called before the change, while modules were imported or tests
             collected: values that it made then are those of the unchanged code.
@@ -70,6 +70,14 @@ class Outcome(NamedTuple):
     tests: int
     seconds: float
     imported: bool
+
+
+class _TestsOfFile(NamedTuple):
+    """seconds: of the hits, which run a changed statement; rest: the file's other tests that pass."""
+
+    seconds: float
+    hits: list[pytest.Item]
+    rest: list[pytest.Item]
 
 
 class ForkedTests:
@@ -110,7 +118,8 @@ class ForkedTests:
     def _list_tests(
         self, session: pytest.Session, functions: Mapping[str, Sequence[FunctionType]]
     ) -> dict[str, list[pytest.Item]]:
-        """Returns the tests that run each changed statement, by the change's key: quick files first."""
+        """Returns the tests that run each changed statement, by the change's key, quick files first; then the rest of
+        these files, whose tests may use what an earlier test left in a fixture or a cache."""
         by_path: dict[str, list[Change]] = defaultdict(list)
         for change in self._changes:
             by_path[change.path].append(change)
@@ -124,20 +133,20 @@ class ForkedTests:
         by_file: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in session.items:
             by_file[item.nodeid.partition("::")[0]].append(item)
-        tests: dict[str, list[tuple[float, list[pytest.Item]]]] = defaultdict(list)
+        tests: dict[str, list[_TestsOfFile]] = defaultdict(list)
         for items in by_file.values():
-            lines = self._fork(partial(_note_tests, session, items, probes))
-            seconds: Counter[str] = Counter()
-            hit: dict[str, list[pytest.Item]] = defaultdict(list)
-            for item, (took, passed, keys) in zip(items, map(json.loads, lines.splitlines()), strict=False):
-                for key in keys if passed else ():
-                    hit[key].append(item)
-                    seconds[key] += took
-            for key, its in hit.items():
-                tests[key].append((seconds[key], its))
+            lines = self._fork(partial(_note_tests, session, items, probes)).splitlines()
+            runs = [(item, *json.loads(line)) for item, line in zip(items, lines, strict=False)]
+            for key in {key for _, _, _, keys in runs for key in keys}:
+                hits = [(item, seconds) for item, seconds, passed, keys in runs if passed and key in keys]
+                rest = [item for item, _, passed, keys in runs if passed and key not in keys]
+                tests[key].append(_TestsOfFile(sum(seconds for _, seconds in hits), [item for item, _ in hits], rest))
         for files in tests.values():
-            files.sort(key=itemgetter(0))
-        return {key: [item for _, its in files for item in its] for key, files in tests.items()}
+            files.sort(key=attrgetter("seconds"))
+        return {
+            key: [item for file in files for item in file.hits] + [item for file in files for item in file.rest]
+            for key, files in tests.items()
+        }
 
     def _try(
         self, session: pytest.Session, change: Change, functions: Sequence[FunctionType], tests: Sequence[pytest.Item]

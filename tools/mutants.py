@@ -145,7 +145,7 @@ class Verdict(NamedTuple):
         room: its room.
         caught: by ``"room"``, ``"all"`` tests, or ``""``.
         test: the first test that failed.
-        tests: how many run the changed statement.
+        tests: how many run the changed statement, or stand in a file with such a test.
         seconds: of the clock.
         change: the changed lines, as a diff has them.
     """
@@ -232,7 +232,7 @@ def try_mutants(mutants: Sequence[Mutant], tests: Sequence[str], caught: str, ou
     """
     sources = {mutant.path: (ROOT / mutant.path).read_text("utf-8") for mutant in mutants}
     codes = {mutant.key: mutant.code(sources[mutant.path]) for mutant in mutants}
-    again = []
+    again: list[tuple[Mutant, int]] = []
 
     def keep(mutant: Mutant, test: str, tests: int, seconds: float) -> None:
         before, after = sources[mutant.path].splitlines(), codes[mutant.key].splitlines()
