@@ -241,7 +241,7 @@ def try_mutants(mutants: Sequence[Mutant], tests: Sequence[str], caught: str, ou
 
     def tell(outcome: Outcome) -> None:
         mutant = by_key[outcome.key]
-        if outcome.imported and not outcome.test:
+        if not outcome.test and (outcome.imported or not outcome.tests):  # or run by processes of their own
             again.append((mutant, outcome.tests))
         else:
             keep(mutant, outcome.test, outcome.tests, outcome.seconds)
