@@ -24,7 +24,13 @@ import numpy as np
 
 from meshcast.experiments.runs.seeds import RunSimulator
 from meshcast.experiments.search.frontier.certificate import Certificate
-from meshcast.experiments.search.frontier.clusters import NOTHING, SearchedCluster, count_runs, stated_values
+from meshcast.experiments.search.frontier.clusters import (
+    MANY_UNITS,
+    NOTHING,
+    SearchedCluster,
+    count_runs,
+    stated_values,
+)
 from meshcast.experiments.search.frontier.group_bounds import Known, OpenGroup
 from meshcast.experiments.search.frontier.near_plans import Point, find_near_plans
 from meshcast.experiments.search.frontier.objectives import ClusterUse, Incumbents
@@ -52,8 +58,8 @@ from meshcast.simulator.runs.replicas import ForecastSteps
 
 Groups = Sequence[tuple[SearchedCluster, LayerGroup]]
 
-MANY_UNITS, UNITS_AT_ONCE = 400, 64
-"""Kinds of units up to which the kernels of all are bounded first; of more, how many before a plan is forecast."""
+UNITS_AT_ONCE = 64
+"""Of many kinds of units, how many are bounded before a plan is forecast."""
 
 
 class OtherProcesses(Protocol):
@@ -153,15 +159,18 @@ class Search(PlanSearch):
         if not certificate.admitted:
             raise explain_excluded(certificate.plans, certificate.excluded, self.space)
 
-    def begin(self) -> None:
-        """Forecasts plans near that of the job before its fields were opened, which the search has from then on."""
+    def begin(self, progress: Callable[[Certificate], None] = lambda _: None) -> None:
+        """Forecasts plans near that of the job before its fields were opened, which the search has from then on; if
+        there is none, plans that need little memory where it takes long to count and to bound all groups."""
         for cluster in self.clusters:
-            if self.start is None or cluster.runs is not None or cluster.space.loaded.cluster != self.start.cluster:
+            elsewhere = self.start is not None and cluster.space.loaded.cluster != self.start.cluster
+            if cluster.runs is not None or elsewhere or (self.start is None and not cluster.has_many_units):
                 continue
             for point, plan in find_near_plans(cluster, self.start, self.shared, self.incumbents):
                 self._near[id(cluster), point] = plan
                 self.note(plan.values)
                 self._note_step(plan)
+                progress(self.certificate)
 
     def list_groups(self) -> list[tuple[SearchedCluster, LayerGroup]]:
         return [(cluster, group) for cluster in self.clusters for group in cluster.sizes]
@@ -465,8 +474,7 @@ def divide_groups(groups: Groups) -> list[Groups]:
     degrees, so that the first ones have some of the best plans."""
     by_kernels: dict[tuple[int, LayerGroup], list[tuple[SearchedCluster, LayerGroup]]] = {}
     for cluster, group in groups:
-        kernels = cluster.bounds.prices.kernel_group(group)._replace(micro=1)
-        by_kernels.setdefault((id(cluster), kernels), []).append((cluster, group))
+        by_kernels.setdefault((id(cluster), cluster.kind_of_units(group)), []).append((cluster, group))
     if len(by_kernels) <= MANY_UNITS:
         return [list(groups)]
     mixed = random.Random(0).sample([*by_kernels.values()], len(by_kernels))

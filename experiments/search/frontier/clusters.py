@@ -17,6 +17,10 @@ NOTHING: Mapping[str, Any] = {}
 """No open fields of the run."""
 
 
+MANY_UNITS = 400
+"""Kinds of units up to which the kernels of all are bounded first."""
+
+
 class SearchedCluster:
     """The points on a cluster, and their bounds.
 
@@ -46,6 +50,15 @@ class SearchedCluster:
             if size:
                 self.sizes[group] = size
             yield size, excluded
+
+    def kind_of_units(self, group: LayerGroup) -> LayerGroup:
+        """Returns the group of which units are lowered for the bound of the kernels of `group`."""
+        return self.bounds.prices.kernel_group(group)._replace(micro=1)
+
+    @property
+    def has_many_units(self) -> bool:
+        """Whether it takes long to bound the kernels of all groups."""
+        return len({self.kind_of_units(group) for group in self.space.groups()}) > MANY_UNITS
 
 
 def stated_values(clusters: Sequence[SearchedCluster]) -> dict[str, list[Any]]:

@@ -1,12 +1,13 @@
-"""The plans near that of the job itself, from which its fields were opened: a search forecasts some of them first, so
-that an early interruption leaves plans, too."""
+"""The plans near that of the job itself, from which its fields were opened, or in a large space near one that needs
+little memory: a search forecasts some of them first, so that an early interruption leaves plans, too."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 from meshcast.experiments.search.frontier.clusters import SearchedCluster
@@ -15,7 +16,15 @@ from meshcast.experiments.search.frontier.plan_search import ForecastPlan, has_m
 from meshcast.experiments.search.space.fields import FIELDS
 from meshcast.experiments.search.space.membership import find_point
 from meshcast.experiments.search.space.short_form import read_short_form
-from meshcast.experiments.search.space.space import OF_OTHER_VALUES, WORDS, LayerGroup, Pipeline, Space, StepChoice
+from meshcast.experiments.search.space.space import (
+    OF_OTHER_VALUES,
+    WORDS,
+    LayerGroup,
+    Pipeline,
+    Space,
+    StepChoice,
+    values_of_point,
+)
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
@@ -33,43 +42,62 @@ Values = dict[str, Any]
 
 
 class _Neighbourhood(NamedTuple):
-    """A plan whose neighbours have not been looked at: those of plans that fit first, the fastest before others."""
+    """Values of plans near one, which have not been looked at: those near plans that fit first, the fastest before
+    others; then near those that do not fit, the smallest before others.
+
+    cost: time of the step [s], or memory [bytes].
+    """
 
     too_large: bool
-    seconds: float
+    cost: float
     number: int
-    values: Values
+    left: Iterator[Values]
 
 
 def find_near_plans(
-    cluster: SearchedCluster, job: Job, shared: SharedWork, incumbents: Incumbents
+    cluster: SearchedCluster, job: Job | None, shared: SharedWork, incumbents: Incumbents
 ) -> Iterator[tuple[Point, ForecastPlan]]:
     """Yields plans of a cluster that fit, from that of a job on by steps of a single field, with their points.
 
-    job: on this cluster, with a plan. incumbents: of the search.
+    job: on this cluster, with a plan; None: from plans that need little memory. incumbents: of the search.
     """
     space, number, seen, forecasts, fitting = cluster.space, itertools.count(), set[Point](), 0, 0
-    values = _take_nearest(space, read_short_form(job, space.named).values)
-    waiting = [_Neighbourhood(True, math.inf, next(number), values)] if values else []
+    groups = {*space.groups()}
+
+    def holds(point: Point) -> bool:
+        return point[0] in groups and _holds(space, point)
+
+    def look_around(values: Values, too_large: bool = True, cost: float = math.inf) -> _Neighbourhood:
+        return _Neighbourhood(too_large, cost, next(number), _list_neighbours(space, values))
+
+    if job is None:
+        starts, enough = _choose_small(space, groups), MAX_FORECASTS
+    else:
+        starts, enough = [_take_nearest(space, read_short_form(job, space.named).values)], ENOUGH
+    waiting = [_Neighbourhood(False, 0.0, next(number), iter([start])) for start in starts if start]
+    waiting += [look_around(start) for start in starts if start]
     while waiting:
-        around = heapq.heappop(waiting).values
-        for values in (around, *_list_neighbours(space, around)):
-            point = find_point(space, values)
-            if point in seen or not _holds(cluster, point):
-                continue
-            seen.add(point)
-            changes, plan = space.changes(*point), space.job_of(*point)
-            forecast = _forecast(plan, space, shared)
-            forecasts += 1
-            if forecast is not None:
-                fits = has_memory(space, forecast)
-                heapq.heappush(waiting, _Neighbourhood(not fits, forecast.step_time, next(number), values))
-                if fits:
-                    fitting += 1
-                    objectives = incumbents.values(forecast, cluster.use)
-                    yield point, ForecastPlan(changes, plan, 0.0, forecast, fits, objectives)
-            if fitting == ENOUGH or forecasts == MAX_FORECASTS:
-                return
+        around = heapq.heappop(waiting)
+        if (values := next(around.left, None)) is None:
+            continue
+        heapq.heappush(waiting, around)
+        point = find_point(space, values)
+        if point in seen or not holds(point):
+            continue
+        seen.add(point)
+        changes, plan = space.changes(*point), space.job_of(*point)
+        forecast = _forecast(plan, space, shared)
+        forecasts += 1
+        if forecast is not None:
+            fits = has_memory(space, forecast)
+            cost = forecast.step_time if fits else forecast.peak_device
+            heapq.heappush(waiting, look_around(values, not fits, cost))
+            if fits:
+                fitting += 1
+                objectives = incumbents.values(forecast, cluster.use)
+                yield point, ForecastPlan(changes, plan, 0.0, forecast, fits, objectives)
+        if fitting == enough or forecasts == MAX_FORECASTS:
+            return
 
 
 def _take_nearest(space: Space, values: Values) -> Values:
@@ -83,6 +111,28 @@ def _take_nearest(space: Space, values: Values) -> Values:
     return nearest
 
 
+def _choose_small(space: Space, groups: Collection[LayerGroup]) -> list[Values]:
+    """Returns the values of plans that need little memory and whose tensor parallelism stays on fast links: of each
+    number of stages a point with most expert ranks, and with the last data scheme, which shards most."""
+    known, cluster = space.values, space.loaded.cluster
+    near = [ranks for ranks in known["tp"] if ranks <= cluster.scale_up_domain] or known["tp"]
+    least = {name: known[name][0] for name in space.fields.values()}
+    least |= {"tp": near[-1], "recompute": known["recompute"][-1]}
+    starts: dict[int, Values] = {}
+    for pp, ep in product(known["pp"], known["ep"][::-1]):
+        group, *_ = find_point(space, least | {"pp": pp, "ep": ep})
+        if pp in starts or group not in groups or cluster.gpus % (pp * ep * group.expert_tensor_ranks):
+            continue
+        pipelines = (pipeline for pipeline in space.pipelines(group) if pipeline.pp == pp)
+        for pipeline in islice((pipeline for pipeline in pipelines if pipeline.recomputed is None), 1):
+            steps = [step for step in space.choices(group, pipeline) if space.admits(group, pipeline, step)]
+            if steps:
+                last = max(known["data"].index(step.data) for step in steps)
+                step = next(step for step in steps if step.data == known["data"][last])
+                starts[pp] = values_of_point(group, pipeline, step)
+    return [*starts.values()] or [least]
+
+
 def _forecast(plan: Values, space: Space, shared: SharedWork) -> StepAndMemory | None:
     """Returns the forecast of a plan; None if it breaks a rule."""
     try:
@@ -92,7 +142,9 @@ def _forecast(plan: Values, space: Space, shared: SharedWork) -> StepAndMemory |
 
 
 def _list_neighbours(space: Space, values: Values) -> Iterator[Values]:
-    """Yields the values of plans with another word, or the next smaller or larger number, in a single open field."""
+    """Yields the values of a plan, then of those with another word, or the next smaller or larger number, in a single
+    open field."""
+    yield values
     for field in space.open:
         name = FIELDS[field]
         known = space.values[name]
@@ -101,9 +153,9 @@ def _list_neighbours(space: Space, values: Values) -> Iterator[Values]:
         yield from ({**values, name: value} for value in near if value != values[name])
 
 
-def _holds(cluster: SearchedCluster, point: Point) -> bool:
-    """Returns whether a cluster has a point, and the limits of the search admit it."""
-    (group, pipeline, step), space = point, cluster.space
-    if group not in cluster.sizes or pipeline not in space.pipelines(group):
+def _holds(space: Space, point: Point) -> bool:
+    """Returns whether a space has a point of one of its groups, and the limits of the search admit it."""
+    group, pipeline, step = point
+    if pipeline not in space.pipelines(group):
         return False
     return step in space.choices(group, pipeline) and space.admits(group, pipeline, step)

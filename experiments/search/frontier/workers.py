@@ -50,12 +50,11 @@ def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate
     if search.certificate.runs is not None:  # the order of the simulated plans decides which ones are simulated
         with open_simulator(workers) as search.simulator:
             return search.run(progress)
-    search.count(progress)
-    began = time.process_time() - search.certificate.cpu
-    wanted = min(workers, 1 + search.certificate.plans // PLANS_OF_A_PROCESS)
+    began = time.process_time()
     try:
-        search.begin()
-        shares = share_groups(search, wanted)
+        search.begin(progress)
+        search.count(progress)
+        shares = share_groups(search, min(workers, 1 + search.certificate.plans // PLANS_OF_A_PROCESS))
     except KeyboardInterrupt:
         raise CountInterrupted from None
     search.certificate.cpu = time.process_time() - began

@@ -1,4 +1,5 @@
-"""A search of a job that states a plan, whose fields are opened by changes, begins near that plan."""
+"""A search of a job that states a plan, whose fields are opened by changes, begins near that plan; a search that takes
+long to bound its groups begins near plans that need little memory."""
 
 from __future__ import annotations
 
@@ -63,3 +64,18 @@ def test_it_finds_what_one_without_a_plan_finds(search: Search, workers: int, mo
     assert [plan.values for plan in search.best] == [plan.values for plan in without.best]
     assert account_for(certificate) == certificate.plans == without.certificate.plans
     assert len({str(plan.changes) for plan in search.forecasts}) == len(search.forecasts) == certificate.exact
+
+
+def test_a_large_space_begins_with_plans_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted before any group is bounded it has plans; to the end it proves what another search does."""
+    job = {**TINY, "plan": "auto"}
+    without = open_search(job)
+    run_on_workers(without, 1, lambda _: None)
+    monkeypatch.setattr("meshcast.experiments.search.frontier.clusters.MANY_UNITS", 0)
+    interrupted, whole = open_search(job), open_search(job)
+    certificate = run_on_workers(interrupted, 1, interrupt)
+    assert interrupted.best and not certificate.complete and account_for(certificate) == certificate.plans
+    assert certificate.opened == 0 and certificate.incumbent < float("inf")
+    certificate = run_on_workers(whole, 1, lambda _: None)
+    assert whole.best[0].values == without.best[0].values and certificate.plans == without.certificate.plans
+    assert account_for(certificate) == certificate.plans
