@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from meshcast.hardware.errors import PlanError
@@ -21,6 +21,7 @@ LONG = 40
 INTERVALS = st.lists(st.tuples(st.integers(0, LONG), st.integers(1, 12)), min_size=1, max_size=6)
 
 
+@example([(5, 3), (7, 3)], 2, 12)
 @given(INTERVALS, st.integers(0, LONG), st.integers(1, LONG))
 def test_a_function_computes_where_no_collective_runs(runs: list[tuple[int, int]], begin: int, seconds: int) -> None:
     """Every unit of time of an autograd function in Python counts once: for a collective that runs, or for it."""
