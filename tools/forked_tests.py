@@ -11,6 +11,7 @@ import ast
 import builtins
 import gc
 import json
+import math
 import os
 import resource
 import select
@@ -32,6 +33,9 @@ import pytest
 MEMORY = 12 * 2**30
 """Bytes of data that the tests of a change may hold, so that a loop without an end fails before the machine is full."""
 
+
+LEAST_SECONDS, SLOWER = 30, 3
+"""Seconds of a processor that the tests of a change may take at least, and over those that they take without it."""
 
 Place = tuple[Any, ...]
 """Where a function stands in a file."""
@@ -73,11 +77,26 @@ class Outcome(NamedTuple):
 
 
 class _TestsOfFile(NamedTuple):
-    """seconds: of the hits, which run a changed statement; rest: the file's other tests that pass."""
+    """Tests of a file that pass.
 
-    seconds: float
+    Attributes:
+        hits: they run a changed statement.
+        rest: the others.
+        seconds: of the hits.
+        whole: seconds of all.
+    """
+
     hits: list[pytest.Item]
     rest: list[pytest.Item]
+    seconds: float
+    whole: float
+
+
+class _TestsOfChange(NamedTuple):
+    """The tests of a change, in their order, and the seconds of a processor that they may take."""
+
+    items: list[pytest.Item]
+    limit: int
 
 
 class ForkedTests:
@@ -112,12 +131,12 @@ class ForkedTests:
         gc.freeze()
         tests = self._list_tests(session, functions)
         for change in self._changes:
-            self._tell(self._try(session, change, functions[change.path], tests.get(change.key, [])))
+            self._tell(self._try(session, change, functions[change.path], tests.get(change.key, _TestsOfChange([], 0))))
         return True
 
     def _list_tests(
         self, session: pytest.Session, functions: Mapping[str, Sequence[FunctionType]]
-    ) -> dict[str, list[pytest.Item]]:
+    ) -> dict[str, _TestsOfChange]:
         """Returns the tests that run each changed statement, by the change's key, quick files first; then the rest of
         these files, whose tests may use what an earlier test left in a fixture or a cache."""
         by_path: dict[str, list[Change]] = defaultdict(list)
@@ -135,21 +154,25 @@ class ForkedTests:
             by_file[item.nodeid.partition("::")[0]].append(item)
         tests: dict[str, list[_TestsOfFile]] = defaultdict(list)
         for items in by_file.values():
-            lines = self._fork(partial(_note_tests, session, items, probes)).splitlines()
+            lines = self._fork(partial(_note_tests, session, items, probes), self._seconds).splitlines()
             runs = [(item, *json.loads(line)) for item, line in zip(items, lines, strict=False)]
             for key in {key for _, _, _, keys in runs for key in keys}:
                 hits = [(item, seconds) for item, seconds, passed, keys in runs if passed and key in keys]
                 rest = [item for item, _, passed, keys in runs if passed and key not in keys]
-                tests[key].append(_TestsOfFile(sum(seconds for _, seconds in hits), [item for item, _ in hits], rest))
+                seconds, whole = sum(seconds for _, seconds in hits), sum(row[1] for row in runs)
+                tests[key].append(_TestsOfFile([item for item, _ in hits], rest, seconds, whole))
         for files in tests.values():
             files.sort(key=attrgetter("seconds"))
         return {
-            key: [item for file in files for item in file.hits] + [item for file in files for item in file.rest]
+            key: _TestsOfChange(
+                [item for file in files for item in file.hits] + [item for file in files for item in file.rest],
+                LEAST_SECONDS + SLOWER * math.ceil(sum(file.whole for file in files)),
+            )
             for key, files in tests.items()
         }
 
     def _try(
-        self, session: pytest.Session, change: Change, functions: Sequence[FunctionType], tests: Sequence[pytest.Item]
+        self, session: pytest.Session, change: Change, functions: Sequence[FunctionType], tests: _TestsOfChange
     ) -> Outcome:
         imported = any(
             id(code) in self._called and change.line in _list_lines(code)
@@ -160,14 +183,16 @@ class ForkedTests:
         try:
             codes = _pair_codes(self._root / change.path, change.code)
         except ValueError:
-            return Outcome(change.key, "", len(tests), 0.0, imported=True)
+            return Outcome(change.key, "", len(tests.items), 0.0, imported=True)
         changed = [(function, codes[_find_place(function.__code__)]) for function in functions]
-        test = self._fork(partial(_find_failure, session, tests, changed)) if tests else "-"
+        test = "-"
+        if tests.items:
+            test = self._fork(partial(_find_failure, session, tests.items, changed), min(tests.limit, self._seconds))
         return Outcome(
-            change.key, {"": "no end", "-": ""}.get(test, test), len(tests), time.monotonic() - begin, imported
+            change.key, {"": "no end", "-": ""}.get(test, test), len(tests.items), time.monotonic() - begin, imported
         )
 
-    def _fork(self, run: Callable[[int], None]) -> str:
+    def _fork(self, run: Callable[[int], None], seconds: int) -> str:
         """Returns what `run` writes to the file descriptor that it is given, in a process of its own with limits."""
         read, write = os.pipe()
         child = os.fork()
@@ -175,7 +200,7 @@ class ForkedTests:
             os.close(read)
             try:
                 os.setsid()
-                resource.setrlimit(resource.RLIMIT_CPU, (self._seconds, self._seconds))
+                resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
                 resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
                 run(write)
             except BaseException as error:  # a test that ends the process, memory
@@ -183,7 +208,7 @@ class ForkedTests:
             finally:
                 os._exit(0)
         os.close(write)
-        parts, end = [], time.monotonic() + 10 * self._seconds
+        parts, end = [], time.monotonic() + 10 * seconds
         try:
             while select.select([read], [], [], max(0.0, end - time.monotonic()))[0] and (part := os.read(read, 2**16)):
                 parts.append(part)
