@@ -110,11 +110,12 @@ def sgl_kernel_tile(m: Number, n: Number, architecture: str) -> FixedTile:
     """Returns the tile of sgl-kernel's GEMM with an [m, n] output, numbers or arrays."""
     rules = SGL_KERNEL[architecture]
     fits = [(m <= most_m) & (n <= most_n) for most_m, most_n, _ in rules]
-    if not isinstance(m, np.ndarray):
+    if isinstance(m, np.ndarray):
+        sizes = zip(*(tile[:-2] for _, _, tile in rules), strict=True)
+        tile = FixedTile(*(np.select(fits, values) for values in sizes))
+    else:
         tile = next(tile for fit, (_, _, tile) in zip(fits, rules, strict=True) if fit)
-        return tile._replace(down_first=architecture == "ada")
-    sizes = zip(*(tile[:-2] for _, _, tile in rules), strict=True)
-    return FixedTile(*(np.select(fits, values) for values in sizes), down_first=architecture == "ada")
+    return tile._replace(down_first=architecture == "ada")
 
 
 TENSORRT_LLM_ON_ADA = FixedTile(32, 128, down_first=True)
