@@ -109,7 +109,7 @@ def main_weights(row: PublishedRun) -> str | None:
     fine-tuning Llama 3 8B two GPUs hold 64.26 GB each, 16 bytes a parameter, and one GPU without FSDP 48.20, 6 bytes.
     """
     spec = row.spec
-    upcast = AUTOCAST in row.citation and spec.lora is None and (spec.sharding or "").startswith("fsdp")
+    upcast = AUTOCAST in row.citation and spec.lora is None and (spec.sharding or "").startswith("fsdp-")
     return "fp32" if upcast else spec.main_weights
 
 
