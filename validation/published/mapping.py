@@ -34,6 +34,7 @@ from meshcast.validation.published.recipes import (
     launched_kernels,
     launched_overlap,
     launched_settings,
+    main_weights,
     misprinted_fields,
     packed_samples,
     uneven_layers,
@@ -191,7 +192,7 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None =
         "precision": {
             "compute": spec.precision,
             "gradients": assumptions.value_or_usual("grad_dtype", spec.grad_dtype, None),
-            "main_weights": assumptions.value_or_usual("main_weights", spec.main_weights, None),
+            "main_weights": assumptions.value_or_usual("main_weights", main_weights(row), None),
         },
         "optimizer": "adam",
         "train": _train(row, defaults, assumptions),

@@ -101,6 +101,18 @@ def launched_kernels(row: PublishedRun) -> dict[str, object]:
     return kernels | ({"loss": loss} if held else {})
 
 
+def main_weights(row: PublishedRun) -> str | None:
+    """Returns the number format of the main weights of a run; None if nothing says it.
+
+    Where a run has mixed precision, Accelerate holds the trained weights that FSDP shards in fp32, whatever they were
+    loaded in (`prepare_model` of src/accelerate/accelerator.py, v0.34.2 to v1.0.1). The table says so, too: after
+    fine-tuning Llama 3 8B two GPUs hold 64.26 GB each, 16 bytes a parameter, and one GPU without FSDP 48.20, 6 bytes.
+    """
+    spec = row.spec
+    upcast = AUTOCAST in row.citation and spec.lora is None and (spec.sharding or "").startswith("fsdp-")
+    return "fp32" if upcast else spec.main_weights
+
+
 LAUNCHED_DROPOUT = frozenset(LAUNCHED_KERNELS)
 """Sets of kernels whose runs have adapters with dropout: scripts/benchmarks/scenarios.yaml of fms-acceleration,
 lora_dropout: 0.1."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshcast.hardware.gpu import GPU
-from meshcast.simulator.costs.coefficients import Number, ceil_div
+from meshcast.simulator.costs.coefficients import Number, ceil_div, maximum, minimum
 from meshcast.simulator.ir.ops import BYTES, Gemm
 
 GROUPS = 8
@@ -37,6 +37,9 @@ class FixedTile(NamedTuple):
         rows, columns: that a multiprocessor computes at a time.
         cluster_rows, cluster_columns: blocks of a cluster along the rows and the columns of the output.
         rate: of the kernel against others of its library.
+        down_first: whether blocks take the tiles of a column in turn, then those of the next column (CUTLASS's
+            GemmIdentityThreadblockSwizzle of 1).
+        stream_k: whether blocks share tiles so that all end together.
     """
 
     rows: Number
@@ -44,11 +47,18 @@ class FixedTile(NamedTuple):
     cluster_rows: Number = 1
     cluster_columns: Number = 1
     rate: Number = 1.0
+    down_first: bool = False
+    stream_k: bool = False
 
     def count_tiles(self, m: Number, n: Number) -> Number:
         """Counts the tiles of an [m, n] output in whole clusters."""
         down = ceil_div(m, self.rows * self.cluster_rows) * self.cluster_rows
         return down * ceil_div(n, self.columns * self.cluster_columns) * self.cluster_columns
+
+    def count_passes(self, m: Number, n: Number, multiprocessors: float) -> Number:
+        """Counts how often all rows of the activation are read, by waves of blocks that take the tiles in turn."""
+        columns = ceil_div(n, self.columns) * minimum(ceil_div(m, self.rows) / multiprocessors, 1.0)
+        return maximum(columns, 1.0) if self.down_first else 1.0
 
     def count_slots(self, multiprocessors: float) -> Number:
         """Counts the multiprocessors that run whole clusters; two always share a pair."""
@@ -100,10 +110,17 @@ def sgl_kernel_tile(m: Number, n: Number, architecture: str) -> FixedTile:
     """Returns the tile of sgl-kernel's GEMM with an [m, n] output, numbers or arrays."""
     rules = SGL_KERNEL[architecture]
     fits = [(m <= most_m) & (n <= most_n) for most_m, most_n, _ in rules]
-    if not isinstance(m, np.ndarray):
-        return next(tile for fit, (_, _, tile) in zip(fits, rules, strict=True) if fit)
-    return FixedTile(*(np.select(fits, values) for values in zip(*(tile for _, _, tile in rules), strict=True)))
+    if isinstance(m, np.ndarray):
+        sizes = zip(*(tile[:-2] for _, _, tile in rules), strict=True)
+        tile = FixedTile(*(np.select(fits, values) for values in sizes))
+    else:
+        tile = next(tile for fit, (_, _, tile) in zip(fits, rules, strict=True) if fit)
+    return tile._replace(down_first=architecture == "ada")
 
+
+TENSORRT_LLM_ON_ADA = FixedTile(32, 128, down_first=True)
+"""Tile of TensorRT-LLM's GEMMs with block scales on Ada, the only one: `gemm_dispatch_sm89` of cpp/tensorrt_llm/
+kernels/cutlass_kernels/fp8_blockscale_gemm/fp8_blockscale_gemm_kernel.cuh (NVIDIA/TensorRT-LLM @eef8cda)."""
 
 FIRST_OF_BOARDS = 12.0
 """Compute capability from which Blackwell's multiprocessors neither share loads nor compute in pairs: those of GeForce
@@ -115,12 +132,13 @@ LARGE = 4096
 def with_tile_of_training(work: Gemm, gpu: GPU) -> Gemm:
     """Returns a dense GEMM in 8 bits with a scale a row with the tile that training programs run, others as they are.
 
-    On Ada torch's tiles for 257 rows and more are sgl-kernel's.
+    On Ada torch's tiles for 257 rows and more are sgl-kernel's, by stream-K (ThreadblockSwizzleStreamK).
     """
     if work.scaling != "row" or work.groups or BYTES[work.dtype] != 1 or gpu.architecture not in SGL_KERNEL:
         return work
     if gpu.architecture == "ada":
-        return replace(work, tile=sgl_kernel_tile(work.m, work.n, gpu.architecture))
+        tile = sgl_kernel_tile(work.m, work.n, gpu.architecture)._replace(down_first=False, stream_k=True)
+        return replace(work, tile=tile)
     return replace(work, tile=torch_rowwise_tile(work.m, work.n, gpu))
 
 

@@ -23,8 +23,11 @@
   dense ones on Hopper at `UNALIGNED_DENSE` of the rate of others.
 - Operands in the L2 are read at its bandwidth. An operand is still in the L2 if the traffic since its last use, of
   `reuse_distance` GEMMs of this size, fits in it; the buffer of the result was written by the GEMM before.
+- Tiles share the bandwidth of the L2 as far as all multiprocessors are at work; a single one reads at the rate of its
+  port. On GPUs with slow memory tiles that are few run faster by this, and by the clock (`ALONE`).
 - Kernels whose tile is known (`simulator.costs.kernels.fixed_tiles`) run in whole waves of whole clusters, without
-  split k; the blocks of a cluster load what they share once.
+  split k unless they are built with stream-K; the blocks of a cluster load what they share once. Where blocks take the
+  tiles of a column in turn, every wave reads the activation anew, from memory if it does not fit into the L2.
 - That is a library as it was measured, with its choice of kernels. Where a decomposition is stated, `busy` is the
   time of the longest block under it, with the best tile (`simulator.costs.kernels.decomposition`).
 """
@@ -33,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,7 +46,8 @@ from meshcast.simulator.costs.coefficients import Number, ceil_div, coefficient,
 from meshcast.simulator.costs.estimate import NOTHING, Estimate
 from meshcast.simulator.costs.kernels.decomposition import Decomposition, loop_seconds
 from meshcast.simulator.costs.kernels.fixed_tiles import FixedTile
-from meshcast.simulator.costs.kernels.roofline import combine, count_waves, kernel_peak, lower_bound, peak
+from meshcast.simulator.costs.kernels.memory import VECTOR
+from meshcast.simulator.costs.kernels.roofline import CLOCK, combine, count_waves, kernel_peak, lower_bound, peak
 from meshcast.simulator.ir.ops import BYTES, Gemm
 
 TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (64, 32))
@@ -78,6 +82,18 @@ cuBLAS runs kernels for the tensor cores of older GPUs that load a single elemen
 (`cutlass_75_tensorop_..._align1`): output layers of 50,257 tokens of two GPT-2 models, which differ by 1 to 6 %
 (validation/measured/h200/output-layers-in-steps.json). On an A100 such a GEMM runs as fast as others (1,024 x 2,145 x
 1,024, Azure/AI-benchmarking-guide @8fd0c6e1bd0f)."""
+
+
+ALONE = {"ada": (0.6, 350 / 362e12)}
+"""Time of a step of a tile that is alone on the GPU against one that computes beside tiles on all multiprocessors, and
+the power [W] for each FLOP/s of the peak in 16 bits of the GPU that shows it, by architecture: a GPU that its power
+holds back runs few tiles at boost clock. What it loses is taken to grow with the tiles, and to be less with more power.
+
+On an L40S every library of GEMMs is slower by this (3,361 GEMMs): fits say 0.6 for sgl-kernel's tiles, 0.5 for cuBLAS
+in 16 bits, and anything from 0.5 to 0.85 for the others; without it sgl-kernel's errors grow from 7.6 / 23 to 12 / 31 %
+(median / p90). Attention's `idle_gpu_time` is 0.5 there. Other architectures: fits say 0.5 on H100, 0.8 on B200 and 0.9
+on A100, with errors in 16 bits 0.4 points lower on H100, as they were on the others; their files were fitted without
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,36 +216,75 @@ def _busy(
 ) -> Number:
     """Computes the seconds of the tensor cores, with the best tile and split."""
     m, n, k, number = work.m, work.n, work.k, gpu.multiprocessors
-    low, high = bounds = _bounds(work)
-    element, read, partial = _unit_seconds(work, gpu, model, speed)
+    low, _ = _bounds(work)
+    rates = _rates(work, gpu, model, speed)
     if work.tile and decomposition is None:
-        return _fixed_tile_seconds(work, FixedTile(*work.tile), number, model, element, read)
+        return _fixed_tile_seconds(work, FixedTile(*work.tile), number, model, rates)
     best: Number = None
     for tm, tn in shapes:
         rows, columns = low(m, tm), low(n, tn)
-        step = high((tm * tn + model.tile_overhead) * element, (rows + columns) * read)
-        tiles, peer = -(-m // tm) * -(-n // tn) * work.batch, rows * columns * partial
+        loop = _Loop(tm * tn + model.tile_overhead, rows + columns, rates)
+        tiles, peer = -(-m // tm) * -(-n // tn) * work.batch, rows * columns * rates.partial_sum
         if decomposition is None:
-            taken = _split_seconds(tiles, k, number, step, peer, model, bounds)
+            taken = _split_seconds(tiles, k, number, loop, peer, model, _bounds(work))
         else:
             of_model = model.pipeline_depth, model.split_overhead
-            taken = loop_seconds(tiles, k, number, decomposition, step, *of_model, peer)
+            taken = loop_seconds(tiles, k, number, decomposition, loop.step(1.0), *of_model, peer)
         best = taken if best is None else low(best, taken)
     return best
 
 
-def _fixed_tile_seconds(
-    work: Gemm, tile: FixedTile, multiprocessors: float, model: GemmCostModel, element: float, read: float
-) -> Number:
-    """Computes the seconds of the tensor cores with a tile: whole waves of clusters, no split k.
+class _Rates(NamedTuple):
+    """Seconds of a multiprocessor.
 
-    element, read: seconds of a multiprocessor for an element of a tile, and of an operand.
+    Attributes:
+        element: for an element of a tile, with all multiprocessors at work.
+        alone: the same on an otherwise idle GPU, over that.
+        operand: for an element of an operand, with all multiprocessors at work.
+        port: the same by its port to the L2.
+        partial_sum: for an element of a partial sum.
     """
+
+    element: float
+    alone: float
+    operand: float
+    port: float
+    partial_sum: float
+
+
+class _Loop(NamedTuple):
+    """The loop of a tile over k.
+
+    Attributes:
+        elements: of the tile, with what a step costs beside them.
+        operands: elements of both operands that a step loads.
+        rates: of a multiprocessor.
+    """
+
+    elements: Number
+    operands: Number
+    rates: _Rates
+
+    def step(self, busy: Number) -> Number:
+        """Computes the seconds of a step. busy: tiles at a time over multiprocessors."""
+        rates, busy = self.rates, minimum(busy, 1.0)
+        element = rates.element * (rates.alone + (1 - rates.alone) * busy)
+        return maximum(self.elements * element, self.operands * maximum(rates.operand * busy, rates.port))
+
+
+def _fixed_tile_seconds(
+    work: Gemm, tile: FixedTile, multiprocessors: float, model: GemmCostModel, rates: _Rates
+) -> Number:
+    """Computes the seconds of the tensor cores with a tile: whole waves of clusters, or stream-K."""
     rows = minimum(work.m, tile.rows) / tile.cluster_columns
     columns = minimum(work.n, tile.columns) / tile.cluster_rows
-    step = maximum((tile.rows * tile.columns + model.tile_overhead) * element / tile.rate, (rows + columns) * read)
-    waves = ceil_div(tile.count_tiles(work.m, work.n) * work.batch, tile.count_slots(multiprocessors))
-    return waves * (work.k + model.pipeline_depth) * step
+    elements = (tile.rows * tile.columns + model.tile_overhead) / tile.rate
+    tiles, slots = tile.count_tiles(work.m, work.n) * work.batch, tile.count_slots(multiprocessors)
+    step = _Loop(elements, rows + columns, rates).step(1.0 if tile.stream_k else tiles / slots)
+    if tile.stream_k:
+        of_model = model.pipeline_depth, model.split_overhead
+        return loop_seconds(tiles, work.k, slots, "stream-k", step, *of_model, rows * columns * rates.partial_sum)
+    return ceil_div(tiles, slots) * (work.k + model.pipeline_depth) * step
 
 
 def _bounds(work: Gemm) -> tuple[Number, Number]:
@@ -238,37 +293,47 @@ def _bounds(work: Gemm) -> tuple[Number, Number]:
     return (np.minimum, np.maximum) if arrays else (min, max)
 
 
-def _unit_seconds(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float) -> tuple[float, float, float]:
-    """Computes the seconds of a multiprocessor for an element of a tile, of an operand, and of a partial sum."""
-    number = gpu.multiprocessors
+def _rates(work: Gemm, gpu: GPU, model: GemmCostModel, speed: float) -> _Rates:
+    """Computes the rates of a GEMM on a multiprocessor."""
+    number, size = gpu.multiprocessors, BYTES[work.dtype]
     layout_rate = {"nn": model.nn_rate, "nt": model.nt_rate}.get(work.layout, 1.0)
     rate = model.peak_share * layout_rate * speed * kernel_peak(gpu, work.dtype)
     element = 2 * LARGEST_TILE / (LARGEST_TILE + model.tile_overhead) * number / rate
-    read = BYTES[work.dtype] / READ_RATE * number / gpu.memory_bandwidth
-    return element, read, PARTIAL_SUM / model.partial_sum_rate * number / gpu.memory_bandwidth
+    operand = size / READ_RATE * number / gpu.memory_bandwidth
+    port = min(operand, size / (VECTOR * (gpu.clock or CLOCK)))
+    partial_sum = PARTIAL_SUM / model.partial_sum_rate * number / gpu.memory_bandwidth
+    return _Rates(element, _time_alone(gpu), operand, port, partial_sum)
+
+
+def _time_alone(gpu: GPU) -> float:
+    """Returns the time of a step on an otherwise idle GPU over that on a busy one (`ALONE`)."""
+    if gpu.architecture not in ALONE or "bf16" not in gpu.peak:
+        return 1.0
+    share, power = ALONE[gpu.architecture]
+    return min(1.0, share * gpu.power / gpu.peak["bf16"] / power)
 
 
 def _split_seconds(
     tiles: Number,
     k: Number,
     multiprocessors: float,
-    step: Number,
+    loop: _Loop,
     peer: Number,
     model: GemmCostModel,
     bounds: tuple[Any, Any],
 ) -> Number:
     """Computes the seconds of all tiles, each on a multiprocessor or, if that is faster, on the best number of them.
 
-    step: seconds of an iteration.
     peer: adding the partial sum of a further block of a tile [s].
     bounds: functions for the smaller and the larger of two numbers, or arrays.
     """
     low, high = bounds
     waves = count_waves(high(tiles, multiprocessors), multiprocessors, model.wave_rounding)
+    step = loop.step(tiles / multiprocessors)
     whole = waves * (k + model.pipeline_depth) * step
     split = high(low((k * step / peer) ** 0.5, multiprocessors / tiles), 2.0)
     waves = count_waves(high(tiles * split, multiprocessors), multiprocessors, model.wave_rounding)
-    parts = waves * (k / split + model.pipeline_depth) * step
+    parts = waves * (k / split + model.pipeline_depth) * loop.step(tiles * split / multiprocessors)
     return low(whole, parts + split * peer + model.split_overhead)
 
 
@@ -284,4 +349,12 @@ def _traffic_seconds(work: Gemm, gpu: GPU, model: GemmCostModel) -> Number:
     slow, fast, write = 1 / model.read_share, 1 / model.l2_rate, 1 / model.write_share
     read = activation * (slow + (fast - slow) * in_l2) + weight * (slow + (fast - slow) * weight_in_l2)
     written = result * (max(write, slow) + (write - max(write, slow)) * result_in_l2)
-    return (read + written) / gpu.memory_bandwidth
+    return (read + _count_bytes_read_again(work, gpu, activation) * slow + written) / gpu.memory_bandwidth
+
+
+def _count_bytes_read_again(work: Gemm, gpu: GPU, activation: Number) -> Number:
+    """Counts the bytes of the activation that waves of a known tile read from memory after the first that read them."""
+    if not work.tile:
+        return 0.0
+    passes = FixedTile(*work.tile).count_passes(work.m, work.n, gpu.multiprocessors)
+    return activation * (passes - 1) / (1 + (gpu.l2 / activation) ** EVICTION_SHARPNESS)

@@ -70,6 +70,11 @@ ROW_CAST_BLOCKS = 2 * 8
 (`sgl_per_token_quant_fp8` in sgl-kernel/csrc/gemm/per_token_quant_fp8.cu, sgl-project/sglang @0490047)."""
 ROW_CAST_RESIDENT = {"block": 8, "warp": 64}
 """Rows that a multiprocessor with 2,048 threads holds at a time: in blocks of 256 threads, and in warps."""
+FEWER_THREADS = {"ada": 1536 / 2048}
+"""Threads that a multiprocessor of an architecture holds, over 2,048 (CUDA C++ Programming Guide, technical
+specifications by compute capability)."""
+ROW_CAST_SETS = 6
+"""Sets of operands between which the benchmark of these GEMMs alternates (see `simulator.costs.kernels.gemm`)."""
 ROW_CAST_WAVE = {"block": 1.2e-6, "warp": 2.3e-6}
 """Seconds of a wave of these rows beyond its traffic: two passes and a reduction wait for each other. Fitted with
 `ROW_CAST_L2` on sgl-kernel's GEMMs, 1,401 each: 1.22 and 2.50 us on H100, 1.25 and 2.52 on H200, 1.15 and 2.17 on
@@ -164,10 +169,11 @@ def _row_cast_seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed
     of_warp, of_block = ((ROW_CAST_RESIDENT[kind], ROW_CAST_WAVE[kind]) for kind in ("warp", "block"))
     many = work.rows >= ROW_CAST_BLOCKS * gpu.multiprocessors
     resident, wave = (many * warp + (1 - many) * block for warp, block in zip(of_warp, of_block, strict=True))
-    waves = work.rows / (resident * gpu.multiprocessors)
+    waves = work.rows / (resident * FEWER_THREADS.get(gpu.architecture, 1.0) * gpu.multiprocessors)
     in_flight = work.read * minimum(1.0 / waves, 1.0)
     missed = 1.0 / (1.0 + (ROW_CAST_L2 * gpu.l2 / in_flight) ** 4)
-    taken, launch = seconds(Memory("cast", work.read * (1.0 + missed), work.write), gpu, model, speed)
+    of_sets = replace(model, l2_capacity=model.l2_capacity / ROW_CAST_SETS)
+    taken, launch = seconds(Memory("cast", work.read * (1.0 + missed), work.write), gpu, of_sets, speed)
     return taken + waves * wave, launch
 
 

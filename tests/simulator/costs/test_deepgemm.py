@@ -12,7 +12,7 @@ GPUS = {"hopper": "h100-sxm", "blackwell": "b200-sxm"}
 
 def choose(m: float, n: float, k: float, architecture: str = "hopper") -> tuple[float, ...]:
     tile = deepgemm_tile(*(np.array([float(size)]) for size in (m, n, k)), load("gpus", GPUS[architecture]))
-    return tuple(float(np.ravel(part)[0]) for part in tile)
+    return tuple(float(np.ravel(part)[0]) for part in tile[:5])
 
 
 @pytest.mark.parametrize("architecture", GPUS)
@@ -20,7 +20,7 @@ def test_a_gemm_has_the_tile_that_it_has_among_many(architecture: str) -> None:
     random = np.random.default_rng(0)
     sizes = [np.floor(np.exp(random.uniform(low, 10, 8))) for low in (0, 5, 5)]
     tile = deepgemm_tile(*sizes, load("gpus", GPUS[architecture]))
-    many = np.array(np.broadcast_arrays(*tile)).T
+    many = np.array(np.broadcast_arrays(*tile[:5])).T
     assert all(choose(*(size[at] for size in sizes), architecture) == tuple(many[at]) for at in range(8))
 
 

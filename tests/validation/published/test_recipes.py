@@ -86,6 +86,24 @@ def test_autocast_converts_the_operands_of_adapters(table: str, products: str) -
     assert map_run(cited).job["framework"]["set"].get("adapters", {}).get("products", "") == products
 
 
+@pytest.mark.parametrize(
+    ("table", "kind", "sharding", "weights"),
+    [
+        ("a100_80gb_liger.csv", "dense", "fsdp-full", "fp32"),
+        ("a100_80gb_liger.csv", "dense", "none", "bf16"),
+        ("a100_80gb_liger.csv", "lora", "fsdp-full", "bf16"),
+        ("a100_80gb.csv", "dense", "fsdp-full", "bf16"),
+    ],
+)
+def test_fsdp_holds_trained_weights_in_fp32_with_mixed_precision(
+    table: str, kind: str, sharding: str, weights: str
+) -> None:
+    lora = {"rank": 16, "targets": ["qkv", "proj"]} if kind == "lora" else None
+    run = row(kind=kind, stack="hf-trainer", main_weights="bf16", sharding=sharding, lora=lora)
+    cited = run.model_copy(update={"cited": f"scripts/benchmarks/refs/{table} framework_config foak-fast-kernels"})
+    assert map_run(cited).job["precision"]["main_weights"] == weights
+
+
 def test_gpt_3_has_the_dropout_of_its_launcher() -> None:
     run = row(stack="nemo", stack_version="24.07", model__norm="layernorm")
     gpt = map_run(run.model_copy(update={"model": {"name": "GPT3-20B"}}))

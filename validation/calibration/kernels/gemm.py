@@ -16,9 +16,10 @@ import numpy as np
 import pandas as pd
 
 from meshcast.hardware import load
+from meshcast.hardware.gpu import GPU
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.costs.kernels.deepgemm import deepgemm_tile
-from meshcast.simulator.costs.kernels.fixed_tiles import sgl_kernel_tile
+from meshcast.simulator.costs.kernels.fixed_tiles import TENSORRT_LLM_ON_ADA, sgl_kernel_tile
 from meshcast.simulator.costs.kernels.sections import section_of
 from meshcast.simulator.ir.ops import BYTES, Gemm, Memory, Work
 from meshcast.validation.calibration.kernels.sample import DTYPES, GPUS, KernelSample, refuse_format
@@ -45,14 +46,18 @@ ALONE = r"DeepGEMM README|cuBLASLt|MAMF|ThunderKittens|aiter"
 """Sources (a regular expression) whose times of 8-bit GEMMs do not include quantisation."""
 BY_ELEMENT = r"sglang 0\.5\.10\b"
 """Sources (a regular expression) whose casts with a scale for each 128 elements load single elements, as those of
-TensorRT-LLM do on Hopper (fp8_quantize_1x128; later GPUs run another kernel)."""
+TensorRT-LLM do until Hopper (fp8_quantize_1x128; later GPUs run another kernel)."""
 SGL_KERNEL = "sglang-fp8"
 """Library of GEMMs with a scale for each token, whose tiles are known (`simulator.costs.kernels.fixed_tiles`)."""
 DEEP_GEMM = "sglang-fp8-block"
 """Library of GEMMs with block scales, whose tiles are known, too (`simulator.costs.kernels.deepgemm`)."""
-OWN = {SGL_KERNEL: ("pipeline_depth",), DEEP_GEMM: ("pipeline_depth", "tile_overhead")}
-"""Coefficients of the GPU that libraries with known tiles have of their own. DeepGEMM adds up in fp32 beside the tensor
-cores after every step, which small tiles wait for."""
+BLOCK_SCALES = "tensorrt-llm-fp8-block"
+"""Library of GEMMs with block scales that has a single tile on Ada; elsewhere its tiles are not known."""
+BY_ELEMENT_ON = ("ada", "hopper")
+"""Architectures on which the casts of TensorRT-LLM with a scale for each 128 elements load single elements."""
+OWN = ("pipeline_depth", "tile_overhead")
+"""Coefficients of the GPU that libraries with known tiles have of their own, as they belong to a kernel. DeepGEMM adds
+up in fp32 beside the tensor cores after every step, which small tiles wait for."""
 GROUP, GROUPS_OF_A_BLOCK = 128, (1, 2, 4, 8, 16)
 """Elements with a scale, and how many groups of them a block of the cast may take: the most that divide their number
 (`sgl_per_token_group_quant_8bit` of sgl-kernel/csrc/gemm/per_token_group_quant_8bit.cu, sgl-project/sglang)."""
@@ -119,18 +124,26 @@ def _sample(same: _Same, table: pd.DataFrame, index: np.ndarray) -> KernelSample
     else:
         product, kind = Gemm(m, n, k, dtype=form), KINDS.get(same.dtype, "bf16")  # type: ignore[arg-type]
         if BYTES[form] == 1 and not same.alone:
-            by_element = same.by_element or (gpu.architecture == "hopper" and same.library.startswith("tensorrt-llm"))
+            by_element = same.by_element or (
+                gpu.architecture in BY_ELEMENT_ON and same.library.startswith("tensorrt-llm")
+            )
             parts += _quantise(m, k, same.library, by_element)
             if same.library == DEEP_GEMM and gpu.architecture == "blackwell":
                 parts += _convert_scales(n, k)
     classes = {"all": np.ones(len(index), bool), "large": (m >= LARGE) & (n >= LARGE) & (k >= LARGE)}
-    own = OWN.get(same.library, ())
-    if same.library == SGL_KERNEL:
-        product = replace(product, tile=sgl_kernel_tile(m, n, gpu.architecture))
-    elif same.library == DEEP_GEMM:
-        product = replace(product, tile=deepgemm_tile(m, n, k, gpu))
+    tile = _known_tile(same.library, m, n, k, gpu)
+    product, own = replace(product, tile=tile), OWN if tile else ()
     rows_of = section_of(product, gpu), GPUS[same.gpu], same.library, index, micro * 1e-6, kind, classes, own
     return KernelSample(*rows_of, parts=(*parts, product), tuned=not own)
+
+
+def _known_tile(name: str, m: np.ndarray, n: np.ndarray, k: np.ndarray, gpu: GPU) -> tuple[Any, ...]:
+    """Returns the fields of the tiles of a library's GEMMs, () where it has a kernel for every size."""
+    if name == SGL_KERNEL:
+        return sgl_kernel_tile(m, n, gpu.architecture)
+    if name == DEEP_GEMM:
+        return deepgemm_tile(m, n, k, gpu)
+    return TENSORRT_LLM_ON_ADA if name == BLOCK_SCALES and gpu.architecture == "ada" else ()
 
 
 def library(source: str, dtype: str) -> str:
