@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import MeshcastError, ModelError
+from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Op
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.flops import CONVENTIONS, forward_matmul_flops
-from meshcast.simulator.models.load import load_model
 from meshcast.simulator.models.model import Model
 from tests.contract.measure import forward_ops, lowered_stage, make, sent
 
@@ -53,24 +52,6 @@ def test_conventions_count_the_tokens_that_attention_runs_over() -> None:
     for name in ("palm", "mosaic_mfu"):
         without = 6 * model.active_parameters
         assert CONVENTIONS[name](model, 96) == without + 12 * 64 * (12 + 8)
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"seq": 100}, "seq is 100.*8 frames.*Give 96"),
-        ({"bidirectional": False}, "bidirectional"),
-        ({"window": 8}, "bidirectional layer"),
-        ({"attention_chunk": 8}, "attention_chunk"),
-        ({"mtp": 1}, "mtp"),
-        ({"branches": [{"layers": 1, "input_width": 8}]}, "frames"),
-        ({"frames": None, "branches": [{"layers": 1, "frames": 4}]}, r"branches\[0\].frames"),
-        ({"frames": 0}, "frames"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(ModelError, match=words):
-        load_model({**VIDEO, **fields})
 
 
 @pytest.mark.parametrize(
