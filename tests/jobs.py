@@ -43,11 +43,40 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """One small model of every kind."""
 
+_SAMPLES = {"distribution": {"kind": "lognormal", "mean": 120, "sigma": 1.2}, "count": 8, "join": "padding"}
+_LENGTHS = [{"samples": 32 // 2**power, "sequence": 64 * 2**power} for power in range(5)]
+
+
+def on_gpus(gpus: int, mesh: dict[str, int], *schemes: str) -> dict[str, Any]:
+    """Returns the small GPT on some GPUs, its plan in long form: schemes are written `family/name over axis axis`."""
+    entries = [scheme.partition(" over ") for scheme in schemes]
+    plan = {"mesh": mesh, "schemes": [{"use": use, "over": over.split()} for use, _, over in entries]}
+    return {"model": _GPT, "cluster": {"gpu": "h100-sxm", "gpus": gpus}, "plan": plan}
+
+
+_1F1B, _ZERO, _TP = "pipeline/1f1b over pp", "data/zero-1 over dp", "tensor/megatron-sp over tp"
+
 JOBS: dict[str, dict[str, Any]] = {
     **{name: {"model": model, "cluster": "dgx-h100:2"} for name, model in MODELS.items()},
-    **{name: {"model": name, "cluster": "dgx-h100:2"} for name in ("llama3-8b", "llama3-70b", "mixtral-8x7b")},
+    "data parallel": on_gpus(4, {"dp": 4}, "data/ddp over dp"),
+    "pipeline": on_gpus(2, {"pp": 2}, _1F1B),
+    "context parallel": on_gpus(4, {"cp": 4}, "sequence/ring over cp"),
+    "chimera": on_gpus(8, {"pp": 4, "dp": 2}, "pipeline/chimera over pp", _ZERO),
+    "overlapped": on_gpus(16, {"pp": 2, "dp": 2, "tp": 4}, "tensor/flux over tp", _1F1B, _ZERO, _TP),
+    "annotated": on_gpus(8, {"x": 8}, "tensor/annotated over x"),
+    "routed": {
+        "model": MODELS["experts"],
+        "cluster": "dgx-h100:2",
+        "plan": {
+            "mesh": {"dp": 4},
+            "views": {"experts": {"ep": 4}},
+            "schemes": [{"use": "data/ddp", "over": "dp"}, {"use": "expert/all-to-all", "over": ["ep"]}],
+        },
+    },
+    "lengths": {"model": _GPT, "cluster": "dgx-h100:1", "batch": {"lengths": _LENGTHS}},
+    "samples": {"model": _GPT, "cluster": "dgx-h100:1", "batch": {"samples": _SAMPLES}},
 }
-"""Every small model, and some presets, on 16 GPUs."""
+"""Every small model on 16 GPUs, and jobs with plans in long form."""
 
 CLUSTERS: dict[str, dict[str, Any]] = {
     "nodes": {"node": "dgx-h100", "nodes": 8},

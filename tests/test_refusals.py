@@ -25,12 +25,15 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from meshcast.experiments.search.search_job import search
 from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import CatalogError, MeshcastError, ModelError, PlanError
 from meshcast.simulator import simulate
+from meshcast.simulator.formats.launch.imported_job import OpenQuestions
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
+from tests.experiments.search.spaces import TINY
 from tests.jobs import CLUSTERS, JOBS, MODELS, change
 from tests.simulator.models.configs import CONFIGS, ROUND_TRIP, VISION
 
@@ -47,7 +50,7 @@ class Reader(NamedTuple):
     """
 
     read: Callable[[Any], object]
-    error: type[Exception]
+    error: type[MeshcastError]
     bases: Mapping[str, Any] = {}
     file: str = ""
 
@@ -58,8 +61,15 @@ def simulate_changed(job: dict[str, Any]) -> object:
     return simulate(load_job(job, changes) if changes else job)
 
 
+def search_space(job: dict[str, Any]) -> object:
+    """Searches the space of a job with its `options`."""
+    options = {"workers": 1, **job.pop("options", {})}
+    return search(job, **options)
+
+
 READERS: dict[str, Reader] = {
     "job": Reader(simulate_changed, PlanError, JOBS, "job.yaml"),
+    "space": Reader(search_space, PlanError, {"tiny": TINY}),
     "model": Reader(load_model, ModelError, MODELS, "m.yaml"),
     "config": Reader(from_config, ModelError, {**ROUND_TRIP, **CONFIGS, **VISION}),
     "config file": Reader(load_model, ModelError, {}, "config.json"),
@@ -74,7 +84,7 @@ class Refusal(NamedTuple):
     input: Any
     files: dict[str, str | bytes]
     says: str
-    error: type[Exception]
+    error: type[MeshcastError]
 
 
 def read_entry(reader: Reader, base: Any, entry: dict[str, Any]) -> Refusal:
@@ -94,7 +104,7 @@ def read_entry(reader: Reader, base: Any, entry: dict[str, Any]) -> Refusal:
     return Refusal(reader, wrong, files, says, ERRORS[error])
 
 
-ERRORS = {error.__name__: error for error in (CatalogError, ModelError, PlanError, ValueError)}
+ERRORS = {error.__name__: error for error in (CatalogError, ModelError, OpenQuestions, PlanError)}
 
 
 def read_tables() -> Iterator[Any]:
@@ -124,5 +134,5 @@ def test_refused(refusal: Refusal, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     message = str(refused.value).replace(f"{tmp_path}/", "")
     assert matches(refusal.says, message), message
     assert "pydantic" not in message and len(message) < 1_000
-    if isinstance(refused.value, MeshcastError):
-        assert refused.value.where and refused.value.rule and refused.value.remedy
+    assert "\n" not in message or refusal.error is OpenQuestions
+    assert refused.value.where and refused.value.rule and refused.value.remedy

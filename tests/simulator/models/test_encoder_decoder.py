@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.shared_gradients import sum_shared_gradients
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory
@@ -217,8 +216,3 @@ def test_lengths_are_fields(tmp_path: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- refusals
-
-
-def test_adapters_are_refused() -> None:
-    with pytest.raises(MeshcastError, match="an encoder with a decoder, and adapters"):
-        simulate(job({"dp": 1}) | {"train": {"mode": "lora"}})
