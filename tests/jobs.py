@@ -78,6 +78,11 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 """Every small model on 16 GPUs, and jobs with plans in long form."""
 
+SPACES: dict[str, dict[str, Any]] = {
+    "open": {"model": "gpt2-124m", "cluster": "dgx-h100:1", "batch": {"global": 32}},
+}
+"""A job to which an entry adds open fields, or none."""
+
 CLUSTERS: dict[str, dict[str, Any]] = {
     "nodes": {"node": "dgx-h100", "nodes": 8},
     "gpus": {"gpu": "h100-sxm", "gpus": 16, "gpus_per_node": 8},

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from meshcast.experiments.search.search_job import search
+from meshcast.experiments.search.space.space import Space
 from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import CatalogError, MeshcastError, ModelError, PlanError
 from meshcast.simulator import simulate
@@ -33,8 +33,7 @@ from meshcast.simulator.formats.launch.imported_job import OpenQuestions
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
-from tests.experiments.search.spaces import TINY
-from tests.jobs import CLUSTERS, JOBS, MODELS, change
+from tests.jobs import CLUSTERS, JOBS, MODELS, SPACES, change
 from tests.simulator.models.configs import CONFIGS, ROUND_TRIP, VISION
 
 TABLES = Path(__file__).with_name("refusals")
@@ -61,15 +60,14 @@ def simulate_changed(job: dict[str, Any]) -> object:
     return simulate(load_job(job, changes) if changes else job)
 
 
-def search_space(job: dict[str, Any]) -> object:
-    """Searches the space of a job with its `options`."""
-    options = {"workers": 1, **job.pop("options", {})}
-    return search(job, **options)
+def span_space(job: dict[str, Any]) -> object:
+    """Returns the space of plans that a job leaves open."""
+    return Space(job, Path("."))
 
 
 READERS: dict[str, Reader] = {
     "job": Reader(simulate_changed, PlanError, JOBS, "job.yaml"),
-    "space": Reader(search_space, PlanError, {"tiny": TINY}),
+    "space": Reader(span_space, PlanError, SPACES),
     "model": Reader(load_model, ModelError, MODELS, "m.yaml"),
     "config": Reader(from_config, ModelError, {**ROUND_TRIP, **CONFIGS, **VISION}),
     "config file": Reader(load_model, ModelError, {}, "config.json"),
