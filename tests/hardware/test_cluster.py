@@ -8,7 +8,6 @@ import pytest
 
 from meshcast.hardware import CatalogError, Cluster, Value, catalog, clusters, load, load_cluster, reach
 from meshcast.hardware.cluster import STAGING
-from meshcast.hardware.documents.input_file import DESCRIPTION
 from meshcast.hardware.load import line_of
 
 INLINE = {
@@ -221,24 +220,6 @@ def test_links_that_no_switch_joins_are_spread_evenly_over_a_larger_domain() -> 
         load_cluster({**by_gpu, "gpus": 64, "gpus_per_node": 64, "scale_up_domain": 64})
 
 
-@pytest.mark.parametrize(
-    ("rows", "rule"),
-    [
-        ([[0, 1], [1]], "a row and a column for each GPU"),
-        ([[1, 1], [1, 0]], "no link to itself"),
-        ([[0, 1], [2, 0]], "links join two GPUs"),
-        ([[0, 99], [99, 0]], "a GPU has 18"),
-        ([[0, "x"], [1, 0]], r"mesh\.value\[0\]\[1\] is 'x'"),  # rows are meant, not a number
-    ],
-)
-def test_meshes_that_cannot_be(rows: list[list[Any]], rule: str) -> None:
-    stated = {"kind": "assumed", "source": "a test"}
-    up = {"link": "nvlink4", "switched": {"value": False, **stated}, "mesh": {"value": rows, **stated}}
-    node = {"name": "pair", "gpu": "h100-sxm", "gpus": {"value": 2, **stated}, "scale_up": up}
-    with pytest.raises(CatalogError, match=rule):
-        load_cluster({"node": node, "nodes": 1})
-
-
 # ------------------------------------------------------------------------------------- mixed clusters
 
 MIXED = """groups:
@@ -319,137 +300,6 @@ def test_copies_follow_their_fields() -> None:
     assert load_cluster("dgx-h100:2").model_copy(update={"nodes": 4}).gpus == 32
 
 
-BAD: list[tuple[Any, str, str, str]] = [
-    # spec, where, rule, remedy
-    ("dgx-h1000:64", "cluster", "no node 'dgx-h1000'", "Did you mean 'dgx-h100'?"),
-    ("dgx-h100:0", "cluster", "whole number above 0", "dgx-h100:64"),
-    ("dgx-h100:-4", "cluster", "whole number above 0", "dgx-h100:64"),
-    ("dgx-h100:4.5", "cluster", "whole number above 0", "dgx-h100:64"),
-    ("dgx-h100:", "cluster", "whole number above 0", "dgx-h100:64"),
-    ("dgx-h100", "cluster", "whole number above 0", "dgx-h100:64"),
-    ("dgx-h100:٤", "cluster", "whole number above 0", "dgx-h100:64"),
-    ("dgx-h100:1" + "0" * 5000, "cluster", "more than 1,000,000 GPUs", "fewer nodes"),
-    ("dgx-h100:999999", "cluster", "more than 1,000,000 GPUs", "fewer nodes"),
-    ("selen", "cluster", "no such cluster", "Did you mean 'selene'?"),
-    ("", "cluster", "no such cluster", "dgx-a100:COUNT"),
-    (64, "cluster", "a name, a path or a mapping", "dgx-h100:64"),
-    (None, "cluster", "a name, a path or a mapping", "dgx-h100:64"),
-    (["dgx-h100"], "cluster", "a name, a path or a mapping", "dgx-h100:64"),
-    ({}, "cluster.node", "needed and missing", "Add `node: ...`"),
-    ({"noed": "dgx-h100", "nodes": 2}, "cluster.noed", "no such key", "Did you mean 'node'?"),
-    ({"node": "dgx-b100", "nodes": 2}, "cluster.node", "not in the catalog of nodes", "Did you mean 'dgx-"),
-    ({"node": "dgx-h100", "nodes": "2"}, "cluster.nodes", "whole number", "without quotes"),
-    ({"node": "dgx-h100", "nodes": True}, "cluster.nodes", "whole number", "without quotes"),
-    ({"node": "dgx-h100", "nodes": 10**400}, "cluster.nodes", "at most 1000000", "or less"),
-    ({"node": "dgx-h100", "nodes": 900_000}, "cluster", "more than 1,000,000", "fewer nodes"),
-    ({"node": "dgx-h100", "nodes": 2, "gpus": 8}, "cluster", "8 GPUs do not fill 2 nodes", "9 to 16 GPUs"),
-    ({"node": "dgx-h100", "nodes": 2, "fabric": {"oversubscription": 0.5}}, "fabric.oversub", "at least 1", "or more"),
-    ({"node": {"gpu": "h100-sxm"}, "nodes": 1}, "cluster.node.gpus", "needed and missing", "Add"),
-    ({1: 2, "node": "dgx-h100", "nodes": 1}, "cluster", "keys must be text", "quotes"),
-    (
-        {
-            "groups": [
-                {"node": {"gpu": "l40s", "gpus": {"value": 10**300, "kind": "assumed", "source": "a"}}, "nodes": 2}
-            ]
-        },
-        "cluster.groups[0].node.gpus",
-        "a count quantity is from 1 to 1e+12",
-        "Write it like '8'",
-    ),
-    (
-        {
-            "groups": [
-                {"node": {"gpu": "l40s", "gpus": {"value": n, "kind": "assumed", "source": "a"}}, "nodes": 900_000}
-                for n in (1, 2)
-            ]
-        },
-        "cluster.nodes",
-        "at most 1000000",
-        "1000000 or less",
-    ),
-    ({"groups": []}, "cluster.groups", "at least 1", "Write at least 1"),
-    ({"groups": [{"node": "dgx-h10", "nodes": 1}]}, "cluster.groups[0].node", "catalog of nodes", "Did you mean 'dgx-"),
-    ({"groups": [{"node": "dgx-h100", "nodes": 1}], "nodes": 2}, "cluster.nodes", "either `groups` of nodes", "Keep"),
-    (
-        {"groups": [{"node": "dgx-h100", "nodes": 1}], "gpu": "h20"},
-        "cluster.gpu",
-        "no such key",
-        "Valid: fabric, groups",
-    ),
-    ({"gpu": "l40s", "gpus": 8, "scale_up_domain": 4}, "cluster", "l40s has no scale-up link", "scale_up_domain: 1"),
-    ({"gpu": "mi300x", "gpus": 16, "scale_up_domain": 16}, "cluster", "7 links do not join 16 GPUs", "smaller domain"),
-    ({**INLINE, "nodes": 16}, "cluster.nodes", "either a `node` or a `gpu`", "Keep"),
-    ({**INLINE, "gpu": "h100_sxm"}, "cluster.gpu", "not in the catalog of gpus", "Did you mean 'h100-sxm'?"),
-    ({**INLINE, "gpus": 0}, "cluster.gpus", "above 0", "above 0"),
-    ({**INLINE, "scale_up_domain": 3}, "cluster", "do not nest", "multiple"),
-    ({**INLINE, "inter": {"kind": "infinband"}}, "cluster.inter.kind", "valid words", "Did you mean 'infiniband'?"),
-    ({**INLINE, "inter": {"kind": "none"}}, "cluster", "no network between them", "Give the nodes a network"),
-    ({**INLINE, "inter": {"kind": "none", "gbps_per_gpu": 4}}, "cluster.inter", "kind is none", "Name the network"),
-    (
-        {**INLINE, "inter": {"kind": "roce", "gbps_per_gpu": -1}},
-        "cluster.inter.gbps_per_gpu",
-        "at least 0.001",
-        "or more",
-    ),
-    ({**INLINE, "inter": {"kind": "roce", "gbps": 1}}, "cluster.inter.gbps", "no such key", "'gbps_per_gpu'"),
-    ({**INLINE, "inter": "infiniband"}, "cluster.inter", "must be a mapping", "Keys: kind, gbps_per_gpu"),
-    ({**INLINE, "inter": {"kind": "roce", "gbps_per_gpu": float("nan")}}, "gbps_per_gpu", "finite", "number"),
-]
-
-
-@pytest.mark.parametrize(("spec", "where", "rule", "remedy"), BAD, ids=lambda one: repr(one)[:40])
-def test_a_malformed_cluster_gives_one_clear_message(spec: Any, where: str, rule: str, remedy: str) -> None:
-    with pytest.raises(CatalogError) as e:
-        load_cluster(spec)
-    assert where in e.value.where and rule in e.value.rule and remedy in e.value.remedy
-    assert len(str(e.value)) < 500 and "\n" not in str(e.value) and "pydantic" not in str(e.value)
-
-
-BAD_FILES: list[tuple[bytes, str, str]] = [
-    (b"node: dgx-a100\nnodes: 2\nnodes: 3\n", "c.yaml:3", "'nodes' is given twice"),
-    (b"node: dgx-a100\n\nnodes: two\n", "c.yaml:3 nodes", "whole number"),
-    (b"node: dgx-a100\nnodes: 2\nfabric:\n  oversub: 2\n", "c.yaml:4 fabric.oversub", "no such key"),
-    (b"gpu: h100-sxm\ngpus: 8\nnode: x\n", "c.yaml:3 node", "either a `node` or a `gpu`"),
-    (b"node: [\n", "c.yaml:2", "not valid YAML"),
-    (b"a: 1\n---\nb: 2\n", "c.yaml:2", "not valid YAML"),
-    (b"a: !!python/object:os.system x\n", "c.yaml:1", "not valid YAML"),
-    (b"a: 1\n\x00\x01\x02", "c.yaml:2", "a NUL character"),
-    (b"\xff\xfe\xfa", "c.yaml", "not UTF-8"),
-    (b"", "c.yaml", "must be a mapping"),
-    (b"just words\n", "c.yaml", "must be a mapping"),
-    (b"[" * 5000, "c.yaml", "nested too deeply"),
-    (b"a: &x [*x]\n", "c.yaml", "aliases"),
-    (b"a: 1" + b"0" * 5000 + b"\n", "c.yaml", "not valid YAML"),
-    (b" " * (DESCRIPTION.nbytes + 1), "c.yaml", "at most 10,000,000"),
-]
-
-
-@pytest.mark.parametrize(("content", "where", "rule"), BAD_FILES, ids=lambda one: repr(one)[:30])
-def test_a_malformed_file_gives_one_clear_message(tmp_path: Path, content: bytes, where: str, rule: str) -> None:
-    (tmp_path / "c.yaml").write_bytes(content)
-    with pytest.raises(CatalogError) as e:
-        load_cluster("c.yaml", base=tmp_path)
-    assert e.value.where.startswith(where) and rule in e.value.rule
-    assert len(str(e.value)) < 400 and "\n" not in str(e.value)
-
-
-def test_an_alias_bomb_is_refused(tmp_path: Path) -> None:
-    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
-    (tmp_path / "c.yaml").write_text("\n".join(lines))
-    with pytest.raises(CatalogError, match="aliases"):
-        load_cluster("c.yaml", base=tmp_path)
-
-
-def test_a_path_that_is_no_file(tmp_path: Path) -> None:
-    for path, rule in [("no.yaml", "no such file"), (f"{tmp_path}/", "not a regular file"), ("/dev/zero", "regular")]:
-        with pytest.raises(CatalogError, match=rule):
-            load_cluster(path, base=tmp_path)
-    for path in ("a\0.yaml", "a" * 5000 + ".yaml"):
-        with pytest.raises(CatalogError):
-            load_cluster(path, base=tmp_path)
-
-
 def test_the_error_names_the_callers_place() -> None:
     with pytest.raises(CatalogError) as e:
         load_cluster({"node": "dgx-h100"}, where="job.cluster")
@@ -484,3 +334,8 @@ def test_links_may_reach_less_on_one_node_than_elsewhere() -> None:
     assert slower.scale_up.bandwidth == usual.scale_up.bandwidth
     mixed = load_cluster({"groups": [{"node": "dgx-a100", "nodes": 2}, {"node": "jean-zay-a100", "nodes": 2}]})
     assert mixed.scale_up.rate == slower.scale_up.rate
+
+
+def test_a_number_of_nodes_may_have_any_length() -> None:
+    with pytest.raises(CatalogError, match="more than 1,000,000 GPUs"):
+        load_cluster("dgx-h100:1" + "0" * 5000)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from meshcast.hardware import load_cluster
 from meshcast.hardware.documents.explain import MAX_UNKNOWN
 from meshcast.hardware.documents.other_words import MEANINGS, WORDS, find_meaning
-from meshcast.hardware.errors import CatalogError, MeshcastError, nearest
+from meshcast.hardware.errors import MeshcastError, nearest
 from meshcast.simulator import load_job
 from meshcast.simulator.ir.registry import scheme_names
 from meshcast.simulator.job.batch import Batch
@@ -72,18 +71,3 @@ def test_all_wrong_keys_are_told_at_once() -> None:
     assert "tensor_parallel_size (it is 'tp' here)" in text and "sheduling (did you mean 'schedule'?)" in text
     many = refusal(plan={f"key_{number}": 1 for number in range(MAX_UNKNOWN + 4)})
     assert f"key_{MAX_UNKNOWN} and 3 more. " in many
-
-
-@pytest.mark.parametrize(
-    ("cluster", "message"),
-    [
-        ("h100:64", "Nodes are counted, not GPUs: 64 h100-sxm are dgx-h100:8"),
-        ("b200:8", "Nodes are counted, not GPUs: 8 b200-sxm are dgx-b200:1"),
-        ("a100-sxm-80:12", "for 12 GPUs write {gpu: a100-sxm-80, gpus: 12}"),
-        ("gh100:3", "Valid: "),
-    ],
-)
-def test_a_gpu_in_place_of_a_node(cluster: str, message: str) -> None:
-    with pytest.raises(CatalogError) as caught:
-        load_cluster(cluster)
-    assert message in str(caught.value)

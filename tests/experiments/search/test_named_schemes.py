@@ -158,34 +158,6 @@ def test_auto_is_what_a_plan_without_the_key_has() -> None:
     assert not space_of(NODE, tp="auto").named and not Space({**NODE, "plan": "auto"}, Path(".")).named
 
 
-@pytest.mark.parametrize(
-    ("plan", "words"),
-    [
-        ({"cp_scheme": ["ring", "rings"]}, "plan.cp_scheme is 'rings': no such sequence scheme"),
-        ({"dp_scheme": {"use": "mics"}, "tp": "auto"}, "a search takes a data scheme by its name, without options"),
-        ({"dp_scheme": [{"use": "mics"}]}, "its values are words"),
-        ({"cp_scheme": [{"use": "ring", "rings": 2}]}, "plan.cp_scheme.rings"),
-        ({"recompute": ["none", ["norms"]]}, "plan.recompute[0] is 'norms'"),
-        ({"recompute": ["norms"], "tp": "auto"}, "plan.recompute[0] is 'norms'"),
-        ({"recompute": ["selected", "full"]}, "plan.recompute"),
-        ({"recompute": [1, "full"]}, "plan.recompute is 1: its values are words"),
-        ({"cp_scheme": [1]}, "plan.cp_scheme is 1: its values are words"),
-        ({"dp_scheme": ["mics"], "zero": "auto"}, "listed in one field, and the job opens plan.zero as well"),
-        ({"dp_scheme": ["mics"], "fsdp": True}, "it names the data scheme, and so does fsdp"),
-        ({"tp_scheme": ["summa-2d"], "sequence_parallel": False}, "the plan states sequence_parallel"),
-        ({"ep_scheme": ["deepep"]}, "the model has no experts"),
-        ({"unit": [0], "fsdp": True}, "plan.unit is 0: its values are 1 or more"),
-        ({"reshard": [1], "fsdp": True}, "plan.reshard is 1: its values are true or false"),
-        ({"prefetch": [-1], "fsdp": True}, "plan.prefetch is -1: its values are 0 or more"),
-        ({"auto": 3}, "plan.auto is 3: it opens the fields that the plan does not state"),
-    ],
-)
-def test_wrong_values_are_refused(plan: dict[str, Any], words: str) -> None:
-    with pytest.raises(PlanError) as error:
-        space_of(NODE, **plan)
-    assert words in str(error.value)
-
-
 def test_a_scheme_without_plans_breaks_a_rule() -> None:
     certificate = meshcast.search({**NODE, "plan": {"tp": [8], "tp_scheme": [None, "summa-2d"]}}).certificate
     assert certificate.plans == 4 and certificate.invalid == 2

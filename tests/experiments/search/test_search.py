@@ -439,57 +439,6 @@ def test_plan_auto_opens_every_field_of_the_plan() -> None:
     assert len({*jobs}) == len(jobs)
 
 
-@pytest.mark.parametrize(
-    ("job", "words"),
-    [
-        ({**SMALL, "model": "auto"}, "a search does not vary this field"),
-        ({**SMALL, "plan": {"tp": 2}, "batch": {"global": 32}}, "no field of the job is open"),
-        ({**SMALL, "plan": {"tp": ["two"]}}, "plan.tp"),
-        ({**SMALL, "plan": {"pp": [0, 2]}}, "plan.pp is 0: its values are 1 or more"),
-        ({**SMALL, "batch": {"micro": [1, 2]}, "plan": {}}, "batch.global: a search compares plans of one global"),
-        ({**SMALL, "batch": {"global": 64, "microbatches": 8}}, "batch.microbatches is 8: a search takes the size"),
-        ({**SMALL, "plan": "auto", "batch": 3.5}, "batch"),
-        ({**SMALL, "plan": {"tp": "auto", "dp": 2}}, "plan.dp"),
-        ({**SMALL, "plan": {"mesh": {"dp": 8}, "schemes": [{"use": "data/ddp", "over": "dp"}]}}, "plan.mesh"),
-        ({**SMALL, "plan": {"tp": "auto", "schedule": {"use": "1f1b"}}}, "plan.schedule"),
-        ({**SMALL, "plan": {"tp": "auto", "partition": "by-cost"}}, "plan.partition"),
-        (
-            {**SMALL, "plan": {"pp": "auto", "partition": ["even", "by-cost"]}},
-            "'by-cost': a search takes the partitions",
-        ),
-        (
-            {**SMALL, "plan": {"tp": "auto", "schemes": []}},
-            r"plan.schemes is \[\]: a search takes a plan in short form",
-        ),
-        ({**SMALL, "plan": {"order": ["tp-pp-dp"]}}, "plan.order is 'tp-pp-dp': not one of the valid words"),
-        ({**SMALL, "plan": {"zero": [1, 5]}}, "plan.zero is 5: not one of the valid words"),
-        ({**SMALL, "plan": {"recompute": ["none", "selectiv"]}}, "plan.recompute is 'selectiv'.* mean 'selective'"),
-        ({**SMALL, "plan": {"offload": [["optimiser"]]}}, "plan.offload.0. is 'optimiser'.* mean 'optimizer'"),
-        ({**SMALL, "plan": {"schedule": ["1f1b", "1f2b"]}}, "plan.schedule is '1f2b': no such schedule"),
-        ({**SMALL, "plan": {"schedule": ["from-file"]}}, "plan.schedule is 'from-file': it needs the option path"),
-        (
-            {**SMALL, "plan": {"tp": "auto", "schedule": "from-file"}},
-            "plan.schedule is 'from-file': it needs the option",
-        ),
-        ({**SMALL, "plan": {"shard": [0, None]}}, "plan.shard is 0: its values are 1 or more"),
-        ({**SMALL, "plan": {"tp": [2, None]}}, "plan.tp: its values are whole numbers, not null"),
-        ({**SMALL, "plan": {"tp": "Auto"}, "batch": {"global": 32}}, "plan.tp is 'Auto': must be a whole number"),
-        ({**SMALL, "plan": {"dp": "auto"}}, "plan.dp is 'auto': a search does not vary this field. Leave it out: data"),
-        ({**SMALL, "plan": {"fsdp": "auto"}}, "plan.fsdp is 'auto': .* write zero: auto"),
-        ({**SMALL, "batch": {"global": None}, "plan": {"tp": "auto"}}, "batch.global: a search compares plans of one"),
-        ({**SMALL, "train": {"mode": "forward-only"}}, "a step has backward passes"),
-        ({**SMALL, "model": "llava-1.5-7b"}, "a model is one chain of layers"),
-        (
-            {**SMALL, "cluster": {"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]}},
-            "one kind",
-        ),
-    ],
-)
-def test_wrong_spaces_are_refused(job: dict[str, Any], words: str) -> None:
-    with pytest.raises(PlanError, match=words):
-        Space(job, Path("."))
-
-
 # ------------------------------------------------------------------------------------------- the command
 
 

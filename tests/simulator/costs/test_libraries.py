@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from meshcast.hardware import load_cluster
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.costs.estimate import Estimate
@@ -71,13 +70,6 @@ def test_a_job_names_the_library() -> None:
     attention = [one.parts["attention"] for one in steps.values()]
     assert attention == sorted(attention, reverse=True) and len(set(attention)) == 4
     assert simulate(job()).parts["attention"] == attention[-1]
-
-
-def test_flash_attention_3_needs_hopper() -> None:
-    with pytest.raises(PlanError, match="Hopper"):
-        simulate(job("dgx-a100:1", attention_library="flash-3"))
-    with pytest.raises(PlanError, match="flash-2"):
-        simulate(job(attention_library="flash-9"))
 
 
 @pytest.mark.parametrize("cluster", ["dgx-h100:1", "hgx-h200:1", "dgx-b200:1"])

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.engine.per_rank import Pace, unfold
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Transfer
@@ -192,10 +191,3 @@ def test_devices_of_heterogeneous_replicas_decide_at_run_time() -> None:
     fixed = [unfold(report.play.program, grids, Pace(0.4, communication=0.4), step).span for step in range(5)]
     free = [step.span for step in report.steps]
     assert np.mean(free) < np.mean(fixed)
-
-
-def test_the_passes_of_all_replicas_count() -> None:
-    replicas = [{"dp": 1, "microbatches": 20_000}, {"dp": 3, "microbatches": 10_000}]
-    one = job({**REPLICAS, "replicas": replicas}, {"global": 50_000}, noise={"jitter": 0.1})
-    with pytest.raises(PlanError, match=r"at most 333,333 passes .* 480,000"):
-        simulate(one)

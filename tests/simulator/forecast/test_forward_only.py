@@ -10,7 +10,6 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import BYTES
-from meshcast.simulator.plan.size import LAYER_SECONDS, PASS_SECONDS
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.validation.reference.supported import check
 
@@ -126,13 +125,6 @@ def test_noise_plays_forward_passes_rank_by_rank() -> None:
     assert min(report.step_times) > report.step_time * 0.9
 
 
-def test_options_of_adapters_and_periods_of_updates_are_refused() -> None:
-    with pytest.raises(PlanError, match=r"train\.rank.*only adapters have it"):
-        load_job(job(train=FORWARD_ONLY | {"rank": 8}))
-    with pytest.raises(PlanError, match="a period counts updates of the weights, and a forward-only job has none"):
-        simulate(job(2, plan=long_plan({"dp": 2}, {"use": "data/local-sgd", "over": "dp"})))
-
-
 @pytest.mark.parametrize("train", [FORWARD_ONLY, {"mode": "lora"}])
 def test_the_reference_trainer_trains_all_weights(train: dict[str, Any]) -> None:
     with pytest.raises(PlanError, match=r"train\.mode.*trains all weights"):
@@ -142,16 +134,6 @@ def test_the_reference_trainer_trains_all_weights(train: dict[str, Any]) -> None
 def test_horovod_needs_no_buffer_for_gradients() -> None:
     report = simulate(job(2, plan=long_plan({"dp": 2}, {"use": "data/horovod", "over": "dp"})))
     assert "buffers" not in report.play.resting[0]
-
-
-def test_passes_in_all_is_forward_passes() -> None:
-    """A micro-batch is one pass, and two in training, beside what its layers take."""
-    layers = load_job(job()).model.layers
-    for train, passes in ((FORWARD_ONLY, 1), ({"mode": "full"}, 2)):
-        seconds = 4_000_000 * (passes * PASS_SECONDS + layers * LAYER_SECONDS)
-        words = f"are {4_000_000 * passes:,} passes, a forecast of some {seconds:,.0f} s .* would take seconds"
-        with pytest.raises(PlanError, match=words):
-            resolve_plan(load_job(job(train=train, batch={"global": 4_000_000})))
 
 
 def test_memory_of_a_stage_never_grows_with_micro_batches() -> None:

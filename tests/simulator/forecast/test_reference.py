@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.forecast.step import forecast_step
 from meshcast.simulator.loading.load import load_job
@@ -88,18 +87,3 @@ def test_what_a_reference_is_without_a_word() -> None:
     assert load_job(job("alone", reference=False)).train.reference is None
     loaded = load_job(job("alone", mode="lora", reference="model"))
     assert load_job(loaded.to_dict()).train == loaded.train
-
-
-@pytest.mark.parametrize(
-    ("train", "more"),
-    [
-        ({"reference": "adapters-off"}, {}),
-        ({"mode": "forward-only", "reference": True}, {}),
-        ({"reference": True}, {"noise": {"jitter": 0.1}}),
-        ({"reference": True}, {"plan": {"pp": 4, "schedule": "pipedream"}}),
-    ],
-)
-def test_references_that_are_refused(train: dict[str, Any], more: dict[str, Any]) -> None:
-    with pytest.raises(PlanError) as refused:
-        forecast_step(job("pipeline", **train) | more)
-    assert refused.value.where == "train.reference" and refused.value.remedy

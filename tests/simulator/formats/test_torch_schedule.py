@@ -178,13 +178,6 @@ def test_a_file_that_does_not_fit_the_plan_is_refused(
         assert word in str(refused.value)
 
 
-def test_a_job_without_a_file_is_refused() -> None:
-    config = job("")
-    del config["plan"]["schemes"][0]["path"]
-    with pytest.raises(PlanError, match="path"):
-        simulate(config)
-
-
 def test_an_order_that_deadlocks_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "stuck.csv"
     path.write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise, product
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -130,40 +129,6 @@ def test_readings_that_do_not_fit_are_refused(axes: dict[str, int], view: dict[s
         read(axes, view)
     assert error.value.where.startswith("plan.views")
     assert error.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("change", "where", "message"),
-    [
-        ({"views": {"experts": {"edp": 2, "ep": 2}}}, "plan.views.experts", "= 4 must be dp 4 x tp 2 = 8"),
-        ({"views": {"others": {"edp": 2, "ep": 4}}}, "plan.views", ""),
-        ({"over": "tp"}, "plan.schemes[2].over", "no such axis in plan.views.experts"),
-        ({"over": ["ep", "edp", "etp"]}, "plan.schemes[2].over", "take"),
-        ({"views": {}}, "plan.schemes[2].over", "there is no plan.views.experts"),
-        ({"model": {"moe": None}}, "plan.views", "has no experts"),
-        (
-            {"views": {"experts": {"edp": 1, "ep": 8}}, "model": {"moe": {"experts": 12, "top_k": 2, "expert_ffn": 8}}},
-            "plan.ep",
-            "model.moe.experts = 12 must divide by ep",
-        ),
-    ],
-)
-def test_plans_with_a_wrong_view_are_refused(change: dict[str, Any], where: str, message: str) -> None:
-    from meshcast.simulator import simulate
-
-    model = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16}
-    moe = {"moe": {"experts": 8, "top_k": 2, "expert_ffn": 8}}
-    schemes = [
-        {"use": "data/ddp", "over": "dp"},
-        {"use": "tensor/megatron-sp", "over": "tp"},
-        {"use": "expert/all-to-all", "over": change.get("over", "ep")},
-    ]
-    views = change.get("views", {"experts": {"edp": 2, "ep": 4}})
-    plan = {"mesh": {"dp": 4, "tp": 2}, "views": views, "schemes": schemes}
-    model |= moe | change.get("model", {})
-    with pytest.raises(PlanError) as error:
-        simulate({"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 8}, "plan": plan})
-    assert error.value.where.startswith(where) and message in error.value.rule, str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.forecast.stages import lower_stages
@@ -163,12 +162,3 @@ def test_liger_cuts_logits_into_chunks_as_large_as_the_hidden_states(tokens: int
 def test_all_engines_agree_on_framework_settings(plan: dict[str, Any]) -> None:
     times = [simulate(job(plan), engine).step_time for engine in ("matrices", "sweep", "simpy")]  # type: ignore[arg-type]
     assert times == pytest.approx([times[0]] * 3, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("spread", "sigmas"), ("sigma", "sigmas"), ("spread_experts", "regime"), ("sigma_experts", "regime")],
-)
-def test_a_key_of_an_older_release_is_refused_with_what_replaces_it(old: str, new: str) -> None:
-    with pytest.raises(PlanError, match=f"framework.set.{old} is 0.1: this key is of an older release. Write {new}: "):
-        load_job({**JOB, "framework": {"name": "reference", "set": {old: 0.1}}})

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.forecast.simulate import simulate
-from meshcast.simulator.loading.load import load_job
 
 SERIAL = {"dp": False, "sharded_weights": False, "pp": False, "gradients": False}
 
@@ -45,12 +43,3 @@ def test_a_host_that_runs_ahead_hides_what_a_blocked_one_adds() -> None:
 def test_engines_agree(engine: Engine) -> None:
     described = job(launch_s=1e-4, launch_blocking=True)
     assert simulate(described, engine).step_time == pytest.approx(simulate(described).step_time, rel=1e-9)
-
-
-@pytest.mark.parametrize(("key", "value"), [("overlap", {"pp": True}), ("cuda_graphs", True)])
-def test_nothing_overlaps_a_blocked_host(key: str, value: Any) -> None:
-    described = job(launch_blocking=True)
-    changes = described["framework"]["set"]
-    changes[key] = changes[key] | value if isinstance(value, dict) else value
-    with pytest.raises(PlanError, match="with launch_blocking nothing overlaps"):
-        load_job(described)

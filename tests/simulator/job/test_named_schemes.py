@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.step import forecast_step
 from meshcast.simulator.loading.load import load_job
 
@@ -129,53 +128,6 @@ def test_stages_name_schemes_of_their_own() -> None:
     stages = [{"tp": 4, "dp": 2, "tp_scheme": "summa-2d"}, {"tp": 4, "dp": 2, "tp_scheme": "megatron"}]
     found = load_job({**DENSE, "plan": {"stages": stages}}).plan.stages
     assert [one.schemes[-1].use for one in found] == ["tensor/summa-2d", "tensor/megatron"]
-
-
-@pytest.mark.parametrize(
-    ("plan", "words"),
-    [
-        ({"cp_scheme": "rings"}, "plan.cp_scheme is 'rings': no such sequence scheme. Did you mean 'ring'?"),
-        ({"tp": 8, "tp_scheme": "summa-2d"}, "tp = 8 does not say how large they are. tp = 4 or 9 would work"),
-        ({"cp": 16, "cp_scheme": "wallfacer"}, "how large they are: 2 x 4 x 2 or 4 x 1 x 4"),
-        (
-            {"tp": 4, "tp_scheme": "summa-2d", "sequence_parallel": True},
-            "tensor/summa-2d says itself how activations are sharded, and the plan states sequence_parallel",
-        ),
-        ({"tp_scheme": {"wave": 8}}, "plan.tp_scheme.use: it is the name of a scheme of the family tensor"),
-        ({"tp_scheme": {"use": "fluxx"}}, "plan.tp_scheme.use is 'fluxx': no such tensor scheme. Did you mean 'flux'?"),
-        (
-            {"tp_scheme": {"use": "async-tp", "direction": 1}},
-            "plan.tp_scheme.direction: no such key. Did you mean 'directions'?",
-        ),
-        (
-            {"dp_scheme": {"use": "mics", "replicate": "dp"}},
-            "the axes of a plan in short form follow from its degrees. Leave it out. State shard",
-        ),
-        (
-            {"cp_scheme": {"use": "ring", "over": "cp"}},
-            "plan.cp_scheme.over is 'cp': the axes of a plan in short form follow from its degrees",
-        ),
-        (
-            {"dp_scheme": {"use": "fsdp", "unit": 2}, "unit": 2},
-            "plan.unit is 2: the plan states this option as an option of dp_scheme as well",
-        ),
-        ({"dp_scheme": "mics", "zero": 3}, "it names the data scheme, and so does zero. Leave zero out, or dp_scheme"),
-        ({"dp_scheme": "horovod", "shard": 2}, "data/horovod keeps no copies of what it shards"),
-        ({"reshard": False}, "plan.reshard is False: data/zero-1 has no such option; data/fsdp has. Write fsdp: true"),
-        ({"zero": 3, "unit": 2}, "plan.unit is 2: data/zero-3 has no such option"),
-        ({"ep_scheme": "deepep"}, "plan.ep_scheme is 'deepep': the model has no experts. Leave it out"),
-    ],
-)
-def test_what_cannot_be_stated_so_is_refused(plan: dict[str, Any], words: str) -> None:
-    with pytest.raises(PlanError) as error:
-        load_job({**DENSE, "plan": plan})
-    assert words in str(error.value)
-
-
-def test_a_scheme_that_keeps_experts_whole_has_one_axis() -> None:
-    plan = {"tp": 2, "ep": 4, "etp": 2, "ep_scheme": "all-gather-dispatch"}
-    with pytest.raises(PlanError, match=r"keeps experts whole, and the plan has etp = 2\. Leave etp out"):
-        load_job({**EXPERTS, "plan": plan})
 
 
 def test_a_file_of_an_order_is_a_schedule(tmp_path: Path) -> None:

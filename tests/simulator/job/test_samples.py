@@ -171,37 +171,6 @@ def test_the_gain_over_packing_grows_with_the_longest_sample_and_stays_below_the
 # -------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
-    "samples, batch, plan, where, words",
-    [
-        ({"file": "a.csv", "distribution": LONG_TAIL}, {}, {}, "batch.samples", "one of them"),
-        ({}, {}, {}, "batch.samples", "one of them"),
-        ({"distribution": LONG_TAIL}, {}, {}, "batch.samples", "needs count"),
-        ({"distribution": LONG_TAIL, "count": 8}, {"global": 8}, {}, "batch.global", "follows from"),
-        ({"distribution": LONG_TAIL, "count": 8}, {"lengths": [{"sequence": 8}]}, {}, "batch.lengths", "follows from"),
-        ({"distribution": LONG_TAIL, "count": 8, "tokens": 500}, {}, {}, "batch.samples.tokens", "512 tokens"),
-        ({"distribution": LONG_TAIL, "count": 8}, {"sequence": 500}, {}, "batch.samples.multiple", "5 would work"),
-        ({"distribution": LONG_TAIL, "count": 1}, {}, {"dp": 2}, "batch.samples", "2 data-parallel ranks"),
-        ({"distribution": LONG_TAIL, "count": 9}, {}, {"stages": [{"tp": 4}] * 2}, "plan.stages", "equal degrees"),
-        (
-            {"distribution": {"kind": "uniform", "min": 600}, "count": 8},
-            {},
-            {},
-            "batch.samples.distribution.min",
-            "at most 512",
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_refusals_say_what_would_work(
-    samples: dict[str, Any], batch: dict[str, Any], plan: dict[str, Any], where: str, words: str
-) -> None:
-    with pytest.raises(PlanError) as caught:
-        load_job(job({"join": "padding", **samples}, plan, **batch))
-    assert where in caught.value.where
-    assert words in str(caught.value)
-
-
 @pytest.mark.parametrize("rows", [["tokens"], ["12", "many"], ["12", "-1"], ["12", "0"], ["9" * 5000, "x"], [""]])
 def test_a_file_without_lengths_is_refused(rows: list[str], tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"lengths\.csv"):

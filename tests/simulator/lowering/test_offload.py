@@ -11,7 +11,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from meshcast.hardware import load_cluster
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.costs.host import DISKS, MEMORIES, UPDATE_SHARE, HostShare
@@ -121,14 +120,6 @@ def test_a_stage_of_one_layer_is_offloaded_after_its_pass() -> None:
     found = play_job(with_offload(job))
     works = Counter(device for device in range(4) for _, op in found.instances(device) if isinstance(op.work, HostCopy))
     assert works == {device: 2 * 4 for device in range(3)}  # four micro-batches, out and back; not before the loss
-
-
-def test_schedules_with_separate_recompute_actions_are_refused() -> None:
-    schemes = [{"use": "pipeline/varuna", "over": "pp"}, {"use": "memory/recompute-full"}, OFFLOAD]
-    job = small(8, 4, mesh={"pp": 2}, schemes=schemes)
-    job["cluster"]["gpus"] = 2
-    with pytest.raises(PlanError, match="recomputes before it"):
-        play_job(job)
 
 
 @examples(60)

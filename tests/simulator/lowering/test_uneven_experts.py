@@ -60,34 +60,6 @@ def play(use: str, *args: Any, **options: Any) -> Played:
 
 
 @pytest.mark.parametrize(
-    ("routing", "message"),
-    [
-        ("even", "balanced"),
-        ({"zipf": 1, "counts": "x"}, "balanced"),
-        ({"zip": 1}, "no such routing as 'zip'.*zipf"),
-        ({"zipf": -1}, "between 0"),
-        ({"zipf": True}, "between 0"),
-        ({"zipf": float("nan")}, "between 0"),
-        ({"counts": 7}, "path of a file"),
-        ({"zipf": 1, "drift": 1.5}, "drift, a share of the experts, must be between 0 and 1"),
-        ({"zipf": 1, "steps": 501}, "steps must be a whole number from 1 to 500"),
-        ({"zipf": 1, "steps": 2.5}, "steps must be a whole number"),
-        ({"zipf": 1, "seed": -1}, "seed must be a whole number from 0"),
-        ({"drift": 0.1}, "must be balanced"),
-        ({"trace": "x", "steps": 2}, "must be balanced"),
-        ({"zipf": 1, "warmup": -1}, "warmup must be a whole number from 0"),
-        ({"trace": 7}, "path of a file"),
-        (3, "balanced"),
-    ],
-)
-def test_an_invalid_routing_is_refused(routing: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_routing(routing)
-    with pytest.raises(PlanError, match=rf"plan\.schemes\[1\]\.routing.*{message}"):
-        play("all-to-all", routing=routing)
-
-
-@pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("a.json", "[1, 2", "not valid JSON"),

@@ -319,3 +319,101 @@ ENCODER_DECODER_COUNTS: dict[str, int] = {
     "google/flan-t5-xxl": 11_135_332_352,
     "google/mt5-base": 582_401_280,
 }
+
+# Configs of presets.
+
+# The keys of openai-community/gpt2 that describe the model, and two that do not.
+GPT2: dict[str, Any] = {
+    "activation_function": "gelu_new",
+    "architectures": ["GPT2LMHeadModel"],
+    "attn_pdrop": 0.1,
+    "embd_pdrop": 0.1,
+    "model_type": "gpt2",
+    "n_ctx": 1024,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "resid_pdrop": 0.1,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    "vocab_size": 50257,
+}
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+}
+# Keys of these configs that matter for cost; a missing key has the default of the library.
+NEOX = facts("gpt_neox", 44, 6144, 64, 24576, 50432, 2048, rotary_pct=0.25, use_parallel_residual=True)
+OPT = rename_keys(
+    facts("opt", 24, 2048, 32, 8192, 50272, 2048, dropout=0.1, attention_dropout=0.0, word_embed_proj_dim=2048),
+    intermediate_size="ffn_dim",
+)
+BLOOM: dict[str, Any] = {
+    **{"model_type": "bloom", "n_layer": 70, "n_embed": 14336, "num_attention_heads": 112, "vocab_size": 250880},
+    **{"seq_length": 2048, "hidden_dropout": 0.0, "attention_dropout": 0.0, "pretraining_tp": 4},
+}
+MPT: dict[str, Any] = {
+    **{"model_type": "mpt", "d_model": 4096, "n_layers": 32, "n_heads": 32, "expansion_ratio": 4},
+    **{"vocab_size": 50432, "max_seq_len": 2048, "no_bias": True, "learned_pos_emb": True, "resid_pdrop": 0},
+    **{"attn_config": {"alibi": True, "attn_impl": "torch", "attn_pdrop": 0, "clip_qkv": None, "qk_ln": False}},
+}
+FOUNDRY = MPT | {"vocab_size": 50368, "no_bias": False, "attn_config": {"alibi": False, "attn_impl": "flash"}}
+MISTRAL = facts("mistral", 32, 4096, 32, 14336, 32000, 32768, num_key_value_heads=8, sliding_window=4096)
+MIXTRAL = facts(
+    *("mixtral", 32, 4096, 32, 14336, 32000, 32768),
+    **{"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
+)
+WINDOWS_OFF = {"use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 28}
+QWEN2 = facts("qwen2", 28, 3584, 28, 18944, 152064, 131072, num_key_value_heads=4, **WINDOWS_OFF)
+QWEN3 = facts("qwen3", 36, 4096, 32, 12288, 151936, 40960, num_key_value_heads=8, head_dim=128)
+QWEN3_MOE = facts(
+    *("qwen3_moe", 48, 2048, 32, 6144, 151936, 40960),
+    **{"num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8},
+    **{"moe_intermediate_size": 768, "decoder_sparse_step": 1, "mlp_only_layers": [], "sliding_window": None},
+)
+LLAMA4 = facts(
+    *("llama4_text", 48, 5120, 40, 8192, 202048, 131072),
+    **{"num_key_value_heads": 8, "head_dim": 128, "intermediate_size_mlp": 16384, "num_local_experts": 16},
+    **{"num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "moe_layers": list(range(48)), "use_qk_norm": True},
+    **{"no_rope_layers": [1, 1, 1, 0] * 12, "attention_chunk_size": 8192, "attn_temperature_tuning": True},
+)
+LATENTS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+V2 = facts(
+    *("deepseek_v2", 60, 5120, 128, 12288, 102400, 163840),
+    **{"num_key_value_heads": 128, "q_lora_rank": 1536, "n_routed_experts": 160, "n_shared_experts": 2},
+    **{"num_experts_per_tok": 6, "moe_intermediate_size": 1536, "first_k_dense_replace": 1, "moe_layer_freq": 1},
+    **LATENTS,
+)
+V2_LITE = V2 | {
+    **{"num_hidden_layers": 27, "hidden_size": 2048, "num_attention_heads": 16, "intermediate_size": 10944},
+    **{"num_key_value_heads": 16, "q_lora_rank": None, "n_routed_experts": 64, "moe_intermediate_size": 1408},
+}
+V3 = facts(
+    *("deepseek_v3", 61, 7168, 128, 18432, 129280, 163840),
+    **{"num_key_value_heads": 128, "q_lora_rank": 1536, "n_routed_experts": 256, "n_shared_experts": 1},
+    **{"num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "moe_layer_freq": 1},
+    **{"topk_method": "noaux_tc", "num_nextn_predict_layers": 1},
+    **{"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}},
+    **LATENTS,
+)
+GEMMA = facts("gemma", 28, 3072, 16, 24576, 256000, 8192, num_key_value_heads=16, head_dim=256, hidden_act="gelu")
+NEMOTRON = facts(
+    *("nemotron_h", 52, 2688, 32, 1856, 131072, 262144),
+    **{"num_key_value_heads": 2, "head_dim": 128, "mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 128},
+    **{"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "n_groups": 8},
+    **{"conv_kernel": 4, "chunk_size": 128, "n_routed_experts": 128, "num_experts_per_tok": 6},
+    **{"moe_intermediate_size": 1856, "n_shared_experts": 1, "moe_shared_expert_intermediate_size": 3712},
+    **{"mlp_hidden_act": "relu2"},
+)
+
+ROUND_TRIP: dict[str, dict[str, Any]] = {
+    **{"gpt2-124m": GPT2, "llama2-7b": LLAMA, "gpt-neox-20b": NEOX, "opt-1.3b": OPT, "bloom-176b": BLOOM},
+    **{"mpt-7b": FOUNDRY, "mistral-7b": MISTRAL, "mixtral-8x7b": MIXTRAL, "qwen2-7b": QWEN2, "qwen3-8b": QWEN3},
+    **{"qwen3-30b-a3b": QWEN3_MOE, "deepseek-v2": V2, "deepseek-v2-lite": V2_LITE, "deepseek-v3": V3},
+    **{"gemma-7b": GEMMA, "llama4-scout": LLAMA4, "nemotron3-nano-30b": NEMOTRON},
+}

@@ -349,31 +349,6 @@ def test_the_buckets_hold_adapters_only() -> None:
     assert all(numbered[number].trained for side in sides for number in side.params)
 
 
-@pytest.mark.parametrize(
-    ("train", "model", "field"),
-    [
-        ({"mode": "full", "rank": 8}, {}, "train.rank"),
-        ({"targets": ["attn_qkv"]}, {}, "train.targets"),
-        ({"mode": "lora", "targets": []}, {}, "train.targets"),
-        (
-            {"mode": "lora", "targets": ["mlp_up"]},
-            {"moe": {"experts": 4, "top_k": 2, "expert_ffn": 16}},
-            "train.targets",
-        ),
-        ({"mode": "lora", "targets": ["in_proj"]}, {}, "train.targets"),
-        (
-            {"mode": "lora", "targets": ["attn_qkv"]},
-            {"kv_heads": 4, "mla": {"kv_lora_rank": 16, "qk_nope": 8, "qk_rope": 4, "v": 6}},
-            "train.targets",
-        ),
-    ],
-)
-def test_unsupported_adapters_are_refused(train: dict[str, Any], model: dict[str, Any], field: str) -> None:
-    with pytest.raises(PlanError) as refused:
-        load_job(job(None, model=GATED | model, train=train))
-    assert refused.value.where == field and refused.value.remedy
-
-
 def test_experts_stay_frozen_with_adapted_attention() -> None:
     moe = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1}
     played = play_job(job(["attn_qkv", "attn_proj"], model=GATED | {"moe": moe}))

@@ -10,7 +10,6 @@ from typing import Any, get_args
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.operators import QUANTISED
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory, Op, UnitRun
@@ -279,25 +278,6 @@ def test_states_do_not_depend_on_the_products(word: str) -> None:
 def test_flops_do_not_depend_on_the_products() -> None:
     for kind in ("F", "B", "W"):
         assert run(precision="nvfp4").flops(kind) == run().flops(kind)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "word", "message"),
-    [
-        ("a100-sxm-80", "fp8-delayed", "a100-sxm-80 has no peak rate for GEMMs in fp8. Use one of fp32, bf16, fp16"),
-        (
-            "h100-sxm",
-            "nvfp4",
-            "h100-sxm has no peak rate for GEMMs in fp4. Use one of fp32, bf16, fp16, fp8-delayed",
-        ),
-        ("h100-sxm", "mxfp8", "h100-sxm has no GEMMs with a scale per block of 32"),
-        ("v100-sxm2-32", "bf16", "v100-sxm2-32 has no peak rate for GEMMs in bf16. Use one of fp32, fp16"),
-    ],
-)
-def test_a_gpu_that_cannot_multiply_these_numbers_is_refused(gpu: str, word: str, message: str) -> None:
-    with pytest.raises(PlanError) as error:
-        simulate({"model": MODEL, "cluster": {"gpu": gpu, "gpus": 1}, "precision": word})
-    assert str(error.value).startswith(f"precision.compute is '{word}': {message}")
 
 
 def test_fp8_is_faster_where_products_take_longest() -> None:

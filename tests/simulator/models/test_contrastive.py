@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import ModelError, PlanError
 from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.ir.ops import Collective, Gemm, Op
 from meshcast.simulator.models.flops import forward_matmul_flops
@@ -62,42 +61,6 @@ def test_clip_has_the_published_parameters_and_flops() -> None:
     assert millions == [427.62, 303.97, 123.65]
     flops = forward_matmul_flops(model, model.seq, model.seq, causal=False)
     assert sum(flops.values()) / 1e9 == pytest.approx(175.33, abs=0.005)
-
-
-@pytest.mark.parametrize(
-    "changes, field",
-    [
-        ({"layers": 2}, "layers"),
-        ({"seq": 16, "branches": [IMAGE]}, "branches"),
-        ({"branches": [IMAGE, {**TEXT, "layers": 0}]}, "branches"),
-        ({"branches": [IMAGE, TEXT, TEXT]}, "branches"),
-        ({"branches": [IMAGE, {**TEXT, "frozen": True}]}, "branches[1].frozen"),
-        ({"branches": [{**IMAGE, "pool": "none"}, TEXT]}, "branches[0].pool"),
-        ({"moe": {"experts": 2, "top_k": 1, "expert_ffn": 8}}, "moe"),
-        ({"contrastive": None, "layers": 2, "branches": [{**IMAGE, "pool": "mean"}, TEXT]}, "branches[0].pool"),
-        ({"contrastive": None}, "layers"),
-    ],
-)
-def test_wrong_contrastive_models_are_refused(changes: dict[str, Any], field: str) -> None:
-    with pytest.raises(ModelError) as error:
-        load_model({**MODEL, **changes})
-    assert error.value.where == f"model.{field}"
-
-
-@pytest.mark.parametrize(
-    "plan, words",
-    [
-        (job({"dp": 2}, [DDP]), "pipeline/distmm, or one micro-batch"),
-        (job({"pp": 2}, [{"use": "pipeline/1f1b", "over": "pp"}]), "pipeline/distmm"),
-        (job({"pp": 2}, [schedule()]), "branches: 2"),
-        (job({"pp": 3}, [schedule(2)]), "pp = 4 would work"),
-        (job({"pp": 3}, [schedule([1, 1])]), "pp = 2 would work"),
-        ({**job({"pp": 1, "dp": 2}, [schedule(), DDP]), "train": {"mode": "forward-only"}}, "Leave it out"),
-    ],
-)
-def test_plans_that_do_not_couple_the_batch_are_refused(plan: dict[str, Any], words: str) -> None:
-    with pytest.raises(PlanError, match=words):
-        play_job(plan)
 
 
 # ------------------------------------------------------------------------------------------------ the loss

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Attention
 from meshcast.simulator.loading.load import load_job
@@ -71,19 +70,6 @@ def test_packing_shortens_a_step() -> None:
     whole, packed = (simulate(job(32768, batch=batch, **long)) for batch in ({}, {"documents": 2048}))
     assert packed.parts["attention"] < 0.15 * whole.parts["attention"]
     assert packed.parts["gemm"] == pytest.approx(whole.parts["gemm"])
-
-
-@pytest.mark.parametrize(
-    "schemes",
-    [
-        [{"use": "data/ddp", "over": "dp"}, {"use": "sequence/ring", "over": "cp"}],
-        [{"use": "data/ddp", "over": "dp"}, {"use": "pipeline/seq1f1b", "over": "cp", "slices": 2}],
-    ],
-)
-def test_keys_that_come_part_by_part_are_refused(schemes: list[dict[str, Any]]) -> None:
-    plan = {"mesh": {"dp": 2, "cp": 2}, "schemes": schemes}
-    with pytest.raises(PlanError, match="documents"):
-        simulate(job(plan=plan, batch={"documents": 128, "global": 8}))
 
 
 def test_a_job_is_written_with_its_documents() -> None:

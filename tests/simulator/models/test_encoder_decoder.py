@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import MeshcastError, ModelError
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.shared_gradients import sum_shared_gradients
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory
@@ -217,29 +216,3 @@ def test_lengths_are_fields(tmp_path: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- refusals
-
-REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "no encoder": ({"branches": []}, "branches", "one branch with layers"),
-    "two encoders": ({"branches": [ENCODER, ENCODER | {"tokens": 8}]}, "branches", "one branch with layers"),
-    "no tokens": ({"branches": [{"layers": 2, "tokens": None}]}, "branches", "one branch with layers"),
-    "a window": ({"window": 8}, "model.window", "without it"),
-    "experts": ({"moe": {"experts": 4, "top_k": 1, "expert_ffn": 16}}, "model.moe", "without it"),
-    **{
-        f"an encoder with {next(iter(change))}": ({"branches": [ENCODER | change]}, "projector", "trained")
-        for change in (dict[str, Any](frozen=True), {"projector": "linear"}, {"input_width": 8})
-    },
-    "no targets": ({"seq": INPUTS}, "seq", "tokens of it"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(case: str) -> None:
-    changes, where, words = REFUSED[case]
-    with pytest.raises(ModelError) as refused:
-        load_model(MODEL | {"branches": [ENCODER]} | changes)
-    assert where in refused.value.where and words in str(refused.value)
-
-
-def test_adapters_are_refused() -> None:
-    with pytest.raises(MeshcastError, match="an encoder with a decoder, and adapters"):
-        simulate(job({"dp": 1}) | {"train": {"mode": "lora"}})

@@ -8,39 +8,34 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.huggingface import SUPPORTED, from_config
 from meshcast.simulator.models.load import load_model
-from tests.simulator.models.configs import CONFIGS, ENCODER_DECODERS, VISION, facts
+from tests.simulator.models.configs import (
+    BLOOM,
+    CONFIGS,
+    ENCODER_DECODERS,
+    GEMMA,
+    GPT2,
+    LATENTS,
+    LLAMA,
+    LLAMA4,
+    MISTRAL,
+    MIXTRAL,
+    MPT,
+    NEMOTRON,
+    NEOX,
+    OPT,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    ROUND_TRIP,
+    V2,
+    V3,
+    VISION,
+)
 from tests.simulator.models.configs import rename_keys as renamed
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "llama3-70b"
-
-# The keys of openai-community/gpt2 that describe the model, and two that do not.
-GPT2: dict[str, Any] = {
-    "activation_function": "gelu_new",
-    "architectures": ["GPT2LMHeadModel"],
-    "attn_pdrop": 0.1,
-    "embd_pdrop": 0.1,
-    "model_type": "gpt2",
-    "n_ctx": 1024,
-    "n_embd": 768,
-    "n_head": 12,
-    "n_layer": 12,
-    "n_positions": 1024,
-    "resid_pdrop": 0.1,
-    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
-    "vocab_size": 50257,
-}
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 4096,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "vocab_size": 32000,
-}
 
 
 def test_the_example_is_the_preset() -> None:
@@ -81,78 +76,6 @@ def test_llama_defaults_and_options() -> None:
     assert biased.layer_parameters() - m.layer_parameters() == 2 * 11008 + 4096
     scaled = {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}, "rope_theta": 5e5, "torch_dtype": "bfloat16"}
     assert from_config(LLAMA | scaled, name="llama2-7b") == m
-
-
-# Keys of these configs that matter for cost; a missing key has the default of the library.
-NEOX = facts("gpt_neox", 44, 6144, 64, 24576, 50432, 2048, rotary_pct=0.25, use_parallel_residual=True)
-OPT = renamed(
-    facts("opt", 24, 2048, 32, 8192, 50272, 2048, dropout=0.1, attention_dropout=0.0, word_embed_proj_dim=2048),
-    intermediate_size="ffn_dim",
-)
-BLOOM: dict[str, Any] = {
-    **{"model_type": "bloom", "n_layer": 70, "n_embed": 14336, "num_attention_heads": 112, "vocab_size": 250880},
-    **{"seq_length": 2048, "hidden_dropout": 0.0, "attention_dropout": 0.0, "pretraining_tp": 4},
-}
-MPT: dict[str, Any] = {
-    **{"model_type": "mpt", "d_model": 4096, "n_layers": 32, "n_heads": 32, "expansion_ratio": 4},
-    **{"vocab_size": 50432, "max_seq_len": 2048, "no_bias": True, "learned_pos_emb": True, "resid_pdrop": 0},
-    **{"attn_config": {"alibi": True, "attn_impl": "torch", "attn_pdrop": 0, "clip_qkv": None, "qk_ln": False}},
-}
-FOUNDRY = MPT | {"vocab_size": 50368, "no_bias": False, "attn_config": {"alibi": False, "attn_impl": "flash"}}
-MISTRAL = facts("mistral", 32, 4096, 32, 14336, 32000, 32768, num_key_value_heads=8, sliding_window=4096)
-MIXTRAL = facts(
-    *("mixtral", 32, 4096, 32, 14336, 32000, 32768),
-    **{"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
-)
-WINDOWS_OFF = {"use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 28}
-QWEN2 = facts("qwen2", 28, 3584, 28, 18944, 152064, 131072, num_key_value_heads=4, **WINDOWS_OFF)
-QWEN3 = facts("qwen3", 36, 4096, 32, 12288, 151936, 40960, num_key_value_heads=8, head_dim=128)
-QWEN3_MOE = facts(
-    *("qwen3_moe", 48, 2048, 32, 6144, 151936, 40960),
-    **{"num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8},
-    **{"moe_intermediate_size": 768, "decoder_sparse_step": 1, "mlp_only_layers": [], "sliding_window": None},
-)
-LLAMA4 = facts(
-    *("llama4_text", 48, 5120, 40, 8192, 202048, 131072),
-    **{"num_key_value_heads": 8, "head_dim": 128, "intermediate_size_mlp": 16384, "num_local_experts": 16},
-    **{"num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "moe_layers": list(range(48)), "use_qk_norm": True},
-    **{"no_rope_layers": [1, 1, 1, 0] * 12, "attention_chunk_size": 8192, "attn_temperature_tuning": True},
-)
-LATENTS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-V2 = facts(
-    *("deepseek_v2", 60, 5120, 128, 12288, 102400, 163840),
-    **{"num_key_value_heads": 128, "q_lora_rank": 1536, "n_routed_experts": 160, "n_shared_experts": 2},
-    **{"num_experts_per_tok": 6, "moe_intermediate_size": 1536, "first_k_dense_replace": 1, "moe_layer_freq": 1},
-    **LATENTS,
-)
-V2_LITE = V2 | {
-    **{"num_hidden_layers": 27, "hidden_size": 2048, "num_attention_heads": 16, "intermediate_size": 10944},
-    **{"num_key_value_heads": 16, "q_lora_rank": None, "n_routed_experts": 64, "moe_intermediate_size": 1408},
-}
-V3 = facts(
-    *("deepseek_v3", 61, 7168, 128, 18432, 129280, 163840),
-    **{"num_key_value_heads": 128, "q_lora_rank": 1536, "n_routed_experts": 256, "n_shared_experts": 1},
-    **{"num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "moe_layer_freq": 1},
-    **{"topk_method": "noaux_tc", "num_nextn_predict_layers": 1},
-    **{"quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}},
-    **LATENTS,
-)
-GEMMA = facts("gemma", 28, 3072, 16, 24576, 256000, 8192, num_key_value_heads=16, head_dim=256, hidden_act="gelu")
-NEMOTRON = facts(
-    *("nemotron_h", 52, 2688, 32, 1856, 131072, 262144),
-    **{"num_key_value_heads": 2, "head_dim": 128, "mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 128},
-    **{"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "n_groups": 8},
-    **{"conv_kernel": 4, "chunk_size": 128, "n_routed_experts": 128, "num_experts_per_tok": 6},
-    **{"moe_intermediate_size": 1856, "n_shared_experts": 1, "moe_shared_expert_intermediate_size": 3712},
-    **{"mlp_hidden_act": "relu2"},
-)
-
-ROUND_TRIP = {
-    **{"gpt2-124m": GPT2, "llama2-7b": LLAMA, "gpt-neox-20b": NEOX, "opt-1.3b": OPT, "bloom-176b": BLOOM},
-    **{"mpt-7b": FOUNDRY, "mistral-7b": MISTRAL, "mixtral-8x7b": MIXTRAL, "qwen2-7b": QWEN2, "qwen3-8b": QWEN3},
-    **{"qwen3-30b-a3b": QWEN3_MOE, "deepseek-v2": V2, "deepseek-v2-lite": V2_LITE, "deepseek-v3": V3},
-    **{"gemma-7b": GEMMA, "llama4-scout": LLAMA4, "nemotron3-nano-30b": NEMOTRON},
-}
 
 
 @pytest.mark.parametrize("name", ROUND_TRIP)
@@ -275,142 +198,6 @@ def test_biases_and_other_options() -> None:
 
 def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in keys}
-
-
-REFUSED = {
-    "experts over a latent": (NEMOTRON | {"moe_latent_size": 1024}, "config.json.moe_latent_size", "latent"),
-    "further tokens of a hybrid": (
-        *(NEMOTRON | {"num_nextn_predict_layers": 1}, "config.json.num_nextn_predict_layers", "multi-token"),
-    ),
-    "another architecture": (
-        LLAMA | {"model_type": "mamba"},
-        "config.json.model_type",
-        "fields of `model:` themselves",
-    ),
-    "nearly an architecture": (LLAMA | {"model_type": "lama"}, "config.json.model_type", "Did you mean 'llama'"),
-    "no model_type": (without(LLAMA, "model_type"), "config.json.model_type", "missing"),
-    "model_type no text": (LLAMA | {"model_type": ["llama"]}, "config.json.model_type", "gpt2, gpt_neox"),
-    "not a mapping": ([LLAMA], "config.json", "mapping"),
-    "one key missing": (without(LLAMA, "vocab_size"), "config.json.vocab_size", "missing"),
-    "three keys missing": (
-        without(LLAMA, "vocab_size", "hidden_size", "intermediate_size"),
-        "config.json.hidden_size",
-        "hidden_size, intermediate_size, vocab_size",
-    ),
-    "gpt2 key missing": (without(GPT2, "n_embd"), "config.json.n_embd", "missing"),
-    "null where needed": (LLAMA | {"hidden_size": None}, "config.json.hidden_size", "missing"),
-    "activation": (LLAMA | {"hidden_act": "relu2"}, "config.json.hidden_act", "silu"),
-    "gpt2 activation": (GPT2 | {"activation_function": "relu"}, "config.json.activation_function", "gelu"),
-    "cross-attention": (GPT2 | {"add_cross_attention": True}, "config.json.add_cross_attention", "cross-attention"),
-    "half a dropout": (GPT2 | {"attn_pdrop": 0.0}, "config.json.attn_pdrop", "resid_pdrop is 0.1"),
-    "attention dropout": (LLAMA | {"attention_dropout": 0.1}, "config.json.attention_dropout", "attention alone"),
-    "NaN dropout": (GPT2 | {"resid_pdrop": float("nan")}, "config.json.resid_pdrop", "finite"),
-    "quantised": (LLAMA | {"quantization_config": {"bits": 4}}, "config.json.quantization_config", "quantised"),
-    "text for a number": (LLAMA | {"hidden_size": "4096"}, "config.json.hidden_size", "whole number"),
-    "a list for a number": (LLAMA | {"num_hidden_layers": [32]}, "config.json.num_hidden_layers", "whole number"),
-    "zero layers": (LLAMA | {"num_hidden_layers": 0}, "config.json.num_hidden_layers", "at least 1"),
-    "huge": (LLAMA | {"vocab_size": 10**18}, "config.json.vocab_size", "at most"),
-    "NaN": (LLAMA | {"vocab_size": float("nan")}, "config.json.vocab_size", "whole number"),
-    "kv heads": (LLAMA | {"num_key_value_heads": 5}, "config.json.num_key_value_heads", "divide heads (32)"),
-    "head width": (LLAMA | {"hidden_size": 4097}, "config.json.hidden_size", "multiple of heads (32)"),
-    "norm after the branches": (OPT | {"do_layer_norm_before": False}, "config.json.do_layer_norm_before", "after"),
-    "narrow embedding": (OPT | {"word_embed_proj_dim": 512}, "config.json.word_embed_proj_dim", "hidden_size (2048)"),
-    "no final norm": (OPT | {"_remove_final_layer_norm": True}, "config.json._remove_final_layer_norm", "final norm"),
-    "norms without weights": (
-        *(OPT | {"layer_norm_elementwise_affine": False}, "config.json.layer_norm_elementwise_affine", "weights"),
-    ),
-    "dropped layers": (OPT | {"layerdrop": 0.1}, "config.json.layerdrop", "whole layers"),
-    "half a dropout of bloom": (BLOOM | {"hidden_dropout": 0.1}, "config.json.attention_dropout", "some places"),
-    "residual from the norm": (
-        *(BLOOM | {"apply_residual_connection_post_layernorm": True},),
-        *("config.json.apply_residual_connection_post_layernorm", "norm's output"),
-    ),
-    "odd share of rope": (NEOX | {"rotary_pct": 0.27}, "config.json.rotary_pct", "would rotate 25"),
-    "share of rope over one": (NEOX | {"rotary_pct": 1.5}, "config.json.rotary_pct", "at most 1"),
-    "norms on all heads": (MPT | {"attn_config": {"qk_ln": True}}, "config.json.attn_config.qk_ln", "queries and keys"),
-    "clipping": (MPT | {"attn_config": {"clip_qkv": 6}}, "config.json.attn_config.clip_qkv", "clipping"),
-    "a prefix": (MPT | {"attn_config": {"prefix_lm": True}}, "config.json.attn_config.prefix_lm", "prefix"),
-    "attention by document": (
-        *(MPT | {"attn_config": {"attn_uses_sequence_id": True}},),
-        *("config.json.attn_config.attn_uses_sequence_id", "document"),
-    ),
-    "attention no mapping": (MPT | {"attn_config": "flash"}, "config.json.attn_config", "mapping"),
-    "half a dropout of mpt": (MPT | {"attn_config": {"attn_pdrop": 0.1}}, "config.json.attn_config.attn_pdrop", "both"),
-    "unknown mlp": (MPT | {"ffn_config": {"ffn_type": "mb_moe"}}, "config.json.ffn_config.ffn_type", "mptmlp"),
-    "differing layers": (MPT | {"block_overrides": {"order": []}}, "config.json.block_overrides", "differ"),
-    "windows in some layers": (
-        *(QWEN2 | {"use_sliding_window": True, "max_window_layers": 14}, "config.json.max_window_layers", "every n-th"),
-    ),
-    "chunks in some layers": (
-        *(LLAMA4 | {"no_rope_layers": [1] * 47 + [0], "layer_types": ["chunked_attention"] * 48},),
-        *("config.json.no_rope_layers", "full attention"),
-    ),
-    "no rope without chunks": (LLAMA4 | {"attention_chunk_size": None}, "config.json.no_rope_layers", "full attention"),
-    "types of too few layers": (QWEN3 | {"layer_types": ["full_attention"]}, "config.json.layer_types", "36 layers"),
-    "unknown type of layer": (
-        *(QWEN3 | {"layer_types": ["linear_attention"] * 36}, "config.json.layer_types[0]", "full_attention"),
-    ),
-    "scattered dense layers": (QWEN3_MOE | {"mlp_only_layers": [0, 5]}, "config.json.mlp_only_layers", "at the start"),
-    "a layer that is no number": (QWEN3_MOE | {"mlp_only_layers": ["0"]}, "config.json.mlp_only_layers[0]", "whole"),
-    "too many experts a token": (MIXTRAL | {"num_experts_per_tok": 9}, "config.json.num_experts_per_tok", "at most 8"),
-    "experts without a choice": (without(V2, "num_experts_per_tok"), "config.json.num_experts_per_tok", "missing"),
-    "grouped latent attention": (
-        V3 | {"num_key_value_heads": 8},
-        "config.json.num_key_value_heads",
-        "every head (128)",
-    ),
-    "odd latent rope": (V3 | {"qk_rope_head_dim": 63}, "config.json.qk_rope_head_dim", "even"),
-    "biased latent attention": (V2 | {"attention_bias": True}, "config.json.attention_bias", "bias of latent"),
-    "four-bit weights": (V3 | {"quantization_config": {"bits": 4}}, "config.json.quantization_config", "quantised"),
-    "zero window": (MISTRAL | {"sliding_window": 0}, "config.json.sliding_window", "at least 1"),
-    "text for a flag": (LLAMA | {"tie_word_embeddings": "false"}, "config.json.tie_word_embeddings", "true or false"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(case: str) -> None:
-    config, where, message = REFUSED[case]
-    with pytest.raises(ModelError) as caught:
-        from_config(config)  # type: ignore[arg-type]
-    assert caught.value.where == where
-    assert message in str(caught.value)
-    assert "pydantic" not in str(caught.value)
-
-
-FILES = {
-    "empty": (b"", "not valid JSON"),
-    "cut off": (b'{"model_type": "llama"', "not valid JSON"),
-    "a key twice": (json.dumps(LLAMA).replace("{", '{"vocab_size": 5, ', 1).encode(), "'vocab_size' is given twice"),
-    "a list": (b"[]", "mapping"),
-    "binary": (b"\x80\x81\xff", "not UTF-8 text"),
-    "nested without end": (b"[" * 200_000, "nested too deeply"),
-    "a number of 5000 digits": (b'{"vocab_size": ' + b"9" * 5000 + b"}", "not valid JSON"),
-    "a wrong value": (json.dumps(LLAMA | {"vocab_size": -1}, indent=1).encode(), "config.json:8 vocab_size is -1"),
-    "a wrong relation": (
-        json.dumps(LLAMA | {"num_key_value_heads": 5}, indent=1).encode(),
-        "config.json:9 num_key_value_heads is 5",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", FILES)
-def test_refused_files(case: str, tmp_path: Path) -> None:
-    content, message = FILES[case]
-    (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(ModelError) as caught:
-        load_model(str(tmp_path))
-    assert message in str(caught.value)
-
-
-def test_a_folder_without_config(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no config\.json"):
-        load_model(str(tmp_path))
-
-
-@pytest.mark.parametrize("kind", ["umt5", "bart"])
-def test_encoders_with_decoders_are_refused(kind: str) -> None:
-    with pytest.raises(ModelError, match="by cross-attention, t5 and mt5 are supported"):
-        from_config({"model_type": kind, "d_model": 512})
 
 
 @pytest.mark.parametrize(

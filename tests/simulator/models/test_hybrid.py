@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import ModelError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, Gemm, Memory, Op
 from meshcast.simulator.models.flops import causal, forward_matmul_flops, palm
@@ -89,30 +88,6 @@ def test_kinds() -> None:
         (LayerKind(False, False, "*"), 1),
         (LayerKind(False, False, "-"), 1),
     ]
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "too few letters": ({"layers": 5}, "model.ssm.pattern", "for each of the 5 layers, and 4 letters"),
-    "unknown letter": ({"ssm": SSM | {"pattern": "MMX-"}}, "model.ssm.pattern", "pattern"),
-    "half a block": ({"ssm": {"pattern": "MM*-"}}, "model.ssm", "heads, head_dim, state, groups"),
-    "heads of no group": ({"ssm": SSM | {"groups": 3}}, "model.ssm.groups", "of the 8 heads"),
-    "experts of no layer": ({"moe": MOE}, "model.ssm.pattern", "Give both moe and layers E"),
-    "layers of no experts": ({"ssm": SSM | {"pattern": "MM*E"}}, "model.ssm.pattern", "Give both moe and layers E"),
-    "experts twice": (
-        *({"moe": MOE | {"first_dense": 1}, "ssm": SSM | {"pattern": "MM*E"}}, "moe.first_dense", "which layers have"),
-    ),
-    "further tokens": ({"mtp": 1}, "model.mtp", "without it"),
-    "window": ({"window": 8}, "model.window", "without it"),
-    "parallel residual": ({"parallel_residual": True}, "model.parallel_residual", "without it"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(case: str) -> None:
-    changes, where, words = REFUSED[case]
-    with pytest.raises(ModelError) as refused:
-        load_model(MODEL | changes)
-    assert where in refused.value.where and words in str(refused.value)
 
 
 # --------------------------------------------------------------------------------------- FLOPs and bytes

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import MeshcastError, ModelError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, Gemm, Memory, Op
 from meshcast.simulator.models.flops import forward_matmul_flops, palm
@@ -215,34 +214,6 @@ def test_context_parallelism_shards_the_heads_of_the_state(mixer: dict[str, Any]
     assert sum(one.nbytes for one in work) == 2 * S // 2 * moved
     found = [sum(one.flops for one in scans(forward_ops(each))) for each in (run(mixer), played)]
     assert found[0] == 2 * found[1]
-
-
-def test_adapters_are_refused() -> None:
-    job = {"model": MODEL | {"linear_attention": DELTA}, "cluster": "dgx-h100:1", "batch": {"global": 8}}
-    with pytest.raises(MeshcastError, match="linear attention, and adapters"):
-        simulate(job | {"train": {"mode": "lora"}, "plan": {"dp": 8}})
-
-
-REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "heads of no group": ({"linear_attention": DELTA | {"key_heads": 3}}, "key_heads", "1 would work"),
-    "uneven lightning": ({"linear_attention": LIGHTNING | {"key_heads": 4}}, "key_heads", "alike"),
-    "window": ({"linear_attention": DELTA, "window": 8}, "model.window", "without it"),
-    "both ways": ({"linear_attention": DELTA, "bidirectional": True}, "model.bidirectional", "without it"),
-    "no rope at all": ({"linear_attention": DELTA, "full_rope": False}, "model.full_rope", "positions: none"),
-    "a kind": ({"linear_attention": DELTA | {"kind": "delta"}}, "linear_attention.kind", "gated-delta-net"),
-    "a residual of norms": (
-        *({"linear_attention": DELTA, "norm_residual": True, "norm_place": "after"}, "norm_residual"),
-        "two norms",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(case: str) -> None:
-    changes, where, words = REFUSED[case]
-    with pytest.raises(ModelError) as refused:
-        load_model(MODEL | changes)
-    assert where in refused.value.where and words in str(refused.value)
 
 
 def test_a_residual_of_norms_reads_their_results() -> None:

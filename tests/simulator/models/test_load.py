@@ -313,19 +313,6 @@ def test_layers_that_are_full_need_others_that_are_not() -> None:
     assert load_model(GPT | {"layers": 4, "attention_chunk": 64, "full_every": 4}).kinds[LayerKind(False, True)] == 3
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"window": 8, "attention_chunk": 8}, "attention_chunk"),
-        ({"positions": "rope", "window": 8, "full_rope": False}, "full_rope"),
-        ({"positions": "none", "window": 8, "full_every": 2, "full_rope": False}, "full_rope"),
-    ],
-)
-def test_masks_that_contradict_themselves(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(ModelError, match=rf"model\.{field}"):
-        load_model(GPT | fields)
-
-
 def test_parameters_of_a_layer_with_experts() -> None:
     bare = GPT | {"norm": "rmsnorm", "positions": "rope"}
     dense, m = load_model(bare), load_model(bare | {"moe": EXPERTS | {"shared_experts": 1}, "gated": True})

@@ -6,13 +6,10 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import MeshcastError, ModelError
-from meshcast.simulator import simulate
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Op
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.flops import CONVENTIONS, forward_matmul_flops
-from meshcast.simulator.models.load import load_model
 from meshcast.simulator.models.model import Model
 from tests.contract.measure import forward_ops, lowered_stage, make, sent
 
@@ -55,39 +52,6 @@ def test_conventions_count_the_tokens_that_attention_runs_over() -> None:
         assert CONVENTIONS[name](model, 96) == without + 12 * 64 * (12 + 8)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"seq": 100}, "seq is 100.*8 frames.*Give 96"),
-        ({"bidirectional": False}, "bidirectional"),
-        ({"window": 8}, "bidirectional layer"),
-        ({"attention_chunk": 8}, "attention_chunk"),
-        ({"mtp": 1}, "mtp"),
-        ({"branches": [{"layers": 1, "input_width": 8}]}, "frames"),
-        ({"frames": None, "branches": [{"layers": 1, "frames": 4}]}, r"branches\[0\].frames"),
-        ({"frames": 0}, "frames"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(ModelError, match=words):
-        load_model({**VIDEO, **fields})
-
-
-@pytest.mark.parametrize(
-    ("job", "words"),
-    [
-        ({"batch": {"sequence": 100}}, "batch.sequence is 100.*8 frames.*96 would work"),
-        ({"batch": {"documents": 12}}, "one video"),
-        ({"plan": {"pp": 2, "schedule": "seq1f1b"}}, "one video"),
-        ({"plan": {"cp": 16}}, "frames|sequence"),
-    ],
-)
-def test_jobs_cannot_split_a_video_otherwise(job: dict[str, Any], words: str) -> None:
-    gpus = {"pp": 2, "cp": 16}.get(next(iter(job.get("plan", {})), ""), 1)
-    with pytest.raises(MeshcastError, match=words):
-        simulate({"model": VIDEO, "cluster": {"gpu": "h100-sxm", "gpus": gpus}, **job})
-
-
 # ------------------------------------------------------------------------------------------- collectives
 
 
@@ -114,17 +78,6 @@ def test_attention_is_whole_in_both_layers() -> None:
     within, across = (op.work for op in forward_ops(found) if isinstance(op.work, Attention))
     assert (within.batch, within.q, within.heads) == (2, 12, 8)
     assert (across.batch, across.q, across.heads) == (3, 8, 8)
-
-
-def test_dsp_needs_two_axes_that_its_ranks_divide() -> None:
-    for model, words in (({"frames": None}, "two axes of positions"), ({"frames": 6}, "model.frames = 6 must divide")):
-        job = {
-            "model": {**VIDEO, **model},
-            "cluster": {"gpu": "h100-sxm", "gpus": 4},
-            "plan": {"mesh": {"cp": 4}, "schemes": [{"use": "sequence/dsp", "over": "cp"}]},
-        }
-        with pytest.raises(MeshcastError, match=words):
-            simulate(job)
 
 
 def test_an_architecture_has_a_unit_of_each_kind() -> None:

@@ -181,39 +181,3 @@ def test_more_images_and_frozen_towers_are_changes_of_a_branch(tmp_path: Any) ->
         load_model({"preset": "llava-1.5-7b", "branches": {"visions": {"frozen": True}}})
     with pytest.raises(ModelError, match=r"needs a row for each token of a sequence \(seq 1152"):
         load_model({"preset": "llava-1.5-7b", "branches": {"vision": {"tokens": 1152}}})
-
-
-REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {
-    "several layers": (
-        "llava-hf/llava-1.5-7b-hf",
-        {"vision_feature_layer": [-2, -5]},
-        "vision_feature_layer",
-        "one before",
-    ),
-    "odd patches": ("google/gemma-3-4b-pt", {"mm_tokens_per_image": 100}, "mm_tokens_per_image", "4096 patches"),
-    "another decoder": ("llava-hf/llava-1.5-7b-hf", {"text_config": {"model_type": "rwkv"}}, "text_config", "decoder"),
-    "another encoder": (
-        *("llava-hf/llava-1.5-7b-hf", {"vision_config": {"model_type": "pixtral"}}, "vision_config"),
-        "clip_vision_model",
-    ),
-    "scattered windows": (
-        *("Qwen/Qwen2.5-VL-7B-Instruct",),
-        VISION["Qwen/Qwen2.5-VL-7B-Instruct"]
-        | {"vision_config": VISION["Qwen/Qwen2.5-VL-7B-Instruct"]["vision_config"] | {"fullatt_block_indexes": [3, 7]}},
-        *("fullatt_block_indexes", "every n-th"),
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(case: str) -> None:
-    name, changes, where, words = REFUSED[case]
-    with pytest.raises(ModelError) as refused:
-        read(name, **changes)
-    assert where in refused.value.where and words in str(refused.value)
-
-
-def test_a_tied_output_layer_needs_an_embedding_of_texts() -> None:
-    for branches in ([TOWER, TEXT | {"layers": 1}], [TOWER, {"name": "more", "layers": 1, "tokens": 32}]):
-        with pytest.raises(ModelError, match="one branch of token ids without layers"):
-            load_model(SMALL | {"branches": branches})

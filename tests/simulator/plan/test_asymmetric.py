@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.engine.play import Engine, play
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import build_program
@@ -278,58 +277,3 @@ def test_the_answer_names_the_same_plan() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(
-    ("plan", "batch", "where", "words"),
-    [
-        ({"stages": [{"tp": 4}, {"tp": 4}]}, {"global": 8, "microbatches": 8}, "plan.stages", "4 + 4 = 8 GPUs"),
-        (
-            {"stages": [{"dp": 3, "tp": 4}, {"tp": 4}]},
-            {"global": 8, "microbatches": 8},
-            "plan.stages[0]",
-            "divide over",
-        ),
-        ({"pp": 2, "stages": [{"tp": 8}, {"tp": 8}]}, {"global": 8}, "plan.pp", "degrees of its own"),
-        (
-            {"stages": [{"tp": 8, "layers": 3}, {"tp": 8}]},
-            {"global": 8, "microbatches": 8},
-            "plan.stages[1].layers",
-            "or none",
-        ),
-        (
-            {"schedule": "dualpipe", "stages": [{"tp": 8}, {"tp": 4, "dp": 2}]},
-            {"global": 16, "microbatches": 8},
-            "plan.stages[1]",
-            "holds the same layers",
-        ),
-        (
-            {**REPLICAS, "replicas": [{"dp": 2, "microbatches": 3}, {"dp": 1, "microbatches": 5}]},
-            {"global": 11},
-            "plan.replicas",
-            "the 4 along",
-        ),
-        (
-            {
-                "tp": 4,
-                "dp": 4,
-                "fsdp": True,
-                "replicas": [{"dp": 2, "microbatches": 3}, {"dp": 2, "microbatches": 5}],
-            },
-            {"global": 16},
-            "plan.replicas",
-            "every micro-batch",
-        ),
-        (
-            {"stages": [{"tp": 3, "dp": 1}, {"tp": 13}]},
-            {"global": 8, "microbatches": 8},
-            "plan.stages[0].tp",
-            "must divide",
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_refusals(plan: dict[str, Any], batch: dict[str, Any], where: str, words: str) -> None:
-    with pytest.raises(PlanError) as caught:
-        simulate(job(plan, batch))
-    assert caught.value.where == where and words in str(caught.value)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.engine.play import PlayedStep, play
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import build_program
@@ -268,30 +267,3 @@ def test_documents_of_a_class_keep_attention_within_them() -> None:
     whole, parts = ({"lengths": [{"sequence": 2048, **more}]} for more in ({}, {"documents": 256}))
     seconds = [simulate(job(one, plan)).breakdown.parts["attention"] for one in (whole, parts)]
     assert seconds[1] < seconds[0]
-
-
-@pytest.mark.parametrize(
-    "batch, plan, where, words",
-    [
-        ({"lengths": FIVE, "micro": 2}, {}, "batch.micro", "alike"),
-        ({"lengths": FIVE, "sequence": 2048}, {}, "batch.sequence", "alike"),
-        ({"lengths": FIVE, "microbatches": 5}, {}, "batch.microbatches", "alike"),
-        ({"order": [0, 0]}, {}, "batch.order", "states none"),
-        ({"lengths": FIVE, "order": [0, 5]}, {}, "batch.order", "classes 0 to 4"),
-        ({"lengths": FIVE, "order": [0, 1, 2, 4]}, {}, "batch.lengths[3]", "no micro-batch is of class 3"),
-        ({"lengths": FIVE, "global": 31}, {"tp": 8}, "batch.global", "30 would work"),
-        ({"lengths": [{"sequence": 64, "tokens": 65.0}]}, {}, "batch.lengths[0]", "64 tokens"),
-        ({"lengths": [{"sequence": 100}, {"sequence": 99}]}, {"tp": 2}, "plan.tp", "class 1: samples 1, sequence 99"),
-        ({"lengths": FIVE}, {"share": "by-speed"}, "plan.share", "equal length"),
-        ({"lengths": FIVE}, {"replicas": [{"dp": 8, "microbatches": 5}]}, "plan.replicas[0].microbatches", "classes"),
-        ({"lengths": FIVE}, {"pp": 2, "schedule": "pipedream"}, "batch.lengths", "steady state"),
-        ({"lengths": FIVE}, {"pp": 2, "schedule": "terapipe"}, "batch.lengths", "slices sequences"),
-        ({"lengths": FIVE}, {"stages": [{"tp": 4}, {"dp": 4}]}, "plan.stages[1]", "1 sequences"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_refusals_say_what_would_work(batch: dict[str, Any], plan: dict[str, Any], where: str, words: str) -> None:
-    with pytest.raises(PlanError) as caught:
-        resolve_plan(load_job(job(batch, plan)))
-    assert where in caught.value.where
-    assert words in str(caught.value)

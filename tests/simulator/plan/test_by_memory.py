@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.report.report import Report
@@ -50,13 +49,6 @@ def test_a_partition_by_memory_gives_the_first_stages_fewer_layers() -> None:
 def test_a_partition_by_memory_of_a_model_that_does_not_divide() -> None:
     layers = simulate(job("by-memory", pp=5)).play.plan.layers
     assert sum(layers) == 8 and len(layers) == 5
-
-
-def test_chunks_are_not_partitioned_by_memory() -> None:
-    chunked = job("by-memory", pp=2)
-    chunked["plan"]["schemes"] = [{"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": 2}]
-    with pytest.raises(PlanError, match="gives every device one stage"):
-        simulate(chunked)
 
 
 # ------------------------------------------------------------------------------------------------ adaptive

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import HostCopy, Transfer
@@ -216,25 +215,6 @@ def test_each_way_does_its_work() -> None:
 def test_all_engines_agree(cluster: str | None, launch: float) -> None:
     limit = max(plain_peaks()) * 0.85 / 2**30
     check_reports(job(cluster=cluster, memory_gib=limit, framework={"launch_s": launch}))
-
-
-@pytest.mark.parametrize(
-    ("tensors", "words"),
-    [
-        ([{}], r"mpress\.tensors: it lists 1 choice, and there are 8 stages"),
-        (
-            [{"swap": ["up"], "stripes": [[0, 8, False]]}, *[{}] * 7],
-            r"mpress\.tensors\[0\]\.stripes is \[0\]: other devices keep them",
-        ),
-        ([{"swap": ["up"], "stripes": [[1, 8, False], [1, 8, False]]}, *[{}] * 7], "one stripe on each"),
-        ([{"swap": ["up"]}, *[{}] * 7], r"mpress\.tensors\[0\]: it has `swap` without `stripes`"),
-        ([{"stripes": [[1, 0, False]]}, *[{}] * 7], r"stripes is 0: a stripe has at least one byte"),
-        ([{"stripes": [[1, 8, False]]}, *[{}] * 7], r"mpress\.tensors\[0\]: it has `stripes` without `swap`"),
-    ],
-)
-def test_impossible_choices_are_refused(tensors: list[dict[str, Any]], words: str) -> None:
-    with pytest.raises(PlanError, match=words):
-        simulate(job(tensors=tensors))
 
 
 def test_what_no_choice_can_free_stays() -> None:

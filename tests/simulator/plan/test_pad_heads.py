@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.loading.load import load_job
@@ -78,11 +77,6 @@ def test_heads_that_divide_are_not_padded(kv_heads: int) -> None:
     kept, plain = simulate(given_), simulate({**given_, "plan": {"tp": 4}})
     assert figures(kept) == figures(plain) and kept.mfu == plain.mfu
     assert kept.warnings == ["plan.pad_heads: true has no effect: the ranks divide the heads"] and not plain.warnings
-
-
-def test_without_the_option_they_are_refused() -> None:
-    with pytest.raises(PlanError, match=r"heads \(and kv_heads\) = 25 must divide by tp.*plan\.pad_heads: true"):
-        simulate(job(plan={"tp": 2, "pad_heads": False}))
 
 
 def test_a_job_is_written_with_the_option() -> None:

@@ -38,22 +38,6 @@ def test_names_of_axes_mean_nothing() -> None:
     assert (report.step_time, report.peak_allocated) == (plain.step_time, plain.peak_allocated)
 
 
-def test_every_kind_of_stage_is_checked() -> None:
-    """The middle stage alone has layers; its heads do not divide by tp."""
-    schemes = [{"use": "pipeline/1f1b", "over": "pp"}, {"use": "tensor/megatron", "over": "tp"}]
-    config = job({"pp": 3, "tp": 3}, schemes)
-    config["model"] = {**MODEL, "vocab": 129, "hidden": 48, "ffn": 192, "heads": 4}
-    config["plan"]["partition"] = [0, 4, 0]
-    with pytest.raises(PlanError, match="heads"):
-        simulate(config)
-
-
-def test_a_plan_has_one_recompute_scheme() -> None:
-    both = [{"use": "memory/recompute-full"}, {"use": "memory/recompute-selective"}]
-    with pytest.raises(PlanError, match="one recompute scheme"):
-        simulate(job({"dp": 1}, both))
-
-
 def test_the_default_batch_counts_all_data_axes() -> None:
     config = job({"x": 2, "y": 4}, [{"use": "data/ddp", "over": ["x", "y"]}], batch={})
     assert simulate(config).job.batch.total == 8

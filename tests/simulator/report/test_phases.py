@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.evaluation import make_evaluation
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.job.framework import framework_names, load_framework
@@ -118,12 +117,6 @@ def test_whole_weights_may_decide_while_they_are_loaded() -> None:
 def test_forecasts_keep_their_phases_when_they_are_pickled() -> None:
     report = forecast(run={"evaluation": {"micro": 2}})
     assert list_phases(pickle.loads(pickle.dumps(report.play))) == list_phases(report.play)
-
-
-@pytest.mark.parametrize("evaluation", [{"seconds": 3.0}, {}, {"every_steps": 5, "seconds": 1.0, "sequence": 8}])
-def test_evaluations_without_a_size_or_a_pause_are_refused(evaluation: dict[str, Any]) -> None:
-    with pytest.raises(PlanError, match=r"run\.evaluation"):
-        forecast(run={"evaluation": evaluation})
 
 
 @pytest.mark.parametrize(("saves", "whole"), [("shards", 0), ("modules", 2 * 32000), ("units", 4 * (32000 + 512))])

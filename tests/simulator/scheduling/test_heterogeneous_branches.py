@@ -206,21 +206,6 @@ def test_a_frozen_branch_runs_forward_alone() -> None:
 # ---------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
-    ("schedule", "stages", "words"),
-    [
-        (graph(2, 1), 3, "2 \\+ 1 \\+ 1 stages.*pp = 4 would work"),
-        (graph(2, 1, 1), 5, "joins 3 branches of stages, and custom has 2 branches of layers"),
-        (graph(3, 1), 5, "4 layers of branch vision must divide evenly over its 3 stages"),
-        ("1f1b", 2, "chain of stages, and custom has 2 branches of layers"),
-        ({"use": "graphpype"}, 4, "no such schedule"),
-    ],
-)
-def test_graphs_that_do_not_fit_are_refused(schedule: Any, stages: int, words: str) -> None:
-    with pytest.raises(PlanError, match=words):
-        simulate(job([{"tp": 1}] * stages, schedule))
-
-
 def test_helpers_of_idle_ranks_refuse_bidirectional_attention() -> None:
     """It leaves no rank idle; a ring computes whole blocks of it."""
     for use, words in (("ring", ""), ("dist-flash-attn", r"bidirectional.*all-gather")):

@@ -343,13 +343,6 @@ def test_varuna_recomputes_nothing_on_its_last_stage() -> None:
     assert again[3] == 0 < again[1] == again[2]
 
 
-def test_varuna_without_recomputation_is_refused() -> None:
-    with pytest.raises(PlanError) as refused:
-        simulate(job("varuna"))
-    text = str(refused.value)
-    assert "pipeline/varuna needs a recompute scheme" in text and "memory/recompute-full" in text.split("Add ")[1]
-
-
 # ------------------------------------------------------------------------------------------- the shortest
 
 FEW = st.integers(1, 4)

@@ -352,11 +352,6 @@ def test_a_long_run_is_skipped_and_stays_the_same() -> None:
         assert all(NEVER not in one.step.play.of_device(device).entry for device in range(one.program.devices))
 
 
-def test_noise_is_for_steps_with_a_flush() -> None:
-    with pytest.raises(PlanError, match="flush"):
-        simulate(job("pipedream") | {"noise": {"jitter": 0.1}})
-
-
 # -------------------------------------------------------------------------------------- several steps
 
 

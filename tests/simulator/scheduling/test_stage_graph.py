@@ -245,11 +245,6 @@ def test_branches_on_a_chain_of_stages_are_refused_but_not_on_one() -> None:
         simulate(job(joined(3), 3, branched(4)))
 
 
-def test_shares_of_a_sequence_must_divide() -> None:
-    with pytest.raises(PlanError, match=r"batch.sequence is 13: 2 branches.* 12 would work"):
-        simulate(job(joined(3), 3, batch={"global": 8, "sequence": 13}))
-
-
 @st.composite
 def graph_jobs(draw: st.DrawFn, **more: Any) -> dict[str, Any]:
     """A job of a model with equal branches: on a graph of stages, or on one stage."""

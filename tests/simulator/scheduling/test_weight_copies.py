@@ -10,10 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.hardware.errors import PlanError
-from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import COMPUTE, Collective
-from meshcast.simulator.loading.load import load_job
 from meshcast.validation.pipelines.cases import ScheduleCase, answer, replay
 from tests.contract.played import PAID, Ideal, Played, play_job
 from tests.simulator.engine.engines import check_alike, play_by_engines
@@ -232,16 +229,3 @@ def test_all_engines_agree_on_halves_of_samples(job: dict[str, Any], price: Idea
     experts = job["model"].moe and job["model"].moe.capacity
     assert experts or all(peak.left == pytest.approx(0, abs=1e-6) for peak in ways[0].peaks)
     check_alike(ways)
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        (of_chimera("backward-halving", micro=1), "2 would work"),
-        (of_chimera("forward-doubling", batch=15), "2 to a forward pass"),
-        (of_chimera("forward-doubling", batch=12), "multiples of 2 pp = 8"),
-    ],
-)
-def test_samples_that_do_not_make_two_halves_are_refused(config: dict[str, Any], words: str) -> None:
-    with pytest.raises(PlanError, match=words):
-        resolve_plan(load_job(config))

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import BYTES, Collective
 from tests.contract.played import Played, play_job
@@ -135,10 +134,3 @@ def test_hybrid_sharding_sums_the_shards_of_replicas_once_per_step() -> None:
     gradients = whole(played, 0, played.plan.job.framework.gradients)
     assert moved(played, "reduce_scatter") == gradients and moved(played, "all_reduce") == gradients // 2
     assert step_problems(played) == []
-
-
-def test_without_overlap_it_is_refused() -> None:
-    plan = job(across_microbatches=True)
-    plan["framework"]["set"] = {"overlap": {"dp": False}}
-    with pytest.raises(PlanError, match="across_microbatches"):
-        simulate(plan)

@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Op
@@ -161,53 +160,6 @@ def test_layers_keep_their_tables_on_stages_of_a_pipeline() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- legality
-
-WRONG = {
-    "an operator": ([{"divide": {"qvk": {"x": "a"}}}], "tables[0].divide.qvk", "Did you mean 'qkv'?"),
-    "an axis": ([{"divide": {"qkv": {"z": "a"}}}], "tables[0].divide.qkv", "Valid: x"),
-    "a dim": ([{"divide": {"qkv": {"x": "f"}}}], "tables[0].divide.qkv.x", "Valid: a, b, h, s"),
-    "keys of attention": ([{"divide": {"core": {"x": "t"}}}], "tables[0].divide.core.x", "Valid: a, b, s"),
-    "a dim of no operator": ([{"divide": {"all": {"x": "q"}}}], "tables[0].divide.all.x", "Valid: a, b, f, h, s, v"),
-    "too few samples": ([{"divide": {"core": {"x": "b"}}}], "tables[0].divide.core.x", "Valid over x = 8: a, s"),
-    "samples of all": ([{"divide": {"all": {"x": "b"}}}], "tables[0].divide.all.x", "Valid over x = 8: h, s, v"),
-    "a dim of no weight": ([{"rest": {"qkv": {"x": "v"}}}], "tables[0].rest.qkv.x", "Valid: a, h"),
-    "no weight": ([{"rest": {"core": {"x": "h"}}}], "tables[0].rest.core.x", "Valid: none"),
-    "rest of shards": (
-        [{"divide": {"qkv": {"x": "a"}}, "rest": {"qkv": {"x": "h"}}}],
-        "tables[0].rest.qkv.x",
-        "Leave it out",
-    ),
-    "a layer": ([{"layers": "2-9"}], "tables[0].layers", "Name some of 0-3"),
-    "an order of layers": ([{"layers": "3-1"}], "tables[0].layers", "Name some of 0-3"),
-    "an operator of a layer": ([{"layers": 1, "divide": {"head": "v"}}], "tables[0].divide.head", "Valid: act, all"),
-    "a key": ([{"divided": {}}], "tables[0].divided", "Did you mean 'divide'?"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_mistake_names_what_is_legal(name: str) -> None:
-    tables, where, remedy = WRONG[name]
-    with pytest.raises(PlanError) as error:
-        play_job(job_of(MODELS["llama3-8b"], {"x": 8}, [annotated("x", *tables)]))
-    assert error.value.where == f"plan.schemes[0].{where}"
-    assert remedy in error.value.remedy and "\n" not in str(error.value)
-
-
-def test_the_stream_has_legal_dims_too() -> None:
-    for stream, where in (({"x": "f"}, "stream.x"), ({"y": "s"}, "stream"), ({"x": "b"}, "stream.x")):
-        with pytest.raises(PlanError) as error:
-            play_job(job_of(MODELS["llama3-8b"], {"x": 8}, [annotated("x", stream=stream)]))
-        assert error.value.where == f"plan.schemes[0].{where}" and "Valid" in error.value.remedy
-
-
-def test_an_axis_is_shared_with_a_data_scheme_further_out_alone() -> None:
-    ours, ddp = annotated("x", MEGATRON), {"use": "data/ddp", "over": "x"}
-    for schemes, remedy in (
-        ([ours, ddp], "Name data/ddp first"),
-        ([ours, ours], "Give each scheme an axis of its own"),
-    ):
-        with pytest.raises(PlanError, match=remedy):
-            play_job(job_of(MODELS["gpt3-5b"], {"x": 8}, schemes))
 
 
 # --------------------------------------------------------------------------------------------- drawn tables

@@ -147,10 +147,3 @@ def test_heterogeneous_samples_in_every_micro_batch() -> None:
         return simulate({"model": MODEL, "cluster": MIXED, "batch": {"lengths": classes}, "plan": plan}).step_time
 
     assert step(1, 3) < 0.8 * step(2, 2)
-
-
-def test_heterogeneous_amounts_are_refused() -> None:
-    with pytest.raises(PlanError, match="kinds of replicas"):
-        forecast(shards=[1.0, 2.0, 3.0])
-    with pytest.raises(PlanError, match="different numbers"):
-        forecast(64, {"replicas": [{"dp": 8, "microbatches": 2}, {"dp": 8, "microbatches": 6}]}, layered=False)

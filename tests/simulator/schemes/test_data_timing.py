@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.forecast.shared_work import SharedWork
@@ -20,7 +19,6 @@ from meshcast.simulator.ir.capabilities import HoldsStates
 from meshcast.simulator.ir.ops import COMPUTE, Collective, HostLaunch, Memory, Op, Work
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
 from meshcast.simulator.loading.load import load_job
-from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.program import Program
 from meshcast.simulator.report.report import Report
 from tests.contract.measure import sent
@@ -400,22 +398,6 @@ def test_sequence_ranks_of_a_worker_still_sum_their_gradients() -> None:
 def test_workers_share_no_norm_of_gradients() -> None:
     played = play_job(job("data/local-sgd", 4))
     assert not [op for _, op in played.instances() if op.stream == COMPUTE and isinstance(op.work, Collective)]
-
-
-def test_steps_of_a_period_need_equal_ranks_and_an_empty_pipe() -> None:
-    config = job("data/local-sgd", 4, period=2)
-    with pytest.raises(PlanError, match="without noise"):
-        load_and_plan(config | {"noise": {"jitter": 0.1}})
-    plan = {
-        "mesh": {"pp": 2, "dp": 2},
-        "schemes": [{"use": "pipeline/pipedream", "over": "pp"}, {"use": "data/local-sgd", "over": "dp"}],
-    }
-    with pytest.raises(PlanError, match="barrier of the pipeline"):
-        load_and_plan(config | {"plan": plan})
-
-
-def load_and_plan(job: dict[str, Any]) -> Plan:
-    return resolve_plan(load_job(job))
 
 
 def test_the_answer_is_the_mean_over_a_period() -> None:

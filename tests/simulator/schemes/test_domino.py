@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Gemm, Memory, Op
 from tests.contract.of_tensor import LoweredLayer
@@ -71,8 +70,3 @@ def test_all_reduces_hide_behind_the_other_half() -> None:
     exposed = [one.to_dict()["breakdown_s"]["exposed"]["tp"] for one in (plain, halves)]
     assert exposed[1] < 0.3 * exposed[0]
     assert plain.step_time / 1.3 < halves.step_time < plain.step_time
-
-
-def test_one_sequence_has_no_halves() -> None:
-    with pytest.raises(PlanError, match=r"batch.micro is 1: .* two halves. 2 would work"):
-        simulate(job(1, {"use": "tensor/domino"}))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op
@@ -389,10 +388,3 @@ def test_shared_work_keeps_views_separate() -> None:
     alone = [simulate(one).to_dict() for one in jobs]
     assert [simulate(one, shared_work=shop).to_dict() for one in jobs] == alone
     assert alone[0]["memory"] != alone[1]["memory"]
-
-
-def test_experts_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(PlanError, match=r"plan\.etp is 5.*24 must divide by etp"):
-        spread({"dp": 5}, {"edp": 1, "ep": 1, "etp": 5})
-    with pytest.raises(PlanError, match=r"plan\.ep is 3: model.moe.experts = 8 must divide by ep"):
-        spread({"dp": 3}, {"edp": 1, "ep": 3})

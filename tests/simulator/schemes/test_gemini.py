@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.ir.ops import Collective, HostCopy, HostUpdate, Memory
 from meshcast.simulator.ir.registry import find_scheme
@@ -85,8 +84,3 @@ def test_placement_by_free_memory(room: float, optimizer: float, weights: float)
 def test_engines_agree() -> None:
     times = [forecast(16, engine=engine, offload_optim_frac=0.5).step_time for engine in ("matrices", "sweep", "simpy")]
     assert times[1:] == pytest.approx(times[:1] * 2, rel=1e-9)
-
-
-def test_refusals() -> None:
-    with pytest.raises(PlanError, match="behind all optimizer states"):
-        forecast(offload_param_frac=0.5)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
@@ -257,16 +256,6 @@ def test_engines_agree(use: str, engine: Any) -> None:
     config = job(use, {"zipf": 0.8, "steps": 2}, **({"interval": 1} if use == "smartmoe" else {}))
     wanted = simulate(config, shared_work=SHARED).times_of_step_kinds
     assert simulate(config, engine, shared_work=SHARED).times_of_step_kinds == pytest.approx(wanted, rel=1e-9)
-
-
-def test_what_needs_equal_steps_refuses_others() -> None:
-    noisy = job("all-to-all", SKEWED) | {"noise": {"jitter": 0.1}}
-    with pytest.raises(PlanError, match=r"plan.schemes\[1\].routing.*does not go with noise"):
-        simulate(noisy)
-    local = job("all-to-all", SKEWED)
-    local["plan"]["schemes"][0] = {"use": "data/local-sgd", "over": "dp", "period": 4}
-    with pytest.raises(PlanError, match="does not go with a period"):
-        simulate(local)
 
 
 def test_sharded_weights_may_be_lowered_first() -> None:

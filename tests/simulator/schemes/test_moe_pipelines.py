@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.engine.play import ENGINES
 from meshcast.simulator.forecast.shared_work import SharedWork
@@ -154,11 +153,6 @@ def test_an_adaptive_degree_is_that_of_the_fastest_layer(network: float, ffn: in
     assert not [text for text in steps(2).assumed if "degree" in text]
 
 
-def test_levels_divide_the_ranks() -> None:
-    with pytest.raises(PlanError, match="two_level"):
-        play_job(job("expert/tutel", two_level=3))
-
-
 def test_capacity_follows_the_most_popular_expert() -> None:
     """All slots are sent and computed: each expert has the number that the most popular one needs."""
     even, hot = layer("expert/tutel"), layer("expert/tutel", routing={"zipf": 1.0})
@@ -262,19 +256,6 @@ def test_a_gate_keeps_most_tokens_on_their_machine(p: int, machine: int, group: 
     whole = layer("expert/all-to-all", p, seq=256)
     flops = [sum(op.work.flops for op in f.forward if op.work) for f in (whole, fragment)]
     assert flops[0] == pytest.approx(flops[1], rel=1e-6)
-
-
-def test_a_gate_needs_whole_machines_and_their_experts() -> None:
-    for options, rule in (
-        ({"machine": 3}, "whole machines"),
-        ({"machine": 2, "capacity": 1.0}, "without a capacity factor"),
-    ):
-        with pytest.raises(PlanError, match=rule):
-            play_job(job("expert/fastermoe", outgoing=0.14, **options))
-    few = job("expert/fastermoe", outgoing=0.14, machine=1)
-    few["model"]["moe"]["top_k"] = 3
-    with pytest.raises(PlanError, match="3 experts of one machine, which has 2"):
-        play_job(few)
 
 
 def test_a_gate_is_played_alike_by_all_engines() -> None:

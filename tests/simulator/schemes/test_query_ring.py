@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Attention, Collective, UnitRun
@@ -88,14 +87,3 @@ def test_bidirectional_attention_is_twice_the_work_of_causal(use: str) -> None:
         for unit_run, _ in (under(f"sequence/{use}", 4, bidirectional=some) for some in (True, False))
     ]
     assert works[0] == 2 * works[1] == 4 * 48 * 48 * 192 / 4
-
-
-def test_unfused_kernels_are_refused() -> None:
-    job = {
-        "model": {"layers": 1, "hidden": 64, "heads": 4, "vocab": 64, "seq": 64},
-        "cluster": {"gpu": "h100-sxm", "gpus": 4},
-        "framework": {"name": "megatron-core", "set": {"attention": "unfused"}},
-        "plan": {"mesh": {"cp": 4}, "schemes": [{"use": "sequence/burst-attention", "over": "cp"}]},
-    }
-    with pytest.raises(PlanError, match=r"computes the scores.*Use flash"):
-        simulate(job)

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import ModelError, PlanError
-from meshcast.simulator import simulate
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, Gemm, UnitRun
 from meshcast.simulator.models.flops import causal
@@ -110,30 +108,6 @@ def test_work_and_parameters_of_projected_keys() -> None:
     assert causal(LINFORMER, 96) * 96 == pytest.approx(3 * (sum(forward) + head))
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"plan": {"mesh": {"x": 4}, "schemes": [{"use": "sequence/ulysses", "over": "x"}]}}, "shards them otherwise"),
-        ({"plan": {"mesh": {"x": 4}, "schemes": [{"use": "pipeline/seq1f1b", "over": "x"}]}}, "slices them"),
-        ({"batch": {"sequence": 32, "micro": 4}}, "keys and values of 64 positions"),
-    ],
-)
-def test_plans_that_divide_projected_keys_are_refused(changed: dict[str, Any], words: str) -> None:
-    with pytest.raises(PlanError, match=words):
-        simulate(linformer_job() | changed)
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [({"bidirectional": False}, "attention is bidirectional"), ({"attention_chunk": 8}, "supported without it")],
-)
-def test_models_that_cannot_project_keys_are_refused(changed: dict[str, Any], words: str) -> None:
-    job = linformer_job()
-    job["model"] |= changed
-    with pytest.raises(ModelError, match=words):
-        simulate(job)
-
-
 @pytest.mark.parametrize("use", ["sequence/rsa", "tensor/megatron", "tensor/megatron-sp"])
 def test_a_step_with_projected_keys_does_the_work_of_one_rank(use: str) -> None:
     whole = linformer_job() | {"cluster": {"gpu": "h100-sxm", "gpus": 1}, "plan": {"mesh": {}, "schemes": []}}
@@ -156,22 +130,3 @@ def linformer_job() -> dict[str, Any]:
         "batch": {"micro": 4},
         "plan": {"mesh": {"x": 4}, "schemes": [{"use": "sequence/rsa", "over": "x"}]},
     }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("attention", "others", "words"),
-    [
-        ("flash", [], "keeps the scores.*flash attention"),
-        ("unfused", [{"use": "sequence/ring", "over": "far"}], "one token order"),
-    ],
-)
-def test_what_it_does_not_support_is_refused(attention: str, others: list[dict[str, Any]], words: str) -> None:
-    mesh = {"far": 2, "near": 2} if others else {"near": 4}
-    job = {
-        "model": {"layers": 1, "hidden": 64, "heads": 4, "vocab": 64, "seq": 64},
-        "cluster": {"gpu": "h100-sxm", "gpus": 4},
-        "framework": {"name": "megatron-core", "set": {"attention": attention}},
-        "plan": {"mesh": mesh, "schemes": [*others, {"use": "sequence/rsa", "over": "near"}]},
-    }
-    with pytest.raises(PlanError, match=words):
-        simulate(job)

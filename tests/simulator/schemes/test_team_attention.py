@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Attention, UnitRun
@@ -125,14 +124,3 @@ def test_the_order_of_axes_decides_what_is_near() -> None:
         ).step_time
 
     assert seconds("groups ring team") != seconds("ring groups team") != seconds("team groups ring")
-
-
-def test_other_numbers_of_groups_are_refused() -> None:
-    mesh = {"groups": 2, "ring": 1, "team": 4}
-    job = {
-        "model": {"layers": 1, "hidden": 64, "heads": 4, "vocab": 64, "seq": 64},
-        "cluster": {"gpu": "h100-sxm", "gpus": 8},
-        "plan": {"mesh": mesh, "schemes": [{"use": "sequence/wallfacer", "over": [*mesh]}]},
-    }
-    with pytest.raises(PlanError, match=r"as many groups .* and there are 2 and 4"):
-        simulate(job)

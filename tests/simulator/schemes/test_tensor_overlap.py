@@ -259,20 +259,6 @@ def check_whole_steps(use: str, more: dict[str, Any]) -> None:
     assert free[1] >= free[0] * (1 - 1e-9)
 
 
-@every
-def test_a_plan_has_one_overlap_of_tensor_parallelism_and_it_claims_no_axis(use: str) -> None:
-    both = job(ASYNC)
-    both["plan"]["schemes"].insert(0, {"use": FLUX})
-    with pytest.raises(PlanError, match="one overlap of tensor parallelism"):
-        resolve_plan(load_job(both))
-    claiming = job(use)
-    claiming["plan"]["mesh"] = {"pp": 2, "dp": 2, "x": 4}
-    claiming["plan"]["schemes"] = [{"use": "pipeline/1f1b", "over": "pp"}, {"use": "data/ddp", "over": "dp"}]
-    claiming["plan"]["schemes"].append({"use": use, "over": "x"})
-    with pytest.raises(PlanError, match="no axis"):
-        resolve_plan(load_job(claiming))
-
-
 def test_async_tp_stays_where_gpus_reach_each_others_memory() -> None:
     across = job(ASYNC)
     across["plan"]["mesh"] = {"tp": 16}

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, HostCopy, HostUpdate, Op
 from tests.contract.played import Ideal, Played, play_job
@@ -172,12 +171,3 @@ def test_a_root_that_stays_gathered_is_on_the_gpu_though_its_shards_are_not() ->
     config["plan"]["schemes"] = [{"use": "data/fsdp", "over": "dp", "offload": True, "reshard": False}]
     played = play_job(config)
     assert sum(played.resting(0).values()) == 2 * played.plan.job.model.parameters
-
-
-def test_offloaded_shards_are_gathered_in_every_micro_batch() -> None:
-    config = job(4)
-    config["plan"]["schemes"] = [
-        {"use": "data/fsdp", "over": "dp", "offload": True, "across_microbatches": True},
-    ]
-    with pytest.raises(PlanError, match="no offloading"):
-        play_job(config)
