@@ -24,7 +24,11 @@ def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: S
         framework.fused_gradients,
         plan.job.forward_only,
         framework.gradients,
-        HostLaunches(framework.cuda_graphs == "outside-experts", host_waits(plan), _count_launches(framework)),
+        HostLaunches(
+            framework.cuda_graphs if isinstance(framework.cuda_graphs, tuple) else (),
+            host_waits(plan),
+            _count_launches(framework),
+        ),
     )
 
 

@@ -328,6 +328,7 @@ class Op:
     launches: time of the host to launch its kernels, over that of an op of the framework.
     meeting: of a collective of an update, the name by which all devices that take part meet in it.
     priority: on links that ops share (engine ``shared``): those of a lower priority get what higher ones leave.
+    graph: part of a layer whose CUDA graph launches it (`simulator.ir.graph_parts`); empty: the host does.
     """
 
     name: str
@@ -340,11 +341,12 @@ class Op:
     launches: float = 1.0
     meeting: Hashable = None
     priority: int = 0
+    graph: str = ""
 
     def copy(self) -> Op:
         """Returns a copy that waits for nothing. Lowering makes many, and `dataclasses.replace` takes several times as
         long."""
-        meets = self.launches, self.meeting, self.priority
+        meets = self.launches, self.meeting, self.priority, self.graph
         return Op(self.name, self.stream, self.work, [], self.phase, self.when, self.tag, *meets)
 
     @property

@@ -22,6 +22,7 @@ from meshcast.simulator.costs.kernels.decomposition import Decomposition
 from meshcast.simulator.costs.kernels.eager import EagerOperation, EagerPasses
 from meshcast.simulator.costs.kernels.libraries import AttentionLibrary
 from meshcast.simulator.costs.regimes import Regime
+from meshcast.simulator.ir.graph_parts import CudaGraphs
 from meshcast.simulator.ir.modules import UpdateWorkspace
 from meshcast.simulator.ir.ops import BYTES
 from meshcast.simulator.job.optimizers import OPTIMIZER_STATES, OptimizerName, OptimizerStates
@@ -358,10 +359,9 @@ class Framework(FrameworkPart):
     deterministic: bool = False
     """What adds in a fixed order: the backward pass of fused attention, and what the program sets besides (the key
     `when_deterministic` of its file). For example ``--deterministic-mode`` of Megatron-LM."""
-    cuda_graphs: bool | Literal["outside-experts"]
-    """CUDA graphs: launching ops takes no time of the host. true: the whole step is a single graph;
-    ``outside-experts``: the host launches the ops of experts, whose numbers of tokens differ from step to step (graphs
-    of Transformer Engine with the scope ``attn moe_router moe_preprocess``)."""
+    cuda_graphs: CudaGraphs
+    """CUDA graphs, whose ops take no time of the host. true: the whole step is a single graph; a list: each layer has
+    graphs of these modules (`simulator.ir.graph_parts`), and the host launches them and all other ops."""
     launch_blocking: bool = False
     """The host waits for the end of every op before it launches the next (CUDA_LAUNCH_BLOCKING=1): the time of a launch
     is added to every op, and nothing overlaps."""
@@ -385,6 +385,12 @@ class Framework(FrameworkPart):
         if self.launch_blocking and (self.cuda_graphs or overlapped):
             on = ["cuda_graphs"] * bool(self.cuda_graphs) + [f"overlap.{name}" for name in overlapped]
             raise ValueError(f"with launch_blocking nothing overlaps, and {on[0]} is set. Write {', '.join(on)}: false")
+        return self
+
+    @model_validator(mode="after")
+    def _check_graphs(self) -> Framework:
+        if self.cuda_graphs == ():
+            raise ValueError("cuda_graphs names no modules. Write false for none, or those of all layers: [attn, mlp]")
         return self
 
     @property

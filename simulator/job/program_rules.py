@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import validate_data
 from meshcast.hardware.records import dataclass
+from meshcast.simulator.ir.graph_parts import CudaGraphs
 from meshcast.simulator.job.framework import framework_rules, framework_versions
 from meshcast.simulator.job.job import Job, LongPlan
 from meshcast.simulator.job.plan_keys import PLAN_KEYS
@@ -360,21 +361,28 @@ def _every_layer(recomputed_layers: int, pp: int, model: Model) -> str:
 
 
 @_condition
-def _full_recompute_with_graphs(recomputation: str, cuda_graphs: bool | str) -> str:
-    if recomputation != "full" or cuda_graphs != "outside-experts":
+def _full_recompute_with_graphs(recomputation: str, cuda_graphs: CudaGraphs) -> str:
+    if recomputation != "full" or isinstance(cuda_graphs, bool):
         return ""
     return "full recomputation does not go with CUDA graphs of parts of a layer"
 
 
 @_condition
-def _fsdp_with_graphs(data: str, cuda_graphs: bool | str) -> str:
-    if f"data/{data}" not in ("data/zero-2", "data/fsdp") or cuda_graphs != "outside-experts":
+def _fsdp_with_graphs(data: str, cuda_graphs: CudaGraphs) -> str:
+    if f"data/{data}" not in ("data/zero-2", "data/fsdp") or isinstance(cuda_graphs, bool):
         return ""
     return "FSDP does not go with CUDA graphs of parts of a layer"
 
 
 @_condition
-def _graphs_without_pipeline(pp: int, cuda_graphs: bool | str) -> str:
+def _graphs_of_padded_experts(model: Model, cuda_graphs: CudaGraphs) -> str:
+    if isinstance(cuda_graphs, bool) or "moe" not in cuda_graphs or model.moe is None or model.moe.capacity:
+        return ""
+    return "experts that drop no tokens are in no CUDA graph of a layer"
+
+
+@_condition
+def _graphs_without_pipeline(pp: int, cuda_graphs: CudaGraphs) -> str:
     return "CUDA graphs do not go with pipeline parallelism" if pp > 1 and cuda_graphs else ""
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.capabilities import AnnotatesOperators, ShardsStates, schemes_with
+from meshcast.simulator.ir.graph_parts import SHARED
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import BatchLossUnit, CompositeModule, Module, Operator, Stage, Unit, Update
 from meshcast.simulator.ir.operators import Boundary, Embedding
@@ -69,7 +71,7 @@ class Lowering:
         self.scope.embeds = embeds or any(not embedding.tied for embedding in embeddings)
         self.scope.copies_table = any(embedding.tied and bool(embedding.weights) for embedding in embeddings)
         stage_ops = self._lower_stage(stage, 0)
-        if self.scope.host.waits:
+        if self.scope.host.waits or self.scope.host.graphed:
             stage_ops.unit_runs[:] = [self._launch_on_host(unit_run) for unit_run in stage_ops.unit_runs]
         return stage_ops
 
@@ -108,11 +110,13 @@ class Lowering:
         return remember(self._known, key, make)
 
     def _launch_on_host(self, unit_run: UnitRun) -> UnitRun:
-        key = "launched", unit_run.fragment
-        launched = self.shared_run(
-            key, lambda: replace(unit_run, fragment=launch_on_host(unit_run.fragment, self.scope.host.waits))
-        )
-        return replace(unit_run, fragment=launched.fragment)
+        waits = self.scope.host.waits
+
+        def launch() -> UnitRun:
+            fragment = launch_graphs(unit_run.fragment) if self.scope.host.graphed else unit_run.fragment
+            return replace(unit_run, fragment=launch_on_host(fragment, waits) if waits else fragment)
+
+        return replace(unit_run, fragment=self.shared_run(("launched", unit_run.fragment), launch).fragment)
 
     def _lower_unit(self, unit: Unit) -> UnitRun:
         keys, nbytes = self.scope.enter(unit)
@@ -196,6 +200,33 @@ def drop_backward(unit_run: UnitRun) -> UnitRun:
         fragment.forward, [], fragment.entry, fragment.exit, {}, {}, params, fragment.shared_weights, tensor_uses
     )
     return replace(unit_run, fragment=kept, allocated_before=freed, freed_later=allocated)
+
+
+GRAPH_LAUNCHES = 1.0
+"""Time of the host to launch a CUDA graph of modules of a layer, over that of an op of the framework: the autograd
+function of its replay, copies of inputs and of gradients to where the graph reads them, views of its results and
+cudaGraphLaunch are some seven calls, as many as an op (`Graphed` in transformer_engine/pytorch/graph.py @d0067d0da)."""
+
+
+def launch_graphs(fragment: Fragment) -> Fragment:
+    """Returns the fragment in which the host launches each CUDA graph with the first of its ops.
+
+    A graph holds all ops in turn that are in graphs; so parts of a layer one behind the other share one. What schemes
+    put between two ops of the same part is in its graph, too.
+    """
+    launched = fragment.copy()
+    for issued in (launched.forward, launched.backward):
+        working = [op for op in issued if op.work is not None]
+        parts = [op.graph for op in working]
+        before = list(accumulate(parts, lambda last, part: part or last))
+        behind = list(accumulate(reversed(parts), lambda last, part: part or last))[::-1]
+        running = False
+        for op, last, following in zip(working, before, behind, strict=True):
+            inside = bool(last) and last == following
+            if inside or op.graph:
+                op.launches = 0.0 if running or op.graph == SHARED else GRAPH_LAUNCHES
+            running = inside or bool(op.graph)
+    return launched
 
 
 def launch_on_host(fragment: Fragment, waits: frozenset[str]) -> Fragment:

@@ -54,7 +54,7 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
 def _lower_forward(scope: Scope, operator: Operator, at: LocalShapes, frag: Fragment) -> Op:
     """Lowers the forward pass and returns the op with which it ends."""
     start = list(frag.entry.values())
-    frag.forward = scope.serial_ops(operator.name, operator.forward(at), start, "F", operator.view)
+    frag.forward = scope.serial_ops(operator.name, operator.forward(at), start, "F", scope.place(operator))
     end = frag.forward[-1] if frag.forward else Op(operator.name, after=start)
     frag.exit = {t.name: end for t in operator.outs}
     return end
@@ -65,8 +65,8 @@ def _lower_backward(scope: Scope, operator: Operator, at: LocalShapes, frag: Fra
     grads, moving = list(frag.grad_entry.values()), scope.inputs_with_gradient(operator)
     input_work = operator.backward_inputs(at) if moving else []
     weight_work = [] if operator.frozen else operator.backward_weights(at)
-    inputs = scope.serial_ops(f"d{operator.name}", input_work, grads, "B", operator.view)
-    weights = scope.serial_ops(f"w{operator.name}", weight_work, grads, "W", operator.view)
+    inputs = scope.serial_ops(f"d{operator.name}", input_work, grads, "B", scope.place(operator))
+    weights = scope.serial_ops(f"w{operator.name}", weight_work, grads, "W", scope.place(operator))
     frag.backward = [*inputs, *weights]
     exit_op = inputs[-1] if inputs else Op(f"d{operator.name}", after=grads, phase="B")
     frag.grad_exit = {t.name: exit_op for t in moving}
@@ -298,14 +298,14 @@ class _WeightMoves:
 
     def gather(self, gathers: Sequence[Work], inputs: list[Op]) -> None:
         """Gathers weights before their use, again before the backward ops `inputs` if they are not kept."""
-        frag, name, view = self.frag, self.operator.name, self.operator.view
-        ahead = self.scope.serial_ops(f"gather w{name}", gathers, list(frag.entry.values()), "F", view)
+        frag, name, place = self.frag, self.operator.name, self.scope.place(self.operator)
+        ahead = self.scope.serial_ops(f"gather w{name}", gathers, list(frag.entry.values()), "F", place)
         frag.forward[0].after.append(ahead[-1])
         frag.forward[:0] = ahead
         kept = bool(inputs) and not self.scope.regather
         self._keep(f"whole w{name}", ahead[0], inputs[-1] if kept else frag.forward[-1])
         if inputs and not kept:
-            again = self.scope.serial_ops(f"regather w{name}", gathers, list(frag.grad_entry.values()), "B", view)
+            again = self.scope.serial_ops(f"regather w{name}", gathers, list(frag.grad_entry.values()), "B", place)
             inputs[0].after.append(again[-1])
             frag.backward[:0] = again
             self._keep(f"whole w{name} again", again[0], inputs[-1])
@@ -320,7 +320,7 @@ class _WeightMoves:
         frag.backward[place:place] = zeroed
         for op in weights:
             op.after += zeroed
-        behind = self.scope.serial_ops(f"scatter w{name}", scatters, weights[-1:], "W", self.operator.view)
+        behind = self.scope.serial_ops(f"scatter w{name}", scatters, weights[-1:], "W", self.scope.place(self.operator))
         frag.backward += behind
         self._keep(f"d:whole w{name}", (zeroed or weights)[0], behind[-1], "workspace")
         for param in frag.params:

@@ -59,9 +59,9 @@ class Resharding:
         steps = collectives_between(tensor, output, wanted, self.mesh)
         key = scope.key(tensor, wanted)
         if steps and key not in moved:
-            view = scope.transfer_view(tensor, operator)
+            where = scope.transfer_place(tensor, operator)
             for work in steps:
-                source = scope.op(f"{work.operation} {tensor.name}", work, [source], "F", view)
+                source = scope.op(f"{work.operation} {tensor.name}", work, [source], "F", where)
                 self.fragment.forward.append(source)
             self.fragment.tensor_uses += [
                 scope.tensor_use(tensor, output, source),
@@ -91,12 +91,12 @@ class Resharding:
         """Saves the shard in place of the all-gathered input, and all-gathers it again in the backward pass: once for
         its gradients, and once more before that where the operator is computed again."""
         scope, key = self.scope, self.scope.key(tensor, wanted)
-        gradients, view = list(frag.grad_entry.values()), scope.transfer_view(tensor, operator)
+        gradients, where = list(frag.grad_entry.values()), scope.transfer_place(tensor, operator)
         for phase in ("R", "W" if isinstance(operator, Linear) else "B"):
             readers = [op for op in frag.backward if op.phase == phase and op not in self.regathers]
             if not readers:
                 continue
-            gathers = scope.serial_ops(f"regather {tensor.name}", steps, gradients, phase, view)
+            gathers = scope.serial_ops(f"regather {tensor.name}", steps, gradients, phase, where)
             for op in readers:
                 op.after.append(gathers[-1])
             gathered = f"{key}~{operator.name} {phase}"
@@ -172,12 +172,12 @@ class Resharding:
             layout = dict(items)
             op = self._sum(tensor, layout, members, ops)
             # Issued right after its producer and before pending weight-gradient GEMMs, which hide it.
-            place, view = ops.index(op) + 1 if op in ops else 0, scope.transfer_view(tensor)
+            place, where = ops.index(op) + 1 if op in ops else 0, scope.transfer_place(tensor)
             behind: list[Op] = []
-            if op in ops and scope.keeps_issue_order(view):
+            if op in ops and scope.keeps_issue_order(where.view):
                 place, behind = len(ops), ops[-1:]
             for work in collectives_between(tensor.gradient, layout, wanted, self.mesh):
-                source, op = op, scope.op(f"{work.operation} d{tensor.name}", work, [op, *behind], "B", view)
+                source, op = op, scope.op(f"{work.operation} d{tensor.name}", work, [op, *behind], "B", where)
                 ops.insert(place, op)
                 place += 1
                 self.fragment.tensor_uses.append(scope.tensor_use(tensor, wanted, op, made=True, prefix="d:"))
@@ -200,7 +200,8 @@ class Resharding:
         if len(members) == 1:
             return members[0]
         size = tensor.gradient.nbytes({a: d for a, d in layout.items() if d != PARTIAL}, self.mesh)
-        total = self.scope.op(f"add d{tensor.name}", Memory("add", len(members) * size, size), members, "B")
+        work, where = Memory("add", len(members) * size, size), self.scope.transfer_place(tensor)
+        total = self.scope.op(f"add d{tensor.name}", work, members, "B", where)
         ops.append(total)
         self.fragment.tensor_uses.append(self.scope.tensor_use(tensor, layout, total, made=True, prefix="d:"))
         self._extend_residual_gradient(tensor, total)

@@ -13,10 +13,10 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from meshcast.simulator.ir.capabilities import HoldsUnequalShards, ShardsStates, schemes_with
+from meshcast.simulator.ir.graph_parts import find_graphed
 from meshcast.simulator.ir.layout import PARTIAL, Layout, Tensor, required_layout
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, Operator, Unit, walk
-from meshcast.simulator.ir.moe_operators import EXPERTS
 from meshcast.simulator.ir.operators import Boundary, Cast, Residual, Sum
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Gemm, Memory, Op, Param, TensorUse, Work
 from meshcast.simulator.ir.scheme import Rule, Scheme
@@ -37,19 +37,34 @@ at 0.3."""
 class HostLaunches(NamedTuple):
     """How the host launches ops.
 
-    captured: CUDA graphs launch all ops of layers but those of experts.
+    graphed: modules of layers whose ops CUDA graphs launch.
     waits: operations at which the host waits for the GPU, so that its launches are ops.
     kernels: operations that are several kernels, with the time of the host to launch these, forward and backward, over
         that of an op.
     """
 
-    captured: bool = False
+    graphed: tuple[str, ...] = ()
     waits: frozenset[str] = frozenset()
     kernels: tuple[tuple[str, tuple[float, float]], ...] = ()
 
 
 ONE_BY_ONE = HostLaunches()
 """The host launches every op, and waits for nothing."""
+
+
+class OpPlace(NamedTuple):
+    """Where an op belongs.
+
+    view: view of the mesh of its operator, which determines the stream of a collective.
+    graph: part of a layer whose CUDA graph launches it; empty: the host does.
+    """
+
+    view: str = ""
+    graph: str = ""
+
+
+NOWHERE = OpPlace()
+"""The place of an op of no operator."""
 
 
 class Scope:
@@ -86,6 +101,7 @@ class Scope:
         self._same_gradient: dict[str, Tensor] = {}
         self._renamed_from: dict[str, Tensor] = {}
         self._without_gradient: set[str] = set()
+        self._graphed: Mapping[str, str] = {}
 
     # --------------------------------------------------------------------------------------------- layouts
 
@@ -153,11 +169,21 @@ class Scope:
         output, operator = self.producer[tensor.name]
         return tensor.layout_of_producer(operator.output_layout(output, self.division(operator)))
 
-    def transfer_view(self, tensor: Tensor, *readers: Operator) -> str:
-        """Returns the mesh view in which a tensor is resharded: that of its producer, else of a reader."""
-        maker = self.producer.get(tensor.name)
-        operators = (*((maker[1],) if maker else ()), *(readers or self.readers[tensor.name]))
-        return next((operator.view for operator in operators if operator.view), "")
+    def place(self, operator: Operator) -> OpPlace:
+        """Returns the place of the ops of an operator."""
+        return OpPlace(operator.view, self._graphed.get(operator.name, ""))
+
+    def transfer_place(self, tensor: Tensor, *readers: Operator) -> OpPlace:
+        """Returns the place in which a tensor is resharded, or its gradients are added: in the view of its producer,
+        else of a reader; in the graph of its producer if that has a reader, too, or of readers that are all in graphs
+        where the tensor enters the unit."""
+        maker, reading = self.producer.get(tensor.name), readers or self.readers[tensor.name]
+        operators = (*((maker[1],) if maker else ()), *reading)
+        view = next((operator.view for operator in operators if operator.view), "")
+        graphs = [self.place(operator).graph for operator in reading]
+        if maker is None or isinstance(maker[1], Boundary):
+            return OpPlace(view, graphs[0] if graphs and all(graphs) else "")
+        return OpPlace(view, self.place(maker[1]).graph if any(graphs) else "")
 
     def keeps_issue_order(self, view: str) -> bool:
         """Says whether collectives of activation gradients wait for all that was issued before them."""
@@ -166,17 +192,15 @@ class Scope:
 
     # ------------------------------------------------------------------------------------------------- ops
 
-    def op(self, name: str, work: Work, after: Iterable[Op], phase: str, view: str = "") -> Op:
-        """Makes an op on the stream of its work. view: mesh view of its operator, which determines the stream of a
-        collective, and whether a CUDA graph of all but the experts launches it.
-        """
+    def op(self, name: str, work: Work, after: Iterable[Op], phase: str, place: OpPlace = NOWHERE) -> Op:
+        """Makes an op on the stream of its work."""
         stream = COMPUTE
         if isinstance(work, Collective):
+            view = place.view
             inside = (s.family for s in self.schemes if s.view and s.view == view and work.axes[0] in s.over)
             stream = next(inside, self._families.get(work.axes[0], COMPUTE))
-        is_captured = self.host.captured and self.in_layer and view != EXPERTS
-        launches = 0.0 if is_captured else self._count_launches(work)
-        return Op(name, stream, work, list(after), phase, launches=launches)
+        launches = 0.0 if place.graph else self._count_launches(work)
+        return Op(name, stream, work, list(after), phase, launches=launches, graph=place.graph)
 
     def _count_launches(self, work: Work) -> float:
         """Counts the launches of an op of the framework that take the host as long as those of `work`."""
@@ -186,11 +210,13 @@ class Scope:
         # Where the host waits for routers, experts have different numbers of tokens.
         return 1.0 + (EXPERT_LAUNCHES if "router" in self.host.waits else PADDED_LAUNCHES) * each
 
-    def serial_ops(self, name: str, works: Iterable[Work], after: list[Op], phase: str, view: str = "") -> list[Op]:
+    def serial_ops(
+        self, name: str, works: Iterable[Work], after: list[Op], phase: str, place: OpPlace = NOWHERE
+    ) -> list[Op]:
         """Makes the ops of an operator, each waiting for the op before, since they may be on different streams."""
         ops: list[Op] = []
         for work in works:
-            ops.append(self.op(name, work, [*after, *ops[-1:]], phase, view))
+            ops.append(self.op(name, work, [*after, *ops[-1:]], phase, place))
         return ops
 
     # ---------------------------------------------------------------------------------------------- memory
@@ -224,6 +250,7 @@ class Scope:
         constant = (t.name for t in unit.inputs if t.name not in (entering, context) or LOWEST in unit.marks)
         self._without_gradient = set() if isinstance(unit, BatchLossUnit) else set(constant)
         self.in_layer = isinstance(unit, Layer)
+        self._graphed = find_graphed(unit, self.host.graphed) if isinstance(unit, Layer) and self.host.graphed else {}
         walk(unit, self._note)
         ends: list[str | None] = []
         nbytes = [0, 0]

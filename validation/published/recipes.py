@@ -13,6 +13,7 @@ from typing import Any
 from meshcast.hardware.load import load
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.launch.programs.nemo import SAMPLE_TOKENS
+from meshcast.simulator.ir.graph_parts import CudaGraphs
 from meshcast.simulator.job.framework import load_framework
 from meshcast.simulator.job.program_rules import CONDITIONS
 from meshcast.simulator.job.recipe import NO_RECIPE, NestedFields, RecipeFacts, find_recipe, name_as_recipes, name_mixer
@@ -265,9 +266,12 @@ class LaunchedSettings:
     traits: NestedFields
     dispatcher: str
     overlaps: bool
-    graphs: bool | str
+    graphs: CudaGraphs
     context: str = ""
 
+
+OUTSIDE_EXPERTS: CudaGraphs = ("attn", "moe_router", "moe_preprocess")
+"""Modules that are CUDA graphs in most recipes of Megatron-Bridge with experts that have any."""
 
 A2A_SINCE, ULYSSES = "2024-10", "sequence/ulysses"
 """MLPerf's Llama 2 70B LoRA exchanges heads (``cp_comm_type: a2a``) on Blackwell: NVIDIA's implementations since that
@@ -377,9 +381,9 @@ def launched_settings(row: PublishedRun, name: str) -> LaunchedSettings:
         overlaps = bool(spec.model.moe and spec.overlap.ep)
     graphs = profile.cuda_graphs if defaults.cuda_graphs is None else defaults.cuda_graphs
     if spec.cuda_graphs is not None:
-        graphs = spec.cuda_graphs and (graphs or ("outside-experts" if spec.model.moe and name == BRIDGE else True))
+        graphs = spec.cuda_graphs and (graphs or (OUTSIDE_EXPERTS if spec.model.moe and name == BRIDGE else True))
     if graphs is True and spec.model.moe and name == BRIDGE and not (overlaps and row.token_dispatcher != "deepep"):
-        graphs = "outside-experts"
+        graphs = OUTSIDE_EXPERTS
     if graphs is not True:
         traits = {key: value for key, value in traits.items() if key != "attention_library"}
     stated = row.token_dispatcher or str(plan.get("ep_scheme") or "")

@@ -359,7 +359,7 @@ class UnitTable:
         self, tensor: Tensor, wanted: Layout, gradients: Mapping[tuple[tuple[str, str], ...], Sequence[float]]
     ) -> float:
         """Returns the seconds of sums and conversions of gradients of a tensor; `gradients` has what runs meanwhile."""
-        seconds, ordered = 0.0, self.scope.keeps_issue_order(self.scope.transfer_view(tensor))
+        seconds, ordered = 0.0, self.scope.keeps_issue_order(self.scope.transfer_place(tensor).view)
         for layout, beside in gradients.items():
             seconds += self._sum_seconds(tensor, dict(layout), len(beside))
             _, duration = self._move(tensor, dict(layout), wanted, gradient=True)

@@ -13,6 +13,7 @@ from meshcast.simulator.costs.kernels import eager
 from meshcast.simulator.costs.kernels.eager import RATE_OF, EagerKernels, make_eager_kernels
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.stages import lower_stages
+from meshcast.simulator.ir.graph_parts import CudaGraphs
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Gemm, Memory
 from meshcast.simulator.job.framework import load_framework
@@ -205,7 +206,7 @@ def test_a_graph_of_the_whole_step_runs_experts_in_grouped_kernels() -> None:
         "precision": {"compute": "mxfp8"},
     }
 
-    def expert_ops(graphs: bool | str) -> dict[str, list[Gemm | Memory]]:
+    def expert_ops(graphs: CudaGraphs) -> dict[str, list[Gemm | Memory]]:
         framework = {"name": "megatron-core", "set": {"cuda_graphs": graphs}}
         (stage,) = lower_stages(resolve_plan(load_job(job | {"framework": framework})))[0]
         ops = [op for run in stage.unit_runs for op in (*run.fragment.forward, *run.fragment.backward)]
@@ -215,7 +216,7 @@ def test_a_graph_of_the_whole_step_runs_experts_in_grouped_kernels() -> None:
                 named.setdefault(op.name, []).append(op.work)
         return named
 
-    whole, apart = expert_ops(True), expert_ops("outside-experts")
+    whole, apart = expert_ops(True), expert_ops(("attn", "moe_router", "moe_preprocess"))
     for found, one_kernel in ((whole, True), (apart, False)):
         assert {work.one_kernel for works in found.values() for work in works if isinstance(work, Gemm)} == {one_kernel}
         fused = [*found["cast expert.act"], *found["expert.act"], *found["dexpert.act"]]

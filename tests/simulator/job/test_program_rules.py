@@ -20,7 +20,7 @@ TWO_KEY_HEADS = {"preset": "llama3-8b", "layers": 8, "kv_heads": 2}
 TWELVE_HEADS = {"preset": "llama3-8b", "layers": 8, "heads": 12, "kv_heads": 12, "hidden": 1536, "head_dim": 128}
 SIX_KEY_HEADS = TWELVE_HEADS | {"kv_heads": 6}
 EXPERTS = {"preset": "mixtral-8x7b", "layers": 4}
-GRAPHS = {"cuda_graphs": "outside-experts"}
+GRAPHS = {"cuda_graphs": ("attn", "moe_router")}
 LAYERS_OFFLOADED = [
     {"use": "pipeline/1f1b", "over": "pp"},
     {"use": "data/zero-1", "over": "dp"},
@@ -151,6 +151,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"model": EXPERTS, "plan": {"fsdp": True}, "set": GRAPHS},
         "FSDP does not go with CUDA graphs of parts of a layer",
     ),
+    "graphs-of-padded-experts": (
+        {"model": EXPERTS, "set": {"cuda_graphs": ("attn", "moe")}},
+        "experts that drop no tokens are in no CUDA graph of a layer",
+    ),
     "graphs-without-pipeline": (
         {"plan": {"pp": 2, "fsdp": True}, "set": {"cuda_graphs": True}},
         "CUDA graphs do not go with pipeline parallelism",
@@ -183,6 +187,8 @@ MISSING: dict[str, tuple[dict[str, Any], str]] = {
 
 DENSE: Any = SimpleNamespace(layers=16, heads=12, kv_heads=6, mla=None, moe=None, tied=True)
 SPARSE: Any = SimpleNamespace(moe=object())
+DROPLESS: Any = SimpleNamespace(moe=SimpleNamespace(capacity=None))
+PADDED: Any = SimpleNamespace(moe=SimpleNamespace(capacity=1.0))
 ROUNDS = {"schedule": "interleaved-1f1b", "pp": 4}
 PASSES = {"overlap_passes": True, "pp": 2, "virtual_stages": 2, "ep": 2, "recomputation": "none"}
 ALONE = {"tp": 1, "cp": 1, "pp": 1, "ep": 1, "etp": 1}
@@ -221,6 +227,8 @@ LIMITS: list[tuple[str, dict[str, Any], str, Any, Any]] = [
     ("overlapped-passes", PASSES, "recomputation", "selective", "full"),
     ("every-nth-layer", {"pp": 2, "model": DENSE}, "recomputed_layers", 4, 5),
     ("every-layer", {"pp": 2, "model": DENSE}, "recomputed_layers", 8, 7),
+    ("graphs-of-padded-experts", {"cuda_graphs": ("moe",)}, "model", PADDED, DROPLESS),
+    ("graphs-of-padded-experts", {"model": DROPLESS}, "cuda_graphs", ("moe_router",), ("moe",)),
     ("graphs-without-pipeline", {"cuda_graphs": True}, "pp", 1, 2),
     ("offloaded-layers-alone", {"offloaded_layers": 1}, "recomputation", "none", "full"),
 ]

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshcast.simulator import simulate
-from meshcast.simulator.ir.ops import HostLaunch, Memory
+from meshcast.simulator.ir.graph_parts import SHARED, GraphModule
+from meshcast.simulator.ir.ops import Fragment, HostLaunch, Memory, Op
 from meshcast.simulator.job.framework import load_framework
 from meshcast.simulator.job.host_launches import NEWER_X86
 from meshcast.simulator.loading.load import load_job
+from meshcast.simulator.lowering.lower import GRAPH_LAUNCHES, launch_graphs
 from meshcast.simulator.lowering.scope import EXPERT_LAUNCHES, PADDED_LAUNCHES
 from meshcast.simulator.program.program import one_of
 from tests.contract.played import Played, play_job
 
 EXPERTS, LAYERS = 8, 4
+OUTSIDE_EXPERTS: tuple[GraphModule, ...] = ("attn", "moe_router", "moe_preprocess")
 
 
 def job(launch: float, graphs: Any = False, capacity: float | None = None, **model: Any) -> dict[str, Any]:
@@ -77,11 +83,49 @@ def test_a_host_that_drops_tokens_waits_for_nothing() -> None:
     assert up.launches == 1 + PADDED_LAUNCHES * (EXPERTS // 2)
 
 
-def test_graphs_outside_of_experts_leave_their_launches() -> None:
-    found = launches(play_job(job(1e-4, "outside-experts")))
-    assert "expert.up" in found and "wait for top_k" in found
-    assert not {"proj", "norm1", "core", "top_k"} & found.keys()
+SHARED_EXPERTS = {"experts": EXPERTS, "top_k": 2, "expert_ffn": 256, "shared_experts": 1, "shared_ffn": 256}
+IN_PARTS = {
+    "attn": {"norm1", "qkv", "core", "proj", "residual1"},
+    "moe_router": {"norm2", "router", "top_k", "shared.up", "shared.act", "shared.down"},
+    "moe_preprocess": {"permute"},
+    "moe": {"expert.up", "expert.act", "expert.down", "unpermute", "residual2"},
+}
+"""Operators of a layer with experts, by the module whose graph launches them in Megatron-Core; `moe` holds those of
+`moe_router` and `moe_preprocess`, too."""
+
+
+@pytest.mark.parametrize("modules", [("attn",), ("moe_router",), OUTSIDE_EXPERTS, ("attn", "moe"), ("moe",)])
+def test_a_graph_launches_the_operators_of_its_modules_and_no_others(modules: tuple[GraphModule, ...]) -> None:
+    """The host launches what is in no graph, and each graph with one of its ops."""
+    graphed = set[str]().union(*(IN_PARTS[module] for module in modules))
+    graphed |= IN_PARTS["moe_router"] | IN_PARTS["moe_preprocess"] if "moe" in modules else set()
+    every = set[str]().union(*IN_PARTS.values())
+    names = every & set(launches(play_job(job(1e-4, modules, moe=SHARED_EXPERTS))))
+    assert names - graphed == every - graphed
+    assert len(names & graphed) == 1
+
+
+def test_a_graph_of_the_step_leaves_nothing_to_launch() -> None:
     assert not launches(play_job(job(1e-4, graphs=True)))
+
+
+@given(st.lists(st.sampled_from(["", "attn", "router", SHARED, "mlp"]), max_size=12))
+def test_ops_in_turn_share_a_graph(parts: list[str]) -> None:
+    """A graph is launched with the first of its ops; what lies between two ops of a part is in its graph."""
+    ops = [Op(f"op {i}", work=Memory("add", 1, 1), graph=part) for i, part in enumerate(parts)]
+    launched = [op.launches for op in launch_graphs(Fragment(ops, [], {}, {}, {}, {})).forward]
+    filled = list(parts)
+    for i, part in enumerate(parts):
+        sides = [side[0] for side in ([p for p in parts[i::-1] if p], [p for p in parts[i:] if p]) if side]
+        filled[i] = part or (sides[0] if len(sides) == 2 and sides[0] == sides[1] else "")
+    at = 0
+    for inside, run in groupby(filled, key=bool):
+        size = len(list(run))
+        if not inside:
+            assert launched[at : at + size] == [1.0] * size
+        else:
+            assert launched[at : at + size] == [0.0 if parts[at] == SHARED else GRAPH_LAUNCHES, *[0.0] * (size - 1)]
+        at += size
 
 
 def test_a_slow_host_paces_every_layer() -> None:
@@ -97,7 +141,7 @@ def test_the_wait_costs_time_only_where_the_host_is_slow() -> None:
     graphs, fast, slow = simulate(job(0.0, graphs=True)), simulate(job(1e-9)), simulate(job(1e-4))
     assert fast.step_time == pytest.approx(graphs.step_time, rel=1e-3)
     assert slow.step_time > 1.5 * graphs.step_time
-    captured = simulate(job(1e-4, "outside-experts"))
+    captured = simulate(job(1e-4, OUTSIDE_EXPERTS))
     assert graphs.step_time < captured.step_time < slow.step_time
 
 
@@ -109,7 +153,7 @@ def test_a_wait_keeps_the_host_from_running_ahead() -> None:
     assert waiting.parts["host"] > padded.parts["host"]
 
 
-@pytest.mark.parametrize("graphs", [False, "outside-experts"])
+@pytest.mark.parametrize("graphs", [False, OUTSIDE_EXPERTS])
 def test_engines_agree(graphs: Any) -> None:
     found = [simulate(job(2e-5, graphs), engine=engine) for engine in ("matrices", "sweep", "simpy")]
     for other in found[1:]:

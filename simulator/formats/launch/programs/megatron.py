@@ -16,6 +16,7 @@ from meshcast.simulator.formats.launch.flat_settings import flatten_settings
 from meshcast.simulator.formats.launch.keys import drop_inactive
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.program import DemandedVariable, Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.cuda_graphs import NAMES, read_graphs, write_graphs
 from meshcast.simulator.formats.launch.programs.evaluations import (
     MICRO,
     EvaluationSettings,
@@ -154,7 +155,7 @@ def interpret(reading: Reading) -> None:
     _read_attention(reading)
     read_loss(reading, is_fused=False)
     read_precision(reading)
-    _read_graphs(reading)
+    reading.set_key("framework.set.cuda_graphs", read_graphs(reading), *NAMES)
     read_gpus(reading, "nnodes", "nproc_per_node")
     if (samples := reading.take_count("train_samples", decisive=False)) and "batch.global" in keys:
         if "run.steps" not in keys:
@@ -266,25 +267,6 @@ def read_precision(reading: Reading) -> None:
         for key in ("precision.main_weights", "precision.moments"):
             reading.set_key(key, "fp32")
     reading.take("exp_avg_sq_dtype")
-
-
-def _read_graphs(reading: Reading) -> None:
-    """Reads CUDA graphs: of the whole step, or of all but the experts."""
-    kind = reading.take_word("cuda_graph_impl")
-    on = (
-        (kind not in ("", "none"))
-        or reading.take_switch("enable_cuda_graph")
-        or reading.take_switch("external_cuda_graph")
-    )
-    scope = reading.take("cuda_graph_modules", "cuda_graph_scope")
-    experts = "model.moe.experts" in reading.keys
-    reading.set_key(
-        "framework.set.cuda_graphs",
-        ("outside-experts" if experts and scope is not None else True) if on else False,
-        "cuda_graph_impl",
-        "enable_cuda_graph",
-        "external_cuda_graph",
-    )
 
 
 FUSED_LOSS_SINCE = "2024-06"
@@ -435,11 +417,7 @@ def _write_kernels(keys: Mapping[str, Any]) -> dict[str, Any]:
         settings["attention_backend"] = "fused"
     if keys.get("framework.set.deterministic"):
         settings["deterministic_mode"] = True
-    if graphs := keys.get("framework.set.cuda_graphs"):
-        settings |= {"cuda_graph_impl": "transformer_engine" if graphs == "outside-experts" else "full_iteration"}
-        if graphs == "outside-experts":
-            settings["cuda_graph_modules"] = ["attn", "moe_router", "moe_preprocess"]
-    return settings
+    return settings | write_graphs(keys.get("framework.set.cuda_graphs", False))
 
 
 ENTRIES = re.compile(r"(^|/)(pretrain_\w+|train_rl)\.py$")

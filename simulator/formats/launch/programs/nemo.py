@@ -19,6 +19,7 @@ from meshcast.simulator.formats.launch.keys import drop_inactive
 from meshcast.simulator.formats.launch.launch_file import LaunchFile
 from meshcast.simulator.formats.launch.launches import Launch
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
+from meshcast.simulator.formats.launch.programs.cuda_graphs import NAMES, read_graphs, write_graphs
 from meshcast.simulator.formats.launch.programs.evaluations import EvaluationSettings, has_any, read_evaluation
 from meshcast.simulator.formats.launch.programs.megatron_model import (
     CONFIGURATION,
@@ -479,7 +480,6 @@ def interpret_configuration(reading: Reading) -> None:
     """Fills the keys of a job from settings in the words of Megatron-Core's configuration classes."""
     reading.read_rows((*DEGREES, *OWN))
     _read_model(reading)
-    keys = reading.keys
     _set_optimizer_sharding(reading)
     read_optimizer_kind(reading, "optim.name")
     read_plan(reading)
@@ -499,16 +499,8 @@ def interpret_configuration(reading: Reading) -> None:
         reading.set_key("framework.set.attention_library", "cudnn-fp8", "fp8_dot_product_attention")
     _read_precision(reading)
     read_adapters(reading)
-    switches = ("enable_cuda_graph", "external_cuda_graph")
-    scopes = ("cuda_graph_modules", "cuda_graph_scope")
-    graphs = reading.take_word("cuda_graph_impl") not in ("", "none") or reading.take_switch(*switches)
-    reading.take(*switches)
-    scope = reading.take(*scopes)
-    modules = () if scope is None or is_null(scope.value) else read_words(scope)
-    experts = "model.moe.experts" in keys and modules not in ((), ("full",), ("full_iteration",))
-    if graphs:
-        is_whole = "outside-experts" if experts else True
-        reading.set_key("framework.set.cuda_graphs", is_whole, "cuda_graph_impl", *switches, *scopes)
+    if graphs := read_graphs(reading):
+        reading.set_key("framework.set.cuda_graphs", graphs, *NAMES)
     intervals = (
         "checkpoint.save_interval",
         "exp_manager.checkpoint_callback_params.every_n_train_steps",
@@ -785,11 +777,7 @@ def write_settings(keys: Mapping[str, Value]) -> dict[str, Value]:
         settings |= {"exp_avg_dtype": moments, "exp_avg_sq_dtype": moments}
     if keys.get("framework.set.deterministic"):
         settings["deterministic_mode"] = True
-    if graphs := keys.get("framework.set.cuda_graphs"):
-        settings["cuda_graph_impl"] = "transformer_engine" if graphs == "outside-experts" else "full_iteration"
-        if graphs == "outside-experts":
-            settings["cuda_graph_modules"] = ["attn", "moe_router", "moe_preprocess"]
-    return settings
+    return settings | write_graphs(keys.get("framework.set.cuda_graphs", False))
 
 
 NEMO = LaunchFormat("nemo", "NeMo", ".yaml", recognise, read, interpret, write, VERDICTS, names_data=names_data)

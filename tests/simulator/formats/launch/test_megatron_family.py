@@ -104,6 +104,30 @@ def test_attention_is_that_of_the_release_which_has_the_flags(flags: str, attent
     assert load_job(import_script(f"{SHAPE} --fp16 {flags}").job).framework.attention == attention
 
 
+EXPERTS = "--num-experts 8 --moe-router-topk 2"
+
+
+@pytest.mark.parametrize(
+    ("flags", "graphs"),
+    [
+        ("", False),
+        ("--cuda-graph-impl none --cuda-graph-modules attn", False),
+        ("--cuda-graph-impl full_iteration", True),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration", True),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope mlp", ("mlp",)),
+        (
+            f"--cuda-graph-impl transformer_engine --cuda-graph-modules moe_router attn {EXPERTS}",
+            ("attn", "moe_router"),
+        ),
+        (f"--cuda-graph-impl local --cuda-graph-modules moe_router {EXPERTS}", ("moe_router", "moe_preprocess")),
+        ("--external-cuda-graph", ("attn", "mlp")),
+        (f"--enable-cuda-graph --cuda-graph-scope full {EXPERTS}", ("attn", "mlp", "moe_router", "moe_preprocess")),
+    ],
+)
+def test_modules_that_are_graphs(flags: str, graphs: bool | tuple[str, ...]) -> None:
+    assert load_job(import_script(f"{SHAPE} --bf16 {flags}").job).framework.cuda_graphs == graphs
+
+
 def test_a_file_of_an_old_release_goes_round() -> None:
     job = load_job(import_script(f"{SHAPE} --fp16 --DDP-impl local --checkpoint-activations").job)
     exported = export_job(job, "megatron", lambda data, folder: load_job(data, base=folder), lambda job: None)

@@ -159,7 +159,9 @@ def megatron_keys(draw: st.DrawFn, framework: str) -> Keys:
     if keys.get("plan.tensor") != "megatron-sp":
         keys["framework.set.overlap.tp"] = False
     keys["framework.set.attention"] = draw(st.sampled_from(["flash", "unfused"]))
-    keys["framework.set.cuda_graphs"] = draw(st.sampled_from([False, True, *(["outside-experts"] if experts else [])]))
+    graphs = ["attn", "moe_router", "moe_preprocess"] if experts else ["attn", "mlp"]
+    modules = st.sets(st.sampled_from(graphs), min_size=1).map(lambda drawn: tuple(filter(drawn.__contains__, graphs)))
+    keys["framework.set.cuda_graphs"] = draw(st.booleans() | modules)
     if draw(st.booleans()):
         keys["run.steps"] = draw(st.integers(1, 10**6))
     return keys
