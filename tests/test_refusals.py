@@ -87,6 +87,7 @@ class Refusal(NamedTuple):
 
 def read_entry(reader: Reader, base: Any, entry: dict[str, Any]) -> Refusal:
     """Returns the refusal of an entry."""
+    wrong: Any
     changes = dict(entry)
     says, error, times = changes.pop("says"), changes.pop("as", reader.error.__name__), changes.pop("times", 1)
     files, without = changes.pop("files", {}), changes.pop("without", [])
