@@ -54,6 +54,13 @@ work may hold them up: it is caught, for its room needs less."""
 
 TESTS = {
     "simulator/schemes": ("tests/contract",),
+    "simulator/lowering": (
+        "tests/contract/test_conservation.py",
+        "tests/contract/test_dataflow.py",
+        "tests/contract/test_step_dataflow.py",
+        "tests/simulator/schemes/test_fully_sharded.py",
+        "tests/simulator/schemes/test_zero_offload.py",
+    ),
     "simulator/loading": ("tests/simulator/job", "tests/simulator/plan"),
     "simulator/bounds": ("tests/experiments/search/test_bounds.py",),
     "simulator/program": ("tests/simulator/engine/test_peak_memory.py",),
