@@ -62,7 +62,7 @@ TESTS = {
         "tests/simulator/schemes/test_zero_offload.py",
     ),
     "simulator/loading": ("tests/simulator/job", "tests/simulator/plan"),
-    "simulator/bounds": ("tests/experiments/search/test_bounds.py",),
+    "simulator/bounds": ("tests/experiments/search/test_bounds.py", "tests/simulator/costs/test_power.py"),
     "simulator/program": ("tests/simulator/engine/test_peak_memory.py",),
     "simulator/forecast": ("tests/simulator/engine/test_reserved_memory.py", "tests/simulator/report/test_phases.py"),
     "experiments/explain": ("tests/experiments/views",),
