@@ -63,6 +63,12 @@ def test_whole_weights_and_gradients_live_from_first_to_last_use(name: str, seed
         assert order.peak(drawn) == pytest.approx(peak_by_hand(order, drawn))
 
 
+def test_gradients_of_weights_come_with_the_passes_that_make_them() -> None:
+    schedule, shape = make("zb-h1", 4, 8)
+    for order in device_orders(schedule, shape, range(4)).values():
+        assert [PASSES[kind] for kind in order.kind[order.begins_gradients | order.ends_gradients]] == ["W", "W"]
+
+
 def test_shapes_that_a_schedule_refuses_have_no_orders() -> None:
     schedule, shape = make("dualpipe", 4, 16, 2)
     assert device_orders(schedule, shape, [0]) == {}
