@@ -64,7 +64,15 @@ TESTS = {
     "simulator/loading": ("tests/simulator/job", "tests/simulator/plan"),
     "simulator/bounds": ("tests/experiments/search/test_bounds.py", "tests/simulator/costs/test_power.py"),
     "simulator/program": ("tests/simulator/engine/test_peak_memory.py",),
-    "simulator/forecast": ("tests/simulator/engine/test_reserved_memory.py", "tests/simulator/report/test_phases.py"),
+    "simulator/forecast": (
+        "tests/simulator/engine/test_reserved_memory.py",
+        "tests/simulator/lowering/test_host_launches.py",
+        "tests/simulator/models/test_branches.py",
+        "tests/simulator/plan/test_by_tensor.py",
+        "tests/simulator/plan/test_mixed_clusters.py",
+        "tests/simulator/report/test_phases.py",
+        "tests/simulator/schemes/test_gemini.py",
+    ),
     "experiments/explain": ("tests/experiments/views",),
     "validation/calibration": ("tests/simulator/costs",),
 }
