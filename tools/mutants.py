@@ -66,7 +66,9 @@ TESTS = {
     "simulator/program": ("tests/simulator/engine/test_peak_memory.py",),
     "simulator/forecast": (
         "tests/simulator/engine/test_reserved_memory.py",
+        "tests/simulator/job/test_samples.py",
         "tests/simulator/lowering/test_host_launches.py",
+        "tests/simulator/lowering/test_scatter_gather.py",
         "tests/simulator/models/test_branches.py",
         "tests/simulator/plan/test_by_tensor.py",
         "tests/simulator/plan/test_mixed_clusters.py",
