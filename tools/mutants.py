@@ -73,6 +73,7 @@ TESTS = {
         "tests/simulator/plan/test_by_tensor.py",
         "tests/simulator/plan/test_mixed_clusters.py",
         "tests/simulator/report/test_phases.py",
+        "tests/simulator/scheduling/test_heterogeneous_branches.py",
         "tests/simulator/schemes/test_gemini.py",
     ),
     "experiments/explain": ("tests/experiments/views",),
