@@ -54,10 +54,28 @@ work may hold them up: it is caught, for its room needs less."""
 
 TESTS = {
     "simulator/schemes": ("tests/contract",),
+    "simulator/lowering": (
+        "tests/contract/test_conservation.py",
+        "tests/contract/test_dataflow.py",
+        "tests/contract/test_step_dataflow.py",
+        "tests/simulator/schemes/test_fully_sharded.py",
+        "tests/simulator/schemes/test_zero_offload.py",
+    ),
     "simulator/loading": ("tests/simulator/job", "tests/simulator/plan"),
-    "simulator/bounds": ("tests/experiments/search/test_bounds.py",),
+    "simulator/bounds": ("tests/experiments/search/test_bounds.py", "tests/simulator/costs/test_power.py"),
     "simulator/program": ("tests/simulator/engine/test_peak_memory.py",),
-    "simulator/forecast": ("tests/simulator/engine/test_reserved_memory.py", "tests/simulator/report/test_phases.py"),
+    "simulator/forecast": (
+        "tests/simulator/engine/test_reserved_memory.py",
+        "tests/simulator/job/test_samples.py",
+        "tests/simulator/lowering/test_host_launches.py",
+        "tests/simulator/lowering/test_scatter_gather.py",
+        "tests/simulator/models/test_branches.py",
+        "tests/simulator/plan/test_by_tensor.py",
+        "tests/simulator/plan/test_mixed_clusters.py",
+        "tests/simulator/report/test_phases.py",
+        "tests/simulator/scheduling/test_heterogeneous_branches.py",
+        "tests/simulator/schemes/test_gemini.py",
+    ),
     "experiments/explain": ("tests/experiments/views",),
     "validation/calibration": ("tests/simulator/costs",),
 }

@@ -59,12 +59,17 @@ def lowered_stage(
     ends: tuple[bool, bool] = (False, False),
     layers: int = 1,
     regather: bool = False,
+    accumulated: str | None = None,
     **blocks: Any,
 ) -> StageOps:
-    """A stage of `layers` layers, with embedding and loss if `ends`, one sample per data-parallel rank."""
+    """A stage of `layers` layers, with embedding and loss if `ends`, one sample per data-parallel rank.
+
+    accumulated: format in which a separate kernel adds weight gradients, empty: that of the weights; None: GEMMs do.
+    """
     replicas = mesh.size(axis for scheme in schemes if scheme.family == "data" for axis in scheme.over)
     built = Architecture(model, 1, model.seq, model.vocab, replicas, **blocks)
-    return Lowering(mesh, schemes, regather).run(built.stage(range(layers), *ends))
+    lowering = Lowering(mesh, schemes, regather, fused_gradients=accumulated is None, accumulated=accumulated or "")
+    return lowering.run(built.stage(range(layers), *ends))
 
 
 def forward_ops(stage_ops: StageOps) -> list[Op]:

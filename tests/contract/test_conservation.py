@@ -76,6 +76,14 @@ def test_full_recompute_does_the_layers_forward_pass_again(job: dict[str, Any], 
         "plan": {"pp": 2, "tp": 2, "chunks": 2},
     }
 )
+@example(
+    job={
+        "model": {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "tied": True, "mtp": 1},
+        "cluster": {"gpu": "h100-sxm", "gpus": 2},
+        "batch": {"global": 2},
+        "plan": {"pp": 2},
+    }
+)
 def test_parameters_are_conserved(job: dict[str, Any]) -> None:
     """Over all ranks: the model's parameters times the declared copies, and a table that both ends need twice."""
     played = play_job(job)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from meshcast.simulator.bounds.device_orders import DeviceOrder, PassMemory, PassTimes, device_orders
+from meshcast.simulator.bounds.schedule_bound import PASSES
 from tests.simulator.bounds.test_critical_paths import make
 
 
@@ -37,6 +38,7 @@ def peak_by_hand(order: DeviceOrder, memory: PassMemory) -> float:
         whole = 0.0
         for other, own in places.items():
             forward, backward = ([n for n in own if (passes[n][1] == 0) == first] for first in (True, False))
+            backward = [n for n in backward if PASSES[passes[n][1]] != "B"]  # which makes no gradient of weights
             # All forward passes first: weights are freed between. Those that are gathered again, and the gradients of
             # the pass that gathers them, may not be there at its peak.
             freed = forward[-1] < backward[0] and len(backward) > 1
@@ -50,15 +52,21 @@ def peak_by_hand(order: DeviceOrder, memory: PassMemory) -> float:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved-1f1b", "breadth-first"])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved-1f1b", "breadth-first", "zb-h1"])
 def test_whole_weights_and_gradients_live_from_first_to_last_use(name: str, seed: int) -> None:
-    draw, chunks = np.random.default_rng(seed).uniform, 1 + ("1f1b" != name != "gpipe")
+    draw, chunks = np.random.default_rng(seed).uniform, 1 + (name in ("interleaved-1f1b", "breadth-first"))
     schedule, shape = make(name, 4, 8, chunks)
     left = draw(1, 5, (shape.stages, 1))
     net, peak = np.hstack([left, -left, -left / 4, -3 * left / 4]), draw(0, 6, (shape.stages, 4)) + [5, 0, 0, 0]
     drawn = PassMemory(net, peak, *draw(0, 30, (2, shape.stages)))
     for order in device_orders(schedule, shape, range(4)).values():
         assert order.peak(drawn) == pytest.approx(peak_by_hand(order, drawn))
+
+
+def test_gradients_of_weights_come_with_the_passes_that_make_them() -> None:
+    schedule, shape = make("zb-h1", 4, 8)
+    for order in device_orders(schedule, shape, range(4)).values():
+        assert [PASSES[kind] for kind in order.kind[order.begins_gradients | order.ends_gradients]] == ["W", "W"]
 
 
 def test_shapes_that_a_schedule_refuses_have_no_orders() -> None:

@@ -90,3 +90,21 @@ def test_stages_alike_hold_as_much_of_every_micro_batch_in_flight(name: str, chu
     table, held = make_table(schedule, shape, count_parts(shape, 2)), least_in_flight(schedule, shape)
     nbytes = table.memory(np.array([0.0, 10.0, 0.0]), np.zeros(KINDS), np.zeros((1, 1)))
     assert nbytes[0, 0] == pytest.approx(2 * 10 * held.max())
+
+
+@pytest.mark.parametrize("layer", [10.0, -2.0])
+def test_of_other_micro_batches_any_stage_is_held_also_where_a_layer_frees_memory(layer: float) -> None:
+    schedule, shape = make("interleaved-1f1b", 4, 8, 2)
+    table, held = make_table(schedule, shape, count_parts(shape, 2)), least_in_flight(schedule, shape)[0]
+    grown = np.array([100.0, layer, 0.0])
+    # Eleven stages of passes are in flight: of three micro-batches both chunks, of five one of them.
+    assert held == 3 * 2 + 5
+    nbytes = table.memory(grown, np.zeros(KINDS), np.zeros((1, 1)))
+    assert nbytes[0, 0] == 3 * (100 + 2 * 2 * layer) + 5 * 2 * layer
+
+
+def test_devices_that_another_exceeds_in_everything_are_left_out() -> None:
+    """The second of four: the third has as many layers, and a micro-batch comes to it later."""
+    schedule, shape = make("1f1b", 4, 8)
+    devices = DeviceUnits.of(StagePlaces(schedule, shape), count_parts(shape, 2)[:, None, :], shape.m)
+    assert sorted(devices.places.tolist()) == [0, 2, 3]

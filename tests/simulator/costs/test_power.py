@@ -93,6 +93,17 @@ def test_no_step_needs_less_than_the_least_energy(plan: dict[str, object], preci
     assert 0.5 * joules < least.bound(report.step_time) <= joules
 
 
+def test_idle_gpus_draw_as_much_each_however_many_there_are() -> None:
+    """Those of unlike groups, too."""
+    model = {"preset": "llama3-8b"}
+    groups = [{"node": name, "nodes": 1} for name in ("dgx-a100", "dgx-h100")]
+    watts = [
+        least_energy(load_job({"model": model, "cluster": cluster, "batch": {"global": 64}})).watts
+        for cluster in ("dgx-a100:1", "dgx-a100:4", "dgx-h100:1", {"groups": groups})
+    ]
+    assert watts[1] == pytest.approx(4 * watts[0]) and watts[3] == pytest.approx(watts[0] + watts[2])
+
+
 def test_no_golden_like_job_executes_fewer_flops_than_the_bound_counts() -> None:
     for model in ("gpt3-175b", "mixtral-8x7b", "deepseek-v2-lite", "gemma-7b"):
         report = simulate({"model": model, "cluster": "dgx-h100:32", "plan": {"tp": 8}, "batch": {"global": 64}})

@@ -12,14 +12,18 @@ import pytest
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import SharedWork, load_job, simulate
+from meshcast.simulator.engine.play import play
 from meshcast.simulator.forecast.layer_costs import stage_layer_costs
-from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.planning import ForecastPricing, resolve_plan
+from meshcast.simulator.forecast.program import build_program
+from meshcast.simulator.forecast.resident_memory import stashed_weight_bytes
+from meshcast.simulator.forecast.stages import device_params
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
 from meshcast.simulator.forecast.workers import ALLOCATIONS, collect_garbage_rarely
 from meshcast.simulator.ir.ops import Op, Param, StoredFormat
 from meshcast.simulator.lowering.scope import traits_of
 from meshcast.simulator.report.report import Report
-from tests.contract.played import PAID, play_job
+from tests.contract.played import PAID, Ideal, play_job
 from tests.golden.rewrite import names, playable, stored
 from tests.thinning import thinned
 
@@ -134,3 +138,53 @@ def test_plans_that_do_not_fit_or_break_a_rule() -> None:
     assert not forecast_step({**GPT3, "plan": {"tp": 1, "pp": 2}}).fits
     with pytest.raises(PlanError, match=r"plan\.tp is 5"):
         forecast_step({**GPT3, "cluster": "dgx-a100:10", "batch": {"global": 80}, "plan": {"tp": 5, "pp": 8}})
+
+
+@pytest.mark.parametrize("m", [6, 8])
+def test_orders_planned_with_durations_are_kept_where_their_step_is_no_longer(m: int) -> None:
+    """Recomputation makes backward passes the longest: planned with that, orders are others, and not always shorter."""
+    model = {"layers": 8, "hidden": 64, "heads": 8, "vocab": 128, "seq": 16}
+    plan = {"pp": 2, "schedule": "v-half", "recompute": "full"}
+    cluster, batch, price = {"gpu": "h100-sxm", "gpus": 2}, {"global": m, "micro": 1}, Ideal()
+    resolved = resolve_plan(load_job({"model": model, "cluster": cluster, "batch": batch, "plan": plan}), price=price)
+    ways = [build_program(resolved, price, by_durations=planned)[1] for planned in (True, False, None)]
+    (planned, fixed, chosen), (orders, others, _) = (
+        [play(program).span for program in ways],
+        [program.timetable.orders for program in ways],
+    )
+    assert orders != others and chosen == min(planned, fixed)
+
+
+SMALL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 32, "seq": 16, "tied": False, "positions": "rope"}
+
+
+def test_the_step_that_a_plan_is_resolved_with_is_that_of_its_forecast() -> None:
+    job = {"model": SMALL, "cluster": {"gpu": "h100-sxm", "gpus": 2}, "batch": {"global": 4}, "plan": {"pp": 2}}
+    report = simulate(job)
+    assert ForecastPricing(SharedWork()).play_step(report.play.plan) == report.play.step.span
+
+
+def test_older_weights_of_a_pipeline_without_a_flush_take_two_bytes_each() -> None:
+    plan = {"mesh": {"pp": 2}, "schemes": [{"use": "pipeline/pipedream", "over": "pp"}]}
+    played = play_job({"model": SMALL, "cluster": {"gpu": "h100-sxm", "gpus": 2}, "batch": {"global": 4}, "plan": plan})
+    for device, params in enumerate(device_params(played.plan, played.stages)):
+        elements = sum(param.size for param in played.held(device))
+        stashed = [stashed_weight_bytes(played.plan, params, versions) for versions in (1, 2, 4)]
+        assert stashed == [0, 2 * elements, 3 * 2 * elements]
+
+
+def test_sharded_weights_are_whole_unit_by_unit_while_they_are_saved() -> None:
+    """In the format of the main weights; layers here are the largest units."""
+    framework = {"name": "megatron-core", "set": {"memory": {"saves": "units"}}}
+    report = simulate(
+        {
+            "model": SMALL,
+            "cluster": {"gpu": "h100-sxm", "gpus": 4},
+            "framework": framework,
+            "batch": {"global": 4},
+            "plan": {"fsdp": True},
+        }
+    )
+    model = report.job.model
+    (outside,) = report.play.outside_steps
+    assert outside.saved == 4 * model.layer_parameters() > 4 * (2 * model.vocab + 2) * model.hidden

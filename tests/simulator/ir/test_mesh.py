@@ -73,6 +73,31 @@ def test_a_view_is_read_in_parts(axes: dict[str, int], view: dict[str, int], par
     assert mesh.named_axes == {"pp": 2, **axes}
 
 
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=3, max_size=3),
+    of=st.lists(st.sampled_from(["pp", "dp", "tp"]), min_size=1, unique=True),
+    data=st.data(),
+)
+def test_positions_at_other_places_have_the_ranks_of_these_places(
+    sizes: list[int], of: list[str], data: st.DataObject
+) -> None:
+    """In the order of the positions, the innermost axis fastest; where each has its own place nothing changes."""
+    axes = dict(zip(("pp", "dp", "tp"), sizes, strict=True))
+    places = data.draw(st.permutations(range(axes["pp"])))
+    plain, mesh = Mesh(axes), Mesh(axes).with_places("pp", places)
+    each = ((places if axis == "pp" else range(n)) if axis in of else [0] for axis, n in axes.items())
+    assert mesh.ranks(tuple(of)) == tuple(_rank(axes, at) for at in product(*each))
+    assert plain.with_places("pp", range(axes["pp"])).ranks(tuple(of)) == plain.ranks(tuple(of))
+
+
+def _rank(axes: dict[str, int], at: tuple[int, ...]) -> int:
+    """The number of a rank, row-major over the axes."""
+    rank = 0
+    for size, place in zip(axes.values(), at, strict=True):
+        rank = rank * size + place
+    return rank
+
+
 def test_parts_of_one_axis_belong_together() -> None:
     mesh = read({"pp": 1, "dp": 4, "cp": 1, "tp": 2}, {"edp": 2, "ep": 4})
     assert mesh.of_one_axis(("dp.0", "dp.1")) and mesh.of_one_axis(("dp.1", "tp"))

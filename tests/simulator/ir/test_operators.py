@@ -16,8 +16,9 @@ from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import LocalShapes, MoE, Operator, UpdateWorkspace, walk
 from meshcast.simulator.ir.moe_operators import EXPERTS, ExpertLinear, FusedExpertLinear, Permute
 from meshcast.simulator.ir.operators import CoreAttention, Linear, Norm
-from meshcast.simulator.ir.ops import Attention, Exchange, Gemm, Memory, Op
+from meshcast.simulator.ir.ops import Attention, Collective, Exchange, Gemm, Memory, Op
 from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.routing import slowest_rank
 from meshcast.simulator.ir.saved import TURNED, Composition, saved_by
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
@@ -70,6 +71,41 @@ def test_attention_moves_queries_keys_values_and_results(
     kernel = Attention(b, q, kv, heads, kv_heads, d, v)
     elements = b * (q * heads * d + kv * kv_heads * d + kv * kv_heads * v + q * heads * v)
     assert kernel.bytes == 2 * elements and replace(kernel, backward=True).bytes == 4 * elements
+
+
+@given(b=SIZES, q=SIZES, kv=SIZES, heads=SIZES, d=SIZES, v=SIZES)
+def test_attention_is_two_products_forward_and_five_backward(
+    b: int, q: int, kv: int, heads: int, d: int, v: int
+) -> None:
+    """Of each head: scores of queries and keys, and their product with values; backward as many as for equal widths."""
+    kernel = Attention(b, q, kv, heads, heads, d, v, share=1.0)
+    products = Gemm(q, kv, d, b * heads), Gemm(q, v, kv, b * heads)
+    assert kernel.flops == sum(product.flops for product in products)
+    assert replace(kernel, backward=True).flops == pytest.approx(5 / 2 * kernel.flops)
+    assert replace(kernel, share=0.5).flops == pytest.approx(kernel.flops / 2)
+
+
+WORKS = [
+    Gemm(8, 4, 6), Gemm(8, 4, 6, layout="nt"), Attention(1, 8, 8, 2, 2, 4, 4), Memory("add", 8, 4),
+    Exchange("dispatch", 8, 4, 1, 8, ("ep",)), Collective("all_gather", 8, ("ep",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("work", WORKS, ids=lambda work: type(work).__name__)
+def test_the_slowest_rank_has_its_pace_times_the_mean(work: Any) -> None:
+    """Of a weight gradient its tokens are what the product sums over, so it writes no more."""
+    slowest = slowest_rank(replace(work, pace=1.5))
+    assert slowest.pace == 1 and slowest_rank(work) is work
+    assert slowest.flops == pytest.approx(1.5 * work.flops)
+    if isinstance(work, Gemm):
+        assert (slowest.m * slowest.n == work.m * work.n) == (work.layout == "nt")
+    elif not isinstance(work, Attention):
+        size = "bytes" if isinstance(work, Memory) else "nbytes"
+        assert getattr(slowest, size) == pytest.approx(1.5 * getattr(work, size))
+
+
+def test_a_kernel_bound_by_memory_moves_what_it_reads_and_writes() -> None:
+    assert Memory("add", 8, 4).bytes == Memory("add", 4, 8).bytes == 12
 
 
 def test_an_exchange_sends_a_copy_of_a_token_with_its_scales_to_each_expert() -> None:

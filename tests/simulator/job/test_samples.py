@@ -1,6 +1,7 @@
 """Samples of different lengths: how they are drawn, joined to micro-batches and dealt to replicas."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,18 @@ def test_equal_replicas_may_meet_in_every_micro_batch() -> None:
     with pytest.raises(PlanError, match="all replicas meet in every micro-batch"):
         simulate(job(samples, plan))
     assert simulate(job({**samples, "equal_replicas": True}, plan)).step_time > 0
+
+
+@pytest.mark.parametrize(
+    ("orders", "words"),
+    [(([0, 1], [0, 1]), ""), (([0, 1], [1, 0]), "bring different buffers"), (([0, 1], [0]), "run different numbers")],
+)
+def test_replicas_that_share_experts_bring_equal_buffers_in_turn(orders: Any, words: str) -> None:
+    model = {**MODEL, "moe": {"experts": 8, "top_k": 2, "expert_ffn": 64}}
+    plan = {"tp": 4, "ep": 8, "dp": 2, "replicas": [{"microbatches": order} for order in orders]}
+    batch = {"lengths": [{"samples": 1, "sequence": length} for length in (256, 512)]}
+    with pytest.raises(PlanError, match=words) if words else nullcontext():
+        simulate({"model": model, "cluster": "dgx-h100:1", "plan": plan, "batch": batch})
 
 
 @pytest.mark.parametrize("plan", [{"dp": 2, "tp": 4}, {"pp": 2, "tp": 4}])

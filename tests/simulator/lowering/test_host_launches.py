@@ -11,13 +11,17 @@ from hypothesis import strategies as st
 
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.graph_parts import SHARED, GraphModule
-from meshcast.simulator.ir.ops import Fragment, HostLaunch, Memory, Op
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.ops import Fragment, HostLaunch, Memory, Op, StageOps
 from meshcast.simulator.job.framework import load_framework
 from meshcast.simulator.job.host_launches import NEWER_X86
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.lowering.lower import GRAPH_LAUNCHES, launch_graphs
 from meshcast.simulator.lowering.scope import EXPERT_LAUNCHES, PADDED_LAUNCHES
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.shapes import LossShape
 from meshcast.simulator.program.program import one_of
+from tests.contract.measure import backward_ops, forward_ops, lowered_stage
 from tests.contract.played import Played, play_job
 
 EXPERTS, LAYERS = 8, 4
@@ -47,6 +51,10 @@ def launches(played: Played) -> dict[str, float]:
     return {op.name.removeprefix("launch "): op.work.number for op in ops if isinstance(op.work, HostLaunch)}
 
 
+def both_passes(stage_ops: StageOps) -> list[Op]:
+    return forward_ops(stage_ops) + backward_ops(stage_ops)
+
+
 def test_the_host_waits_for_the_router_once_a_layer() -> None:
     played = play_job(job(1e-4))
     waits = [name for name in launches(played) if name.startswith("wait for")]
@@ -63,6 +71,18 @@ def test_kernels_that_are_not_fused_are_launched_one_by_one() -> None:
     assert number["top_k"] == eager.forward.kernels / calls and number["dtop_k"] == eager.backward.kernels / calls
     slow["framework"]["set"]["eager"] = {"router": {"fused": True}}
     assert launches(play_job(slow))["top_k"] == 1
+
+
+def test_an_output_layer_in_pieces_is_launched_piece_by_piece() -> None:
+    """Its kernels and those of the loss, forward and backward."""
+    model, mesh = Model(layers=1, hidden=64, heads=4, vocab=128, seq=16), Mesh({})
+    whole, cut = (
+        {op: op.launches for op in both_passes(lowered_stage(model, mesh, ends=(True, True), loss=LossShape(pieces=n)))}
+        for n in (1, 3)
+    )
+    pieces = {op.name: launched for op, launched in cut.items() if launched != 1}
+    assert set(whole.values()) == {1} and set(pieces.values()) == {3}
+    assert set(pieces) == {"head", "dhead", "whead", "loss", "dloss"}
 
 
 def test_the_hosts_of_other_gpus_have_another_pace() -> None:

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcast.simulator.ir.mesh import Mesh
-from meshcast.simulator.ir.modules import Operator
-from meshcast.simulator.ir.operators import CoreAttention
-from meshcast.simulator.ir.ops import Attention, Collective, Fragment, Gemm, Memory, Op, StageOps, UnitRun
+from meshcast.simulator.ir.modules import Operator, Update, UpdateWorkspace
+from meshcast.simulator.ir.operators import Boundary, CoreAttention
+from meshcast.simulator.ir.ops import Attention, Collective, Fragment, Gemm, Memory, Op, Param, StageOps, UnitRun
 from meshcast.simulator.ir.scheme import TensorScheme
 from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.models.architecture import Architecture
@@ -352,12 +352,46 @@ def test_an_update_reads_gradients_and_states_once_and_writes_states_and_weights
     assert adam.write == pytest.approx(rest["optimizer"] + rest["parameters"], rel=1e-6)
 
 
-@pytest.mark.parametrize("use", [None, "tensor/megatron", "tensor/megatron-sp", "data/fsdp"])
+class CutBetween(TensorScheme):
+    """Positions divided between units alone, whose operators make whole tensors."""
+
+    name = "cut-between"
+
+    def layouts(self, module: Operator) -> str | None:
+        return "s" if isinstance(module, Boundary) else None
+
+
+class CutInside(TensorScheme):
+    """Positions divided inside of units alone, whose operators take their slices of whole tensors."""
+
+    name = "cut-inside"
+
+    def layouts(self, module: Operator) -> str | None:
+        return None if isinstance(module, Boundary) else "s"
+
+
+@pytest.mark.parametrize(("scheme", "cut"), [(CutBetween, T), (CutInside, 1)])
+def test_between_units_the_residual_stream_and_its_gradient_have_the_layout_of_the_border(
+    scheme: type[TensorScheme], cut: int
+) -> None:
+    for unit_run in lowered_stage(MODEL, MESH, [scheme(("tp",), None, MESH)], (True, True)).unit_runs:
+        keys = {f"{d}{key}" for d in ("", "d:") for key in unit_run.keys if key}
+        nbytes = {use.key: use.nbytes for use in unit_run.fragment.tensor_uses if use.key in keys}
+        assert nbytes == dict.fromkeys(keys, TOKENS // cut)
+
+
+@pytest.mark.parametrize(
+    ("use", "accumulated"),
+    [(None, None), ("tensor/megatron", ""), ("tensor/megatron-sp", "fp32"), ("data/fsdp", None)],
+)
 @given(model=models(tensor=T, layers=2), regather=st.booleans())
 @examples(5)
-def test_a_buffer_has_one_size_and_is_written_before_it_is_read(use: str | None, regather: bool, model: Model) -> None:
+def test_a_buffer_has_one_size_and_is_written_before_it_is_read(
+    use: str | None, accumulated: str | None, regather: bool, model: Model
+) -> None:
     """But for tensors that come from outside of a unit, of which the last is the gradient of the loss."""
-    for unit_run in stage(use, model=model, ends=(True, True), layers=2, regather=regather).unit_runs:
+    how: dict[str, Any] = {"ends": (True, True), "layers": 2, "regather": regather, "accumulated": accumulated}
+    for unit_run in stage(use, model=model, **how).unit_runs:
         fragment, sizes, first = unit_run.fragment, dict[str, int](), dict[str, tuple[int, bool]]()
         place = {op: number for number, op in enumerate((*fragment.forward, *fragment.backward))}
         for tensor_use in fragment.tensor_uses:
@@ -367,6 +401,23 @@ def test_a_buffer_has_one_size_and_is_written_before_it_is_read(use: str | None,
         outside = {unit_run.keys[0], f"d:{unit_run.keys[1]}", *unit_run.allocated_before}
         read = {key for key, (_, reads) in first.items() if reads} - outside
         assert {key.partition("@")[0] for key in read} <= {"ids", "d:loss"}
+
+
+@pytest.mark.parametrize("sub_group", [0.0, 100.0])
+def test_what_an_update_of_sharded_weights_holds_grows_with_them(sub_group: float) -> None:
+    """A temporary of four bytes for each element of the largest gradient's shard, or of what is updated at once."""
+
+    def held(layers: int, each: int, workspace: UpdateWorkspace) -> int:
+        sizes = ((each, layers), (3 * each, 1))
+        params = tuple((Param("w", n, n, ("tp",), Op("ready"), Op("used")), count) for n, count in sizes)
+        module = Update("update", params, 2, 12.0, 12.0, workspace=workspace, sub_group=sub_group)
+        (use,) = Lowering(MESH, [make("data/fsdp", MESH, ("tp",))]).lower(module).tensor_uses
+        return use.nbytes
+
+    for layers in (2, 5):
+        assert held(layers, 64, UpdateWorkspace(norm=4)) == 4 * 3 * 64 // T
+        at_once = min(sub_group + 3 * 64 / T, (layers + 3) * 64 / T) if sub_group else (layers + 3) * 64 / T
+        assert held(layers, 64, UpdateWorkspace(copies=4)) == 4 * at_once
 
 
 # ------------------------------------------------------------------------------------------------- recompute

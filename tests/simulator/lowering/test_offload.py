@@ -15,7 +15,10 @@ from meshcast.simulator import simulate
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.costs.host import DISKS, MEMORIES, UPDATE_SHARE, HostShare
 from meshcast.simulator.ir.mesh import Mesh
-from meshcast.simulator.ir.ops import COMPUTE, Gemm, HostCopy, HostUpdate, Memory
+from meshcast.simulator.ir.modules import Update
+from meshcast.simulator.ir.ops import COMPUTE, Fragment, Gemm, HostCopy, HostUpdate, Memory, Op, TensorUse
+from meshcast.simulator.lowering.offload import update_on_host
+from meshcast.simulator.lowering.update import UPDATE
 from tests.contract.measure import make, saved
 from tests.contract.played import Ideal, Played, play_job
 from tests.simulator.engine.engines import LAUNCH, check_alike, play_by_engines
@@ -168,6 +171,22 @@ def test_optimizer_states_are_stored_on_the_host(data: str, n: int, overlap: boo
     assert step.nbytes == pytest.approx((4 + 12 + 12 + 2) * elements / cut[2], abs=16)
     assert (step.loaded, step.stored) == (0, 0)
     assert not any(isinstance(op.work, Memory) and op.work.what == "adam" for _, op in found.instances())
+
+
+@pytest.mark.parametrize("share", [0.25, 0.75])
+def test_a_share_of_the_states_is_updated_on_the_host_and_the_rest_beside_it(share: float) -> None:
+    """The GPU reads, writes and holds temporaries for what is left to it; a copy carries what the host is given."""
+    module = Update("update", (), 2, 16.0, 14.0)
+    adam, zero = (Op(name, work=Memory(name, 16_000, 14_000), phase="U") for name in ("adam", "zero-grad"))
+    update = Fragment([adam, zero], tensor_uses=[TensorUse(UPDATE, 4_000, adam), TensorUse("grads", 2_000, zero)])
+    moved = update_on_host(module, update, 2.0, "cpu", share=share)
+    kept, there, back = (
+        next(op.work for op in moved.forward if isinstance(op.work, kind)) for kind in (Memory, HostUpdate, HostCopy)
+    )
+    assert (kept.read, kept.write) == (16_000 * (1 - share), 14_000 * (1 - share))
+    assert (there.read, there.write) == (16_000 * share, 14_000 * share)
+    assert back.nbytes == 2_000 * share
+    assert {use.key: use.nbytes for use in moved.tensor_uses} == {UPDATE: 4_000 * (1 - share), "grads": 2_000}
 
 
 def test_states_on_disks_are_read_and_written_once_a_step() -> None:

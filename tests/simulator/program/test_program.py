@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory, Op, Param, Transfer
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.program.block import (
+    INPUT,
     SUMS,
     CompiledBlocks,
     Port,
@@ -408,6 +411,19 @@ def test_pipelines_side_by_side_have_the_actions_that_they_have_alone() -> None:
         at, stage, device = at + len(table.slot), stage + len(table.stages.devices), device + table.shape.p
 
 
+def test_further_results_lie_behind_the_actions_of_all_pipelines() -> None:
+    """Each pipeline needs its own."""
+    alone = tabulate("1f1b")
+    count = len(alone.slot)
+    further = range(count, count + 2)
+    table = replace(alone, extra_results={0: further}, further_needs={5: tuple(further)})
+    joined = join_timetables([table] * 3)
+    assert joined.results == 3 * (count + 2)
+    assert [*chain(*joined.extra_results.values())] == [*range(3 * count, joined.results)]
+    for at in range(0, 3 * count, count):
+        assert joined.further_needs[at + 5] == tuple(joined.extra_results[at])
+
+
 # ------------------------------------------------------------------------------------------------- blocks
 
 
@@ -425,7 +441,14 @@ def test_joint_passes_are_those_that_they_are_made_of(plan: dict[str, Any]) -> N
         tasks = [make_task(played.stage_ops(played.stages.index(stage)), kind, PAID, blocks) for kind in ("F", "BW")]
         joint: list[PricedBlock] = []
         for task in tasks:
-            block, _ = concatenate(task.parts)
+            block, copies = concatenate(task.parts)
+            before: set[int] = {INPUT}  # where a copy finds its input: the result of the one before
+            for part, where_copies in zip(task.parts, copies, strict=True):
+                (port,) = part.block.ports
+                for own in where_copies:
+                    assert {*own[INPUT]} == before
+                    assert [block.block.ops[own[at][0]] for at in range(len(part.block.ops))] == part.block.ops
+                    before = (before if port.through else set()) | {own[at][0] for at in port.exit}
             whole, parts = (Task(of, [], []) for of in ((block,), task.parts))
             assert depend(flatten_task(whole, 0.0)) == depend(flatten_task(parts, 0.0))
             assert whole.memory.top == pytest.approx(parts.memory.top)

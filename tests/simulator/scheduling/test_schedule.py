@@ -11,8 +11,9 @@ from meshcast.hardware.errors import PlanError, ScheduleError
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.program.pipeline_stages import Slot
 from meshcast.simulator.program.timetable import Timetable, timetable
+from meshcast.simulator.scheduling.batch_loss import insert_batch_loss
 from meshcast.simulator.scheduling.order_check import format_orders
-from meshcast.simulator.scheduling.schedule import Action, PipelineShape, Schedule, nearest_multiple
+from meshcast.simulator.scheduling.schedule import Action, ActionKind, PipelineShape, Schedule, nearest_multiple
 from tests.strategies import shapes
 
 SHAPE = PipelineShape(2, 2)
@@ -228,6 +229,23 @@ def test_two_actions_of_one_micro_batch_never_swap(shape: PipelineShape, data: s
     turned.rows = orders
     with pytest.raises(ScheduleError, match="deadlocks"):
         timetable(turned, shape)
+
+
+@pytest.mark.parametrize("use", ["1f1b", "interleaved-1f1b", "dualpipe", "chimera"])
+def test_every_direction_holds_each_part_of_the_model_once(use: str) -> None:
+    schedule = shipped(use)
+    shape = PipelineShape(4, 8, schedule.chunks_per_device())
+    parts = range(shape.stages // schedule.directions)
+    held = [parts[schedule.model_part(shape, stage)] for stage in range(shape.stages)]
+    assert held == [*parts] * schedule.directions
+
+
+@pytest.mark.parametrize(("couples", "forward_only"), [(False, False), (True, False), (True, True)])
+def test_a_loss_that_couples_a_batch_follows_the_last_forward_pass(couples: bool, forward_only: bool) -> None:
+    shape = PipelineShape(2, 3, batch_loss=couples, forward_only=forward_only)
+    orders = insert_batch_loss(shipped("gpipe"), shape, [parsed("0F0 0F1 0F2"), parsed("1F0 1F1 1F2")])
+    last = parsed("1F0 1F1 1F2") + [Action(1, ActionKind.LOSS, 2)] * (couples and not forward_only)
+    assert [list(order) for order in orders] == [parsed("0F0 0F1 0F2"), last]
 
 
 def test_the_nearest_multiple() -> None:
