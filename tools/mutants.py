@@ -57,6 +57,7 @@ TESTS = {
     "simulator/loading": ("tests/simulator/job", "tests/simulator/plan"),
     "simulator/bounds": ("tests/experiments/search/test_bounds.py",),
     "simulator/program": ("tests/simulator/engine/test_peak_memory.py",),
+    "simulator/report": ("tests/simulator/engine/test_per_rank.py",),
     "simulator/forecast": ("tests/simulator/engine/test_reserved_memory.py", "tests/simulator/report/test_phases.py"),
     "experiments/explain": ("tests/experiments/views",),
     "validation/calibration": ("tests/simulator/costs",),
