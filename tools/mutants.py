@@ -54,6 +54,7 @@ work may hold them up: it is caught, for its room needs less."""
 
 TESTS = {
     "simulator/schemes": ("tests/contract",),
+    "simulator/formats": ("tests/simulator/lowering/test_uneven_experts.py",),
     "simulator/loading": ("tests/simulator/job", "tests/simulator/plan"),
     "simulator/bounds": ("tests/experiments/search/test_bounds.py",),
     "simulator/program": ("tests/simulator/engine/test_peak_memory.py",),
