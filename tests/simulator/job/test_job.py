@@ -445,6 +445,7 @@ SLY: dict[str, tuple[dict[str, Any], str, Any, str]] = {
         4,
         "states those of each",
     ),
+    "results that a pipeline keeps": (LONG, "plan.schemes.0.keep", ["core_attn"], "plan.schemes[0].keep: no such key"),
     "over is a number": (LONG, "plan.schemes.0.over", 3, "plan.schemes[0].over is 3"),
 }
 
@@ -572,6 +573,11 @@ def test_the_config_of_a_model_is_no_job(tmp_path: Path) -> None:
     lines = re.findall(r"`(\w+: [^`]+)`", refused.value.remedy)
     (tmp_path / "job.yaml").write_text("\n".join(lines))
     assert load_job(tmp_path / "job.yaml").model.parameters == 70_553_706_496
+
+
+def test_a_preset_is_no_job() -> None:
+    with pytest.raises(PlanError, match="preset of a model, and no job file has this name"):
+        load_job("llama3-70b")
 
 
 def test_a_wrong_key_of_odd_digits_has_its_line(tmp_path: Path) -> None:
