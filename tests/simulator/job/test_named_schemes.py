@@ -125,6 +125,7 @@ def test_keys_that_choose_one_scheme_know_each_other_and_no_others() -> None:
     assert alike["zero"] and alike["sequence_parallel"] and not alike["shard"]
     for name, names in alike.items():
         assert not names or (name in names and all(alike[other] == names for other in names))
+        assert len({PLAN_KEYS[other].flat for other in names}) <= 1, "one place in the flat form"
 
 
 def test_what_is_left_out_is_said_by_its_value_or_as_none() -> None:
