@@ -61,9 +61,11 @@ TESTS = {
         "tests/simulator/schemes/test_fully_sharded.py",
         "tests/simulator/schemes/test_zero_offload.py",
     ),
+    "simulator/formats": ("tests/simulator/lowering/test_uneven_experts.py",),
     "simulator/loading": ("tests/simulator/job", "tests/simulator/plan"),
     "simulator/bounds": ("tests/experiments/search/test_bounds.py", "tests/simulator/costs/test_power.py"),
     "simulator/program": ("tests/simulator/engine/test_peak_memory.py",),
+    "simulator/report": ("tests/simulator/engine/test_per_rank.py",),
     "simulator/forecast": (
         "tests/simulator/engine/test_reserved_memory.py",
         "tests/simulator/job/test_samples.py",

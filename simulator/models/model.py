@@ -67,7 +67,6 @@ class Model(Transformer):
     def _check_branches(self) -> None:
         if not self.encoder_layers:
             raise ModelError("branches", "one of them has layers", "Give it layers, or leave branches out")
-        share_tokens(self.stated_tokens, self.seq, "seq")
         for i, branch in enumerate(self.branches):
             if branch.frames:
                 rule = "the layers of a branch have one axis of positions"

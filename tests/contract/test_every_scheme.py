@@ -32,6 +32,7 @@ from meshcast.simulator.scheduling.schedule import (
     GRADIENT_SUMS,
     Action,
     PipelineSetting,
+    PipelineShape,
     Schedule,
 )
 from tests.contract import of_data, of_experts, of_memory, of_overlap, of_pipeline, of_sequence, of_tensor
@@ -234,6 +235,10 @@ def test_degree_one_is_the_identity(use: str, attention: str) -> None:
     assert catalog_model(a_stage(several, [make(use, several, axes)], attention)) == catalog_model(alone)
 
 
+ANY_CHUNKS = ("pipeline/breadth-first", "pipeline/interleaved-1f1b", "pipeline/seq1f1b", "pipeline/slimpipe")
+"""Schedules of any number of chunks a device."""
+
+
 @pytest.mark.parametrize("use", family("pipeline"))
 def test_a_pipeline_of_one_device_only_computes(use: str) -> None:
     kind = find_scheme(use)
@@ -241,6 +246,15 @@ def test_a_pipeline_of_one_device_only_computes(use: str) -> None:
     for setting in of_pipeline.settings(kind):
         if setting.shape.p == 1:
             assert of_pipeline.MEASURES["bubble"](setting, use) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("use", [use for use in family("pipeline") if use not in ("pipeline/from-file", *ANY_CHUNKS)])
+def test_a_schedule_of_one_chunk_or_two_refuses_three(use: str) -> None:
+    schedule = find_scheme(use)(options=find_scheme(use).Options())
+    assert isinstance(schedule, Schedule)
+    with pytest.raises(PlanError) as refused:
+        schedule.check(PipelineShape(4, 8, 3))
+    assert refused.value.where == "plan.chunks"
 
 
 ON_ONE_GPU = {

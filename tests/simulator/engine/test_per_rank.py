@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from meshcast.simulator import simulate
 from meshcast.simulator.engine.per_rank import Pace, unfold
+from meshcast.simulator.scheduling import list_scheduler
+from meshcast.simulator.scheduling.list_scheduler import reorder_at_run_time
 from tests.contract.played import Ideal, Played, play_job
 from tests.simulator.engine.test_heterogeneous_ranks import by_hand
 from tests.strategies import examples, jobs, some
@@ -157,3 +159,20 @@ def test_devices_that_decide_at_run_time_lose_less_to_noise() -> None:
     assert free.mean() < fixed.mean() and (free < fixed * (1 - 1e-9)).sum() > 6
     still = simulate(job | {"noise": {"steps": 1}})
     assert still.step_times[0] <= still.step_time, "passes do not last whole slots, so some waits are filled even so"
+
+
+def test_devices_that_decide_at_run_time_know_how_long_messages_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    hops: list[float] = []
+
+    def note_hop(*of: Any) -> Any:
+        hops.append(of[-1])
+        return reorder_at_run_time(*of)
+
+    monkeypatch.setattr(list_scheduler, "reorder_at_run_time", note_hop)
+    job = plan(2, 1, 1)
+    job["plan"]["schemes"][0]["use"] = "pipeline/varuna"
+    job["plan"]["schemes"].append({"use": "memory/recompute-full"})
+    report = simulate(job | {"noise": {"steps": 1}})
+    flat, times = report.play.step.flat, report.play.step.times
+    lasting = max(times.arrival[n] - times.begin[n] for n, _, _ in flat.sent)
+    assert len(report.step_times) == len(hops) == 1 and hops == pytest.approx([lasting])

@@ -66,6 +66,22 @@ def test_gradients_accumulated_in_a_wider_format_are_converted_first() -> None:
     assert both[1].step_time > both[0].step_time
 
 
+@pytest.mark.parametrize(
+    ("formats", "nbytes"),
+    [
+        ({}, 4),
+        ({"gradients": "fp32"}, 0),
+        ({"moments": "bf16"}, 0),
+        ({"weight_remainders": True}, 0),
+        ({"update": {"converts": False}}, 0),
+    ],
+)
+def test_an_optimizer_whose_states_have_one_format_reads_gradients_in_it(formats: dict[str, Any], nbytes: int) -> None:
+    usual = {"gradients": "bf16", "main_weights": "fp32", "moments": "fp32", "update": {"converts": True}}
+    framework = load_framework("deepspeed", usual | formats)
+    assert framework.update.make_workspace(framework, True, False, False).converted == nbytes
+
+
 def test_gradients_made_aside_take_memory_and_time() -> None:
     temporary_gradient_work, fused = simulate(job(PLAIN)), simulate(job(PLAIN, fused_gradients=True))
     assert (

@@ -505,6 +505,11 @@ def test_the_config_of_a_model_is_no_job(tmp_path: Path) -> None:
     assert load_job(tmp_path / "job.yaml").model.parameters == 70_553_706_496
 
 
+def test_a_preset_is_no_job() -> None:
+    with pytest.raises(PlanError, match="preset of a model, and no job file has this name"):
+        load_job("llama3-70b")
+
+
 def test_a_wrong_key_of_odd_digits_has_its_line(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("model:\n  preset: gpt2-124m\n  ²: 8\ncluster: dgx-h100:1\nbatch: {global: 8}\n", "utf-8")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from meshcast.simulator.forecast.step import forecast_step
+from meshcast.simulator.job.plan_keys import PLAN_KEYS, keys_alike
 from meshcast.simulator.loading.load import load_job
 
 DENSE: dict[str, Any] = {
@@ -116,6 +117,19 @@ def test_a_scheme_is_named_with_its_options() -> None:
         forecast_step(load_job({**DENSE, "plan": {"tp": 2, "tp_scheme": {"use": "flux", "wave": n}}})) for n in (8, 132)
     )
     assert one.step_time != two.step_time
+
+
+def test_keys_that_choose_one_scheme_know_each_other_and_no_others() -> None:
+    alike = {name: keys_alike(name) for name in PLAN_KEYS}
+    assert alike["zero"] and alike["sequence_parallel"] and not alike["shard"]
+    for name, names in alike.items():
+        assert not names or (name in names and all(alike[other] == names for other in names))
+        assert len({PLAN_KEYS[other].flat for other in names}) <= 1, "one place in the flat form"
+
+
+def test_what_is_left_out_is_said_by_its_value_or_as_none() -> None:
+    words = {name: key.words for name, key in PLAN_KEYS.items()}
+    assert (words["offload"], words["recompute"], words["tp"]) == ("none", "`none`", "1")
 
 
 def test_default_schemes_may_be_named() -> None:

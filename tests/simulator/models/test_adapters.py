@@ -79,6 +79,15 @@ def test_queries_keys_and_values_may_have_adapters_alone(parts: tuple[str, ...],
     assert (played.times.span < whole.times.span) is (separate and len(parts) < 3)
 
 
+@pytest.mark.parametrize("layers", [3, 4, 5])
+def test_layers_of_further_tokens_have_the_adapters_of_the_last_layer(layers: int) -> None:
+    """Every third layer has experts in place of the MLP that has these adapters."""
+    moe = {"experts": 4, "top_k": 2, "expert_ffn": 16, "every": 3}
+    played = play_job(job(["mlp_up"], model=GATED | {"layers": layers, "mtp": 1, "moe": moe}))
+    held = params_of(played.stage_ops(0))
+    assert sum(param.size for param in held if param.trained) == adapters_of(played)
+
+
 def test_the_module_w2_leads_back_beside_a_w3_and_up_without_one() -> None:
     """As InternLM2 names the linears of its MLP, and as the first Qwen does."""
     assert load_job(job(["w1", "w2", "w3"])).train.targets == ("mlp_up", "mlp_down")

@@ -50,6 +50,16 @@ def test_parameters_are_those_of_the_modelling_code(name: str) -> None:
     assert from_config(ENCODER_DECODERS[name], name=name).parameters == ENCODER_DECODER_COUNTS[name]
 
 
+@pytest.mark.parametrize(
+    ("stated", "function"),
+    [("relu", "relu"), ("gelu", "gelu"), ("gated-gelu", "gelu_new"), ("gated-relu", "relu"), ("gated-silu", "silu")],
+)
+def test_a_gelu_is_approximate_behind_a_gate_alone(stated: str, function: str) -> None:
+    """As ``T5Config`` reads ``feed_forward_proj``."""
+    model = from_config(ENCODER_DECODERS["google-t5/t5-base"] | {"feed_forward_proj": stated})
+    assert (model.activation, model.gated) == (function, stated.startswith("gated"))
+
+
 def test_parameters_by_hand() -> None:
     """One table of the vocabulary, one of relative positions for each stack; a third norm in layers of a decoder."""
     model = load_model(job()["model"])

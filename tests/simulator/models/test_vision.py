@@ -32,6 +32,11 @@ def test_parameters_are_those_of_the_modelling_code(name: str) -> None:
     assert read(name).parameters + unread.get(name, 0) == VISION_COUNTS[name]
 
 
+def test_the_features_of_the_last_layer_cost_what_those_of_the_layer_before_do() -> None:
+    llava = "llava-hf/llava-1.5-7b-hf"
+    assert read(llava, vision_feature_layer=-1) == read(llava, vision_feature_layer=-2) == read(llava)
+
+
 @pytest.mark.parametrize(
     ("name", "images", "weights", "pairs", "projector"),
     [

@@ -165,6 +165,7 @@ def test_the_parts_of_the_step_add_up_to_it(report: Report) -> None:
     assert set(parts) == set(report.parts)
     row = row_of(report)
     assert row == {name: FIGURES[name].read(report.to_dict()) for name in row}
+    assert row["interval_low_s"] < row["step_time_s"] < row["interval_high_s"]
     assert sum(row[figure.name] for figure in parts.values()) == pytest.approx(row["step_time_s"], rel=1e-9)
     matrix_work = report.parts["gemm"] + report.parts["attention"]
     assert sum(report.costs.values()) + matrix_work == pytest.approx(report.step_time, rel=1e-9)

@@ -68,7 +68,8 @@ def test_states_that_exceed_the_host_memory_fit_on_its_disks() -> None:
     (use,) = report.host_uses
     assert (use.capacity, use.excess) == (DGX_2["cpu"], use.needed - DGX_2["cpu"]) and use.excess > 0
     assert not report.fits and report.to_dict()["status"] == "does-not-fit"
-    assert "host memory of a dgx-2" in report.limits and report.missing in report.limits
+    assert report.missing == f"{use.excess / GIB:,.1f} GiB more than the 1,536 GiB of host memory of a dgx-2"
+    assert report.missing in report.limits and report.to_dict()["memory"]["host_gib"] == use.needed / GIB
     on_disks = simulate(infinity("cpu", "nvme"))
     assert on_disks.fits and {use.place: use.capacity for use in on_disks.host_uses} == DGX_2
     assert on_disks.to_dict()["memory"]["disk_gib"] == pytest.approx(14 / 16 * use.needed / GIB, rel=0.2)

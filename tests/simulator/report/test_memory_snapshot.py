@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from meshcast.simulator import Report, simulate
+from meshcast.simulator.engine.allocator import CachingAllocator
+from meshcast.simulator.engine.reserved_memory import TensorReplay, play_first_step, play_passes, play_update
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.tracing.memory_snapshot import make_snapshot, write_snapshot
 
@@ -84,6 +86,18 @@ def test_segments_end_as_their_events_do(report: Report) -> None:
             for block in segment["blocks"]:
                 assert block["address"] == at and 0 <= block["requested_size"] <= block["size"]
                 at += block["size"]
+
+
+def test_recording_takes_the_segments_that_an_allocator_takes_without_it(report: Report) -> None:
+    segments = make_snapshot(report)["segments"]
+    for device in range(report.play.program.devices):
+        replay = TensorReplay(CachingAllocator())
+        play_first_step(replay, report.play.program, device, report.play.list_tensors(device))
+        for play in (play_passes, play_update):
+            for _ in play(replay, report.play.program, device):
+                pass
+        sizes = [segment["total_size"] for segment in segments if segment["device"] == device]
+        assert sorted(sizes) == sorted(segment.nbytes for segment in replay.allocator.segments)
 
 
 def test_expandable_segments_grow() -> None:

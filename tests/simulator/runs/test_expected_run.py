@@ -13,7 +13,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator import Report, load_job, simulate
 from meshcast.simulator.runs.elastic import Elasticity
 from meshcast.simulator.runs.endless import refuse_endless
-from meshcast.simulator.runs.expected_run import Attempt, FailureTimes, expect_run
+from meshcast.simulator.runs.expected_run import Attempt, FailureGaps, FailureTimes, expect_run
 from meshcast.simulator.runs.failures import FailingUnits
 from meshcast.simulator.runs.inputs import make_run, replace_run_keys
 from meshcast.simulator.runs.span import CheckpointTier
@@ -119,6 +119,14 @@ def test_weibull_failures_are_drawn(shape: float) -> None:
     # A part that lives about 1,000 s passes 2,000 s as good as never, where exponential times would.
     often = replace(setting, tiers=(CheckpointTier(100),))
     assert (expect_run(often).attempts > 1e6) == (shape == 8.0)
+
+
+@pytest.mark.parametrize(("segments", "failures"), [(2, 0), (3, 2), (4, 2), (5, 4), (16, 10)])
+def test_failures_come_until_all_segments_fit_between_them(segments: int, failures: int) -> None:
+    """Of 4 s after a recovery of 2 s, and 1 s to be written: the drawn gaps hold 2, 0, 2, 0 and 4 of them. Beyond what
+    was drawn as many fit between two failures as in the mean."""
+    gaps = FailureGaps(10.0, np.array([10.0, 5.0, 12.0, 3.0, 20.0]))
+    assert Attempt(2.0, 4.0, 1.0, segments).expect_failures(gaps) == pytest.approx(failures)
 
 
 def test_varying_steps_pass_as_often_as_their_certain_duration() -> None:

@@ -53,6 +53,11 @@ def test_without_jitter_steps_are_those_of_the_forecast() -> None:
     assert Jitter().mean_duration() == 1.0
 
 
+def test_the_more_ranks_vary_the_longer_is_a_step() -> None:
+    means = [Jitter(sigma, "lognormal", 64).mean_duration() for sigma in (0.0, 0.1, 0.5, 1.0, 1.5)]
+    assert means == sorted(set(means))
+
+
 def test_waits_for_data_are_exponential_and_other_pauses_fixed() -> None:
     rng = np.random.default_rng(0)
     assert Episodes(10.0, pause=4.0).draw_pause(rng) == 4.0

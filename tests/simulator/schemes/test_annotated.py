@@ -162,6 +162,21 @@ def test_layers_keep_their_tables_on_stages_of_a_pipeline() -> None:
 # ---------------------------------------------------------------------------------------------- legality
 
 
+@pytest.mark.parametrize(("more", "divides"), [(2, True), (4, False)])
+def test_weights_rest_over_axes_that_divide_a_dim_together(more: int, divides: bool) -> None:
+    """Of 24 rows there are 8 shards, but not 16, whichever of the tables says so."""
+    model = {"layers": 2, "hidden": 24, "heads": 4, "head_dim": 8, "ffn": 64, "vocab": 64, "seq": 16}
+    for table in ({"rest": {"up": {"x": "h", "y": "h"}}}, {"divide": {"up": {"x": "h"}}, "rest": {"up": {"y": "h"}}}):
+        job = job_of(model, {"x": 4, "y": more}, [annotated(["x", "y"], table)]) | {
+            "cluster": {"gpu": "h100-sxm", "gpus": 4 * more}
+        }
+        if divides:
+            assert play_job(job).peaks
+        else:
+            with pytest.raises(PlanError, match=r"tables\[0\]\.rest\.up"):
+                play_job(job)
+
+
 # --------------------------------------------------------------------------------------------- drawn tables
 
 

@@ -412,6 +412,17 @@ def test_the_answer_is_the_mean_over_a_period() -> None:
     assert inf > steps[1] > steps[2] > steps[1000]
 
 
+@pytest.mark.parametrize("n", [2, 4])
+def test_ranks_write_the_bits_that_are_gathered(n: int) -> None:
+    """A server reads the bits of all ranks and the error of its part of the momentum; it writes that error and a bit of
+    each element."""
+    works = {op.name: op.work for _, op in play_job(job("data/one-bit-adam", n)).instances()}
+    sent, average, gathered = (works[f"{verb} bits"] for verb in ("exchange", "average", "gather"))
+    assert isinstance(sent, Collective) and isinstance(average, Memory) and isinstance(gathered, Collective)
+    error = average.read - sent.nbytes
+    assert error == 4 * 8 * sent.nbytes / n and n * (average.write - error) == gathered.nbytes
+
+
 def test_a_list_of_shards_takes_the_host_as_long_as_it_has_ranks() -> None:
     ranks, launch, of_a_shard = 8, 1e-7, 1e4
     times, numbers = list[float](), list[float]()

@@ -192,6 +192,8 @@ def test_replicas_sum_their_gradients_and_shadows_return_them() -> None:
         assert {work.operation for work in sums} == {after}
         assert sorted(work.members or () for work in sums) == sorted(2 * groups), "in both layers"
         assert {work.nbytes for work in sums} == {4 * (WEIGHTS + F + H)}
+        if use == "prophet":
+            assert {work.nbytes for _, work in collectives(ahead)} == {2 * (WEIGHTS + F + H)}
 
 
 def test_side_ops_are_of_the_parameters_of_their_layers_experts() -> None:

@@ -67,6 +67,17 @@ def test_links_are_measured() -> None:
     assert (near.options.node, near.options.ratio) == (8, 1.0)
 
 
+@pytest.mark.parametrize("node", [2, 4])
+def test_on_equal_links_no_rank_is_nearer_than_others(node: int) -> None:
+    """A rank of n sends (n - 1) / n of its bytes, whether its peers are few or many."""
+    loaded = load_job(job("expert/ta-moe", 1, node=node))
+    (scheme,) = resolve_plan(loaded).family("expert")
+    measured = scheme.with_options(ratio=None).fit_models(
+        loaded, lambda work: work.nbytes * (len(work.members) - 1) / len(work.members)
+    )
+    assert measured.options.ratio == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(("node", "ratio"), [(4, 3.0), (2, 7.0), (1, 2.0)])
 def test_tokens_between_nodes(node: int, ratio: float) -> None:
     """(P - G)/(P - G + q G) of the tokens leave a node of G of P ranks; all of them reach an expert."""

@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 
 from meshcast.simulator import simulate
 from meshcast.simulator.engine.play import Engine
+from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective
+from meshcast.simulator.models.model import Model
 from meshcast.simulator.report.trace import write_trace
+from meshcast.simulator.schemes.data.shared.gather_plan import GatheredWeights, find_modules
+from tests.contract.measure import lowered_stage, make
 from tests.contract.played import FREE, Ideal, play_job
 from tests.simulator.schemes.sharded_jobs import LAYER, LAYERS, UNITS, H, V, data_ops, job_of, wire
 from tests.strategies import EVERY, examples, jobs
@@ -249,6 +253,20 @@ def test_recomputed_modules_are_gathered_again_unless_they_are_soon_needed(use: 
     gathered = [work.nbytes // 2 for work in works if work.operation == "all_gather"]
     assert sorted(gathered) == sorted(gathered_in_recompute(distance))
     assert all(peak.left == 0 for peak in played.peaks)
+
+
+def test_modules_of_a_recomputed_pass_leave_no_op_between_them() -> None:
+    """Whatever is gathered again: the weights of one stay until those of the next come, through all ops of tensor
+    ranks."""
+    model, mesh = Model(layers=1, hidden=H, heads=4, vocab=V, seq=16), Mesh({"tp": 2})
+    tensor = make("tensor/megatron-sp", mesh, ("tp",))
+    stage = lowered_stage(model, mesh, [tensor, make("memory/recompute-full", mesh)])
+    fragment = stage.unit_runs[0].fragment
+    sharded = [(param, GatheredWeights(((("dp",), param.size),), param.size)) for param in fragment.params]
+    for reuse in (0, MATRIX, LAYER):
+        modules = find_modules(fragment, sharded, False, reuse)
+        assert modules[0].begin == 0 and modules[-1].end == len(fragment.backward) - 1
+        assert all(one.end + 1 >= following.begin > one.begin for one, following in pairwise(modules))
 
 
 READY = [4 * MATRIX, 4 * MATRIX, H, MATRIX, MATRIX, MATRIX, MATRIX, H]

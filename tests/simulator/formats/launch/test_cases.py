@@ -18,7 +18,7 @@ from meshcast.experiments.explain.assumed_fields import assumed_fields
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.formats.launch.keys import flatten_job
-from meshcast.simulator.formats.launch.launch_file import LaunchOptions, reading_launch_files
+from meshcast.simulator.formats.launch.launch_file import LaunchOptions, current_options, reading_launch_files
 from meshcast.simulator.loading.load import load_job, read_launch_job
 from tests.simulator.formats.launch.test_trainer import ZERO_3
 
@@ -185,3 +185,12 @@ def test_a_case_that_was_brought_counts_its_memory(command: str, measured: tuple
 def test_a_case_that_its_program_refuses_is_refused() -> None:
     with pytest.raises(PlanError, match="4 tensor ranks do not divide 2 key/value heads"):
         load_job(CASES / "18-titan-kv-heads.toml", ["model=qwen2.5-3b"])
+
+
+def test_options_end_with_their_block() -> None:
+    outer, inner = (LaunchOptions(arguments=(word,)) for word in ("outer", "inner"))
+    with reading_launch_files(outer):
+        with reading_launch_files(inner):
+            assert current_options() is inner
+        assert current_options() is outer
+    assert current_options() == LaunchOptions()

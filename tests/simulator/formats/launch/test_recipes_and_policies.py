@@ -156,6 +156,14 @@ def test_a_python_file_says_what_its_yaml_file_says() -> None:
     assert (keys["cluster.gpus"], keys["batch.global"]) == (8, 2 * 3 * 2)
 
 
+@pytest.mark.parametrize(("accumulates", "kept"), [(True, "fp32"), (False, "bf16")])
+def test_all_but_products_are_kept_as_gradients_are_accumulated(accumulates: bool, kept: str) -> None:
+    text = write_sections().replace("in_fp32: true", f"in_fp32: {accumulates}")
+    keys = keys_of(import_text(text))
+    assert {keys[f"precision.{name}"] for name in ("gradients", "main_weights", "moments")} == {kept}
+    assert keys["precision.compute"] == "bf16"
+
+
 def test_all_degrees_together_are_the_gpus() -> None:
     keys = keys_of(import_text(write_sections(context_parallel_size=2, pp_engine="1f1b", recompute_layer=True)))
     assert (keys["cluster.gpus"], keys["plan.cp"], keys["plan.pipeline"]) == (16, 2, "1f1b")
