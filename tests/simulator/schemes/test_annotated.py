@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
+from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Op
