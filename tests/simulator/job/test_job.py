@@ -505,9 +505,13 @@ def test_the_config_of_a_model_is_no_job(tmp_path: Path) -> None:
     assert load_job(tmp_path / "job.yaml").model.parameters == 70_553_706_496
 
 
-def test_a_preset_is_no_job() -> None:
-    with pytest.raises(PlanError, match="preset of a model, and no job file has this name"):
-        load_job("llama3-70b")
+@pytest.mark.parametrize(
+    ("text", "words"), [("- 1\n", "a job is a mapping of keys"), ("batch: {global: 8}\n", "model")]
+)
+def test_a_file_that_holds_no_job_says_what_is_missing(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(text, "utf-8")
+    with pytest.raises(PlanError, match=words):
+        load_job(tmp_path / "job.yaml")
 
 
 def test_a_wrong_key_of_odd_digits_has_its_line(tmp_path: Path) -> None:
