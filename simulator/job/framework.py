@@ -527,6 +527,9 @@ def _load(name: str, changes: dict[str, Any], release: str | None, where: str) -
         raise PlanError(f"{where}.name", "no such framework", nearest(name, framework_names()), name)
     for key in RENAMED.keys() & changes.keys():
         raise PlanError(f"{where}.set.{key}", "this key is of an older release", f"Write {RENAMED[key]}", changes[key])
+    if (graphs := changes.get("cuda_graphs")) == "outside-experts":
+        remedy = "Write the modules: [attn, mlp, moe_router, moe_preprocess]"
+        raise PlanError(f"{where}.set.cuda_graphs", "this word is of an older release", remedy, graphs)
     fields = {key: value for key, value in _file(name).items() if key not in BESIDE_TRAITS}
     if release is not None:
         month = find_month(release, framework_versions(name), f"{where}.release")
