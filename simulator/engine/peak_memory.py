@@ -82,12 +82,11 @@ def _add_held(static: dict[str, float], held: np.ndarray) -> dict[str, float]:
 
 def _task_profiles(program: Program) -> tuple[np.ndarray, np.ndarray]:
     """Returns by slot and category what its task leaves, and what it holds at its peak [bytes]."""
-    distinct = {task: number for number, task in enumerate(dict.fromkeys(program.tasks))}
     # What runs beside the parts takes no further memory.
-    first = {(task.parts, task.inputs, task.results): task for task in reversed(distinct)}
-    profiles = [first[task.parts, task.inputs, task.results].memory for task in distinct]
-    numbers = [distinct[task] for task in program.tasks]
-    return np.array([p.net for p in profiles])[numbers], np.array([p.top for p in profiles])[numbers]
+    first = {(task.parts, task.inputs, task.results): task for task in reversed(program.distinct)}
+    profiles = [first[task.parts, task.inputs, task.results].memory for task in program.distinct]
+    nets, tops = (np.array([getattr(profile, name) for profile in profiles]) for name in ("net", "top"))
+    return nets[program.task_numbers], tops[program.task_numbers]
 
 
 def _find_peaks(starts: Sequence[int], grown: np.ndarray, high: np.ndarray, flying: np.ndarray) -> list[int]:
@@ -154,8 +153,7 @@ def in_flight(program: Program) -> np.ndarray:
         follows = device_of[before] == device_of[behind]
         before, behind = before[follows], behind[follows]
         sent = np.zeros(len(program.sends))
-        for slot, send in program.sent:
-            sent[slot] += send.work.nbytes
+        np.add.at(sent, program.sent_slots, [send.work.nbytes for _, send in program.sent])
         flying[behind] += sent[slots[before]]
         flying[before] += np.array(program.received, float)[slots[behind]]
     transfers = are_of(ACTIVATION_TRANSFERS)

@@ -348,7 +348,8 @@ def _resolve_paths(base: Path, plan: LongPlan) -> LongPlan:
     """Returns the plan with the paths in options of its schemes relative to the current folder."""
 
     def resolve_entry(entry: SchemeEntry) -> SchemeEntry:
-        return entry.model_copy(update=_option_paths(base, entry.model_extra or {}))
+        paths = _option_paths(base, entry.model_extra or {})
+        return entry.model_copy(update=paths) if paths else entry
 
     return plan.with_schemes(lambda stage: tuple(map(resolve_entry, stage.schemes)))
 
@@ -369,7 +370,8 @@ def _write_changes(changes: str | Iterable[str] | SomeFields) -> list[str]:
 
 def _split_changes(changes: Iterable[str]) -> list[str]:
     """Returns the changes, each of a single field: ``plan.tp=4,plan.pp=2`` is two."""
-    keys, split = valid_keys(JobFile, ()), list[str]()
+    changes, split = list(changes), list[str]()
+    keys = valid_keys(JobFile, ()) if changes else []
     for change in changes:
         parts = re.split(r",(?=\s*[a-z_]+(?:\.\w+)*\s*=)", change) if "=" in change else [change]
         split += parts if parts[0].partition("=")[0].strip().split(".")[0] in keys else [change]

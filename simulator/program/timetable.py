@@ -127,6 +127,11 @@ class Timetable:
         return self.device_array.tolist()
 
     @cached_property
+    def slot_devices(self) -> np.ndarray:
+        """The device of every slot."""
+        return np.array([self.stages.owner(slot) for slot in self.slots], int)
+
+    @cached_property
     def rounds(self) -> Rounds | None:
         """The steady state, if there is any."""
         # A sum of gradients follows the last pass of a stage, so no round has any.
