@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from meshcast.simulator.program.categories import axis_of
 from meshcast.simulator.program.memory_profile import CATEGORIES, Growth, update_events
 from meshcast.simulator.program.messages import StageEnd, StageMessages
 from meshcast.simulator.program.pipeline_stages import Slot
-from meshcast.simulator.program.program import EveryStageOps, Program, one_of
+from meshcast.simulator.program.program import EveryStageOps, Program, one_of, variants_of
 from meshcast.simulator.program.task import (
     Flow,
     PlaceInStep,
@@ -53,6 +53,15 @@ from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, BATCH_L
 
 FORWARD = (ActionKind.FORWARD, ActionKind.AHEAD)
 """Kinds of forward passes."""
+
+PASSES = (
+    *FORWARD,
+    ActionKind.BACKWARD,
+    ActionKind.INPUT_GRADIENTS,
+    ActionKind.WEIGHT_GRADIENTS,
+    ActionKind.RECOMPUTATION,
+)
+"""Kinds of passes through a stage."""
 
 NORM_BYTES = 8
 """Bytes of the sum of the squares of gradients, and whether they are finite."""
@@ -95,7 +104,7 @@ def build(
     sends = [results[kind] for kind in kinds]
     return Program(
         timetable,
-        [maker.task(slot) for slot in timetable.slots],
+        maker.tasks(),
         [every[0] for every in sends],
         [received[kind] for kind in kinds],
         tails,
@@ -141,6 +150,35 @@ class _Builder:
         return of_stage[
             slot.variant if self.pipeline.backwards_per_forward == 1 else int(slot.kind != ActionKind.FORWARD)
         ]
+
+    def tasks(self) -> list[Task]:
+        """Returns the task of every slot, made once for stages that are alike."""
+        known: dict[Hashable, Task] = {}
+        tasks = []
+        for slot in self.timetable.slots:
+            stage, kind, first, last, variant, partner, follows, keeper = slot
+            if partner is None and not follows and keeper < 0 and kind in PASSES:
+                key = self.alike[stage], kind, first, last, variant
+                if key not in known:
+                    known[key] = self.task(slot)
+                tasks.append(known[key])
+            else:
+                tasks.append(self.task(slot))
+        return tasks
+
+    @cached_property
+    def alike(self) -> list[int]:
+        """By stage, the first stage whose passes are the same: of the same ops at the same prices.
+
+        When weights are gathered again depends on the order of a stage.
+        """
+        first: dict[Hashable, int] = {}
+        stages = []
+        for stage, (stage_ops, device) in enumerate(zip(self.stages, self.pipeline.devices, strict=True)):
+            order = stage if any(variant.again for variant in variants_of(stage_ops)) else -1
+            key = id(stage_ops), self.price_groups[device], stage in self.ahead, order
+            stages.append(first.setdefault(key, stage))
+        return stages
 
     def task(self, slot: Slot) -> Task:
         if slot.follows:

@@ -195,6 +195,11 @@ class Send:
     source: int
     target: int
 
+    @cached_property
+    def backward(self) -> bool:
+        """Whether it leaves by the port of messages that go backward."""
+        return self.stream == "pipeline-backward"
+
 
 def make_task(
     stage_ops: StageOps,
