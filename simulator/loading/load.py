@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Hashable, Iterable, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,8 @@ from meshcast.hardware.documents.explain import valid_keys
 from meshcast.hardware.documents.plain_data import Fields, SomeFields, to_plain_data
 from meshcast.hardware.errors import PlanError, shorten
 from meshcast.hardware.load import read_yaml, validate_data
+from meshcast.hardware.remembered import remember
+from meshcast.hardware.shared import MAX_DESCRIPTIONS, shared_flat
 from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES, is_workload_manifest
 from meshcast.simulator.ir.registry import find_scheme
@@ -209,7 +211,9 @@ def _job(file: JobFile, data: Fields, base: Path, origin: JobOrigin, refused: Se
     cluster = load_cluster(file.cluster, "cluster", base)
     model = load_model(_fill_sequence(file), "model", base)
     recipe = _find_recipe(file, cluster, model).leave_out(refused)
-    plan = expand_plan(fill_plan(file.plan, recipe.plan), cluster.gpus, model, cluster.gpus_per_node, file.batch)
+    filled, gpus, node = fill_plan(file.plan, recipe.plan), cluster.gpus, cluster.gpus_per_node
+    expand = partial(expand_plan, filled, gpus, model, node, file.batch)
+    plan = shared_flat((LongPlan, gpus, node, model), filled, expand)
     plan = _resolve_paths(base, plan)
     framework, precision, old_gpu = _find_framework(file, merge_fields(recipe.traits, choice.set), cluster, plan)
     if framework.overlap.tp:
@@ -222,7 +226,7 @@ def _job(file: JobFile, data: Fields, base: Path, origin: JobOrigin, refused: Se
     framework = _widen_for_router(framework, plan)
     parts = {"framework": choice, "precision": file.precision}
     as_written = data | {key: part.model_dump(exclude_unset=True) for key, part in parts.items()}
-    return Job(
+    return Job.model_construct(  # of parts that are checked
         id=file.id,
         model=model,
         cluster=cluster,
@@ -261,6 +265,24 @@ def _find_framework(
     choice = file.framework
     framework = load_framework(choice.name, {**traits}, choice.release)
     precision = _precision(file, framework, plan)
+    of_file = file.optimizer, file.train.has_adapters, choice.release, "launch_s" in traits, "attention" in choice.set
+    make = partial(_set_formats, file, traits, cluster, framework, precision)
+    completed, old_gpu = remember(_completed, (framework, precision, cluster, of_file), make, MAX_DESCRIPTIONS)
+    return completed, precision, old_gpu
+
+
+_completed: dict[Hashable, tuple[Framework, GPU | None]] = {}
+"""What `_set_formats` has returned, by all that it depends on."""
+
+
+def _set_formats(
+    file: JobFile, traits: Mapping[str, object], cluster: Cluster, framework: Framework, precision: Precision
+) -> tuple[Framework, GPU | None]:
+    """Returns the framework with number formats, and a GPU for which its fused attention has no kernel.
+
+    framework: without the formats.
+    """
+    choice = file.framework
     quantised = precision.compute in get_args(QuantisedRecipe)
     formats: Fields = {
         "weights": "bf16" if quantised else precision.compute,
@@ -278,7 +300,7 @@ def _find_framework(
     old_gpu = None if "attention" in choice.set else find_gpu_without_flash(framework, cluster)
     if old_gpu is not None:
         framework = load_framework(choice.name, {**traits, **formats, "attention": "unfused"}, choice.release)
-    return framework, precision, old_gpu
+    return framework, old_gpu
 
 
 def _find_recipe(file: JobFile, cluster: Cluster, model: Model) -> Recipe:

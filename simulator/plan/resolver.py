@@ -17,7 +17,7 @@ from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import AgingStore, RecentResults, remember
-from meshcast.hardware.shared import shared_instance
+from meshcast.hardware.shared import shared_flat
 from meshcast.simulator.ir.capabilities import (
     AdaptsModel,
     AdaptsRecompute,
@@ -281,7 +281,7 @@ def _make_scheme(
     for key in stated:
         if key not in keys:
             raise PlanError(f"{where}.{key}", f"no such key of {entry.use}", nearest(key, keys))
-    options = shared_instance(kind.Options, stated, lambda: validate_data(kind.Options, stated, where, PlanError))
+    options = shared_flat(kind.Options, stated, lambda: validate_data(kind.Options, stated, where, PlanError))
     made_of = axes, options, mesh, job.framework, sequence_axes, pipelined
 
     def make() -> Scheme:
