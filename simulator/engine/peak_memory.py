@@ -42,20 +42,27 @@ class Peak:
 def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     """Returns the peak of every device. static: bytes that live through the whole step, by category, for every
     device."""
-    table, flying, slots = program.timetable, in_flight(program), program.timetable.slot_array
-    nets, tops = _task_profiles(program)
-    places = _find_peaks(table.starts, nets.sum(axis=1)[slots], tops.sum(axis=1)[slots], flying)
+    table, flying, devices = program.timetable, in_flight(program), program.timetable.device_array
+    tasks, (nets, tops) = program.task_numbers[table.slot_array], _task_profiles(program)
+    places = _find_peaks(table.starts, nets.sum(axis=1)[tasks], tops.sum(axis=1)[tasks], flying)
+    highest = np.array(table.starts[:-1]) + places
+    before = np.arange(len(tasks)) < highest[devices]
+
+    def add_up(actions: np.ndarray) -> np.ndarray:
+        """Returns what some actions leave, by device and category."""
+        runs = np.bincount(devices[actions] * len(nets) + tasks[actions], minlength=program.devices * len(nets))
+        return np.asarray(runs.reshape(-1, len(nets)) @ nets)
+
+    held, left = add_up(before) + tops[tasks[highest]], add_up(np.ones_like(before))
+    held[:, CATEGORIES.index("buffers")] += flying[highest]
+    cached = np.maximum(left[:, GRADIENTS] - held[:, GRADIENTS], 0.0).tolist()
     updates: Sequence[Task | None] = program.updates or [None] * program.devices
     result = []
-    for device, at in enumerate(places):
-        begin, end = table.starts[device], table.starts[device + 1]
-        held = np.bincount(slots[begin : begin + at], minlength=len(nets)) @ nets + tops[slots[begin + at]]
-        held[CATEGORIES.index("buffers")] += flying[begin + at]
-        by = _add_held(static[device], held)
-        left = np.bincount(slots[begin:end], minlength=len(nets)) @ nets
-        cached = max(0.0, float(left[GRADIENTS] - held[GRADIENTS]))
-        peak = Peak(sum(by.values()), by, float(left.sum()), sum(by.values()), cached=cached)
-        result.append(_include_update(peak, static[device], left, updates[device]))
+    for device, rows in enumerate(zip(held.tolist(), left.sum(axis=1).tolist(), cached, strict=True)):
+        by = _add_held(static[device], rows[0])
+        total = sum(by.values())
+        peak = Peak(total, by, rows[1], total, cached=rows[2])
+        result.append(_include_update(peak, static[device], left[device], updates[device]))
     return result
 
 
@@ -67,26 +74,25 @@ def _include_update(peak: Peak, static: dict[str, float], left: np.ndarray, upda
     height = float(sum(static.values()) + left.sum() + update.memory.peak)
     if height <= peak.total:
         return replace(peak, update=height)
-    by = _add_held(static, left + update.memory.top)
+    by = _add_held(static, (left + update.memory.top).tolist())
     return Peak(sum(by.values()), by, peak.left, peak.passes, height)
 
 
-def _add_held(static: dict[str, float], held: np.ndarray) -> dict[str, float]:
+def _add_held(static: dict[str, float], held: Sequence[float]) -> dict[str, float]:
     """Returns bytes by category, those held in a pass or an update included."""
     by = dict(static)
-    for category, nbytes in zip(CATEGORIES, held.tolist(), strict=True):
+    for category, nbytes in zip(CATEGORIES, held, strict=True):
         if nbytes:
             by[category] = by.get(category, 0.0) + nbytes
     return by
 
 
 def _task_profiles(program: Program) -> tuple[np.ndarray, np.ndarray]:
-    """Returns by slot and category what its task leaves, and what it holds at its peak [bytes]."""
+    """Returns by task and category what each of `Program.distinct` leaves, and holds at its peak [bytes]."""
     # What runs beside the parts takes no further memory.
     first = {(task.parts, task.inputs, task.results): task for task in reversed(program.distinct)}
     profiles = [first[task.parts, task.inputs, task.results].memory for task in program.distinct]
-    nets, tops = (np.array([getattr(profile, name) for profile in profiles]) for name in ("net", "top"))
-    return nets[program.task_numbers], tops[program.task_numbers]
+    return np.array([profile.net for profile in profiles]), np.array([profile.top for profile in profiles])
 
 
 def _find_peaks(starts: Sequence[int], grown: np.ndarray, high: np.ndarray, flying: np.ndarray) -> list[int]:
@@ -139,7 +145,7 @@ def in_flight(program: Program) -> np.ndarray:
     action before. Evicted activations live through the next action that computes.
     """
     table = program.timetable
-    slots, device_of = table.slot_array, np.repeat(np.arange(program.devices), np.diff(table.starts))
+    slots, device_of = table.slot_array, table.device_array
     flying = np.zeros(len(slots))
 
     def are_of(kinds: Sequence[str]) -> np.ndarray:
@@ -147,8 +153,8 @@ def in_flight(program: Program) -> np.ndarray:
         return np.array([slot.kind in kinds for slot in table.slots], bool)
 
     if program.overlap_sends:
-        sums = are_of(GRADIENT_SUMS)  # which take no buffers of messages
-        numbers = np.flatnonzero(~sums[slots]) if sums.any() else np.arange(len(slots))
+        sums = table.kinds.intersection(GRADIENT_SUMS)  # which take no buffers of messages
+        numbers = np.flatnonzero(~are_of(GRADIENT_SUMS)[slots]) if sums else np.arange(len(slots))
         before, behind = numbers[:-1], numbers[1:]
         follows = device_of[before] == device_of[behind]
         before, behind = before[follows], behind[follows]
@@ -156,6 +162,8 @@ def in_flight(program: Program) -> np.ndarray:
         np.add.at(sent, program.sent_slots, [send.work.nbytes for _, send in program.sent])
         flying[behind] += sent[slots[before]]
         flying[before] += np.array(program.received, float)[slots[behind]]
+    if not table.kinds.intersection(ACTIVATION_TRANSFERS):
+        return flying
     transfers = are_of(ACTIVATION_TRANSFERS)
     for i in np.flatnonzero(are_of((ActionKind.EVICT, ActionKind.GIVE_BACK))[slots]).tolist():
         computing = np.flatnonzero(~transfers[slots[i + 1 : table.starts[device_of[i] + 1]]])

@@ -141,8 +141,12 @@ def resident_of_devices(
 
 def _count_states(plan: Plan, params: DeviceParams, known: KnownStates) -> dict[str, float]:
     """Returns `resident_bytes`, counted once. known: states that were counted before; new ones are added."""
-    key = params.traits, plan.mesh, plan.schemes, plan.job.framework
-    return remember(known, key, lambda: resident_bytes(plan, params))
+    return remember(known, _state_key(plan, params), lambda: resident_bytes(plan, params))
+
+
+def _state_key(plan: Plan, params: DeviceParams) -> Hashable:
+    """Returns what the states of a rank depend on."""
+    return params.traits, plan.mesh, plan.schemes, plan.job.framework
 
 
 def offloaded_of_devices(plan: Plan, every_params: Sequence[DeviceParams]) -> list[dict[str, float]]:
@@ -274,10 +278,19 @@ def count_outside_steps(plan: Plan, every_params: Sequence[DeviceParams], known:
     pairs = [(plan.on(device), params) for device, params in enumerate(every_params)]
     keys = [(id(of_device), params.traits) for of_device, params in pairs]
     memory = {
-        key: _count_outside(*pair, _count_states(*pair, known))
+        key: _remember_outside(*pair, _count_states(*pair, known), known)
         for key, pair in dict(zip(keys, pairs, strict=True)).items()
     }
     return [memory[key] for key in keys]
+
+
+def _remember_outside(
+    plan: Plan, params: DeviceParams, states: Mapping[str, float], known: KnownStates
+) -> OutsideSteps:
+    """Returns `_count_outside`, counted once. known: what was counted before; what is new is added."""
+    key = "outside", _state_key(plan, params)
+    counted = remember(known, key, lambda: {**vars(_count_outside(plan, params, states))})
+    return OutsideSteps(**counted)
 
 
 def _count_outside(plan: Plan, params: DeviceParams, states: Mapping[str, float]) -> OutsideSteps:

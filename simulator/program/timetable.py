@@ -127,6 +127,11 @@ class Timetable:
         return self.device_array.tolist()
 
     @cached_property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of all slots."""
+        return frozenset(slot.kind for slot in self.slots)
+
+    @cached_property
     def slot_devices(self) -> np.ndarray:
         """The device of every slot."""
         return np.array([self.stages.owner(slot) for slot in self.slots], int)
