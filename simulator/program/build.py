@@ -298,13 +298,20 @@ class _Builder:
     def _make_pass(self, slot: Slot, stage_ops: StageOps, price: int, place: PlaceInStep) -> Task:
         """Returns a pass of a stage, with its side ops. price: number of the group of devices with equal prices."""
         of_pass, traits = (stage_ops, slot.kind, self.prices[price]), (self.again, self.growth)
-        plain = remember(self.blocks.tasks, (*of_pass, *traits), lambda: make_task(*of_pass, self.blocks, *traits))
+
+        def make() -> Task:
+            task = make_task(*of_pass, self.blocks, *traits)
+            return remember(self.blocks.equal_tasks, task.traits, lambda: task)
+
+        plain = remember(self.blocks.tasks, (*of_pass, *traits), make)
         if stage_ops.batch_loss is not None:
             plain = self._place_outputs(plain, slot, stage_ops.batch_loss)
 
         def side_ops(besides: Sequence[SideOps], wanted: bool) -> list[PricedSideOps]:
             return price_side_ops(besides, plain, self.prices[price], self.host, self.blocks) if wanted else []
 
+        if not any(place):
+            return plain
         return replace(
             plain,
             ahead=side_ops(stage_ops.ahead, place.first_forward) + side_ops(stage_ops.again, place.gathers_again),
@@ -487,7 +494,7 @@ def _updates(
     meetings: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for device, fragment in enumerate(updates):
         key = fragment, prices[device], len(updates) > 1
-        task, met = remember(blocks.tasks, key, partial(_update, *key))
+        task, met = remember(blocks.updates, key, partial(_update, *key))
         tasks.append(task)
         for meeting, place in met:
             meetings[meeting].append((device, place))
