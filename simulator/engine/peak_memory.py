@@ -47,23 +47,34 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     places = _find_peaks(table.starts, nets.sum(axis=1)[tasks], tops.sum(axis=1)[tasks], flying)
     highest = np.array(table.starts[:-1]) + places
     before = np.arange(len(tasks)) < highest[devices]
-
-    def add_up(actions: np.ndarray) -> np.ndarray:
-        """Returns what some actions leave, by device and category."""
-        runs = np.bincount(devices[actions] * len(nets) + tasks[actions], minlength=program.devices * len(nets))
-        return np.asarray(runs.reshape(-1, len(nets)) @ nets)
-
-    held, left = add_up(before) + tops[tasks[highest]], add_up(np.ones_like(before))
+    held = _add_up(devices[before], tasks[before], nets, program.devices) + tops[tasks[highest]]
     held[:, CATEGORIES.index("buffers")] += flying[highest]
-    cached = np.maximum(left[:, GRADIENTS] - held[:, GRADIENTS], 0.0).tolist()
+    left = _add_up(devices, tasks, nets, program.devices)
     updates: Sequence[Task | None] = program.updates or [None] * program.devices
-    result = []
-    for device, rows in enumerate(zip(held.tolist(), left.sum(axis=1).tolist(), cached, strict=True)):
-        by = _add_held(static[device], rows[0])
-        total = sum(by.values())
-        peak = Peak(total, by, rows[1], total, cached=rows[2])
-        result.append(_include_update(peak, static[device], left[device], updates[device]))
-    return result
+    return [_find_peak(*of_device) for of_device in zip(held, left, static, updates, strict=True)]
+
+
+def _add_up(devices: np.ndarray, tasks: np.ndarray, nets: np.ndarray, count: int) -> np.ndarray:
+    """Returns what actions leave, by device and category [bytes].
+
+    devices, tasks: by action, the numbers of its device and of its task.
+    nets: what each task leaves.
+    count: number of devices.
+    """
+    runs = np.bincount(devices * len(nets) + tasks, minlength=count * len(nets))
+    return np.asarray(runs.reshape(count, len(nets)) @ nets)
+
+
+def _find_peak(held: np.ndarray, left: np.ndarray, static: dict[str, float], update: Task | None) -> Peak:
+    """Returns the peak of a device.
+
+    held: by category, what its passes hold at their peak.
+    left: what they leave at their end.
+    static: see `peaks`.
+    """
+    by = _add_held(static, held.tolist())
+    total, cached = sum(by.values()), max(0.0, float(left[GRADIENTS] - held[GRADIENTS]))
+    return _include_update(Peak(total, by, float(left.sum()), total, cached=cached), static, left, update)
 
 
 def _include_update(peak: Peak, static: dict[str, float], left: np.ndarray, update: Task | None) -> Peak:
@@ -146,14 +157,14 @@ def in_flight(program: Program) -> np.ndarray:
     """
     table = program.timetable
     slots, device_of = table.slot_array, table.device_array
-    flying = np.zeros(len(slots))
+    flying, present = np.zeros(len(slots)), {slot.kind for slot in table.slots}
 
     def are_of(kinds: Sequence[str]) -> np.ndarray:
         """Returns by slot whether its actions are of some kinds."""
         return np.array([slot.kind in kinds for slot in table.slots], bool)
 
     if program.overlap_sends:
-        sums = table.kinds.intersection(GRADIENT_SUMS)  # which take no buffers of messages
+        sums = present.intersection(GRADIENT_SUMS)  # which take no buffers of messages
         numbers = np.flatnonzero(~are_of(GRADIENT_SUMS)[slots]) if sums else np.arange(len(slots))
         before, behind = numbers[:-1], numbers[1:]
         follows = device_of[before] == device_of[behind]
@@ -162,7 +173,7 @@ def in_flight(program: Program) -> np.ndarray:
         np.add.at(sent, program.sent_slots, [send.work.nbytes for _, send in program.sent])
         flying[behind] += sent[slots[before]]
         flying[before] += np.array(program.received, float)[slots[behind]]
-    if not table.kinds.intersection(ACTIVATION_TRANSFERS):
+    if not present.intersection(ACTIVATION_TRANSFERS):
         return flying
     transfers = are_of(ACTIVATION_TRANSFERS)
     for i in np.flatnonzero(are_of((ActionKind.EVICT, ActionKind.GIVE_BACK))[slots]).tolist():

@@ -22,7 +22,7 @@ from meshcast.simulator.engine.maxplus import NEVER, CompactMatrix, Coordinates
 from meshcast.simulator.program.flatten import FlatProgram, flatten_updates
 from meshcast.simulator.program.program import Program
 from meshcast.simulator.program.rounds import Repetition, Rounds
-from meshcast.simulator.program.task import Task
+from meshcast.simulator.program.task import Send, Task
 
 
 @dataclass
@@ -140,7 +140,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _TaskToPlay:
-    """What the player needs of a task whose result is sent, or is not.
+    """What the player needs of a task whose result is sent, or is not, and that follows another in a pair, or not.
 
     matrix: of the task.
     compact: its entries that matter; None: the whole matrix does.
@@ -157,6 +157,7 @@ class _TaskToPlay:
     used: list[int]
     computes: bool
     uses_second: bool
+    follows: bool
     issue: float
     issued: float
 
@@ -221,7 +222,6 @@ class _Player:
         matrices = {task: coordinates.matrix(task) for task in self.tasks}
         self.host, self.hosted = self._host(matrices)
         self.slots = self._slots(matrices)
-        self.follows = [slot.follows for slot in self.table.slots]
         count = len(self.table.slot_array)
         self.log = Times([NEVER] * count, [NEVER] * count, [NEVER] * count, [NEVER] * count)
         self.result = [NEVER] * (self.table.results + 1)
@@ -236,16 +236,18 @@ class _Player:
     def _slots(self, matrices: dict[Task, np.ndarray]) -> list[_TaskToPlay]:
         """Returns what is played in every slot."""
         # Which entries matter depends on the task, and on whether its result is sent.
-        keys = [(task, send is not None) for task, send in zip(self.program.tasks, self.program.sends, strict=True)]
+        program = self.program
+        slots = zip(program.tasks, program.sends, self.table.slots, strict=True)
+        keys = [(task, send is not None, slot.follows) for task, send, slot in slots]
         played = {key: self._task_to_play(matrices[key[0]], *key) for key in dict.fromkeys(keys)}
         return [played[key] for key in keys]
 
-    def _task_to_play(self, matrix: np.ndarray, task: Task, sends: bool) -> _TaskToPlay:
+    def _task_to_play(self, matrix: np.ndarray, task: Task, sends: bool, follows: bool) -> _TaskToPlay:
         used, host = self._used_streams(task), self.axes.host
         issue = float(matrix[host, host]) if host is not None else 0.0
         uses = 0 in used, self.second in used
         return _TaskToPlay(
-            task, matrix, self._compact_matrix(task, sends), used, *uses, issue, issue + self.axes.launch
+            task, matrix, self._compact_matrix(task, sends), used, *uses, follows, issue, issue + self.axes.launch
         )
 
     def _used_streams(self, task: Task) -> list[int]:
@@ -318,11 +320,9 @@ class _Player:
         A single body without calls in the usual cases: sweeps and searches spend more time here than anywhere else.
         """
         table, log, result, host, launches = self.table, self.log, self.result, self.host, self.launches
-        slots, devices, sends, follows = self.slots, self.devices, self.program.sends, self.follows
         entry, beside, arrivals, sent, further_needs = log.entry, log.beside, log.arrival, log.sent, table.further_needs
         waits_for_sends, extra_results = self.waits_for_sends, table.extra_results
-        for action, slot_number, device_number, need in self._list_rows(actions):
-            slot, device = slots[slot_number], devices[device_number]
+        for action, slot, send, device, need in self._list_rows(actions):
             arrival = result[need]
             if action in further_needs:
                 arrival = max(arrival, *map(result.__getitem__, further_needs[action]))
@@ -345,11 +345,10 @@ class _Player:
                     device.free_second = max(
                         now + stream.after_free, arrival + stream.after_arrival, second + stream.after_itself
                     )
-            elif follows[slot_number]:
+            elif slot.follows:
                 computed = device.second_result
             else:
                 computed = self._advance_fully(action, device, slot, now, wait)
-            send = sends[slot_number]
             if send is None:
                 result[action] = computed
             else:
@@ -366,11 +365,12 @@ class _Player:
             if action in extra_results:
                 self._send_others(action, device, slot, computed)
 
-    def _list_rows(self, actions: np.ndarray) -> Iterable[tuple[int, int, int, int]]:
-        """Returns actions with their slots, their devices and the results that they need."""
-        table = self.table
-        columns = actions, table.slot_array[actions], table.device_array[actions], table.need_array[actions]
-        return zip(*(column.tolist() for column in columns), strict=True)
+    def _list_rows(self, actions: np.ndarray) -> Iterable[tuple[int, _TaskToPlay, Send | None, _PlayedDevice, int]]:
+        """Returns actions with what is played and sent in their slots, their devices and the results that they need."""
+        table, slots = self.table, self.table.slot_array[actions].tolist()
+        tasks, sends = map(self.slots.__getitem__, slots), map(self.program.sends.__getitem__, slots)
+        devices = map(self.devices.__getitem__, table.device_array[actions].tolist())
+        return zip(actions.tolist(), tasks, sends, devices, table.need_array[actions].tolist(), strict=True)
 
     def _send_others(self, action: int, device: _PlayedDevice, slot: _TaskToPlay, computed: float) -> None:
         """Sends a result to all stages that need it but the first."""

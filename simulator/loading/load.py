@@ -211,10 +211,7 @@ def _job(file: JobFile, data: Fields, base: Path, origin: JobOrigin, refused: Se
     cluster = load_cluster(file.cluster, "cluster", base)
     model = load_model(_fill_sequence(file), "model", base)
     recipe = _find_recipe(file, cluster, model).leave_out(refused)
-    filled, gpus, node = fill_plan(file.plan, recipe.plan), cluster.gpus, cluster.gpus_per_node
-    expand = partial(expand_plan, filled, gpus, model, node, file.batch)
-    plan = shared_flat((LongPlan, gpus, node, model), filled, expand)
-    plan = _resolve_paths(base, plan)
+    plan = _resolve_paths(base, _expand(fill_plan(file.plan, recipe.plan), cluster, model, file.batch))
     framework, precision, old_gpu = _find_framework(file, merge_fields(recipe.traits, choice.set), cluster, plan)
     if framework.overlap.tp:
         plan = plan.with_schemes(lambda stage: add_tensor_overlap(stage, framework.tensor_overlap, cluster.domain))
@@ -245,6 +242,12 @@ def _job(file: JobFile, data: Fields, base: Path, origin: JobOrigin, refused: Se
         folder=base,
         origin=origin,
     )
+
+
+def _expand(plan: Fields, cluster: Cluster, model: Model, batch: Batch) -> LongPlan:
+    """Returns the long form of a plan, made once for equal plans in short form."""
+    gpus, node = cluster.gpus, cluster.gpus_per_node
+    return shared_flat((LongPlan, gpus, node, model), plan, lambda: expand_plan(plan, gpus, model, node, batch))
 
 
 def _widen_for_router(framework: Framework, plan: LongPlan) -> Framework:

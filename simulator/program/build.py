@@ -158,7 +158,7 @@ class _Builder:
         for slot in self.timetable.slots:
             stage, kind, first, last, variant, partner, follows, keeper = slot
             if partner is None and not follows and keeper < 0 and kind in PASSES:
-                key = self.alike[stage], kind, first, last, variant
+                key = self._equal_stages[stage], kind, first, last, variant
                 if key not in known:
                     known[key] = self.task(slot)
                 tasks.append(known[key])
@@ -167,7 +167,7 @@ class _Builder:
         return tasks
 
     @cached_property
-    def alike(self) -> list[int]:
+    def _equal_stages(self) -> list[int]:
         """By stage, the first stage whose passes are the same: of the same ops at the same prices.
 
         When weights are gathered again depends on the order of a stage.

@@ -87,11 +87,16 @@ class Program:
         place = {task: number for number, task in enumerate(self.distinct)}
         return np.array([place[task] for task in self.tasks], int)
 
+    @cached_property
+    def owners(self) -> np.ndarray:
+        """The device of every slot."""
+        return np.array([self.device_of(slot) for slot in range(len(self.tasks))], int)
+
     def count_runs(self, turns: np.ndarray) -> np.ndarray:
         """Counts how often every device runs each of the `distinct` tasks [devices, tasks]. turns: of every slot."""
         place = {task: number for number, task in enumerate(self.distinct)}
         runs = np.zeros((self.devices, len(self.distinct)))
-        np.add.at(runs, (self.timetable.slot_devices, self.task_numbers), turns)
+        np.add.at(runs, (self.owners, self.task_numbers), turns)
         for device, task in enumerate(self.updates):
             runs[device, place[task]] += 1
         return runs

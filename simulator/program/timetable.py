@@ -127,16 +127,6 @@ class Timetable:
         return self.device_array.tolist()
 
     @cached_property
-    def kinds(self) -> frozenset[str]:
-        """The kinds of all slots."""
-        return frozenset(slot.kind for slot in self.slots)
-
-    @cached_property
-    def slot_devices(self) -> np.ndarray:
-        """The device of every slot."""
-        return np.array([self.stages.owner(slot) for slot in self.slots], int)
-
-    @cached_property
     def rounds(self) -> Rounds | None:
         """The steady state, if there is any."""
         # A sum of gradients follows the last pass of a stage, so no round has any.
