@@ -273,24 +273,25 @@ def _secondary_bytes(plan: Plan, params: DeviceParams) -> float:
     return elements * float(BYTES[plan.job.framework.weights])
 
 
-def count_outside_steps(plan: Plan, every_params: Sequence[DeviceParams], known: KnownStates) -> list[OutsideSteps]:
-    """Returns by device the memory of a rank outside of its steps. Arguments as in `resident_of_devices`."""
+def count_outside_steps(
+    plan: Plan, every_params: Sequence[DeviceParams], known: KnownStates, counted: dict[Hashable, OutsideSteps]
+) -> list[OutsideSteps]:
+    """Returns by device the memory of a rank outside of its steps.
+
+    every_params, known: as in `resident_of_devices`.
+    counted: memory that was counted before; new entries are added.
+    """
+
+    def count(device_plan: Plan, params: DeviceParams) -> OutsideSteps:
+        def make() -> OutsideSteps:
+            return _count_outside(device_plan, params, _count_states(device_plan, params, known))
+
+        return remember(counted, _state_key(device_plan, params), make)
+
     pairs = [(plan.on(device), params) for device, params in enumerate(every_params)]
-    keys = [(id(of_device), params.traits) for of_device, params in pairs]
-    memory = {
-        key: _remember_outside(*pair, _count_states(*pair, known), known)
-        for key, pair in dict(zip(keys, pairs, strict=True)).items()
-    }
+    keys = [(id(device_plan), id(params)) for device_plan, params in pairs]
+    memory = {key: count(*pair) for key, pair in dict(zip(keys, pairs, strict=True)).items()}
     return [memory[key] for key in keys]
-
-
-def _remember_outside(
-    plan: Plan, params: DeviceParams, states: Mapping[str, float], known: KnownStates
-) -> OutsideSteps:
-    """Returns `_count_outside`, counted once. known: what was counted before; what is new is added."""
-    key = "outside", _state_key(plan, params)
-    counted = remember(known, key, lambda: {**vars(_count_outside(plan, params, states))})
-    return OutsideSteps(**counted)
 
 
 def _count_outside(plan: Plan, params: DeviceParams, states: Mapping[str, float]) -> OutsideSteps:

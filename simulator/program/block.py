@@ -230,7 +230,7 @@ roughly: from walks over what 14 plans of GPT-3 had left in memory. A block keep
 KEY_BYTES = 300
 """Of a key of these."""
 
-TASK_BYTES = 6_000
+TASK_BYTES = 12_000
 """Of a task with its matrices, roughly."""
 
 UPDATE_BYTES = 15_000
@@ -273,8 +273,8 @@ class CompiledBlocks:
     def stores(self) -> list[AgingStore]:
         """All stores."""
         return [
-            self.tasks,
             self.equal_tasks,
+            self.tasks,
             self.updates,
             self._equal_prices,
             self._prices,

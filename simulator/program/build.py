@@ -299,11 +299,9 @@ class _Builder:
         """Returns a pass of a stage, with its side ops. price: number of the group of devices with equal prices."""
         of_pass, traits = (stage_ops, slot.kind, self.prices[price]), (self.again, self.growth)
 
-        def make() -> Task:
-            task = make_task(*of_pass, self.blocks, *traits)
-            return remember(self.blocks.equal_tasks, task.traits, lambda: task)
-
-        plain = remember(self.blocks.tasks, (*of_pass, *traits), make)
+        plain = remember(
+            self.blocks.tasks, (*of_pass, *traits), lambda: self._share(make_task(*of_pass, self.blocks, *traits))
+        )
         if stage_ops.batch_loss is not None:
             plain = self._place_outputs(plain, slot, stage_ops.batch_loss)
 
@@ -311,8 +309,8 @@ class _Builder:
             return price_side_ops(besides, plain, self.prices[price], self.host, self.blocks) if wanted else []
 
         if not any(place):
-            return plain
-        return replace(
+            return self._share(plain)
+        task = replace(
             plain,
             ahead=side_ops(stage_ops.ahead, place.first_forward) + side_ops(stage_ops.again, place.gathers_again),
             behind=side_ops(stage_ops.behind, place.last_gradient),
@@ -320,6 +318,12 @@ class _Builder:
             results=place.frees(stage_ops) + plain.results,
             marks=first_kernels(plain) if place.gathers_again else plain.marks,
         )
+        return task if task.ahead or task.behind else self._share(task)
+
+    def _share(self, task: Task) -> Task:
+        """Returns the task without side ops that is equal to `task`, whatever its stage and mesh."""
+        shared: Task = remember(self.blocks.equal_tasks, task.traits, lambda: task)
+        return shared
 
     def _place_in_step(self, slot: Slot, stage_ops: StageOps) -> PlaceInStep:
         """Returns which events of a step fall on the actions of a slot, as far as its stage has something to do at
