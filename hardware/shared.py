@@ -7,7 +7,7 @@ models and frameworks once, and caches that are keyed by these objects find them
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 from meshcast.hardware.remembered import remember
@@ -33,6 +33,12 @@ def shared_instance(kind: Hashable, data: Any, make: Callable[[], Made]) -> Made
         return make()
     shared: Made = remember(_made, key, make, MAX_DESCRIPTIONS)
     return shared
+
+
+def shared_flat(kind: Hashable, data: Mapping[str, Any], make: Callable[[], Made]) -> Made:
+    """Returns the same for a mapping in which a mapping may have an order that matters; then a new object."""
+    ordered = any(isinstance(value, Mapping | list | tuple) for value in data.values())
+    return make() if ordered else shared_instance(kind, dict(data), make)
 
 
 def frozen(data: Any) -> Hashable:

@@ -415,7 +415,7 @@ ABOVE: dict[str, dict[str, int]] = {
         "simulator/engine/task_player.py:_Player.advance": 18,
     },
     "local names": {
-        "simulator/engine/task_player.py:_Player.advance": 37,
+        "simulator/engine/task_player.py:_Player.advance": 33,
         "simulator/costs/collectives/algorithms.py:_exchange_messages": 21,
         "simulator/costs/kernels/attention.py:seconds": 24,
         "simulator/costs/kernels/gemm.py:_busy": 23,

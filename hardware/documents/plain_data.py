@@ -12,6 +12,9 @@ Fields = dict[str, Any]
 SomeFields = Mapping[str, Any]
 """The same, for reading."""
 
+PLAIN = {str, int, float, bool, type(None)}
+"""Types of values that nothing changes."""
+
 
 def to_plain_data(value: Any) -> Any:
     """Returns a copy of nested data: numbers and arrays of NumPy, rows of pandas, tuples and ranges become numbers and
@@ -22,6 +25,8 @@ def to_plain_data(value: Any) -> Any:
     >>> to_plain_data({"plan.tp": range(1, 3), "plan.zero": (0, 1)})
     {'plan.tp': [1, 2], 'plan.zero': [0, 1]}
     """
+    if type(value) in PLAIN:
+        return value
     if isinstance(value, Mapping):
         return {key: to_plain_data(item) for key, item in value.items()}
     if isinstance(value, list | tuple | range):

@@ -42,21 +42,39 @@ class Peak:
 def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     """Returns the peak of every device. static: bytes that live through the whole step, by category, for every
     device."""
-    table, flying, slots = program.timetable, in_flight(program), program.timetable.slot_array
-    nets, tops = _task_profiles(program)
-    places = _find_peaks(table.starts, nets.sum(axis=1)[slots], tops.sum(axis=1)[slots], flying)
+    table, flying, devices = program.timetable, in_flight(program), program.timetable.device_array
+    tasks, (nets, tops) = program.task_numbers[table.slot_array], _task_profiles(program)
+    places = _find_peaks(table.starts, nets.sum(axis=1)[tasks], tops.sum(axis=1)[tasks], flying)
+    highest = np.array(table.starts[:-1]) + places
+    before = np.arange(len(tasks)) < highest[devices]
+    held = _add_up(devices[before], tasks[before], nets, program.devices) + tops[tasks[highest]]
+    held[:, CATEGORIES.index("buffers")] += flying[highest]
+    left = _add_up(devices, tasks, nets, program.devices)
     updates: Sequence[Task | None] = program.updates or [None] * program.devices
-    result = []
-    for device, at in enumerate(places):
-        begin, end = table.starts[device], table.starts[device + 1]
-        held = np.bincount(slots[begin : begin + at], minlength=len(nets)) @ nets + tops[slots[begin + at]]
-        held[CATEGORIES.index("buffers")] += flying[begin + at]
-        by = _add_held(static[device], held)
-        left = np.bincount(slots[begin:end], minlength=len(nets)) @ nets
-        cached = max(0.0, float(left[GRADIENTS] - held[GRADIENTS]))
-        peak = Peak(sum(by.values()), by, float(left.sum()), sum(by.values()), cached=cached)
-        result.append(_include_update(peak, static[device], left, updates[device]))
-    return result
+    return [_find_peak(*of_device) for of_device in zip(held, left, static, updates, strict=True)]
+
+
+def _add_up(devices: np.ndarray, tasks: np.ndarray, nets: np.ndarray, count: int) -> np.ndarray:
+    """Returns what actions leave, by device and category [bytes].
+
+    devices, tasks: by action, the numbers of its device and of its task.
+    nets: what each task leaves.
+    count: number of devices.
+    """
+    runs = np.bincount(devices * len(nets) + tasks, minlength=count * len(nets))
+    return np.asarray(runs.reshape(count, len(nets)) @ nets)
+
+
+def _find_peak(held: np.ndarray, left: np.ndarray, static: dict[str, float], update: Task | None) -> Peak:
+    """Returns the peak of a device.
+
+    held: by category, what its passes hold at their peak.
+    left: what they leave at their end.
+    static: see `peaks`.
+    """
+    by = _add_held(static, held.tolist())
+    total, cached = sum(by.values()), max(0.0, float(left[GRADIENTS] - held[GRADIENTS]))
+    return _include_update(Peak(total, by, float(left.sum()), total, cached=cached), static, left, update)
 
 
 def _include_update(peak: Peak, static: dict[str, float], left: np.ndarray, update: Task | None) -> Peak:
@@ -67,27 +85,25 @@ def _include_update(peak: Peak, static: dict[str, float], left: np.ndarray, upda
     height = float(sum(static.values()) + left.sum() + update.memory.peak)
     if height <= peak.total:
         return replace(peak, update=height)
-    by = _add_held(static, left + update.memory.top)
+    by = _add_held(static, (left + update.memory.top).tolist())
     return Peak(sum(by.values()), by, peak.left, peak.passes, height)
 
 
-def _add_held(static: dict[str, float], held: np.ndarray) -> dict[str, float]:
+def _add_held(static: dict[str, float], held: Sequence[float]) -> dict[str, float]:
     """Returns bytes by category, those held in a pass or an update included."""
     by = dict(static)
-    for category, nbytes in zip(CATEGORIES, held.tolist(), strict=True):
+    for category, nbytes in zip(CATEGORIES, held, strict=True):
         if nbytes:
             by[category] = by.get(category, 0.0) + nbytes
     return by
 
 
 def _task_profiles(program: Program) -> tuple[np.ndarray, np.ndarray]:
-    """Returns by slot and category what its task leaves, and what it holds at its peak [bytes]."""
-    distinct = {task: number for number, task in enumerate(dict.fromkeys(program.tasks))}
+    """Returns by task and category what each of `Program.distinct` leaves, and holds at its peak [bytes]."""
     # What runs beside the parts takes no further memory.
-    first = {(task.parts, task.inputs, task.results): task for task in reversed(distinct)}
-    profiles = [first[task.parts, task.inputs, task.results].memory for task in distinct]
-    numbers = [distinct[task] for task in program.tasks]
-    return np.array([p.net for p in profiles])[numbers], np.array([p.top for p in profiles])[numbers]
+    first = {(task.parts, task.inputs, task.results): task for task in reversed(program.distinct)}
+    profiles = [first[task.parts, task.inputs, task.results].memory for task in program.distinct]
+    return np.array([profile.net for profile in profiles]), np.array([profile.top for profile in profiles])
 
 
 def _find_peaks(starts: Sequence[int], grown: np.ndarray, high: np.ndarray, flying: np.ndarray) -> list[int]:
@@ -140,24 +156,25 @@ def in_flight(program: Program) -> np.ndarray:
     action before. Evicted activations live through the next action that computes.
     """
     table = program.timetable
-    slots, device_of = table.slot_array, np.repeat(np.arange(program.devices), np.diff(table.starts))
-    flying = np.zeros(len(slots))
+    slots, device_of = table.slot_array, table.device_array
+    flying, present = np.zeros(len(slots)), {slot.kind for slot in table.slots}
 
     def are_of(kinds: Sequence[str]) -> np.ndarray:
         """Returns by slot whether its actions are of some kinds."""
         return np.array([slot.kind in kinds for slot in table.slots], bool)
 
     if program.overlap_sends:
-        sums = are_of(GRADIENT_SUMS)  # which take no buffers of messages
-        numbers = np.flatnonzero(~sums[slots]) if sums.any() else np.arange(len(slots))
+        sums = present.intersection(GRADIENT_SUMS)  # which take no buffers of messages
+        numbers = np.flatnonzero(~are_of(GRADIENT_SUMS)[slots]) if sums else np.arange(len(slots))
         before, behind = numbers[:-1], numbers[1:]
         follows = device_of[before] == device_of[behind]
         before, behind = before[follows], behind[follows]
         sent = np.zeros(len(program.sends))
-        for slot, send in program.sent:
-            sent[slot] += send.work.nbytes
+        np.add.at(sent, program.sent_slots, [send.work.nbytes for _, send in program.sent])
         flying[behind] += sent[slots[before]]
         flying[before] += np.array(program.received, float)[slots[behind]]
+    if not present.intersection(ACTIVATION_TRANSFERS):
+        return flying
     transfers = are_of(ACTIVATION_TRANSFERS)
     for i in np.flatnonzero(are_of((ActionKind.EVICT, ActionKind.GIVE_BACK))[slots]).tolist():
         computing = np.flatnonzero(~transfers[slots[i + 1 : table.starts[device_of[i] + 1]]])

@@ -139,8 +139,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _SlotToPlay:
-    """What the player needs of a slot's actions.
+class _TaskToPlay:
+    """What the player needs of a task whose result is sent, or is not, and that follows another in a pair, or not.
 
     matrix: of the task.
     compact: its entries that matter; None: the whole matrix does.
@@ -149,7 +149,6 @@ class _SlotToPlay:
     uses_second: whether the stream `second` is among them.
     issue: time in which the host launches the task [s].
     issued: time in which it launches the send, too [s].
-    backward: whether its result is sent backward.
     """
 
     task: Task
@@ -161,8 +160,6 @@ class _SlotToPlay:
     follows: bool
     issue: float
     issued: float
-    send: Send | None
-    backward: bool
 
 
 @dataclass(slots=True)
@@ -201,6 +198,8 @@ class _PlayedDevice:
 class _Player:
     """Plays the actions of a program.
 
+    tasks: of all slots, each once.
+    beside: streams of their side ops.
     second: coordinate of a further stream that matters (None: no such stream).
     plain: whether the compute stream and at most another determine the state of a device.
     left_out: coordinates of the streams that follow the compute stream.
@@ -214,13 +213,15 @@ class _Player:
     def __init__(self, program: Program, coordinates: Coordinates) -> None:
         self.program, self.axes, self.table = program, coordinates, program.timetable
         self.launches, self.waits_for_sends = coordinates.host is not None, not program.overlap_sends
+        self.tasks = list(dict.fromkeys(program.tasks))
+        self.beside = {side.stream for task in self.tasks for side in (*task.ahead, *task.behind)}
         self.left_out = [s for s in coordinates.inside if self._follows_everywhere(s)]
         rest = [s for s in coordinates.inside if s not in self.left_out]
         self.second = rest[0] if len(rest) == 1 else None
         self.plain = len(rest) <= 1
-        matrices = {task: coordinates.matrix(task) for task in dict.fromkeys(program.tasks)}
-        issue, self.host, self.hosted = self._host([matrices[task] for task in program.tasks])
-        self.slots = self._slots(matrices, issue)
+        matrices = {task: coordinates.matrix(task) for task in self.tasks}
+        self.host, self.hosted = self._host(matrices)
+        self.slots = self._slots(matrices)
         count = len(self.table.slot_array)
         self.log = Times([NEVER] * count, [NEVER] * count, [NEVER] * count, [NEVER] * count)
         self.result = [NEVER] * (self.table.results + 1)
@@ -232,33 +233,22 @@ class _Player:
         ]
         self.bound: set[int] = set()
 
-    def _slots(self, matrices: dict[Task, np.ndarray], issue: Sequence[float]) -> list[_SlotToPlay]:
+    def _slots(self, matrices: dict[Task, np.ndarray]) -> list[_TaskToPlay]:
+        """Returns what is played in every slot."""
         # Which entries matter depends on the task, and on whether its result is sent.
-        compact: dict[tuple[Task, bool], CompactMatrix | None] = {}
-        used = {task: self._used_streams(task) for task in matrices}
-        slots = []
         program = self.program
-        for task, send, slot, seconds in zip(program.tasks, program.sends, self.table.slots, issue, strict=True):
-            key = task, send is not None
-            if key not in compact:
-                compact[key] = self._compact_matrix(*key)
-            streams, backward = used[task], send is not None and send.stream == "pipeline-backward"
-            uses = 0 in streams, self.second in streams
-            slots.append(
-                _SlotToPlay(
-                    task,
-                    matrices[task],
-                    compact[key],
-                    streams,
-                    *uses,
-                    slot.follows,
-                    seconds,
-                    seconds + self.axes.launch,
-                    send,
-                    backward,
-                )
-            )
-        return slots
+        slots = zip(program.tasks, program.sends, self.table.slots, strict=True)
+        keys = [(task, send is not None, slot.follows) for task, send, slot in slots]
+        played = {key: self._task_to_play(matrices[key[0]], *key) for key in dict.fromkeys(keys)}
+        return [played[key] for key in keys]
+
+    def _task_to_play(self, matrix: np.ndarray, task: Task, sends: bool, follows: bool) -> _TaskToPlay:
+        used, host = self._used_streams(task), self.axes.host
+        issue = float(matrix[host, host]) if host is not None else 0.0
+        uses = 0 in used, self.second in used
+        return _TaskToPlay(
+            task, matrix, self._compact_matrix(task, sends), used, *uses, follows, issue, issue + self.axes.launch
+        )
 
     def _used_streams(self, task: Task) -> list[int]:
         def find() -> list[int]:
@@ -275,25 +265,24 @@ class _Player:
         result: T = task.engine_results[key]
         return result
 
-    def _host(self, matrices: Sequence[np.ndarray]) -> tuple[list[float], list[float], list[float]]:
-        """Returns the host's launch time of each task, by slot; when it begins to launch each action; and when it has
-        launched all actions of each device. matrices: by slot.
-        """
-        if self.axes.host is None:
-            return [0.0] * len(matrices), [0.0] * len(self.table.slot_array), [0.0] * self.program.devices
-        each = np.array([matrix[self.axes.host, self.axes.host] for matrix in matrices])
-        tasks = each.tolist()
-        for slot, _ in self.program.sent:
-            each[slot] += self.axes.launch
+    def _host(self, matrices: dict[Task, np.ndarray]) -> tuple[list[float], list[float]]:
+        """Returns when the host begins to launch each action, and when it has launched all actions of each device.
+        matrices: of the tasks."""
+        host, program = self.axes.host, self.program
+        if host is None:
+            return [0.0] * len(self.table.slot_array), [0.0] * program.devices
+        of_tasks = [matrices[task][host, host] if task in matrices else 0.0 for task in program.distinct]
+        each = np.array(of_tasks)[program.task_numbers]
+        np.add.at(each, program.sent_slots, self.axes.launch)
         bounds, took = self.table.starts, each[self.table.slot_array]
         if len(lengths := {*map(sub, bounds[1:], bounds)}) == 1:  # all devices at once
             ends = np.cumsum(took.reshape(-1, *lengths), axis=1)
             begins = np.zeros_like(ends)
             begins[:, 1:] = ends[:, :-1]
-            return tasks, begins.ravel().tolist(), ends[:, -1].tolist()
+            return begins.ravel().tolist(), ends[:, -1].tolist()
         each_end = [np.cumsum(took[a:b]) for a, b in itertools.pairwise(bounds)]
         each_begin = [np.concatenate([[0.0], end[:-1]]) for end in each_end]
-        return tasks, np.concatenate(each_begin).tolist(), [float(end[-1]) for end in each_end]
+        return np.concatenate(each_begin).tolist(), [float(end[-1]) for end in each_end]
 
     def _follows_everywhere(self, s: int) -> bool:
         """Returns whether stream `s` is never free later than the compute stream when a task begins, and can be left
@@ -302,10 +291,9 @@ class _Player:
         By induction this holds if in every task the stream delays no op more than the compute stream does when both
         become free at the same time (columns), and the task ends no later on it than on the compute stream (rows).
         """
-        sides = (side for task in self.program.tasks for side in (*task.ahead, *task.behind))
-        if self.axes.streams[s] in {side.stream for side in sides}:
+        if self.axes.streams[s] in self.beside:
             return False
-        distinct = {task.parts: task for task in self.program.tasks}
+        distinct = {task.parts: task for task in self.tasks}
         return all(self._follows(task, s) for task in distinct.values())
 
     def _follows(self, task: Task, s: int) -> bool:
@@ -332,11 +320,9 @@ class _Player:
         A single body without calls in the usual cases: sweeps and searches spend more time here than anywhere else.
         """
         table, log, result, host, launches = self.table, self.log, self.result, self.host, self.launches
-        slots, devices = self.slots, self.devices
         entry, beside, arrivals, sent, further_needs = log.entry, log.beside, log.arrival, log.sent, table.further_needs
         waits_for_sends, extra_results = self.waits_for_sends, table.extra_results
-        for action, slot_number, device_number, need in self._list_rows(actions):
-            slot, device = slots[slot_number], devices[device_number]
+        for action, slot, send, device, need in self._list_rows(actions):
             arrival = result[need]
             if action in further_needs:
                 arrival = max(arrival, *map(result.__getitem__, further_needs[action]))
@@ -363,11 +349,10 @@ class _Player:
                 computed = device.second_result
             else:
                 computed = self._advance_fully(action, device, slot, now, wait)
-            send = slot.send
             if send is None:
                 result[action] = computed
             else:
-                ports, port = device.ports, slot.backward
+                ports, port = device.ports, send.backward
                 begin = ports[port] if ports[port] > computed else computed
                 if launches and (issued := host[action] + slot.issued) > begin:
                     begin = issued
@@ -380,29 +365,31 @@ class _Player:
             if action in extra_results:
                 self._send_others(action, device, slot, computed)
 
-    def _list_rows(self, actions: np.ndarray) -> Iterable[tuple[int, int, int, int]]:
-        """Returns actions with their slots, their devices and the results that they need."""
-        table = self.table
-        columns = actions, table.slot_array[actions], table.device_array[actions], table.need_array[actions]
-        return zip(*(column.tolist() for column in columns), strict=True)
+    def _list_rows(self, actions: np.ndarray) -> Iterable[tuple[int, _TaskToPlay, Send | None, _PlayedDevice, int]]:
+        """Returns actions with what is played and sent in their slots, their devices and the results that they need."""
+        table, slots = self.table, self.table.slot_array[actions].tolist()
+        tasks, sends = map(self.slots.__getitem__, slots), map(self.program.sends.__getitem__, slots)
+        devices = map(self.devices.__getitem__, table.device_array[actions].tolist())
+        return zip(actions.tolist(), tasks, sends, devices, table.need_array[actions].tolist(), strict=True)
 
-    def _send_others(self, action: int, device: _PlayedDevice, slot: _SlotToPlay, computed: float) -> None:
+    def _send_others(self, action: int, device: _PlayedDevice, slot: _TaskToPlay, computed: float) -> None:
         """Sends a result to all stages that need it but the first."""
+        number = int(self.table.slot_array[action])
         issued = self.host[action] + slot.issue if self.axes.host is not None else NEVER
-        issued += self.axes.launch if slot.send is not None else 0.0
-        others = self.program.others[int(self.table.slot_array[action])]
+        issued += self.axes.launch if self.program.sends[number] is not None else 0.0
+        others = self.program.others[number]
         for number, send in zip(self.table.extra_results[action], others, strict=True):
             self.result[number] = computed
             if send is not None:
                 issued += self.axes.launch
-                port = send.stream == "pipeline-backward"
+                port = send.backward
                 self.sent_extra[number] = begin = max(device.ports[port], computed, issued)
                 device.ports[port] = begin + send.seconds
                 device.seen[port] = self.result[number] = device.ports[port] + send.latency
                 if not self.program.overlap_sends:
                     device.waiting = max(device.waiting, device.seen[port])
 
-    def _advance_fully(self, action: int, device: _PlayedDevice, slot: _SlotToPlay, now: float, wait: float) -> float:
+    def _advance_fully(self, action: int, device: _PlayedDevice, slot: _TaskToPlay, now: float, wait: float) -> float:
         """Plays an action with the whole matrix of its task and returns when its result exists."""
         axes = self.axes
         before = self.log.full[action] = self._whole_state(action, device, slot, now, wait)
@@ -427,7 +414,7 @@ class _Player:
         return after[axes.port]
 
     def _whole_state(
-        self, action: int, device: _PlayedDevice, slot: _SlotToPlay, now: float, wait: float
+        self, action: int, device: _PlayedDevice, slot: _TaskToPlay, now: float, wait: float
     ) -> list[float]:
         """Returns the state before an action, with all coordinates."""
         axes, state = self.axes, device.streams.copy()

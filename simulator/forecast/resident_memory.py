@@ -141,8 +141,12 @@ def resident_of_devices(
 
 def _count_states(plan: Plan, params: DeviceParams, known: KnownStates) -> dict[str, float]:
     """Returns `resident_bytes`, counted once. known: states that were counted before; new ones are added."""
-    key = params.traits, plan.mesh, plan.schemes, plan.job.framework
-    return remember(known, key, lambda: resident_bytes(plan, params))
+    return remember(known, _state_key(plan, params), lambda: resident_bytes(plan, params))
+
+
+def _state_key(plan: Plan, params: DeviceParams) -> Hashable:
+    """Returns what the states of a rank depend on."""
+    return params.traits, plan.mesh, plan.schemes, plan.job.framework
 
 
 def offloaded_of_devices(plan: Plan, every_params: Sequence[DeviceParams]) -> list[dict[str, float]]:
@@ -269,14 +273,24 @@ def _secondary_bytes(plan: Plan, params: DeviceParams) -> float:
     return elements * float(BYTES[plan.job.framework.weights])
 
 
-def count_outside_steps(plan: Plan, every_params: Sequence[DeviceParams], known: KnownStates) -> list[OutsideSteps]:
-    """Returns by device the memory of a rank outside of its steps. Arguments as in `resident_of_devices`."""
+def count_outside_steps(
+    plan: Plan, every_params: Sequence[DeviceParams], known: KnownStates, counted: dict[Hashable, OutsideSteps]
+) -> list[OutsideSteps]:
+    """Returns by device the memory of a rank outside of its steps.
+
+    every_params, known: as in `resident_of_devices`.
+    counted: memory that was counted before; new entries are added.
+    """
+
+    def count(device_plan: Plan, params: DeviceParams) -> OutsideSteps:
+        def make() -> OutsideSteps:
+            return _count_outside(device_plan, params, _count_states(device_plan, params, known))
+
+        return remember(counted, _state_key(device_plan, params), make)
+
     pairs = [(plan.on(device), params) for device, params in enumerate(every_params)]
-    keys = [(id(of_device), params.traits) for of_device, params in pairs]
-    memory = {
-        key: _count_outside(*pair, _count_states(*pair, known))
-        for key, pair in dict(zip(keys, pairs, strict=True)).items()
-    }
+    keys = [(id(device_plan), id(params)) for device_plan, params in pairs]
+    memory = {key: count(*pair) for key, pair in dict(zip(keys, pairs, strict=True)).items()}
     return [memory[key] for key in keys]
 
 

@@ -19,6 +19,7 @@ from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.plan.resolver import KnownParts
 from meshcast.simulator.program.block import CompiledBlocks
 from meshcast.simulator.program.timetable import Timetable, timetable
+from meshcast.simulator.report.forecast import OutsideSteps
 from meshcast.simulator.scheduling.schedule import PassDurations, PipelineShape, Schedule
 
 MAX_PRICES = 30_000
@@ -46,6 +47,7 @@ class SharedWork:
     stages: lowered stages by what they depend on, and the updates of devices that hold them.
     blocks: the blocks compiled of them, and the tasks made of these.
     states: bytes of the states of ranks by what they depend on.
+    outside: memory of ranks outside of their steps, by the same.
     parts_of_plans: meshes, schemes and architectures, and plans whose dims divide by their axes.
     """
 
@@ -56,6 +58,7 @@ class SharedWork:
         self.parts_of_plans = KnownParts()
         self.blocks = CompiledBlocks()
         self.states: RecentResults[Hashable, dict[str, float]] = RecentResults(lambda _: STATE_BYTES)
+        self.outside: RecentResults[Hashable, OutsideSteps] = RecentResults(lambda _: STATE_BYTES)
         self._timetables: RecentResults[Hashable, Timetable] = RecentResults(
             lambda table: ACTION_BYTES * len(table.slot_array)
         )
@@ -84,7 +87,7 @@ class SharedWork:
     @property
     def stores(self) -> list[AgingStore]:
         """All stores but those of prices."""
-        of_plans = [*self.parts_of_plans.stores, self.units, *self.stages.stores, self.states]
+        of_plans = [*self.parts_of_plans.stores, self.units, *self.stages.stores, self.states, self.outside]
         return [*of_plans, self._timetables, *self.blocks.stores]
 
     @property

@@ -7,6 +7,7 @@ plan into a mesh and schemes. The long form, with every default filled, is the `
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import is_
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -139,6 +140,10 @@ class LongPlan(StageMesh):
         def change_mesh(stage: Any) -> Any:
             return stage.model_copy(update={"schemes": change(stage)})
 
+        if not (self.stages or self.replicas):
+            schemes = change(self)
+            same = len(schemes) == len(self.schemes) and all(map(is_, schemes, self.schemes))
+            return self if same else self.model_copy(update={"schemes": schemes})
         stages = tuple(map(change_mesh, self.stages))
         replicas = tuple(
             replica.model_copy(update={"stages": tuple(map(change_mesh, replica.stages))}) for replica in self.replicas

@@ -271,12 +271,13 @@ def choosing_keys(family: str) -> tuple[PlanKey, ...]:
     return tuple(key for key in PLAN_KEYS.values() if key.family == family and key.chooses)
 
 
-def keys_alike(name: str) -> list[str]:
-    """Returns the keys that choose the scheme that a key chooses or names, itself included; [] if there are no two."""
+@cache
+def keys_alike(name: str) -> tuple[str, ...]:
+    """Returns the keys that choose the scheme that a key chooses or names, itself included; () if there are no two."""
     family = PLAN_KEYS[name].family
     names = [key.name for key in choosing_keys(family)]
     naming = SCHEME_KEYS.get(family)
-    return [*names, naming] if names and naming and name in (*names, naming) else []
+    return (*names, naming) if names and naming and name in (*names, naming) else ()
 
 
 def chosen_scheme(short: ShortStage, family: str) -> str:

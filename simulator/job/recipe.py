@@ -211,6 +211,8 @@ def fill_plan(plan: SomeFields, defaults: SomeFields) -> NestedFields:
     """
     if {"mesh", "schemes"} & plan.keys():
         return dict(plan)
+    if not defaults:
+        return dict(plan)
     stated = [PLAN_KEYS[key] for key, value in plan.items() if value is not None and key in PLAN_KEYS]
     closed = {name for key in stated for name in (key.name, *keys_alike(key.name))}
     chosen = {key.family for key in stated if key.chooses}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Hashable, Iterable, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,8 @@ from meshcast.hardware.documents.explain import valid_keys
 from meshcast.hardware.documents.plain_data import Fields, SomeFields, to_plain_data
 from meshcast.hardware.errors import PlanError, shorten
 from meshcast.hardware.load import read_yaml, validate_data
+from meshcast.hardware.remembered import remember
+from meshcast.hardware.shared import MAX_DESCRIPTIONS, shared_flat
 from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES, is_workload_manifest
 from meshcast.simulator.ir.registry import find_scheme
@@ -209,8 +211,7 @@ def _job(file: JobFile, data: Fields, base: Path, origin: JobOrigin, refused: Se
     cluster = load_cluster(file.cluster, "cluster", base)
     model = load_model(_fill_sequence(file), "model", base)
     recipe = _find_recipe(file, cluster, model).leave_out(refused)
-    plan = expand_plan(fill_plan(file.plan, recipe.plan), cluster.gpus, model, cluster.gpus_per_node, file.batch)
-    plan = _resolve_paths(base, plan)
+    plan = _resolve_paths(base, _expand(fill_plan(file.plan, recipe.plan), cluster, model, file.batch))
     framework, precision, old_gpu = _find_framework(file, merge_fields(recipe.traits, choice.set), cluster, plan)
     if framework.overlap.tp:
         plan = plan.with_schemes(lambda stage: add_tensor_overlap(stage, framework.tensor_overlap, cluster.domain))
@@ -222,7 +223,7 @@ def _job(file: JobFile, data: Fields, base: Path, origin: JobOrigin, refused: Se
     framework = _widen_for_router(framework, plan)
     parts = {"framework": choice, "precision": file.precision}
     as_written = data | {key: part.model_dump(exclude_unset=True) for key, part in parts.items()}
-    return Job(
+    return Job.model_construct(  # of parts that are checked
         id=file.id,
         model=model,
         cluster=cluster,
@@ -243,6 +244,12 @@ def _job(file: JobFile, data: Fields, base: Path, origin: JobOrigin, refused: Se
     )
 
 
+def _expand(plan: Fields, cluster: Cluster, model: Model, batch: Batch) -> LongPlan:
+    """Returns the long form of a plan, made once for equal plans in short form."""
+    gpus, node = cluster.gpus, cluster.gpus_per_node
+    return shared_flat((LongPlan, gpus, node, model), plan, lambda: expand_plan(plan, gpus, model, node, batch))
+
+
 def _widen_for_router(framework: Framework, plan: LongPlan) -> Framework:
     """Returns the framework with the sigma of the load that a trained router gives the busiest rank."""
     if not has_trained_router(plan):
@@ -261,6 +268,24 @@ def _find_framework(
     choice = file.framework
     framework = load_framework(choice.name, {**traits}, choice.release)
     precision = _precision(file, framework, plan)
+    of_file = file.optimizer, file.train.has_adapters, choice.release, "launch_s" in traits, "attention" in choice.set
+    make = partial(_set_formats, file, traits, cluster, framework, precision)
+    completed, old_gpu = remember(_completed, (framework, precision, cluster, of_file), make, MAX_DESCRIPTIONS)
+    return completed, precision, old_gpu
+
+
+_completed: dict[Hashable, tuple[Framework, GPU | None]] = {}
+"""What `_set_formats` has returned, by all that it depends on."""
+
+
+def _set_formats(
+    file: JobFile, traits: Mapping[str, object], cluster: Cluster, framework: Framework, precision: Precision
+) -> tuple[Framework, GPU | None]:
+    """Returns the framework with number formats, and a GPU for which its fused attention has no kernel.
+
+    framework: without the formats.
+    """
+    choice = file.framework
     quantised = precision.compute in get_args(QuantisedRecipe)
     formats: Fields = {
         "weights": "bf16" if quantised else precision.compute,
@@ -278,7 +303,7 @@ def _find_framework(
     old_gpu = None if "attention" in choice.set else find_gpu_without_flash(framework, cluster)
     if old_gpu is not None:
         framework = load_framework(choice.name, {**traits, **formats, "attention": "unfused"}, choice.release)
-    return framework, precision, old_gpu
+    return framework, old_gpu
 
 
 def _find_recipe(file: JobFile, cluster: Cluster, model: Model) -> Recipe:
@@ -348,7 +373,8 @@ def _resolve_paths(base: Path, plan: LongPlan) -> LongPlan:
     """Returns the plan with the paths in options of its schemes relative to the current folder."""
 
     def resolve_entry(entry: SchemeEntry) -> SchemeEntry:
-        return entry.model_copy(update=_option_paths(base, entry.model_extra or {}))
+        paths = _option_paths(base, entry.model_extra or {})
+        return entry.model_copy(update=paths) if paths else entry
 
     return plan.with_schemes(lambda stage: tuple(map(resolve_entry, stage.schemes)))
 
@@ -369,7 +395,8 @@ def _write_changes(changes: str | Iterable[str] | SomeFields) -> list[str]:
 
 def _split_changes(changes: Iterable[str]) -> list[str]:
     """Returns the changes, each of a single field: ``plan.tp=4,plan.pp=2`` is two."""
-    keys, split = valid_keys(JobFile, ()), list[str]()
+    changes, split = list(changes), list[str]()
+    keys = valid_keys(JobFile, ()) if changes else []
     for change in changes:
         parts = re.split(r",(?=\s*[a-z_]+(?:\.\w+)*\s*=)", change) if "=" in change else [change]
         split += parts if parts[0].partition("=")[0].strip().split(".")[0] in keys else [change]

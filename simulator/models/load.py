@@ -152,10 +152,19 @@ def load_model(spec: Any, where: str = "model", base: Path | str = ".") -> Model
     """
     if isinstance(spec, Model):
         return spec
+    if isinstance(spec, str) and is_preset(spec):
+        return _load_preset(spec)
     fields = _fields(spec, where, Path(base), 0)
     fields.pop("source", None)
     with explain_errors(where):
         return shared_instance(Model, fields, lambda: Model.model_validate(fields))
+
+
+@cache
+def _load_preset(name: str) -> Model:
+    """Returns the model of a preset, which ships and does not change."""
+    fields = {key: value for key, value in _preset(ALIASES.get(name, name)).items() if key != "source"}
+    return shared_instance(Model, fields, lambda: Model.model_validate(fields))
 
 
 def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> dict[str, Any]:

@@ -414,8 +414,8 @@ class ModelParts:
     @cached_property
     def backward_architecture(self) -> Architecture:
         """Builder of the modules of the stages for whole sequences and the samples of a backward pass."""
-        whole = self.architecture
-        return replace(whole, samples=whole.samples // self._plan.schedule.backwards_per_forward)
+        whole, parts = self.architecture, self._plan.schedule.backwards_per_forward
+        return replace(whole, samples=whole.samples // parts) if parts > 1 else whole
 
 
 def _writing(framework: Framework, model: Model) -> tuple[Writing, ...]:

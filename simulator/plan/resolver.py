@@ -17,6 +17,7 @@ from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import AgingStore, RecentResults, remember
+from meshcast.hardware.shared import shared_flat
 from meshcast.simulator.ir.capabilities import (
     AdaptsModel,
     AdaptsRecompute,
@@ -98,7 +99,7 @@ class Resolver:
     def prepare(self, job: Job, checks: Iterable[Callable[[Plan], None]] = ALWAYS) -> Plan:
         """Returns the checked plan of `job` with the shape of its pipeline, without layers and slices."""
         mesh = _mesh(job, self.known)
-        schemes = tuple(_scheme(job, mesh, index, self.known) for index in range(len(job.plan.schemes)))
+        schemes = _make_schemes(job, mesh, self.known)
         for adapting in schemes_with(schemes, AdaptsModel):
             job = job.model_copy(update={"model": adapting.adapt_model(job.model)})
         assert job.batch.sequence is not None
@@ -245,14 +246,34 @@ def _mesh(job: Job, known: KnownParts) -> Mesh:
     )
 
 
-def _scheme(job: Job, mesh: Mesh, index: int, known: KnownParts) -> Scheme:
+def _make_schemes(job: Job, mesh: Mesh, known: KnownParts) -> tuple[Scheme, ...]:
+    """Makes the scheme objects of a plan, outermost first. Raises PlanError for a scheme that there is not."""
+    entries = job.plan.schemes
+    kinds = [find_scheme(entry.use, f"plan.schemes[{i}].use") for i, entry in enumerate(entries)]
+    sequence_axes = mesh.parts(axis for entry in entries if entry.use.startswith("sequence/") for axis in entry.over)
+    pipelines = [(entry, kind) for entry, kind in zip(entries, kinds, strict=True) if issubclass(kind, Schedule)]
+    pipelined = any(kind.flush and mesh.size(entry.over) > 1 for entry, kind in pipelines)
+    return tuple(
+        _make_scheme(job, mesh, i, kind, sequence_axes if kind.family == "data" else (), pipelined, known)
+        for i, kind in enumerate(kinds)
+    )
+
+
+def _make_scheme(
+    job: Job,
+    mesh: Mesh,
+    index: int,
+    kind: type[Scheme],
+    sequence_axes: tuple[str, ...],
+    pipelined: bool,
+    known: KnownParts,
+) -> Scheme:
     """Makes the scheme object of an entry of the plan.
 
     Raises PlanError for axes that the scheme or the mesh does not have, and for unknown options.
     """
     entry = job.plan.schemes[index]
     where = f"plan.schemes[{index}]"
-    kind = find_scheme(entry.use, f"{where}.use")
     stated = entry.model_extra or {}
     axes = kind.all_axes(entry.over, stated)
     _check_axes(entry.over, axes, kind, stated, mesh, where)
@@ -260,12 +281,8 @@ def _scheme(job: Job, mesh: Mesh, index: int, known: KnownParts) -> Scheme:
     for key in stated:
         if key not in keys:
             raise PlanError(f"{where}.{key}", f"no such key of {entry.use}", nearest(key, keys))
-    options = validate_data(kind.Options, stated, where, PlanError)
-    sequence = (e.over for e in job.plan.schemes if e.use.startswith("sequence/"))
-    sequence_axes = mesh.parts(axis for axes in sequence for axis in axes) if kind.family == "data" else ()
-    pipelines = [(e, find_scheme(e.use)) for e in job.plan.schemes if e.use.startswith("pipeline/")]
-    pipelined = any(issubclass(scheme, Schedule) and scheme.flush and mesh.size(e.over) > 1 for e, scheme in pipelines)
-    made_of = axes, options, mesh, job.framework, tuple(sequence_axes), pipelined
+    options = shared_flat(kind.Options, stated, lambda: validate_data(kind.Options, stated, where, PlanError))
+    made_of = axes, options, mesh, job.framework, sequence_axes, pipelined
 
     def make() -> Scheme:
         scheme = kind(*made_of)

@@ -230,8 +230,11 @@ roughly: from walks over what 14 plans of GPT-3 had left in memory. A block keep
 KEY_BYTES = 300
 """Of a key of these."""
 
-TASK_BYTES = 6_000
+TASK_BYTES = 12_000
 """Of a task with its matrices, roughly."""
+
+UPDATE_BYTES = 15_000
+"""Of an update with the ops of those that are played with it, roughly."""
 
 PHASES = {"BW": "RBW", "B": "RB", "W": "W", "R": "R"}
 """The phases of the backward ops that an action of each kind runs."""
@@ -241,11 +244,17 @@ class CompiledBlocks:
     """Blocks of lowered units, compiled once for each kind of pass.
 
     tasks: the tasks that programs have built from them (`simulator.program.task.Task`), by all that they depend on.
+    equal_tasks: those without side ops by all that they are: of other meshes and stages they may be the same.
+    updates: the tasks of updates, with the collectives that they share, by all that they depend on.
     sides: priced side ops, by the side ops and their price function.
     """
 
     def __init__(self) -> None:
-        self.tasks: RecentResults[Hashable, Any] = RecentResults(lambda _: TASK_BYTES)
+        self.tasks: RecentResults[Hashable, Any] = RecentResults(
+            lambda task: TASK_BYTES if task.ahead or task.behind else KEY_BYTES
+        )
+        self.equal_tasks: RecentResults[Hashable, Any] = RecentResults(lambda _: TASK_BYTES)
+        self.updates: RecentResults[Hashable, Any] = RecentResults(lambda _: UPDATE_BYTES)
         self._prices: RecentResults[tuple[Block, Price], BlockPrices] = RecentResults(lambda _: KEY_BYTES)
         self._equal_prices: RecentResults[Hashable, BlockPrices] = RecentResults(
             lambda prices: OP_BYTES["prices"] * len(prices.seconds)
@@ -263,7 +272,16 @@ class CompiledBlocks:
     @property
     def stores(self) -> list[AgingStore]:
         """All stores."""
-        return [self.tasks, self._equal_prices, self._prices, self.sides, self._blocks, self._events]
+        return [
+            self.equal_tasks,
+            self.tasks,
+            self.updates,
+            self._equal_prices,
+            self._prices,
+            self.sides,
+            self._blocks,
+            self._events,
+        ]
 
     def price(self, block: Block, price: Price) -> BlockPrices:
         """Returns the prices of a block; equal ones are the same object, whatever function makes them."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from meshcast.simulator.program.categories import axis_of
 from meshcast.simulator.program.memory_profile import CATEGORIES, Growth, update_events
 from meshcast.simulator.program.messages import StageEnd, StageMessages
 from meshcast.simulator.program.pipeline_stages import Slot
-from meshcast.simulator.program.program import EveryStageOps, Program, one_of
+from meshcast.simulator.program.program import EveryStageOps, Program, one_of, variants_of
 from meshcast.simulator.program.task import (
     Flow,
     PlaceInStep,
@@ -53,6 +53,15 @@ from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, BATCH_L
 
 FORWARD = (ActionKind.FORWARD, ActionKind.AHEAD)
 """Kinds of forward passes."""
+
+PASSES = (
+    *FORWARD,
+    ActionKind.BACKWARD,
+    ActionKind.INPUT_GRADIENTS,
+    ActionKind.WEIGHT_GRADIENTS,
+    ActionKind.RECOMPUTATION,
+)
+"""Kinds of passes through a stage."""
 
 NORM_BYTES = 8
 """Bytes of the sum of the squares of gradients, and whether they are finite."""
@@ -95,7 +104,7 @@ def build(
     sends = [results[kind] for kind in kinds]
     return Program(
         timetable,
-        [maker.task(slot) for slot in timetable.slots],
+        maker.tasks(),
         [every[0] for every in sends],
         [received[kind] for kind in kinds],
         tails,
@@ -141,6 +150,35 @@ class _Builder:
         return of_stage[
             slot.variant if self.pipeline.backwards_per_forward == 1 else int(slot.kind != ActionKind.FORWARD)
         ]
+
+    def tasks(self) -> list[Task]:
+        """Returns the task of every slot, made once for stages that are alike."""
+        known: dict[Hashable, Task] = {}
+        tasks = []
+        for slot in self.timetable.slots:
+            stage, kind, first, last, variant, partner, follows, keeper = slot
+            if partner is None and not follows and keeper < 0 and kind in PASSES:
+                key = self._equal_stages[stage], kind, first, last, variant
+                if key not in known:
+                    known[key] = self.task(slot)
+                tasks.append(known[key])
+            else:
+                tasks.append(self.task(slot))
+        return tasks
+
+    @cached_property
+    def _equal_stages(self) -> list[int]:
+        """By stage, the first stage whose passes are the same: of the same ops at the same prices.
+
+        When weights are gathered again depends on the order of a stage.
+        """
+        first: dict[Hashable, int] = {}
+        stages = []
+        for stage, (stage_ops, device) in enumerate(zip(self.stages, self.pipeline.devices, strict=True)):
+            order = stage if any(variant.again for variant in variants_of(stage_ops)) else -1
+            key = id(stage_ops), self.price_groups[device], stage in self.ahead, order
+            stages.append(first.setdefault(key, stage))
+        return stages
 
     def task(self, slot: Slot) -> Task:
         if slot.follows:
@@ -260,14 +298,19 @@ class _Builder:
     def _make_pass(self, slot: Slot, stage_ops: StageOps, price: int, place: PlaceInStep) -> Task:
         """Returns a pass of a stage, with its side ops. price: number of the group of devices with equal prices."""
         of_pass, traits = (stage_ops, slot.kind, self.prices[price]), (self.again, self.growth)
-        plain = remember(self.blocks.tasks, (*of_pass, *traits), lambda: make_task(*of_pass, self.blocks, *traits))
+
+        plain = remember(
+            self.blocks.tasks, (*of_pass, *traits), lambda: self._share(make_task(*of_pass, self.blocks, *traits))
+        )
         if stage_ops.batch_loss is not None:
             plain = self._place_outputs(plain, slot, stage_ops.batch_loss)
 
         def side_ops(besides: Sequence[SideOps], wanted: bool) -> list[PricedSideOps]:
             return price_side_ops(besides, plain, self.prices[price], self.host, self.blocks) if wanted else []
 
-        return replace(
+        if not any(place):
+            return self._share(plain)
+        task = replace(
             plain,
             ahead=side_ops(stage_ops.ahead, place.first_forward) + side_ops(stage_ops.again, place.gathers_again),
             behind=side_ops(stage_ops.behind, place.last_gradient),
@@ -275,6 +318,12 @@ class _Builder:
             results=place.frees(stage_ops) + plain.results,
             marks=first_kernels(plain) if place.gathers_again else plain.marks,
         )
+        return task if task.ahead or task.behind else self._share(task)
+
+    def _share(self, task: Task) -> Task:
+        """Returns the task without side ops that is equal to `task`, whatever its stage and mesh."""
+        shared: Task = remember(self.blocks.equal_tasks, task.traits, lambda: task)
+        return shared
 
     def _place_in_step(self, slot: Slot, stage_ops: StageOps) -> PlaceInStep:
         """Returns which events of a step fall on the actions of a slot, as far as its stage has something to do at
@@ -449,7 +498,7 @@ def _updates(
     meetings: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for device, fragment in enumerate(updates):
         key = fragment, prices[device], len(updates) > 1
-        task, met = remember(blocks.tasks, key, partial(_update, *key))
+        task, met = remember(blocks.updates, key, partial(_update, *key))
         tasks.append(task)
         for meeting, place in met:
             meetings[meeting].append((device, place))

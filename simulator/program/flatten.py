@@ -180,8 +180,9 @@ def flatten(program: Program) -> FlatProgram:
     Raises PlanError for a step of more than `MAX_OPS` ops.
     """
     check_ops(program, MAX_OPS, "played op by op")
-    flattening = _StepFlattening(program)
-    for action in program.timetable.sequence:
+    flattening, actions = _StepFlattening(program), program.timetable.sequence
+    flattening.flat.first, flattening.flat.behind = [0] * len(actions), [0] * len(actions)
+    for action in actions:
         flattening.add_action(action)
     flattening.add_updates()
     return flattening.flat
@@ -196,10 +197,18 @@ def check_ops(program: Program, most: int, what: str) -> None:
 
 
 def flatten_updates(program: Program) -> FlatProgram:
-    """Flattens the updates alone."""
-    flattening = _StepFlattening(program)
-    flattening.add_updates()
-    return flattening.flat
+    """Flattens the updates alone, once for all programs with the same ones."""
+
+    def make() -> FlatProgram:
+        flattening = _StepFlattening(program)
+        flattening.add_updates()
+        return flattening.flat
+
+    if not program.updates:
+        return make()
+    key = "flat updates", tuple(program.updates), tuple(map(tuple, program.meetings)), program.host
+    flat: FlatProgram = remember(program.updates[0].engine_results, key, make)
+    return flat
 
 
 class _StepFlattening:
@@ -214,7 +223,6 @@ class _StepFlattening:
     def __init__(self, program: Program) -> None:
         self.program, self.table, self.flat = program, program.timetable, FlatProgram()
         self.tasks: dict[Task, FlatTask] = {}
-        self.flat.first, self.flat.behind = [0] * len(self.table.slot), [0] * len(self.table.slot)
         self.result: list[tuple[int, ...]] = [()] * self.table.results
         self.second_result: dict[int, tuple[int, ...]] = {}
         self.waiting: list[tuple[int, ...]] = [()] * program.devices

@@ -66,6 +66,41 @@ class Program:
         sends = [(slot, send) for slot, send in enumerate(self.sends) if send is not None]
         return sends + [(slot, send) for slot, sends in self.others.items() for send in sends if send is not None]
 
+    @cached_property
+    def sent_slots(self) -> np.ndarray:
+        """The slots of `sent`."""
+        return np.array([slot for slot, _ in self.sent], int)
+
+    @cached_property
+    def sent_ends(self) -> np.ndarray:
+        """The device that sends, and that which receives, of `sent` [2, messages]."""
+        return np.array([(send.source, send.target) for _, send in self.sent], int).reshape(-1, 2).T
+
+    @cached_property
+    def distinct(self) -> list[Task]:
+        """The tasks of all slots and the updates, each once: slots share their tasks."""
+        return list(dict.fromkeys((*self.tasks, *self.updates)))
+
+    @cached_property
+    def task_numbers(self) -> np.ndarray:
+        """By slot, the place of its task in `distinct`."""
+        place = {task: number for number, task in enumerate(self.distinct)}
+        return np.array([place[task] for task in self.tasks], int)
+
+    @cached_property
+    def owners(self) -> np.ndarray:
+        """The device of every slot."""
+        return np.array([self.device_of(slot) for slot in range(len(self.tasks))], int)
+
+    def count_runs(self, turns: np.ndarray) -> np.ndarray:
+        """Counts how often every device runs each of the `distinct` tasks [devices, tasks]. turns: of every slot."""
+        place = {task: number for number, task in enumerate(self.distinct)}
+        runs = np.zeros((self.devices, len(self.distinct)))
+        np.add.at(runs, (self.owners, self.task_numbers), turns)
+        for device, task in enumerate(self.updates):
+            runs[device, place[task]] += 1
+        return runs
+
     def turns(self) -> Iterator[tuple[Task, int]]:
         """Yields every task of all devices with the number of times that it runs."""
         yield from zip(self.tasks, self.timetable.turns, strict=True)
@@ -78,17 +113,10 @@ class Program:
 
     def sums_of(self, turns: np.ndarray) -> np.ndarray:
         """Returns `SUMS` over the ops of every device, like `sums`, where each slot runs as often as `turns` says."""
-        distinct = list(dict.fromkeys((*self.tasks, *self.updates)))
-        index = {task: i for i, task in enumerate(distinct)}
-        times = np.zeros((self.devices, len(distinct)))
-        for number, task in enumerate(self.tasks):
-            times[self.device_of(number), index[task]] += turns[number]
-        for device, task in enumerate(self.updates):
-            times[device, index[task]] += 1
-        sums = np.tensordot(times, np.array([task.sums for task in distinct]), 1)
+        sums = np.tensordot(self.count_runs(turns), np.array([task.sums for task in self.distinct]), 1)
         if self.sent:
             message = np.array([(s.seconds, s.seconds * s.sigma, s.seconds + s.latency, 0.0) for _, s in self.sent])
-            message *= turns[[i for i, _ in self.sent], None]
-            for end in ([s.source for _, s in self.sent], [s.target for _, s in self.sent]):
+            message *= turns[self.sent_slots, None]
+            for end in self.sent_ends:
                 np.add.at(sums[:, KINDS.index("pp")], end, message)
         return sums

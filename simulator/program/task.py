@@ -98,6 +98,12 @@ class Task:
     engine_results: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
     """What the engine has computed for the task."""
 
+    @property
+    def traits(self) -> Hashable:
+        """All that a task without side ops is."""
+        parts = tuple((part.prices, part.count) for part in self.parts)
+        return self.forward, parts, self.inputs, self.results, tuple(self.numbers)
+
     @cached_property
     def memory(self) -> Profile:
         """The memory profile: the input is allocated at the begin; the result is freed, or passed on, at the end."""
@@ -194,6 +200,11 @@ class Send:
     latency: float
     source: int
     target: int
+
+    @cached_property
+    def backward(self) -> bool:
+        """Whether it leaves by the port of messages that go backward."""
+        return self.stream == "pipeline-backward"
 
 
 def make_task(

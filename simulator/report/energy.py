@@ -98,22 +98,16 @@ def _played_joules(forecast: Forecast, models: list[PowerModel]) -> np.ndarray:
     [J]."""
     program, window = forecast.program, forecast.window
     turns = window.turns(program) if window else np.array(program.timetable.turns)
-    joules = np.zeros((program.devices, 2))  # of kernels, of communication
-    times: dict[tuple[int, Task], float] = {}
-    owners = [program.device_of(number) for number in range(len(program.tasks))]
-    each = zip(owners, program.tasks, turns.tolist(), strict=True)
-    for device, task, count in (*each, *((device, task, 1) for device, task in enumerate(program.updates))):
-        times[device, task] = times.get((device, task), 0.0) + count
-    known: dict[tuple[str, Task], np.ndarray] = {}
-    for (device, task), count in times.items():
-        key = models[device].gpu.name, task
-        if key not in known:
-            known[key] = _task_joules(task, models[device])
-        joules[device] += count * known[key]
-    for slot, send in program.sent:
-        for device in (send.source, send.target):
-            model = models[device]
-            joules[device, 1] += turns[slot] * model.communication * model.limit * (send.seconds + send.latency)
+    joules, runs = np.zeros((program.devices, 2)), program.count_runs(turns)  # of kernels, of communication
+    for name, model in {model.gpu.name: model for model in models}.items():
+        devices = [device for device, other in enumerate(models) if other.gpu.name == name]
+        of_tasks = np.array([_task_joules(task, model) for task in program.distinct])
+        joules[devices] = np.cumsum(runs[devices][..., None] * of_tasks, axis=1)[:, -1]
+    if program.sent:
+        share, limit = np.array([(model.communication, model.limit) for model in models]).T
+        lasting = np.array([send.seconds + send.latency for _, send in program.sent])
+        ends, counts = program.sent_ends.T, turns[program.sent_slots][:, None]
+        np.add.at(joules[:, 1], ends, counts * share[ends] * limit[ends] * lasting[:, None])
     return joules
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import json
 from dataclasses import fields, replace
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
+from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator import SharedWork, load_job, simulate
 from meshcast.simulator.engine.play import play
 from meshcast.simulator.forecast.layer_costs import stage_layer_costs
@@ -22,7 +22,9 @@ from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
 from meshcast.simulator.forecast.workers import ALLOCATIONS, collect_garbage_rarely
 from meshcast.simulator.ir.ops import Op, Param, StoredFormat
 from meshcast.simulator.lowering.scope import traits_of
+from meshcast.simulator.report.figures import row_of
 from meshcast.simulator.report.report import Report
+from meshcast.validation.selfcheck.drawn_jobs import draw_jobs
 from tests.contract.played import PAID, Ideal, play_job
 from tests.golden.rewrite import names, playable, stored
 from tests.thinning import thinned
@@ -79,6 +81,24 @@ def test_answers_of_plans_with_the_same_parameters() -> None:
         together, alone = (simulate(load_job(job), shared_work=work) for work in (shared, SharedWork()))
         assert json.dumps(together.to_dict()) == json.dumps(alone.to_dict())
     assert len(shared.states) == len(shared.stages.updates) == 9
+
+
+def test_what_drawn_plans_share_changes_no_figure() -> None:
+    """Passes without side ops are the same task on several meshes, frameworks and plans are completed once: every
+    column of a sweep is that of the job alone, to the bit."""
+    shared, compared = SharedWork(), 0
+    for described, _ in islice(draw_jobs(56), 5):
+        node, _, count = described["cluster"].partition(":")
+        others = ({"cluster": f"{node}:{2 * int(count)}"}, {"plan": {**described["plan"], "recompute": "full"}})
+        for changes in ({}, *others):
+            job = {**described, **changes}
+            try:
+                together, alone = (simulate(load_job(job), shared_work=work) for work in (shared, SharedWork()))
+            except MeshcastError:
+                continue  # a change that the plan does not admit
+            assert row_of(together) == row_of(alone)
+            compared += 1
+    assert compared >= 8
 
 
 @pytest.mark.parametrize("node, networks", [("dgx-a100", 1), ("p4d", 0)])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshcast.simulator import simulate
+from meshcast.simulator import load_job, simulate
 from tests.simulator.job.test_job import MODEL, SHORT, report, report_as
 
 
@@ -94,3 +94,14 @@ def test_copies_of_shards_leave_more_memory_and_less_to_gather() -> None:
         assert found.play.plan.ranks.replicas == 8 and data.axes
         peaks.append(found.peak_device)
     assert sorted(peaks) == peaks and len({*peaks}) == 4
+
+
+def test_equal_short_plans_are_expanded_once_and_orders_of_axes_told_apart() -> None:
+    job = {"model": "llama3-8b", "cluster": "dgx-h100:1", "batch": {"global": 8}}
+    first, again = (load_job({**job, "plan": {"tp": 2, "pp": 2}}).plan for _ in range(2))
+    assert first is again and first != load_job({**job, "plan": {"tp": 2, "pp": 4}}).plan
+    schemes = [{"use": "tensor/megatron", "over": "tp"}, {"use": "data/ddp", "over": "dp"}]
+    orders = [("dp", "tp"), ("tp", "dp")]
+    for order in orders:
+        plan = {"mesh": {axis: {"dp": 4, "tp": 2}[axis] for axis in order}, "schemes": schemes}
+        assert tuple(load_job({**job, "plan": plan}).plan.mesh) == order
