@@ -18,6 +18,7 @@ from meshcast.experiments.search.space.membership import find_point
 from meshcast.experiments.search.space.short_form import read_short_form
 from meshcast.experiments.search.space.space import (
     OF_OTHER_VALUES,
+    SMALLER_LAST,
     WORDS,
     LayerGroup,
     Pipeline,
@@ -117,7 +118,7 @@ def _choose_small(space: Space, groups: Collection[LayerGroup]) -> list[Values]:
     known, cluster = space.values, space.loaded.cluster
     near = [ranks for ranks in known["tp"] if ranks <= cluster.scale_up_domain] or known["tp"]
     least = {name: known[name][0] for name in space.fields.values()}
-    least |= {"tp": near[-1], "recompute": known["recompute"][-1]}
+    least |= {name: known[name][-1] for name in SMALLER_LAST} | {"tp": near[-1]}
     starts: dict[int, Values] = {}
     for pp, ep in product(known["pp"], known["ep"][::-1]):
         group, *_ = find_point(space, least | {"pp": pp, "ep": ep})

@@ -77,6 +77,9 @@ PAIRING = ("dualpipe", "dualpipe-v")
 WORDS = ("schedule", "recompute", "data", "offload", "mesh_order", *DEFAULTS)
 """Fields of a point whose values are words, or numbers with a meaning each."""
 
+SMALLER_LAST = ("recompute",)
+"""Fields of a group whose last value needs the least memory."""
+
 OVERLAPS = ("overlap_tp", "overlap_dp", "updated_weights", "overlap_pp")
 """Fields of a point that say what overlaps, which a framework may rule out."""
 
