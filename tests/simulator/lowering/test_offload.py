@@ -180,9 +180,8 @@ def test_a_share_of_the_states_is_updated_on_the_host_and_the_rest_beside_it(sha
     adam, zero = (Op(name, work=Memory(name, 16_000, 14_000), phase="U") for name in ("adam", "zero-grad"))
     update = Fragment([adam, zero], tensor_uses=[TensorUse(UPDATE, 4_000, adam), TensorUse("grads", 2_000, zero)])
     moved = update_on_host(module, update, 2.0, "cpu", share=share)
-    kept, there, back = (
-        next(op.work for op in moved.forward if isinstance(op.work, kind)) for kind in (Memory, HostUpdate, HostCopy)
-    )
+    works: dict[type, Any] = {type(op.work): op.work for op in reversed(moved.forward)}
+    kept, there, back = works[Memory], works[HostUpdate], works[HostCopy]
     assert (kept.read, kept.write) == (16_000 * (1 - share), 14_000 * (1 - share))
     assert (there.read, there.write) == (16_000 * share, 14_000 * share)
     assert back.nbytes == 2_000 * share
