@@ -123,6 +123,7 @@ def test_one_device_sends_no_messages() -> None:
 
 def test_layers_are_copied_only_where_activations_are_offloaded() -> None:
     bounds = PointBounds(space_of("dense"))
-    plain = next(one for one in bounds.space.groups() if one.tp == 2 and one.recompute == "none" and not one.offload)
+    groups = bounds.space.groups()
+    plain = next(group for group in groups if group.tp == 2 and group.recompute == "none" and not group.offload)
     units = [bounds.prices._units(plain._replace(offload=what), False).prices(1) for what in ((), ("activations",))]
-    assert None not in units and [one.copy_seconds > 0 for one in units if one is not None] == [False, True]
+    assert None not in units and [prices.copy_seconds > 0 for prices in units if prices is not None] == [False, True]
