@@ -30,6 +30,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from meshcast.simulator.ir.registry import find_scheme, scheme_names
+
 MEMORY = 12 * 2**30
 """Bytes of data that the tests of a change may hold, so that a loop without an end fails before the machine is full."""
 
@@ -114,6 +116,8 @@ class ForkedTests:
     def pytest_collection(self, session: pytest.Session) -> None:
         """Notes the functions that are called while modules are imported."""
         sys.setprofile(self._note_call)
+        for name in scheme_names():  # whose files are imported by path
+            find_scheme(name)
         for path in {change.path for change in self._changes}:
             import_module("meshcast." + path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
 
@@ -294,7 +298,7 @@ def _add_probes(path: Path, changes: Sequence[Change]) -> dict[Place, CodeType]:
 
 def _list_functions(root: Path, paths: Iterable[str]) -> dict[str, list[FunctionType]]:
     """Returns the functions that live, by the file of their code."""
-    names = {os.path.join(str(root), "meshcast", path): path for path in paths}
+    names = {str(root / folder / path): path for path in paths for folder in ("meshcast", ".")}
     functions: dict[str, list[FunctionType]] = defaultdict(list)
     for thing in gc.get_objects():
         if isinstance(thing, FunctionType) and thing.__code__.co_filename in names:

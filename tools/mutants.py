@@ -53,7 +53,10 @@ SECONDS = 600
 work may hold them up: it is caught, for its room needs less."""
 
 TESTS = {
-    "simulator/schemes": ("tests/contract",),
+    "simulator/schemes": (
+        *("tests/contract", "tests/simulator/plan/test_by_memory.py"),
+        "tests/simulator/scheduling/test_weight_copies.py",
+    ),
     "simulator/lowering": (
         "tests/contract/test_conservation.py",
         "tests/contract/test_dataflow.py",
