@@ -218,8 +218,8 @@ def launch_graphs(fragment: Fragment) -> Fragment:
     for issued in (launched.forward, launched.backward):
         working = [op for op in issued if op.work is not None]
         parts = [op.graph for op in working]
-        before = list(accumulate(parts, lambda last, part: part or last))
-        behind = list(accumulate(reversed(parts), lambda last, part: part or last))[::-1]
+        before = list(accumulate(parts, _take_last))
+        behind = list(accumulate(reversed(parts), _take_last))[::-1]
         running = False
         for op, last, following in zip(working, before, behind, strict=True):
             inside = bool(last) and last == following
@@ -227,6 +227,10 @@ def launch_graphs(fragment: Fragment) -> Fragment:
                 op.launches = 0.0 if running or op.graph == SHARED else GRAPH_LAUNCHES
             running = inside or bool(op.graph)
     return launched
+
+
+def _take_last(last: str, part: str) -> str:
+    return part or last
 
 
 def launch_on_host(fragment: Fragment, waits: frozenset[str]) -> Fragment:
