@@ -14,7 +14,7 @@ import datetime
 import os
 from collections.abc import Callable, Iterable
 from functools import cache
-from importlib import resources
+from importlib import import_module, resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
@@ -199,6 +199,8 @@ def catalog_model(
 
 def _read_entry(kind: str, data: Any, where: str, text: str) -> Any:
     """Returns the entry of the catalog of `kind` that `data` describes."""
+    if kind not in _MODELS:  # the module of a kind that few jobs name registers its models when it is imported
+        import_module(f"meshcast.hardware.{kind}")
     forms = _MODELS[kind]
     key = next((key for key in forms if key and isinstance(data, dict) and key in data), "")
     model, make = forms[key]
