@@ -160,7 +160,6 @@ def load_model(spec: Any, where: str = "model", base: Path | str = ".") -> Model
         return shared_instance(Model, fields, lambda: Model.model_validate(fields))
 
 
-@cache
 def _load_preset(name: str) -> Model:
     """Returns the model of a preset, which ships and does not change."""
     fields = {key: value for key, value in _preset(ALIASES.get(name, name)).items() if key != "source"}

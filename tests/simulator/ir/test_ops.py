@@ -8,7 +8,7 @@ from meshcast.simulator.ir.ops import Fragment, Memory, Op
 
 
 def test_a_copy_has_all_fields_of_an_op_but_what_it_waits_for() -> None:
-    values = ["all", "stream", Memory("norm", 1, 2), [Op("before")], "W", "last", "tag", 2.0, "norm", 3]
+    values = ["all", "stream", Memory("norm", 1, 2), [Op("before")], "W", "last", "tag", 2.0, "norm", 3, "router"]
     op = Op(*values)
     assert all(getattr(op, one.name) != getattr(Op("other"), one.name) for one in fields(Op))
     made = op.copy()
