@@ -42,8 +42,8 @@ def remembered(lower: Callable[P, T]) -> Callable[P, T]:
 
 def forget() -> None:
     """Clears the cache of a setting."""
-    for one in _REMEMBERED:
-        one.cache_clear()
+    for lowering in _REMEMBERED:
+        lowering.cache_clear()
 
 
 def make(use: str, mesh: Mesh, over: Sequence[str] = (), **options: object) -> Scheme:

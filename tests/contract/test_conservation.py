@@ -194,7 +194,8 @@ def test_gradients_are_reduced_once(job: dict[str, Any], elements: float) -> Non
                 of = gathered if op.work.operation == "all_gather" else reduced
                 of[op.work.axes] += op.work.nbytes
         cut = False
-        for stage in (one for one in range(plan.shape.stages) if plan.model_parts.device(one) == device):
+        stages = [stage for stage in range(plan.shape.stages) if plan.model_parts.device(stage) == device]
+        for stage in stages:
             turns = played.weight_moves(stage)[1] if "gradients" in data.shards else updates
             for param in params_of(played.stage_ops(stage)):
                 axes = summed_over(param, plan)

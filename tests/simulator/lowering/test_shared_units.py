@@ -29,11 +29,11 @@ NAMED: dict[str, Any] = {"model": "gpt3-175b", "cluster": "dgx-a100:128", "plan"
 @pytest.mark.parametrize("job", [INLINE, NAMED])
 def test_equal_jobs_share_what_they_describe(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshcast.hardware.shared._made", {})  # that of other tests may be full, and is then emptied
-    one, two = load_job(job), load_job(copy.deepcopy(job) | {"batch": {"micro": 2}})
+    first, second = load_job(job), load_job(copy.deepcopy(job) | {"batch": {"micro": 2}})
     for part in ("model", "cluster", "framework"):
-        assert getattr(one, part) is getattr(two, part)
-        assert hash(getattr(one, part)) == hash(getattr(two, part).model_copy())
-    assert one.plan is two.plan and one.batch != two.batch
+        assert getattr(first, part) is getattr(second, part)
+        assert hash(getattr(first, part)) == hash(getattr(second, part).model_copy())
+    assert first.plan is second.plan and first.batch != second.batch
 
 
 def test_different_spellings_of_one_description_are_one_object() -> None:
