@@ -20,10 +20,10 @@ from meshcast.experiments.planning.cores.ilp import load_solver
 from meshcast.hardware.documents.optional_package import import_optional
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.report.version import describe_version, find_commit, product_version
+from tests.draws import drawn
 from tests.experiments.cli.samples import run
 from tests.pythons import ROOMS, ROOT, build_distributions, try_python
 from tests.test_typed import EXPECTED, check_scripts
-from tests.thinning import thinned
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ COMMAND = "import sys; sys.argv[0] = 'meshcast'; from meshcast.__main__ import m
 
 @pytest.mark.parametrize(
     ("shell", "words", "wanted"),
-    thinned(
+    drawn(
         [
             ("bash", "meshcast s", {"sweep", "scale", "schema", "search"}),
             ("zsh", "meshcast s", {"sweep", "scale", "schema", "search"}),

@@ -47,8 +47,8 @@ from tests.contract.measure import (
     side_ops_of,
 )
 from tests.contract.played import FREE, Ideal, Played, play_job, stated
+from tests.draws import drawn
 from tests.strategies import EVERY, SECONDS, SHARE, examples, jobs_of_all
-from tests.thinning import thinned
 
 every_scheme = pytest.mark.parametrize("use", SCHEMES)
 
@@ -271,7 +271,7 @@ def a_step_without_schemes() -> Played:
 
 @pytest.mark.parametrize(
     "use",
-    thinned(
+    drawn(
         [
             use
             for use in SCHEMES

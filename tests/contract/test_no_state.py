@@ -15,7 +15,7 @@ from meshcast.simulator.models.model import Model
 from tests.contract.composed import SCHEMES, axes_for
 from tests.contract.measure import catalog_model, make
 from tests.contract.test_every_scheme import MIXED
-from tests.thinning import thinned
+from tests.draws import drawn
 
 OPTIONS: dict[str, dict[str, object]] = {
     "expert": {"routing": {"zipf": 1.0}},
@@ -58,7 +58,7 @@ def test_lowering_assigns_nothing_to_a_scheme(use: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "use", thinned([use for use in SCHEMES if use.startswith(("expert/", "memory/", "data/"))], keep=3)
+    "use", drawn([use for use in SCHEMES if use.startswith(("expert/", "memory/", "data/"))], keep=3)
 )
 def test_interleaved_lowerings_with_one_scheme_are_independent(use: str) -> None:
     mesh, scheme = several(use)

@@ -22,10 +22,10 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
 from meshcast.simulator.job.job import JobFile
 from meshcast.simulator.models.load import presets
+from tests.draws import drawn
 from tests.golden.rewrite import names, stored
 from tests.strategies import examples, jobs
 from tests.test_contract_examples import LONG, SHORT
-from tests.thinning import thinned
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +39,7 @@ def mistakes(kind: str, document: Any) -> list[str]:
     return [f"{error.json_path}: {error.message}" for error in validator(kind).iter_errors(document)]
 
 
-@pytest.mark.parametrize("kind", thinned(KINDS, keep=lambda kind: kind != "sweep"))  # that of jobs, and two fields
+@pytest.mark.parametrize("kind", drawn(KINDS, keep=lambda kind: kind != "sweep"))  # that of jobs, and two fields
 def test_it_is_a_schema(kind: str) -> None:
     made = schema(kind)
     Draft202012Validator.check_schema(made)

@@ -17,13 +17,13 @@ from meshcast.experiments.cli.commands import COMMANDS as NAMES
 from meshcast.experiments.cli.commands import find_options
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.programs.registry import EXPORTS, FORMATS
+from tests.draws import drawn
 from tests.fuzz import run
 from tests.fuzz.generate import LAYERS, PLACED
 from tests.fuzz.readers import COMMANDS, OPEN, READERS, needs_torch
 from tests.fuzz.run import make_file, run_seed, try_file
 from tests.fuzz.seeds import prepare
 from tests.strategies import EVERY_EXAMPLE
-from tests.thinning import thinned
 
 FILES = 3 if EVERY_EXAMPLE else 1
 """Files of each reader."""
@@ -33,7 +33,7 @@ SOME = [*QUICK[::12], "set"]
 """Readers whose files `make test` reads; `make test-all` reads those of all."""
 
 
-@pytest.mark.parametrize("name", thinned(READERS, SOME))
+@pytest.mark.parametrize("name", drawn(READERS, SOME))
 def test_a_valid_file_is_accepted_and_malformed_ones_are_read_or_refused(name: str, tmp_path: Path) -> None:
     prepare(tmp_path)
     reader = READERS[name]

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from meshcast.experiments.cli.app import app
+from tests.draws import drawn
 from tests.fuzz import command_process, kills
 from tests.fuzz.command_process import BLOWS, Ended, Moment, Patience, check_end
 from tests.fuzz.kills import (
@@ -42,7 +43,6 @@ from tests.fuzz.outputs import (
     check_whole,
     list_file_options,
 )
-from tests.thinning import thinned
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stops processes and looks for them as Linux does")
 
@@ -127,7 +127,7 @@ def test_every_output_has_a_victim() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    thinned(["answers", "launch file", "schedule", "first job", "plot", "page"], keep=("answers", "launch file")),
+    drawn(["answers", "launch file", "schedule", "first job", "plot", "page"], keep=("answers", "launch file")),
 )
 def test_a_full_disk_leaves_the_earlier_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = OutputPlace(tmp_path / "place", name)

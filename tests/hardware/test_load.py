@@ -17,8 +17,8 @@ from meshcast.hardware.documents import document
 from meshcast.hardware.documents.document import to_yaml
 from meshcast.hardware.errors import CatalogError
 from meshcast.hardware.load import MAX_DEPTH, line_of, load, read_yaml
+from tests.draws import drawn
 from tests.payloads import PAYLOADS
-from tests.thinning import thinned
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -143,7 +143,7 @@ def test_mappings_merged_into_each_other_do_not_grow() -> None:
     assert time.process_time() - begin < 5
 
 
-@pytest.mark.parametrize("every", thinned([4, 1], keep=2))
+@pytest.mark.parametrize("every", drawn([4, 1], keep=2))
 @pytest.mark.slow
 def test_without_libyaml_the_same_is_read(every: int) -> None:
     """PyYAML may have been built without libyaml; its own parser is slower and reads all shipped files the same."""

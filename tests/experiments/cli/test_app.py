@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from meshcast.experiments.render.terminal.published import describe_inputs
+from tests.draws import drawn
 from tests.experiments.cli.samples import ROOT, run
 from tests.strategies import some
-from tests.thinning import thinned
 
 
 def answer(*words: object) -> Any:
@@ -238,7 +238,7 @@ def test_a_glance_imports_nothing_heavy(option: str) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("example", thinned(["llama3-70b-dgx-h100", "gpt3-175b-dgx-a100"], keep=2))
+@pytest.mark.parametrize("example", drawn(["llama3-70b-dgx-h100", "gpt3-175b-dgx-a100"], keep=2))
 def test_a_forecast_imports_only_what_it_needs(example: str) -> None:
     """Libraries for drawing and tables are heavy and not needed."""
     code = (

@@ -15,8 +15,8 @@ from meshcast.experiments.schema import KINDS, schema
 from meshcast.hardware.load import read_yaml
 from meshcast.simulator.job.job import Batch, JobFile, RunLength
 from meshcast.simulator.job.plan_keys import ShortPlan
+from tests.draws import drawn
 from tests.experiments.cli.samples import run
-from tests.thinning import thinned
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -81,7 +81,7 @@ def test_a_job_that_cannot_be_written(tmp_path: Path, place: str) -> None:
     assert result.exit_code == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("kind", thinned(KINDS, keep=("job",)))
+@pytest.mark.parametrize("kind", drawn(KINDS, keep=("job",)))
 def test_the_schema_is_printed(kind: str) -> None:
     result = run("schema", kind)
     assert result.exit_code == 0 and json.loads(result.stdout) == schema(kind)
@@ -138,7 +138,7 @@ def asked(**variables: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("shell", "word"), thinned([("bash", "complete -o"), ("zsh", "compdef"), ("fish", "complete --com")], keep=3)
+    ("shell", "word"), drawn([("bash", "complete -o"), ("zsh", "compdef"), ("fish", "complete --com")], keep=3)
 )
 def test_the_shells_script_is_printed(shell: str, word: str) -> None:
     script = asked(_MESHCAST_COMPLETE=f"source_{shell}")
@@ -146,7 +146,7 @@ def test_the_shells_script_is_printed(shell: str, word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "found"), thinned([("meshcast predict --str", "--strict"), ("meshcast pre", "predict")], keep=2)
+    ("line", "found"), drawn([("meshcast predict --str", "--strict"), ("meshcast pre", "predict")], keep=2)
 )
 def test_the_shell_completes(line: str, found: str) -> None:
     words = asked(_MESHCAST_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(line.count(" ")))

@@ -12,7 +12,7 @@ from meshcast.experiments.cli.app import app
 from meshcast.experiments.cli.commands import COMMANDS, find_options
 from meshcast.experiments.cli.plot import OF_JOBS
 from meshcast.experiments.render.matplotlib import style
-from tests.thinning import thinned
+from tests.draws import drawn
 
 JOB = "model: llama3-8b\ncluster: dgx-h100:2\nbatch: {global: 16}\nplan: {tp: 8, pp: 2}\n"
 
@@ -47,7 +47,7 @@ def test_schedules_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert again.exit_code == 0 and is_png(tmp_path / "a.png", "slide")
 
 
-@pytest.mark.parametrize("kind", thinned(OF_JOBS, keep=("timeline", "communication")))
+@pytest.mark.parametrize("kind", drawn(OF_JOBS, keep=("timeline", "communication")))
 def test_figures_of_a_job(job: Path, kind: str) -> None:
     done = run("plot", kind, job, "--set", "batch.global=8", "--width", "column")
     assert done.exit_code == 0, done.output

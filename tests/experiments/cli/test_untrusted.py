@@ -16,9 +16,9 @@ from meshcast.experiments.render.terminal.forecast import render
 from meshcast.experiments.render.terminal.safe_console import Lines
 from meshcast.hardware.errors import PlanError, escape_controls
 from meshcast.validation.distributed.launch import environment
+from tests.draws import drawn
 from tests.experiments.cli.samples import JOB, ROOT, run
 from tests.experiments.cli.test_mistakes import refusal
-from tests.thinning import thinned
 
 RED = "\x1b[31m"
 
@@ -126,7 +126,7 @@ def traps(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("module", thinned(["meshcast", "meshcast.experiments.cli"], keep=2))
+@pytest.mark.parametrize("module", drawn(["meshcast", "meshcast.experiments.cli"], keep=2))
 def test_modules_in_the_working_directory_are_not_imported(traps: Path, module: str) -> None:
     command = [sys.executable, "-m", module, "list", "gpus"]
     path = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -135,7 +135,7 @@ def test_modules_in_the_working_directory_are_not_imported(traps: Path, module: 
     assert "h100-sxm" in found.stdout
 
 
-@pytest.mark.parametrize("binary", thinned([False, True], keep=1))
+@pytest.mark.parametrize("binary", drawn([False, True], keep=1))
 def test_settings_of_plots_in_the_working_directory_are_text(tmp_path: Path, binary: bool) -> None:
     settings = tmp_path / "matplotlibrc"
     _ = settings.write_bytes(b"\xff\xfe\x00") if binary else os.mkfifo(settings)
@@ -146,7 +146,7 @@ def test_settings_of_plots_in_the_working_directory_are_text(tmp_path: Path, bin
     assert ended.returncode == 2 and ended.stderr.startswith("meshcast: matplotlibrc: it is "), ended.stderr
 
 
-@pytest.mark.parametrize("path", thinned(["", os.pathsep, f"{os.pathsep}/absent"], keep=3))
+@pytest.mark.parametrize("path", drawn(["", os.pathsep, f"{os.pathsep}/absent"], keep=3))
 def test_processes_that_measure_do_not_import_from_the_working_directory(
     traps: Path, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from meshcast.experiments.planning.planners.automap import search_tree
 from meshcast.experiments.planning.planners.flexflow import walk_table
 from meshcast.experiments.planning.planners.unity import bisect_weight
 from meshcast.experiments.planning.table import Factor, FactorTable, Optimum, PendingFactor, PendingTable
+from tests.draws import drawn
 from tests.experiments.planning.random_tables import (
     best_by_brute_force,
     draw_graph,
@@ -29,7 +30,6 @@ from tests.experiments.planning.random_tables import (
     stages_by_brute_force,
     weigh_memory,
 )
-from tests.thinning import thinned
 
 SEEDS = range(30)
 
@@ -43,7 +43,7 @@ def search_by_tree(table: FactorTable, rollouts: int, seed: int = 0) -> Optimum:
     return search_tree(table, rollouts, [*table.choices], complete, seed, table.value)
 
 
-@pytest.mark.parametrize("seed", thinned(SEEDS, keep=3))
+@pytest.mark.parametrize("seed", drawn(SEEDS, keep=3))
 def test_elimination_and_the_integer_program_find_the_optimum(seed: int) -> None:
     table = draw_table(seed)
     best = best_by_brute_force(table)
@@ -56,7 +56,7 @@ def test_elimination_and_the_integer_program_find_the_optimum(seed: int) -> None
     assert program.value == pytest.approx(best, rel=1e-9) and program.bound == pytest.approx(best, rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", thinned(SEEDS, keep=3))
+@pytest.mark.parametrize("seed", drawn(SEEDS, keep=3))
 def test_the_frontier_is_that_of_brute_force(seed: int) -> None:
     table = draw_table(seed)
     costs = [(table.value(one), table.cost(one).nbytes) for one in every_assignment(table)]
@@ -88,7 +88,7 @@ def test_the_ends_of_the_frontier_and_the_program_within_every_memory(seed: int)
     assert solve_table(table, front[0].nbytes - 0.5) is None
 
 
-@pytest.mark.parametrize("seed", thinned(SEEDS, keep=3))
+@pytest.mark.parametrize("seed", drawn(SEEDS, keep=3))
 def test_random_searches_never_beat_the_optimum_and_come_near(seed: int) -> None:
     table = draw_table(seed, forbidden=0.0)
     best = eliminate(table)
@@ -179,7 +179,7 @@ def test_a_factor_of_another_shape_is_refused() -> None:
         FactorTable({"a": (0, 1)}, [Factor(("a",), np.zeros(3), np.zeros(3), np.zeros(3))])
 
 
-@pytest.mark.parametrize("seed", thinned(SEEDS, keep=3))
+@pytest.mark.parametrize("seed", drawn(SEEDS, keep=3))
 def test_stages_are_those_of_brute_force(seed: int) -> None:
     microbatches = (1, 2, 8)[seed % 3]
     table = draw_stages(seed, layers=5, gpus=4)
@@ -191,7 +191,7 @@ def test_stages_are_those_of_brute_force(seed: int) -> None:
         assert sum(table.options[one.option].gpus for one in found.stages) == 4
 
 
-@pytest.mark.parametrize("seed", thinned(SEEDS, keep=3))
+@pytest.mark.parametrize("seed", drawn(SEEDS, keep=3))
 def test_stages_inside_nodes_are_those_of_brute_force(seed: int) -> None:
     """Two nodes of 2 GPUs: stages of 2 and of 4 begin with a node; those of 3 fill none."""
     table = draw_stages(seed, layers=4, gpus=4)
@@ -213,7 +213,7 @@ def test_stages_inside_nodes_are_those_of_brute_force(seed: int) -> None:
     assert found is None or found.value == pytest.approx(best)
 
 
-@pytest.mark.parametrize("seed", thinned(SEEDS, keep=3))
+@pytest.mark.parametrize("seed", drawn(SEEDS, keep=3))
 def test_stages_without_time_have_a_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     table = draw_stages(seed, layers=5, gpus=4)
     monkeypatch.setattr(stage_dp, "is_over", lambda: True)
@@ -225,7 +225,7 @@ def test_stages_without_time_have_a_bound(seed: int, monkeypatch: pytest.MonkeyP
         assert found.value == pytest.approx(sum(own) + 7 * max(own))
 
 
-@pytest.mark.parametrize("seed", thinned(SEEDS, keep=3))
+@pytest.mark.parametrize("seed", drawn(SEEDS, keep=3))
 def test_ideals_are_all_sets_that_hold_their_predecessors(seed: int) -> None:
     graph = draw_graph(seed)
     rows = {tuple(row) for row in graph.ideals().tolist()}
@@ -237,7 +237,7 @@ def test_ideals_are_all_sets_that_hold_their_predecessors(seed: int) -> None:
     assert rows == every
 
 
-@pytest.mark.parametrize("seed", thinned(SEEDS, keep=3))
+@pytest.mark.parametrize("seed", drawn(SEEDS, keep=3))
 def test_pieces_are_those_of_brute_force(seed: int) -> None:
     """Two devices that run a piece alone, or together in half the time and 1 more."""
     graph = draw_graph(seed, nodes=6)

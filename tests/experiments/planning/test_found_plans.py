@@ -19,7 +19,7 @@ from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.planning.profile import ProfileProblem
 from meshcast.experiments.planning.stages import PlannedStage, StageTable
-from tests.thinning import thinned
+from tests.draws import drawn
 
 DENSE = ("gpt-760M", "gpt-1.3B", "gpt-2.6B", "gpt-6.7B", "gpt-15B", "gpt-39B")
 EXPERTS = ("moe-690M", "moe-1.3B", "moe-2.4B", "moe-10B", "moe-27B", "moe-70B")
@@ -123,7 +123,7 @@ def compare(name: str, replicated: bool | None = None, whole_clusters: bool = Fa
     return BothPlans([(one["layers"], one["tp"], one["dp"]) for one in stages], degrees, (found.value, value), steps)
 
 
-@pytest.mark.parametrize("name", thinned(["gpt-760M", "gpt-15B", "gpt-2.6B", "gpt-6.7B"], keep=4))
+@pytest.mark.parametrize("name", drawn(["gpt-760M", "gpt-15B", "gpt-2.6B", "gpt-6.7B"], keep=4))
 def test_alpa_finds_the_meshes_that_its_authors_found(name: str) -> None:
     """As many stages of the same meshes. Theirs are cut between clusters, ours between any two layers: 13 and 11
     layers instead of 12 and 12, since the last stage has the vocabulary."""
@@ -154,7 +154,7 @@ def test_larger_stages_do_not_cross_nodes() -> None:
     assert 0.98 < found.values[0] / found.values[1] < 1 < found.steps[0] / found.steps[1] < 1.2
 
 
-@pytest.mark.parametrize("name", thinned(EXPERTS, keep=6))
+@pytest.mark.parametrize("name", drawn(EXPERTS, keep=6))
 def test_alpa_finds_the_plans_of_its_authors_for_experts(name: str) -> None:
     """The same meshes. The small models have copies of all experts (`force_batch_dim_to_mesh_dim`), the large ones
     shards; the other choice is slower."""
@@ -166,7 +166,7 @@ def test_alpa_finds_the_plans_of_its_authors_for_experts(name: str) -> None:
     assert found.values[0] < compare(name, replicated=not copies).values[0]
 
 
-@pytest.mark.parametrize("name", thinned((*DENSE, *EXPERTS), keep=("gpt-760M", "moe-690M")))
+@pytest.mark.parametrize("name", drawn((*DENSE, *EXPERTS), keep=("gpt-760M", "moe-690M")))
 def test_no_found_plan_is_better_in_our_space(name: str) -> None:
     """The dynamic program is optimal at its own prices."""
     ours, theirs = compare(name).values

@@ -23,9 +23,9 @@ from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import Collective
 from meshcast.simulator.loading.load import load_job
+from tests.draws import drawn
 from tests.experiments.planning.conftest import problem_of
 from tests.experiments.planning.random_tables import draw_stages, every_assignment, weigh_memory
-from tests.thinning import thinned
 
 JOB_PLANNERS = [name for name in planner_names() if "ours" in find_planner(name).modes]
 
@@ -51,7 +51,7 @@ def found(gpt: JobProblem) -> dict[str, Proposal]:
     return Proposals(gpt)
 
 
-@pytest.mark.parametrize("name", thinned(JOB_PLANNERS, keep=PLAYED))
+@pytest.mark.parametrize("name", drawn(JOB_PLANNERS, keep=PLAYED))
 def test_a_plan_is_a_job_that_the_engine_plays(gpt: JobProblem, found: dict[str, Proposal], name: str) -> None:
     one = found[name]
     assert not one.not_executable and one.visited > 0
@@ -125,7 +125,7 @@ def test_a_level_of_hypar_is_the_best_of_brute_force() -> None:
     assert HyPar().plan(problem, SearchBudget()).value == pytest.approx(best.value, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", thinned(["hypar", "tofu"], keep=2))
+@pytest.mark.parametrize("name", drawn(["hypar", "tofu"], keep=2))
 def test_all_levels_at_once_are_no_worse_and_pruned_as_the_whole_table(name: str) -> None:
     problem, axes, planner = problem_of(gpus=4), {"level0": 2, "level1": 2}, find_planner(name)()
     proposal = planner.plan(problem, SearchBudget())
@@ -176,7 +176,7 @@ def test_restrictions_are_errors_that_name_a_remedy() -> None:
     assert math.isfinite(huge.memory)
 
 
-@pytest.mark.parametrize("gpus", thinned([8, 16], keep=2))
+@pytest.mark.parametrize("gpus", drawn([8, 16], keep=2))
 def test_gspmd_completes_the_annotations_to_megatron_inside_data_parallelism(gpus: int) -> None:
     """Heads and columns of four linear layers are annotated: a layer has two all-reduces a pass, as in Megatron-LM."""
     problem = problem_of(gpus=gpus)
@@ -245,7 +245,7 @@ def test_a_cluster_of_gpus_without_a_node_is_priced_and_one_of_several_kinds_ref
 
 @pytest.mark.parametrize(
     "name",
-    thinned(
+    drawn(
         ["gspmd", "hypar", "mesh-tensorflow", "nnscaler", "oneflow", "partir", "tofu"],
         keep=lambda name: name != "nnscaler",
     ),

@@ -24,8 +24,8 @@ from meshcast.simulator.lowering.offload import saved_activations
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.block import CompiledBlocks
 from meshcast.simulator.program.task import make_task
+from tests.draws import drawn, drawn_grid
 from tests.experiments.planning.conftest import problem_of
-from tests.thinning import thinned, thinned_grid
 
 MESHES = [{"x": 8}, {"x": 2, "y": 4}]
 
@@ -64,7 +64,7 @@ def table_layer(problem: JobProblem, table: FactorTable, assignment: Assignment)
     return sum(one.seconds for one in costs) / layers, sum(one.nbytes for one in costs) / layers
 
 
-@pytest.mark.parametrize(("axes", "model"), thinned_grid(MESHES, ["llama", "gpt"]), ids=str)
+@pytest.mark.parametrize(("axes", "model"), drawn_grid(MESHES, ["llama", "gpt"]), ids=str)
 def test_named_plans_and_the_optimum_cost_what_the_forecast_says(
     model: str, axes: dict[str, int], request: pytest.FixtureRequest
 ) -> None:
@@ -117,7 +117,7 @@ def test_axes_must_have_all_gpus(gpt: JobProblem) -> None:
 
 
 @pytest.mark.parametrize(
-    ("axes", "ep"), thinned([({"x": 8}, 8), ({"x": 2, "y": 4}, 4), ({"x": 4, "y": 2}, 4)], keep=3), ids=str
+    ("axes", "ep"), drawn([({"x": 8}, 8), ({"x": 2, "y": 4}, 4), ({"x": 4, "y": 2}, 4)], keep=3), ids=str
 )
 def test_experts_have_the_layout_of_their_scheme(axes: dict[str, int], ep: int) -> None:
     """Plans of a table with experts are jobs, forecast near their value, also where groups of experts span axes."""

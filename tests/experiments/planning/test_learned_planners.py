@@ -13,9 +13,9 @@ from meshcast.experiments.planning.planner import find_planner
 from meshcast.experiments.planning.planners.tarnawski_ip import TarnawskiIP
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.hardware.errors import PlanError
+from tests.draws import drawn
 from tests.experiments.planning.random_tables import draw_graph
 from tests.experiments.planning.test_profile_planners import GraphProblem
-from tests.thinning import thinned
 
 
 def small_problem() -> GraphProblem:
@@ -44,7 +44,7 @@ def test_a_policy_comes_near_the_proven_optimum(name: str) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("passes", thinned([1, 4], keep=2))
+@pytest.mark.parametrize("passes", drawn([1, 4], keep=2))
 def test_a_policy_learns_where_groups_belong(passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean time of what it draws falls to the least one, which a draw at random has once in 256."""
     torch = pytest.importorskip("torch")

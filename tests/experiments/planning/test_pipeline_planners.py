@@ -22,8 +22,8 @@ from meshcast.experiments.planning.pricing.stage_prices import range_totals
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.planning.profile import NetworkLevel, ProfileProblem
 from meshcast.hardware.errors import PlanError
+from tests.draws import drawn
 from tests.experiments.planning.conftest import problem_of
-from tests.thinning import thinned
 
 MIXED = {"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]}
 
@@ -148,7 +148,7 @@ def test_the_optima_of_spaces_on_several_kinds_bound_what_is_found() -> None:
             assert cut is not None and 0.8 * value < cut.value <= value
 
 
-@pytest.mark.parametrize("name", thinned(["amp", "metis", "sailor"], keep=("metis",)))
+@pytest.mark.parametrize("name", drawn(["amp", "metis", "sailor"], keep=("metis",)))
 def test_kinds_of_gpus(of_two_kinds: Any, name: str) -> None:
     """Plans for both kinds are jobs near their objective; Metis gives the faster kind more."""
     found = find_planner(name)().plan(of_two_kinds, SearchBudget())
@@ -162,7 +162,7 @@ def test_kinds_of_gpus(of_two_kinds: Any, name: str) -> None:
         assert (ends[1] >= ends[0]) == (groups[-1] == "dgx-h100") or ends[0] == ends[1]
 
 
-@pytest.mark.parametrize("name", thinned(["alpa", "optcnn", "varuna"], keep=("optcnn",)))
+@pytest.mark.parametrize("name", drawn(["alpa", "optcnn", "varuna"], keep=("optcnn",)))
 def test_planners_of_one_kind_plan_for_several(of_two_kinds: Any, name: str) -> None:
     """Collectives between kinds take longer than on either."""
     found = find_planner(name)().plan(of_two_kinds, SearchBudget())

@@ -18,8 +18,8 @@ from meshcast.experiments.planning.planners.tarnawski_ip import TarnawskiIP
 from meshcast.experiments.planning.problem import SearchBudget, UnknownPart
 from meshcast.experiments.planning.profile import PROFILES, NetworkLevel, ProfileProblem, profile_names
 from meshcast.hardware.errors import PlanError
+from tests.draws import drawn
 from tests.experiments.planning.random_tables import draw_graph
-from tests.thinning import thinned
 
 TEN_GIGABITS = 1.25e9
 
@@ -85,7 +85,7 @@ def test_tarnawski_finds_what_its_authors_code_finds(graph: str, milliseconds: f
 
 @pytest.mark.parametrize(
     "graph",
-    thinned(
+    drawn(
         ["bert24-inference", "bert24-training", "resnet50-inference", "resnet50-training"], keep=("bert24-inference",)
     ),
 )
@@ -97,7 +97,7 @@ def test_the_integer_program_proves_the_placement_of_the_dynamic_program(graph: 
     assert found.proof is not None and found.proof.optimal
 
 
-@pytest.mark.parametrize("seed", thinned(range(12), keep=3))
+@pytest.mark.parametrize("seed", drawn(range(12), keep=3))
 @pytest.mark.parametrize("chain", [False, True])
 def test_the_integer_program_is_the_dynamic_program(seed: int, chain: bool) -> None:
     """On chains; elsewhere pieces of the program may read from each other, and only it finds them."""

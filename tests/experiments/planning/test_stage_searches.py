@@ -26,10 +26,10 @@ from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.planning.profile import ProfileProblem
 from meshcast.experiments.planning.stages import PlannedStage, StageOption, StageTable
 from meshcast.hardware.errors import PlanError
+from tests.draws import drawn
 from tests.experiments.planning.conftest import problem_of
 from tests.experiments.planning.random_tables import draw_graph, draw_stages
 from tests.experiments.planning.test_profile_planners import GraphProblem
-from tests.thinning import thinned
 
 
 def every_pipeline(table: StageTable, gpus: int) -> list[list[tuple[int, int, int]]]:
@@ -152,7 +152,7 @@ def test_a_slow_stage_is_the_master_and_bounds_the_step() -> None:
     assert played.seconds == pytest.approx(16 * 12 + 2 + 4)
 
 
-@pytest.mark.parametrize("seed", thinned(range(24), keep=2))
+@pytest.mark.parametrize("seed", drawn(range(24), keep=2))
 def test_moves_end_near_the_best_of_all_partitions(seed: int) -> None:
     """Blocks of attention and of feed-forward layers, of different times, at the price of the simulated step."""
     rng = np.random.default_rng(seed)
@@ -209,7 +209,7 @@ def test_the_simulated_step_of_a_job_is_near_the_engines(gpt: JobProblem) -> Non
 # ----------------------------------------------------------------------------------------------------- Aceso
 
 
-@pytest.mark.parametrize("seed", thinned(range(20), keep=5))
+@pytest.mark.parametrize("seed", drawn(range(20), keep=5))
 def test_the_walk_reaches_or_nears_the_optimum_of_alpas_dynamic_program(seed: int) -> None:
     """Stages of one or two of eight GPUs, so of four to eight; their objective is the same."""
     microbatches = (4, 16)[seed % 2]

@@ -18,8 +18,8 @@ from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.planning.profile import ProfileProblem
 from meshcast.experiments.planning.table import Factor, FactorTable
 from meshcast.hardware.errors import PlanError
+from tests.draws import drawn
 from tests.experiments.planning.conftest import problem_of
-from tests.thinning import thinned
 
 # ----------------------------------------------------------------------------------------------------- Unity
 
@@ -38,7 +38,7 @@ def draw_layouts(seed: int, operators: int = 4) -> FactorTable:
     return FactorTable(dict.fromkeys(names, options), factors)
 
 
-@pytest.mark.parametrize("seed", thinned(range(10), keep=3))
+@pytest.mark.parametrize("seed", drawn(range(10), keep=3))
 def test_rewrites_without_pruning_reach_the_optimum(seed: int) -> None:
     """There are 4^4 graphs: none, p, q, or both for each operator; a rewrite changes one operator or one tensor's."""
     table = draw_layouts(seed)

@@ -19,7 +19,7 @@ from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.forecast.step import forecast_step
 from meshcast.simulator.loading.load import load_job
 from meshcast.validation.selfcheck.drawn_jobs import draw_job
-from tests.thinning import thinned
+from tests.draws import drawn
 
 OPEN = {field: "auto" for field in ("overlap.tp", "overlap.dp", "overlap.pp", "overlap.updated_weights")}
 
@@ -146,7 +146,7 @@ def audit(
     return found
 
 
-@pytest.mark.parametrize("name", thinned([*JOBS, *range(100)], keep=("unfused", "adapters", "buckets", 1)))
+@pytest.mark.parametrize("name", drawn([*JOBS, *range(100)], keep=("unfused", "adapters", "buckets", 1)))
 def test_no_bound_is_above_its_forecast(name: str | int) -> None:
     ratios = audit(name, 0, 10 if name in JOBS else 4)
     # Bounds that cut nothing would hold as well.
@@ -179,21 +179,21 @@ def test_bounds_hold_with_expert_tensor_parallelism() -> None:
     assert max(time for time, _ in ratios) > 0.9 and max(memory for _, memory in ratios) > 0.9
 
 
-@pytest.mark.parametrize("name", thinned(["cp", "experts"], keep=2))
+@pytest.mark.parametrize("name", drawn(["cp", "experts"], keep=2))
 @pytest.mark.slow
 def test_bounds_hold_with_copies_of_shards(name: str) -> None:
     ratios = audit(name, 0, 12, lambda group, pipeline, step: step.shard is not None)
     assert max(time for time, _ in ratios) > 0.9 and max(memory for _, memory in ratios) > 0.9
 
 
-@pytest.mark.parametrize("name", thinned(["dense", "cp", "experts"], keep=3))
+@pytest.mark.parametrize("name", drawn(["dense", "cp", "experts"], keep=3))
 @pytest.mark.slow
 def test_bounds_hold_with_replicas_on_other_nodes(name: str) -> None:
     ratios = audit(name, 0, 8, lambda group, pipeline, step: pipeline.mesh_order == "dp-pp-cp-tp")
     assert max(time for time, _ in ratios) > 0.9 and max(memory for _, memory in ratios) > 0.9
 
 
-@pytest.mark.parametrize(("schedule", "tp", "least"), thinned([("dualpipe", 2, 0.88), ("dualpipe-v", 4, 0.92)], keep=2))
+@pytest.mark.parametrize(("schedule", "tp", "least"), drawn([("dualpipe", 2, 0.88), ("dualpipe-v", 4, 0.92)], keep=2))
 def test_a_pair_takes_no_less_than_its_backward_pass(schedule: str, tp: int, least: float) -> None:
     """Token exchanges take as long as kernels: with the kernels of both passes alone, bounds are at 0.8."""
     plan = {"tp": [tp], "ep": [16], "pp": [2], "schedule": [schedule], "chunks": "auto"}

@@ -23,7 +23,7 @@ from meshcast.experiments.search.output.page import page
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
 from meshcast.simulator.loading.load import load_job
-from tests.thinning import thinned
+from tests.draws import drawn
 
 MODEL = {"layers": 6, "hidden": 1024, "heads": 16, "vocab": 50257, "seq": 1024}
 MIXED = {"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]}
@@ -55,7 +55,7 @@ def forecast(search: HeterogeneousSearch, job: dict[str, Any]) -> StepAndMemory 
 
 
 @pytest.mark.parametrize("draws", [4, pytest.param(60, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", thinned(JOBS, keep=("dense", "one kind")))
+@pytest.mark.parametrize("name", drawn(JOBS, keep=("dense", "one kind")))
 @pytest.mark.slow
 def test_no_bound_of_a_heterogeneous_plan_is_above_its_forecast(name: str, draws: int) -> None:
     rng, wanted = random.Random(name), open_small({**JOBS[name], "plan": "auto"})
@@ -117,7 +117,7 @@ SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(SMALL, keep=("replicas on two nodes",)))
+@pytest.mark.parametrize("name", drawn(SMALL, keep=("replicas on two nodes",)))
 def test_a_search_of_heterogeneous_plans_finds_what_brute_force_finds(name: str) -> None:
     job, plan = SMALL[name]
     wanted = open_small({**job, "plan": plan}, top=3)

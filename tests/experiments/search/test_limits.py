@@ -23,9 +23,9 @@ from meshcast.simulator.forecast.step import StepAndMemory
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.peak_errors import EVEN, RISK, peak_error_of
 from meshcast.validation.published.measured_range.distance import distance_from_measured
+from tests.draws import drawn
 from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY, every_point
-from tests.thinning import thinned
 
 Point = tuple[dict[str, Any], StepAndMemory | None]
 
@@ -51,7 +51,7 @@ def dp(point: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize(
     ("where", "admits"),
-    thinned(
+    drawn(
         [
             (["plan.tp * plan.pp <= 2"], lambda one: one["plan.tp"] * one["plan.pp"] <= 2),
             (["plan.dp == 2", "batch.micro < 2"], lambda one: dp(one) == 2 and one["batch.micro"] < 2),

@@ -15,9 +15,9 @@ from meshcast.experiments.search.space.space import Space
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.step import forecast_step
 from meshcast.simulator.loading.load import load_job
+from tests.draws import drawn
 from tests.experiments.search.test_bounds import hold_bounds
 from tests.experiments.search.test_search import check_against_brute_force
-from tests.thinning import thinned
 
 NODE: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 4},
@@ -57,7 +57,7 @@ SPACES: dict[str, dict[str, Any]] = {
 
 
 # The other families are among those whose bounds are tested below.
-@pytest.mark.parametrize("name", thinned(SPACES, keep=("tensor", "options")))
+@pytest.mark.parametrize("name", drawn(SPACES, keep=("tensor", "options")))
 def test_a_search_finds_what_brute_force_finds(name: str) -> None:
     check_against_brute_force(SPACES[name])
 
@@ -174,7 +174,7 @@ def test_constraints_name_schemes() -> None:
 
 @pytest.mark.parametrize(
     ("searched", "given"),
-    thinned(
+    drawn(
         [
             ({"fsdp": True, "reshard": "auto", "unit": "auto"}, {"fsdp": True, "reshard": False, "unit": 2}),
             ({"fsdp": True, "prefetch": [0, 1]}, {"fsdp": True}),
@@ -256,7 +256,7 @@ def draw(name: str, seed: int, wanted: int) -> list[tuple[float, float]]:
     return found
 
 
-@pytest.mark.parametrize("name", thinned(DRAWN, keep=("sequence",)))
+@pytest.mark.parametrize("name", drawn(DRAWN, keep=("sequence",)))
 def test_no_bound_is_above_its_forecast(name: str) -> None:
     ratios = draw(name, 0, 8)
     assert max(time for time, _ in ratios) > 0.7 and max(memory for _, memory in ratios) > 0.7

@@ -23,7 +23,7 @@ from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import forecast_step, play_job
-from tests.thinning import thinned
+from tests.draws import drawn
 
 SMALL = {
     "model": {"preset": "llama3-8b", "layers": 8},
@@ -85,7 +85,7 @@ def check_against_brute_force(job: dict[str, Any]) -> None:
     assert cut + certificate.exact == certificate.plans == len(plans)
 
 
-@pytest.mark.parametrize("seed", thinned(range(2), keep=2))
+@pytest.mark.parametrize("seed", drawn(range(2), keep=2))
 def test_a_search_finds_what_brute_force_finds(seed: int) -> None:
     check_against_brute_force(draw(seed))
 
@@ -127,7 +127,7 @@ def test_a_stated_number_of_layers_holds_where_layers_are_recomputed() -> None:
 
 @pytest.mark.parametrize(
     "stated",
-    thinned(
+    drawn(
         [
             {"zero": 1, "fsdp": True},
             {"zero": 3},
@@ -283,7 +283,7 @@ def test_searches_find_what_brute_force_finds(seed: int) -> None:
 
 @pytest.mark.parametrize(
     "stated",
-    thinned(
+    drawn(
         [{"recompute": "full"}, {"zero": 3}, {"fsdp": True}, {"recompute": "full", "recompute_layers": 2}]
         + [{"offload": ["activations", "optimizer"]}, {"order": "dp-pp-cp-tp", "shard": "auto", "fsdp": True}],
         keep=4,

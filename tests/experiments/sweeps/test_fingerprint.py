@@ -21,9 +21,9 @@ from meshcast.experiments.sweeps.output import parts_folder
 from meshcast.experiments.sweeps.run import load_sweep, run
 from meshcast.experiments.sweeps.store import Store
 from meshcast.hardware.errors import PlanError
+from tests.draws import drawn
 from tests.experiments.sweeps.sweeps import GRID, JOB, Counting, Lazy, sweep
 from tests.experiments.sweeps.test_sweep_rows import Stopping
-from tests.thinning import thinned
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_no_damage_to_a_part_changes_a_row(small_chunks: None, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "how",
-    thinned(
+    drawn(
         ["empty", "cut", "text", "swapped", "other sweep", "folder missing its points"], keep=("empty", "other sweep")
     ),
 )

@@ -20,8 +20,8 @@ from meshcast.experiments.sweeps.store import RANKED_BY, count_equal
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.report.figures import parts_of_step
+from tests.draws import drawn_grid
 from tests.experiments.sweeps.sweeps import GRID, JOB, Counting, Lazy, Whole, kept, sweep
-from tests.thinning import thinned_grid
 
 # ---------------------------------------------------------------------------------------------- rows
 
@@ -145,7 +145,7 @@ def test_any_number_of_workers_gives_the_same_bytes(
     assert seen == list(range(0, 33, 4)) and not parts_folder(out).exists()
 
 
-@pytest.mark.parametrize(("executor", "window"), thinned_grid([Lazy(), Whole(), ThreadPoolExecutor(3)], [1, 3, 128]))
+@pytest.mark.parametrize(("executor", "window"), drawn_grid([Lazy(), Whole(), ThreadPoolExecutor(3)], [1, 3, 128]))
 def test_anything_with_a_map_may_work(
     executor: Any, window: int, reference: Path, small_chunks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

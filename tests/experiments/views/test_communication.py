@@ -17,7 +17,7 @@ from meshcast.experiments.views.communication import communication_matrix, group
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.program.block import SUMS
 from meshcast.simulator.report.trace import write_trace
-from tests.thinning import thinned
+from tests.draws import drawn
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
@@ -83,7 +83,7 @@ def test_groupings_sum_the_same_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", thinned(["sequence-usp", "pipeline-interleaved", "data-zero-plus-plus", "all-five-axes"], keep=2)
+    "name", drawn(["sequence-usp", "pipeline-interleaved", "data-zero-plus-plus", "all-five-axes"], keep=2)
 )
 def test_the_sum_is_that_of_the_ops_in_the_trace(name: str, tmp_path: Path) -> None:
     """`predict --trace` states the buffer of every collective and message; the algorithms' totals follow."""
@@ -108,7 +108,7 @@ def test_the_sum_is_that_of_the_ops_in_the_trace(name: str, tmp_path: Path) -> N
     assert communication_matrix(report).sums == pytest.approx(dict(expected))
 
 
-@pytest.mark.parametrize("path", thinned(sorted(GOLDEN.glob("*.yaml"))[::6], keep=2), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", drawn(sorted(GOLDEN.glob("*.yaml"))[::6], keep=2), ids=lambda path: path.stem)
 def test_every_plan_has_a_matrix(path: Path) -> None:
     """Executed ops have the FLOPs of the report; ranks send to existing other ranks, each a finite number of bytes."""
     if path.stem in ("llama3-70b-dgx-h100", "pipeline-from-file"):

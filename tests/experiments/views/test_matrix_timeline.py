@@ -13,7 +13,7 @@ from meshcast.experiments.views.matrix_timeline import matrix_timeline
 from meshcast.experiments.views.timeline import UPDATE, DeviceTimeline, busy_shares, merge_bins, step_timelines
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.program.categories import EXPOSED
-from tests.thinning import thinned
+from tests.draws import drawn
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 PLANS = [
@@ -35,7 +35,7 @@ def list_passes(timeline: DeviceTimeline) -> list[tuple[Any, ...]]:
     return sorted(row for row in rows if row[2] != UPDATE)
 
 
-@pytest.mark.parametrize("name", thinned(PLANS, keep=2))
+@pytest.mark.parametrize("name", drawn(PLANS, keep=2))
 def test_actions_begin_and_end_with_their_kernels(name: str) -> None:
     report = simulate(load_job(yaml.safe_load((GOLDEN / f"{name}.yaml").read_text("utf-8"))["job"], base=GOLDEN))
     edges = np.linspace(0.0, report.play.step.span, 501)

@@ -17,7 +17,7 @@ from meshcast.simulator.costs.collectives.dispatch import Dispatch, DispatchCost
 from meshcast.simulator.costs.estimate import NOTHING
 from meshcast.validation.calibration.fit import fit
 from meshcast.validation.calibration.kernels import dispatch as reader
-from tests.thinning import thinned_grid
+from tests.draws import drawn_grid
 
 H100 = load("gpus", "h100-sxm")
 LINK, PORT = reader.links_of("h100-sxm")
@@ -182,7 +182,7 @@ def fit_models(tables, gpu, operation):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "operation"), thinned_grid(["h100-sxm", "h200-sxm", "b200-sxm", "gb200"], ["dispatch", "combine"])
+    ("gpu", "operation"), drawn_grid(["h100-sxm", "h200-sxm", "b200-sxm", "gb200"], ["dispatch", "combine"])
 )
 def test_calls_against_measurements(tables, gpu, operation):
     own, found, on = fit_models(tables, gpu, operation)

@@ -15,8 +15,8 @@ from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.flatten import FlatProgram
 from meshcast.simulator.program.program import Program
 from meshcast.simulator.scheduling.schedule import ACTION_KINDS
+from tests.draws import drawn
 from tests.simulator.plan.test_asymmetric import MIXED, REPLICAS, draw_heterogeneous, job
-from tests.thinning import thinned
 
 PROMPT = {"set": {"launch_s": 0.0}}
 """The host never keeps a GPU waiting."""
@@ -113,7 +113,7 @@ def by_hand(plan: Plan, program: Program, flat: FlatProgram, pace: Pace) -> tupl
     return max(free.values()), busy
 
 
-@pytest.mark.parametrize("name", thinned(JOBS, keep=("stages", "shares")))
+@pytest.mark.parametrize("name", drawn(JOBS, keep=("stages", "shares")))
 def test_ranks_wait_for_those_that_they_meet(name: str) -> None:
     report = simulate(JOBS[name])
     plan = report.play.plan

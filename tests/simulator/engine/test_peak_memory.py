@@ -13,8 +13,8 @@ from meshcast.simulator.ir.ops import Fragment, Memory, Op, TensorUse, UnitRun
 from meshcast.simulator.program.memory_profile import CATEGORIES, Profile, block_events, memory_events
 from tests.contract.of_tensor import LoweredLayer, activations_per_layer
 from tests.contract.played import Ideal, Played, play_job, summed_over
+from tests.draws import drawn
 from tests.strategies import examples, jobs
-from tests.thinning import thinned
 
 # ------------------------------------------------------------------------------------------------ tensor uses
 
@@ -214,7 +214,7 @@ def at_the_ends(played: Played, device: int, kind: str, t: int) -> float:
     return 0.0
 
 
-@pytest.mark.parametrize("t", thinned([2, 1, 4], keep=3))
+@pytest.mark.parametrize("t", drawn([2, 1, 4], keep=3))
 @pytest.mark.parametrize(("kind", "recompute"), LAYER.keys())
 def test_activations_of_a_whole_plan(kind: str, recompute: str, t: int) -> None:
     """Stage i of 1F1B holds p - i micro-batches of its L/p layers: the first stage as many activations as all L layers

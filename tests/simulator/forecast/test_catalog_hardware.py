@@ -5,7 +5,7 @@ import pytest
 from meshcast.hardware import clusters, load, load_cluster, nodes
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.costs.calibration.calibration import Calibration
-from tests.thinning import thinned
+from tests.draws import drawn
 
 
 def answer(cluster, gpus, **plan):
@@ -15,7 +15,7 @@ def answer(cluster, gpus, **plan):
     return simulate(load_job({**job, "batch": {"micro": 1, "sequence": 256}})).to_dict()
 
 
-@pytest.mark.parametrize("name", thinned(nodes(), keep=4))
+@pytest.mark.parametrize("name", drawn(nodes(), keep=4))
 def test_a_job_on_every_node(name):
     node = load("nodes", name)
     found = answer(f"{name}:{2 if node.nics else 1}", [node.gpu])

@@ -26,8 +26,8 @@ from meshcast.simulator.report.figures import row_of
 from meshcast.simulator.report.report import Report
 from meshcast.validation.selfcheck.drawn_jobs import draw_jobs
 from tests.contract.played import PAID, Ideal, play_job
+from tests.draws import drawn
 from tests.golden.rewrite import names, playable, stored
-from tests.thinning import thinned
 
 GPT3 = {"model": "gpt3-175b", "cluster": "dgx-a100:128", "batch": {"global": 1536, "micro": 1}}
 
@@ -36,7 +36,7 @@ def of_report(report: Report) -> StepAndMemory:
     return StepAndMemory(report.step_time, report.peak_allocated, report.peak_device, report.fit.held, report.fit.room)
 
 
-@pytest.mark.parametrize("name", thinned([name for name in [*names()][::12] if playable(name)], keep=3))
+@pytest.mark.parametrize("name", drawn([name for name in [*names()][::12] if playable(name)], keep=3))
 def test_golden_jobs(name: str) -> None:
     """Equal figures, exactly, of every twelfth golden job."""
     job = load_job(stored(name).job)

@@ -10,7 +10,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.job.framework import framework_generations, framework_names, framework_versions, load_framework
 from meshcast.simulator.job.release import find_month, generations_of
-from tests.thinning import thinned
+from tests.draws import drawn
 
 JOB: dict[str, Any] = {
     "model": "llama3.2-1b",
@@ -106,7 +106,7 @@ def test_an_older_release_is_slower() -> None:
     assert step("2022-06") > step("2023-05") > step("2023-11") > step(None)
 
 
-@pytest.mark.parametrize("name", thinned(framework_names(), keep=3))
+@pytest.mark.parametrize("name", drawn(framework_names(), keep=3))
 def test_every_profile_forecasts_in_every_generation(name: str) -> None:
     for release in (None, *(each["until"] for each in framework_generations(name)), "2020-01"):
         answer = simulate({**JOB, "framework": {"name": name, "release": release}})

@@ -21,8 +21,8 @@ from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
 from tests.contract.measure import backward_ops, forward_ops, lowered_stage, make, waits_for
 from tests.contract.played import play_job
+from tests.draws import drawn_grid
 from tests.strategies import examples, models
-from tests.thinning import thinned_grid
 
 T = 4
 MODEL = Model(layers=2, hidden=64, heads=8, vocab=128, seq=16, tied=False)
@@ -439,7 +439,7 @@ def works(ops: Iterable[Op], among: tuple[str, ...] | None = None) -> Counter[An
 
 @pytest.mark.parametrize(
     ("module", "attention", "use"),
-    thinned_grid(INSIDE, ["flash", "unfused"], ["tensor/megatron", "tensor/megatron-sp"]),
+    drawn_grid(INSIDE, ["flash", "unfused"], ["tensor/megatron", "tensor/megatron-sp"]),
 )
 @given(model=models(tensor=T, layers=2))
 @examples(10)

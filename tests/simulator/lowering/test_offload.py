@@ -21,9 +21,9 @@ from meshcast.simulator.lowering.offload import update_on_host
 from meshcast.simulator.lowering.update import UPDATE
 from tests.contract.measure import make, saved
 from tests.contract.played import Ideal, Played, play_job
+from tests.draws import drawn_grid
 from tests.simulator.engine.engines import LAUNCH, check_alike, play_by_engines
 from tests.strategies import EVERY, examples, jobs
-from tests.thinning import thinned_grid
 
 OFFLOAD = {"use": "memory/offload"}
 
@@ -148,7 +148,7 @@ def test_all_engines_agree_and_memory_is_given_back(
 
 
 @pytest.mark.parametrize(
-    ("overlap", "n", "data"), thinned_grid([True, False], [1, 2, 8], ["data/ddp", "data/zero-1", "data/fsdp"])
+    ("overlap", "n", "data"), drawn_grid([True, False], [1, 2, 8], ["data/ddp", "data/zero-1", "data/fsdp"])
 )
 def test_optimizer_states_are_stored_on_the_host(data: str, n: int, overlap: bool) -> None:
     """2 + 4 bytes per parameter stay on the GPU, sharded by the data scheme; 4 go out and 2 come back for each updated

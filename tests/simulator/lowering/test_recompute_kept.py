@@ -9,7 +9,7 @@ import pytest
 from meshcast.simulator.loading.load import load_job
 from tests.contract.measure import saved
 from tests.contract.played import Played, play_job
-from tests.thinning import thinned_grid
+from tests.draws import drawn_grid
 
 SEQUENCES = ["all-gather", "ring", "dist-flash-attn", "ulysses", "megatron-cp"]
 
@@ -42,7 +42,7 @@ def layer_bytes(played: Played) -> float:
     return next(saved(unit_run) for unit_run in played.stage_ops(0).unit_runs if unit_run.name == "layer")
 
 
-@pytest.mark.parametrize(("sequence", "inside"), thinned_grid([None, *SEQUENCES], [True, False]))
+@pytest.mark.parametrize(("sequence", "inside"), drawn_grid([None, *SEQUENCES], [True, False]))
 def test_attention_is_not_computed_again(sequence: str | None, inside: bool) -> None:
     plain, kept = (play_job(job(sequence, keep, inside)) for keep in (False, True))
     assert plain.flops("R")["attention"] == plain.flops("F")["attention"]

@@ -9,8 +9,8 @@ import pytest
 from meshcast.simulator.ir.ops import Collective, Op, Transfer
 from meshcast.simulator.job.framework import framework_names, load_framework
 from tests.contract.played import FREE, PAID, Ideal, Played, play_job
+from tests.draws import drawn
 from tests.simulator.engine.engines import check_alike, check_reports, play_by_engines
-from tests.thinning import thinned
 
 FIELD = "scatter_gather_tensors_in_pipeline"
 MODEL = {"layers": 8, "hidden": 64, "heads": 8, "ffn": 256, "vocab": 512, "seq": 32}
@@ -96,7 +96,7 @@ def test_time_of_a_chain_with_free_computation() -> None:
 
 @pytest.mark.parametrize(
     "pipeline",
-    thinned(
+    drawn(
         [
             {},
             {"use": "pipeline/interleaved-1f1b", "chunks": 2},

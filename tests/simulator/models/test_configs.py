@@ -15,8 +15,8 @@ from meshcast.simulator.models.load import find_preset, load_model, presets
 from meshcast.simulator.models.model import Model
 from tests.contract.measure import params_of
 from tests.contract.played import Played, play_job
+from tests.draws import drawn, drawn_grid
 from tests.simulator.models.configs import CONFIGS, COUNTS, PRINTED, VISION
-from tests.thinning import thinned, thinned_grid
 
 
 def read(name: str, **changes: Any) -> Model:
@@ -313,7 +313,7 @@ LAYERS = {"google/gemma-3-1b-pt": 6, "CohereLabs/c4ai-command-r7b-12-2024": 4, "
 LAYERS |= {"MiniMaxAI/MiniMax-Text-01-hf": 8, "MiniMaxAI/MiniMax-Text-01": 8}
 
 
-@pytest.mark.parametrize("name", thinned([name for name in CONFIGS if "falcon-7b" not in name], keep=4))
+@pytest.mark.parametrize("name", drawn([name for name in CONFIGS if "falcon-7b" not in name], keep=4))
 def test_all_parameters_are_held_and_sharded(name: str) -> None:
     """On one GPU all of them; with tp 2 the matrices by halves, and the vectors over the residual stream whole."""
     layers = LAYERS.get(name, 4)
@@ -391,7 +391,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "plan"), thinned_grid([name for name in CONFIGS if "falcon-7b" not in name], PLANS))
+@pytest.mark.parametrize(("name", "plan"), drawn_grid([name for name in CONFIGS if "falcon-7b" not in name], PLANS))
 def test_whole_forecasts(name: str, plan: str) -> None:
     """Steps of the first layers; a pipeline has a stage of half of them."""
     given = PLANS[plan]
@@ -402,7 +402,7 @@ def test_whole_forecasts(name: str, plan: str) -> None:
     assert low < forecast.step_time < high and 0 < forecast.mfu["causal"] < 0.8
 
 
-@pytest.mark.parametrize("name", thinned([name for name in CONFIGS if read(name).moe], keep=3))
+@pytest.mark.parametrize("name", drawn([name for name in CONFIGS if read(name).moe], keep=3))
 def test_experts_over_ranks(name: str) -> None:
     forecast = simulate(job(name, LAYERS.get(name, 4), 8, {"ep": 4, "dp": 8, "tp": 1}) | {"batch": {"global": 16}})
     assert forecast.step_time > 0

@@ -12,7 +12,7 @@ from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.load import load_model
 from meshcast.simulator.scheduling.schedule import ActionKind
 from tests.contract.played import FREE, PAID, Ideal, Played, play_job
-from tests.thinning import thinned_grid
+from tests.draws import drawn_grid
 
 WIDTH, LAYERS, HIDDEN = 32, 4, 48
 
@@ -134,7 +134,7 @@ def test_a_step_is_the_outputs_the_loss_and_1f1b(m: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("price", "options"), thinned_grid([PAID, FREE, Ideal(links=1e5, latency=1e-2)], [{}, {"recompute": False}])
+    ("price", "options"), drawn_grid([PAID, FREE, Ideal(links=1e5, latency=1e-2)], [{}, {"recompute": False}])
 )
 def test_the_engines_agree(options: dict[str, Any], price: Ideal) -> None:
     heterogeneous = {"schedule": {"use": "distmm", "branches": [2, 1], **options}}

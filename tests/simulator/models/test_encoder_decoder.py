@@ -14,8 +14,8 @@ from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
 from tests.contract.measure import params_of
 from tests.contract.played import Played, play_job
+from tests.draws import drawn_grid
 from tests.simulator.models.configs import ENCODER_DECODER_COUNTS, ENCODER_DECODERS
-from tests.thinning import thinned_grid
 
 H, A, D, F, V, INPUTS, TARGETS, BUCKETS = 32, 4, 16, 48, 128, 64, 32, 8
 WIDE = A * D
@@ -208,7 +208,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("engine", "plan"), thinned_grid(["matrices", "simpy"], PLANS))
+@pytest.mark.parametrize(("engine", "plan"), drawn_grid(["matrices", "simpy"], PLANS))
 def test_whole_forecasts(plan: str, engine: Any) -> None:
     model = from_config(ENCODER_DECODERS["google-t5/t5-base"], name="t5-base").model_dump(exclude_unset=True)
     forecast = simulate(

@@ -16,7 +16,7 @@ from meshcast.simulator.models.flops import (
 )
 from meshcast.simulator.models.load import load_model, presets
 from meshcast.simulator.models.model import Model
-from tests.thinning import thinned
+from tests.draws import drawn
 
 LENGTHS = [1, 1024, 8192, 131072]
 
@@ -33,12 +33,12 @@ GPT = [
 ]
 
 
-@pytest.fixture(params=thinned(MODELS, keep=4))
+@pytest.fixture(params=drawn(MODELS, keep=4))
 def model(request: pytest.FixtureRequest) -> Model:
     return MODELS[request.param]
 
 
-@pytest.fixture(params=thinned(PLAIN, keep=4))
+@pytest.fixture(params=drawn(PLAIN, keep=4))
 def plain(request: pytest.FixtureRequest) -> Model:
     """Dense, with full attention."""
     return MODELS[request.param]

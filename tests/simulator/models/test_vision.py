@@ -15,8 +15,8 @@ from meshcast.simulator.models.load import load_model
 from meshcast.simulator.models.model import Model
 from tests.contract.measure import params_of
 from tests.contract.played import Played, play_job
+from tests.draws import drawn_grid
 from tests.simulator.models.configs import VISION, VISION_COUNTS
-from tests.thinning import thinned_grid
 
 TOWERS = [name for name in VISION if "clip" not in name]
 
@@ -154,7 +154,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "plan"), thinned_grid(TOWERS, PLANS))
+@pytest.mark.parametrize(("name", "plan"), drawn_grid(TOWERS, PLANS))
 def test_whole_forecasts(name: str, plan: str) -> None:
     """Of the first layers; a tower that is not trained takes less time and memory."""
     model = read(name).model_dump(exclude_unset=True)

@@ -12,8 +12,8 @@ from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.ir.ops import Transfer
 from meshcast.simulator.loading.load import load_job
+from tests.draws import drawn, drawn_grid
 from tests.ideal_costs import IdealCosts
-from tests.thinning import thinned, thinned_grid
 
 MODEL = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 32000, "seq": 1024}
 MIXED = {"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]}
@@ -42,7 +42,7 @@ def answers(one: dict[str, Any]) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(
     ("stage", "schedule"),
-    thinned_grid(
+    drawn_grid(
         [
             {"tp": 2, "dp": 4},
             {"tp": 2, "dp": 4, "zero": 0},
@@ -257,7 +257,7 @@ def check_engines_agree(seed: int) -> None:
     assert 0 < matrices.hfu < 1 and matrices.mfu["causal"] <= matrices.mfu["palm"] < 1
 
 
-@pytest.mark.parametrize("seed", thinned(range(6), keep=(3,)))
+@pytest.mark.parametrize("seed", drawn(range(6), keep=(3,)))
 def test_engines_agree_on_heterogeneous_plans(seed: int) -> None:
     check_engines_agree(seed)
 

@@ -15,8 +15,8 @@ from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.ir.ops import Transfer
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.scheduling.schedule import actions_of
+from tests.draws import drawn
 from tests.ideal_costs import IdealCosts
-from tests.thinning import thinned
 
 MODEL = {"layers": 8, "hidden": 512, "heads": 16, "vocab": 32000, "seq": 1024}
 FIVE = [{"samples": n, "sequence": length} for n, length in ((16, 64), (8, 128), (4, 512), (1, 1024), (1, 2048))]
@@ -132,7 +132,7 @@ def test_two_stages_take_as_long_as_the_formula(order: list[int]) -> None:
     assert step.span == pytest.approx(wanted, rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", thinned(range(20), keep=4))
+@pytest.mark.parametrize("seed", drawn(range(20), keep=4))
 def test_random_orders_of_five_lengths_take_as_long_as_a_replay(seed: int) -> None:
     """Every pass begins when its device is free and its input has arrived."""
     rng = random.Random(seed)
@@ -166,7 +166,7 @@ def test_random_orders_of_five_lengths_take_as_long_as_a_replay(seed: int) -> No
     assert step.span == pytest.approx(max(ends.values()), rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", thinned(range(12), keep=4))
+@pytest.mark.parametrize("seed", drawn(range(12), keep=4))
 def test_engines_agree_on_drawn_orders(seed: int) -> None:
     rng = random.Random(seed)
     plan = {**rng.choice(PLANS), "sequence_parallel": rng.random() < 0.5}
@@ -181,7 +181,7 @@ def test_engines_agree_on_drawn_orders(seed: int) -> None:
         assert other.breakdown.parts == pytest.approx(found.breakdown.parts, rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize("i", thinned(range(5), keep=3))
+@pytest.mark.parametrize("i", drawn(range(5), keep=3))
 def test_a_micro_batch_in_flight_takes_the_memory_of_its_class(i: int) -> None:
     """Under GPipe one more micro-batch adds what it adds to a batch of its class alone."""
 

@@ -20,9 +20,9 @@ from meshcast.simulator.plan.by_tensor import Budget, choose, stripe_shares, swa
 from meshcast.simulator.plan.pricing import SavedTensors, StageTensors
 from meshcast.simulator.scheduling.activation_transfer import TensorChoice
 from tests.contract.played import Played, play_job
+from tests.draws import drawn_grid
 from tests.simulator.engine.engines import check_reports
 from tests.strategies import some
-from tests.thinning import thinned_grid
 
 TENSORS = st.lists(st.tuples(st.integers(1, 9), st.sampled_from([0.0, 1.0, 2.0, 5.0, math.inf])), max_size=6).map(
     lambda drawn: [SavedTensors((f"t{i}",), nbytes, seconds) for i, (nbytes, seconds) in enumerate(drawn)]
@@ -164,7 +164,7 @@ def test_where_memory_suffices_it_is_1f1b() -> None:
     assert [one.total for one in ours.peaks] == [one.total for one in other.peaks]
 
 
-@pytest.mark.parametrize(("cluster", "share"), thinned_grid([None, "dgx-1v:1"], [0.95, 0.85]))
+@pytest.mark.parametrize(("cluster", "share"), drawn_grid([None, "dgx-1v:1"], [0.95, 0.85]))
 def test_stages_fit_and_stripes_have_the_bytes_of_their_tensors(cluster: str | None, share: float) -> None:
     limit = max(plain_peaks()) * share / 2**30
     tight = job(cluster=cluster, memory_gib=limit)

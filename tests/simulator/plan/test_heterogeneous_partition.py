@@ -11,8 +11,8 @@ import pytest
 
 from meshcast.simulator import Report, simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
+from tests.draws import drawn
 from tests.simulator.plan.test_asymmetric import MIXED, MODEL, job
-from tests.thinning import thinned
 
 SHARED = SharedWork()
 LAYERS = 8
@@ -52,7 +52,7 @@ def every_partition(name: str) -> list[tuple[tuple[int, ...], Report]]:
     return found
 
 
-@pytest.mark.parametrize("name", thinned(PLANS, keep=2))
+@pytest.mark.parametrize("name", drawn(PLANS, keep=2))
 @pytest.mark.slow
 def test_by_cost_finds_the_partition_whose_slowest_stage_takes_least(name: str) -> None:
     chosen = forecast(PLANS[name], partition="by-cost")
@@ -61,7 +61,7 @@ def test_by_cost_finds_the_partition_whose_slowest_stage_takes_least(name: str) 
     assert slowest_stage(chosen) == pytest.approx(least, rel=0.01)
 
 
-@pytest.mark.parametrize("name", thinned(PLANS, keep=("degrees",)))
+@pytest.mark.parametrize("name", drawn(PLANS, keep=("degrees",)))
 def test_by_cost_finds_nearly_the_fastest_step(name: str) -> None:
     """The bubble of the pipeline, which by-cost does not weigh, is less than a tenth."""
     chosen = forecast(PLANS[name], partition="by-cost")

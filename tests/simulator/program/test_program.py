@@ -41,8 +41,8 @@ from meshcast.simulator.report.breakdown import breakdown
 from meshcast.simulator.scheduling.schedule import Action, PassDurations, PipelineShape, Schedule
 from tests.contract.measure import backward_ops, forward_ops, side_ops_of
 from tests.contract.played import FREE, PAID, Ideal, Played, play_job, summed_over
+from tests.draws import drawn_grid
 from tests.strategies import changed, examples, jobs
-from tests.thinning import thinned_grid
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 16}
 SLOW = Ideal(links=1e5)
@@ -281,7 +281,7 @@ def test_the_update_comes_last_and_clips_together(job: dict[str, Any]) -> None:
     assert len(set(norms)) <= 1
 
 
-@pytest.mark.parametrize(("tied", "pp", "chunks", "zero"), thinned_grid([True, False], [1, 2, 4], [1, 2], [0, 1]))
+@pytest.mark.parametrize(("tied", "pp", "chunks", "zero"), drawn_grid([True, False], [1, 2, 4], [1, 2], [0, 1]))
 def test_a_tied_embedding_is_summed_between_the_ends(tied: bool, pp: int, chunks: int, zero: int) -> None:
     """Only with a pipeline: the first and the last device sum the gradients of their two copies, no other device."""
     plan = {"pp": pp, "tp": 2, "chunks": chunks, "zero": zero}

@@ -27,7 +27,7 @@ from meshcast.simulator.report.report import Report
 from meshcast.simulator.report.trace import write_rank_traces, write_trace
 from meshcast.simulator.report.tracing.lanes import HOST, RECEIVES, THREADS, describe_ranks, thin_samples
 from meshcast.simulator.report.tracing.names import name_kernel
-from tests.thinning import thinned
+from tests.draws import drawn
 
 MODEL = {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
 BASE = {"model": MODEL, "cluster": "dgx-h100:1", "batch": {"global": 8, "micro": 1}}
@@ -428,7 +428,7 @@ def test_thinning_keeps_peaks_and_both_ends() -> None:
 # --------------------------------------------------------------------------------------------- files
 
 
-@pytest.mark.parametrize("name", thinned(JOBS, keep=4))
+@pytest.mark.parametrize("name", drawn(JOBS, keep=4))
 def test_compressed_and_plain_hold_the_same_bytes(name: str, folder: Path) -> None:
     plain, first, second = (folder / f"{name}{end}" for end in ("-a.json", "-b.json.gz", "-c.JSON.GZ"))
     write_trace(report(name), plain)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshcast.simulator.runs.failures import FailingUnits, Failure, FailureLog
-from tests.thinning import thinned
+from tests.draws import drawn
 
 DAY = 86_400.0
 
@@ -24,7 +24,7 @@ def test_exponential_failures_come_at_the_rate_of_all_units() -> None:
     assert {one.nodes[0] for one in found} == set(range(125))
 
 
-@pytest.mark.parametrize("shape", thinned([0.7, 1.5, 3.0], keep=3))
+@pytest.mark.parametrize("shape", drawn([0.7, 1.5, 3.0], keep=3))
 def test_weibull_failures_renew_every_unit(shape: float) -> None:
     """Units that are all new fail as the renewal function says: at first by F(t), in the long run by t / mean."""
     units = FailingUnits("gpu", 4000, 100.0, shape, 1, 500)

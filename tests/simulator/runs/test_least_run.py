@@ -13,7 +13,7 @@ from meshcast.simulator.runs.answer import RunAnswer
 from meshcast.simulator.runs.inputs import make_run, replace_run_keys
 from meshcast.simulator.runs.least_run import LeastRun
 from meshcast.simulator.runs.training import simulate_run
-from tests.thinning import thinned
+from tests.draws import drawn
 
 JOB: dict[str, Any] = {"model": {"preset": "llama3-8b", "layers": 4}, "cluster": "dgx-h100:4"}
 
@@ -49,7 +49,7 @@ def draw_run(rng: random.Random) -> dict[str, Any]:
     return run | {"recovery": recovery, "failures": failures, "stragglers": stragglers}
 
 
-@pytest.mark.parametrize("start", thinned(range(0, 48, 6), keep=4))
+@pytest.mark.parametrize("start", drawn(range(0, 48, 6), keep=4))
 def test_no_run_is_shorter_than_its_bound(start: int) -> None:
     for number in range(start, start + 6):
         rng = random.Random(number)

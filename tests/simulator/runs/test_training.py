@@ -12,7 +12,7 @@ from meshcast.simulator.runs.formulas import daly_interval, expected_goodput, ex
 from meshcast.simulator.runs.span import CheckpointTier
 from meshcast.simulator.runs.stragglers import Episodes, Jitter
 from meshcast.simulator.runs.training import TIMES, RunSetting, SimulatedRun, simulate_run
-from tests.thinning import thinned
+from tests.draws import drawn
 
 HOUR = 3600.0
 STEP = 20.0
@@ -182,7 +182,7 @@ def check_daly(d: float, restart: float, runs: int) -> None:
     assert goodput(setting, runs) == pytest.approx(expected_goodput(every * STEP, d, restart, HOUR), rel=0.01)
 
 
-@pytest.mark.parametrize(("d", "restart"), thinned([(30.0, 300.0), (120.0, 60.0)], keep=2))
+@pytest.mark.parametrize(("d", "restart"), drawn([(30.0, 300.0), (120.0, 60.0)], keep=2))
 def test_goodput_is_that_of_dalys_formula(d: float, restart: float) -> None:
     check_daly(d, restart, 12)
 
@@ -217,7 +217,7 @@ def independent(shape: float, every: int, d: float, restart: float, segments: in
     return segments * every * STEP / now
 
 
-@pytest.mark.parametrize("shape", thinned([0.7, 1.5, 3.0], keep=3))
+@pytest.mark.parametrize("shape", drawn([0.7, 1.5, 3.0], keep=3))
 def test_weibull_failures_beside_an_independent_simulation(shape: float) -> None:
     every, d, restart = 24, 30.0, 120.0
     setting = RunSetting(

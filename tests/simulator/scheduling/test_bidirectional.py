@@ -32,10 +32,10 @@ from meshcast.simulator.report.report import Report
 from meshcast.simulator.scheduling.schedule import Action, OverlappedPasses, PipelineShape, Schedule, ScheduleItem
 from meshcast.validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
 from tests.contract.played import Ideal, Played, play_job
+from tests.draws import drawn_grid
 from tests.simulator.engine.engines import LAUNCH, WAYS, check_alike, check_reports, play_by_engines
 from tests.simulator.scheduling.bidirectional import job
 from tests.strategies import PAIRED, PRICES, SECONDS, TWO_WAYS, examples, jobs
-from tests.thinning import thinned_grid
 
 
 def made(use: str, chunks: int | None = None) -> Schedule:
@@ -377,7 +377,7 @@ def unpaired(program_of: Played, price: Ideal) -> float:
     return longest_path(flatten(program)).span
 
 
-@pytest.mark.parametrize(("links", "use"), thinned_grid([2e6, 1e7, 5e7], ["pipeline/dualpipe", "pipeline/dualpipe-v"]))
+@pytest.mark.parametrize(("links", "use"), drawn_grid([2e6, 1e7, 5e7], ["pipeline/dualpipe", "pipeline/dualpipe-v"]))
 def test_overlap_hides_token_dispatch_and_combine(use: str, links: float) -> None:
     schemes = [
         {"use": use, "over": "pp"},

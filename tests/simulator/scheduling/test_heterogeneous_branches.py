@@ -21,8 +21,8 @@ from meshcast.simulator.program.program import one_of
 from meshcast.simulator.program.timetable import timetable
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 from tests.contract.played import PAID, play_job
+from tests.draws import drawn
 from tests.simulator.plan.test_asymmetric import HOP, play_ideally
-from tests.thinning import thinned
 
 VISION = {"name": "vision", "layers": 4, "hidden": 256, "heads": 4, "tokens": 128, "input_width": 48}
 TEXT = {"name": "text", "layers": 0, "tokens": 128}
@@ -144,7 +144,7 @@ def check_engines_agree(seed: int) -> None:
     assert all(peak.left == 0 for peak in matrices.play.peaks)
 
 
-@pytest.mark.parametrize("seed", thinned(range(6), keep=2))
+@pytest.mark.parametrize("seed", drawn(range(6), keep=2))
 def test_engines_agree_on_heterogeneous_branches(seed: int) -> None:
     check_engines_agree(seed)
 

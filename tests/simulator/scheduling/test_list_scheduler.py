@@ -31,9 +31,9 @@ from meshcast.simulator.scheduling.schedule import (
 )
 from meshcast.validation.pipelines.cases import answer
 from tests.contract.played import PAID
+from tests.draws import drawn_grid
 from tests.simulator.engine.engines import check_reports
 from tests.strategies import SECONDS, examples
-from tests.thinning import thinned_grid
 
 
 def schedule(name: str, **options: Any) -> Schedule:
@@ -111,7 +111,7 @@ def test_with_few_micro_batches_zb_auto_ends_with_a_single_w(
     assert max(found["in_flight_w"]) <= m
 
 
-@pytest.mark.parametrize(("p", "rounds"), thinned_grid([1, 2, 3, 4, 8], [2, 3, 5]))
+@pytest.mark.parametrize(("p", "rounds"), drawn_grid([1, 2, 3, 4, 8], [2, 3, 5]))
 def test_zb_auto_with_equal_passes_is_zb_h1_and_idles_nowhere_in_twice_the_memory(p: int, rounds: int) -> None:
     case = {"p": p, "m": rounds * p, "t_f": 1, "t_b": 1, "t_w": 1}
     plain, auto = (answer({**case, "schedule": name}) for name in ("zb-h1", "zb-auto"))

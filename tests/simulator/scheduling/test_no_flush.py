@@ -33,10 +33,10 @@ from meshcast.simulator.scheduling.no_flush import (
 from meshcast.simulator.scheduling.schedule import Action, PipelineShape, actions_of
 from meshcast.validation.pipelines.cases import ScheduleCase, answer, count_weight_versions, period, replay
 from tests.contract.played import FREE, PAID, Ideal, Played, play_job
+from tests.draws import drawn_grid
 from tests.simulator.engine.engines import LAUNCH, check_alike, on_catalog, play_by_engines, simulate_by_engines
 from tests.simulator.scheduling.no_flush_jobs import job, shipped
 from tests.strategies import NO_FLUSH, PRICES, SECONDS, examples, jobs, shapes
-from tests.thinning import thinned_grid
 
 USES = ("pipeline/pipedream", "pipeline/pipedream-2bw")
 both = pytest.mark.parametrize("use", USES)
@@ -213,7 +213,7 @@ def computing(run: Played) -> list[float]:
 @both
 @pytest.mark.parametrize(
     ("sizes", "partition"),
-    thinned_grid([(1, 1), (1, 6), (2, 2), (3, 7), (4, 4), (4, 9), (4, 64)], ["even", "uneven"]),
+    drawn_grid([(1, 1), (1, 6), (2, 2), (3, 7), (4, 4), (4, 9), (4, 64)], ["even", "uneven"]),
 )
 def test_with_free_communication_a_step_is_the_computation_of_the_slowest_device(
     use: str, sizes: tuple[int, int], partition: str
@@ -246,7 +246,7 @@ def updates_of(run: Played, device: int) -> list[list[int]]:
 
 
 @both
-@pytest.mark.parametrize(("data", "overlap"), thinned_grid([{"zero": 0}, {"zero": 1}, {"fsdp": True}], [True, False]))
+@pytest.mark.parametrize(("data", "overlap"), drawn_grid([{"zero": 0}, {"zero": 1}, {"fsdp": True}], [True, False]))
 def test_an_update_has_its_device_for_itself(use: str, overlap: bool, data: dict[str, Any]) -> None:
     """It begins after the reduction of the gradients, and the all-gather of weights follows it: nothing overlaps it."""
     framework = {"overlap": {"dp": overlap, "pp": overlap}}

@@ -19,10 +19,10 @@ from meshcast.simulator.scheduling.no_flush import (
 )
 from meshcast.simulator.scheduling.schedule import PipelineShape, actions_of
 from tests.contract.played import FREE, PAID, play_job
+from tests.draws import drawn
 from tests.simulator.engine.engines import check_alike, play_by_engines
 from tests.simulator.scheduling.no_flush_jobs import job, shipped
 from tests.strategies import PRICES, examples
-from tests.thinning import thinned
 
 ZERO_BUBBLE = ("zb-h1", "zb-h2", "zb-v", "zb-auto", "v-half", "v-min")
 
@@ -36,7 +36,7 @@ def lifted(name: str, pp: int = 4, m: int = 12, **more: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", thinned(ZERO_BUBBLE, keep=3))
+@pytest.mark.parametrize("name", drawn(ZERO_BUBBLE, keep=3))
 def test_post_validation_repeats_the_order_of_a_batch(name: str) -> None:
     played = play_job(lifted(name))
     plain = play_job(job(name, 4, 12))

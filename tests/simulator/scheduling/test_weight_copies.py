@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from meshcast.simulator.ir.ops import COMPUTE, Collective
 from meshcast.validation.pipelines.cases import ScheduleCase, answer, replay
 from tests.contract.played import PAID, Ideal, Played, play_job
+from tests.draws import drawn_grid
 from tests.simulator.engine.engines import check_alike, play_by_engines
 from tests.simulator.scheduling.bidirectional import job
 from tests.strategies import BIDIRECTIONAL, PRICES, SECONDS, TWO_WAYS, examples, jobs
-from tests.thinning import thinned_grid
 
 # ------------------------------------------------------------------------------------------ two copies of the weights
 
@@ -44,7 +44,7 @@ def summed(played: Played, device: int) -> list[Collective]:
 
 @pytest.mark.parametrize(
     ("of_pipeline", "of_data", "tied"),
-    thinned_grid(SYNCS, [("data/ddp", 1), ("data/zero-1", 2), ("data/fsdp", 2)], [False, True]),
+    drawn_grid(SYNCS, [("data/ddp", 1), ("data/zero-1", 2), ("data/fsdp", 2)], [False, True]),
 )
 def test_two_directions_hold_and_reduce_everything_twice(
     of_pipeline: tuple[str, str], of_data: tuple[str, int], tied: bool

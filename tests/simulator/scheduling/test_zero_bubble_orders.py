@@ -19,9 +19,9 @@ from meshcast.simulator.scheduling.schedule import (
     Schedule,
     actions_of,
 )
+from tests.draws import drawn
 from tests.simulator.scheduling.static_orders import TIMES, bubbles, near, played, shipped
 from tests.strategies import SECONDS, some
-from tests.thinning import thinned
 
 
 @pytest.mark.parametrize(("p", "times"), some([*product(range(1, 9), TIMES)], 5))
@@ -62,7 +62,7 @@ CONFIGURATIONS = [
 tables 5 and 6."""
 
 
-@pytest.mark.parametrize(("shape", "times", "rates"), thinned(CONFIGURATIONS, keep=4))
+@pytest.mark.parametrize(("shape", "times", "rates"), drawn(CONFIGURATIONS, keep=4))
 def test_the_zero_bubble_papers_configurations(
     shape: tuple[int, int], times: tuple[float, ...], rates: tuple[float, ...]
 ) -> None:
@@ -72,7 +72,7 @@ def test_the_zero_bubble_papers_configurations(
 
 @pytest.mark.parametrize(
     ("at", "v", "rate"),
-    thinned(
+    drawn(
         [
             (0, 3, 0.1055),
             (1, 3, 0.0818),
@@ -175,7 +175,7 @@ UNALIKE = (8, 16, (1, 1, 2), 144)
 """An order that takes all passes for equally long takes 145."""
 
 
-@pytest.mark.parametrize(("p", "m", "times", "makespan"), thinned(OF_THE_AUTHORS, [*OF_THE_AUTHORS[::5], UNALIKE]))
+@pytest.mark.parametrize(("p", "m", "times", "makespan"), drawn(OF_THE_AUTHORS, [*OF_THE_AUTHORS[::5], UNALIKE]))
 def test_v_half_is_no_slower_than_the_order_of_its_authors(
     p: int, m: int, times: tuple[float, float, float], makespan: float
 ) -> None:

@@ -12,9 +12,9 @@ from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import BYTES, Collective
 from tests.contract.played import Played, play_job
 from tests.contract.step_dataflow import step_problems
+from tests.draws import drawn_grid
 from tests.simulator.engine.engines import check_alike, play_by_engines
 from tests.strategies import PRICES, examples
-from tests.thinning import thinned_grid
 
 MODEL = {"layers": 8, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "tied": False}
 FORWARD_FIRST = ("gpipe", "breadth-first")
@@ -50,7 +50,7 @@ def whole(played: Played, device: int, dtype: str) -> int:
     return sum(param.size for param in played.held(device)) * BYTES[dtype]
 
 
-@pytest.mark.parametrize(("m", "schedule"), thinned_grid([4, 6, 9], ["1f1b", "zb-h1", *FORWARD_FIRST]))
+@pytest.mark.parametrize(("m", "schedule"), drawn_grid([4, 6, 9], ["1f1b", "zb-h1", *FORWARD_FIRST]))
 def test_under_a_pipeline_weights_move_once_per_step(schedule: str, m: int) -> None:
     played = play_job(job(schedule, m))
     gathers = 2 if schedule in FORWARD_FIRST else 1

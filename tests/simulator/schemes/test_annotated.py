@@ -14,8 +14,8 @@ from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Op
 from tests.contract.measure import forward_ops, params_of
 from tests.contract.played import Played, play_job
+from tests.draws import drawn_grid
 from tests.simulator.schemes.drawn_tables import DrawnJob, draw_job
-from tests.thinning import thinned_grid
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt3-5b": {"preset": "gpt3-5b", "layers": 4},
@@ -53,7 +53,7 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "mesh", "regather"),
-    thinned_grid(MODELS, [{"tp": 8}, {"pp": 2, "tp": 4}, {"x": 2, "y": 4}], [False, True]),
+    drawn_grid(MODELS, [{"tp": 8}, {"pp": 2, "tp": 4}, {"x": 2, "y": 4}], [False, True]),
     ids=str,
 )
 def test_tables_reproduce_megatron(name: str, mesh: dict[str, int], regather: bool) -> None:
@@ -90,7 +90,7 @@ def test_a_table_reproduces_3d(name: str, regather: bool) -> None:
     assert one == other
 
 
-@pytest.mark.parametrize(("name", "data"), thinned_grid(MODELS, ["ddp", "zero-1", "zero-3", "fsdp", "mics"]))
+@pytest.mark.parametrize(("name", "data"), drawn_grid(MODELS, ["ddp", "zero-1", "zero-3", "fsdp", "mics"]))
 def test_a_data_scheme_on_an_annotated_axis_is_that_data_scheme(name: str, data: str) -> None:
     mesh, plain = {"dp": 8}, {"use": f"data/{data}", "over": "dp"}
     table = {"divide": {"all": {"dp": "b"}}}

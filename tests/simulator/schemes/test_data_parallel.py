@@ -12,7 +12,7 @@ from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.ir.ops import Collective
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from tests.contract.played import FREE, Ideal, Played, play_job
-from tests.thinning import thinned_grid
+from tests.draws import drawn_grid
 
 N, S, H, V = 4, 16, 64, 128
 MODEL = {"layers": 4, "hidden": H, "heads": 4, "vocab": V, "seq": S, "positions": "rope", "norm": "rmsnorm"}
@@ -128,7 +128,7 @@ def test_with_free_links_a_step_is_its_computing(engine: Engine) -> None:
     assert played.step.span == pytest.approx(3 * (sum(forward) + sum(backward)) + update)
 
 
-@pytest.mark.parametrize(("engine", "overlap"), thinned_grid(["simpy", "sweep", "matrices"], [True, False]))
+@pytest.mark.parametrize(("engine", "overlap"), drawn_grid(["simpy", "sweep", "matrices"], [True, False]))
 def test_with_free_computing_a_step_is_its_traffic(engine: Engine, overlap: bool) -> None:
     """3 M in every micro-batch, and the norm's four bytes."""
     links = 1e6

@@ -23,8 +23,8 @@ from meshcast.simulator.program.program import Program
 from meshcast.simulator.report.report import Report
 from tests.contract.measure import sent
 from tests.contract.played import FREE, Ideal, Played, play_job
+from tests.draws import drawn_grid
 from tests.strategies import examples
-from tests.thinning import thinned_grid
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 4, "vocab": 128, "seq": 16, "tied": False}
 
@@ -223,7 +223,7 @@ def test_horovod_keeps_a_buffer_and_no_states_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("use", "schedule"),
-    thinned_grid(
+    drawn_grid(
         ["data/horovod", "data/weight-update-sharding", "data/local-sgd", "data/power-sgd"],
         ["1f1b", "zb-h1", "dualpipev"],
     ),

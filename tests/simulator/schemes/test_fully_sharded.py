@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from meshcast.simulator.ir.ops import Collective
 from tests.contract.played import Played, play_job
+from tests.draws import drawn_grid
 from tests.strategies import examples
-from tests.thinning import thinned_grid
 
 MODEL = {"layers": 7, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "tied": False}
 
@@ -76,7 +76,7 @@ def test_two_units_are_whole_at_a_time(unit: int) -> None:
     assert played.category_peak(0, "parameters") == pytest.approx(2 * unit * each, rel=0.01)
 
 
-@pytest.mark.parametrize(("pipeline", "unit"), thinned_grid(["pipeline/1f1b", "pipeline/zb-h1"], [1, 2, 4]))
+@pytest.mark.parametrize(("pipeline", "unit"), drawn_grid(["pipeline/1f1b", "pipeline/zb-h1"], [1, 2, 4]))
 def test_engines_agree(unit: int, pipeline: str) -> None:
     plan = job(unit, pipeline, memory=("memory/recompute-selective",))
     slow, fast = (play_job(plan, engine=engine) for engine in ("simpy", "matrices"))

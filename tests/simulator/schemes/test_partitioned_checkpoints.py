@@ -14,7 +14,7 @@ from tests.contract.measure import make, sent
 from tests.contract.placement import Contents
 from tests.contract.played import Ideal, Played, play_job
 from tests.contract.step_dataflow import step_problems
-from tests.thinning import thinned_grid
+from tests.draws import drawn_grid
 
 LAYERS, SEQUENCE, HIDDEN = 4, 32, 64
 PLACES = ["gpu", "cpu"]
@@ -42,7 +42,7 @@ def input_bytes() -> int:
     return 2 * SEQUENCE * HIDDEN
 
 
-@pytest.mark.parametrize(("place", "p"), thinned_grid(PLACES, [2, 4]))
+@pytest.mark.parametrize(("place", "p"), drawn_grid(PLACES, [2, 4]))
 def test_every_layer_gathers_its_input_once_and_keeps_a_part(place: str, p: int) -> None:
     plain, played = play("no", p=p), play(place, p=p)
     mesh, nbytes = played.plan.mesh, input_bytes()
@@ -61,7 +61,7 @@ def test_every_layer_gathers_its_input_once_and_keeps_a_part(place: str, p: int)
     assert played.times.span > plain.times.span
 
 
-@pytest.mark.parametrize(("place", "attention"), thinned_grid(PLACES, ["flash", "unfused"]))
+@pytest.mark.parametrize(("place", "attention"), drawn_grid(PLACES, ["flash", "unfused"]))
 def test_data_flow(place: str, attention: str) -> None:
     mesh = Mesh({"tp": 4})
     schemes = [make("memory/recompute-full", mesh, partition=place), make("tensor/megatron", mesh, ("tp",))]

@@ -12,7 +12,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import Collective
 from meshcast.simulator.loading.load import load_job
 from tests.contract.played import play_job
-from tests.thinning import thinned
+from tests.draws import drawn
 
 # ---------------------------------------------------------------------------------------------- whole jobs
 
@@ -68,7 +68,7 @@ JOBS = [
 """Helpers leave out blocks that unfused kernels compute."""
 
 
-@pytest.mark.parametrize(("name", "variant"), thinned(JOBS, keep=2), ids=str)
+@pytest.mark.parametrize(("name", "variant"), drawn(JOBS, keep=2), ids=str)
 def test_whole_jobs_do_all_work_once_and_leave_no_memory(name: str, variant: dict[str, Any]) -> None:
     played = play_job(a_job(name, **variant))
     assert all(peak.left == 0 for peak in played.peaks)

@@ -15,9 +15,9 @@ from meshcast.simulator.models.model import Model
 from meshcast.simulator.report.tracing.lanes import THREADS
 from tests.contract.measure import forward_ops, lowered_stage, make, waits_for
 from tests.contract.of_sequence import efficiency, of_family
+from tests.draws import drawn_grid
 from tests.ideal_costs import IdealCosts
 from tests.simulator.schemes.ring_layers import ORDERS, attending, layer, sent_by, under
-from tests.thinning import thinned_grid
 
 
 def timeline(ops: Sequence[Op], seconds: Callable[[Op], float]) -> float:
@@ -37,7 +37,7 @@ def timeline(ops: Sequence[Op], seconds: Callable[[Op], float]) -> float:
     return free[COMPUTE]
 
 
-@pytest.mark.parametrize(("rate", "p", "order"), thinned_grid([0.2, 1.0, 3.0], [2, 4, 6], ORDERS))
+@pytest.mark.parametrize(("rate", "p", "order"), drawn_grid([0.2, 1.0, 3.0], [2, 4, 6], ORDERS))
 def test_a_step_of_a_ring_takes_its_block_or_its_transfer(order: str, p: int, rate: float) -> None:
     """T = sum of max(block, transfer) over all steps but the last, which sends nothing: forward."""
     unit_run = layer("ring", p, balance=order)
@@ -51,7 +51,7 @@ def test_a_step_of_a_ring_takes_its_block_or_its_transfer(order: str, p: int, ra
     assert timeline(attending(unit_run), seconds) == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize(("rate", "p", "order"), thinned_grid([0.2, 0.7, 3.0], [2, 4, 6], ORDERS))
+@pytest.mark.parametrize(("rate", "p", "order"), drawn_grid([0.2, 0.7, 3.0], [2, 4, 6], ORDERS))
 def test_a_step_back_takes_its_block_or_its_message(order: str, p: int, rate: float) -> None:
     """Blocks come in the other order; the last message, the gradients', is waited for."""
     unit_run = layer("ring", p, balance=order)

@@ -21,16 +21,16 @@ from meshcast.simulator.report.trace import write_trace
 from meshcast.simulator.schemes.data.shared.gather_plan import GatheredWeights, find_modules
 from tests.contract.measure import lowered_stage, make
 from tests.contract.played import FREE, Ideal, play_job
+from tests.draws import drawn_grid
 from tests.simulator.schemes.sharded_jobs import LAYER, LAYERS, UNITS, H, V, data_ops, job_of, wire
 from tests.strategies import EVERY, examples, jobs
-from tests.thinning import thinned_grid
 
 # ----------------------------------------------------------------------------------------------------------- prefetch
 
 DEPTHS = (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize(("batch", "depth"), thinned_grid([1, 3], DEPTHS))
+@pytest.mark.parametrize(("batch", "depth"), drawn_grid([1, 3], DEPTHS))
 def test_every_level_of_prefetch_is_one_more_whole_unit(depth: int, batch: int) -> None:
     played = play_job(job_of("data/fsdp", {"dp": 4}, batch, prefetch=depth))
     assert played.category_peak(0, "parameters") == (depth + 1) * 2 * LAYER
@@ -59,7 +59,7 @@ def test_prefetch_is_never_slower_where_nothing_is_shared(rate: float, batch: in
     assert len(bytes_sent) == 1
 
 
-@pytest.mark.parametrize(("rate", "depth"), thinned_grid([1e6, 1e7, 1e8], DEPTHS))
+@pytest.mark.parametrize(("rate", "depth"), drawn_grid([1e6, 1e7, 1e8], DEPTHS))
 def test_a_forward_pass_by_hand(depth: int, rate: float) -> None:
     """A gather begins when the one before has ended and the unit that far ahead of it begins; a unit computes when the
     one before has, and its weights have come."""
@@ -87,7 +87,7 @@ def test_a_forward_pass_by_hand(depth: int, rate: float) -> None:
     assert [times.end[n] for n in gathers] == pytest.approx(came)
 
 
-@pytest.mark.parametrize(("rate", "depth"), thinned_grid([1e6, 1e7], DEPTHS))
+@pytest.mark.parametrize(("rate", "depth"), drawn_grid([1e6, 1e7], DEPTHS))
 def test_nothing_computes_before_its_weights_have_come(depth: int, rate: float) -> None:
     """Forward and backward, in every micro-batch, however far ahead they were gathered."""
     played = play_job(job_of("data/fsdp", {"dp": 4}, 2, prefetch=depth), Ideal(links=rate))
@@ -183,7 +183,7 @@ def coordinate(sizes: list[int], bucket: int, live_limit: int) -> int:
 
 @pytest.mark.parametrize(
     ("max_live", "bucket"),
-    thinned_grid(
+    drawn_grid(
         [MATRIX, 4 * MATRIX, 4 * MATRIX + 1, LAYER, 2 * LAYER, 1_000_000_000],
         [0, 1, MATRIX, 4 * MATRIX + 1, LAYER, 50_000_000],
     ),
@@ -238,7 +238,7 @@ def gathered_in_recompute(distance: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("distance", "use"),
-    thinned_grid(
+    drawn_grid(
         [1, H + 1, MATRIX, 4 * MATRIX, 8 * MATRIX, 16 * MATRIX + H + 1, LAYER, 2 * LAYER],
         ["data/zero-3", "data/zero-infinity"],
     ),
@@ -287,7 +287,7 @@ def buckets_of(limit: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("limit", "use"),
-    thinned_grid(
+    drawn_grid(
         [0, H, MATRIX, 4 * MATRIX, 4 * MATRIX + H, 5 * MATRIX, LAYER],
         ["data/zero-3", "data/zero-infinity", "data/zero-plus-plus"],
     ),

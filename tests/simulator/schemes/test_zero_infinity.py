@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, Gemm, HostCopy, HostUpdate, Op
 from tests.contract.played import Ideal, Played, play_job
+from tests.draws import drawn_grid
 from tests.simulator.engine.engines import LAUNCH, check_alike, play_by_engines
 from tests.strategies import EVERY, examples, jobs
-from tests.thinning import thinned_grid
 
 USE = "data/zero-infinity"
 
@@ -37,7 +37,7 @@ def moved(found: Played, back: bool, to: str | None = None) -> int:
     return sum(work.nbytes for work in works if work.back == back and to in (None, work.to))
 
 
-@pytest.mark.parametrize(("batches", "n"), thinned_grid([1, 3], [2, 4, 8, 64]))
+@pytest.mark.parametrize(("batches", "n"), drawn_grid([1, 3], [2, 4, 8, 64]))
 def test_two_shards_of_the_weights_come_and_one_of_the_gradients_goes(n: int, batches: int) -> None:
     """2 M/N down and M/N up, per rank and micro-batch."""
     found = play_job(job(n, batches, "bf16"))
@@ -80,7 +80,7 @@ def _linear(op: Op) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "parameters", "overlap"), thinned_grid(["cpu", "nvme"], ["gpu", "cpu", "nvme"], [True, False])
+    ("optimizer", "parameters", "overlap"), drawn_grid(["cpu", "nvme"], ["gpu", "cpu", "nvme"], [True, False])
 )
 def test_states_are_stored_where_the_options_state(parameters: str, optimizer: str, overlap: bool) -> None:
     n = 4
@@ -131,7 +131,7 @@ def gemms(found: Played) -> dict[str, float]:
     return flops
 
 
-@pytest.mark.parametrize(("n", "tiles", "recompute"), thinned_grid([1, 4], [2, 3, 8], [True, False]))
+@pytest.mark.parametrize(("n", "tiles", "recompute"), drawn_grid([1, 4], [2, 3, 8], [True, False]))
 def test_tiles_do_the_same_work_in_less_memory(n: int, tiles: int, recompute: bool) -> None:
     """The matrices of the MLP have 4 h^2 elements, their tiles 1/T of these (section 5.1.3)."""
     whole, tiled = job(n, max_live=0), job(n, max_live=0, reduce_bucket=0, tiles=tiles)

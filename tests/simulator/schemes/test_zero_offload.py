@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, HostCopy, HostUpdate, Op
 from tests.contract.played import Ideal, Played, play_job
+from tests.draws import drawn_grid
 from tests.simulator.engine.engines import LAUNCH, check_alike, play_by_engines
 from tests.strategies import EVERY, examples, jobs
-from tests.thinning import thinned_grid
 
 USE = "data/zero-offload"
 DELAYED = {"delayed_update": True}
@@ -41,7 +41,7 @@ def updates(found: Played) -> list[tuple[int, Op]]:
     return [(n, op) for n, op in found.instances() if op.name.startswith("adam")]
 
 
-@pytest.mark.parametrize(("n", "batches", "delayed"), thinned_grid([1, 2, 8], [1, 3], [False, True]))
+@pytest.mark.parametrize(("n", "batches", "delayed"), drawn_grid([1, 2, 8], [1, 3], [False, True]))
 def test_four_bytes_a_parameter_go_over_the_links(n: int, batches: int, delayed: bool) -> None:
     """2 M of gradients out and 2 M of weights back, for M parameters (section 4.2), by all ranks together."""
     found = play_job(job(n, batches, delayed_update=delayed))
@@ -147,7 +147,7 @@ def test_all_engines_agree_and_memory_is_given_back(drawn: dict[str, Any], delay
 # ------------------------------------------------------------------------------------------------ FSDP
 
 
-@pytest.mark.parametrize(("batches", "replicas"), thinned_grid([1, 3], [1, 2]))
+@pytest.mark.parametrize(("batches", "replicas"), drawn_grid([1, 3], [1, 2]))
 def test_fsdp_copies_shards_in_before_each_gather_and_gradients_out(batches: int, replicas: int) -> None:
     ranks = 4
     config = job(ranks * replicas, batches, "data/fsdp")

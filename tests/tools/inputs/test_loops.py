@@ -17,7 +17,7 @@ from meshcast.simulator.formats.launch.launch_file import LaunchOptions, reading
 from meshcast.simulator.formats.launch.programs.registry import EXPORTS
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job, read_launch_job
-from tests.thinning import thinned
+from tests.draws import drawn
 from tools.inputs.corpus import PROGRAMS, PublicFile, load_corpus
 from tools.inputs.judge import read_command
 from tools.pages.inputs import write_small_file
@@ -59,7 +59,7 @@ def read_jobs(program: str, folder: Path) -> Iterator[tuple[PublicFile, Imported
             break
 
 
-@pytest.mark.parametrize("program", thinned(PROGRAMS, {"torchtitan", "axolotl", "accelerate", "nemo"}))
+@pytest.mark.parametrize("program", drawn(PROGRAMS, {"torchtitan", "axolotl", "accelerate", "nemo"}))
 def test_a_file_that_is_written_again_is_the_same_job(program: str, tmp_path: Path) -> None:
     """What a program cannot say stands in the header, and is what the file had assumed."""
     for entry, imported, job in read_jobs(program, tmp_path):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.draws import drawn
 from tests.fuzz.launch_lines import drop_lines, mutate_states, read_text
-from tests.thinning import thinned
 from tools.inputs.corpus import PROGRAMS, load_corpus
 from tools.pages.inputs import write_small_file
 
@@ -17,7 +17,7 @@ EACH = 4
 """Files of a program of which every line is dropped."""
 
 
-@pytest.mark.parametrize("program", thinned(PROGRAMS, 4))
+@pytest.mark.parametrize("program", drawn(PROGRAMS, 4))
 def test_a_dropped_line_changes_the_job_or_was_listed_without_influence(program: str, tmp_path: Path) -> None:
     entries = [entry for entry in CORPUS if entry.program == program]
     for entry in entries[:: -(-len(entries) // EACH)] if entries else ():

@@ -11,7 +11,7 @@ from matplotlib import image
 
 from meshcast.hardware.errors import PlanError
 from meshcast.validation.claims.judge import ReportCache
-from tests.thinning import thinned
+from tests.draws import drawn
 from tools.papers.__main__ import main
 from tools.papers.draw import choose_log_ticks, draw
 from tools.papers.figure_file import FigureFile, read_figure, read_figures
@@ -187,7 +187,7 @@ def made(file: FigureFile) -> ForecastFigure:
 
 @pytest.mark.parametrize(
     ("name", "width"),
-    thinned(
+    drawn(
         product(
             ["ptd-p-figure-10", "torchtitan-tables", "zero-table-1-1t", "zero-bubble-tables-5-6"], ["page", "column"]
         ),

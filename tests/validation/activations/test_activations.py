@@ -12,7 +12,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan
 from tests.contract.measure import saved
-from tests.thinning import thinned
+from tests.draws import drawn
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -58,7 +58,7 @@ def kept_on_a_rank(plan: Plan) -> float:
 
 @pytest.mark.parametrize(
     ("family", "policy", "precision"),
-    thinned(COMBINATIONS, FIRST),
+    drawn(COMBINATIONS, FIRST),
 )
 def test_a_layer_keeps_the_bytes_that_torch_tracks(
     family: str, policy: str, precision: str, apart: ProcessPoolExecutor
@@ -69,7 +69,7 @@ def test_a_layer_keeps_the_bytes_that_torch_tracks(
     assert tracked.result() == kept_on_a_rank(plan)
 
 
-@pytest.mark.parametrize(("family", "policy"), thinned(DIVIDED, [("qwen3", "none"), ("opt", "operators")]))
+@pytest.mark.parametrize(("family", "policy"), drawn(DIVIDED, [("qwen3", "none"), ("opt", "operators")]))
 def test_so_does_a_layer_that_tensor_ranks_divide(family: str, policy: str, apart: ProcessPoolExecutor) -> None:
     plan = plan_of(family, policy, "bf16", ranks=2)
     tracked = apart.submit(kept_by_a_layer, plan.job.model, True, policy, torch.bfloat16, 2)

@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from meshcast.simulator import simulate
-from tests.thinning import thinned
+from tests.draws import drawn
 from tests.validation.activations.families import LLAMA
 
 torch = pytest.importorskip("torch")
@@ -20,7 +20,7 @@ RANKS = 8
 COMPOSED = ["rms-norm", "activation", "views"]
 
 
-@pytest.mark.parametrize(("layers", "seq"), thinned([(6, 8), (2, 8), (12, 8), (6, 256), (4, 64)], [(2, 8)]))
+@pytest.mark.parametrize(("layers", "seq"), drawn([(6, 8), (2, 8), (12, 8), (6, 256), (4, 64)], [(2, 8)]))
 def test_the_peak_is_the_tracked_one(layers: int, seq: int, apart: ProcessPoolExecutor) -> None:
     shape = {**LLAMA, "layers": layers, "seq": seq, "vocab": 512}
     job = {

@@ -21,8 +21,8 @@ from meshcast.validation.claims.measures import read_measure
 from meshcast.validation.claims.planner_run import PlannerRun
 from meshcast.validation.claims.relation import parse_relation
 from meshcast.validation.pipelines.cases import ScheduleCase
+from tests.draws import drawn
 from tests.fuzz.seeds import CLAIMS
-from tests.thinning import thinned
 from tools.pages.claims import page
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 96, "seq": 32}
@@ -113,7 +113,7 @@ def test_the_page_has_every_claim_and_every_miss_is_explained(files: list[ClaimF
     assert {file.family for file in files} == {*get_args(Family)}
 
 
-@pytest.mark.parametrize("system", thinned(["PipeDream optimizer", "Slapo", "OneFlow SBP"], keep=3))
+@pytest.mark.parametrize("system", drawn(["PipeDream optimizer", "Slapo", "OneFlow SBP"], keep=3))
 def test_claims_of_planners_are_judged(system: str) -> None:
     answer, _ = validate_claims(workers=1, system=system, find_plan=find_claimed_plan)
     judged = [row for row in answer["rows"] if row["relation"]]

@@ -16,7 +16,7 @@ from meshcast.validation.kernels.works import work_of
 from meshcast.validation.measurements.forecasts import Forecaster
 from meshcast.validation.measurements.measurement import Measurement, read
 from meshcast.validation.measurements.row_errors import WORK
-from tests.thinning import thinned
+from tests.draws import drawn
 
 FOLDER = Path(str(resources.files("meshcast.validation"))) / "measured"
 GPUS = ("h100", "h200")
@@ -54,7 +54,7 @@ def test_the_median_step_is_as_the_documentation_says(gpu: str) -> None:
     assert round(100 * median(errors), 1) == {"h100": 0.6, "h200": 0.5}[gpu]
 
 
-@pytest.mark.parametrize("gpu", thinned(GPUS, keep=2))
+@pytest.mark.parametrize("gpu", drawn(GPUS, keep=2))
 def test_half_a_minute_of_kernels_calibrates_a_gpu_for_steps(gpu: str, tmp_path: Path) -> None:
     """GEMMs of the calibration are shorter than those of a model: what they do not determine stays near the catalog."""
     kernels = measured(gpu, "calibration/measured")

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 
 from meshcast.validation.reference import model, tokens  # noqa: E402
 from meshcast.validation.reference.tensor_parallel import TensorGroup  # noqa: E402
-from tests.thinning import thinned_grid  # noqa: E402
+from tests.draws import drawn_grid  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -23,7 +23,7 @@ def gradients(module: Any) -> dict[str, Any]:
     return {name: param.grad for name, param in module.named_parameters()}
 
 
-@pytest.mark.parametrize(("recompute", "name"), thinned_grid(["none", "selective", "full"], MODELS))
+@pytest.mark.parametrize(("recompute", "name"), drawn_grid(["none", "selective", "full"], MODELS))
 def test_loss_and_gradients_are_those_of_plain_operations(name: str, recompute: str) -> None:
     given = plan(MODELS[name], recompute=recompute)
     stage = model.build_stage(given, None, TensorGroup(), CPU)

@@ -25,7 +25,7 @@ from meshcast.validation.reference.tensor_parallel import TensorGroup  # noqa: E
 from meshcast.validation.reference.tokens import make_tokens  # noqa: E402
 from meshcast.validation.stages import measure as stages  # noqa: E402
 from meshcast.validation.stages.replay import DeviceReplay  # noqa: E402
-from tests.thinning import thinned_grid  # noqa: E402
+from tests.draws import drawn_grid  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -96,7 +96,7 @@ def test_gradients_are_those_of_the_mean_over_micro_batches(cpu: Device, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("recompute", "schedule"), thinned_grid(["none", "full"], ["1f1b", "zb-h1", "zb-v", "v-half", "breadth-first"])
+    ("recompute", "schedule"), drawn_grid(["none", "full"], ["1f1b", "zb-h1", "zb-v", "v-half", "breadth-first"])
 )
 @pytest.mark.parametrize(
     "model", [pytest.param(LLAMA, id="llama"), pytest.param(GPT, id="gpt", marks=pytest.mark.slow)]

@@ -20,7 +20,7 @@ from meshcast.experiments.render.bokeh.sections import assumptions, breakdown, c
 from meshcast.hardware.units import GIB
 from meshcast.simulator import load_job, simulate
 from tests.browser import Browser
-from tests.thinning import thinned
+from tests.draws import drawn
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden"
 
@@ -169,7 +169,7 @@ def test_several_kinds_of_nodes_have_no_sensitivities() -> None:
     assert "Left out: cluster" in report_job(job, simulate(job))
 
 
-@pytest.mark.parametrize("width", thinned([600, 1280], keep=2))
+@pytest.mark.parametrize("width", drawn([600, 1280], keep=2))
 def test_a_browser_shows_every_figure(page: str, browser: Browser, width: int) -> None:
     found = browser.open(page, width)
     assert found.idle

@@ -23,7 +23,7 @@ from meshcast.experiments.views.pareto import find_front
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.report.figures import FIGURES
 from tests.browser import Browser
-from tests.thinning import thinned
+from tests.draws import drawn
 
 ANSWER = {
     "best": [
@@ -143,7 +143,7 @@ def test_the_page_draws_no_error_of_the_library(caplog: pytest.LogCaptureFixture
     assert not caplog.records
 
 
-@pytest.mark.parametrize("width", thinned([600, 1280], keep=2))
+@pytest.mark.parametrize("width", drawn([600, 1280], keep=2))
 @pytest.mark.slow
 def test_a_browser_sorts_the_table(browser: Browser, width: int) -> None:
     found = browser.open(report_results(plans()), width)

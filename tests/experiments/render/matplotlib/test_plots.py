@@ -24,7 +24,7 @@ from meshcast.experiments.views.devices import choose_devices
 from meshcast.simulator import simulate
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.figures import parts_of_step
-from tests.thinning import thinned
+from tests.draws import drawn
 
 JOB = {"model": "llama3-8b", "cluster": "dgx-h100:2", "batch": {"global": 16, "sequence": 4096}}
 PLANS: dict[str, dict[str, Any]] = {
@@ -205,7 +205,7 @@ def test_no_words_of_a_comparison_leave_the_paper(reports: dict[str, Any], count
 
 @pytest.mark.parametrize(
     ("figure", "kind"),
-    thinned(product(("memory", "breakdown", "several breakdowns"), ("png", "svg")), keep=[("breakdown", "svg")]),
+    drawn(product(("memory", "breakdown", "several breakdowns"), ("png", "svg")), keep=[("breakdown", "svg")]),
 )
 def test_the_same_figure_gives_the_same_bytes(tmp_path: Path, reports: dict[str, Any], figure: str, kind: str) -> None:
     report = reports["two stages"]

@@ -18,8 +18,8 @@ from meshcast.experiments.views.timeline import busy_shares, measure_occupation,
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.scheduling.schedule import GRADIENT_SUMS, OverlappedPasses, actions_of
+from tests.draws import drawn
 from tests.experiments.render.matplotlib.checks import check_figure, draw_styled, shown_texts
-from tests.thinning import thinned
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_a_bar_is_split_at_its_waits() -> None:
     assert computing_pieces(4.0, 5.0, waits, 0.05) == [(4.0, 5.0)]
 
 
-@pytest.mark.parametrize("width", thinned(["column", "page", "slide"], keep=("page",)))
+@pytest.mark.parametrize("width", drawn(["column", "page", "slide"], keep=("page",)))
 def test_windows_of_time_do_not_overlap(waiting: Any, waiting_figure: Any, width: Any) -> None:
     from meshcast.experiments.render.matplotlib import timeline
 
@@ -233,7 +233,7 @@ def test_windows_stay_apart_at_any_length(report: Any, span: float) -> None:
         assert panels[1].stop < panels[2].start
 
 
-@pytest.mark.parametrize("schedule", thinned(["1f1b", "dualpipe"], keep=2))
+@pytest.mark.parametrize("schedule", drawn(["1f1b", "dualpipe"], keep=2))
 def test_sixteen_stages_have_numbers(schedule: str) -> None:
     from meshcast.experiments.render.matplotlib import timeline
 
@@ -286,11 +286,11 @@ def test_steps_of_jobs_name_what_is_not_drawn() -> None:
     heads, row = (table.export_text(clear=False).splitlines()[i].split() for i in (0, 2))
     assert heads[:3] == ["job", "chunks", "step"] and row[0] == "job" and len(row) == 6
     # No wait has the width that is drawn, so the legend has none.
-    for seconds, drawn in ((1e-9, False), (0.1, True)):
+    for seconds, is_drawn in ((1e-9, False), (0.1, True)):
         shown = one._replace(rows=[replace(part, waits=np.array([[0.0, seconds]])) for part in one.rows])
         figure = draw_styled(schedules.schedules, [shown], "Schedules", False)
         words = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-        assert ("wait inside a pass" in words) == drawn
+        assert ("wait inside a pass" in words) == is_drawn
 
 
 def test_schedules_have_one_axis_of_time() -> None:

@@ -33,8 +33,8 @@ from meshcast.experiments.views.roofline import step_roofline
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.validation.traces.timeline import Slice
+from tests.draws import drawn
 from tests.experiments.render.matplotlib.checks import check_figure, draw_styled, shown_texts
-from tests.thinning import thinned
 
 LLAMA: dict[str, Any] = {"model": "llama3-8b", "batch": {"global": 64, "sequence": 4096}}
 JOBS: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ def keeps_height(figure: Any, width: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "width"), thinned(product(JOBS, style.WIDTHS), keep=[("pp 4", "page"), ("pp 16", "column")])
+    ("name", "width"), drawn(product(JOBS, style.WIDTHS), keep=[("pp 4", "page"), ("pp 16", "column")])
 )
 @pytest.mark.slow
 def test_figures_of_a_forecast(reports: dict[str, Any], name: str, width: Any) -> None:
@@ -90,7 +90,7 @@ def test_the_note_of_a_breakdown_is_of_what_is_drawn(reports: dict[str, Any], wi
     assert "hidden ms" in words and "overlapped by computation and not part of the sum" in words
 
 
-@pytest.mark.parametrize("width", thinned(style.WIDTHS, keep=("column",)))
+@pytest.mark.parametrize("width", drawn(style.WIDTHS, keep=("column",)))
 @pytest.mark.parametrize(
     ("names", "p", "m"),
     [(("1f1b", "zb-h1", "dualpipe"), 8, 16), pytest.param(("gpipe",), 64, 96, marks=pytest.mark.slow)],
@@ -102,7 +102,7 @@ def test_schedules(names: tuple[str, ...], p: int, m: int, width: Any) -> None:
     assert keeps_height(figure, width)
 
 
-@pytest.mark.parametrize("width", thinned(style.WIDTHS, keep=("slide",)))
+@pytest.mark.parametrize("width", drawn(style.WIDTHS, keep=("slide",)))
 def test_tornado(width: Any) -> None:
     job = load_job(LLAMA | {"cluster": "dgx-h100:1", "plan": {"tp": 8}})
     report = simulate(job)
@@ -127,7 +127,7 @@ def curve() -> Any:
     return forecast_curve(LLAMA | {"cluster": "dgx-h100:1", "plan": {"tp": 8}}, [8, 16, 20, 64, 512], "weak", None)
 
 
-@pytest.mark.parametrize("width", thinned(style.WIDTHS, keep=("page",)))
+@pytest.mark.parametrize("width", drawn(style.WIDTHS, keep=("page",)))
 def test_scaling(curve: Any, width: Any) -> None:
     figure = draw_styled(scaling.scaling, curve, width=width)
     check_figure(figure, width)
@@ -161,7 +161,7 @@ def sweep_rows() -> list[dict[str, Any]]:
     return [row for row in rows if (row["plan.tp"], row["plan.pp"]) != (1, 4)]
 
 
-@pytest.mark.parametrize("width", thinned(style.WIDTHS, keep=("page",)))
+@pytest.mark.parametrize("width", drawn(style.WIDTHS, keep=("page",)))
 def test_every_cell_of_a_heatmap_has_a_value_or_a_reason(width: Any) -> None:
     value = "tokens_per_s_per_gpu"
     found = group_cells(sweep_rows(), "plan.tp", "plan.pp", value)
@@ -206,7 +206,7 @@ BEFORE = {"forecast_written": "2026-01-01T00:00:00+00:00", "measured": "2026-01-
 AFTER = {"forecast_written": "2026-01-02T00:00:00+00:00", "measured": "2026-01-01T00:10:00+00:00"}
 
 
-@pytest.mark.parametrize("width", thinned(style.WIDTHS, keep=("page",)))
+@pytest.mark.parametrize("width", drawn(style.WIDTHS, keep=("page",)))
 def test_measurements(width: Any) -> None:
     figure = draw_styled(measurements.forecasts, measured_rows(), [BEFORE, AFTER], width=width)
     check_figure(figure, width)
@@ -227,7 +227,7 @@ def test_the_title_says_when_forecasts_were_written() -> None:
     assert measurements.describe_times([{**BEFORE, "measured": None}]) == []
 
 
-@pytest.mark.parametrize("width", thinned(style.WIDTHS, keep=("page",)))
+@pytest.mark.parametrize("width", drawn(style.WIDTHS, keep=("page",)))
 def test_published_runs_fill_the_sheet(width: Any) -> None:
     dots = [published.Dot(f"source {i % 7}", 1.5**i, 1.5**i * 1.02, 1.4**i, 1.6**i) for i in range(20)]
     far = published.Dot("source 0", 3.0, 30.0, 20.0, 40.0)
@@ -254,7 +254,7 @@ def test_the_lanes_of_a_trace_have_the_colours_of_the_bars() -> None:
     assert found[0] == pytest.approx(traces.LOOKS["gemm"]) and found[1] == pytest.approx((1, 1, 1))
 
 
-@pytest.mark.parametrize("width", thinned(style.WIDTHS, keep=("page",)))
+@pytest.mark.parametrize("width", drawn(style.WIDTHS, keep=("page",)))
 def test_errors_beyond_the_axis_are_marked(tmp_path: Path, width: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = {"gpu": "h100-sxm", "operation": "gemm", "kind": "bf16", "rows": 40, "goal": (0.05, 0.1)}
     given = [

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 import meshcast
 from meshcast import MeshcastError, search, simulate, simulator, sweep
 from meshcast.experiments.render.terminal.forecast import page, render
-from tests.thinning import thinned
+from tests.draws import drawn
 
 JOB: dict[str, Any] = {
     "model": {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128},
@@ -78,7 +78,7 @@ def test_a_frame_has_the_columns_and_values_of_a_sweep(report: meshcast.Report) 
     assert len(pandas.concat([own, own])) == 2
 
 
-@pytest.mark.parametrize("name", thinned(["breakdown", "memory", "timeline", "roofline", "communication"], keep=3))
+@pytest.mark.parametrize("name", drawn(["breakdown", "memory", "timeline", "roofline", "communication"], keep=3))
 def test_figures(report: meshcast.Report, name: str, tmp_path: Path) -> None:
     figure = getattr(report, name)()
     assert isinstance(figure, Figure) and figure.axes

@@ -29,8 +29,8 @@ from meshcast.simulator.formats.launch.programs.registry import FORMATS
 from meshcast.simulator.formats.launch.quoting import quote_toml
 from meshcast.simulator.formats.launch.render import render_job
 from meshcast.simulator.loading.load import load_job
+from tests.draws import drawn
 from tests.strategies import some
-from tests.thinning import thinned
 
 ROWS = [json.loads(line) for line in Path(__file__).with_name("configurations.jsonl").read_text("utf-8").splitlines()]
 
@@ -70,17 +70,17 @@ def list_unfollowed(imported: ImportedJob) -> set[str]:
     return {entry.shown for entry in (*findings.approximated, *findings.questions) if entry.shown}
 
 
+def name_row(row: dict[str, Any]) -> str:
+    return re.sub(r"[^\w.]+", "-", row["source"])[-60:]
+
+
 def test_there_are_many_of_every_program() -> None:
     count = Counter(row["program"] for row in ROWS)
     assert len(ROWS) >= 60 and count.keys() <= FORMATS.keys()
     assert count["megatron"] >= 40 and min(count["nemo"], count["megatron-bridge"]) >= 20 and min(count.values()) >= 7
 
 
-@pytest.mark.parametrize(
-    "row",
-    thinned(ROWS, keep=2),
-    ids=[re.sub(r"[^\w.]+", "-", row["source"])[-60:] for row in ROWS],
-)
+@pytest.mark.parametrize("row", drawn(ROWS, keep=2), ids=name_row)
 def test_a_real_configuration_imports(row: dict[str, Any]) -> None:
     found = import_row(row)
     job = load_job(found.job)
@@ -93,7 +93,7 @@ def test_a_real_configuration_imports(row: dict[str, Any]) -> None:
     assert sorted(list_unfollowed(found)) == row["not_understood"]
 
 
-@pytest.mark.parametrize("row", ROWS[::5], ids=[re.sub(r"[^\w.]+", "-", row["source"])[-60:] for row in ROWS[::5]])
+@pytest.mark.parametrize("row", ROWS[::5], ids=name_row)
 def test_what_is_printed_is_the_job_with_its_comments(row: dict[str, Any]) -> None:
     found = import_row(row)
     text = render_job(found)
@@ -105,7 +105,7 @@ def test_what_is_printed_is_the_job_with_its_comments(row: dict[str, Any]) -> No
     assert "  # assumed: " in text or not found.assumed.keys() - {"model.vocab"}
 
 
-@pytest.mark.parametrize("row", thinned([row for row in ROWS if row["program"] != "accelerate"][::4], keep=2))
+@pytest.mark.parametrize("row", drawn([row for row in ROWS if row["program"] != "accelerate"][::4], keep=2))
 def test_what_was_imported_can_be_exported_whole(row: dict[str, Any]) -> None:
     job = load_job(import_row(row).job)
     form = "megatron-bridge" if row["program"] == "nemo" else row["program"]  # which is where NeMo 2 went

@@ -18,8 +18,8 @@ from meshcast.simulator.formats.launch.table import Keys
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.load import load_model, presets
+from tests.draws import drawn
 from tests.strategies import examples
-from tests.thinning import thinned
 
 
 def load(job: dict[str, Any], folder: Path = Path()) -> Job:
@@ -341,7 +341,7 @@ def test_jobs_of_programs_on_the_trainer(form: str, framework: str, data: st.Dat
     assert_round_trip(compose(*data.draw(trainer_keys(framework or PROFILES[form], form))), form)
 
 
-@pytest.mark.parametrize("name", thinned([one for one in presets() if not load_model(one).branches], keep=3))
+@pytest.mark.parametrize("name", drawn([one for one in presets() if not load_model(one).branches], keep=3))
 def test_presets_keep_their_shape_or_the_header_says_what_is_lost(name: str) -> None:
     job = load({"model": name, "cluster": "dgx-h100:1", "plan": {"dp": 8}})
     exported = export_job(job, "megatron", load, accept)

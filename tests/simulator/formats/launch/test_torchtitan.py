@@ -27,7 +27,7 @@ from meshcast.simulator.formats.launch.programs.torchtitan import TORCHTITAN
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS, STOCK_CONFIGS
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.load import load_model
-from tests.thinning import thinned
+from tests.draws import drawn
 
 TOML = """
 [model]
@@ -165,7 +165,7 @@ def test_nothing_of_a_file_runs(body: str) -> None:
 # ---------------------------------------------------------------------------- torchtitan's own configurations
 
 
-@pytest.mark.parametrize("name", thinned(list(STOCK_CONFIGS), keep=6))
+@pytest.mark.parametrize("name", drawn(list(STOCK_CONFIGS), keep=6))
 def test_a_configuration_of_its_own_is_read_or_asks_for_its_model_or_optimizer(name: str) -> None:
     stock = STOCK_CONFIGS[name]
     command = f"torchrun --nproc_per_node=64 -m torchtitan.train --module {stock['model_spec.name']} --config {name}\n"
@@ -185,7 +185,7 @@ def test_a_configuration_of_its_own_is_read_or_asks_for_its_model_or_optimizer(n
     assert keys["framework.set.cuda_graphs"] == (not stock.get("training.disable_cuda_graphs", False))
 
 
-@pytest.mark.parametrize(("name", "flavor"), thinned(list(FLAVORS), keep=2))
+@pytest.mark.parametrize(("name", "flavor"), drawn(list(FLAVORS), keep=2))
 def test_every_flavor_is_a_model_of_its_size(name: str, flavor: str) -> None:
     model = load_model(FLAVORS[name, flavor])
     if (size := re.match(r"([\d.]+)b", flavor)) is not None:
