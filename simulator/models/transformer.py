@@ -23,7 +23,7 @@ class LayerKind(NamedTuple):
 
     Attributes:
         experts: whether it has experts.
-        local: whether its attention is local: a sliding window, or chunks.
+        local: whether it has what the layers of `full_every` lack: a sliding window, chunks, or RoPE.
         block: in a hybrid model its only block, a letter of `StateSpace.pattern`; otherwise empty, and the layer has
             attention and then an MLP or experts.
         routed: number of routed experts; 0: it has none.
@@ -91,7 +91,7 @@ class Transformer(TransformerFields):
         if self.ssm:
             block = self.ssm.pattern[layer]
             return LayerKind(block == "E", False, block, self.moe.experts_of(layer) if self.moe and block == "E" else 0)
-        moe, limited = self.moe, self.window is not None or self.attention_chunk is not None
+        moe, limited = self.moe, not self.full_rope or (self.window, self.attention_chunk) != (None, None)
         experts = moe is not None and layer >= moe.first_dense and (layer - moe.first_dense + 1) % moe.every == 0
         routed = moe.experts_of(layer) if moe and experts else 0
         if self.frames:

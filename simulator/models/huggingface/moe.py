@@ -113,7 +113,7 @@ class Llama4(Decoder):
         return {"moe": moe | expert_layers(flags, "moe_layers")}
 
 
-def _published_in(method: str) -> AfterValidator:
+def published_in(method: str) -> AfterValidator:
     """Accepts the format in which a model is published (fp8 of DeepSeek-V3): number formats belong to the job."""
 
     def check(value: Any) -> Any:
@@ -131,7 +131,7 @@ class DeepSeekV2(Decoder):
     ``num_nextn_predict_layers`` are keys of DeepSeek's code.
     """
 
-    quantization: Annotated[Any, _published_in("fp8")] = key("quantization_config", default=None)
+    quantization: Annotated[Any, published_in("fp8")] = key("quantization_config", default=None)
     attention_bias: Annotated[Flag, refuse("bias of latent attention")] = key("attention_bias", default=False)
     mlp_bias: Flag = key("mlp_bias", default=False)
     q_lora_rank: Size | None = key("q_lora_rank", default=1536)
@@ -182,7 +182,7 @@ class GptOss(Decoder):
     every head in the softmax. Weights are published in MXFP4, and trained in other formats.
     """
 
-    quantization: Annotated[Any, _published_in("mxfp4")] = key("quantization_config", default=None)
+    quantization: Annotated[Any, published_in("mxfp4")] = key("quantization_config", default=None)
     kv_heads: Size | None = key("num_key_value_heads", default=8)
     head_dim: Size = key("head_dim", default=64)
     attention_bias: Flag = key("attention_bias", default=True)

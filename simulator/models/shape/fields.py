@@ -115,7 +115,7 @@ class TransformerFields(ShapePart):
     """The last of every `full_every` layers has full attention in spite of `window` (gpt-oss: 2), `attention_chunk`
     (Llama 4: 4) or `linear_attention` (Qwen3-Next: 4); 0: none has."""
     full_rope: Flag = True
-    """Where positions are rope: the layers of `full_every` have RoPE too (Llama 4: False)."""
+    """Where positions are rope: the layers of `full_every` have RoPE too (Llama 4, SmolLM3: False)."""
     mtp: Count = 0
     """Multi-token-prediction layers, on top of `layers`. Each is two norms (of the stream and of the next token's
     embedding), a projection from both (2 h) to h without bias and one layer of the last layer's kind; the embedding,

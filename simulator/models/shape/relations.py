@@ -70,9 +70,10 @@ def _check_mask(shape: TransformerFields) -> None:
     if shape.bidirectional and shape.window is not None:
         rule = "a token of a bidirectional layer attends to all tokens, or to those of its chunk"
         raise ModelError("window", rule, "Leave it out, or give attention_chunk", shape.window)
-    if shape.full_every and (shape.window, shape.attention_chunk, shape.linear_attention) == (None, None, None):
+    limits = shape.window, shape.attention_chunk, shape.linear_attention
+    if shape.full_every and limits == (None, None, None) and shape.full_rope:
         rule = "without a window, chunks or linear attention every layer attends to everything"
-        remedy = "Give window or attention_chunk too, or leave full_every out"
+        remedy = "Give window, attention_chunk or `full_rope: false` too, or leave full_every out"
         raise ModelError("full_every", rule, remedy, shape.full_every)
     if not shape.full_rope and (not shape.full_every or shape.positions != "rope" or shape.mla):
         rule = "without RoPE can be the layers of full_every, where positions are rope and there is no mla"

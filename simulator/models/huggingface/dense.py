@@ -1,0 +1,193 @@
+"""Configs of dense decoders that differ from Llama in the places of norms, biases, RoPE, windows or the MLP."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from meshcast.hardware.errors import ModelError
+from meshcast.simulator.models.huggingface.config import Decoder, check_every_layer, key, refuse
+from meshcast.simulator.models.huggingface.gemma import Olmo2, window_fields
+from meshcast.simulator.models.huggingface.llama import LayerTypes, Llama
+from meshcast.simulator.models.parts import Flag, Probability, Share, Size
+
+
+class SmolLM3(Llama):
+    """``SmolLM3Config``: Llama with every fourth layer without RoPE."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=4)
+    tied: Flag = key("tie_word_embeddings", default=True)
+    ropes: list[Literal[0, 1]] | None = key("no_rope_layers", default=None)
+    every: Size = key("no_rope_layer_interval", default=4)
+    slides: Annotated[Flag, refuse("windows in the layers without RoPE alone")] = key(
+        "use_sliding_window", default=False
+    )
+
+    def fields(self) -> dict[str, Any]:
+        # Unlike its name, no_rope_layers has 1 for a layer with RoPE.
+        ropes = [(layer + 1) % self.every != 0 for layer in range(self.layers)]
+        if self.ropes is not None:
+            ropes = [*map(bool, self.ropes[: self.layers])]
+        check_every_layer(ropes, self.layers, "no_rope_layers")
+        if all(ropes):
+            return super().fields()
+        if not any(ropes):
+            return super().fields() | {"positions": "none"}
+        every = ropes.index(False) + 1
+        if ropes != [(layer + 1) % every != 0 for layer in range(self.layers)]:
+            rule = "only every n-th layer can be without RoPE"
+            raise ModelError("ropes", rule, "Give the fields of `model:` themselves", self.ropes)
+        return super().fields() | {"full_every": every, "full_rope": False}
+
+
+class SeedOss(Decoder):
+    """``SeedOssConfig``: biases of queries, keys and values, dropout on scores and on both residual branches."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=8)
+    head_dim: Size | None = key("head_dim", default=128)
+    qkv_bias: Flag = key("attention_bias", default=True)
+    proj_bias: Flag = key("attention_out_bias", default=False)
+    mlp_bias: Flag = key("mlp_bias", default=False)
+    dropout: Probability = key("residual_dropout", default=0.1)
+    attention_dropout: Probability = key("attention_dropout", default=0.1)  # type: ignore[assignment]
+
+    def fields(self) -> dict[str, Any]:
+        own = self.same_fields("head_dim", "qkv_bias", "proj_bias", "mlp_bias")
+        return super().fields() | own | self.read_dropout("dropout", "attention_dropout")
+
+
+class Olmo3(Olmo2):
+    """``Olmo3Config``: OLMo 2 with a window in three of four layers."""
+
+    window: Size | None = key("sliding_window", default=4096)
+    layer_types: LayerTypes | None = key("layer_types", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | window_fields(self.window, self.layers, self.layer_types, 4)
+
+
+class Arcee(Llama):
+    """``ArceeConfig``: Llama with an MLP of two matrices and a squared ReLU."""
+
+    activation: Literal["relu2"] = key("hidden_act", default="relu2")  # type: ignore[assignment]
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | self.read_activation() | {"gated": False}
+
+
+class Jais2(Arcee):
+    """``Jais2Config``: layer norms, biases and a squared ReLU, with RoPE."""
+
+    attention_bias: Flag = key("attention_bias", default=True)
+    mlp_bias: Flag = key("mlp_bias", default=True)
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | {"norm": "layernorm"}
+
+
+class Glm(Decoder):
+    """``GlmConfig`` (GLM-4-9B of 2024): RoPE on half of a head, biases of queries, keys and values only."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=2)
+    head_dim: Size | None = key("head_dim", default=128)
+    rope_share: Share = key("partial_rotary_factor", default=0.5)
+    qkv_bias: Flag = key("attention_bias", default=True)
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | self.same_fields("head_dim", "rope_share", "qkv_bias")
+
+
+class Glm4(Glm):
+    """``Glm4Config`` (GLM-4-0414): GLM with norms before and behind attention and MLP."""
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | {"norm_place": "both"}
+
+
+class Ernie45(Decoder):
+    """``Ernie4_5Config``: one flag for all biases."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=2)
+    head_dim: Size | None = key("head_dim", default=128)
+    tied: Flag = key("tie_word_embeddings", default=True)
+    bias: Flag = key("use_bias", default=False)
+
+    def fields(self) -> dict[str, Any]:
+        biases = dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), self.bias)
+        return super().fields() | self.same_fields("head_dim") | biases
+
+
+class Ministral(Decoder):
+    """``MinistralConfig``: Mistral, whose layers have the window as ``layer_types`` says, by default all."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=8)
+    head_dim: Size | None = key("head_dim", default=None)
+    window: Size | None = key("sliding_window", default=4096)
+    layer_types: LayerTypes | None = key("layer_types", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        windows = window_fields(self.window, self.layers, self.layer_types, None)
+        return super().fields() | self.same_fields("head_dim") | windows
+
+
+class Ministral3(Decoder):
+    """``Ministral3Config``: Mistral with heads 128 wide."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=8)
+    head_dim: Size | None = key("head_dim", default=128)
+    window: Size | None = key("sliding_window", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | self.same_fields("head_dim", "window")
+
+
+class Helium(Decoder):
+    """``HeliumConfig``: Llama with heads 128 wide."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=20)
+    head_dim: Size | None = key("head_dim", default=128)
+    qkv_bias: Flag = key("attention_bias", default=False)
+    mlp_bias: Flag = key("mlp_bias", default=False)
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | self.same_fields("head_dim", "qkv_bias", "mlp_bias")
+
+
+class HeadsOf128(Llama):
+    """``InternLM3Config`` and ``IQuestCoderConfig``: Llama with heads 128 wide."""
+
+    head_dim: Size | None = key("head_dim", default=128)
+
+
+class Cohere(Decoder):
+    """``CohereConfig`` (Command R and R+): attention and MLP side by side behind a single norm.
+
+    Its layer norm has no bias, and is read as an RMS norm, which has the same weights and memory traffic. The scale of
+    the logits is left out.
+    """
+
+    tied: Flag = key("tie_word_embeddings", default=True)
+    bias: Flag = key("attention_bias", default=False)
+    qk_norm: Flag = key("use_qk_norm", default=False)
+
+    def fields(self) -> dict[str, Any]:
+        biases = {"qkv_bias": self.bias, "proj_bias": self.bias}
+        norms = {"parallel_residual": True, "shared_norm": True, "qk_layernorm": "all" if self.qk_norm else False}
+        return super().fields() | biases | norms
+
+
+class StableLM(Decoder):
+    """``StableLmConfig``: layer norms, gated MLPs without biases, RoPE on a quarter of a head."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=32)
+    rope_share: Share = key("partial_rotary_factor", default=0.25)
+    qkv_bias: Flag = key("use_qkv_bias", default=False)
+    parallel: Flag = key("use_parallel_residual", default=False)
+    qk_norm: Flag = key("qk_layernorm", default=False)
+    dropout: Annotated[Probability, refuse("dropout on the MLP alone")] = key("hidden_dropout", default=0.0)
+
+    def fields(self) -> dict[str, Any]:
+        kind = {"norm": "layernorm", "proj_bias": False, "mlp_bias": False}
+        # Norms of queries and keys have a weight for every element of all heads.
+        norms = {"qk_layernorm": "all" if self.qk_norm else False}
+        residual = {"parallel_residual": self.parallel, "shared_norm": self.parallel}
+        return super().fields() | self.same_fields("rope_share", "qkv_bias") | kind | norms | residual
