@@ -47,8 +47,8 @@ class Architecture(BlockBuilder):
     def _varied(self) -> bool:
         """Whether the model has layers of several kinds."""
         model = self.model
-        masks = model.window or model.attention_chunk or model.linear_attention
-        return bool(model.moe or masks or model.ssm or model.frames)
+        mixers = model.window or model.attention_chunk or model.linear_attention or not model.full_rope
+        return bool(model.moe or mixers or model.ssm or model.frames)
 
     @remembered
     def _stage(self, layers: range, first: bool, last: bool) -> Stage:
@@ -353,6 +353,7 @@ class Architecture(BlockBuilder):
         loss = Tensor("loss", self.token_dims, "fp32")
         scales = self.norm_weights("final_norm") if owns else ()
         head = (self.weight("head", h=self.hidden_dim, v=Dim(self.vocab)),)
+        head += (self.weight("head.bias", v=Dim(self.vocab)),) if self.model.head_bias else ()
         held, read = (head, ()) if owns else ((), head)
         modules: list[Module] = [
             Norm("final_norm", (x,), (normed,), scales),

@@ -9,7 +9,7 @@ model (CLIP) there is no trunk: a vector of each branch and sample is projected 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -20,7 +20,7 @@ from meshcast.simulator.models.transformer import Transformer
 OWN = (
     *("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "frames", "branches", "contrastive"),
     *("norm_place", "shared_norm", "sinks", "attention_gate", "softcaps", "norm_residual"),
-    *("linear_attention", "cross_attention"),
+    *("linear_attention", "cross_attention", "head_bias"),
 )
 """Fields of a model that its branches do not inherit."""
 
@@ -29,8 +29,8 @@ FOLLOWING = {
     "heads": ("kv_heads", "head_dim", "mla", "qk_layernorm"),
     "norm": ("qkv_bias", "proj_bias", "mlp_bias"),
     "positions": ("rope_share", "full_rope"),
-    "input_width": ("window", "attention_chunk", "full_every", "full_rope"),
-    "bidirectional": ("window", "attention_chunk", "full_every", "full_rope", "projected_keys"),
+    "input_width": ("window", "attention_chunk", "full_every", "full_layers", "full_rope"),
+    "bidirectional": ("window", "attention_chunk", "full_every", "full_layers", "full_rope", "projected_keys"),
 }
 """Fields whose defaults follow from a field: a branch that states the latter does not inherit them."""
 
@@ -59,12 +59,14 @@ class Branch(Transformer):
     trunk_hidden: Size
     """Hidden size of the trunk, or the width of the vectors that a contrastive loss compares; set by the model."""
     projector: Literal["none", "linear", "mlp"] = Field(default_factory=lambda fields: _projector(fields))
-    """From the hidden size of the branch to that of the trunk: none, one linear layer, or two with GELU between (LLaVA
-    1.5). Default: linear where the sizes differ."""
+    """From the hidden size of the branch to that of the trunk: none, one linear layer, or several with GELU between
+    (LLaVA 1.5). Default: linear where the sizes differ."""
     projector_bias: Flag = True
     """Biases of the projector."""
     projector_ffn: Size = Field(default_factory=lambda fields: fields.get("trunk_hidden", 1))
-    """Inner width of a projector of two layers. Default: the hidden size of the trunk."""
+    """Inner width of a projector of several layers. Default: the hidden size of the trunk."""
+    projector_depth: Annotated[int, Field(strict=True, ge=2, le=8)] = 2
+    """Linear layers of a projector of several (LLaVA 1.5: 2, Llama 4: 3)."""
     projector_norm: Flag = False
     """An RMS norm in front of the projector (Gemma 3)."""
     merge: Size = 1
@@ -103,7 +105,8 @@ class Branch(Transformer):
         """Widths that each linear layer of the projector leads from and to."""
         first, last = self.merged_width, self.trunk_hidden
         inner = self.projector_ffn
-        return {"none": [], "linear": [(first, last)], "mlp": [(first, inner), (inner, last)]}[self.projector]
+        several = [(first, inner), *[(inner, inner)] * (self.projector_depth - 2), (inner, last)]
+        return {"none": [], "linear": [(first, last)], "mlp": several}[self.projector]
 
     @property
     def longest_input(self) -> int:
@@ -172,6 +175,8 @@ def _inherit_fields(stated: Mapping[str, Any], branch: Mapping[str, Any], number
     """Returns all fields of a branch of a model. tokens: those of the trunk that it yields."""
     contrastive, merge = stated.get("contrastive"), branch.get("merge") or 1
     left = {key for word, keys in FOLLOWING.items() if branch.get(word) is not None for key in keys}
+    if stated.get("linear_attention"):  # which branches do not have, nor the layers without it
+        left |= {"full_every", "full_layers"}
     return {
         **{key: value for key, value in stated.items() if key not in {*OWN, *left}},
         **({"bidirectional": True} if branch.get("input_width") is not None else {}),

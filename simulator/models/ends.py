@@ -149,13 +149,14 @@ def _project(shapes: Shapes, branch: Branch, x: Tensor, y: Tensor) -> list[Modul
     if branch.projector == "linear":
         return shapes.linear("project", x, (y,), *weights("project", c=width, h=h))
     rows = {name: dim for name, dim in x.dims.items() if name != "c"}
-    inner = Dim(branch.projector_ffn)
-    up, act = (Tensor(name, {**rows, "f": inner}, x.dtype) for name in ("project.up", "project.act"))
-    return [
-        *shapes.linear("project.up", x, (up,), *weights("project.up", c=width, f=inner)),
-        Activation("project.act", (up,), (act,), modules=("act",)),
-        *shapes.linear("project.down", act, (y,), *weights("project.down", f=inner, h=h)),
-    ]
+    inner, modules, source = Dim(branch.projector_ffn), list[Module](), {"c": width}
+    for layer in range(branch.projector_depth - 1):
+        name, letter = f"project.up{layer or ''}", "fg"[layer % 2]
+        up, act = (Tensor(end, {**rows, letter: inner}, x.dtype) for end in (name, f"project.act{layer or ''}"))
+        modules += shapes.linear(name, x, (up,), *weights(name, **source, **{letter: inner}))
+        modules.append(Activation(act.name, (up,), (act,), modules=("act",)))
+        x, source = act, {letter: inner}
+    return modules + shapes.linear("project.down", x, (y,), *weights("project.down", **source, h=h))
 
 
 def _merge(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Module], Tensor]:

@@ -83,8 +83,7 @@ class Model(Transformer):
             rule = "the output layer shares the matrix of one branch of token ids without layers, as wide as the trunk"
             raise ModelError("tied", rule, "Give null or false, or such a branch", True)
         refused = ("mtp", self.mtp), ("ssm", self.ssm), ("frames", self.frames)
-        others = ("bidirectional", self.bidirectional), ("linear_attention", self.linear_attention)
-        for word, value in (*refused, *others):
+        for word, value in (*refused, ("bidirectional", self.bidirectional)):
             if value:
                 shown = value if isinstance(value, bool | int) else None
                 raise ModelError(word, "models with branches are supported without it", "Give null or false", shown)
@@ -215,7 +214,7 @@ class Model(Transformer):
             "layers": self.every_layer_parameters(experts),
             "projector": 0,
             "final_norm": self.norm_parameters if self.layers else 0,
-            "head": 0 if self.tied or self.contrastive else self.vocab * h,
+            "head": 0 if self.contrastive else self.vocab * ((0 if self.tied else h) + self.head_bias),
             "mtp": self.mtp * (2 * self.norm_parameters + 2 * h * h + further),
         }
 

@@ -123,7 +123,9 @@ class Shapes:
         return Dim(self.model.hidden)
 
     def norm_weights(self, name: str) -> tuple[Tensor, ...]:
-        """Makes the weights of a norm over h."""
+        """Makes the weights of a norm over h, if it has some."""
+        if not self.model.norm_scale:
+            return ()
         bias = (self.weight(f"{name}.bias", h=self.hidden_dim),) if self.model.norm.startswith("layer") else ()
         return (self.weight(f"{name}.weight", h=self.hidden_dim), *bias)
 

@@ -23,7 +23,7 @@ class LayerKind(NamedTuple):
 
     Attributes:
         experts: whether it has experts.
-        local: whether it has what the layers of `full_every` lack: a sliding window, chunks, or RoPE.
+        local: whether it has what the layers with full attention lack: a sliding window, chunks, or RoPE.
         block: in a hybrid model its only block, a letter of `StateSpace.pattern`; otherwise empty, and the layer has
             attention and then an MLP or experts.
         routed: number of routed experts; 0: it has none.
@@ -96,7 +96,7 @@ class Transformer(TransformerFields):
         routed = moe.experts_of(layer) if moe and experts else 0
         if self.frames:
             return LayerKind(experts, False, routed=routed, along="su"[layer % 2])
-        full = self.full_every and (layer + 1) % self.full_every == 0
+        full = layer in self.full_layers or (self.full_every and (layer + 1) % self.full_every == 0)
         linear = self.linear_attention is not None and not full
         return LayerKind(experts, limited and not full, routed=routed, linear=linear)
 
@@ -150,7 +150,7 @@ class Transformer(TransformerFields):
     @property
     def norm_parameters(self) -> int:
         """Parameters of a norm."""
-        return self.hidden * (2 if self.norm.startswith("layer") else 1)
+        return self.hidden * (2 if self.norm.startswith("layer") else 1) if self.norm_scale else 0
 
     @property
     def norms(self) -> int:

@@ -51,13 +51,26 @@ class Keys(BaseModel):
             if type(None) in typing.get_args(field.annotation)
             for name in field.validation_alias.choices  # type: ignore[union-attr]
         }
-        return {key: value for key, value in config.items() if value is not None or key in nullable}
+        said = {key: value for key, value in config.items() if value is not None or key in nullable}
+        return _rope_share(config) | said
 
     def read_activation(self) -> dict[str, str]:
         """Returns `Model.activation` from the name of a function: kernels of GELU, exact or approximated, save the
         same."""
         word = str(getattr(self, "activation", "gelu"))
         return {"activation": "gelu" if word == "gelu_pytorch_tanh" else word}
+
+
+def _rope_share(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``partial_rotary_factor`` from where configs of transformers 5 have it, ``rope_parameters``, if it is the
+    same for all types of layers."""
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, Mapping):
+        return {}
+    parts = [part for part in rope.values() if isinstance(part, Mapping)] or [rope]
+    shares = [part.get("partial_rotary_factor") for part in parts]
+    same = shares[0] is not None and all(share == shares[0] for share in shares)
+    return {"partial_rotary_factor": shares[0]} if same else {}
 
 
 class Config(Keys, ABC):
@@ -116,24 +129,30 @@ class Decoder(Config):
         return shape | {"norm": "rmsnorm", "positions": "rope", "gated": True}
 
 
-def local_fields(field: str, tokens: int | None, local: Sequence[bool], word: str) -> dict[str, Any]:
+FULL = {"full_every", "full_layers"}
+"""Fields of `Model` that say which layers have full attention."""
+
+
+def local_fields(field: str, tokens: int | None, local: Sequence[bool]) -> dict[str, Any]:
     """Returns the fields of `Model` for layers with sliding windows or chunked attention.
 
     field: field of `Model`, `window` or `attention_chunk`.
     tokens: its value; None: no layer has it.
     local: for each layer whether it has it.
-    word: key of the config, for error messages.
-    Raises ModelError unless all layers, none, or all but every n-th have it.
     """
     if tokens is None or not any(local):
         return {}
-    if all(local):
-        return {field: tokens}
-    every = list(local).index(False) + 1
-    if list(local) == [(layer + 1) % every != 0 for layer in range(len(local))]:
-        return {field: tokens, "full_every": every}
-    rule = f"only {field} in all layers, or in all but every n-th, is supported"
-    raise ModelError(word, rule, "Give the fields of `model:` themselves")
+    return {field: tokens} | full_fields([not each for each in local])
+
+
+def full_fields(full: Sequence[bool]) -> dict[str, Any]:
+    """Returns `full_every` or `full_layers` of `Model`: for each layer whether it is one of these; none if none is."""
+    if not any(full):
+        return {}
+    every = list(full).index(True) + 1
+    if list(full) == [(layer + 1) % every == 0 for layer in range(len(full))]:
+        return {"full_every": every}
+    return {"full_layers": tuple(layer for layer, flag in enumerate(full) if flag)}
 
 
 def check_every_layer(flags: Sequence[Any], layers: int, word: str) -> None:

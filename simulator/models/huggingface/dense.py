@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from meshcast.hardware.errors import ModelError
-from meshcast.simulator.models.huggingface.config import Decoder, check_every_layer, key, refuse
-from meshcast.simulator.models.huggingface.gemma import Olmo2, window_fields
-from meshcast.simulator.models.huggingface.llama import LayerTypes, Llama
+from meshcast.simulator.models.huggingface.config import Decoder, check_every_layer, full_fields, key, refuse
+from meshcast.simulator.models.huggingface.gemma import Cap, Olmo2, window_fields
+from meshcast.simulator.models.huggingface.llama import Granite, LayerTypes, Llama
 from meshcast.simulator.models.parts import Flag, Probability, Share, Size
 
 
@@ -32,11 +31,7 @@ class SmolLM3(Llama):
             return super().fields()
         if not any(ropes):
             return super().fields() | {"positions": "none"}
-        every = ropes.index(False) + 1
-        if ropes != [(layer + 1) % every != 0 for layer in range(self.layers)]:
-            rule = "only every n-th layer can be without RoPE"
-            raise ModelError("ropes", rule, "Give the fields of `model:` themselves", self.ropes)
-        return super().fields() | {"full_every": every, "full_rope": False}
+        return super().fields() | full_fields([not each for each in ropes]) | {"full_rope": False}
 
 
 class SeedOss(Decoder):
@@ -53,6 +48,30 @@ class SeedOss(Decoder):
     def fields(self) -> dict[str, Any]:
         own = self.same_fields("head_dim", "qkv_bias", "proj_bias", "mlp_bias")
         return super().fields() | own | self.read_dropout("dropout", "attention_dropout")
+
+
+class Olmo(Decoder):
+    """``OlmoConfig`` (OLMo 1): norms without weights. Clipping queries, keys and values is part of kernels that run
+    anyway, and is left out."""
+
+    bias: Flag = key("attention_bias", default=False)
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | {"qkv_bias": self.bias, "proj_bias": self.bias, "norm_scale": False}
+
+
+class NanoChat(Decoder):
+    """``NanoChatConfig``: norms without weights, also on queries and keys; a squared ReLU; capped logits."""
+
+    activation: Literal["relu2"] = key("hidden_act", default="relu2")  # type: ignore[assignment]
+    bias: Flag = key("attention_bias", default=False)
+    logit_cap: Cap | None = key("final_logit_softcapping", default=15.0)
+
+    def fields(self) -> dict[str, Any]:
+        caps = {"softcaps": ("logits",)} if self.logit_cap else {}
+        biases = {"qkv_bias": self.bias, "proj_bias": self.bias}
+        kind = {"gated": False, "norm_scale": False, "qk_layernorm": "l2"}
+        return super().fields() | self.read_activation() | biases | kind | caps
 
 
 class Olmo3(Olmo2):
@@ -191,3 +210,44 @@ class StableLM(Decoder):
         norms = {"qk_layernorm": "all" if self.qk_norm else False}
         residual = {"parallel_residual": self.parallel, "shared_norm": self.parallel}
         return super().fields() | self.same_fields("rope_share", "qkv_bias") | kind | norms | residual
+
+
+class CWM(Decoder):
+    """``CwmConfig``: Llama with a window in the layers that ``layer_types`` names, by default the three behind every
+    fourth, the first included."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=8)
+    head_dim: Size | None = key("head_dim", default=128)
+    window: Size | None = key("sliding_window", default=8192)
+    layer_types: LayerTypes | None = key("layer_types", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        windows = window_fields(self.window, self.layers, self.layer_types or first_full(self.layers), None)
+        return super().fields() | self.same_fields("head_dim") | windows
+
+
+def first_full(layers: int) -> LayerTypes:
+    """Returns types of layers of which the first of every four has full attention."""
+    return ["sliding_attention" if layer % 4 else "full_attention" for layer in range(layers)]
+
+
+class GraniteSWA(Granite):
+    """``GraniteSWAConfig``: Granite with a window in three of four layers, and a learned logit of every head."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=4)
+    tied: Flag = key("tie_word_embeddings", default=True)
+    window: Size | None = key("sliding_window", default=128)
+    layer_types: LayerTypes | None = key("layer_types", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        types = self.layer_types or first_full(self.layers)
+        return super().fields() | window_fields(self.window, self.layers, types, None) | {"sinks": True}
+
+
+class HyperClovaX(Granite):
+    """``HyperCLOVAXConfig``: Granite with norms behind attention and MLP too (``use_post_norm``)."""
+
+    post_norm: Flag = key("use_post_norm", default=True)
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | ({"norm_place": "both"} if self.post_norm else {})

@@ -17,9 +17,10 @@ from meshcast.simulator.models.huggingface.config import (
     local_fields,
     refuse,
 )
-from meshcast.simulator.models.huggingface.gemma import Exaone4, window_fields
+from meshcast.simulator.models.huggingface.dense import GraniteSWA
+from meshcast.simulator.models.huggingface.gemma import Cohere2, Exaone4, window_fields
 from meshcast.simulator.models.huggingface.llama import Granite, LayerTypes, Llama
-from meshcast.simulator.models.huggingface.moe import DeepSeekV2, published_in
+from meshcast.simulator.models.huggingface.moe import DeepSeekV2, DeepSeekV3, published_in
 from meshcast.simulator.models.parts import Count, Depth, Flag, Probability, Share, Size
 
 MlpTypes = list[Literal["dense", "sparse"]]
@@ -65,7 +66,7 @@ class PhiMoE(Decoder):
 
     kv_heads: Size | None = key("num_key_value_heads", default=8)
     bias: Flag = key("attention_bias", default=False)
-    head_bias: Annotated[Flag, refuse("bias of the output layer")] = key("lm_head_bias", default=False)
+    head_bias: Flag = key("lm_head_bias", default=False)
     window: Size | None = key("sliding_window", default=None)
     experts: Size = key("num_local_experts", default=16)
     top_k: Size = key("num_experts_per_tok", default=2)
@@ -73,7 +74,7 @@ class PhiMoE(Decoder):
     def fields(self) -> dict[str, Any]:
         moe = self.same_fields("experts", "top_k") | {"expert_ffn": self.ffn}
         kind = {"norm": "layernorm", "qkv_bias": self.bias, "proj_bias": self.bias, "mlp_bias": False}
-        return super().fields() | self.same_fields("window") | kind | {"moe": moe}
+        return super().fields() | self.same_fields("window", "head_bias") | kind | {"moe": moe}
 
 
 class GraniteMoE(Granite):
@@ -192,14 +193,14 @@ class MiniMaxM2(Decoder):
         return shape | {"moe": moe}
 
 
-class Dots1(Decoder):
-    """``Dots1Config``: experts as in DeepSeek-V3 over attention with norms on queries and keys."""
+class DeepSeekExperts(Decoder):
+    """Experts as in DeepSeek-V3 over grouped-query attention."""
 
     kv_heads: Size | None = key("num_key_value_heads", default=32)
     head_dim: Size | None = key("head_dim", default=None)
     bias: Flag = key("attention_bias", default=False)
     window: Size | None = key("sliding_window", default=4096)
-    full_layers: int = key("max_window_layers", default=62)
+    first_full: int = key("max_window_layers", default=62)
     layer_types: LayerTypes | None = key("layer_types", default=None)
     experts: Size | None = key("n_routed_experts", default=None)
     top_k: Size | None = key("num_experts_per_tok", default=None)
@@ -208,12 +209,12 @@ class Dots1(Decoder):
     first_dense: Count = key("first_k_dense_replace", default=0)
 
     def fields(self) -> dict[str, Any]:
-        slides = [layer >= self.full_layers for layer in range(self.layers)]
+        slides = [layer >= self.first_full for layer in range(self.layers)]
         if self.layer_types is not None:
             slides = [each == "sliding_attention" for each in self.layer_types]
         check_every_layer(slides, self.layers, "layer_types")
-        windows = local_fields("window", self.window, slides, "layer_types")
-        biases = {"qkv_bias": self.bias, "proj_bias": self.bias, "qk_layernorm": True}
+        windows = local_fields("window", self.window, slides)
+        biases = {"qkv_bias": self.bias, "proj_bias": self.bias}
         return super().fields() | self.same_fields("head_dim") | windows | biases | self._moe()
 
     def _moe(self) -> dict[str, Any]:
@@ -223,20 +224,27 @@ class Dots1(Decoder):
         return {"moe": moe | {"shared_experts": self.shared_experts or 0}}
 
 
-class SolarOpen(Dots1):
+class Dots1(DeepSeekExperts):
+    """``Dots1Config``: norms on queries and keys."""
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | {"qk_layernorm": True}
+
+
+class SolarOpen(DeepSeekExperts):
     """``SolarOpenConfig``: experts beside a shared one in all layers, biases of queries, keys and values only."""
 
     kv_heads: Size | None = key("num_key_value_heads", default=8)
     head_dim: Size | None = key("head_dim", default=128)
     ffn: Size = key("intermediate_size", default=10240)
-    window: Size | None = None
+    window: Size | None = key("sliding_window", default=None)
     experts: Size | None = key("n_routed_experts", default=128)
     top_k: Size | None = key("num_experts_per_tok", default=8)
     expert_ffn: Size = key("moe_intermediate_size", default=1280)
     shared_experts: Count | None = key("n_shared_experts", default=1)
 
     def fields(self) -> dict[str, Any]:
-        return super().fields() | {"proj_bias": False, "qk_layernorm": False}
+        return super().fields() | {"proj_bias": False}
 
 
 class HYV3(Decoder):
@@ -265,7 +273,7 @@ class Ernie45MoE(Decoder):
 
     kv_heads: Size | None = key("num_key_value_heads", default=4)
     tied: Flag = key("tie_word_embeddings", default=True)
-    bias: Annotated[Flag, refuse("bias of the output layer, which use_bias gives it")] = key("use_bias", default=False)
+    bias: Flag = key("use_bias", default=False)
     experts: Size = key("moe_num_experts", default=64)
     top_k: Size = key("moe_k", default=6)
     expert_ffn: Size = key("moe_intermediate_size", default=1536)
@@ -278,10 +286,11 @@ class Ernie45MoE(Decoder):
         last = self.last if self.last >= 0 else self.layers - 1
         layers = range(self.layers)
         flags = [(layer + 1) % self.every == 0 and self.first <= layer <= last for layer in layers]
+        biases = dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias", "head_bias"), self.bias)
         if not any(flags):
-            return super().fields()
+            return super().fields() | biases
         moe = self.same_fields("experts", "top_k", "expert_ffn", "shared_experts") | {"router_bias": True}
-        return super().fields() | {"moe": moe | expert_layers(flags, "moe_layer_start_index")}
+        return super().fields() | biases | {"moe": moe | expert_layers(flags, "moe_layer_start_index")}
 
 
 class MiniCPM3(DeepSeekV2):
@@ -300,3 +309,54 @@ class MiniCPM3(DeepSeekV2):
     def fields(self) -> dict[str, Any]:
         shape = super().fields()
         return shape | {"mla": shape["mla"] | {"v": self.v or self.hidden // self.heads}}
+
+
+class Youtu(MiniCPM3):
+    """``YoutuConfig``: latent attention and a dense MLP."""
+
+    q_lora_rank: Size | None = key("q_lora_rank", default=1536)
+    kv_lora_rank: Size = key("kv_lora_rank", default=512)
+    qk_nope: Size = key("qk_nope_head_dim", default=128)
+    qk_rope: Size = key("qk_rope_head_dim", default=64)
+    v: Size | None = key("v_head_dim", default=128)
+
+
+class Glm4MoELite(DeepSeekV3):
+    """``Glm4MoeLiteConfig`` (GLM-4.7-Flash): the architecture of DeepSeek-V3, with a list of the layers that have
+    experts."""
+
+    kinds: MlpTypes | None = key("mlp_layer_types", default=None)
+    first_dense: Count = key("first_k_dense_replace", default=1)
+
+    kv_heads: Size | None = key("num_key_value_heads", default=20)
+    q_lora_rank: Size | None = key("q_lora_rank", default=768)
+    qk_nope: Size = key("qk_nope_head_dim", default=192)
+    v: Size = key("v_head_dim", default=256)
+    experts: Size | None = key("n_routed_experts", default=64)
+    top_k: Size = key("num_experts_per_tok", default=4)
+    expert_ffn: Size = key("moe_intermediate_size", default=1536)
+
+    def _moe(self) -> dict[str, Any] | None:
+        moe = super()._moe()
+        return moe and moe | sparse_layers(self.kinds, self.layers, self.first_dense)
+
+
+class GraniteMoESWA(GraniteSWA, GraniteMoE):
+    """``GraniteMoeSWAConfig``: Granite's experts with a window in three of four layers."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=None)
+    tied: Flag = key("tie_word_embeddings", default=False)
+
+
+class Cohere2MoE(Cohere2):
+    """``Cohere2MoeConfig``: experts beside shared ones, side by side with attention behind a single norm."""
+
+    kinds: MlpTypes | None = key("mlp_layer_types", default=None)
+    experts: Size = key("num_experts", default=8)
+    top_k: Size = key("num_experts_per_tok", default=2)
+    shared_experts: Count = key("num_shared_experts", default=0)
+    dense_ffn: Size | None = key("prefix_dense_intermediate_size", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        moe = self.same_fields("experts", "top_k", "shared_experts", "dense_ffn") | {"expert_ffn": self.ffn}
+        return super().fields() | {"moe": moe | sparse_layers(self.kinds, self.layers, 0)}

@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from meshcast.hardware.errors import ModelError
-from meshcast.simulator.models.huggingface.config import Config, Gelu, Keys, key, refuse
+from meshcast.simulator.models.huggingface.config import (
+    Config,
+    Gelu,
+    Keys,
+    check_every_layer,
+    key,
+    local_fields,
+    refuse,
+)
 from meshcast.simulator.models.parts import Depth, Flag, Probability, Share, Size
 
 
@@ -32,6 +40,87 @@ class GPT2(Config):
         dropout = self.read_dropout("dropout", "attention_dropout", "embedding_dropout")
         kind = {"norm": "layernorm", "positions": "learned", "gated": False, "fused_qkv": True}
         return shape | dropout | self.read_activation() | kind
+
+
+class GPTBigCode(GPT2):
+    """``GPTBigCodeConfig`` (StarCoder 1): GPT-2 whose heads share keys and values."""
+
+    activation: Gelu = key("activation_function", default="gelu_pytorch_tanh")
+    multi_query: Flag = key("multi_query", default=True)
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | {"kv_heads": 1 if self.multi_query else self.heads}
+
+
+class GPTJ(GPT2):
+    """``GPTJConfig`` and ``CodeGenConfig``: RoPE on a part of each head, attention and MLP side by side behind a single
+    norm, no biases of attention, and one of the output layer."""
+
+    rotary: Size = key("rotary_dim", default=64)
+    dropout: Probability = key("resid_pdrop", default=0.0)
+    attention_dropout: Probability = key("attn_pdrop", default=0.0)
+    embedding_dropout: Probability = key("embd_pdrop", default=0.0)
+    tied: Flag = key("tie_word_embeddings", default=False)
+
+    def fields(self) -> dict[str, Any]:
+        residual = {"parallel_residual": True, "shared_norm": True, "qkv_bias": False, "proj_bias": False}
+        rope = {"positions": "rope", "rope_share": min(1.0, self.rotary * self.heads / self.hidden)}
+        return super().fields() | residual | rope | {"fused_qkv": False, "head_bias": True}
+
+
+class GPTNeo(Config):
+    """``GPTNeoConfig``: a GPT with windows in the layers of ``attention_types`` that are local, without biases of
+    queries, keys and values."""
+
+    layers: Depth = key("num_layers", "num_hidden_layers")
+    hidden: Size = key("hidden_size")
+    heads: Size = key("num_heads", "num_attention_heads")
+    vocab: Size = key("vocab_size")
+    seq: Size = key("max_position_embeddings")
+    ffn: Size | None = key("intermediate_size", default=None)
+    activation: Gelu = key("activation_function", default="gelu_new")
+    window: Size = key("window_size", default=256)
+    types: list[tuple[list[Literal["global", "local"]], Size]] = key(
+        "attention_types", default=[(["global", "local"], 12)]
+    )
+    tied: Flag = key("tie_word_embeddings", default=True)
+    dropout: Probability = key("resid_dropout", default=0.0)
+    attention_dropout: Probability = key("attention_dropout", default=0.0)
+    embedding_dropout: Probability = key("embed_dropout", default=0.0)
+
+    def fields(self) -> dict[str, Any]:
+        local = [each == "local" for kinds, times in self.types for each in kinds * times]
+        check_every_layer(local, self.layers, "attention_types")
+        shape = self.same_fields("layers", "hidden", "heads", "vocab", "seq", "ffn", "tied")
+        dropout = self.read_dropout("dropout", "attention_dropout", "embedding_dropout")
+        kind = {"norm": "layernorm", "positions": "learned", "gated": False, "qkv_bias": False}
+        return shape | dropout | self.read_activation() | kind | local_fields("window", self.window, local)
+
+
+class Phi(Config):
+    """``PhiConfig`` (Phi 1 and 2): RoPE on half of each head, attention and MLP side by side behind a single norm, and
+    biases, one of the output layer among them."""
+
+    layers: Depth = key("num_hidden_layers")
+    hidden: Size = key("hidden_size")
+    heads: Size = key("num_attention_heads")
+    kv_heads: Size | None = key("num_key_value_heads", default=None)
+    vocab: Size = key("vocab_size")
+    seq: Size = key("max_position_embeddings")
+    ffn: Size = key("intermediate_size")
+    activation: Gelu = key("hidden_act", default="gelu_new")
+    rope_share: Share = key("partial_rotary_factor", default=0.5)
+    qk_norm: Annotated[Flag, refuse("norms with biases on queries and keys")] = key("qk_layernorm", default=False)
+    tied: Flag = key("tie_word_embeddings", default=False)
+    dropout: Probability = key("resid_pdrop", default=0.0)
+    attention_dropout: Probability = key("attention_dropout", default=0.0)
+    embedding_dropout: Probability = key("embd_pdrop", default=0.0)
+
+    def fields(self) -> dict[str, Any]:
+        shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "vocab", "seq", "ffn", "tied", "rope_share")
+        dropout = self.read_dropout("dropout", "attention_dropout", "embedding_dropout")
+        kind = {"norm": "layernorm", "positions": "rope", "gated": False, "head_bias": True}
+        return shape | dropout | self.read_activation() | kind | {"parallel_residual": True, "shared_norm": True}
 
 
 class GPTNeoX(Config):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from meshcast.hardware.errors import ModelError
-from meshcast.simulator.models.huggingface.config import Config, key, refuse
-from meshcast.simulator.models.parts import Count, Depth, Flag, Probability, Size
+from meshcast.simulator.models.huggingface.config import Config, Decoder, check_every_layer, key, refuse
+from meshcast.simulator.models.parts import Count, Depth, Flag, Probability, Share, Size
 
 
 class NemotronH(Config):
@@ -97,3 +98,74 @@ class Mamba2(Config):
         # No layer has attention: `heads` only has to be a number of heads.
         shape = self.same_fields("layers", "hidden", "vocab", "tied", "heads", "head_dim") | {"seq": 2048}
         return shape | {"ssm": ssm, "norm": "rmsnorm", "positions": "none", "gated": False}
+
+
+class MixerLayers(Decoder):
+    """Layers of a Mamba-2 block or attention, and then an MLP or experts: two blocks each, each behind a norm. So
+    `Model.layers` is twice ``num_hidden_layers``."""
+
+    attention_bias: Flag = key("attention_bias", default=False)
+    mamba_heads: Size = key("mamba_n_heads", default=128)
+    mamba_head_dim: Size | Literal["auto"] = key("mamba_d_head", default="auto")
+    expand: Size = key("mamba_expand", default=2)
+    state: Size = key("mamba_d_state", default=256)
+    groups: Size = key("mamba_n_groups", default=1)
+    conv: Size = key("mamba_d_conv", default=4)
+    chunk: Size = key("mamba_chunk_size", default=256)
+    mamba_bias: Annotated[Flag, refuse("bias of the projections of Mamba-2 blocks")] = key(
+        "mamba_proj_bias", default=False
+    )
+    conv_bias: Flag = key("mamba_conv_bias", default=True)
+
+    def _blocks(self, attention: Sequence[bool], mlp: str) -> dict[str, Any]:
+        """Returns the fields of `Model` for layers that have attention or a Mamba-2 block each, and then `mlp`."""
+        width = self.expand * self.hidden // self.mamba_heads
+        if self.mamba_head_dim not in ("auto", width):
+            rule = f"{self.mamba_heads} heads are to be expand x hidden_size = {self.expand * self.hidden} wide"
+            raise ModelError("mamba_head_dim", rule, f"Give {width} or auto", self.mamba_head_dim)
+        if not self.conv_bias:
+            raise ModelError("conv_bias", "convolutions have a bias here", "Only true is read", False)
+        pattern = "".join(("*" if flag else "M") + mlp for flag in attention)
+        ssm = self.same_fields("state", "groups", "conv", "chunk") | {"pattern": pattern}
+        ssm |= {"heads": self.mamba_heads, "head_dim": width}
+        biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
+        return super().fields() | biases | {"layers": len(pattern), "ssm": ssm}
+
+
+class GraniteHybrid(MixerLayers):
+    """``GraniteMoeHybridConfig`` (Granite 4): routed experts beside a shared MLP, or that MLP alone.
+
+    Factors on embeddings, scores, residual additions and logits are part of kernels that run anyway.
+    """
+
+    ffn: Size = key("intermediate_size", default=11008)
+    experts: Count = key("num_local_experts", default=8)
+    top_k: Count = key("num_experts_per_tok", default=2)
+    shared_ffn: Size = key("shared_intermediate_size", default=1024)
+    layer_types: list[Literal["mamba", "attention", "linear_attention", "full_attention"]] | None = key(
+        "layer_types", "layers_block_type", default=None
+    )
+    positions: Literal["rope", "nope"] | None = key("position_embedding_type", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        types = self.layer_types or ["mamba"] * self.layers
+        check_every_layer(types, self.layers, "layer_types")
+        attention = [each in ("attention", "full_attention") for each in types]
+        shape = self._blocks(attention, "E" if self.experts else "-") | {"ffn": self.shared_ffn}
+        shape["positions"] = "rope" if self.positions == "rope" else "none"
+        if self.experts:
+            moe = self.same_fields("experts", "top_k", "shared_ffn") | {"expert_ffn": self.ffn, "shared_experts": 1}
+            shape["moe"] = moe
+        return shape
+
+
+class Bamba(MixerLayers):
+    """``BambaConfig``: MLPs behind Mamba-2 blocks, and behind attention with RoPE on half of a head."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=8)
+    rope_share: Share = key("partial_rotary_factor", default=0.5)
+    attention: list[Annotated[int, Field(strict=True, ge=0)]] | None = key("attn_layer_indices", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        attention = [layer in (self.attention or ()) for layer in range(self.layers)]
+        return self._blocks(attention, "-") | self.same_fields("rope_share")

@@ -7,28 +7,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from meshcast.hardware.errors import ModelError
-from meshcast.simulator.models.huggingface.config import Decoder, check_every_layer, expert_layers, key, refuse
+from meshcast.simulator.models.huggingface.config import (
+    Decoder,
+    check_every_layer,
+    expert_layers,
+    full_fields,
+    key,
+    refuse,
+)
 from meshcast.simulator.models.parts import Count, Flag, Share, Size
 
 MixerTypes = list[Literal["full_attention", "linear_attention"]]
 
 
-def mixer_fields(linear: dict[str, Any], full: Sequence[bool], word: str) -> dict[str, Any]:
+def mixer_fields(linear: dict[str, Any], full: Sequence[bool]) -> dict[str, Any]:
     """Returns the fields of `Model` for layers with linear attention; none if no layer has it.
 
     linear: the fields of `LinearAttention`.
     full: for each layer whether it has softmax attention.
-    word: key of the config, for error messages.
-    Raises ModelError unless every n-th layer alone has softmax attention, or none does.
     """
-    if all(full):
-        return {}
-    every = list(full).index(True) + 1 if any(full) else 0
-    if list(full) != [bool(every) and (layer + 1) % every == 0 for layer in range(len(full))]:
-        rule = "only linear attention in all layers, or in all but every n-th, is supported"
-        raise ModelError(word, rule, "Give the fields of `model:` themselves")
-    return {"linear_attention": linear} | ({"full_every": every} if every else {})
+    return {} if all(full) else {"linear_attention": linear} | full_fields(full)
 
 
 class Qwen3Next(Decoder):
@@ -68,7 +66,7 @@ class Qwen3Next(Decoder):
             full = [each == "full_attention" for each in self.layer_types]
         check_every_layer(full, self.layers, "layer_types")
         linear = self.same_fields("key_heads", "key_dim", "value_dim", "conv") | {"heads": self.value_heads}
-        return mixer_fields({"kind": "gated-delta-net", **linear}, full, "layer_types")
+        return mixer_fields({"kind": "gated-delta-net", **linear}, full)
 
     def _moe(self) -> dict[str, Any]:
         plain = set(self.plain or ())
@@ -80,6 +78,21 @@ class Qwen3Next(Decoder):
         moe = self.same_fields("experts", "top_k", "expert_ffn", "shared_ffn")
         places = expert_layers(flags, "mlp_only_layers" if plain else "decoder_sparse_step")
         return {"moe": moe | places | {"shared_experts": 1, "shared_gate": True}}
+
+
+class Qwen35(Qwen3Next):
+    """``Qwen3_5TextConfig``: the mixers of Qwen3-Next over dense MLPs."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=4)
+    experts: Count = key("num_experts", default=0)
+
+
+class Qwen35MoE(Qwen3Next):
+    """``Qwen3_5MoeTextConfig``: Qwen3-Next with experts in all layers, so that no MLP has a width."""
+
+    ffn: Size = key("intermediate_size", default=512)
+    experts: Count = key("num_experts", default=256)
+    top_k: Size = key("num_experts_per_tok", default=8)
 
 
 class MiniMax(Decoder):
@@ -108,7 +121,7 @@ class MiniMax(Decoder):
         check_every_layer(full, self.layers, word)
         linear = {"kind": "lightning", "heads": self.heads, "key_dim": width, "chunk": self.block}
         shape = super().fields() | self.same_fields("head_dim") | rope | {"moe": moe}
-        return shape | {"norm_residual": self.postnorm} | mixer_fields(linear, full, word)
+        return shape | {"norm_residual": self.postnorm} | mixer_fields(linear, full)
 
     def _full(self) -> tuple[list[bool], str]:
         """Returns for each layer whether it has softmax attention, and the key that says so."""

@@ -42,15 +42,15 @@ class Qwen2(Decoder):
     kv_heads: Size | None = key("num_key_value_heads", default=32)
     slides: Flag = key("use_sliding_window", default=False)
     window: Size | None = key("sliding_window", default=4096)
-    full_layers: int = key("max_window_layers", default=28)
+    first_full: int = key("max_window_layers", default=28)
     layer_types: LayerTypes | None = key("layer_types", default=None)
 
     def fields(self) -> dict[str, Any]:
-        slides, word = [layer >= self.full_layers for layer in range(self.layers)], "max_window_layers"
+        slides, word = [layer >= self.first_full for layer in range(self.layers)], "max_window_layers"
         if self.layer_types is not None:
             slides, word = [each == "sliding_attention" for each in self.layer_types], "layer_types"
         check_every_layer(slides, self.layers, word)
-        window = local_fields("window", self.window if self.slides else None, slides, word)
+        window = local_fields("window", self.window if self.slides else None, slides)
         return super().fields() | window | {"qkv_bias": True}
 
 

@@ -97,11 +97,11 @@ class Llama4(Decoder):
         check_every_layer(ropes, self.layers, "no_rope_layers")
         check_every_layer(local, self.layers, "layer_types")
         if all(ropes):
-            return local_fields("attention_chunk", self.attention_chunk, local, "layer_types")
+            return local_fields("attention_chunk", self.attention_chunk, local)
         if ropes != local or not any(local) or self.attention_chunk is None:
             rule = "only layers with full attention among chunked ones can be without RoPE"
             raise ModelError("no_rope_layers", rule, "Give the fields of `model:` themselves", self.ropes)
-        return local_fields("attention_chunk", self.attention_chunk, local, "no_rope_layers") | {"full_rope": False}
+        return local_fields("attention_chunk", self.attention_chunk, local) | {"full_rope": False}
 
     def _moe(self) -> dict[str, Any]:
         flags = [self.every > 0 and (layer + 1) % self.every == 0 for layer in range(self.layers)]
@@ -205,7 +205,7 @@ class Qwen2MoE(Decoder):
     qkv_bias: Flag = key("qkv_bias", default=True)
     slides: Flag = key("use_sliding_window", default=False)
     window: Size | None = key("sliding_window", default=4096)
-    full_layers: int = key("max_window_layers", default=28)
+    first_full: int = key("max_window_layers", default=28)
     experts: Size = key("num_experts", default=60)
     top_k: Size = key("num_experts_per_tok", default=4)
     expert_ffn: Size = key("moe_intermediate_size", default=1408)
@@ -214,8 +214,8 @@ class Qwen2MoE(Decoder):
     plain: list[Index] | None = key("mlp_only_layers", default=None)
 
     def fields(self) -> dict[str, Any]:
-        slides = [self.slides and layer >= self.full_layers for layer in range(self.layers)]
-        window = local_fields("window", self.window, slides, "max_window_layers")
+        slides = [self.slides and layer >= self.first_full for layer in range(self.layers)]
+        window = local_fields("window", self.window, slides)
         return super().fields() | self.same_fields("qkv_bias") | window | self._moe()
 
     def _moe(self) -> dict[str, Any]:

@@ -25,6 +25,18 @@ LAID_OUT: dict[str, dict[str, int]] = {
         **{"hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32},
         **{"vocab_size": 151936, "max_position_embeddings": 32768},
     },
+    "llama4_text": {
+        **{"hidden_size": 5120, "intermediate_size": 8192, "num_hidden_layers": 48, "num_attention_heads": 40},
+        **{"vocab_size": 202048, "max_position_embeddings": 131072},
+    },
+    "qwen3_5_text": {
+        **{"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32, "num_attention_heads": 16},
+        **{"vocab_size": 248320, "max_position_embeddings": 32768},
+    },
+    "qwen3_5_moe_text": {
+        **{"hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16},
+        **{"vocab_size": 248320, "max_position_embeddings": 32768},
+    },
     "gemma3_text": {
         **{"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8},
         **{"vocab_size": 262208, "max_position_embeddings": 131072},
@@ -204,7 +216,7 @@ class Qwen25Vision(QwenVision):
     def fields(self) -> dict[str, Any]:
         local = [layer not in self.full for layer in range(self.layers)]
         check_every_layer(local, self.layers, "fullatt_block_indexes")
-        windows = local_fields("attention_chunk", (self.window // self.patch) ** 2, local, "fullatt_block_indexes")
+        windows = local_fields("attention_chunk", (self.window // self.patch) ** 2, local)
         biases = {"qkv_bias": True, "proj_bias": True, "mlp_bias": True}
         return super().fields() | windows | biases | {"ffn": self.ffn, "gated": True, "norm": "rmsnorm"}
 
@@ -213,6 +225,75 @@ class Qwen25VL(Qwen2VL):
     """``Qwen2_5_VLConfig``: as Qwen2-VL, with another encoder."""
 
     vision: Qwen25Vision = key("vision_config", default=Qwen25Vision())
+
+
+class Qwen35Vision(QwenVision):
+    """``Qwen3_5VisionConfig``: layer norms and biases; learned positions of an image of ``num_position_embeddings``
+    patches beside RoPE, whose kernels are left out."""
+
+    layers: Depth = key("depth", default=27)
+    hidden: Size = key("hidden_size", default=1152)
+    ffn: Size = key("intermediate_size", default=4304)
+    activation: Gelu = key("hidden_act", default="gelu_pytorch_tanh")
+    patch: Size = key("patch_size", default=16)
+    rows: Size = key("num_position_embeddings", default=2304)
+
+    def fields(self) -> dict[str, Any]:
+        positions = {"positions": "learned", "position_rows": self.rows, "tokens": self.rows // self.side**2}
+        return super().fields() | positions | {"ffn": self.ffn, "input_bias": True}
+
+
+class Qwen35(Multimodal):
+    """``Qwen3_5Config``: an encoder of images in front of the decoder."""
+
+    vision: Qwen35Vision = key("vision_config", default=Qwen35Vision())
+
+    def fields(self) -> dict[str, Any]:
+        return self._join(text_fields(self.text, "qwen3_5_text"), self.vision.fields())
+
+
+class Qwen35MoE(Qwen35):
+    """``Qwen3_5MoeConfig``: as Qwen 3.5, with experts."""
+
+    def fields(self) -> dict[str, Any]:
+        return self._join(text_fields(self.text, "qwen3_5_moe_text"), self.vision.fields())
+
+
+class Llama4Vision(Keys):
+    """``Llama4VisionConfig``: a class token, learned positions beside RoPE, whose kernels are left out; layer norms in
+    front and behind. Four neighbouring patches pass three matrices, the last of which is the projector."""
+
+    layers: Depth = key("num_hidden_layers", default=34)
+    hidden: Size = key("hidden_size", default=768)
+    heads: Size = key("num_attention_heads", default=16)
+    ffn: Size = key("intermediate_size", default=5632)
+    channels: Size = key("num_channels", default=3)
+    image: Size = key("image_size", default=448)
+    patch: Size = key("patch_size", default=14)
+    ratio: Literal[0.5] = key("pixel_shuffle_ratio", default=0.5)
+    inner: Size = key("projector_input_dim", default=4096)
+    activation: Gelu = key("hidden_act", default="gelu")
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields of `Branch`."""
+        patches = (self.image // self.patch) ** 2
+        return {
+            **{"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "ffn": self.ffn, "gated": False},
+            **{"norm": "layernorm", "positions": "learned", "position_rows": patches + 1, "parallel_residual": False},
+            **{"input_width": self.channels * self.patch**2, "class_token": True, "qk_layernorm": False},
+            **{"embedding_norm": True, "final_norm": True, "merge": 4, "tokens": patches // 4, "projector": "mlp"},
+            **{"projector_ffn": self.inner, "projector_depth": 3, "projector_bias": False},
+            **self.read_activation(),
+        }
+
+
+class Llama4(Multimodal):
+    """``Llama4Config``: an encoder of images in front of the decoder."""
+
+    vision: Llama4Vision = key("vision_config", default=Llama4Vision())
+
+    def fields(self) -> dict[str, Any]:
+        return self._join(text_fields(self.text, "llama4_text"), self.vision.fields())
 
 
 class CLIPText(Keys):
@@ -246,4 +327,4 @@ class CLIP(Config):
         return shape | kind | text.read_activation() | {"branches": (images, texts)}
 
 
-__all__ = ["CLIP", "Gemma3", "Llava", "Qwen2VL", "Qwen25VL"]
+__all__ = ["CLIP", "Gemma3", "Llama4", "Llava", "Qwen2VL", "Qwen25VL", "Qwen35", "Qwen35MoE"]

@@ -71,6 +71,8 @@ class TransformerFields(ShapePart):
     """The output layer shares the matrix of the embedding."""
     norm: Literal["layernorm", "rmsnorm", "layernorm1p", "rmsnorm1p"] = "layernorm"
     """RMS norms have a weight, the others a weight and a bias; layernorm1p and rmsnorm1p (Gemma) store weight - 1."""
+    norm_scale: Flag = True
+    """Norms over the residual stream have weights (OLMo 1, nanochat: False)."""
     norm_place: Literal["before", "after", "both"] = "before"
     """Where the norms of a layer are: before attention and MLP; after them, before the residual addition (OLMo 2,
     EXAONE 4); or both (Gemma 2 and 3)."""
@@ -90,6 +92,8 @@ class TransformerFields(ShapePart):
     """Bias of the output layer of attention. Default: True with layernorm."""
     mlp_bias: Flag = Field(default_factory=lambda fields: _has_biases(fields))
     """Biases of MLPs and experts. Default: True with layernorm."""
+    head_bias: Flag = False
+    """Bias of the output layer (GPT-J, Phi 1 and 2)."""
     sinks: Flag = False
     """Every query head has a learned logit, which only its softmax counts (gpt-oss)."""
     attention_gate: Flag = False
@@ -114,8 +118,10 @@ class TransformerFields(ShapePart):
     full_every: Count = 0
     """The last of every `full_every` layers has full attention in spite of `window` (gpt-oss: 2), `attention_chunk`
     (Llama 4: 4) or `linear_attention` (Qwen3-Next: 4); 0: none has."""
+    full_layers: tuple[Count, ...] = ()
+    """Numbers (from 0, ascending) of the layers with full attention where no `full_every` describes them."""
     full_rope: Flag = True
-    """Where positions are rope: the layers of `full_every` have RoPE too (Llama 4, SmolLM3: False)."""
+    """Where positions are rope: the layers of `full_every` or `full_layers` have RoPE too (Llama 4, SmolLM3: False)."""
     mtp: Count = 0
     """Multi-token-prediction layers, on top of `layers`. Each is two norms (of the stream and of the next token's
     embedding), a projection from both (2 h) to h without bias and one layer of the last layer's kind; the embedding,

@@ -75,9 +75,25 @@ def _check_mask(shape: TransformerFields) -> None:
         rule = "without a window, chunks or linear attention every layer attends to everything"
         remedy = "Give window, attention_chunk or `full_rope: false` too, or leave full_every out"
         raise ModelError("full_every", rule, remedy, shape.full_every)
-    if not shape.full_rope and (not shape.full_every or shape.positions != "rope" or shape.mla):
-        rule = "without RoPE can be the layers of full_every, where positions are rope and there is no mla"
+    if shape.full_layers:
+        _check_full_layers(shape, limits == (None, None, None))
+    some_full = shape.full_every or shape.full_layers
+    if not shape.full_rope and (not some_full or shape.positions != "rope" or shape.mla):
+        rule = "without RoPE can be the layers of full_every or full_layers, where positions are rope without mla"
         raise ModelError("full_rope", rule, "Leave it out", False)
+
+
+def _check_full_layers(shape: TransformerFields, unlimited: bool) -> None:
+    numbers, layers = list(shape.full_layers), shape.layers
+    if numbers != sorted({*numbers}) or numbers[-1] >= layers:
+        rule = f"it names layers in ascending order, each once, below {layers}"
+        raise ModelError("full_layers", rule, "Write [first, second, ...]", numbers)
+    if shape.full_every:
+        raise ModelError("full_layers", "full_every says already which layers these are", "Give one of both", numbers)
+    if unlimited and shape.full_rope:
+        rule = "without a window, chunks or linear attention every layer attends to everything"
+        remedy = "Give window, attention_chunk or `full_rope: false` too, or leave it out"
+        raise ModelError("full_layers", rule, remedy, numbers)
 
 
 def _check_projection(shape: TransformerFields, positions: int) -> None:

@@ -203,8 +203,7 @@ def _read_attention(reading: Reading) -> None:
         if before is None:
             raise window.refuse("it takes the tokens before and behind one", "Write (128,0)")
         reading.set_key("model.window", before + 1, "window_size")
-        if (every := reading.take_count("window_attn_skip_freq")) is not None:
-            reading.set_key("model.full_every", every, "window_attn_skip_freq")
+        _read_full_layers(reading)
     if reading.take_switch("multi_latent_attention"):
         reading.read_rows(LATENT)
         for key in ("model.head_dim", "model.kv_heads"):
@@ -213,6 +212,21 @@ def _read_attention(reading: Reading) -> None:
         reading.set_key("model.qkv_bias", False, "multi_latent_attention")
     else:
         _ignore_idle(reading, LATENT, "latent attention is off")
+
+
+def _read_full_layers(reading: Reading) -> None:
+    """Reads which layers have full attention: every n-th, or those with 0 in a list like ([1]*5+[0])*4."""
+    stated, layers = reading.take("window_attn_skip_freq"), reading.keys.get("model.layers")
+    if stated is None or is_null(stated.value):
+        return
+    if (every := read_digits(str(stated.value))) is not None:
+        reading.set_key("model.full_every", every, "window_attn_skip_freq")
+    elif isinstance(layers, int) and (windows := _listed_layers(stated.value, layers)):
+        full = [layer for layer, window in enumerate(windows) if not window]
+        if full:
+            reading.set_key("model.full_layers", full, "window_attn_skip_freq")
+    else:
+        reading.ask(stated, "it is no number and no list of the layers that have a window", "model.full_every=4")
 
 
 def _ignore_idle(reading: Reading, rows: tuple[SettingRow, ...], why: str) -> None:
@@ -271,7 +285,7 @@ def _read_experts(reading: Reading) -> None:
     stated = reading.take("moe_layer_freq")
     if stated is None or is_null(stated.value) or "model.layers" not in keys:
         return
-    has = _expert_layers(stated.value, keys["model.layers"])
+    has = _listed_layers(stated.value, keys["model.layers"])
     if has is None:
         reading.ask(stated, "it is no number and no list of the layers that have experts", "model.moe.every=1")
         return
@@ -286,8 +300,8 @@ def _read_experts(reading: Reading) -> None:
     reading.set_key("model.moe.first_dense", dense if every == 1 else 0, "moe_layer_freq")
 
 
-def _expert_layers(value: Any, layers: int) -> list[bool] | None:
-    """Returns which layers have experts, by ``moe_layer_freq``: every n-th from the first on, or a list like
+def _listed_layers(value: Any, layers: int) -> list[bool] | None:
+    """Returns which layers a setting names: every n-th from the first on, or those with 1 in a list like
     ([0]*1+[1]*15)."""
     if isinstance(value, str) and not re.fullmatch(r"[\d\s()\[\]*+,]+", value):
         return None
@@ -351,6 +365,9 @@ def write_shape(keys: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, 
         settings["window_size"] = f"{keys['model.window'] - 1},0"
         if keys.get("model.full_every"):
             settings["window_attn_skip_freq"] = keys["model.full_every"]
+        elif full := keys.get("model.full_layers"):
+            flags = ",".join(str(int(layer not in full)) for layer in range(keys["model.layers"]))
+            settings["window_attn_skip_freq"] = f"[{flags}]"
     if keys.get("model.moe.shared_ffn"):
         settings["moe_shared_expert_intermediate_size"] = keys["model.moe.shared_ffn"]
     layers, dense, every = (

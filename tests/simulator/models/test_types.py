@@ -1,0 +1,74 @@
+"""Types of models of ``transformers``: parameters of their default configs, as its modelling code makes them.
+
+A line of types.jsonl is the config that release 5.24 writes for a type by default, without the keys whose defaults the
+reader has too; `parameters` of the model that it builds on the meta device; `corrections`, numbers of routers that are
+buffers there and parameters here (the correction of DeepSeek-V3 for each expert).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.formats.launch.convert import export_job, import_file
+from meshcast.simulator.formats.launch.launch_file import read_launch_file
+from meshcast.simulator.models.huggingface import from_config
+
+TYPES = [json.loads(line) for line in Path(__file__).with_name("types.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("config", TYPES, ids=[config["model_type"] for config in TYPES])
+def test_parameters_are_those_that_transformers_makes(config: dict[str, Any]) -> None:
+    assert from_config(config).parameters == config["parameters"] + config["corrections"]
+
+
+SMOLLM3 = {
+    **{"model_type": "smollm3", "num_hidden_layers": 8, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 128},
+    **{"intermediate_size": 128, "max_position_embeddings": 64, "num_key_value_heads": 4},
+}
+
+
+def test_layers_without_rope_have_full_attention_and_no_rope_kernels() -> None:
+    """Every fourth layer of SmolLM3 lacks RoPE, as often as the config says, by a period or by a list."""
+    model = from_config(SMOLLM3)
+    assert [model.kind(layer).local for layer in range(8)] == [True, True, True, False] * 2
+    listed = from_config(SMOLLM3 | {"no_rope_layers": [1, 0, 1, 1, 1, 1, 1, 0]})
+    assert listed.full_layers == (1, 7) and not listed.full_rope
+    all_rope, half, none = (
+        simulate({"model": from_config(SMOLLM3 | {"no_rope_layers": ropes}).model_dump(), "cluster": "dgx-h100:1"})
+        for ropes in ([1] * 8, [1, 0] * 4, [0] * 8)
+    )
+    saved = all_rope.step_time - half.step_time
+    assert 0 < saved == pytest.approx(half.step_time - none.step_time, rel=1e-6)
+
+
+def test_the_share_of_rope_is_read_from_either_place() -> None:
+    """Configs of transformers 5 have it inside ``rope_parameters``."""
+    glm = SMOLLM3 | {"model_type": "glm", "head_dim": 16}
+    for said in ({"partial_rotary_factor": 0.25}, {"rope_parameters": {"partial_rotary_factor": 0.25}}):
+        assert from_config(glm | said).rope_share == 0.25
+
+
+def test_layers_of_two_blocks_are_twice_as_many() -> None:
+    """A layer of Granite 4 is a Mamba-2 block or attention, and then experts."""
+    granite = SMOLLM3 | {
+        **{"model_type": "granitemoehybrid", "num_hidden_layers": 2, "layer_types": ["mamba", "attention"]},
+        **{"mamba_n_heads": 8, "mamba_d_state": 16, "num_local_experts": 4, "shared_intermediate_size": 32},
+    }
+    model = from_config(granite)
+    assert model.ssm is not None and model.ssm.pattern == "ME*E" and model.layers == 4
+    assert from_config(granite | {"num_local_experts": 0}).ssm.pattern == "M-*-"  # type: ignore[union-attr]
+
+
+def test_listed_layers_go_to_megatron_and_back(tmp_path: Path) -> None:
+    """``--window-attn-skip-freq`` is a number, or a list with 0 for the layers with full attention."""
+    shape = {"layers": 6, "hidden": 64, "heads": 4, "vocab": 128, "seq": 64, "positions": "rope", "window": 32}
+    job = load_job({"model": shape | {"full_layers": [0, 5]}, "cluster": "dgx-h100:1"})
+    exported = export_job(job, "megatron", lambda data, folder: load_job(data, base=folder), lambda job: None)
+    assert "--window-attn-skip-freq '[0,1,1,1,1,0]'" in exported.text
+    (path := tmp_path / "run.sh").write_text(exported.text)
+    assert load_job(import_file(read_launch_file(path)).job).model.full_layers == (0, 5)
