@@ -15,7 +15,7 @@ from meshcast.hardware.remembered import remembered
 from meshcast.simulator.ir.decoder_operators import KeepContext, Softcap
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, LayersFrom, Module, Stage, Unit, add_marks
-from meshcast.simulator.ir.operators import Boundary, Concat, Embedding, Head, Loss, Norm, Residual
+from meshcast.simulator.ir.operators import Activation, Boundary, Concat, Embedding, Head, Loss, Norm, Residual
 from meshcast.simulator.models.adapters import freeze, mark_lowest
 from meshcast.simulator.models.blocks import BlockBuilder
 from meshcast.simulator.models.branches import Branch
@@ -355,8 +355,11 @@ class Architecture(BlockBuilder):
         head = (self.weight("head", h=self.hidden_dim, v=Dim(self.vocab)),)
         head += (self.weight("head.bias", v=Dim(self.vocab)),) if self.model.head_bias else ()
         held, read = (head, ()) if owns else ((), head)
-        modules: list[Module] = [
-            Norm("final_norm", (x,), (normed,), scales),
+        modules: list[Module] = [Norm("final_norm", (x,), (normed,), scales)]
+        if self.model.head_transform:
+            more, normed = self._transform(normed)
+            modules += more
+        modules.append(
             Head(
                 "head",
                 *((normed,), (logits,), held),
@@ -365,13 +368,23 @@ class Architecture(BlockBuilder):
                 recomputed=self.loss.recomputed,
                 launches=float(self.loss.pieces),
                 shared_weights=read,
-            ),
-        ]
+            )
+        )
         if "logits" in self.model.softcaps:
             capped = replace(logits, name="logits.capped")
             modules.append(Softcap("logits.cap", (logits,), (capped,)))
             logits = capped
         return [*modules, Loss("loss", (logits,), (loss,), (), *self.loss[:4], launches=float(self.loss.pieces))]
+
+    def _transform(self, x: Tensor) -> tuple[list[Module], Tensor]:
+        """Builds the linear layer, the activation and the norm in front of the output layer; returns also their
+        output."""
+        linear, act, normed = (self.act(f"head.{name}") for name in ("dense", "act", "norm"))
+        weight = self.weight("head.dense", g=self.hidden_dim, h=self.hidden_dim)
+        bias = self.weight("head.dense.bias", h=self.hidden_dim)
+        modules = self.linear("head.dense", x.rename_dims(h="g"), (linear,), weight, bias)
+        norm = Norm("head.norm", (act,), (normed,), self.norm_weights("head.norm"))
+        return [*modules, Activation("head.act", (linear,), (act,)), norm], normed
 
     def _predict_further(self, x: Tensor, owns: bool) -> list[Module]:
         """Builds a layer of multi-token prediction and its loss from the residual stream `x` (arXiv 2412.19437, 2.2).

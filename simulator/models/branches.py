@@ -20,7 +20,7 @@ from meshcast.simulator.models.transformer import Transformer
 OWN = (
     *("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "frames", "branches", "contrastive"),
     *("norm_place", "shared_norm", "sinks", "attention_gate", "softcaps", "norm_residual"),
-    *("linear_attention", "cross_attention", "head_bias"),
+    *("linear_attention", "cross_attention", "head_bias", "head_transform"),
 )
 """Fields of a model that its branches do not inherit."""
 

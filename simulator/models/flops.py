@@ -106,7 +106,9 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         projected = some / of if branch.pool != "none" else some / branch.merge
         parts["projector"] += 2 * projected * sum(width * outputs for width, outputs in branch.projector_sizes)
     parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
-    parts["head"] = (1 + model.mtp) * 2 * trunk_tokens * model.hidden * model.vocab if model.layers else 0
+    transform = model.hidden if model.head_transform else 0
+    if model.layers:
+        parts["head"] = (1 + model.mtp) * 2 * trunk_tokens * model.hidden * (model.vocab + transform)
     return parts
 
 

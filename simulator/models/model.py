@@ -214,9 +214,15 @@ class Model(Transformer):
             "layers": self.every_layer_parameters(experts),
             "projector": 0,
             "final_norm": self.norm_parameters if self.layers else 0,
-            "head": 0 if self.contrastive else self.vocab * ((0 if self.tied else h) + self.head_bias),
+            "head": self._head_parameters(),
             "mtp": self.mtp * (2 * self.norm_parameters + 2 * h * h + further),
         }
+
+    def _head_parameters(self) -> int:
+        if self.contrastive:
+            return 0
+        transform = self.hidden * (self.hidden + 1) + self.norm_parameters if self.head_transform else 0
+        return transform + self.vocab * ((0 if self.tied else self.hidden) + self.head_bias)
 
     def _input_parts(self) -> dict[str, int]:
         """Parameters in front of the layers of the trunk, by part; with branches their inputs come from these."""

@@ -98,6 +98,10 @@ DECODERS = {
 """Module and class of the readers of decoders."""
 
 SUPPORTED = DECODERS | {
+    **dict.fromkeys(("bert", "roberta", "camembert", "ernie", "data2vec-text", "xlm-roberta"), "encoder.BERT"),
+    "megatron-bert": "encoder.MegatronBERT",
+    "roberta-prelayernorm": "encoder.PreNormRoBERTa",
+    "bert-generation": "encoder.BERTGeneration",
     "llava": "vision.Llava",
     "gemma3": "vision.Gemma3",
     "llama4": "vision.Llama4",

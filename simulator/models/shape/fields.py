@@ -79,7 +79,8 @@ class TransformerFields(ShapePart):
     shared_norm: Flag = False
     """With `parallel_residual`: attention and MLP read the result of one norm (Falcon 7B, Cohere)."""
     norm_residual: Flag = False
-    """The residual stream goes on from the results of the norms before attention and MLP (MiniMax-01)."""
+    """The residual stream goes on from the results of the norms before attention and MLP (MiniMax-01); so norms behind
+    residual additions are described (BERT), with that behind the embedding as the first."""
     embedding_norm: Flag = False
     """A norm right after the embedding (BLOOM)."""
     qk_layernorm: Flag | Literal["l2", "all"] = Field(default_factory=lambda fields: fields.get("mla") is not None)
@@ -92,6 +93,8 @@ class TransformerFields(ShapePart):
     """Bias of the output layer of attention. Default: True with layernorm."""
     mlp_bias: Flag = Field(default_factory=lambda fields: _has_biases(fields))
     """Biases of MLPs and experts. Default: True with layernorm."""
+    head_transform: Flag = False
+    """In front of the output layer a square linear layer with a bias, the activation and a norm (BERT)."""
     head_bias: Flag = False
     """Bias of the output layer (GPT-J, Phi 1 and 2)."""
     sinks: Flag = False

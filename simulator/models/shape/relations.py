@@ -16,6 +16,9 @@ def check_relations(shape: TransformerFields) -> None:
     if shape.frames:
         _check_video(shape, shape.frames)
     _check_positions(shape)
+    if shape.head_transform and shape.mtp:
+        rule = "heads of multi-token prediction are supported without a transformation"
+        raise ModelError("head_transform", rule, "Leave it or mtp out", True)
     if shape.mla:
         _check_latent(shape, shape.mla)
     if shape.moe:

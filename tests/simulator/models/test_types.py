@@ -16,6 +16,7 @@ import pytest
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.formats.launch.convert import export_job, import_file
 from meshcast.simulator.formats.launch.launch_file import read_launch_file
+from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.huggingface import from_config
 
 TYPES = [json.loads(line) for line in Path(__file__).with_name("types.jsonl").read_text().splitlines()]
@@ -72,3 +73,15 @@ def test_listed_layers_go_to_megatron_and_back(tmp_path: Path) -> None:
     assert "--window-attn-skip-freq '[0,1,1,1,1,0]'" in exported.text
     (path := tmp_path / "run.sh").write_text(exported.text)
     assert load_job(import_file(read_launch_file(path)).job).model.full_layers == (0, 5)
+
+
+def test_norms_behind_residual_additions_are_those_of_bert() -> None:
+    """BERT-large: 335 M parameters with its head for masked tokens, as MLPerf trains it but for the pooler and the
+    prediction of the next sentence; matrix products of a token by hand."""
+    shape = {"num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
+    model = from_config({"model_type": "bert", "vocab_size": 30522, "max_position_embeddings": 512, **shape})
+    norms, tables = 49 * 2048, (30522 + 512 + 2) * 1024
+    layers = 24 * (4 * 1024 * 1025 + 1024 * 4097 + 4096 + 4096 * 1024)
+    assert model.parameters == tables + norms + layers + 1024 * 1025 + 2048 + 30522 == 335_174_458
+    flops = forward_matmul_flops(model, 1, 512, causal=True)
+    assert sum(flops.values()) == 2 * (24 * 12 * 1024**2 + 24 * 2 * 512 * 1024 + 1024 * (1024 + 30522))
