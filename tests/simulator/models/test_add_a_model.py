@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from meshcast.simulator.models.huggingface import SUPPORTED, from_config
+from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
 from tests.simulator.models.test_huggingface import MIXTRAL
 
@@ -31,9 +31,6 @@ def test_the_change_of_a_preset_loads() -> None:
     assert cut.layers == 8 and cut.moe is not None and cut.moe.capacity == 1.0
 
 
-def test_every_model_type_and_every_path_is_named() -> None:
-    named = re.search(r"Read are the `model_type`s (.*?)\. A key", PAGE, re.DOTALL)
-    assert named is not None
-    assert re.split(r",\s+|\s+and\s+", named[1]) == list(SUPPORTED)
+def test_every_path_is_there() -> None:
     for path in [*re.findall(r"\]\(\.\./([^)]+)\)", PAGE), *re.findall(r"`((?:tests|simulator)/[\w/]+\.py)`", PAGE)]:
         assert (ROOT / path).exists(), path

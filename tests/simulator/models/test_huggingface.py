@@ -34,6 +34,7 @@ from tests.simulator.models.configs import (
     VISION,
 )
 from tests.simulator.models.configs import rename_keys as renamed
+from tests.simulator.models.test_types import TYPES
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "llama3-70b"
 
@@ -89,7 +90,7 @@ def test_configs_give_the_presets(name: str) -> None:
 def test_every_kind_is_tried() -> None:
     tried = {
         config["model_type"]
-        for config in (*ROUND_TRIP.values(), *CONFIGS.values(), *VISION.values(), *ENCODER_DECODERS.values())
+        for config in (*ROUND_TRIP.values(), *CONFIGS.values(), *VISION.values(), *ENCODER_DECODERS.values(), *TYPES)
     }
     assert tried == set(SUPPORTED)
 

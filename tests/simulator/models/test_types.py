@@ -1,8 +1,9 @@
-"""Types of models of ``transformers``: parameters of their default configs, as its modelling code makes them.
+"""Types of models of ``transformers``: parameters of their configs, as its modelling code makes them.
 
-A line of types.jsonl is the config that release 5.24 writes for a type by default, without the keys whose defaults the
-reader has too; `parameters` of the model that it builds on the meta device; `corrections`, numbers of routers that are
-buffers there and parameters here (the correction of DeepSeek-V3 for each expert).
+A line of types.jsonl is the config that release 5.24 writes for a type by default (the last lines: that of a released
+model), without the keys whose defaults the reader has too; `parameters` of the model that it builds on the meta device
+(dbrx, which it does not build: those of the checkpoint); `corrections`, numbers of routers that are buffers there and
+parameters here (the correction of DeepSeek-V3 for each expert).
 """
 
 from __future__ import annotations
