@@ -16,7 +16,7 @@ import numpy as np
 from meshcast.hardware.records import dataclass
 
 BYTES: dict[str, Any] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5}
-BYTES |= {"int64": 8, "int8": 1, "int4": 0.5, "bool": 1}
+BYTES |= {"int64": 8, "int32": 4, "int8": 1, "int4": 0.5, "bool": 1}
 """Bytes of an element of each number format; an integer except for formats of four bits."""
 
 WIDTH: dict[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0 + 4 / 128, "fp4": 0.5 + 1 / 16}

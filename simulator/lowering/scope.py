@@ -285,7 +285,9 @@ class Scope:
             self._without_gradient |= {tensor.name for tensor in operator.outs}
 
     def inputs_with_gradient(self, operator: Operator) -> list[Tensor]:
-        """Returns the inputs that depend on trained weights."""
+        """Returns the inputs that depend on trained weights, of an operator that passes gradients on to them."""
+        if operator.detached:
+            return []
         return [t for t in operator.ins if t.dtype != "int64" and t.name not in self._without_gradient]
 
 

@@ -21,7 +21,8 @@ from meshcast.simulator.ir.moe_operators import (
     WeightedSum,
 )
 from meshcast.simulator.ir.operators import Activation, CoreAttention, Linear, Norm, Rope
-from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
+from meshcast.simulator.ir.sparse_attention_operators import ChooseKeys, detach
+from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, SparseIndex, StateSpace
 from meshcast.simulator.models.shapes import Shapes, cast_input, save_inputs
 
 UP = ("mla_up_proj",)
@@ -94,16 +95,44 @@ class BlockBuilder(Shapes):
         rope_key = self.act("k.pe", r=Dim(mla.qk_rope))
         x, modules = cast_input(self.quantised, x)
         if mla.q_lora_rank:
-            source = self._project_down(modules, x, "q.latent", mla.q_lora_rank)
-            modules += self.linear("q.up", source, (q,), self.weight("wq", r=source.dims["r"], a=width), modules=UP)
+            queries = self._project_down(modules, x, "q.latent", mla.q_lora_rank)
+            modules += self.linear("q.up", queries, (q,), self.weight("wq", r=queries.dims["r"], a=width), modules=UP)
         else:
+            queries = x
             modules += self.linear("q", x, (q,), self.weight("wq", h=self.hidden_dim, a=width), modules=UP)
         source = self._project_down(modules, x, "kv.latent", mla.kv_lora_rank, rope_key)
         ups = [self.weight(f"w{t.name}", r=source.dims["r"], a=t.dims["a"]) for t in (k_up, v)]
         modules += self.linear("kv.up", source, (k_up, v), *ups, modules=UP, whole=True)
         rotated = self.act("q.rope", a=width), self.act("k.rope", a=width)
         modules.append(Rope("rope", (q, k_up, rope_key), rotated, modules=UP, launches=LATENT_ROPE_LAUNCHES))
+        if mla.index:
+            modules += self._choose_keys(mla.index, x, queries)
         return self._core(modules, *rotated, v, y, local, qk, mla.v)
+
+    def _choose_keys(self, index: SparseIndex, x: Tensor, queries: Tensor) -> list[Module]:
+        """Builds the indexer of sparse attention from the input of the layer and the latent of queries. Every rank of
+        tensor parallelism computes all of it, for positions p: those of its shard are gathered, as Megatron-Core does
+        (`experimental_attention_variant/dsa.py`)."""
+        heads, d, n = Dim(index.heads * index.dim, unit=index.dim), Dim(index.dim), Dim(index.heads)
+        positions = {"p" if name == "s" else name: dim for name, dim in self.token_dims.items()}
+        x, queries = x.rename_dims(s="p"), queries.rename_dims(s="p")
+
+        def make(name: str, **dims: Dim) -> Tensor:
+            return Tensor(f"index.{name}", {**positions, **dims}, self.dtype)
+
+        q, k, normed, weights = make("q", i=heads), make("k", d=d), make("k.norm", d=d), make("weights", n=n)
+        chosen = replace(make("chosen", k=Dim(min(index.top_k, self.seq))), dtype="int32")
+        linears = [
+            *self.linear("index.q", queries, (q,), self.weight("windex.q", r=queries.dims["r"], i=heads)),
+            *self.linear("index.k", x, (k,), self.weight("windex.k", h=self.hidden_dim, d=d)),
+            *self.linear("index.weights", x, (weights,), self.weight("windex.weights", h=self.hidden_dim, n=n)),
+        ]
+        scales = self.weight("index.k.scale", d=d), self.weight("index.k.bias", d=d)
+        return [
+            *map(detach, linears),
+            Norm("index.k.norm", (k,), (normed,), scales, modules=("norm",)),
+            ChooseKeys("index.choose", (q, normed, weights), (chosen,), (), index.dim, self.tokens_before),
+        ]
 
     def _project_down(self, modules: list[Module], x: Tensor, name: str, rank: int, *more: Tensor) -> Tensor:
         """Adds the projection of x to a latent of width `rank`, and its norm; the same linear makes `more`."""
@@ -133,6 +162,8 @@ class BlockBuilder(Shapes):
         width = Dim(model.heads * value, unit=value)
         o = self.act("o", a=width)
         window, chunk = (model.window, model.attention_chunk) if local else (None, None)
+        if model.mla and model.mla.index:
+            window = model.mla.index.top_k  # a query sees as many keys as in a window, wherever they are
         if model.projected_keys:
             k, v = (self._project(modules, tensor) for tensor in (k, v))
             ins = q, k, v

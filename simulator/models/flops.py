@@ -33,6 +33,7 @@ MFU = tokens/s of all GPUs x FLOPs per token / peak FLOP/s of all GPUs.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -122,6 +123,9 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["attention"] += layers * tokens * seen * (model.query_width + model.output_width)
             projection = (model.projected_keys or 0) * (model.key_width + model.value_width)
             parts["qkv"] += layers * 2 * tokens * (_qkv_weights(model) + projection)
+            if model.mla and (index := model.mla.index):
+                every = seq if causal else 2 * seq
+                parts["attention"] += layers * tokens * every * index.heads * index.dim
             parts["proj"] += layers * 2 * tokens * model.output_width * h
         if kind.linear and (linear := model.linear_attention):
             parts["qkv"] += layers * 2 * tokens * h * linear.projected
@@ -167,12 +171,17 @@ def _seen(seq: float, model: Transformer, kind: LayerKind) -> float:
     """Returns twice the mean number of tokens that a token attends to."""
     if model.bidirectional:
         return 2 * (_chunk(seq, model) if kind.local else model.projected_keys or seq)
-    return _half(seq, model) if kind.local else seq
+    return _half(seq, model) if kind.local or _chosen(model) else seq
+
+
+def _chosen(model: Transformer) -> int | None:
+    """Keys that an indexer chooses for a query; None: there is none."""
+    return model.mla.index.top_k if model.mla and model.mla.index else None
 
 
 def _half(seq: float, model: Transformer) -> float:
     """Returns twice the mean number of tokens that a token of a local layer attends to, under the causal mask."""
-    window = min(model.window or seq, seq)
+    window = min(_chosen(model) or model.window or seq, seq)
     return 2 * window - window * window / seq if window < seq else _chunk(seq, model)
 
 
@@ -195,6 +204,8 @@ def _qkv_weights(model: Transformer) -> int:
         return h * (model.query_width + model.key_width + model.value_width + gate)
     rank = mla.q_lora_rank
     queries = h * rank + rank * model.query_width if rank else h * model.query_width
+    if index := mla.index:
+        queries += (rank or 0) * index.heads * index.dim + h * (index.dim + index.heads)
     return queries + h * (mla.kv_lora_rank + mla.qk_rope) + mla.kv_lora_rank * model.heads * (mla.qk_nope + mla.v)
 
 
@@ -222,8 +233,9 @@ def palm(model: Model, seq: int) -> float:
 
 def _count_attention(model: Transformer, seq: float) -> float:
     """Returns L a d T, of queries and of values, with the tokens that a layer leaves in place of T."""
+    chosen = _chosen(model) or math.inf
     seen = sum(
-        layers * (min(_chunk(seq, model), model.window or seq) if kind.local else _reach(seq, model, kind))
+        layers * (min(_chunk(seq, model), model.window or seq) if kind.local else min(_reach(seq, model, kind), chosen))
         for kind, layers in _kinds(model)
         if kind.has_attention
     )

@@ -36,6 +36,20 @@ class ShapePart(BaseModel):
         return {key: value for key, value in fields.items() if value is not None or key not in cls.model_fields}
 
 
+class SparseIndex(ShapePart):
+    """An indexer that chooses the keys which each query attends to: queries of its own from the latent of queries, one
+    key of a token, which passes a layer norm, and a weight of each head. Source: DeepSeek-V3.2, section 2.1 (arXiv
+    2512.02556).
+    """
+
+    heads: Size
+    """Heads of the indexer."""
+    dim: Size
+    """Width of one of these heads (elements)."""
+    top_k: Size
+    """Keys that a query attends to at most."""
+
+
 class MLA(ShapePart):
     """Multi-head latent attention: keys and values, and usually queries, are projected from narrow latents.
 
@@ -53,6 +67,15 @@ class MLA(ShapePart):
     """Width of the part with RoPE."""
     v: Size
     """Width of a head of values."""
+    index: SparseIndex | None = None
+    """Attention to the keys that an indexer chooses (DeepSeek-V3.2, GLM-5); None: to all. It needs `q_lora_rank`."""
+
+    def index_parameters(self, hidden: int) -> int:
+        """Counts the parameters of the indexer; hidden: width of the residual stream."""
+        if self.index is None:
+            return 0
+        heads, dim = self.index.heads, self.index.dim
+        return (self.q_lora_rank or 0) * heads * dim + hidden * (dim + heads) + 2 * dim
 
 
 class MoEShape(ShapePart):

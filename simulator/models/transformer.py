@@ -165,7 +165,7 @@ class Transformer(TransformerFields):
             rank = mla.q_lora_rank
             queries = h * rank + rank * q if rank else h * q
             keys = h * (mla.kv_lora_rank + mla.qk_rope) + mla.kv_lora_rank * self.heads * (mla.qk_nope + mla.v)
-            projections, normed = queries + keys, (rank or 0) + mla.kv_lora_rank
+            projections, normed = queries + keys + mla.index_parameters(h), (rank or 0) + mla.kv_lora_rank
         else:
             gate = out if self.attention_gate else 0
             projections = (h + self.qkv_bias) * (q + self.key_width + self.value_width + gate)

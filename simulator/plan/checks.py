@@ -207,6 +207,17 @@ def check_projected_keys(plan: Plan) -> None:
             raise PlanError("plan.schemes", f"{rule}, and {scheme.use} shards them otherwise", remedy, scheme.use)
 
 
+def check_index(plan: Plan) -> None:
+    """Checks that an indexer has whole sequences, among whose keys it chooses."""
+    model = plan.job.model
+    if not (model.mla and model.mla.index):
+        return
+    for scheme in plan.schemes:
+        if scheme.family == "sequence" and plan.mesh.size(scheme.axes) > 1:
+            rule = f"the indexer of {model.name} (model.mla.index) is forecast over whole sequences"
+            raise PlanError("plan.schemes", rule, "Use tensor, data and pipeline parallelism", scheme.use)
+
+
 def check_frames(plan: Plan) -> None:
     """Sequences of a model of videos are whole videos, of equally many tokens in every frame."""
     frames, batch = plan.job.model.frames, plan.job.batch
@@ -415,6 +426,7 @@ def check_slices(plan: Plan) -> None:
     where = next(f"plan.schemes[{i}].slices" for i, e in enumerate(plan.job.plan.schemes) if e.use == plan.schedule.use)
     reasons = {
         f"the state of the linear attention of {model.name} is forecast over whole sequences": model.linear_attention,
+        f"the indexer of {model.name} is forecast over whole sequences": model.mla and model.mla.index,
         f"the scan of the state-space layers of {model.name} is forecast over whole sequences": model.ssm,
         f"the trunk of {model.name} joins whole sequences of all branches": model.branches,
     }
@@ -463,6 +475,7 @@ ALWAYS = (
     check_attention,
     check_documents,
     check_frames,
+    check_index,
     check_projected_keys,
     check_noise,
     check_reference,

@@ -173,6 +173,30 @@ class DeepSeekV3(DeepSeekV2):
     selection: Literal["noaux_tc", "greedy", "group_limited_greedy"] = key("topk_method", default="noaux_tc")
 
 
+class DeepSeekV32(DeepSeekV3):
+    """``DeepseekV32Config``: DeepSeek-V3 with attention to the keys that an indexer chooses."""
+
+    index_heads: Size = key("index_n_heads", default=64)
+    index_dim: Size = key("index_head_dim", default=128)
+    index_top_k: Size = key("index_topk", default=2048)
+
+    def fields(self) -> dict[str, Any]:
+        shape = super().fields()
+        index = {"heads": self.index_heads, "dim": self.index_dim, "top_k": self.index_top_k}
+        return shape | {"mla": shape["mla"] | {"index": index}}
+
+
+class GlmMoEDSA(DeepSeekV32):
+    """``GlmMoeDsaConfig`` (GLM-5)."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=64)
+    q_lora_rank: Size | None = key("q_lora_rank", default=2048)
+    qk_nope: Size = key("qk_nope_head_dim", default=192)
+    v: Size = key("v_head_dim", default=256)
+    index_heads: Size = key("index_n_heads", default=32)
+    indexers: list[Literal["full"]] | None = key("indexer_types", default=None)
+
+
 class KimiK2(DeepSeekV3):
     """``kimi_k2``: the architecture of DeepSeek-V3, with its defaults."""
 

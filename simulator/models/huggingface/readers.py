@@ -40,6 +40,8 @@ DECODERS = {
     "hunyuan_v1_dense": "llama.HunyuanDense",
     "hunyuan_v1_moe": "moe.HunyuanMoE",
     "grok-1": "moe.Grok1",
+    "deepseek_v32": "moe.DeepSeekV32",
+    "glm_moe_dsa": "moe.GlmMoEDSA",
     "qwen3_next": "linear.Qwen3Next",
     "minimax": "linear.MiniMax",
     "minimax_text_01": "linear.MiniMaxText01",

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.huggingface.config import Config, Gelu, Keys, check_every_layer, key, local_fields
 from meshcast.simulator.models.huggingface.readers import DECODERS, find_reader
-from meshcast.simulator.models.parts import Depth, Flag, Size
+from meshcast.simulator.models.parts import Depth, Flag, Share, Size
 
 LAID_OUT: dict[str, dict[str, int]] = {
     "llama": {
@@ -270,19 +270,19 @@ class Llama4Vision(Keys):
     channels: Size = key("num_channels", default=3)
     image: Size = key("image_size", default=448)
     patch: Size = key("patch_size", default=14)
-    ratio: Literal[0.5] = key("pixel_shuffle_ratio", default=0.5)
+    ratio: Share = key("pixel_shuffle_ratio", default=0.5)
     inner: Size = key("projector_input_dim", default=4096)
     activation: Gelu = key("hidden_act", default="gelu")
 
     def fields(self) -> dict[str, Any]:
         """Returns the fields of `Branch`."""
-        patches = (self.image // self.patch) ** 2
+        patches, merged = (self.image // self.patch) ** 2, round(1 / self.ratio**2)
         return {
             **{"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "ffn": self.ffn, "gated": False},
             **{"norm": "layernorm", "positions": "learned", "position_rows": patches + 1, "parallel_residual": False},
             **{"input_width": self.channels * self.patch**2, "class_token": True, "qk_layernorm": False},
-            **{"embedding_norm": True, "final_norm": True, "merge": 4, "tokens": patches // 4, "projector": "mlp"},
-            **{"projector_ffn": self.inner, "projector_depth": 3, "projector_bias": False},
+            **{"embedding_norm": True, "final_norm": True, "merge": merged, "tokens": patches // merged},
+            **{"projector": "mlp", "projector_ffn": self.inner, "projector_depth": 3, "projector_bias": False},
             **self.read_activation(),
         }
 

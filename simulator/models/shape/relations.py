@@ -136,6 +136,9 @@ def _check_latent(shape: TransformerFields, mla: MLA) -> None:
     if mla.qk_rope % 2:
         rule, remedy = "rope rotates pairs of elements, so it must be even", "Give an even width"
         raise ModelError("mla.qk_rope", rule, remedy, mla.qk_rope)
+    if mla.index and not mla.q_lora_rank:
+        rule = "the queries of the indexer are projected from the latent of queries"
+        raise ModelError("mla.q_lora_rank", rule, "Give it, or leave mla.index out")
     if isinstance(shape.qk_layernorm, str):
         raise ModelError("qk_layernorm", "with mla norms are over latents", "Give true or false", shape.qk_layernorm)
     if shape.qkv_bias:

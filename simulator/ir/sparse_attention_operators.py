@@ -1,0 +1,87 @@
+"""Operators that choose the keys that a query attends to: the indexer of DeepSeek sparse attention.
+
+It reads detached inputs and learns from a loss of its own, the distance from the distribution of attention over the
+chosen keys; so its linear layers pass no gradient on. The target, scores of attention summed over heads, is a result
+of attention's kernels and has no work here. Source: DeepSeek-V3.2, section 2.1 (arXiv 2512.02556).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from meshcast.simulator.ir.layout import Tensor
+from meshcast.simulator.ir.modules import LocalShapes, Module, Operator
+from meshcast.simulator.ir.operators import Linear
+from meshcast.simulator.ir.ops import Attention, Memory, Work
+
+
+class DetachedLinear(Linear):
+    """A linear layer without a gradient of its input."""
+
+    detached = True
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return []
+
+
+def detach(module: Module) -> Module:
+    """Returns a linear layer whose input gets no gradient from it; other modules (casts of its input) as they are."""
+    if not isinstance(module, Linear):
+        return module
+    fields = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
+    return DetachedLinear(**fields)
+
+
+@dataclass(frozen=True, eq=False)
+class ChooseKeys(Operator):
+    """Scores of queries [b, p, i] and keys [b, p, d], ReLU, their sum over heads with weights [b, p, n], and the best
+    keys of each query [b, p, k].
+
+    Forward a kernel computes the scores that the causal mask leaves and writes their sums in fp32, of which another
+    finds the best. Backward the scores of the chosen keys are computed again, and from their gradients those of queries
+    and of keys.
+
+    width: elements of a head.
+    tokens_before: tokens of the sequence before this slice.
+    """
+
+    width: int = 128
+    tokens_before: int = 0
+
+    def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int, int]:
+        """Returns samples, queries, keys, heads and chosen keys."""
+        queries = at.dims(self.ins[0])
+        samples = math.prod(n for dim, n in queries.items() if dim not in ("p", "i"))
+        tokens, chosen = queries["p"], at.dims(self.outs[0])["k"]
+        return samples, tokens, self.tokens_before + tokens, queries["i"] // self.width, chosen
+
+    def _products(self, at: LocalShapes, most: int, count: int) -> list[Work]:
+        """Returns products of all heads with the keys before each query, with at most so many of them.
+
+        A kernel keeps the scores on the chip as fused attention does, so it is priced as fused attention of as many
+        FLOPs, with half of the width in each of its two products.
+        """
+        samples, queries, keys, heads, _ = self._sizes(at)
+        share = (count_pairs(keys, most) - count_pairs(self.tokens_before, most)) / (queries * keys)
+        half, dtype = max(1, self.width // 2), self.ins[0].dtype
+        return [Attention(samples, queries, keys, heads, 1, half, half, share, False, dtype)] * count
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        samples, queries, keys, _, chosen = self._sizes(at)
+        sums = 4 * samples * round(count_pairs(keys, keys) - count_pairs(self.tokens_before, keys))
+        return [*self._products(at, keys, 1), Memory("softmax", 2 * sums, sums + 4 * samples * queries * chosen)]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return self._products(at, self._sizes(at)[4], 3)
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return (*self.ins, *self.outs)
+
+
+def count_pairs(tokens: int, most: int) -> float:
+    """Returns the pairs of queries among the first `tokens` and keys before them, of which each has at most `most`."""
+    few = min(tokens, most)
+    return few * (tokens - few / 2)
