@@ -341,8 +341,6 @@ class Operator(Module):
     """Whether the outputs are sums along the dims that they lack, so that ranks may compute partial sums."""
     undivided: ClassVar[tuple[str, ...]] = ()
     """Dims of the outputs along which the operator depends on all elements, so that ranks cannot divide them."""
-    detached: ClassVar[bool] = False
-    """Whether it passes no gradient on to its inputs."""
     reuses_saved: ClassVar[bool] = False
     """Whether its saved buffers hold operands of the weight gradient later, so that they live until then."""
 

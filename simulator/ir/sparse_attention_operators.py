@@ -20,8 +20,6 @@ from meshcast.simulator.ir.ops import Attention, Memory, Work
 class DetachedLinear(Linear):
     """A linear layer without a gradient of its input."""
 
-    detached = True
-
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
         return []
 

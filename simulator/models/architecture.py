@@ -352,11 +352,11 @@ class Architecture(BlockBuilder):
         logits = replace(self.act("logits", v=Dim(self.vocab)), pieces=self.loss.pieces)
         loss = Tensor("loss", self.token_dims, "fp32")
         scales = self.norm_weights("final_norm") if owns else ()
-        head = (self.weight("head", h=self.hidden_dim, v=Dim(self.vocab)),)
-        head += (self.weight("head.bias", v=Dim(self.vocab)),) if self.model.head_bias else ()
+        head: tuple[Tensor, ...] = (self.weight("head", h=self.hidden_dim, v=Dim(self.vocab)),)
+        head += (self.weight("head.bias", v=Dim(self.vocab)),) if "bias" in self.model.head else ()
         held, read = (head, ()) if owns else ((), head)
         modules: list[Module] = [Norm("final_norm", (x,), (normed,), scales)]
-        if self.model.head_transform:
+        if "transform" in self.model.head:
             more, normed = self._transform(normed)
             modules += more
         modules.append(

@@ -20,7 +20,7 @@ from meshcast.simulator.models.transformer import Transformer
 OWN = (
     *("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "frames", "branches", "contrastive"),
     *("norm_place", "shared_norm", "sinks", "attention_gate", "softcaps", "norm_residual"),
-    *("linear_attention", "cross_attention", "head_bias", "head_transform"),
+    *("linear_attention", "cross_attention", "head"),
 )
 """Fields of a model that its branches do not inherit."""
 
@@ -29,8 +29,8 @@ FOLLOWING = {
     "heads": ("kv_heads", "head_dim", "mla", "qk_layernorm"),
     "norm": ("qkv_bias", "proj_bias", "mlp_bias"),
     "positions": ("rope_share", "full_rope"),
-    "input_width": ("window", "attention_chunk", "full_every", "full_layers", "full_rope"),
-    "bidirectional": ("window", "attention_chunk", "full_every", "full_layers", "full_rope", "projected_keys"),
+    "input_width": ("window", "attention_chunk", "full_every", "full_rope"),
+    "bidirectional": ("window", "attention_chunk", "full_every", "full_rope", "projected_keys"),
 }
 """Fields whose defaults follow from a field: a branch that states the latter does not inherit them."""
 
@@ -176,7 +176,7 @@ def _inherit_fields(stated: Mapping[str, Any], branch: Mapping[str, Any], number
     contrastive, merge = stated.get("contrastive"), branch.get("merge") or 1
     left = {key for word, keys in FOLLOWING.items() if branch.get(word) is not None for key in keys}
     if stated.get("linear_attention"):  # which branches do not have, nor the layers without it
-        left |= {"full_every", "full_layers"}
+        left.add("full_every")
     return {
         **{key: value for key, value in stated.items() if key not in {*OWN, *left}},
         **({"bidirectional": True} if branch.get("input_width") is not None else {}),

@@ -107,7 +107,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         projected = some / of if branch.pool != "none" else some / branch.merge
         parts["projector"] += 2 * projected * sum(width * outputs for width, outputs in branch.projector_sizes)
     parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
-    transform = model.hidden if model.head_transform else 0
+    transform = model.hidden if "transform" in model.head else 0
     if model.layers:
         parts["head"] = (1 + model.mtp) * 2 * trunk_tokens * model.hidden * (model.vocab + transform)
     return parts
@@ -123,9 +123,7 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["attention"] += layers * tokens * seen * (model.query_width + model.output_width)
             projection = (model.projected_keys or 0) * (model.key_width + model.value_width)
             parts["qkv"] += layers * 2 * tokens * (_qkv_weights(model) + projection)
-            if model.mla and (index := model.mla.index):
-                every = seq if causal else 2 * seq
-                parts["attention"] += layers * tokens * every * index.heads * index.dim
+            parts["attention"] += layers * tokens * _index_flops(model, seq if causal else 2 * seq)
             parts["proj"] += layers * 2 * tokens * model.output_width * h
         if kind.linear and (linear := model.linear_attention):
             parts["qkv"] += layers * 2 * tokens * h * linear.projected
@@ -172,6 +170,12 @@ def _seen(seq: float, model: Transformer, kind: LayerKind) -> float:
     if model.bidirectional:
         return 2 * (_chunk(seq, model) if kind.local else model.projected_keys or seq)
     return _half(seq, model) if kind.local or _chosen(model) else seq
+
+
+def _index_flops(model: Transformer, seen: float) -> float:
+    """Counts the FLOPs of a token's scores of the keys that an indexer chooses among; seen: twice their mean number."""
+    index = model.mla and model.mla.index
+    return seen * index.heads * index.dim if index else 0
 
 
 def _chosen(model: Transformer) -> int | None:

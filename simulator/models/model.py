@@ -221,8 +221,8 @@ class Model(Transformer):
     def _head_parameters(self) -> int:
         if self.contrastive:
             return 0
-        transform = self.hidden * (self.hidden + 1) + self.norm_parameters if self.head_transform else 0
-        return transform + self.vocab * ((0 if self.tied else self.hidden) + self.head_bias)
+        transform = self.hidden * (self.hidden + 1) + self.norm_parameters if "transform" in self.head else 0
+        return transform + self.vocab * ((0 if self.tied else self.hidden) + ("bias" in self.head))
 
     def _input_parts(self) -> dict[str, int]:
         """Parameters in front of the layers of the trunk, by part; with branches their inputs come from these."""

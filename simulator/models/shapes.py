@@ -124,7 +124,7 @@ class Shapes:
 
     def norm_weights(self, name: str) -> tuple[Tensor, ...]:
         """Makes the weights of a norm over h, if it has some."""
-        if not self.model.norm_scale:
+        if self.model.norm.endswith("0"):
             return ()
         bias = (self.weight(f"{name}.bias", h=self.hidden_dim),) if self.model.norm.startswith("layer") else ()
         return (self.weight(f"{name}.weight", h=self.hidden_dim), *bias)

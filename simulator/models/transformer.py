@@ -96,7 +96,8 @@ class Transformer(TransformerFields):
         routed = moe.experts_of(layer) if moe and experts else 0
         if self.frames:
             return LayerKind(experts, False, routed=routed, along="su"[layer % 2])
-        full = layer in self.full_layers or (self.full_every and (layer + 1) % self.full_every == 0)
+        every = self.full_every
+        full = layer in every if isinstance(every, tuple) else every and (layer + 1) % every == 0
         linear = self.linear_attention is not None and not full
         return LayerKind(experts, limited and not full, routed=routed, linear=linear)
 
@@ -104,6 +105,11 @@ class Transformer(TransformerFields):
     def kinds(self) -> Counter[LayerKind]:
         """Number of layers of each kind, without those of multi-token prediction."""
         return Counter(map(self.kind, self.every_layer))
+
+    @property
+    def rope_width(self) -> int:
+        """Elements of a head with RoPE, where positions are rope."""
+        return self.mla.qk_rope if self.mla else int(self.head_dim * self.rope_share)
 
     @property
     def query_width(self) -> int:
@@ -150,7 +156,7 @@ class Transformer(TransformerFields):
     @property
     def norm_parameters(self) -> int:
         """Parameters of a norm."""
-        return self.hidden * (2 if self.norm.startswith("layer") else 1) if self.norm_scale else 0
+        return 0 if self.norm.endswith("0") else self.hidden * (2 if self.norm.startswith("layer") else 1)
 
     @property
     def norms(self) -> int:

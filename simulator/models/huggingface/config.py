@@ -129,10 +129,6 @@ class Decoder(Config):
         return shape | {"norm": "rmsnorm", "positions": "rope", "gated": True}
 
 
-FULL = {"full_every", "full_layers"}
-"""Fields of `Model` that say which layers have full attention."""
-
-
 def local_fields(field: str, tokens: int | None, local: Sequence[bool]) -> dict[str, Any]:
     """Returns the fields of `Model` for layers with sliding windows or chunked attention.
 
@@ -146,13 +142,13 @@ def local_fields(field: str, tokens: int | None, local: Sequence[bool]) -> dict[
 
 
 def full_fields(full: Sequence[bool]) -> dict[str, Any]:
-    """Returns `full_every` or `full_layers` of `Model`: for each layer whether it is one of these; none if none is."""
+    """Returns `full_every` of `Model`, from whether each layer has full attention; none if none has."""
     if not any(full):
         return {}
     every = list(full).index(True) + 1
     if list(full) == [(layer + 1) % every == 0 for layer in range(len(full))]:
         return {"full_every": every}
-    return {"full_layers": tuple(layer for layer, flag in enumerate(full) if flag)}
+    return {"full_every": tuple(layer for layer, flag in enumerate(full) if flag)}
 
 
 def check_every_layer(flags: Sequence[Any], layers: int, word: str) -> None:

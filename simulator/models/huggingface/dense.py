@@ -57,7 +57,7 @@ class Olmo(Decoder):
     bias: Flag = key("attention_bias", default=False)
 
     def fields(self) -> dict[str, Any]:
-        return super().fields() | {"qkv_bias": self.bias, "proj_bias": self.bias, "norm_scale": False}
+        return super().fields() | {"qkv_bias": self.bias, "proj_bias": self.bias, "norm": "layernorm0"}
 
 
 class NanoChat(Decoder):
@@ -70,7 +70,7 @@ class NanoChat(Decoder):
     def fields(self) -> dict[str, Any]:
         caps = {"softcaps": ("logits",)} if self.logit_cap else {}
         biases = {"qkv_bias": self.bias, "proj_bias": self.bias}
-        kind = {"gated": False, "norm_scale": False, "qk_layernorm": "l2"}
+        kind = {"gated": False, "norm": "rmsnorm0", "qk_layernorm": "l2"}
         return super().fields() | self.read_activation() | biases | kind | caps
 
 

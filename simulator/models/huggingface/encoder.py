@@ -32,7 +32,7 @@ class BERT(Config):
     def fields(self) -> dict[str, Any]:
         shape = self.same_fields("layers", "hidden", "heads", "ffn", "vocab", "seq", "tied")
         kind = {"norm": "layernorm", "positions": "learned", "gated": False, "bidirectional": True}
-        head = {"norm_residual": True, "head_transform": True, "head_bias": True}
+        head = {"norm_residual": True, "head": ("transform", "bias")}
         dropout = self.read_dropout("dropout", "attention_dropout")
         return shape | dropout | self.read_activation() | kind | head | {"position_rows": self.seq + self.types}
 
@@ -57,4 +57,4 @@ class BERTGeneration(BERT):
     types: Count = key("type_vocab_size", default=0)
 
     def fields(self) -> dict[str, Any]:
-        return super().fields() | {"head_transform": False}
+        return super().fields() | {"head": ("bias",)}

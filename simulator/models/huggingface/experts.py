@@ -74,7 +74,8 @@ class PhiMoE(Decoder):
     def fields(self) -> dict[str, Any]:
         moe = self.same_fields("experts", "top_k") | {"expert_ffn": self.ffn}
         kind = {"norm": "layernorm", "qkv_bias": self.bias, "proj_bias": self.bias, "mlp_bias": False}
-        return super().fields() | self.same_fields("window", "head_bias") | kind | {"moe": moe}
+        head = {"head": ("bias",)} if self.head_bias else {}
+        return super().fields() | self.same_fields("window") | kind | head | {"moe": moe}
 
 
 class GraniteMoE(Granite):
@@ -286,7 +287,8 @@ class Ernie45MoE(Decoder):
         last = self.last if self.last >= 0 else self.layers - 1
         layers = range(self.layers)
         flags = [(layer + 1) % self.every == 0 and self.first <= layer <= last for layer in layers]
-        biases = dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias", "head_bias"), self.bias)
+        biases: dict[str, Any] = dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), self.bias)
+        biases |= {"head": ("bias",)} if self.bias else {}
         if not any(flags):
             return super().fields() | biases
         moe = self.same_fields("experts", "top_k", "expert_ffn", "shared_experts") | {"router_bias": True}

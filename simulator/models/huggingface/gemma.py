@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from meshcast.hardware.errors import ModelError
-from meshcast.simulator.models.huggingface.config import FULL, Decoder, check_every_layer, key, local_fields, refuse
+from meshcast.simulator.models.huggingface.config import Decoder, check_every_layer, key, local_fields, refuse
 from meshcast.simulator.models.huggingface.llama import Gemma, LayerTypes
 from meshcast.simulator.models.parts import Flag, Size
 
@@ -96,7 +96,7 @@ class Exaone4(Decoder):
         if self.window is not None and not windows:
             rule = "without a layer with a window no layer has RoPE"
             raise ModelError("layer_types", rule, "Give `sliding_window: null`, or some sliding_attention")
-        return shape | windows | ({"full_rope": False} if windows.keys() & FULL else {})
+        return shape | windows | ({"full_rope": False} if "full_every" in windows else {})
 
     def _every(self) -> int | None:
         """Returns the layers from a layer with full attention to the next: a number, or a word such as LLLG."""
@@ -127,7 +127,7 @@ class Cohere2(Decoder):
     def fields(self) -> dict[str, Any]:
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
         windows = window_fields(self.window, self.layers, self.layer_types, self.pattern)
-        ropes = {"full_rope": False} if windows.keys() & FULL else {} if windows else {"positions": "none"}
+        ropes = {"full_rope": False} if "full_every" in windows else {} if windows else {"positions": "none"}
         shape = super().fields() | self.same_fields("head_dim") | biases
         return shape | windows | ropes | {"parallel_residual": True, "shared_norm": True}
 

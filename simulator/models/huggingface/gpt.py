@@ -65,7 +65,7 @@ class GPTJ(GPT2):
     def fields(self) -> dict[str, Any]:
         residual = {"parallel_residual": True, "shared_norm": True, "qkv_bias": False, "proj_bias": False}
         rope = {"positions": "rope", "rope_share": min(1.0, self.rotary * self.heads / self.hidden)}
-        return super().fields() | residual | rope | {"fused_qkv": False, "head_bias": True}
+        return super().fields() | residual | rope | {"fused_qkv": False, "head": ("bias",)}
 
 
 class GPTNeo(Config):
@@ -119,7 +119,7 @@ class Phi(Config):
     def fields(self) -> dict[str, Any]:
         shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "vocab", "seq", "ffn", "tied", "rope_share")
         dropout = self.read_dropout("dropout", "attention_dropout", "embedding_dropout")
-        kind = {"norm": "layernorm", "positions": "rope", "gated": False, "head_bias": True}
+        kind = {"norm": "layernorm", "positions": "rope", "gated": False, "head": ("bias",)}
         return shape | dropout | self.read_activation() | kind | {"parallel_residual": True, "shared_norm": True}
 
 

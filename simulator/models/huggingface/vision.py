@@ -243,7 +243,7 @@ class Qwen35Vision(QwenVision):
         return super().fields() | positions | {"ffn": self.ffn, "input_bias": True}
 
 
-class Qwen35(Multimodal):
+class Qwen35VL(Multimodal):
     """``Qwen3_5Config``: an encoder of images in front of the decoder."""
 
     vision: Qwen35Vision = key("vision_config", default=Qwen35Vision())
@@ -252,7 +252,7 @@ class Qwen35(Multimodal):
         return self._join(text_fields(self.text, "qwen3_5_text"), self.vision.fields())
 
 
-class Qwen35MoE(Qwen35):
+class Qwen35MoEVL(Qwen35VL):
     """``Qwen3_5MoeConfig``: as Qwen 3.5, with experts."""
 
     def fields(self) -> dict[str, Any]:
@@ -287,7 +287,7 @@ class Llama4Vision(Keys):
         }
 
 
-class Llama4(Multimodal):
+class Llama4VL(Multimodal):
     """``Llama4Config``: an encoder of images in front of the decoder."""
 
     vision: Llama4Vision = key("vision_config", default=Llama4Vision())
@@ -327,4 +327,4 @@ class CLIP(Config):
         return shape | kind | text.read_activation() | {"branches": (images, texts)}
 
 
-__all__ = ["CLIP", "Gemma3", "Llama4", "Llava", "Qwen2VL", "Qwen25VL", "Qwen35", "Qwen35MoE"]
+__all__ = ["CLIP", "Gemma3", "Llama4VL", "Llava", "Qwen2VL", "Qwen25VL", "Qwen35MoEVL", "Qwen35VL"]

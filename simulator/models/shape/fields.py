@@ -69,10 +69,9 @@ class TransformerFields(ShapePart):
     """Share of the width of a head with RoPE (GPT-NeoX: ``rotary_pct``)."""
     tied: Flag = True
     """The output layer shares the matrix of the embedding."""
-    norm: Literal["layernorm", "rmsnorm", "layernorm1p", "rmsnorm1p"] = "layernorm"
-    """RMS norms have a weight, the others a weight and a bias; layernorm1p and rmsnorm1p (Gemma) store weight - 1."""
-    norm_scale: Flag = True
-    """Norms over the residual stream have weights (OLMo 1, nanochat: False)."""
+    norm: Literal["layernorm", "rmsnorm", "layernorm1p", "rmsnorm1p", "layernorm0", "rmsnorm0"] = "layernorm"
+    """RMS norms have a weight, the others a weight and a bias; layernorm1p and rmsnorm1p (Gemma) store weight - 1;
+    layernorm0 (OLMo 1) and rmsnorm0 (nanochat) have no weights."""
     norm_place: Literal["before", "after", "both"] = "before"
     """Where the norms of a layer are: before attention and MLP; after them, before the residual addition (OLMo 2,
     EXAONE 4); or both (Gemma 2 and 3)."""
@@ -93,10 +92,9 @@ class TransformerFields(ShapePart):
     """Bias of the output layer of attention. Default: True with layernorm."""
     mlp_bias: Flag = Field(default_factory=lambda fields: _has_biases(fields))
     """Biases of MLPs and experts. Default: True with layernorm."""
-    head_transform: Flag = False
-    """In front of the output layer a square linear layer with a bias, the activation and a norm (BERT)."""
-    head_bias: Flag = False
-    """Bias of the output layer (GPT-J, Phi 1 and 2)."""
+    head: tuple[Literal["transform", "bias"], ...] = ()
+    """What the output layer has: transform, in front of it a square linear layer with a bias, the activation and a norm
+    (BERT); a bias (GPT-J, Phi 1 and 2)."""
     sinks: Flag = False
     """Every query head has a learned logit, which only its softmax counts (gpt-oss)."""
     attention_gate: Flag = False
@@ -118,13 +116,11 @@ class TransformerFields(ShapePart):
     projected_keys: Size | None = None
     """Linformer: two matrices [positions, projected_keys] of each layer, which its heads share, project the keys and
     values of all positions to so many (arXiv 2006.04768, section 4); None: no projection."""
-    full_every: Count = 0
-    """The last of every `full_every` layers has full attention in spite of `window` (gpt-oss: 2), `attention_chunk`
-    (Llama 4: 4) or `linear_attention` (Qwen3-Next: 4); 0: none has."""
-    full_layers: tuple[Count, ...] = ()
-    """Numbers (from 0, ascending) of the layers with full attention where no `full_every` describes them."""
+    full_every: Count | tuple[Count, ...] = 0
+    """The last of every `full_every` layers, or those of these numbers (from 0, ascending), have full attention despite
+    a `window` (gpt-oss: 2), `attention_chunk` (Llama 4: 4) or `linear_attention` (Qwen3-Next: 4); 0: none has."""
     full_rope: Flag = True
-    """Where positions are rope: the layers of `full_every` or `full_layers` have RoPE too (Llama 4, SmolLM3: False)."""
+    """Where positions are rope: the layers of `full_every` have RoPE too (Llama 4, SmolLM3: False)."""
     mtp: Count = 0
     """Multi-token-prediction layers, on top of `layers`. Each is two norms (of the stream and of the next token's
     embedding), a projection from both (2 h) to h without bias and one layer of the last layer's kind; the embedding,
@@ -136,11 +132,6 @@ class TransformerFields(ShapePart):
     def longest_input(self) -> int:
         """Positions that a table of learned ones has to have rows for."""
         return self.seq
-
-    @property
-    def rope_width(self) -> int:
-        """Elements of a head with RoPE, where positions are rope."""
-        return self.mla.qk_rope if self.mla else int(self.head_dim * self.rope_share)
 
 
 def _head_dim(fields: Mapping[str, Any]) -> int:

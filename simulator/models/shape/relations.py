@@ -16,9 +16,9 @@ def check_relations(shape: TransformerFields) -> None:
     if shape.frames:
         _check_video(shape, shape.frames)
     _check_positions(shape)
-    if shape.head_transform and shape.mtp:
+    if "transform" in shape.head and shape.mtp:
         rule = "heads of multi-token prediction are supported without a transformation"
-        raise ModelError("head_transform", rule, "Leave it or mtp out", True)
+        raise ModelError("head", rule, "Leave transform or mtp out", list(shape.head))
     if shape.mla:
         _check_latent(shape, shape.mla)
     if shape.moe:
@@ -55,11 +55,11 @@ def _check_heads(shape: TransformerFields) -> None:
 
 
 def _check_positions(shape: TransformerFields) -> None:
-    if shape.positions == "rope" and shape.mla is None and shape.rope_width % 2:
+    if shape.positions == "rope" and shape.mla is None and (rotated := int(shape.head_dim * shape.rope_share)) % 2:
         if shape.rope_share == 1:
             rule, remedy = "rope rotates pairs of elements, so it must be even", "Give an even head_dim"
             raise ModelError("head_dim", rule, remedy, shape.head_dim)
-        rule = f"rope rotates pairs of elements; of heads {shape.head_dim} wide it would rotate {shape.rope_width}"
+        rule = f"rope rotates pairs of elements; of heads {shape.head_dim} wide it would rotate {rotated}"
         raise ModelError("rope_share", rule, f"Give an even number over {shape.head_dim}", shape.rope_share)
     if shape.positions == "learned" and shape.position_rows < shape.longest_input:
         rule = f"the table of positions needs a row for each token of a sequence (seq {shape.longest_input})"
@@ -78,25 +78,17 @@ def _check_mask(shape: TransformerFields) -> None:
         rule = "without a window, chunks or linear attention every layer attends to everything"
         remedy = "Give window, attention_chunk or `full_rope: false` too, or leave full_every out"
         raise ModelError("full_every", rule, remedy, shape.full_every)
-    if shape.full_layers:
-        _check_full_layers(shape, limits == (None, None, None))
-    some_full = shape.full_every or shape.full_layers
-    if not shape.full_rope and (not some_full or shape.positions != "rope" or shape.mla):
-        rule = "without RoPE can be the layers of full_every or full_layers, where positions are rope without mla"
+    if isinstance(shape.full_every, tuple):
+        _check_full_layers(shape.full_every, shape.layers)
+    if not shape.full_rope and (not shape.full_every or shape.positions != "rope" or shape.mla):
+        rule = "without RoPE can be the layers of full_every, where positions are rope and there is no mla"
         raise ModelError("full_rope", rule, "Leave it out", False)
 
 
-def _check_full_layers(shape: TransformerFields, unlimited: bool) -> None:
-    numbers, layers = list(shape.full_layers), shape.layers
-    if numbers != sorted({*numbers}) or numbers[-1] >= layers:
+def _check_full_layers(numbers: tuple[int, ...], layers: int) -> None:
+    if list(numbers) != sorted({*numbers}) or (numbers and numbers[-1] >= layers):
         rule = f"it names layers in ascending order, each once, below {layers}"
-        raise ModelError("full_layers", rule, "Write [first, second, ...]", numbers)
-    if shape.full_every:
-        raise ModelError("full_layers", "full_every says already which layers these are", "Give one of both", numbers)
-    if unlimited and shape.full_rope:
-        rule = "without a window, chunks or linear attention every layer attends to everything"
-        remedy = "Give window, attention_chunk or `full_rope: false` too, or leave it out"
-        raise ModelError("full_layers", rule, remedy, numbers)
+        raise ModelError("full_every", rule, "Write a number, or [first, second, ...]", list(numbers))
 
 
 def _check_projection(shape: TransformerFields, positions: int) -> None:

@@ -39,7 +39,7 @@ def test_layers_without_rope_have_full_attention_and_no_rope_kernels() -> None:
     model = from_config(SMOLLM3)
     assert [model.kind(layer).local for layer in range(8)] == [True, True, True, False] * 2
     listed = from_config(SMOLLM3 | {"no_rope_layers": [1, 0, 1, 1, 1, 1, 1, 0]})
-    assert listed.full_layers == (1, 7) and not listed.full_rope
+    assert listed.full_every == (1, 7) and not listed.full_rope
     all_rope, half, none = (
         simulate({"model": from_config(SMOLLM3 | {"no_rope_layers": ropes}).model_dump(), "cluster": "dgx-h100:1"})
         for ropes in ([1] * 8, [1, 0] * 4, [0] * 8)
@@ -69,11 +69,11 @@ def test_layers_of_two_blocks_are_twice_as_many() -> None:
 def test_listed_layers_go_to_megatron_and_back(tmp_path: Path) -> None:
     """``--window-attn-skip-freq`` is a number, or a list with 0 for the layers with full attention."""
     shape = {"layers": 6, "hidden": 64, "heads": 4, "vocab": 128, "seq": 64, "positions": "rope", "window": 32}
-    job = load_job({"model": shape | {"full_layers": [0, 5]}, "cluster": "dgx-h100:1"})
+    job = load_job({"model": shape | {"full_every": [0, 5]}, "cluster": "dgx-h100:1"})
     exported = export_job(job, "megatron", lambda data, folder: load_job(data, base=folder), lambda job: None)
     assert "--window-attn-skip-freq '[0,1,1,1,1,0]'" in exported.text
     (path := tmp_path / "run.sh").write_text(exported.text)
-    assert load_job(import_file(read_launch_file(path)).job).model.full_layers == (0, 5)
+    assert load_job(import_file(read_launch_file(path)).job).model.full_every == (0, 5)
 
 
 def test_norms_behind_residual_additions_are_those_of_bert() -> None:

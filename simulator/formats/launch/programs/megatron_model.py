@@ -224,7 +224,7 @@ def _read_full_layers(reading: Reading) -> None:
     elif isinstance(layers, int) and (windows := _listed_layers(stated.value, layers)):
         full = [layer for layer, window in enumerate(windows) if not window]
         if full:
-            reading.set_key("model.full_layers", full, "window_attn_skip_freq")
+            reading.set_key("model.full_every", full, "window_attn_skip_freq")
     else:
         reading.ask(stated, "it is no number and no list of the layers that have a window", "model.full_every=4")
 
@@ -363,9 +363,10 @@ def write_shape(keys: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, 
         settings["normalization"] = "RMSNorm"
     if keys.get("model.window"):
         settings["window_size"] = f"{keys['model.window'] - 1},0"
-        if keys.get("model.full_every"):
-            settings["window_attn_skip_freq"] = keys["model.full_every"]
-        elif full := keys.get("model.full_layers"):
+        full = keys.get("model.full_every")
+        if isinstance(full, int) and full:
+            settings["window_attn_skip_freq"] = full
+        elif full:
             flags = ",".join(str(int(layer not in full)) for layer in range(keys["model.layers"]))
             settings["window_attn_skip_freq"] = f"[{flags}]"
     if keys.get("model.moe.shared_ffn"):
