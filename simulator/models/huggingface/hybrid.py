@@ -11,6 +11,9 @@ from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.huggingface.config import Config, Decoder, check_every_layer, key, refuse
 from meshcast.simulator.models.parts import Count, Depth, Flag, Probability, Share, Size
 
+LETTERS = {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "mlp": "-", "moe": "E"}
+"""Letters of `StateSpace.pattern` for the kinds of layers in configs of transformers 5."""
+
 
 class NemotronH(Config):
     """``NemotronHConfig`` (Nemotron-H, Nemotron Nano 2 and 3): Mamba-2, attention without RoPE, squared ReLU.
@@ -18,7 +21,7 @@ class NemotronH(Config):
     The router has a correction for each expert, as in DeepSeek-V3.
     """
 
-    layers: Depth = key("num_hidden_layers")
+    layers: Depth | None = key("num_hidden_layers", default=None)
     hidden: Size = key("hidden_size")
     heads: Size = key("num_attention_heads")
     kv_heads: Size = key("num_key_value_heads", default=8)
@@ -30,7 +33,10 @@ class NemotronH(Config):
     tied: Flag = key("tie_word_embeddings", default=False)
     attention_bias: Flag = key("attention_bias", default=False)
     mlp_bias: Flag = key("mlp_bias", default=False)
-    pattern: str = key("hybrid_override_pattern")
+    pattern: str | None = key("hybrid_override_pattern", default=None)
+    blocks: list[Literal["linear_attention", "mamba", "full_attention", "attention", "mlp", "moe"]] | None = key(
+        "layers_block_type", default=None
+    )
     mamba_heads: Size = key("mamba_num_heads")
     mamba_head_dim: Size = key("mamba_head_dim")
     state: Size = key("ssm_state_size")
@@ -57,11 +63,16 @@ class NemotronH(Config):
     )
 
     def fields(self) -> dict[str, Any]:
-        shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "tied")
-        ssm = self.same_fields("pattern", "state", "groups", "conv", "chunk")
+        pattern = self.pattern or "".join(LETTERS[block] for block in self.blocks or ())
+        if not pattern:
+            rule = "one of hybrid_override_pattern and layers_block_type says what each layer is"
+            raise ModelError("pattern", rule, "Give one of them")
+        shape = self.same_fields("hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "tied")
+        shape["layers"] = self.layers or len(pattern)
+        ssm = self.same_fields("state", "groups", "conv", "chunk") | {"pattern": pattern}
         ssm |= {"heads": self.mamba_heads, "head_dim": self.mamba_head_dim}
         moe = {}
-        if "E" in self.pattern and self.experts:
+        if "E" in pattern and self.experts:
             shared = self.same_fields("shared_experts", "shared_ffn") if self.shared_experts else {}
             moe = {"moe": self.same_fields("experts", "top_k", "expert_ffn") | shared | {"router_bias": True}}
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias, "mlp_bias": self.mlp_bias}

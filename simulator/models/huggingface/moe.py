@@ -228,7 +228,7 @@ class Qwen2MoE(Decoder):
     kv_heads: Size | None = key("num_key_value_heads", default=16)
     qkv_bias: Flag = key("qkv_bias", default=True)
     slides: Flag = key("use_sliding_window", default=False)
-    window: Size | None = key("sliding_window", default=4096)
+    window: Index | None = key("sliding_window", default=4096)
     first_full: int = key("max_window_layers", default=28)
     experts: Size = key("num_experts", default=60)
     top_k: Size = key("num_experts_per_tok", default=4)
@@ -239,7 +239,7 @@ class Qwen2MoE(Decoder):
 
     def fields(self) -> dict[str, Any]:
         slides = [self.slides and layer >= self.first_full for layer in range(self.layers)]
-        window = local_fields("window", self.window, slides)
+        window = local_fields("window", self.window or None, slides)
         return super().fields() | self.same_fields("qkv_bias") | window | self._moe()
 
     def _moe(self) -> dict[str, Any]:
