@@ -158,31 +158,6 @@ def test_a_value_is_a_float_that_remembers() -> None:
         assert (one.note, one.checked) == ("n", "2026-11-21")
 
 
-@pytest.mark.parametrize(
-    ("field", "raw", "expected"),
-    [
-        ("memory", "900 GB/s", "box.memory is '900 GB/s': a catalog value names its source"),
-        ("memory", {"value": "900 GB/s", "kind": "peak"}, "box.memory.source: needed and missing"),
-        ("memory", entry(source=""), "box.memory.source is '': must not be empty"),
-        ("memory", entry(kind="paek"), "Did you mean 'peak'?"),
-        ("memory", entry(sauce="x"), "box.memory.sauce: no such key. Did you mean 'source'?"),
-        ("memory", entry(value="900 GB"), "'GB' is not a unit of bandwidth. Units: B/s"),
-        ("memory", entry(value=0), "needs its unit"),
-        ("memory", entry(value="0 GB/s"), "must be above 0"),
-        ("memory", entry(direction="both"), "has no direction. Remove `direction`"),
-        ("memory", entry(per="node"), "this quantity is per gpu"),
-        ("link", entry(direction="one", valeu=1), "box.link.valeu: no such key. Did you mean 'value'?"),
-        ("link", entry(), "needs its direction. Add `direction: one`"),
-        ("link", entry(direction="up"), "not one of the valid words"),
-        ("link", entry(direction="one", checked="yesterday"), "box.link.checked"),
-    ],
-)
-def test_a_bad_value_is_refused(field: str, raw: Any, expected: str) -> None:
-    with pytest.raises(CatalogError) as e:
-        validate_data(Box, {field: raw}, "box")
-    assert expected in str(e.value)
-
-
 def test_every_dimension_has_a_schema() -> None:
     class One(BaseModel):
         x: Bandwidth

@@ -133,15 +133,12 @@ def test_reports() -> None:
     assert str(cluster) == "16 x h100-sxm in 2 nodes (nvlink4, infiniband-ndr)"
 
 
-@pytest.mark.parametrize(
-    ("spec", "text"),
-    [
-        ("h200-nvl-8:1", "8 x h200-nvl in 1 node (nvlink4-bridge-4, pcie5, infiniband-ndr)"),
-        ("l40s-4:2", "8 x l40s in 2 nodes (pcie4, roce)"),
-        ("dgx-1v:1", "8 x v100-sxm2-16 in 1 node (nvlink2, pcie3, infiniband-edr)"),
-        ("gb200-nvl72:18", "72 x gb200 in 18 nodes (nvlink5, infiniband-ndr)"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "text"), [
+    ("h200-nvl-8:1", "8 x h200-nvl in 1 node (nvlink4-bridge-4, pcie5, infiniband-ndr)"),
+    ("l40s-4:2", "8 x l40s in 2 nodes (pcie4, roce)"),
+    ("dgx-1v:1", "8 x v100-sxm2-16 in 1 node (nvlink2, pcie3, infiniband-edr)"),
+    ("gb200-nvl72:18", "72 x gb200 in 18 nodes (nvlink5, infiniband-ndr)"),
+])  # fmt: skip
 def test_all_ways_between_gpus_are_named(spec: str, text: str) -> None:
     assert str(load_cluster(spec)) == text
 
@@ -161,17 +158,14 @@ def test_a_gpu_has_its_share_of_the_ports_of_its_node() -> None:
 # ------------------------------------------------------------------------- filled from the usual node
 
 
-@pytest.mark.parametrize(
-    ("gpu", "domain", "per_node", "kind", "gbps"),
-    [
-        ("gb200", 72, 4, "infiniband", 400),
-        ("h200-nvl", 4, 8, "infiniband", 200),
-        ("l40s", 1, 4, "roce", 200),
-        ("a100-pcie-80", 1, 8, "infiniband", 100),
-        ("mi355x", 8, 8, "roce", 400),
-        ("v100-sxm2-32", 16, 16, "infiniband", 50),
-    ],
-)
+@pytest.mark.parametrize(("gpu", "domain", "per_node", "kind", "gbps"), [
+    ("gb200", 72, 4, "infiniband", 400),
+    ("h200-nvl", 4, 8, "infiniband", 200),
+    ("l40s", 1, 4, "roce", 200),
+    ("a100-pcie-80", 1, 8, "infiniband", 100),
+    ("mi355x", 8, 8, "roce", 400),
+    ("v100-sxm2-32", 16, 16, "infiniband", 50),
+])  # fmt: skip
 def test_the_usual_node_fills_in(gpu: str, domain: int, per_node: int, kind: str, gbps: float) -> None:
     cluster = load_cluster({"gpu": gpu, "gpus": 144})
     assert (cluster.node.domain, cluster.gpus_per_node) == (domain, per_node)

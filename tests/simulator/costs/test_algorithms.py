@@ -106,8 +106,7 @@ def test_each_protocol_is_used_up_to_one_of_a_higher_rate():
 
 
 @pytest.mark.parametrize(
-    ("kind", "uses"),
-    [("nvlink4", {4: False, 5: True, 8: True}), ("nvlink5", {4: False, 5: False, 6: True, 8: True})],
+    ("kind", "uses"), [("nvlink4", {4: False, 5: True, 8: True}), ("nvlink5", {4: False, 5: False, 6: True, 8: True})]
 )
 def test_group_sizes_from_which_nvls_is_used(kind, uses):
     """As tables of stas00/ml-engineering and ai-dynamo/aiconfigurator show."""
@@ -152,8 +151,7 @@ def test_overhead_of_a_library():
         now = seconds(base, "all_gather", size, range(8))
         assert seconds(other, "all_gather", size, range(8)) == pytest.approx(now + 20e-6)
     slow = links_of(
-        "dgx-a100",
-        models=TierCostModels(LINK._replace(ring=plain(RingCostModel, rate_ratio=0.8)), LINK, TIERS.network),
+        "dgx-a100", models=TierCostModels(LINK._replace(ring=plain(RingCostModel, rate_ratio=0.8)), LINK, TIERS.network)
     )
     ratio = seconds(slow, "all_gather", 64 * GIB, range(8)) / seconds(base, "all_gather", 64 * GIB, range(8))
     assert ratio == pytest.approx(1 / 0.8, rel=0.01)

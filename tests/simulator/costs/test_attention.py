@@ -122,26 +122,6 @@ def test_reader_of_passes():
     assert by_row[0].parts[0].qk_dim[0] == 192 and by_row[0].parts[0].v_dim[0] == 128
 
 
-@pytest.mark.parametrize(
-    "change, reason",
-    [
-        ({"gpu": "h900"}, "not known"),
-        ({"gpu": "a100", "dtype": "fp8"}, "no peak rate"),
-        ({"dtype": "int3"}, "no peak rate"),
-        ({"batch": 0}, "batch is 0"),
-        ({"seq": float("nan")}, "seq is nan"),
-        ({"heads": 2.5}, "no whole number"),
-        ({"heads": 30}, "evenly"),
-        ({"causal": "half"}, "neither"),
-        ({"time_us": -1.0}, "time_us"),
-    ],
-)
-def test_strange_rows_are_refused_in_words(change, reason):
-    samples, refused = read(table(ROW, ROW | change))
-    assert [len(s.index) for s in samples] == [1]
-    assert list(refused) == [1] and reason in refused[1]
-
-
 def test_unknown_programs_have_no_name():
     assert [s.library for s in read(table(ROW, source="somebody"))[0]] == [""]
 

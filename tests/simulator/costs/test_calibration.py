@@ -126,6 +126,14 @@ def test_gemms_of_volta_are_as_fast_as_measured():
     assert median(borrowed) < median(own)
 
 
+def test_a_board_whose_rate_in_16_bits_is_not_known_borrows_shares_as_they_are():
+    card = load("gpus", "l40s")
+    peak = {name: rate for name, rate in card.peak.items() if name != "bf16"}
+    board = card.model_copy(update={"name": "card", "power": card.power * 2, "peak": peak})
+    assert SHIPPED.lenders(board)[0] == ("l40s", "generation")
+    assert gemms("l40s").model.peak_share == SHIPPED.kernel_model(board, "gemm").model.peak_share
+
+
 def test_turing_borrows_from_volta_what_volta_has():
     # 60 GEMMs on a T4 (baidu-research/DeepBench @60bea70, results/train/DeepBench_NV_T4.xlsx): the forecast over the
     # measured time is 0.97 (median) by Volta's shares of the peak, 0.89 by Hopper's.
@@ -407,19 +415,14 @@ def test_power_limits_a_gemm_less_where_there_is_more_of_it() -> None:
     assert rates == pytest.approx([lent.power_limited_rate, lent.power_limited_rate * 1.1, 1.0])
 
 
-@pytest.mark.parametrize(
-    ("rates", "words"),
-    [
-        ("sustained: {value: 0}", "hopper.sustained.value is 0: must be a number from 0.001 to 10"),
-        ("sustained: {value: 1.0e-308, sigma: 0}", "hopper.sustained.value is 1e-308"),
-        ("sustained: 0.9", "hopper.sustained is 0.9: must be a mapping. Calibrate again: its keys are meaning, rows,"),
-        ("sustianed: {value: 1}", "hopper.sustianed: no such key. Did you mean 'sustained'?"),
-        (
-            "{sustained: {value: 1, sigma: 0}, power_per_multiprocessor: {value: 0, sigma: 0}}",
-            "hopper.power_per_multiprocessor.value is 0: must be a number from 0.1 to 1000",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("rates", "words"), [
+    ("sustained: {value: 0}", "hopper.sustained.value is 0: must be a number from 0.001 to 10"),
+    ("sustained: {value: 1.0e-308, sigma: 0}", "hopper.sustained.value is 1e-308"),
+    ("sustained: 0.9", "hopper.sustained is 0.9: must be a mapping. Calibrate again: its keys are meaning, rows,"),
+    ("sustianed: {value: 1}", "hopper.sustianed: no such key. Did you mean 'sustained'?"),
+    ("{sustained: {value: 1, sigma: 0}, power_per_multiprocessor: {value: 0, sigma: 0}}",
+        "hopper.power_per_multiprocessor.value is 0: must be a number from 0.1 to 1000"),
+])  # fmt: skip
 def test_rates_of_steps_that_no_machine_has_are_refused(tmp_path, rates, words):
     file = tmp_path / "steps.yaml"
     file.write_text(f"hopper:\n  {rates}\n", "utf-8")

@@ -26,16 +26,12 @@ def model() -> GemmCostModel:
     return found
 
 
-@pytest.mark.parametrize(
-    ("tile", "decomposition", "split", "ceiling"),
-    [
-        ((128, 128), "data-parallel", 1, 0.75),
-        ((128, 64), "data-parallel", 1, 0.9),
-        ((128, 128), "split-k", 2, 0.9),
-        ((128, 128), "stream-k", 1, 1.0),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("tile", "decomposition", "split", "ceiling"), [
+    ((128, 128), "data-parallel", 1, 0.75),
+    ((128, 64), "data-parallel", 1, 0.9),
+    ((128, 128), "split-k", 2, 0.9),
+    ((128, 128), "stream-k", 1, 1.0),
+], ids=str)  # fmt: skip
 def test_ceilings(tile: tuple[int, int], decomposition: Decomposition, split: int, ceiling: float) -> None:
     """Of m = n = 384, k = 128 on a GPU of four multiprocessors (sections 2 to 4)."""
     tiles = (384 // tile[0]) * (384 // tile[1])

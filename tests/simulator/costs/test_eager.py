@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from meshcast.hardware import load
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.costs.kernel_prices import KernelTraits
@@ -137,12 +136,6 @@ def test_conversions_are_kernels_of_their_own_where_formats_differ() -> None:
     assert "convert" not in same
     assert (converted["convert"].read, converted["convert"].write) == ((2 + 4) * elements, (4 + 2) * elements)
     assert all((one["adam"].read, one["adam"].write) == (16 * elements, 12 * elements) for one in (same, converted))
-
-
-def test_an_unknown_operation_is_refused_with_its_name() -> None:
-    one = {"kernels": 1, "traffic": 1.0}
-    with pytest.raises(PlanError, match="sofmax"):
-        load_framework("reference", {"eager": {"sofmax": {"forward": one, "backward": one}}})
 
 
 def test_compiled_layers_have_fused_kernels() -> None:

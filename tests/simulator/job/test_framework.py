@@ -66,16 +66,13 @@ def test_gradients_accumulated_in_a_wider_format_are_converted_first() -> None:
     assert both[1].step_time > both[0].step_time
 
 
-@pytest.mark.parametrize(
-    ("formats", "nbytes"),
-    [
-        ({}, 4),
-        ({"gradients": "fp32"}, 0),
-        ({"moments": "bf16"}, 0),
-        ({"weight_remainders": True}, 0),
-        ({"update": {"converts": False}}, 0),
-    ],
-)
+@pytest.mark.parametrize(("formats", "nbytes"), [
+    ({}, 4),
+    ({"gradients": "fp32"}, 0),
+    ({"moments": "bf16"}, 0),
+    ({"weight_remainders": True}, 0),
+    ({"update": {"converts": False}}, 0),
+])  # fmt: skip
 def test_an_optimizer_whose_states_have_one_format_reads_gradients_in_it(formats: dict[str, Any], nbytes: int) -> None:
     usual = {"gradients": "bf16", "main_weights": "fp32", "moments": "fp32", "update": {"converts": True}}
     framework = load_framework("deepspeed", usual | formats)

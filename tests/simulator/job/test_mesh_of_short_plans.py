@@ -11,13 +11,10 @@ from meshcast.simulator import load_job, simulate
 from tests.simulator.job.test_job import MODEL, SHORT, report, report_as
 
 
-@pytest.mark.parametrize(
-    ("plan", "data"),
-    [
-        ({}, {"use": "data/zero-1", "over": "shard", "replicate": "replicate"}),
-        ({"fsdp": True}, {"use": "data/fsdp", "over": "shard", "replicate": "replicate"}),
-    ],
-)
+@pytest.mark.parametrize(("plan", "data"), [
+    ({}, {"use": "data/zero-1", "over": "shard", "replicate": "replicate"}),
+    ({"fsdp": True}, {"use": "data/fsdp", "over": "shard", "replicate": "replicate"}),
+])  # fmt: skip
 @pytest.mark.parametrize("cp", [1, 2])
 def test_shards_have_copies_along_an_axis_of_their_own(plan: dict[str, Any], data: dict[str, Any], cp: int) -> None:
     """Megatron-Core's optimizer instances, and torchtitan's dp_replicate x dp_shard x cp: copies are the outer axis."""
@@ -36,14 +33,11 @@ def test_shards_have_copies_along_an_axis_of_their_own(plan: dict[str, Any], dat
     assert json.dumps(report(everywhere)) == json.dumps(report(everywhere, "plan.shard=null"))
 
 
-@pytest.mark.parametrize(
-    ("plan", "mesh", "views"),
-    [
-        ({}, {"dp": 8, "pp": 2, "tp": 2}, {}),
-        ({"cp": 2, "shard": 2}, {"replicate": 2, "shard": 2, "pp": 2, "cp": 2, "tp": 2}, {}),
-        ({"ep": 4}, {"dp": 8, "pp": 2, "tp": 2}, {"experts": {"edp": 4, "ep": 4, "etp": 1}}),
-    ],
-)
+@pytest.mark.parametrize(("plan", "mesh", "views"), [
+    ({}, {"dp": 8, "pp": 2, "tp": 2}, {}),
+    ({"cp": 2, "shard": 2}, {"replicate": 2, "shard": 2, "pp": 2, "cp": 2, "tp": 2}, {}),
+    ({"ep": 4}, {"dp": 8, "pp": 2, "tp": 2}, {"experts": {"edp": 4, "ep": 4, "etp": 1}}),
+])  # fmt: skip
 def test_replicas_may_be_the_outermost_axis(
     plan: dict[str, Any], mesh: dict[str, int], views: dict[str, dict[str, int]]
 ) -> None:

@@ -28,58 +28,28 @@ def stated(plan: dict[str, Any], job: dict[str, Any] = DENSE) -> tuple[dict[str,
 ZERO_1, MEGATRON = {"use": "data/zero-1", "over": "dp"}, {"use": "tensor/megatron-sp", "over": "tp"}
 
 
-@pytest.mark.parametrize(
-    ("plan", "mesh", "schemes"),
-    [
-        (
-            {"cp": 4, "cp_scheme": "ulysses"},
-            {"pp": 1, "dp": 4, "cp": 4, "tp": 1},
-            [ZERO_1, {"use": "sequence/ulysses", "over": "cp"}, MEGATRON],
-        ),
-        (
-            {"cp": 8, "cp_scheme": "wallfacer"},
-            {"pp": 1, "dp": 2, "cp-1": 2, "cp-2": 2, "cp-3": 2, "tp": 1},
-            [ZERO_1, {"use": "sequence/wallfacer", "over": ["cp-1", "cp-2", "cp-3"]}, MEGATRON],
-        ),
-        ({"cp_scheme": "ring"}, {"pp": 1, "dp": 16, "tp": 1}, [ZERO_1, MEGATRON]),
-        (
-            {"tp": 4, "tp_scheme": "tensor/summa-2d"},
-            {"pp": 1, "dp": 4, "tp-1": 2, "tp-2": 2},
-            [ZERO_1, {"use": "tensor/summa-2d", "over": ["tp-1", "tp-2"]}],
-        ),
-        (
-            {"tp": 8, "tp_scheme": "tesseract"},
-            {"pp": 1, "dp": 2, "tp-1": 2, "tp-2": 2, "tp-3": 2},
-            [ZERO_1, {"use": "tensor/tesseract", "over": ["tp-1", "tp-2", "tp-3"]}],
-        ),
-        (
-            {"tp": 4, "tp_scheme": "flux", "sequence_parallel": False},
-            {"pp": 1, "dp": 4, "tp": 4},
-            [ZERO_1, {"use": "tensor/flux"}, {"use": "tensor/megatron", "over": "tp"}],
-        ),
-        ({"tp_scheme": "flux"}, {"pp": 1, "dp": 16, "tp": 1}, [ZERO_1, MEGATRON]),
-        (
-            {"tp": 2, "dp_scheme": "zero-plus-plus"},
-            {"pp": 1, "dp-1": 2, "dp-2": 4, "tp": 2},
-            [{"use": "data/zero-plus-plus", "over": ["dp-1", "dp-2"]}, MEGATRON],
-        ),
-        (
-            {"pp": 2, "tp": 2, "order": "dp-pp-cp-tp", "dp_scheme": "byteps"},
-            {"dp-1": 2, "dp-2": 2, "pp": 2, "tp": 2},
-            [{"use": "data/byteps", "over": ["dp-1", "dp-2"]}, MEGATRON],
-        ),
-        (
-            {"dp_scheme": "mics", "shard": 4},
-            {"pp": 1, "replicate": 4, "shard": 4, "tp": 1},
-            [{"use": "data/mics", "over": "shard", "replicate": "replicate"}, MEGATRON],
-        ),
-        (
-            {"fsdp": True, "reshard": False, "unit": 2, "prefetch": 0},
-            {"pp": 1, "dp": 16, "tp": 1},
-            [{"use": "data/fsdp", "over": "dp", "reshard": False, "unit": 2, "prefetch": 0}, MEGATRON],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("plan", "mesh", "schemes"), [
+    ({"cp": 4, "cp_scheme": "ulysses"}, {"pp": 1, "dp": 4, "cp": 4, "tp": 1}, [ZERO_1, {"use": "sequence/ulysses",
+        "over": "cp"}, MEGATRON]),
+    ({"cp": 8, "cp_scheme": "wallfacer"}, {"pp": 1, "dp": 2, "cp-1": 2, "cp-2": 2, "cp-3": 2, "tp": 1}, [ZERO_1,
+        {"use": "sequence/wallfacer", "over": ["cp-1", "cp-2", "cp-3"]}, MEGATRON]),
+    ({"cp_scheme": "ring"}, {"pp": 1, "dp": 16, "tp": 1}, [ZERO_1, MEGATRON]),
+    ({"tp": 4, "tp_scheme": "tensor/summa-2d"}, {"pp": 1, "dp": 4, "tp-1": 2, "tp-2": 2}, [ZERO_1,
+        {"use": "tensor/summa-2d", "over": ["tp-1", "tp-2"]}]),
+    ({"tp": 8, "tp_scheme": "tesseract"}, {"pp": 1, "dp": 2, "tp-1": 2, "tp-2": 2, "tp-3": 2}, [ZERO_1,
+        {"use": "tensor/tesseract", "over": ["tp-1", "tp-2", "tp-3"]}]),
+    ({"tp": 4, "tp_scheme": "flux", "sequence_parallel": False}, {"pp": 1, "dp": 4, "tp": 4}, [ZERO_1,
+        {"use": "tensor/flux"}, {"use": "tensor/megatron", "over": "tp"}]),
+    ({"tp_scheme": "flux"}, {"pp": 1, "dp": 16, "tp": 1}, [ZERO_1, MEGATRON]),
+    ({"tp": 2, "dp_scheme": "zero-plus-plus"}, {"pp": 1, "dp-1": 2, "dp-2": 4, "tp": 2}, [{"use": "data/zero-plus-plus",
+        "over": ["dp-1", "dp-2"]}, MEGATRON]),
+    ({"pp": 2, "tp": 2, "order": "dp-pp-cp-tp", "dp_scheme": "byteps"}, {"dp-1": 2, "dp-2": 2, "pp": 2, "tp": 2},
+        [{"use": "data/byteps", "over": ["dp-1", "dp-2"]}, MEGATRON]),
+    ({"dp_scheme": "mics", "shard": 4}, {"pp": 1, "replicate": 4, "shard": 4, "tp": 1}, [{"use": "data/mics",
+        "over": "shard", "replicate": "replicate"}, MEGATRON]),
+    ({"fsdp": True, "reshard": False, "unit": 2, "prefetch": 0}, {"pp": 1, "dp": 16, "tp": 1}, [{"use": "data/fsdp",
+        "over": "dp", "reshard": False, "unit": 2, "prefetch": 0}, MEGATRON]),
+])  # fmt: skip
 def test_a_named_scheme_gets_its_axes(plan: dict[str, Any], mesh: dict[str, int], schemes: list[Any]) -> None:
     assert stated(plan) == (mesh, schemes)
     assert list(stated(plan)[0]) == list(mesh)

@@ -25,17 +25,14 @@ EXPERTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("job", "changes", "remedy"),
-    [
-        (JOB, {"cluster": "dgx-h100:63"}, "32 or 64 nodes would work"),
-        (JOB, {"cluster": "dgx-h100:50", "plan": {"tp": 8, "pp": 8}}, "32 or 64 nodes would work"),
-        (JOB, {"plan": {"tp": 12, "pp": 4}}, "With pp = 4, tp = 8 would work"),
-        (JOB, {"plan": {"tp": 8, "pp": 5}}, "With tp = 8, pp = 4 would work"),
-        (EXPERTS, {}, "64 or 128 nodes would work"),
-        (EXPERTS, {"cluster": "dgx-h100:127"}, "64 or 128 nodes would work"),
-    ],
-)
+@pytest.mark.parametrize(("job", "changes", "remedy"), [
+    (JOB, {"cluster": "dgx-h100:63"}, "32 or 64 nodes would work"),
+    (JOB, {"cluster": "dgx-h100:50", "plan": {"tp": 8, "pp": 8}}, "32 or 64 nodes would work"),
+    (JOB, {"plan": {"tp": 12, "pp": 4}}, "With pp = 4, tp = 8 would work"),
+    (JOB, {"plan": {"tp": 8, "pp": 5}}, "With tp = 8, pp = 4 would work"),
+    (EXPERTS, {}, "64 or 128 nodes would work"),
+    (EXPERTS, {"cluster": "dgx-h100:127"}, "64 or 128 nodes would work"),
+])  # fmt: skip
 def test_what_would_work_works(job: dict[str, Any], changes: dict[str, Any], remedy: str) -> None:
     data = {**job, **changes}
     with pytest.raises(PlanError) as refused:

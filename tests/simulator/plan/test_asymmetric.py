@@ -19,12 +19,9 @@ MODEL = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 32000, "seq": 1024}
 MIXED = {"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]}
 REPLICAS = {
     "mesh": {"dp": 4, "pp": 2, "tp": 2},
-    "schemes": [
-        {"use": "pipeline/1f1b", "over": "pp"},
-        {"use": "data/zero-1", "over": "dp"},
-        {"use": "tensor/megatron-sp", "over": "tp"},
-    ],
-}
+    "schemes": [{"use": "pipeline/1f1b", "over": "pp"}, {"use": "data/zero-1", "over": "dp"},
+        {"use": "tensor/megatron-sp", "over": "tp"}],
+}  # fmt: skip
 
 
 def job(plan: dict[str, Any], batch: dict[str, Any], **more: Any) -> dict[str, Any]:

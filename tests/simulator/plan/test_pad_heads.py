@@ -21,12 +21,9 @@ GRID = {
 }
 ULYSSES = {
     "mesh": {"dp": 2, "cp": 2, "tp": 2},
-    "schemes": [
-        {"use": "data/zero-1", "over": "dp"},
-        {"use": "sequence/ulysses", "over": "cp"},
-        {"use": "tensor/megatron-sp", "over": "tp"},
-    ],
-}
+    "schemes": [{"use": "data/zero-1", "over": "dp"}, {"use": "sequence/ulysses", "over": "cp"},
+        {"use": "tensor/megatron-sp", "over": "tp"}],
+}  # fmt: skip
 
 
 def job(heads: int = 25, plan: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -44,16 +41,13 @@ def figures(report: Report) -> tuple[Any, ...]:
     return report.step_time, report.breakdown.parts, report.hfu, [peak.by for peak in report.play.peaks]
 
 
-@pytest.mark.parametrize(
-    ("plan", "padded"),
-    [
-        ({"tp": 2}, 26),
-        ({"tp": 2, "pp": 2, "zero": 3}, 26),
-        ({"tp": 4, "recompute": "full", "sequence_parallel": False}, 28),
-        (GRID, 26),
-        (ULYSSES, 28),
-    ],
-)
+@pytest.mark.parametrize(("plan", "padded"), [
+    ({"tp": 2}, 26),
+    ({"tp": 2, "pp": 2, "zero": 3}, 26),
+    ({"tp": 4, "recompute": "full", "sequence_parallel": False}, 28),
+    (GRID, 26),
+    (ULYSSES, 28),
+])  # fmt: skip
 def test_padded_heads_are_computed_and_stored(plan: dict[str, Any], padded: int) -> None:
     """Time and memory are those of a model with that many heads; MFU counts the FLOPs of the model's own."""
     own, whole = simulate(job(plan=plan)), simulate(job(padded, plan))

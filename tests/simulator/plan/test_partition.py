@@ -55,20 +55,6 @@ def test_a_list_gives_the_layers_of_each_stage(given_: list[int]) -> None:
             layers_of_stages(tuple(given_), layers, stages)
 
 
-@pytest.mark.parametrize(
-    ("partition", "words"),
-    [
-        ((5, -1), "a list gives the layers of each"),
-        ((), "a list gives the layers of each"),
-        ((2, 0, 2), "at least one layer"),
-        ("evenly", "no such partition.*even, ends-as-layers, by-cost"),
-    ],
-)
-def test_wrong_partitions_are_refused(partition: Any, words: str) -> None:
-    with pytest.raises(PlanError, match=words):
-        layers_of_stages(partition, 4, 3 if len(partition) == 3 else 2)
-
-
 # ------------------------------------------------------------------------------------------------ by cost
 
 COST = st.integers(0, 20).map(float)

@@ -44,10 +44,7 @@ def test_the_default_batch_counts_all_data_axes() -> None:
 
 
 def test_without_overlap_all_gradients_are_reduced_behind_the_last_backward_pass() -> None:
-    schemes = [
-        {"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": 2},
-        {"use": "data/ddp", "over": "dp"},
-    ]
+    schemes = [{"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": 2}, {"use": "data/ddp", "over": "dp"}]
     framework = {"set": {"overlap": {"dp": False}}}
     report = simulate(job({"pp": 2, "dp": 2}, schemes, framework=framework))
     flat, times = report.play.step.flat, report.play.step.times

@@ -193,14 +193,11 @@ def test_the_columns_of_a_sweep_keep_their_names_and_order(tmp_path: Path) -> No
     assert [name for name in pq.read_schema(out).names if name in known] == known
 
 
-@pytest.mark.parametrize(
-    ("values", "answer"),
-    [
-        ([], {}),
-        ([("a.b", 1), ("c", 2), ("a.d.e", 3)], {"a": {"b": 1, "d": {"e": 3}}, "c": 2}),
-        ([("a.b.0", 1), ("a.b.1", 2), ("a.c", 3)], {"a": {"b": [1, 2], "c": 3}}),
-    ],
-)
+@pytest.mark.parametrize(("values", "answer"), [
+    ([], {}),
+    ([("a.b", 1), ("c", 2), ("a.d.e", 3)], {"a": {"b": 1, "d": {"e": 3}}, "c": 2}),
+    ([("a.b.0", 1), ("a.b.1", 2), ("a.c", 3)], {"a": {"b": [1, 2], "c": 3}}),
+])  # fmt: skip
 def test_paths_make_a_nested_answer(values: list[tuple[str, int]], answer: dict[str, Any]) -> None:
     assert nest(values) == answer
 

@@ -137,14 +137,11 @@ def test_a_node_with_several_stages_holds_their_sum() -> None:
     assert needed(report) == {"cpu": pytest.approx(4 * sum(by["cpu"] for by in report.play.offloaded[:2]))}
 
 
-@pytest.mark.parametrize(
-    ("traits", "plan", "warned"),
-    [
-        ({}, {"fsdp": True}, True),
-        ({}, {"zero": 3}, False),
-        ({"memory": {"each_rank_loads": False}}, {"fsdp": True}, False),
-    ],
-)
+@pytest.mark.parametrize(("traits", "plan", "warned"), [
+    ({}, {"fsdp": True}, True),
+    ({}, {"zero": 3}, False),
+    ({"memory": {"each_rank_loads": False}}, {"fsdp": True}, False),
+])  # fmt: skip
 def test_a_model_that_every_rank_loads_may_exceed_host_memory(traits: Any, plan: Any, warned: bool) -> None:
     """Eight times 4 bytes of each of 70.6e9 parameters are 2,103 GiB, and a DGX H100 has 2,048."""
     framework = {"name": "hf-trainer", "set": traits}

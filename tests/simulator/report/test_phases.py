@@ -72,16 +72,13 @@ def test_every_replica_of_a_pipeline_evaluates_a_micro_batch_for_each_device() -
     assert outside[0].moments != outside[1].moments
 
 
-@pytest.mark.parametrize(
-    ("plan", "framework"),
-    [
-        ({"zero": 3}, "deepspeed"),
-        ({"fsdp": True, "recompute": "full"}, "hf-trainer"),
-        ({"tp": 2, "pp": 2, "zero": 1, "recompute": "full"}, "megatron-core"),
-        ({"pp": 2, "dp": 4, "chunks": 2, "zero": 0}, "megatron-core"),
-        ({"zero": 1, "offload": ["optimizer"], "recompute": "full"}, "deepspeed"),
-    ],
-)
+@pytest.mark.parametrize(("plan", "framework"), [
+    ({"zero": 3}, "deepspeed"),
+    ({"fsdp": True, "recompute": "full"}, "hf-trainer"),
+    ({"tp": 2, "pp": 2, "zero": 1, "recompute": "full"}, "megatron-core"),
+    ({"pp": 2, "dp": 4, "chunks": 2, "zero": 0}, "megatron-core"),
+    ({"zero": 1, "offload": ["optimizer"], "recompute": "full"}, "deepspeed"),
+])  # fmt: skip
 def test_evaluations_of_the_micro_batches_of_training_hold_less_than_its_steps(
     plan: dict[str, Any], framework: str
 ) -> None:

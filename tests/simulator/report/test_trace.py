@@ -53,22 +53,16 @@ CHANGES: dict[str, dict[str, Any]] = {
     "no overlap": {"plan": {"pp": 2}, **with_settings(overlap={"dp": False, "pp": False})},
     "no host": {"plan": {"pp": 2}, **with_settings(step_overhead_s=0, launch_s=0)},
     "ends without layers": {"plan": {"pp": 4, "dp": 2, "partition": [0, 2, 2, 0]}},
-    "other order": on_gpus(
-        8, {"dp": 2, "pp": 2, "tp": 2}, "data/zero-1 over dp", "pipeline/1f1b over pp", "tensor/megatron over tp"
-    ),
+    "other order": on_gpus(8, {"dp": 2, "pp": 2, "tp": 2}, "data/zero-1 over dp", "pipeline/1f1b over pp",
+        "tensor/megatron over tp"),
     "branches": {"model": {**MODEL, "branches": [{"layers": 2}] * 2}, **with_towers("pipeline/graphpipe", trunk=2)},
-    "contrastive": {
-        "model": {**MODEL, "layers": 0, "contrastive": 64, "branches": [{"layers": 2}] * 2},
-        **with_towers("pipeline/distmm", branches=2),
-    },
+    "contrastive": {"model": {**MODEL, "layers": 0, "contrastive": 64, "branches": [{"layers": 2}] * 2},
+        **with_towers("pipeline/distmm", branches=2)},
     "two ways": {"plan": {"pp": 4, "schedule": "chimera"}},
     "pairs": {"batch": {"global": 16}, "plan": {"pp": 4, "schedule": "dualpipe"}, **with_settings(launch_s=1e-5)},
-    "a real one": {
-        "model": {"preset": "llama3-8b", "layers": 4},
-        "cluster": "dgx-h100:2",
-        "plan": {"tp": 4, "pp": 2, "chunks": 2},
-    },
-}
+    "a real one": {"model": {"preset": "llama3-8b", "layers": 4}, "cluster": "dgx-h100:2", "plan": {"tp": 4, "pp": 2,
+        "chunks": 2}},
+}  # fmt: skip
 JOBS = {name: {**BASE, **changes} for name, changes in CHANGES.items()}
 FEW = ("alone", "interleaved", "slow host", "no host", "ends without layers", "contrastive", "pairs", "a real one")
 every_job = pytest.mark.parametrize("name", drawn(JOBS, keep=FEW))
@@ -170,16 +164,13 @@ def test_threads_stand_in_one_order(folder: Path) -> None:
     assert {stream.partition("-")[0] for stream in THREADS[2:]} == set(FAMILIES)
 
 
-@pytest.mark.parametrize(
-    ("axes", "device", "words"),
-    [
-        ({"pp": 2, "dp": 1, "tp": 2}, 1, "ranks 2 to 3: 2 ranks"),
-        ({"dp": 2, "pp": 2, "tp": 2}, 0, "ranks 0, 1, 4, 5: 4 ranks"),
-        ({"dp": 64, "pp": 8}, 1, "ranks 1, 9, 17, 25, ...: 64 ranks"),
-        ({"pp": 4}, 3, "rank 3"),
-        ({"dp": 8}, 0, "ranks 0 to 7: 8 ranks"),
-    ],
-)
+@pytest.mark.parametrize(("axes", "device", "words"), [
+    ({"pp": 2, "dp": 1, "tp": 2}, 1, "ranks 2 to 3: 2 ranks"),
+    ({"dp": 2, "pp": 2, "tp": 2}, 0, "ranks 0, 1, 4, 5: 4 ranks"),
+    ({"dp": 64, "pp": 8}, 1, "ranks 1, 9, 17, 25, ...: 64 ranks"),
+    ({"pp": 4}, 3, "rank 3"),
+    ({"dp": 8}, 0, "ranks 0 to 7: 8 ranks"),
+])  # fmt: skip
 def test_a_process_names_its_ranks(axes: dict[str, int], device: int, words: str) -> None:
     uses = {"pp": "pipeline/1f1b", "dp": "data/zero-1", "tp": "tensor/megatron"}
     job = on_gpus(math.prod(axes.values()), axes, *(f"{use} over {axis}" for axis, use in uses.items() if axis in axes))

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.load import load
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.costs.stragglers import slowest_pace
@@ -33,11 +32,6 @@ def tiers(**keys: Any) -> tuple[CheckpointTier, ...]:
     return found.setting.tiers
 
 
-def test_a_run_needs_a_length() -> None:
-    with pytest.raises(MeshcastError, match=r"run\.days"):
-        make_run(simulate(load_job(JOB)))
-
-
 def test_tokens_become_whole_steps() -> None:
     report = simulate(load_job({**JOB, "run": {"tokens": 1e9}}))
     assert make_run(report).setting.steps == count_steps(report.job) == math.ceil(1e9 / report.tokens)
@@ -59,16 +53,13 @@ def test_a_checkpoint_holds_main_weights_and_moments() -> None:
     assert plan({"checkpoints": {"bytes_per_parameter": 16}}).size.nbytes == found.job.model.parameters * 16
 
 
-@pytest.mark.parametrize(
-    ("changes", "copies"),
-    [
-        ({"tp": 2, "pp": 4, "zero": 1}, 1),
-        ({"tp": 2, "pp": 4, "zero": 0}, 4),
-        ({"tp": 2, "pp": 2, "zero": 1, "shard": 4}, 2),
-        ({"tp": 2, "fsdp": True}, 1),
-        ({"tp": 2, "fsdp": True, "shard": 4}, 4),
-    ],
-)
+@pytest.mark.parametrize(("changes", "copies"), [
+    ({"tp": 2, "pp": 4, "zero": 1}, 1),
+    ({"tp": 2, "pp": 4, "zero": 0}, 4),
+    ({"tp": 2, "pp": 2, "zero": 1, "shard": 4}, 2),
+    ({"tp": 2, "fsdp": True}, 1),
+    ({"tp": 2, "fsdp": True, "shard": 4}, 4),
+])  # fmt: skip
 def test_copies_of_states_are_those_of_the_plan(changes: dict[str, Any], copies: int) -> None:
     assert plan({}, plan=changes).size.copies == copies
 
@@ -100,8 +91,6 @@ def test_copies_in_memory_survive_fewer_nodes_than_copies() -> None:
 
 
 def test_a_checkpoint_after_a_failure_needs_copies_of_states() -> None:
-    with pytest.raises(MeshcastError, match="second copy"):
-        plan({"checkpoints": "just-in-time"})
     found = plan({"checkpoints": "just-in-time"}, plan={"tp": 2, "pp": 4, "zero": 0}).setting.tiers
     assert (found[0].every, found[0].survives) == (0, 3)
 
@@ -136,29 +125,6 @@ def test_steps_of_fewer_replicas_are_forecast(policy: str) -> None:
     filled = 3 * (longer - usual) / 6 if policy == "reroute" else 0.0  # the bubble, by 3 of 6 further micro-batches
     assert one == pytest.approx(longer - filled, rel=1e-9)
     assert usual < one < two < 2.2 * usual
-
-
-@pytest.mark.parametrize(
-    ("run", "words"),
-    [
-        ({"checkpoints": {"every_s": 5, "every_steps": 3}}, "stated once"),
-        ({"checkpoints": {"kind": "none", "every_s": 5}}, "no interval"),
-        ({"checkpoints": {"kind": "in-memory", "copies": 9}}, "as many nodes"),
-        ({"checkpoints": {"store": "tape"}}, "tectonic"),
-        ({"failures": "meta"}, "llama3-405b"),
-        ({"tokens": 1e9}, "one length"),
-        ({"recovery": {"elastik": "none"}}, "elastic"),
-        ({"failures": {"log": "absent.csv"}}, "absent.csv"),
-    ],
-)
-def test_mistakes_are_told(run: dict[str, Any], words: str) -> None:
-    with pytest.raises(MeshcastError, match=words):
-        plan(run)
-
-
-def test_a_plan_with_one_replica_is_not_elastic() -> None:
-    with pytest.raises(MeshcastError, match="has one"):
-        plan({"recovery": {"elastic": "templates"}}, plan={"tp": 8, "pp": 4})
 
 
 def test_replicas_that_train_on_their_own_meet_after_a_period() -> None:
