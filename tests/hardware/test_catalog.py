@@ -115,7 +115,9 @@ def test_nodes_are_consistent(name: str) -> None:
 def test_pairs_in_a_cube_mesh() -> None:
     up = load("nodes", "dgx-1v").scale_up
     rows = up.mesh.value
-    assert [sum(row) for row in rows] == [6] * 8
+    assert [sum(row) for row in rows] == [6] * 8 and up.gaps
+    ring = up.mesh.model_copy(update={"value": ((0, 1, 1), (1, 0, 1), (1, 1, 0))})
+    assert not up.model_copy(update={"mesh": ring}).gaps, "a GPU needs no link to itself"
     # Two planes of four GPUs joined at their corners.
     assert all(rows[i][j] == rows[i + 4][j + 4] for i in range(4) for j in range(4))
     assert [[j for j in range(4, 8) if rows[i][j]] for i in range(4)] == [[4], [5], [6], [7]]

@@ -272,6 +272,7 @@ def test_kinds_of_nodes_keep_the_regions() -> None:
     cluster = load_cluster({"groups": groups, "fabric": {"levels": [{"blocks": [5, 1]}, {"link": "wan"}]}})
     assert (cluster.gpus_per_node, cluster.gpus) == (4, 36)
     assert cluster.fabric.levels[0].blocks == (7, 2), "in nodes of four GPUs"
+    assert [kind.node.name for kind in cluster.kinds.values()] == [*cluster.kinds] == ["a2-highgpu-4", "dgx-a100"]
     for one in (cluster, *cluster.kinds.values()):
         assert len(reach(one, range(28, 36)).levels) < 2 and reach(one, [0, 28]).levels[1].blocks == 2
     with pytest.raises(CatalogError, match=r"blocks of 7 nodes in groups of 6\. Correct one of the two"):

@@ -145,6 +145,8 @@ def test_a_link_joins_blocks_of_nodes() -> None:
     leaf, far = reach(cluster, range(64)).levels
     assert leaf == Crossing(1.0, 8) and far == Crossing(4 * PORTS / 10e9, 32, 2, 0.01)
     assert cluster.pattern == 32 and str(cluster).endswith("(nvlink3, infiniband-hdr, line)")
+    part = load_cluster({"node": "dgx-a100", "nodes": 2, "gpus": 12, "fabric": {"levels": [{"link": between()}]}})
+    assert reach(part, range(9)).levels[0].link_ratio == 1, "half of a node has the whole link"
     single = load_cluster({"node": "dgx-a100", "nodes": 3, "fabric": {"levels": [{"link": between()}]}})
     assert reach(single, range(24)).levels == (Crossing(PORTS / 10e9, 8, 3, 0.01),), "every node is a region"
 

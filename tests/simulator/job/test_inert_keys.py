@@ -12,7 +12,7 @@ from meshcast.simulator.job.inert_keys import inert_keys
 from meshcast.simulator.loading.load import load_job, set_field
 
 JOB: dict[str, Any] = {
-    "model": {"preset": "llama3-8b", "layers": 8},
+    "model": {"preset": "llama3-8b", "layers": 4},
     "cluster": "dgx-h100:1",
     "batch": {"global": 16, "micro": 1, "sequence": 2048},
     "framework": {"name": "megatron-core"},

@@ -14,6 +14,7 @@ from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.ir.ops import Transfer
 from meshcast.simulator.loading.load import load_job
+from meshcast.simulator.report.report import Report
 from meshcast.simulator.scheduling.schedule import actions_of
 from tests.draws import drawn
 from tests.ideal_costs import IdealCosts
@@ -28,8 +29,11 @@ def job(batch: dict[str, Any], plan: dict[str, Any], **more: Any) -> dict[str, A
     return {"model": MODEL, "cluster": "dgx-h100:1", "plan": plan, "batch": batch, **more}
 
 
-def answers(one: dict[str, Any]) -> tuple[Any, ...]:
-    report = simulate(one)
+def answers(job: dict[str, Any]) -> tuple[Any, ...]:
+    return answers_of(simulate(job))
+
+
+def answers_of(report: Report) -> tuple[Any, ...]:
     memory = [peak.by for peak in report.play.peaks]
     return report.step_time, report.tokens, report.mfu, report.hfu, report.breakdown.parts, memory
 
@@ -67,10 +71,16 @@ PLANS = [
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_one_class_is_a_batch_of_equal_micro_batches(plan: dict[str, Any]) -> None:
-    """To the bit: time, its parts, MFU and memory."""
-    classes = job({"lengths": [{"samples": 2, "sequence": 512}], "order": [0] * 8}, plan)
-    equal = job({"micro": 2, "sequence": 512, "global": load_job(classes).batch.total}, plan)
-    assert answers(classes) == answers(equal)
+    """To the bit: time, its parts, MFU and memory. Padding in a second class takes time and no credit."""
+    full = {"samples": 2, "sequence": 512}
+    classes = job({"lengths": [full], "order": [0] * 8}, plan)
+    equal = simulate(job({"micro": 2, "sequence": 512, "global": load_job(classes).batch.total}, plan))
+    assert answers(classes) == answers_of(equal)
+    padded = simulate(job({"lengths": [full, {**full, "tokens": 512.0}], "order": [0, 1, 1, 0, 1, 0, 0, 1]}, plan))
+    assert padded.step_time == pytest.approx(equal.step_time, rel=1e-12)
+    assert [peak.by for peak in padded.play.peaks] == [peak.by for peak in equal.play.peaks]
+    assert padded.tokens == equal.tokens * 3 // 4 and padded.hfu == pytest.approx(equal.hfu, rel=1e-12)
+    assert padded.mfu["palm"] < equal.mfu["palm"] * 3 / 4
 
 
 def test_one_class_is_a_batch_of_equal_micro_batches_on_list_heterogeneous_stages() -> None:
@@ -86,19 +96,6 @@ def test_one_class_is_a_batch_of_equal_micro_batches_on_heterogeneous_replicas()
     equal = job({"micro": 2, "sequence": 512}, replicas(4, 8))
     classes = job({"lengths": [{"samples": 2, "sequence": 512}]}, replicas([0] * 4, [0] * 8))
     assert answers(classes) == answers(equal)
-
-
-@pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_padding_takes_time_and_no_credit(plan: dict[str, Any]) -> None:
-    """Two classes of one size: the same step, and fewer tokens."""
-    full = {"samples": 2, "sequence": 512}
-    equal = simulate(job({"lengths": [full], "order": [0] * 8}, plan))
-    padded = simulate(job({"lengths": [full, {**full, "tokens": 512.0}], "order": [0, 1, 1, 0, 1, 0, 0, 1]}, plan))
-    assert padded.step_time == pytest.approx(equal.step_time, rel=1e-12)
-    assert [peak.by for peak in padded.play.peaks] == [peak.by for peak in equal.play.peaks]
-    assert padded.tokens == equal.tokens * 3 // 4
-    assert padded.hfu == pytest.approx(equal.hfu, rel=1e-12)
-    assert padded.mfu["palm"] < equal.mfu["palm"] * 3 / 4
 
 
 def test_model_flops_are_those_of_every_class() -> None:
@@ -166,7 +163,7 @@ def test_random_orders_of_five_lengths_take_as_long_as_a_replay(seed: int) -> No
     assert step.span == pytest.approx(max(ends.values()), rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", drawn(range(12), keep=4))
+@pytest.mark.parametrize("seed", drawn(range(12), keep=6))
 def test_engines_agree_on_drawn_orders(seed: int) -> None:
     rng = random.Random(seed)
     plan = {**rng.choice(PLANS), "sequence_parallel": rng.random() < 0.5}

@@ -14,6 +14,7 @@ from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.flops import CONVENTIONS
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.report.report import Report
+from tests.draws import drawn
 
 GRID = {
     "mesh": {"dp": 2, "row": 2, "column": 2},
@@ -28,7 +29,7 @@ ULYSSES = {
 
 def job(heads: int = 25, plan: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     """GPT-2 XL with another number of heads of the same width, padded."""
-    model = {"layers": 4, "hidden": 1600, "heads": heads, "head_dim": 64, "vocab": 50304, "seq": 1024, **more}
+    model = {"layers": 2, "hidden": 1600, "heads": heads, "head_dim": 64, "vocab": 50304, "seq": 1024, **more}
     return {
         "model": model,
         "cluster": {"gpu": "h100-sxm", "gpus": 8},
@@ -65,7 +66,7 @@ def test_adapters_of_dummy_heads_are_stored() -> None:
     assert figures(simulate(job() | {"train": train})) == figures(simulate(job(26) | {"train": train}))
 
 
-@pytest.mark.parametrize("kv_heads", [24, 8, 2, 1])
+@pytest.mark.parametrize("kv_heads", drawn([24, 8, 2, 1], keep=(8, 1)))
 def test_heads_that_divide_are_not_padded(kv_heads: int) -> None:
     given_ = job(24, {"tp": 4}, kv_heads=kv_heads)
     kept, plain = simulate(given_), simulate({**given_, "plan": {"tp": 4}})

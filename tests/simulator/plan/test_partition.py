@@ -13,6 +13,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.plan.partition import LayerCosts, balance, layers_of_stages
+from tests.draws import drawn
 
 COUNTS = st.integers(1, 200)
 
@@ -123,7 +124,7 @@ def test_more_stages_than_layers_are_refused_with_a_remedy() -> None:
 
 def job(model: Any, partition: Any, **more: Any) -> dict[str, Any]:
     plan = {"pp": 4, "partition": partition, **more.pop("plan", {})}
-    fields = {"model": model, "cluster": "dgx-h100:1", "batch": {"global": 128}, "plan": plan}
+    fields = {"model": model, "cluster": "dgx-h100:1", "batch": {"global": 32}, "plan": plan}
     return fields | more
 
 
@@ -134,7 +135,7 @@ def test_a_large_vocabulary_takes_layers_from_the_last_stage() -> None:
     assert simulate(job("llama3-8b", "by-cost")).step_time < simulate(job("llama3-8b", "even")).step_time
 
 
-@pytest.mark.parametrize("model", ["llama3-8b", "gpt2", "mixtral-8x7b"])
+@pytest.mark.parametrize("model", drawn(["llama3-8b", "gpt2", "mixtral-8x7b"], keep=("mixtral-8x7b",)))
 def test_no_neighbouring_division_is_faster(model: str) -> None:
     """Nearly: the cost of a stage leaves out waits for its neighbours."""
     best = simulate(job(model, "by-cost")).step_time

@@ -16,6 +16,7 @@ from meshcast.hardware.units import GIB
 from meshcast.simulator import Report, simulate
 from meshcast.simulator.ir.ops import HostCopy
 from meshcast.simulator.report.host_memory import host_uses
+from tests.draws import drawn_grid
 
 TB = 1e12
 DGX_2 = {"cpu": 1536 * GIB, "nvme": 30 * TB}
@@ -86,9 +87,8 @@ def test_strict_and_the_page_say_what_the_host_lacks(tmp_path: Any) -> None:
     assert "host memory of a dgx-2" in text and "does not fit" in text
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 8])
-@pytest.mark.parametrize("stages", [1, 2, 3])
-def test_activations_of_the_micro_batches_in_flight_are_on_the_host(stages: int, batch: int) -> None:
+@pytest.mark.parametrize(("batch", "stages"), drawn_grid([1, 2, 3, 8], [1, 2, 3]))
+def test_activations_of_the_micro_batches_in_flight_are_on_the_host(batch: int, stages: int) -> None:
     """1F1B: stage i holds those of min(m, p - i) micro-batches; each copies out what it later copies back."""
     report = simulate(offload({"pp": stages}, batch, {"gpu": "h100-sxm", "gpus": stages}))
     program = report.play.program

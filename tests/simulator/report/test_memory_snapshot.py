@@ -16,10 +16,10 @@ from meshcast.simulator.engine.reserved_memory import TensorReplay, play_first_s
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.tracing.memory_snapshot import make_snapshot, write_snapshot
 
-MODEL = {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
+MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 64}
 JOBS: dict[str, dict[str, Any]] = {
     "1f1b": {"plan": {"tp": 2, "pp": 2, "recompute": "selective"}},
-    "interleaved": {"plan": {"pp": 4, "chunks": 2, "recompute": "full"}},
+    "interleaved": {"plan": {"pp": 2, "chunks": 2, "recompute": "full"}},
     "dualpipe": {"batch": {"global": 16, "micro": 1}, "plan": {"pp": 4, "schedule": "dualpipe"}},
     "one stage": {"plan": {"tp": 2}},
 }

@@ -23,7 +23,7 @@ from meshcast.simulator.report.open_effects import MOVED
 from meshcast.simulator.report.report import Report
 
 JOB: dict[str, Any] = {
-    "model": "llama3-8b",
+    "model": {"preset": "llama3-8b", "layers": 8},
     "cluster": {"gpu": "h100-sxm", "gpus": 32},
     "batch": {"global": 64},
     "plan": {"tp": 4, "pp": 2, "dp": 4},

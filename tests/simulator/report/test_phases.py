@@ -100,7 +100,7 @@ def test_a_step_decides_where_the_first_one_needs_as_much() -> None:
 
 
 def test_whole_weights_may_decide_while_they_are_loaded() -> None:
-    model = {"layers": 192, "hidden": 1024, "heads": 8, "ffn": 4096, "vocab": 1024, "seq": 128}
+    model = {"layers": 12, "hidden": 4096, "heads": 8, "ffn": 16384, "vocab": 1024, "seq": 128}
     job = {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 64}}
     ways = ("compute", "fp32", "shards")
     whole, cast, shards = (forecast(**job, traits={"memory": {"loads": way}}) for way in ways)
@@ -141,7 +141,7 @@ def test_stage_3_reserves_what_its_host_has_freed_before_the_gpu_used_it() -> No
 
     def cached(cluster: Any = "dgx-a100:1", recompute: str = "none", **traits: Any) -> float:
         report = forecast(
-            **{"model": {"layers": 8, "hidden": 2048, "heads": 16, "vocab": 1024, "seq": 4096}, "cluster": cluster},
+            **{"model": {"layers": 4, "hidden": 2048, "heads": 16, "vocab": 1024, "seq": 4096}, "cluster": cluster},
             **{"batch": {"global": 64, "micro": 4, "sequence": 4096}, "plan": {"zero": 3, "recompute": recompute}},
             framework={"name": "deepspeed", "set": traits},
         )
