@@ -89,27 +89,16 @@ def test_an_unmeasured_gpu_borrows_with_a_larger_sigma():
 
 
 MEGATRON_ON_V100 = [
-    # Linear layers.
-    (1, 512, 1024, 16384, 220.8),
-    (1, 2048, 2048, 2048, 230.3),
-    (1, 2048, 16384, 4096, 3236.8),
-    (1, 4096, 4096, 2048, 865.3),
-    (1, 8192, 1024, 4096, 841.0),
-    (1, 8192, 5120, 5120, 5021.8),
-    (1, 16384, 1024, 16384, 6328.5),
-    (1, 16384, 8192, 2048, 6640.3),
-    # Unfused attention: scores, and their products with the values.
-    (8, 2048, 2048, 80, 165.8),
-    (64, 2048, 2048, 128, 1530.5),
-    (128, 2048, 2048, 128, 3156.6),
-    (512, 512, 512, 128, 908.6),
-    (10, 2048, 128, 2048, 196.9),
-    (40, 2048, 128, 2048, 826.0),
-    (128, 512, 64, 2048, 727.4),
+    (1, 512, 1024, 16384, 220.8), (1, 2048, 2048, 2048, 230.3), (1, 2048, 16384, 4096, 3236.8),
+    (1, 4096, 4096, 2048, 865.3), (1, 8192, 1024, 4096, 841.0), (1, 8192, 5120, 5120, 5021.8),
+    (1, 16384, 1024, 16384, 6328.5), (1, 16384, 8192, 2048, 6640.3), (8, 2048, 2048, 80, 165.8),
+    (64, 2048, 2048, 128, 1530.5), (128, 2048, 2048, 128, 3156.6), (512, 512, 512, 128, 908.6),
+    (10, 2048, 128, 2048, 196.9), (40, 2048, 128, 2048, 826.0), (128, 512, 64, 2048, 727.4),
     (256, 512, 128, 2048, 1334.4),
-]
-"""batch, m, n, k and measured microseconds in fp16: every eighth to nineteenth row of microsoft/SuperScaler @fa80ad0,
-profiler/profiled-time-eurosys (forward passes of Megatron's modules on V100 32 GB)."""
+]  # fmt: skip
+"""Of linear layers, and batched ones of unfused attention: batch, m, n, k and measured microseconds in fp16:
+every eighth to nineteenth row of microsoft/SuperScaler @fa80ad0, profiler/profiled-time-eurosys (forward passes of
+Megatron's modules on V100 32 GB)."""
 
 
 def test_gemms_of_volta_are_as_fast_as_measured():
