@@ -31,12 +31,14 @@ from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import CatalogError, MeshcastError, ModelError, PlanError
 from meshcast.hardware.load import read_yaml, validate_data
 from meshcast.simulator import simulate
+from meshcast.simulator.costs.calibration.check import read_checked
 from meshcast.simulator.formats.launch.imported_job import OpenQuestions
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
 from meshcast.simulator.runs.failure_log import read_failure_log
 from meshcast.simulator.runs.inputs import make_run
+from meshcast.simulator.runs.least_run import LeastRun
 from tests.hardware.test_catalog import Box
 from tests.jobs import CLUSTERS, JOBS, MODELS, SPACES, change
 from tests.simulator.models.configs import CONFIGS, ROUND_TRIP, VISION
@@ -88,6 +90,8 @@ READERS: dict[str, Reader] = {
     "yaml": Reader(read_yaml, CatalogError),
     "failure log": Reader(lambda name: read_failure_log(Path(name), nodes=4), PlanError, {}, "failures.csv"),
     "run": Reader(make_changed_run, PlanError),
+    "least run": Reader(lambda job: LeastRun(load_job({**JOBS["gpt"], **job})), PlanError),
+    "steps file": Reader(lambda name: read_checked(Path(name)), CatalogError, {}, "steps.yaml"),
 }
 
 

@@ -119,12 +119,9 @@ def test_text_is_the_same_however_a_file_ends_its_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "line", "rule"), [
-    ("a\n".encode("utf-16"), 1, "it is UTF-16 text, not UTF-8"),
-    ("a\n".encode("utf-16-be"), 1, "a NUL character"),
-    ("a\n".encode("utf-32"), 1, "it is UTF-16 text, not UTF-8"),
-    (b"a\rb\r\n\0", 3, "a NUL character"),
-    ("a\rä".encode("latin-1"), 2, "not UTF-8 text"),
-    (b'a\n\n1,"2\n3', 3, "a quote is not closed"),
+    ("a\n".encode("utf-16"), 1, "it is UTF-16 text, not UTF-8"), ("a\n".encode("utf-16-be"), 1, "a NUL character"),
+    ("a\n".encode("utf-32"), 1, "it is UTF-16 text, not UTF-8"), (b"a\rb\r\n\0", 3, "a NUL character"),
+    ("a\rä".encode("latin-1"), 2, "not UTF-8 text"), (b'a\n\n1,"2\n3', 3, "a quote is not closed"),
     (b'a\r"1"2', 2, "letters follow a closing quote"),
     (b"a\n" + b"1" * 200_000, 2, "a cell of more than 131,072 characters"),
 ])  # fmt: skip
@@ -142,12 +139,9 @@ def test_a_table_of_commas_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("text", "rule"), [
-    ('{"a": 1, "b": {"c": 1, "c": 1}}', "the key 'c' is given twice"),
-    ('{"a": [NaN]}', "NaN is not a number in JSON"),
-    ('{"a": -Infinity}', "-Infinity is not a number in JSON"),
-    ("[1,\n2", r"not valid JSON \(a comma is missing"),
-    ("[" * 100_000, "nested too deeply"),
-    (r'["\ud83d"]', "half a character"),
+    ('{"a": 1, "b": {"c": 1, "c": 1}}', "the key 'c' is given twice"), ('{"a": [NaN]}', "NaN is not a number in JSON"),
+    ('{"a": -Infinity}', "-Infinity is not a number in JSON"), ("[1,\n2", r"not valid JSON \(a comma is missing"),
+    ("[" * 100_000, "nested too deeply"), (r'["\ud83d"]', "half a character"),
     ("9" * 5000, r"not valid JSON \(Exceeds the limit"),
 ])  # fmt: skip
 def test_json_that_is_refused(text: str, rule: str) -> None:

@@ -64,7 +64,7 @@ def test_a_text_that_is_written_is_read_as_that_text(text: str) -> None:
     ("- &x {b: 1, c: 2}\n- *x\n- {<<: *x, b: 3}\n", [{"b": 1, "c": 2}, {"b": 1, "c": 2}, {"b": 3, "c": 2}]),
     ("a: {b: &x {<<: {c: 1}, c: 2}}\nd: {<<: [*x, {e: 3}], c: 4}\n", {"a": {"b": {"c": 2}}, "d": {"e": 3, "c": 4}}),
     *(("", None), ("- 1\n- é\n", [1, "é"]), ("\ufeffa: 1\r\nb: 2\r\n", {"a": 1, "b": 2}), ("1: a\n", {1: "a"})),
-])  # fmt: skip  # fmt: skip
+])  # fmt: skip
 def test_contents_of_documents(text: str, data: object) -> None:
     assert read_yaml(text).data == data
 

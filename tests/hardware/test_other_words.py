@@ -32,11 +32,8 @@ def test_every_meaning_is_a_word_of_a_job() -> None:
 
 
 @pytest.mark.parametrize(("word", "valid", "meaning"), [
-    ("vpp", ["chunks", "pp"], "chunks"),
-    ("--tensor-model-parallel-size", ["tp"], "tp"),
-    ("parallelism.tensor_parallel_degree", ["tp"], "tp"),
-    ("Num-Layers", ["layers"], "layers"),
-    ("vpp", ["tp"], None),
+    ("vpp", ["chunks", "pp"], "chunks"), ("--tensor-model-parallel-size", ["tp"], "tp"),
+    ("parallelism.tensor_parallel_degree", ["tp"], "tp"), ("Num-Layers", ["layers"], "layers"), ("vpp", ["tp"], None),
     ("nonsense", ["tp"], None),
 ])  # fmt: skip
 def test_a_word_means_a_valid_one(word: str, valid: list[str], meaning: str | None) -> None:

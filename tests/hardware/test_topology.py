@@ -65,8 +65,6 @@ def test_ranks_must_exist(ranks: list[int]) -> None:
         reach(DGX, ranks)
 
 
-# -------------------------------------------------------------------------------------------- levels
-
 LEVELS = {"levels": [{"nodes": 4}, {"nodes": 16, "oversubscription": 2}, {"oversubscription": 5}]}
 TALL = load_cluster({"node": "dgx-h100", "nodes": 64, "fabric": LEVELS})
 
@@ -110,9 +108,6 @@ def test_the_short_form_is_one_level() -> None:
 def test_traffic_across_rails(node: str, ranks: Any, rails: float) -> None:
     cluster = load_cluster({"node": node, "nodes": 8, "fabric": {"levels": [{"nodes": 4}, {"oversubscription": 2}]}})
     assert reach(cluster, ranks).rails == rails
-
-
-# ---------------------------------------------------------------------------------- links between blocks
 
 
 def between(latency: str = "10 ms", rate: str = "10 GB/s") -> dict[str, Any]:

@@ -50,17 +50,11 @@ def names(links, operation, ranks):
 
 
 GROUPS = [
-    ("dgx-h100", 1, range(8)),
-    ("dgx-h100", 1, range(3)),
-    ("dgx-h100", 16, range(128)),
-    ("dgx-h100", 16, range(0, 128, 8)),
-    ("dgx-a100", 2, range(16)),
-    ("dgx-1v", 1, range(6)),
-    ("gb200-nvl72", 36, range(144)),
-    ("mi300x-8", 1, range(8)),
-    ("pcie-8xa100", 2, range(16)),
+    ("dgx-h100", 1, range(8)), ("dgx-h100", 1, range(3)), ("dgx-h100", 16, range(128)),
+    ("dgx-h100", 16, range(0, 128, 8)), ("dgx-a100", 2, range(16)), ("dgx-1v", 1, range(6)),
+    ("gb200-nvl72", 36, range(144)), ("mi300x-8", 1, range(8)), ("pcie-8xa100", 2, range(16)),
     ("h100-nvl-8", 1, range(8)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("node", "nodes", "ranks"), GROUPS)
@@ -75,9 +69,6 @@ def test_many_sizes_at_once_are_priced_like_each_alone(node, nodes, ranks, opera
     assert seconds[::20] == pytest.approx(alone)
     assert (np.diff(seconds) >= 0).all() and (launch <= seconds).all()
     assert (seconds >= collective.lower_bound(many, place, links) * (1 - 1e-12)).all()
-
-
-# ------------------------------------------------------------------------------------------- tuner
 
 
 def max_bytes(kind, n, operation="all_reduce", nvls=False):
@@ -139,9 +130,6 @@ def test_multiprocessors_that_a_collective_takes():
 
     assert taken("all_reduce", GIB) == 16 and taken("all_gather", GIB) == 24
     assert taken("all_gather", 0) == 0 and taken("all_gather", GIB, range(1)) == 0
-
-
-# ---------------------------------------------------------------------------------------- topology
 
 
 def test_overhead_of_a_library():

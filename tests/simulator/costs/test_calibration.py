@@ -13,7 +13,6 @@ from meshcast.hardware.gpu import GPU
 from meshcast.hardware.load import assumed_value
 from meshcast.simulator import simulate
 from meshcast.simulator.costs.calibration.calibration import Calibration
-from meshcast.simulator.costs.calibration.check import read_checked
 from meshcast.simulator.costs.calibration.cost_models import KERNEL_MODELS, LINK_MODELS, family
 from meshcast.simulator.costs.coefficients import coefficient, coefficients
 from meshcast.simulator.costs.collectives.links import NetworkCostModel
@@ -272,9 +271,6 @@ def test_multiprocessors_of_one_compute_capability_lend_first():
     assert load("gpus", "gb300").compute_capability.value == load("gpus", "b300-sxm").compute_capability.value == 10.3
 
 
-# ------------------------------------------------------------------------------------------- what is missing
-
-
 def test_unmeasured_coefficients_are_stated_once_with_their_reason():
     held = SHIPPED.sections("assumed")
     for section, entries in held.items():
@@ -402,19 +398,3 @@ def test_power_limits_a_gemm_less_where_there_is_more_of_it() -> None:
         SHIPPED.kernel_model(described("ada", 362, watts), "gemm").model.power_limited_rate for watts in (350, 385, 900)
     ]
     assert rates == pytest.approx([lent.power_limited_rate, lent.power_limited_rate * 1.1, 1.0])
-
-
-@pytest.mark.parametrize(("rates", "words"), [
-    ("sustained: {value: 0}", "hopper.sustained.value is 0: must be a number from 0.001 to 10"),
-    ("sustained: {value: 1.0e-308, sigma: 0}", "hopper.sustained.value is 1e-308"),
-    ("sustained: 0.9", "hopper.sustained is 0.9: must be a mapping. Calibrate again: its keys are meaning, rows,"),
-    ("sustianed: {value: 1}", "hopper.sustianed: no such key. Did you mean 'sustained'?"),
-    ("{sustained: {value: 1, sigma: 0}, power_per_multiprocessor: {value: 0, sigma: 0}}",
-        "hopper.power_per_multiprocessor.value is 0: must be a number from 0.1 to 1000"),
-])  # fmt: skip
-def test_rates_of_steps_that_no_machine_has_are_refused(tmp_path, rates, words):
-    file = tmp_path / "steps.yaml"
-    file.write_text(f"hopper:\n  {rates}\n", "utf-8")
-    with pytest.raises(CatalogError) as refused:
-        read_checked(file)
-    assert words in str(refused.value)

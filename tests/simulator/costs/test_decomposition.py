@@ -50,12 +50,9 @@ def test_ceilings_of_a_layer_of_llama_on_h100(m: int, n: int, k: int, ceiling: f
 
 
 loops = {
-    "tiles": st.integers(1, 5000),
-    "k": st.integers(32, 20_000),
-    "number": st.sampled_from([4, 108, 132, 148]),
-    "peer": st.floats(1e-8, 1e-5),
-    "sharing": st.floats(0, 1e-5),
-}
+    "tiles": st.integers(1, 5000), "k": st.integers(32, 20_000), "number": st.sampled_from([4, 108, 132, 148]),
+    "peer": st.floats(1e-8, 1e-5), "sharing": st.floats(0, 1e-5),
+}  # fmt: skip
 
 
 @given(**loops)

@@ -113,9 +113,6 @@ def test_many_calls_as_one():
                 assert dispatch.seconds(one, H100, LINK, PORT, MODEL)[0] == pytest.approx(value)
 
 
-# ------------------------------------------------------------------------------------------ measurements
-
-
 CALL = {
     "gpu": "h100", "library": "deepep_normal", "op": "dispatch", "gpus": 8, "nodes": 1, "tokens_per_rank": 4096,
     "hidden": 7168, "topk": 8, "num_experts": 256, "sms": 20, "dtype": "fp8", "time_us": 300.0, "source": "AIC",

@@ -111,9 +111,6 @@ def test_many_products_at_once() -> None:
     assert many == pytest.approx([taken for taken, _ in one]) and launch == pytest.approx([own for _, own in one])
 
 
-# ------------------------------------------------------------------------------------------------ routing
-
-
 def test_balanced_routing() -> None:
     assert routing.balanced_loads(4096, 8, 256, 8) == pytest.approx([128.0] * 32)
     # One token goes to experts 0, 16, 32, ...: one of the first rank's 16.
@@ -175,8 +172,6 @@ def test_tokens_that_arrive_at_a_rank(distribution: str, ranks: int) -> None:
     assert loads.max() <= arrived * (1 + 1e-9) and arrived <= min(4096, loads.sum()) * (1 + 1e-9)
     assert ranks > 1 or arrived == pytest.approx(4096, rel=0.01)
 
-
-# ------------------------------------------------------------------------------------------------ tables
 
 BLOCK = {
     "gpu": "h100", "dtype": "bfloat16", "num_tokens": 8192, "hidden": 4096, "inter": 1536, "topk": 8,

@@ -137,9 +137,6 @@ def test_copies_to_the_host_reach_the_payload_of_their_link(link, rate):
     assert load("links", link).payload * load("links", link).bandwidth == pytest.approx(rate, rel=0.03)
 
 
-# ------------------------------------------------------------------------------------------ measurements
-
-
 KERNEL = {
     "gpu": "h100", "op": "norm", "bytes_read": 2e6, "bytes_written": 2e6, "time_us": 5.0, "source": "vidur mlp.csv",
 }  # fmt: skip

@@ -18,11 +18,9 @@ from tools.data.power import PowerRow, fit, forecast_power, read_rows
 
 H200 = load("gpus", "h200-sxm")
 JOB = {
-    "model": "llama3-8b",
-    "cluster": "dgx-h100:2",
-    "batch": {"global": 32, "micro": 1, "sequence": 4096},
+    "model": "llama3-8b", "cluster": "dgx-h100:2", "batch": {"global": 32, "micro": 1, "sequence": 4096},
     "plan": {"tp": 2, "pp": 2},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +106,6 @@ def test_no_golden_like_job_executes_fewer_flops_than_the_bound_counts() -> None
     for model in ("gpt3-175b", "mixtral-8x7b", "deepseek-v2-lite", "gemma-7b"):
         report = simulate({"model": model, "cluster": "dgx-h100:32", "plan": {"tp": 8}, "batch": {"global": 64}})
         assert report.hfu >= report.mfu["causal"] * (1 - 1e-9)
-
-
-# ------------------------------------------------------------------------------------------------ fit
 
 
 def test_the_fit_finds_the_coefficients_of_made_rows_also_beside_steps_at_the_limit() -> None:

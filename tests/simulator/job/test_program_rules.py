@@ -140,8 +140,7 @@ LIMITS: list[tuple[str, dict[str, Any], str, Any, Any]] = [
     ("interleaving-without-overlap", {**ROUNDS, "overlap_pp": False}, "pp", 3, 2),
     ("microbatches-of-1f1b", {"schedule": "1f1b", "pp": 4}, "microbatches", 4, 3),
     ("microbatches-of-dualpipe-v", {"schedule": "dualpipe-v", "pp": 4}, "microbatches", 8, 7),
-    ("whole-rounds", ROUNDS, "microbatches", 7, 9),
-    ("tied-embedding-with-pipeline", {"model": DENSE}, "pp", 1, 2),
+    ("whole-rounds", ROUNDS, "microbatches", 7, 9), ("tied-embedding-with-pipeline", {"model": DENSE}, "pp", 1, 2),
     ("sharded-gradients-with-pipeline", {"data": "zero-2"}, "pp", 1, 2),
     ("sharded-weights-with-experts", {"data": "zero-3", "ep": 2}, "cp", 1, 2),
     ("sharded-weights-with-experts", {"data": "zero-3", "tp": 2}, "ep", 1, 2),
@@ -150,10 +149,8 @@ LIMITS: list[tuple[str, dict[str, Any], str, Any, Any]] = [
     ("experts-in-one-copy", {"ep": 4, "copies": 2}, "dp", 8, 4),
     ("experts-in-one-copy", {"copies": 8, "dp": 8}, "ep", 1, 2),
     ("copies-of-experts", {"ep": 4, "dp": 8, "model": SPARSE}, "copies", 2, 4),
-    ("expert-tensor-ranks", {"ep": 2, "tp": 4}, "etp", 4, 2),
-    ("expert-tensor-ranks", {"tp": 4}, "etp", 4, 1),
-    ("overlapped-passes", PASSES, "ep", 2, 1),
-    ("overlapped-passes", PASSES, "virtual_stages", 2, 1),
+    ("expert-tensor-ranks", {"ep": 2, "tp": 4}, "etp", 4, 2), ("expert-tensor-ranks", {"tp": 4}, "etp", 4, 1),
+    ("overlapped-passes", PASSES, "ep", 2, 1), ("overlapped-passes", PASSES, "virtual_stages", 2, 1),
     ("overlapped-passes", {**PASSES, "virtual_stages": 1}, "pp", 1, 2),
     ("overlapped-passes", PASSES, "recomputation", "selective", "full"),
     ("every-nth-layer", {"pp": 2, "model": DENSE}, "recomputed_layers", 4, 5),
@@ -162,7 +159,7 @@ LIMITS: list[tuple[str, dict[str, Any], str, Any, Any]] = [
     ("graphs-of-padded-experts", {"model": DROPLESS}, "cuda_graphs", ("moe_router",), ("moe",)),
     ("graphs-without-pipeline", {"cuda_graphs": True}, "pp", 1, 2),
     ("offloaded-layers-alone", {"offloaded_layers": 1}, "recomputation", "none", "full"),
-]
+]  # fmt: skip
 """Name of the rule, facts, the fact that decides, a value with which the program starts, one with which it stops."""
 
 
@@ -237,13 +234,9 @@ def test_a_program_stops_beyond_the_limit(rule: str, facts: dict[str, Any], fact
 
 
 @pytest.mark.parametrize(("program", "release", "layers", "broken"), [
-    ("torchtitan", None, 4, ["every-layer"]),
-    ("torchtitan", "2026-04", 8, []),
-    ("torchtitan", "2026-03", 4, []),
-    ("torchtitan", "2026-03", 5, ["every-nth-layer"]),
-    ("megatron-lm-2021", None, 5, []),
-    ("megatron-lm-2021", "2021-09", 5, []),
-    ("megatron-lm-2021", "2021-08", 4, ["every-layer"]),
+    ("torchtitan", None, 4, ["every-layer"]), ("torchtitan", "2026-04", 8, []), ("torchtitan", "2026-03", 4, []),
+    ("torchtitan", "2026-03", 5, ["every-nth-layer"]), ("megatron-lm-2021", None, 5, []),
+    ("megatron-lm-2021", "2021-09", 5, []), ("megatron-lm-2021", "2021-08", 4, ["every-layer"]),
     ("megatron-lm-2021", "2021-08", 8, []),
 ])  # fmt: skip
 def test_rules_are_those_of_the_release(program: str, release: str | None, layers: int, broken: list[str]) -> None:

@@ -16,19 +16,13 @@ JOB: dict[str, Any] = {
     "model": "llama3.2-1b",
     "cluster": {"gpu": "h100-sxm", "gpus": 16, "gpus_per_node": 8, "inter": {"kind": "infiniband",
         "gbps_per_gpu": 400}},
-    "batch": {"global": 64, "micro": 1, "sequence": 4096},
-    "plan": {"tp": 2, "pp": 2},
+    "batch": {"global": 64, "micro": 1, "sequence": 4096}, "plan": {"tp": 2, "pp": 2},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("release", "month"), [
-    ("2023-06", "2023-06"),
-    ("2023-06-28", "2023-06"),
-    ("24.05", "2024-05"),
-    ("25.02.01", "2025-02"),
-    ("0.8", "2024-08"),
-    ("core_r0.8.0", "2024-08"),
-    ("v0.12", "2025-05"),
+    ("2023-06", "2023-06"), ("2023-06-28", "2023-06"), ("24.05", "2024-05"), ("25.02.01", "2025-02"),
+    ("0.8", "2024-08"), ("core_r0.8.0", "2024-08"), ("v0.12", "2025-05"),
 ])  # fmt: skip
 def test_a_release_is_a_month_a_container_or_a_version(release: str, month: str) -> None:
     assert find_month(release, framework_versions("megatron-core"), "release") == month

@@ -12,17 +12,13 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
 
 JOB: dict[str, Any] = {
-    "model": "llama3-70b",
-    "cluster": "dgx-h100:64",
-    "batch": {"global": 1024, "micro": 1, "sequence": 8192},
+    "model": "llama3-70b", "cluster": "dgx-h100:64", "batch": {"global": 1024, "micro": 1, "sequence": 8192},
     "plan": {"tp": 8, "pp": 4},
-}
+}  # fmt: skip
 EXPERTS: dict[str, Any] = {
-    "model": "deepseek-v3",
-    "cluster": "dgx-h100:100",
-    "batch": {"global": 8192, "micro": 1, "sequence": 4096},
+    "model": "deepseek-v3", "cluster": "dgx-h100:100", "batch": {"global": 8192, "micro": 1, "sequence": 4096},
     "plan": {"tp": 2, "pp": 8, "ep": 64, "partition": "ends-as-layers"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("job", "changes", "remedy"), [

@@ -38,9 +38,6 @@ def orders_of(one: Job) -> list[tuple[int, ...]]:
     return [order for order in orders if isinstance(order, tuple)]
 
 
-# --------------------------------------------------------------------------------------------------- joining
-
-
 def test_padding_joins_samples_of_similar_length(tmp_path: Path) -> None:
     """400 fills a micro-batch of at most 512 tokens alone; of the others 4 x 104 fit, and one is left."""
     one = load(tmp_path, [100, 99, 50, 400, 100, 30], join="padding", multiple=8)
@@ -119,9 +116,6 @@ def test_the_long_form_is_the_same_job(plan: dict[str, Any]) -> None:
     assert load_job({**one.to_dict(), "model": MODEL}) == one
 
 
-# --------------------------------------------------------------------------------------------------- drawing
-
-
 def test_lengths_have_the_mean_of_their_distribution() -> None:
     """As far as none is cut."""
     samples = {"distribution": {"kind": "lognormal", "mean": 100, "sigma": 0.8}, "count": 20_000, "join": "packing"}
@@ -138,8 +132,6 @@ def test_a_seed_is_a_step(tmp_path: Path) -> None:
     assert drawn[0] == drawn[1] != drawn[2]
     assert simulate(load(tmp_path, range(1, 60), join="padding", count=59)).tokens == sum(range(1, 60))
 
-
-# ------------------------------------------------------------------------------------------------- DynaPipe
 
 # The layers of T5 11B, as one decoder: attention is 16 times as wide as the residual stream, and unfused.
 T5 = {"layers": 48, "hidden": 1024, "heads": 128, "head_dim": 128, "ffn": 65536, "gated": False, "vocab": 32128}

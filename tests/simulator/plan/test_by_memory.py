@@ -54,8 +54,6 @@ def test_a_partition_by_memory_of_a_model_that_does_not_divide() -> None:
     assert sum(layers) == 8 and len(layers) == 5
 
 
-# ------------------------------------------------------------------------------------------------ adaptive
-
 ADAPTIVE = {"use": "memory/adapipe"}
 
 

@@ -42,9 +42,6 @@ def bytes_of(tensors: list[SavedTensors], names: tuple[str, ...]) -> float:
     return sum(one.nbytes for one in tensors if one.names[0] in names)
 
 
-# ------------------------------------------------------------------------------------------- the order of choice
-
-
 @given(tensors=TENSORS, budget=BUDGETS)
 def test_nothing_leaves_twice_and_no_more_than_has_room(tensors: list[SavedTensors], budget: Budget) -> None:
     choice = choose(tensors, budget)
@@ -95,9 +92,6 @@ def test_swaps_take_the_dearest_then_the_host_then_the_cheapest_are_made_again()
     assert "c" in choose(tensors[1:], Budget(160, 8, 4, device=0, host=30, host_s=1.0)).recompute
 
 
-# ---------------------------------------------------------------------------------------------------- stripes
-
-
 def stage(*device_s: float, own_links: bool = False) -> StageTensors:
     return StageTensors((), 1.0, device_s, 1.0, own_links)
 
@@ -129,9 +123,6 @@ def test_what_is_swapped_finds_room_and_moves_within_a_pass(
     # Either the pass or one keeper is used up.
     full = [share * nbytes * away == pytest.approx(room[j]) for j, share in shares.items()]
     assert any(full) or (max(times) if own_links else sum(times)) == pytest.approx(one.pass_s)
-
-
-# ------------------------------------------------------------------------------------------------- whole jobs
 
 
 def job(m: int = 10, cluster: Any = None, framework: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:

@@ -15,16 +15,12 @@ from meshcast.simulator.models.flops import CONVENTIONS
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.report.report import Report
 from tests.draws import drawn
+from tests.jobs import on_gpus
 
-GRID = {
-    "mesh": {"dp": 2, "row": 2, "column": 2},
-    "schemes": [{"use": "data/ddp", "over": "dp"}, {"use": "tensor/summa-2d", "over": ["row", "column"]}],
-}
-ULYSSES = {
-    "mesh": {"dp": 2, "cp": 2, "tp": 2},
-    "schemes": [{"use": "data/zero-1", "over": "dp"}, {"use": "sequence/ulysses", "over": "cp"},
-        {"use": "tensor/megatron-sp", "over": "tp"}],
-}  # fmt: skip
+GRID = on_gpus(8, {"dp": 2, "row": 2, "column": 2}, "data/ddp over dp", "tensor/summa-2d over row column")["plan"]
+ULYSSES = on_gpus(
+    8, {"dp": 2, "cp": 2, "tp": 2}, "data/zero-1 over dp", "sequence/ulysses over cp", "tensor/megatron-sp over tp"
+)["plan"]
 
 
 def job(heads: int = 25, plan: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:

@@ -56,8 +56,6 @@ def test_a_list_gives_the_layers_of_each_stage(given_: list[int]) -> None:
             layers_of_stages(tuple(given_), layers, stages)
 
 
-# ------------------------------------------------------------------------------------------------ by cost
-
 COST = st.integers(0, 20).map(float)
 
 

@@ -32,12 +32,9 @@ from tools.pages.figures import page as docs_page
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB: dict[str, Any] = {
-    "model": {"preset": "llama3-8b", "layers": 4},
-    "cluster": "dgx-h100:1",
-    "batch": {"global": 16},
-    "plan": {"tp": 4, "pp": 2},
-    "run": {"tokens": 1e12, "price_per_gpu_hour": 2, "carbon_kg_per_kwh": 0.4},
-}
+    "model": {"preset": "llama3-8b", "layers": 4}, "cluster": "dgx-h100:1", "batch": {"global": 16},
+    "plan": {"tp": 4, "pp": 2}, "run": {"tokens": 1e12, "price_per_gpu_hour": 2, "carbon_kg_per_kwh": 0.4},
+}  # fmt: skip
 SWEEP: dict[str, Any] = {"job": JOB, "vary": {"plan.tp": [2, 4], "plan.pp": [1, 2]}}
 
 
@@ -73,9 +70,6 @@ def added(monkeypatch: pytest.MonkeyPatch) -> Figure:
     figure = replace(example(), name="added")
     monkeypatch.setitem(FIGURES, figure.name, figure)
     return figure
-
-
-# -------------------------------------------------------------------------------- one figure is added
 
 
 def test_an_added_figure_is_in_the_json_answer_behind_the_others(
@@ -124,9 +118,6 @@ def test_an_added_figure_is_in_the_tables_of_its_places(
 def test_an_added_figure_is_on_the_page_of_docs(added: Figure) -> None:
     line = f"| `{added.name}` | {added.unit} | `{added.name}` | {added.better} | {added.sentence} |"
     assert line in docs_page().splitlines()
-
-
-# ----------------------------------------------------------------------------------------- the table
 
 
 def test_the_page_of_the_figures_is_up_to_date() -> None:

@@ -17,34 +17,27 @@ from meshcast.simulator import Report, simulate
 from meshcast.simulator.ir.ops import HostCopy
 from meshcast.simulator.report.host_memory import host_uses
 from tests.draws import drawn_grid
+from tests.jobs import on_gpus
 
 TB = 1e12
 DGX_2 = {"cpu": 1536 * GIB, "nvme": 30 * TB}
 SMALL = {"layers": 6, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "tied": False}
 
 
-def infinity(parameters: str, optimizer: str, layers: int = 96, hidden: int = 12288) -> dict[str, Any]:
-    """A GPT on one DGX-2."""
-    scheme = {"use": "data/zero-infinity", "over": "dp", "parameters": parameters, "optimizer": optimizer}
-    return {
-        "model": {"layers": layers, "hidden": hidden, "heads": 96, "head_dim": 128, "vocab": 50304, "seq": 1024},
-        "cluster": "dgx-2:1",
-        "precision": "fp16",
-        "batch": {"global": 16},
-        "plan": {"mesh": {"dp": 16}, "schemes": [scheme, {"use": "memory/recompute-full"}]},
-    }
+def infinity(parameters: str, optimizer: str, layers: int = 96) -> dict[str, Any]:
+    """GPT-3 on one DGX-2."""
+    job = on_gpus(16, {"dp": 16}, "data/zero-infinity over dp", "memory/recompute-full")
+    job["plan"]["schemes"][0] |= {"parameters": parameters, "optimizer": optimizer}
+    model = {"layers": layers, "hidden": 12288, "heads": 96, "head_dim": 128, "vocab": 50304, "seq": 1024}
+    return {**job, "model": model, "cluster": "dgx-2:1", "precision": "fp16", "batch": {"global": 16}}
 
 
 def offload(mesh: dict[str, int], batch: int, cluster: Any, **options: Any) -> dict[str, Any]:
     """A small GPT whose activations or optimizer states are offloaded."""
-    schemes = [{"use": "pipeline/1f1b", "over": "pp"}] if "pp" in mesh else []
-    data = [{"use": "data/ddp", "over": "dp"}] if "dp" in mesh else []
-    return {
-        "model": SMALL,
-        "cluster": cluster,
-        "batch": {"global": batch},
-        "plan": {"mesh": mesh, "schemes": [*schemes, *data, {"use": "memory/offload", **options}]},
-    }
+    uses = {"pp": "pipeline/1f1b over pp", "dp": "data/ddp over dp"}
+    job = on_gpus(1, mesh, *(use for axis, use in uses.items() if axis in mesh), "memory/offload")
+    job["plan"]["schemes"][-1] |= options
+    return {**job, "model": SMALL, "cluster": cluster, "batch": {"global": batch}}
 
 
 def needed(report: Report) -> dict[str, float]:

@@ -71,12 +71,10 @@ ON_GPU = ("kernel", "gpu_memcpy")
 ON_HOST = ("cpu_op", "cuda_runtime", "user_annotation", "gpu_user_annotation")
 
 REQUIRED = {
-    "M": {"name", "pid", "tid", "args"},
-    "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
-    "s": {"name", "cat", "pid", "tid", "ts", "id"},
-    "f": {"name", "cat", "pid", "tid", "ts", "id", "bp"},
+    "M": {"name", "pid", "tid", "args"}, "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
+    "s": {"name", "cat", "pid", "tid", "ts", "id"}, "f": {"name", "cat", "pid", "tid", "ts", "id", "bp"},
     "C": {"name", "pid", "tid", "ts", "args"},
-}
+}  # fmt: skip
 
 
 @cache

@@ -79,13 +79,9 @@ def test_every_run_ends_or_is_refused() -> None:
 
 
 FEASIBLE = [
-    (1.0, 0.1, 0.0, None),
-    (2.0, 0.0, 0.0, None),
-    (0.1, 2.0, 0.0, None),
-    (0.5, 1.0, 0.3, None),
-    (0.5, 0.1, 0.0, 0),
+    (1.0, 0.1, 0.0, None), (2.0, 0.0, 0.0, None), (0.1, 2.0, 0.0, None), (0.5, 1.0, 0.3, None), (0.5, 0.1, 0.0, 0),
     (0.2, 0.1, 0.0, 2),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("work", "recovery", "write", "spares"), FEASIBLE)

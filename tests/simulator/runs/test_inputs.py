@@ -16,11 +16,9 @@ from meshcast.simulator.runs.span import CheckpointTier
 from meshcast.simulator.runs.training import simulate_run
 
 JOB: dict[str, Any] = {
-    "model": {"preset": "llama3-8b", "layers": 8},
-    "cluster": "dgx-h100:4",
-    "batch": {"global": 64},
+    "model": {"preset": "llama3-8b", "layers": 8}, "cluster": "dgx-h100:4", "batch": {"global": 64},
     "plan": {"tp": 2, "pp": 4, "dp": 4},
-}
+}  # fmt: skip
 
 
 def plan(run: dict[str, Any], **changes: Any) -> RunPlan:

@@ -27,9 +27,6 @@ def goodput(setting: RunSetting, runs: int, seed: int = 0) -> float:
     return sum(run.time_s["productive"] for run in found) / sum(run.seconds for run in found)
 
 
-# ------------------------------------------------------------------------------------- exact answers
-
-
 @pytest.mark.parametrize("step", [13.1, 0.1, 6.393063106437252])
 def test_without_failures_a_run_takes_its_steps_exactly(step: float) -> None:
     for tiers in ((), (CheckpointTier(7),)):
@@ -105,9 +102,6 @@ def test_a_run_waits_for_repairs_without_spare_nodes() -> None:
     assert again.time_s["waiting_for_spares"] == 0.0
 
 
-# ------------------------------------------------------------------------------- stragglers and ends
-
-
 def test_slow_episodes_and_pauses_are_straggling() -> None:
     episodes = (Episodes(500.0, 100.0, 1.5), Episodes(1000.0, pause=5.0), Episodes(2000.0, pause=10.0, data=True))
     setting = RunSetting(Elasticity((1.0,)), 200_000, episodes=episodes)
@@ -165,9 +159,6 @@ def test_times_add_up_to_the_clock_of_the_simulation() -> None:
         run = trainer.run()
         assert run.seconds == pytest.approx(trainer.env.now, rel=1e-9)
         assert min(run.time_s.values()) >= 0
-
-
-# --------------------------------------------------------------------------------- beside formulas
 
 
 SETTINGS = [(d, restart) for d in (5.0, 30.0, 120.0, 300.0) for restart in (0.0, 60.0, 300.0, 900.0, 1800.0)]
@@ -242,9 +233,6 @@ def test_a_failure_wastes_the_write_and_half_an_interval() -> None:
     wasted = sum(run.time_s["lost_work"] + run.time_s["restart"] for run in runs) / failures
     # Failures before the first checkpoint after a recovery find an older one, as far back as they come themselves.
     assert wasted == pytest.approx(write + every * 5.0 / 2 + load, rel=0.06)
-
-
-# ------------------------------------------------------------------------------------------- seeds
 
 
 def test_a_run_is_the_same_whoever_simulates_it() -> None:
