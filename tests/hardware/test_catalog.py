@@ -175,7 +175,7 @@ def test_importing_hardware_is_light() -> None:
 def test_failures_of_a_run_add_up_to_its_table() -> None:
     """Llama 3 405B: 419 unexpected interruptions in 54 days of 16,384 GPUs, one in 3.09 hours."""
     rates = load("reliability", "llama3-405b")
-    assert sum(one.failures for one in rates.components.values()) == 419
+    assert sum(component.failures for component in rates.components.values()) == 419
     units = {"gpu": 16_384, "nic": 16_384, "node": 2048}
     rate = sum(units[one.per] / rates.mtbf(name) for name, one in rates.components.items())
     assert 1 / rate == pytest.approx(54 * 86_400 / 419)

@@ -81,7 +81,7 @@ TALL = load_cluster({"node": "dgx-h100", "nodes": 64, "fabric": LEVELS})
     ],
 )
 def test_the_levels_that_a_group_crosses(ranks: Any, levels: list[tuple[float, int]]) -> None:
-    assert reach(TALL, ranks).levels == tuple(Crossing(*one) for one in levels)
+    assert reach(TALL, ranks).levels == tuple(Crossing(*level) for level in levels)
 
 
 def test_the_short_form_is_one_level() -> None:

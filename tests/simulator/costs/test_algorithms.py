@@ -46,7 +46,7 @@ def seconds(links, operation, nbytes, ranks):
 
 
 def names(links, operation, ranks):
-    return [one.name for one in collective.find_group(operation, at(links, ranks), links).algorithms]
+    return [algorithm.name for algorithm in collective.find_group(operation, at(links, ranks), links).algorithms]
 
 
 GROUPS = [

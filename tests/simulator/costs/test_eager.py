@@ -148,7 +148,7 @@ def test_compiled_layers_have_fused_kernels() -> None:
     assert [one and one.nbytes for one in made] == pytest.approx([36 * MB, 92 * MB], rel=5e-3)
     cluster = load_job({"model": "llama3-8b", "cluster": {"gpu": "h100-sxm", "gpus": 1}}).cluster
     costs = [Costs(cluster, Mesh({"tp": 1}), replace(one.kernel_traits, alone=True)) for one in (titan, eagerly)]
-    compiled, unfused = (one.estimate(Memory("rms-norm", 134 * MB, 134 * MB)).seconds for one in costs)
+    compiled, unfused = (cost.estimate(Memory("rms-norm", 134 * MB, 134 * MB)).seconds for cost in costs)
     assert 6 < unfused / compiled < 12
 
 

@@ -26,7 +26,7 @@ def machines(runs: Path) -> list[dict[str, Any]]:
 
 def test_every_machine_of_the_published_runs_can_be_given_and_priced(tables: Any) -> None:
     clusters = machines(tables.published_runs)
-    assert len(clusters) > (100 if tables.whole else 60) and len({one["gpu"] for one in clusters}) > 15
+    assert len(clusters) > (100 if tables.whole else 60) and len({cluster["gpu"] for cluster in clusters}) > 15
     for one in clusters:
         cluster = load_cluster(one)
         assert cluster.gpus == one["gpus"] and cluster.gpus_per_node == one["gpus_per_node"], one

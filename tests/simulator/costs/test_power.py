@@ -111,8 +111,8 @@ def test_no_golden_like_job_executes_fewer_flops_than_the_bound_counts() -> None
 def test_the_fit_finds_the_coefficients_of_made_rows_also_beside_steps_at_the_limit() -> None:
     shapes = [(0.8, 0.2, 0.1), (0.95, 0.3, 0.14), (0.6, 0.25, 0.05), (1.0, 0.6, 0.1)]
     rows = [PowerRow("made", "x", busy, tensor, 0.14 + 0.2 * memory, 0.0) for busy, tensor, memory in shapes]
-    rows = [one._replace(power=forecast_power(one, 0.45, 0.7)) for one in rows]
-    assert max(one.power for one in rows) == 1.0
+    rows = [row._replace(power=forecast_power(row, 0.45, 0.7)) for row in rows]
+    assert max(row.power for row in rows) == 1.0
     assert fit(rows) == pytest.approx((0.45, 0.7), abs=1e-6)
 
 

@@ -224,7 +224,7 @@ def test_every_condition_is_a_rule_of_a_program() -> None:
     used = {rule for _, rule in REFUSED}
     assert used == {*CONDITIONS} == {*BROKEN}
     facts = facts_of_job(make("torchtitan", {}))
-    assert {fact for one in CONDITIONS.values() for fact in one.facts} <= facts.keys() >= NAMES.keys()
+    assert {fact for condition in CONDITIONS.values() for fact in condition.facts} <= facts.keys() >= NAMES.keys()
 
 
 @pytest.mark.parametrize(("rule", "facts", "fact", "starts", "stops"), LIMITS)

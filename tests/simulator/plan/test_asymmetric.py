@@ -116,7 +116,7 @@ def test_shares_follow_the_speed() -> None:
         simulate(job({**plan, "share": share}, {"global": 96}, cluster=MIXED, model="llama3-8b"))
         for share in ("even", "by-speed")
     )
-    counts = [one.shape.m for one in fast.play.plan.pipelines]
+    counts = [pipeline.shape.m for pipeline in fast.play.plan.pipelines]
     assert sum(counts) == 96 and counts[0] < counts[1]
     assert fast.step_time < even.step_time
     # Rates in micro-batches of the even plan's slower half, and what the shares say of the faster one.
@@ -174,7 +174,7 @@ def draw_heterogeneous(seed: int) -> dict[str, Any]:
         return draw_lengths(rng, job(plan, batch, cluster=cluster, model=model), 8)
     sides = [draw_stages(rng, 8, experts) for _ in range(2)]
     replicas = [{"microbatches": rng.randint(1, 6), "stages": stages} for stages in sides]
-    batch = {"global": 8 * sum(one["microbatches"] for one in replicas)}
+    batch = {"global": 8 * sum(replica["microbatches"] for replica in replicas)}
     plan = {"schedule": schedule, "partition": "by-cost", "replicas": replicas}
     return draw_lengths(rng, job(plan, batch, cluster=cluster, model=model), 8)
 

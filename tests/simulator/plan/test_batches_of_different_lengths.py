@@ -112,9 +112,9 @@ def test_random_orders_of_five_lengths_take_as_long_as_a_replay(seed: int) -> No
                 back = next((one for one in ("BW", "B") if kind == one), "")
                 inputs = [(stage - 1, "F", k)] * (kind == "F" and stage > 0)
                 inputs += [(stage + 1, back, k)] * bool(back and stage < last)
-                if any(one not in ends for one in inputs):
+                if any(pass_ not in ends for pass_ in inputs):
                     break
-                hops = (HOP * (table.stages.devices[one[0]] != device) for one in inputs)
+                hops = (HOP * (table.stages.devices[pass_[0]] != device) for pass_ in inputs)
                 arrived = max((ends[one] + hop for one, hop in zip(inputs, hops, strict=True)), default=0.0)
                 free[device] = max(free[device], arrived) + seconds[stage, kind, order[k]]
                 ends[stage, kind, k] = free[device]

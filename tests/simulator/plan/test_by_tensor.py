@@ -39,7 +39,7 @@ BUDGETS = st.builds(
 
 
 def bytes_of(tensors: list[SavedTensors], names: tuple[str, ...]) -> float:
-    return sum(one.nbytes for one in tensors if one.names[0] in names)
+    return sum(tensor.nbytes for tensor in tensors if tensor.names[0] in names)
 
 
 @given(tensors=TENSORS, budget=BUDGETS)
@@ -48,7 +48,7 @@ def test_nothing_leaves_twice_and_no_more_than_has_room(tensors: list[SavedTenso
     gone = choice.swap + choice.host + choice.recompute
     assert len(gone) == len({*gone})
     assert bytes_of(tensors, choice.swap) <= budget.device and bytes_of(tensors, choice.host) <= budget.host
-    assert all(one.seconds < math.inf for one in tensors if one.names[0] in choice.recompute)
+    assert all(tensor.seconds < math.inf for tensor in tensors if tensor.names[0] in choice.recompute)
     assert budget.held > 3 or not choice.swap, "three micro-batches of what is swapped stay"
     if budget.excess <= 0:
         assert not gone
@@ -61,7 +61,7 @@ def test_the_excess_is_freed_wherever_recomputing_all_would_free_it(
     choice = choose(tensors, budget)
     ways = {"swap": choice.swap, "host": choice.host, "recompute": choice.recompute}
     freed = sum(budget.count_freed(way) * bytes_of(tensors, names) for way, names in ways.items())
-    most = budget.count_freed("recompute") * sum(one.nbytes for one in tensors if one.seconds < math.inf)
+    most = budget.count_freed("recompute") * sum(tensor.nbytes for tensor in tensors if tensor.seconds < math.inf)
     assert freed >= min(budget.excess, most) - 1e-9
 
 
@@ -69,8 +69,8 @@ def test_the_excess_is_freed_wherever_recomputing_all_would_free_it(
 def test_what_is_recomputed_is_never_dearer_a_byte_than_what_stays(tensors: list[SavedTensors], budget: Budget) -> None:
     choice = choose(tensors, budget)
     gone = choice.swap + choice.host + choice.recompute
-    kept = [one.seconds / one.nbytes for one in tensors if one.names[0] not in gone]
-    again = [one.seconds / one.nbytes for one in tensors if one.names[0] in choice.recompute]
+    kept = [tensor.seconds / tensor.nbytes for tensor in tensors if tensor.names[0] not in gone]
+    again = [tensor.seconds / tensor.nbytes for tensor in tensors if tensor.names[0] in choice.recompute]
     assert not again or not kept or max(again) <= min(kept)
 
 
@@ -153,7 +153,7 @@ def test_where_memory_suffices_it_is_1f1b() -> None:
     plain["plan"]["schemes"] = [{"use": "pipeline/1f1b", "over": "pp"}]
     other = play_job(plain)
     assert ours.step.span == other.step.span
-    assert [one.total for one in ours.peaks] == [one.total for one in other.peaks]
+    assert [peak.total for peak in ours.peaks] == [peak.total for peak in other.peaks]
 
 
 @pytest.mark.parametrize(("cluster", "share"), drawn_grid([None, "dgx-1v:1"], [0.95, 0.85]))

@@ -112,7 +112,7 @@ def test_cephalo() -> None:
     recompute = {"use": "memory/recompute-full"}
 
     def best(plans: Iterable[dict[str, Any]]) -> float:
-        both = [one | {"schemes": [*one["schemes"], *more]} for one in plans for more in ([], [recompute])]
+        both = [plan | {"schemes": [*plan["schemes"], *more]} for plan in plans for more in ([], [recompute])]
         batches = [{"global": 480, "micro": micro} for micro in (1, 2, 4)]
         return find_best(job | {"plan": plan, "batch": batch} for plan in both for batch in batches).step_time
 

@@ -135,7 +135,7 @@ def test_importing_the_table_is_light() -> None:
 def test_no_two_figures_have_one_place() -> None:
     places = [figure.where for figure in FIGURES.values()]
     assert len(set(places)) == len(places)
-    inside = [(one, other) for one in places for other in places if other.startswith(f"{one}.")]
+    inside = [(place, other) for place in places for other in places if other.startswith(f"{place}.")]
     assert not inside, "a figure has no figures below it"
 
 

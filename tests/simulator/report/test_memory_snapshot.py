@@ -75,11 +75,11 @@ def test_segments_end_as_their_events_do(report: Report) -> None:
                 del live[event["addr"]]
         segments = [one for one in snapshot["segments"] if one["device"] == device]
         made = {event["addr"]: event["size"] for event in events if event["action"] == "segment_alloc"}
-        assert {one["address"]: one["total_size"] for one in segments} == made
+        assert {segment["address"]: segment["total_size"] for segment in segments} == made
         blocks = [block for segment in segments for block in segment["blocks"]]
         active = [block for block in blocks if block["state"] == "active_allocated"]
         assert {block["address"]: block["requested_size"] for block in active} == live
-        assert sum(block["size"] for block in active) == sum(one["allocated_size"] for one in segments)
+        assert sum(block["size"] for block in active) == sum(segment["allocated_size"] for segment in segments)
         for segment in segments:
             assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
             at = segment["address"]

@@ -80,7 +80,7 @@ def test_the_verdict_of_a_job_is_that_of_the_room_for_its_need() -> None:
         assert one.fit.error.share(0.0) == 0.5 and low < memory["peak_allocated_gib"] < high
         assert (one.fit.probability >= FITS) == (one.fit.room >= least_room(one.job.framework, RISK))
     assert least_room(reports[0].job.framework, EVEN) == pytest.approx(1.0)
-    assert [one.to_dict()["status"] for one in reports] == [one.fit.verdict for one in reports]
+    assert [report.to_dict()["status"] for report in reports] == [report.fit.verdict for report in reports]
 
 
 def test_the_host_that_a_plan_offloads_to_counts_too() -> None:

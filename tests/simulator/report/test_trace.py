@@ -201,7 +201,9 @@ def test_collectives_name_their_groups(folder: Path) -> None:
     assert groups["tp"]["Process Group Description"] == "TENSOR_MODEL_PARALLEL_GROUP"
     assert groups["dp"]["Process Group Ranks"] in ("[0, 4]", "[8, 12]") and groups["dp"]["Group size"] == 2
     gathers = [one for one in found if one.get("Collective name") == "_allgather_base"]
-    assert gathers and all(one["Out msg nelems"] // one["Group size"] == one["In msg nelems"] for one in gathers)
+    assert gathers and all(
+        gather["Out msg nelems"] // gather["Group size"] == gather["In msg nelems"] for gather in gathers
+    )
 
 
 # --------------------------------------------------------------------------------------------- times

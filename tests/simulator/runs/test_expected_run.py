@@ -98,7 +98,7 @@ def test_the_closed_form_is_what_is_simulated(work: float, recovery: float, writ
         spares=spares,
         repair=MTBF,
     )
-    expected, seconds = expect_run(setting), [simulate_run(setting, 0, number).seconds for number in range(16)]
+    expected, seconds = expect_run(setting), [simulate_run(setting, 0, number).seconds for number in range(8)]
     assert expected.seconds == pytest.approx(np.mean(seconds), rel=0.15)
     if spares is None:
         attempts = math.exp(recovery + write) * math.expm1(work) + 1
@@ -179,7 +179,7 @@ def test_a_run_is_given_up_at_its_limits() -> None:
 
 def test_a_run_tells_how_far_it_is() -> None:
     told: list[float] = []
-    setting = RunSetting(Elasticity((1.0,)), 50_000, sources=(fail(50.0),), tiers=(CheckpointTier(1),))
+    setting = RunSetting(Elasticity((1.0,)), 20_000, sources=(fail(50.0),), tiers=(CheckpointTier(1),))
     simulate_run(setting, 0, 0, told.append)
     assert len(told) > 2 and told == sorted(told) and 0 == told[0] < told[-1] < 1
 

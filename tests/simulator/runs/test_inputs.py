@@ -96,8 +96,10 @@ def test_a_checkpoint_after_a_failure_needs_copies_of_states() -> None:
 def test_rates_of_the_catalog_scale_with_the_cluster() -> None:
     rates = load("reliability", "llama3-405b")
     whole = plan({}, cluster={"node": "dgx-h100", "nodes": 4})
-    per_gpu = sum((one.failures or 0) for one in rates.components.values() if one.per in ("gpu", "nic"))
-    per_node = sum((one.failures or 0) for one in rates.components.values() if one.per == "node")
+    per_gpu = sum(
+        (component.failures or 0) for component in rates.components.values() if component.per in ("gpu", "nic")
+    )
+    per_node = sum((component.failures or 0) for component in rates.components.values() if component.per == "node")
     expected = (per_gpu * 32 / 16_384 + per_node * 4 / 2048) / (54 * 86_400)
     assert 1 / whole.mtbf == pytest.approx(expected)
     assert plan({"failures": {"mtbf_factor": 3}}).mtbf == pytest.approx(3 * whole.mtbf)
@@ -111,7 +113,7 @@ def test_own_components_replace_those_of_the_catalog() -> None:
     assert (gpu.units, gpu.mtbf, gpu.lost) == (32, 360_000, 1)
     assert (switch.units, switch.lost) == (2, 2)
     both = plan({"failures": {"components": {"gpu": {"per": "gpu", "mtbf_hours": 100}}}})
-    assert [one.component for one in both.setting.sources].count("gpu") == 1
+    assert [source.component for source in both.setting.sources].count("gpu") == 1
 
 
 @pytest.mark.parametrize("policy", ["fewer-replicas", "templates", "reroute"])
@@ -134,7 +136,7 @@ def test_pipelines_of_other_depths_are_timed_where_a_replica_has_several_nodes()
     nodes = {"gpu": "a100-sxm-40", "gpus": 12, "gpus_per_node": 1, "inter": {"kind": "infiniband"}}
     job = {"cluster": nodes, "batch": {"global": 24, "micro": 1}, "plan": {"pp": 4, "zero": 0, "recompute": "full"}}
     found = plan({"recovery": {"elastic": "templates"}}, **job).setting.elasticity
-    assert [one.nodes for one in found.pipelines] == [2, 3, 4], "the states do not fit on one GPU"
+    assert [pipeline.nodes for pipeline in found.pipelines] == [2, 3, 4], "the states do not fit on one GPU"
     _, shorter, whole = found.pipelines
     # The slowest of four GPUs is slower than that of three.
     assert whole.each / slowest_pace(4) < shorter.each / slowest_pace(3) < 2 * whole.each
