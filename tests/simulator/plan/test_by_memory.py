@@ -34,7 +34,7 @@ def lists(layers: int, stages: int) -> list[list[int]]:
     return [list(counts) for counts in every if sum(counts) == layers and min(counts[1:-1], default=1) >= 1]
 
 
-@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("micro", drawn([1, 8], keep=(8,)))
 def test_no_partition_has_a_lower_peak_than_that_by_memory(micro: int) -> None:
     least = fullest(simulate(job("by-memory", micro=micro)))
     for partition in drawn(lists(8, 3), keep=4):
@@ -95,7 +95,7 @@ def test_layers_that_a_plan_states_stay(partition: Any) -> None:
     assert recomputed(found)[0] > 0 and fullest(found) <= float(found.play.plan.ranks.clusters[0].gpu.memory)
 
 
-@pytest.mark.parametrize("micro", [352, pytest.param(448, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("micro", drawn([352, 448], keep=2))
 def test_no_layers_and_recomputation_of_two_stages_that_fit_are_faster(micro: int) -> None:
     """Every partition with the fewest recomputed layers that fit, which is what the dynamic programme weighs."""
     chosen = simulate(job(pp=2, micro=micro, recompute=ADAPTIVE))
