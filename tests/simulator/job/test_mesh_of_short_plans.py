@@ -50,10 +50,8 @@ def test_replicas_may_be_the_outermost_axis(
         {"use": "tensor/megatron-sp", "over": "tp"},
         *([{"use": "expert/all-to-all", "over": "ep"}] if views else []),
     ]
-    long = {
-        **job,
-        "plan": {"mesh": mesh, "partition": "even", "schemes": schemes, **({"views": views} if views else {})},
-    }
+    plan_in_full = {"mesh": mesh, "partition": "even", "schemes": schemes} | ({"views": views} if views else {})
+    long = {**job, "plan": plan_in_full}
     assert report_as(answer := report(short), long) == answer
     usual = report(short, "plan.order=pp-dp-cp-tp")
     assert usual == report({**job, "plan": {"tp": 2, "pp": 2, **plan}})
