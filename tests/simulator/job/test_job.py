@@ -31,11 +31,18 @@ LONG: dict[str, Any] = {
     "batch": {"global": 16, "micro": 1, "sequence": 48},
     "precision": {"compute": "bf16", "gradients": "fp32", "main_weights": "fp32", "moments": "fp32"},
     "optimizer": "adam",
-    "plan": {"mesh": {"pp": 2, "dp": 4, "tp": 2}, "partition": "even", "schemes": [{"use": "pipeline/interleaved-1f1b",
-        "over": "pp", "chunks": 2}, {"use": "data/zero-1", "over": "dp"}, {"use": "tensor/megatron-sp", "over": "tp"},
-        {"use": "memory/recompute-selective", "modules": ["core_attn"]}]},
+    "plan": {
+        "mesh": {"pp": 2, "dp": 4, "tp": 2},
+        "partition": "even",
+        "schemes": [
+            {"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": 2},
+            {"use": "data/zero-1", "over": "dp"},
+            {"use": "tensor/megatron-sp", "over": "tp"},
+            {"use": "memory/recompute-selective", "modules": ["core_attn"]},
+        ],
+    },
     "run": {"tokens": None, "price_per_gpu_hour": None},
-}  # fmt: skip
+}
 
 
 def report(job: Any, *changes: str) -> dict[str, Any]:

@@ -14,10 +14,15 @@ from tests.draws import drawn
 
 JOB: dict[str, Any] = {
     "model": "llama3.2-1b",
-    "cluster": {"gpu": "h100-sxm", "gpus": 16, "gpus_per_node": 8, "inter": {"kind": "infiniband",
-        "gbps_per_gpu": 400}},
-    "batch": {"global": 64, "micro": 1, "sequence": 4096}, "plan": {"tp": 2, "pp": 2},
-}  # fmt: skip
+    "cluster": {
+        "gpu": "h100-sxm",
+        "gpus": 16,
+        "gpus_per_node": 8,
+        "inter": {"kind": "infiniband", "gbps_per_gpu": 400},
+    },
+    "batch": {"global": 64, "micro": 1, "sequence": 4096},
+    "plan": {"tp": 2, "pp": 2},
+}
 
 
 @pytest.mark.parametrize(("release", "month"), [

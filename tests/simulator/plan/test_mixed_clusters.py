@@ -27,13 +27,21 @@ def uniform(pp: int, dp: int, tp: int, *, outer: str = "pp", recompute: bool = F
 
 
 BEST: dict[int, list[tuple[dict[str, Any], dict[str, int]]]] = {
-    1: [(uniform(2, 8, 1), {}), (uniform(2, 8, 1) | {"partition": "by-cost"}, {}), ({"partition": "by-cost",
-        "stages": [{"tp": 2, "dp": 4}, {"tp": 1, "dp": 8}]}, {"microbatches": 8}), (uniform(1, 16, 1) | SHARES, {}),
-        (SHARES | {"replicas": [{"stages": [{"tp": 4}, {"tp": 4}]}] * 2}, {"micro": 2})],
-    2: [(uniform(1, 24, 1), {}), (uniform(3, 8, 1) | {"partition": "by-cost"}, {}), ({"partition": "by-cost",
-        "stages": [{"tp": 1, "dp": 8}, {"tp": 2, "dp": 8}]}, {"microbatches": 12}), (uniform(1, 24, 1) | SHARES, {}),
-        (SHARES | {"replicas": [{"stages": [{"tp": 4, "dp": 2}]}, {"stages": [{"tp": 4, "dp": 4}]}]}, {"micro": 8})],
-}  # fmt: skip
+    1: [
+        (uniform(2, 8, 1), {}),
+        (uniform(2, 8, 1) | {"partition": "by-cost"}, {}),
+        ({"partition": "by-cost", "stages": [{"tp": 2, "dp": 4}, {"tp": 1, "dp": 8}]}, {"microbatches": 8}),
+        (uniform(1, 16, 1) | SHARES, {}),
+        (SHARES | {"replicas": [{"stages": [{"tp": 4}, {"tp": 4}]}] * 2}, {"micro": 2}),
+    ],
+    2: [
+        (uniform(1, 24, 1), {}),
+        (uniform(3, 8, 1) | {"partition": "by-cost"}, {}),
+        ({"partition": "by-cost", "stages": [{"tp": 1, "dp": 8}, {"tp": 2, "dp": 8}]}, {"microbatches": 12}),
+        (uniform(1, 24, 1) | SHARES, {}),
+        (SHARES | {"replicas": [{"stages": [{"tp": 4, "dp": 2}]}, {"stages": [{"tp": 4, "dp": 4}]}]}, {"micro": 8}),
+    ],
+}
 """By the number of DGX H100, the plans of the page with their batch."""
 
 

@@ -60,8 +60,8 @@ CHANGES: dict[str, dict[str, Any]] = {
         **with_towers("pipeline/distmm", branches=2)},
     "two ways": {"plan": {"pp": 4, "schedule": "chimera"}},
     "pairs": {"batch": {"global": 16}, "plan": {"pp": 4, "schedule": "dualpipe"}, **with_settings(launch_s=1e-5)},
-    "a real one": {"model": {"preset": "llama3-8b", "layers": 4}, "cluster": "dgx-h100:2", "plan": {"tp": 4, "pp": 2,
-        "chunks": 2}},
+    "a real one": {"model": {"preset": "llama3-8b", "layers": 4}, "cluster": "dgx-h100:2",
+        "plan": {"tp": 4, "pp": 2, "chunks": 2}},
 }  # fmt: skip
 JOBS = {name: {**BASE, **changes} for name, changes in CHANGES.items()}
 FEW = ("alone", "interleaved", "slow host", "no host", "ends without layers", "contrastive", "pairs", "a real one")
