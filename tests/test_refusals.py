@@ -16,6 +16,7 @@ as: the class of the error, where it is not the usual one of the reader.
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
@@ -28,11 +29,17 @@ import yaml
 from meshcast.experiments.search.space.space import Space
 from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import CatalogError, MeshcastError, ModelError, PlanError
+from meshcast.hardware.load import read_yaml, validate_data
 from meshcast.simulator import simulate
+from meshcast.simulator.costs.calibration.check import read_checked
 from meshcast.simulator.formats.launch.imported_job import OpenQuestions
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
+from meshcast.simulator.runs.failure_log import read_failure_log
+from meshcast.simulator.runs.inputs import make_run
+from meshcast.simulator.runs.least_run import LeastRun
+from tests.hardware.test_catalog import Box
 from tests.jobs import CLUSTERS, JOBS, MODELS, SPACES, change
 from tests.simulator.models.configs import CONFIGS, ROUND_TRIP, VISION
 
@@ -60,6 +67,12 @@ def simulate_changed(job: dict[str, Any]) -> object:
     return simulate(load_job(job, changes) if changes else job)
 
 
+def make_changed_run(job: dict[str, Any]) -> object:
+    """Returns the run of a job, with four replicas unless its plan says otherwise."""
+    usual = {"model": {"preset": "llama3-8b", "layers": 8}, "cluster": "dgx-h100:4", "batch": {"global": 64}}
+    return make_run(simulate(load_job({**usual, "plan": {"tp": 2, "pp": 4, "dp": 4}, **job})))
+
+
 def span_space(job: dict[str, Any]) -> object:
     """Returns the space of plans that a job leaves open."""
     return Space(job, Path("."))
@@ -72,6 +85,13 @@ READERS: dict[str, Reader] = {
     "config": Reader(from_config, ModelError, {**ROUND_TRIP, **CONFIGS, **VISION}),
     "config file": Reader(load_model, ModelError, {}, "config.json"),
     "cluster": Reader(load_cluster, CatalogError, CLUSTERS, "c.yaml"),
+    "job file": Reader(load_job, PlanError, {}, "job.yaml"),
+    "value": Reader(lambda fields: validate_data(Box, fields, "box"), CatalogError),
+    "yaml": Reader(read_yaml, CatalogError),
+    "failure log": Reader(lambda name: read_failure_log(Path(name), nodes=4), PlanError, {}, "failures.csv"),
+    "run": Reader(make_changed_run, PlanError),
+    "least run": Reader(lambda job: LeastRun(load_job({**JOBS["gpt"], **job})), PlanError),
+    "steps file": Reader(lambda name: read_checked(Path(name)), CatalogError, {}, "steps.yaml"),
 }
 
 
@@ -135,3 +155,4 @@ def test_refused(refusal: Refusal, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "pydantic" not in message and len(message) < 1_000
     assert "\n" not in message or refusal.error is OpenQuestions
     assert refused.value.where and refused.value.rule and refused.value.remedy
+    assert json.loads(json.dumps(refused.value.to_dict())).keys() == {"kind", "where", "value", "rule", "remedy"}

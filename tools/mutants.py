@@ -52,7 +52,13 @@ SECONDS = 600
 """Seconds of a processor after which the tests of a mutant are stopped, or ten times as many of the clock, since other
 work may hold them up: it is caught, for its room needs less."""
 
+REFUSALS = "tests/test_refusals.py"
+
 TESTS = {
+    "hardware": (REFUSALS,),
+    "simulator/job": (REFUSALS,),
+    "simulator/plan": (REFUSALS,),
+    "simulator/runs": (REFUSALS,),
     "simulator/schemes": (
         *("tests/contract", "tests/simulator/plan/test_by_memory.py"),
         "tests/simulator/scheduling/test_weight_copies.py",
@@ -65,7 +71,7 @@ TESTS = {
         "tests/simulator/schemes/test_zero_offload.py",
     ),
     "simulator/formats": ("tests/simulator/lowering/test_uneven_experts.py",),
-    "simulator/loading": ("tests/simulator/job", "tests/simulator/plan"),
+    "simulator/loading": ("tests/simulator/job", "tests/simulator/plan", REFUSALS),
     "simulator/bounds": ("tests/experiments/search/test_bounds.py", "tests/simulator/costs/test_power.py"),
     "simulator/program": ("tests/simulator/engine/test_peak_memory.py",),
     "simulator/report": ("tests/simulator/engine/test_per_rank.py",),

@@ -52,7 +52,7 @@ class ForecastPricing:
         return stage_layer_costs(plan, lambda device_plan, cluster: self._shared.costs(device_plan, cluster).estimate)
 
     def price_work(self, plan: Plan, work: Work) -> float:
-        return self._shared.costs(plan.on(0), plan.ranks.clusters[0]).estimate(work).seconds
+        return self._shared.costs(plan, plan.ranks.clusters[0]).estimate(work).seconds
 
     def price_slices(self, plan: Plan) -> SliceTimes:
         return SliceTimes(plan, self._prices(plan), self._shared.units, host_launch_seconds(plan))

@@ -12,24 +12,14 @@ CLOUDS: list[Cloud] = [load("machines", name) for name in catalog("machines")]
 MACHINES = {name: machine for cloud in CLOUDS for group in cloud.groups for name, machine in group.machines.items()}
 
 READ = {
-    "16xH100": ("dgx-h100", 16, 8),
-    "64 h100": ("dgx-h100", 64, 8),
-    "H100x64": ("dgx-h100", 64, 8),
-    "8x8xH100": ("dgx-h100", 64, 8),
-    "2 x 8 x H100 SXM5": ("dgx-h100", 16, 8),
-    "8x NVIDIA H100 80GB HBM3": ("dgx-h100", 8, 8),
-    "8x H100 PCIe": ("pcie-8xh100", 8, 8),
-    "8xA100-80G": ("dgx-a100", 8, 8),
-    "8xA100-SXM4-40GB": ("dgx-a100-40", 8, 8),
-    "2x4xA100-40": ("4 x a100-sxm-40", 8, 4),
-    "4xH100": ("8 x h100-sxm", 4, 8),
-    "8xRTX4090": ("rtx-4090-8", 8, 8),
-    "72xGB200": ("gb200-nvl72", 72, 4),
-    "dgx-h100 x 2": ("dgx-h100", 16, 8),
-    "p5.48xlarge:2": ("p5", 16, 8),
-    "2 x Standard_ND96asr_v4": ("nd-a100-v4", 16, 8),
-    "g5.12xlarge:2": ("4 x a10g", 8, 4),
-}
+    "16xH100": ("dgx-h100", 16, 8), "64 h100": ("dgx-h100", 64, 8), "H100x64": ("dgx-h100", 64, 8),
+    "8x8xH100": ("dgx-h100", 64, 8), "2 x 8 x H100 SXM5": ("dgx-h100", 16, 8),
+    "8x NVIDIA H100 80GB HBM3": ("dgx-h100", 8, 8), "8x H100 PCIe": ("pcie-8xh100", 8, 8),
+    "8xA100-80G": ("dgx-a100", 8, 8), "8xA100-SXM4-40GB": ("dgx-a100-40", 8, 8),
+    "2x4xA100-40": ("4 x a100-sxm-40", 8, 4), "4xH100": ("8 x h100-sxm", 4, 8), "8xRTX4090": ("rtx-4090-8", 8, 8),
+    "72xGB200": ("gb200-nvl72", 72, 4), "dgx-h100 x 2": ("dgx-h100", 16, 8), "p5.48xlarge:2": ("p5", 16, 8),
+    "2 x Standard_ND96asr_v4": ("nd-a100-v4", 16, 8), "g5.12xlarge:2": ("4 x a10g", 8, 4),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("word", READ)

@@ -118,19 +118,13 @@ def test_text_is_the_same_however_a_file_ends_its_lines(tmp_path: Path) -> None:
     assert parse_csv(text) == [(1, ["a", "b"]), (2, []), (3, ["1,\n2", "ä"]), (5, ["3"])]
 
 
-@pytest.mark.parametrize(
-    ("content", "line", "rule"),
-    [
-        ("a\n".encode("utf-16"), 1, "it is UTF-16 text, not UTF-8"),
-        ("a\n".encode("utf-16-be"), 1, "a NUL character"),
-        ("a\n".encode("utf-32"), 1, "it is UTF-16 text, not UTF-8"),
-        (b"a\rb\r\n\0", 3, "a NUL character"),
-        ("a\rä".encode("latin-1"), 2, "not UTF-8 text"),
-        (b'a\n\n1,"2\n3', 3, "a quote is not closed"),
-        (b'a\r"1"2', 2, "letters follow a closing quote"),
-        (b"a\n" + b"1" * 200_000, 2, "a cell of more than 131,072 characters"),
-    ],
-)
+@pytest.mark.parametrize(("content", "line", "rule"), [
+    ("a\n".encode("utf-16"), 1, "it is UTF-16 text, not UTF-8"), ("a\n".encode("utf-16-be"), 1, "a NUL character"),
+    ("a\n".encode("utf-32"), 1, "it is UTF-16 text, not UTF-8"), (b"a\rb\r\n\0", 3, "a NUL character"),
+    ("a\rä".encode("latin-1"), 2, "not UTF-8 text"), (b'a\n\n1,"2\n3', 3, "a quote is not closed"),
+    (b'a\r"1"2', 2, "letters follow a closing quote"),
+    (b"a\n" + b"1" * 200_000, 2, "a cell of more than 131,072 characters"),
+])  # fmt: skip
 def test_text_and_tables_that_are_refused_name_the_line(tmp_path: Path, content: bytes, line: int, rule: str) -> None:
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(Unreadable, match=rule) as refused:
@@ -144,18 +138,12 @@ def test_a_table_of_commas_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatch
         parse_csv("," * 60 + "\n" + "," * 60)
 
 
-@pytest.mark.parametrize(
-    ("text", "rule"),
-    [
-        ('{"a": 1, "b": {"c": 1, "c": 1}}', "the key 'c' is given twice"),
-        ('{"a": [NaN]}', "NaN is not a number in JSON"),
-        ('{"a": -Infinity}', "-Infinity is not a number in JSON"),
-        ("[1,\n2", r"not valid JSON \(a comma is missing"),
-        ("[" * 100_000, "nested too deeply"),
-        (r'["\ud83d"]', "half a character"),
-        ("9" * 5000, r"not valid JSON \(Exceeds the limit"),
-    ],
-)
+@pytest.mark.parametrize(("text", "rule"), [
+    ('{"a": 1, "b": {"c": 1, "c": 1}}', "the key 'c' is given twice"), ('{"a": [NaN]}', "NaN is not a number in JSON"),
+    ('{"a": -Infinity}', "-Infinity is not a number in JSON"), ("[1,\n2", r"not valid JSON \(a comma is missing"),
+    ("[" * 100_000, "nested too deeply"), (r'["\ud83d"]', "half a character"),
+    ("9" * 5000, r"not valid JSON \(Exceeds the limit"),
+])  # fmt: skip
 def test_json_that_is_refused(text: str, rule: str) -> None:
     with pytest.raises(Unreadable, match=rule):
         parse_json(text)

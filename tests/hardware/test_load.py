@@ -56,56 +56,17 @@ def test_a_text_that_is_written_is_read_as_that_text(text: str) -> None:
     assert read_yaml(written).data == yaml.safe_load(written) == {text: [text]}
 
 
-@pytest.mark.parametrize(
-    ("text", "data"),
-    [
-        ("a: 1\nb:\nc:\n  d: [two, 3.0, []]\n  e: {}\n", {"a": 1, "b": None, "c": {"d": ["two", 3.0, []], "e": {}}}),
-        ('a: {b: 80 GiB, e: "x # y: {z}"} # why\n# and\n', {"a": {"b": "80 GiB", "e": "x # y: {z}"}}),
-        ("a: >-\n  x\n  y\nb: |\n  x\n", {"a": "x y", "b": "x\n"}),
-        ('{\n\t"a": 1,\n\t"b": [true, null, 1.5], "c": "\\u00e9\\/"}\n', {"a": 1, "b": [True, None, 1.5], "c": "é/"}),
-        ("- &x {b: 1, c: 2}\n- *x\n- {<<: *x, b: 3}\n", [{"b": 1, "c": 2}, {"b": 1, "c": 2}, {"b": 3, "c": 2}]),
-        ("a: {b: &x {<<: {c: 1}, c: 2}}\nd: {<<: [*x, {e: 3}], c: 4}\n", {"a": {"b": {"c": 2}}, "d": {"e": 3, "c": 4}}),
-        *(("", None), ("- 1\n- é\n", [1, "é"]), ("\ufeffa: 1\r\nb: 2\r\n", {"a": 1, "b": 2}), ("1: a\n", {1: "a"})),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "data"), [
+    ("a: 1\nb:\nc:\n  d: [two, 3.0, []]\n  e: {}\n", {"a": 1, "b": None, "c": {"d": ["two", 3.0, []], "e": {}}}),
+    ('a: {b: 80 GiB, e: "x # y: {z}"} # why\n# and\n', {"a": {"b": "80 GiB", "e": "x # y: {z}"}}),
+    ("a: >-\n  x\n  y\nb: |\n  x\n", {"a": "x y", "b": "x\n"}),
+    ('{\n\t"a": 1,\n\t"b": [true, null, 1.5], "c": "\\u00e9\\/"}\n', {"a": 1, "b": [True, None, 1.5], "c": "é/"}),
+    ("- &x {b: 1, c: 2}\n- *x\n- {<<: *x, b: 3}\n", [{"b": 1, "c": 2}, {"b": 1, "c": 2}, {"b": 3, "c": 2}]),
+    ("a: {b: &x {<<: {c: 1}, c: 2}}\nd: {<<: [*x, {e: 3}], c: 4}\n", {"a": {"b": {"c": 2}}, "d": {"e": 3, "c": 4}}),
+    *(("", None), ("- 1\n- é\n", [1, "é"]), ("\ufeffa: 1\r\nb: 2\r\n", {"a": 1, "b": 2}), ("1: a\n", {1: "a"})),
+])  # fmt: skip
 def test_contents_of_documents(text: str, data: object) -> None:
     assert read_yaml(text).data == data
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: 1\nb: 2\na: 3\n", "text:3: the key 'a' is given twice. Keep one of the two"),
-        ("a: {b: 1,\n  b: 2}\n", "text:2: the key 'b' is given twice"),
-        ('{"a": 1, "a": 2}', "text:1: the key 'a' is given twice"),
-        ("1: a\n0x1: b\n", "text:2: the key '1' is given twice"),
-        ("<<: {a: 1}\n<<: {b: 1}\n", "text:2: the key '<<' is given twice"),
-        ("a: 1\n? {b: 1}\n: 2\n", "text:2: not valid YAML 1.2 (a key is a list or a mapping)"),
-        ("a: 1\n---\nb: 2\n", "text:2: not valid YAML 1.2 (but found another document)"),
-        ("a: 1\nb: [1, 2\n", "text:3: not valid YAML 1.2 (a `,` or the closing `]` is missing)"),
-        ("%a: 1\n", "text:1: not valid YAML 1.2 (a line that begins with %: put the word in quotes)"),
-        ("a: x: y\n", "text:1: not valid YAML 1.2 (a second `: ` in one line"),
-        ("a: 1\n\tb: 2\n", "text:2: not valid YAML 1.2 (found a"),
-        ("a: *x\n", "text:1: not valid YAML 1.2 (a word that begins with * stands for"),
-        ("a: &x 1\nb: &x 2\n", "text:2: not valid YAML 1.2 (the anchor is given twice)"),
-        ("a: !t x\n", "text:1: not valid YAML 1.2 (a word that begins with !: put it in quotes)"),
-        ("a: !!python/name:os.system x\n", "text:1: not valid YAML 1.2 (a word that begins with !"),
-        (f"a: 1{'0' * 5000}\n", "text:1: not valid YAML 1.2 (Exceeds the limit (4300 digits))"),
-        *((f"a: !!{tag}\n", "text:1: not valid YAML 1.2 (") for tag in ("int x", "bool x", "float ''")),
-        *(
-            (f"a: !!{tag}\n", "text:1: not valid YAML 1.2 (a word that begins with !")
-            for tag in ("timestamp 2026-11-21", "binary aGk=", "set {a}", "omap [a: 1]", "pairs [a: 1]")
-        ),
-        *((f"a: {c}\n", "text:1: not valid YAML 1.2 (a control character") for c in ("\0", "\x07")),
-        ("a: \ud800\n", "text: not valid YAML 1.2 ("),
-        *(("a: &x [*x]\n", "its aliases write out to more than"), ("a: &x {b: *x}\n", "its aliases write out")),
-        ("? &x {*x : 1}\n: 2\n", "not valid YAML 1.2 (found unconstructable recursive node)"),
-    ],
-)  # fmt: skip
-def test_unreadable_documents_are_refused(text: str, message: str) -> None:
-    with pytest.raises(CatalogError) as refused:
-        read_yaml(text)
-    assert message in str(refused.value) and len(str(refused.value)) < 300 and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? ", '{"a":', "[{? "])
@@ -197,16 +158,5 @@ def test_json_that_yaml_does_not_have() -> None:
     assert line_of(text, ("b", "c")) == 4
     long = "k" * 2_000
     assert read_yaml(f'{{"{long}"\n:\n1}}').data == {long: 1}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"a": "\\ud83d"}', "text:1: not valid YAML"),
-        ('{"a": 1,\n "a": 2}', "text:2: the key 'a' is given twice"),
-        ("[" * 101 + "]" * 101, "nested too deeply"),
-    ],
-)
-def test_json_that_is_refused(text: str, message: str) -> None:
-    with pytest.raises(CatalogError, match=message):
-        read_yaml(text)
+    with pytest.raises(CatalogError, match=r"^text: not valid YAML 1\.2 \("):
+        read_yaml("a: \ud800\n")

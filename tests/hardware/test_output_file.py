@@ -129,9 +129,6 @@ def test_a_device_and_a_pipe_are_written_into(tmp_path: Path) -> None:
             write_file("/dev/full", "new")
 
 
-# ---------------------------------------------------------------------------------------------- signals
-
-
 @contextmanager
 def writer(path: Path) -> Iterator[Callable[[int], int]]:
     """Starts a process that is writing a file; yields what sends it a signal and returns its exit code."""

@@ -65,8 +65,6 @@ def test_ranks_must_exist(ranks: list[int]) -> None:
         reach(DGX, ranks)
 
 
-# -------------------------------------------------------------------------------------------- levels
-
 LEVELS = {"levels": [{"nodes": 4}, {"nodes": 16, "oversubscription": 2}, {"oversubscription": 5}]}
 TALL = load_cluster({"node": "dgx-h100", "nodes": 64, "fabric": LEVELS})
 
@@ -83,7 +81,7 @@ TALL = load_cluster({"node": "dgx-h100", "nodes": 64, "fabric": LEVELS})
     ],
 )
 def test_the_levels_that_a_group_crosses(ranks: Any, levels: list[tuple[float, int]]) -> None:
-    assert reach(TALL, ranks).levels == tuple(Crossing(*one) for one in levels)
+    assert reach(TALL, ranks).levels == tuple(Crossing(*level) for level in levels)
 
 
 def test_the_short_form_is_one_level() -> None:
@@ -110,9 +108,6 @@ def test_the_short_form_is_one_level() -> None:
 def test_traffic_across_rails(node: str, ranks: Any, rails: float) -> None:
     cluster = load_cluster({"node": node, "nodes": 8, "fabric": {"levels": [{"nodes": 4}, {"oversubscription": 2}]}})
     assert reach(cluster, ranks).rails == rails
-
-
-# ---------------------------------------------------------------------------------- links between blocks
 
 
 def between(latency: str = "10 ms", rate: str = "10 GB/s") -> dict[str, Any]:
@@ -145,6 +140,8 @@ def test_a_link_joins_blocks_of_nodes() -> None:
     leaf, far = reach(cluster, range(64)).levels
     assert leaf == Crossing(1.0, 8) and far == Crossing(4 * PORTS / 10e9, 32, 2, 0.01)
     assert cluster.pattern == 32 and str(cluster).endswith("(nvlink3, infiniband-hdr, line)")
+    part = load_cluster({"node": "dgx-a100", "nodes": 2, "gpus": 12, "fabric": {"levels": [{"link": between()}]}})
+    assert reach(part, range(9)).levels[0].link_ratio == 1, "half of a node has the whole link"
     single = load_cluster({"node": "dgx-a100", "nodes": 3, "fabric": {"levels": [{"link": between()}]}})
     assert reach(single, range(24)).levels == (Crossing(PORTS / 10e9, 8, 3, 0.01),), "every node is a region"
 

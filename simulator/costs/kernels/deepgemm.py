@@ -89,8 +89,8 @@ def _on_hopper(m: np.ndarray, n: np.ndarray, k: np.ndarray) -> Iterator[_Weighed
     for cluster in ((1, 1), (1, 2), (2, 1)):
         for rows, most in ((64, np.inf), (128, np.inf), (16, 16), (32, 32), (256, np.inf)):
             for columns in range(16, 193, 16):
-                over = columns - STEP
-                if over > 0 and (rows > STEP or (columns % over and STEP % over)):
+                over = columns - STEP  # divides the columns where it divides STEP
+                if over > 0 and (rows > STEP or STEP % over):
                     continue
                 enough = _count_stages(rows, columns, k) >= (3 if rows * columns >= SPILLED_TILE else 4)
                 yield _WeighedTile(rows, columns, *cluster, (m <= most) & enough, max(rows, MATH_ROWS["hopper"]))

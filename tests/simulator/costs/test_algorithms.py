@@ -46,21 +46,15 @@ def seconds(links, operation, nbytes, ranks):
 
 
 def names(links, operation, ranks):
-    return [one.name for one in collective.find_group(operation, at(links, ranks), links).algorithms]
+    return [algorithm.name for algorithm in collective.find_group(operation, at(links, ranks), links).algorithms]
 
 
 GROUPS = [
-    ("dgx-h100", 1, range(8)),
-    ("dgx-h100", 1, range(3)),
-    ("dgx-h100", 16, range(128)),
-    ("dgx-h100", 16, range(0, 128, 8)),
-    ("dgx-a100", 2, range(16)),
-    ("dgx-1v", 1, range(6)),
-    ("gb200-nvl72", 36, range(144)),
-    ("mi300x-8", 1, range(8)),
-    ("pcie-8xa100", 2, range(16)),
+    ("dgx-h100", 1, range(8)), ("dgx-h100", 1, range(3)), ("dgx-h100", 16, range(128)),
+    ("dgx-h100", 16, range(0, 128, 8)), ("dgx-a100", 2, range(16)), ("dgx-1v", 1, range(6)),
+    ("gb200-nvl72", 36, range(144)), ("mi300x-8", 1, range(8)), ("pcie-8xa100", 2, range(16)),
     ("h100-nvl-8", 1, range(8)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("node", "nodes", "ranks"), GROUPS)
@@ -75,9 +69,6 @@ def test_many_sizes_at_once_are_priced_like_each_alone(node, nodes, ranks, opera
     assert seconds[::20] == pytest.approx(alone)
     assert (np.diff(seconds) >= 0).all() and (launch <= seconds).all()
     assert (seconds >= collective.lower_bound(many, place, links) * (1 - 1e-12)).all()
-
-
-# ------------------------------------------------------------------------------------------- tuner
 
 
 def max_bytes(kind, n, operation="all_reduce", nvls=False):
@@ -106,8 +97,7 @@ def test_each_protocol_is_used_up_to_one_of_a_higher_rate():
 
 
 @pytest.mark.parametrize(
-    ("kind", "uses"),
-    [("nvlink4", {4: False, 5: True, 8: True}), ("nvlink5", {4: False, 5: False, 6: True, 8: True})],
+    ("kind", "uses"), [("nvlink4", {4: False, 5: True, 8: True}), ("nvlink5", {4: False, 5: False, 6: True, 8: True})]
 )
 def test_group_sizes_from_which_nvls_is_used(kind, uses):
     """As tables of stas00/ml-engineering and ai-dynamo/aiconfigurator show."""
@@ -142,9 +132,6 @@ def test_multiprocessors_that_a_collective_takes():
     assert taken("all_gather", 0) == 0 and taken("all_gather", GIB, range(1)) == 0
 
 
-# ---------------------------------------------------------------------------------------- topology
-
-
 def test_overhead_of_a_library():
     base, ring = links_of("dgx-a100"), plain(RingCostModel, call_overhead=20e-6)
     other = links_of("dgx-a100", models=TierCostModels(LINK._replace(ring=ring), LINK, TIERS.network))
@@ -152,8 +139,7 @@ def test_overhead_of_a_library():
         now = seconds(base, "all_gather", size, range(8))
         assert seconds(other, "all_gather", size, range(8)) == pytest.approx(now + 20e-6)
     slow = links_of(
-        "dgx-a100",
-        models=TierCostModels(LINK._replace(ring=plain(RingCostModel, rate_ratio=0.8)), LINK, TIERS.network),
+        "dgx-a100", models=TierCostModels(LINK._replace(ring=plain(RingCostModel, rate_ratio=0.8)), LINK, TIERS.network)
     )
     ratio = seconds(slow, "all_gather", 64 * GIB, range(8)) / seconds(base, "all_gather", 64 * GIB, range(8))
     assert ratio == pytest.approx(1 / 0.8, rel=0.01)

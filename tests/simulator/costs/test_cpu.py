@@ -1,5 +1,7 @@
 """Kernels on cores, and collectives among processes: more work is never faster, peaks are never beaten."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -31,11 +33,14 @@ def price(work):
 
 @given(SIZE, SIZE, SIZE, st.sampled_from(["tn", "nn", "nt"]))
 def test_products_keep_to_the_peak_and_grow(m: int, n: int, k: int, layout: str) -> None:
-    work, more = (
-        Gemm(m, n, k, 1, "fp32", layout, out_dtype="fp32"),
-        Gemm(2 * m, n, k, 1, "fp32", layout, out_dtype="fp32"),
-    )
+    work, more = (Gemm(rows, n, k, 1, "fp32", layout, out_dtype="fp32") for rows in (m, 2 * m))
     assert price(more).seconds >= price(work).seconds >= work.flops / CORE.peak["fp32"]
+
+
+def test_layouts_of_one_rate_take_one_time() -> None:
+    model = replace(SHIPPED.kernel_model(CORE, "cpu-gemm").model, nn_rate=1.0, nt_rate=1.0)
+    times = {cpu.gemm_seconds(Gemm(512, 512, 512, 1, "fp32", layout), CORE, model)[0] for layout in ("tn", "nn", "nt")}
+    assert len(times) == 1
 
 
 @given(SIZE, st.integers(1, 16), st.booleans())

@@ -26,16 +26,12 @@ def model() -> GemmCostModel:
     return found
 
 
-@pytest.mark.parametrize(
-    ("tile", "decomposition", "split", "ceiling"),
-    [
-        ((128, 128), "data-parallel", 1, 0.75),
-        ((128, 64), "data-parallel", 1, 0.9),
-        ((128, 128), "split-k", 2, 0.9),
-        ((128, 128), "stream-k", 1, 1.0),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("tile", "decomposition", "split", "ceiling"), [
+    ((128, 128), "data-parallel", 1, 0.75),
+    ((128, 64), "data-parallel", 1, 0.9),
+    ((128, 128), "split-k", 2, 0.9),
+    ((128, 128), "stream-k", 1, 1.0),
+], ids=str)  # fmt: skip
 def test_ceilings(tile: tuple[int, int], decomposition: Decomposition, split: int, ceiling: float) -> None:
     """Of m = n = 384, k = 128 on a GPU of four multiprocessors (sections 2 to 4)."""
     tiles = (384 // tile[0]) * (384 // tile[1])
@@ -54,12 +50,9 @@ def test_ceilings_of_a_layer_of_llama_on_h100(m: int, n: int, k: int, ceiling: f
 
 
 loops = {
-    "tiles": st.integers(1, 5000),
-    "k": st.integers(32, 20_000),
-    "number": st.sampled_from([4, 108, 132, 148]),
-    "peer": st.floats(1e-8, 1e-5),
-    "sharing": st.floats(0, 1e-5),
-}
+    "tiles": st.integers(1, 5000), "k": st.integers(32, 20_000), "number": st.sampled_from([4, 108, 132, 148]),
+    "peer": st.floats(1e-8, 1e-5), "sharing": st.floats(0, 1e-5),
+}  # fmt: skip
 
 
 @given(**loops)

@@ -60,18 +60,13 @@ def test_megatron_overlaps_no_tensor_parallelism_and_sums_over_rings() -> None:
     assert torchtitan.framework.kernel_traits.deterministic and not torchtitan.framework.kernel_traits.rings_alone
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        (
-            "train.sh",
-            "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 8"
-            " --seq-length 1024 --max-position-embeddings 1024 --vocab-size 32000 --micro-batch-size 1"
-            " --global-batch-size 8 --bf16 --deterministic-mode",
-        ),
-        ("job.toml", '[model]\nname = "llama3"\nflavor = "8B"\n[debug]\ndeterministic = true\n'),
-    ],
-)
+@pytest.mark.parametrize(("name", "text"), [
+    ("train.sh",
+        "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 --num-attention-heads 8 --bf16"
+        " --seq-length 1024 --max-position-embeddings 1024 --vocab-size 32000 --micro-batch-size 1"
+        " --global-batch-size 8 --deterministic-mode"),
+    ("job.toml", '[model]\nname = "llama3"\nflavor = "8B"\n[debug]\ndeterministic = true\n'),
+])  # fmt: skip
 def test_launch_files_say_that_kernels_are_deterministic(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     assert load_job(tmp_path / name).framework.deterministic

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from meshcast.hardware import load
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.costs.kernel_prices import KernelTraits
@@ -139,12 +138,6 @@ def test_conversions_are_kernels_of_their_own_where_formats_differ() -> None:
     assert all((one["adam"].read, one["adam"].write) == (16 * elements, 12 * elements) for one in (same, converted))
 
 
-def test_an_unknown_operation_is_refused_with_its_name() -> None:
-    one = {"kernels": 1, "traffic": 1.0}
-    with pytest.raises(PlanError, match="sofmax"):
-        load_framework("reference", {"eager": {"sofmax": {"forward": one, "backward": one}}})
-
-
 def test_compiled_layers_have_fused_kernels() -> None:
     """Of torchtitan's own RMS norm: 36 bytes an element forward and 92 backward, where fused kernels move 4 and 6."""
     titan = load_framework("torchtitan")
@@ -155,7 +148,7 @@ def test_compiled_layers_have_fused_kernels() -> None:
     assert [one and one.nbytes for one in made] == pytest.approx([36 * MB, 92 * MB], rel=5e-3)
     cluster = load_job({"model": "llama3-8b", "cluster": {"gpu": "h100-sxm", "gpus": 1}}).cluster
     costs = [Costs(cluster, Mesh({"tp": 1}), replace(one.kernel_traits, alone=True)) for one in (titan, eagerly)]
-    compiled, unfused = (one.estimate(Memory("rms-norm", 134 * MB, 134 * MB)).seconds for one in costs)
+    compiled, unfused = (cost.estimate(Memory("rms-norm", 134 * MB, 134 * MB)).seconds for cost in costs)
     assert 6 < unfused / compiled < 12
 
 

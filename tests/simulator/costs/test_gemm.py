@@ -22,16 +22,9 @@ GPU = load("gpus", "h100-sxm")
 
 size = st.integers(1, 20_000)
 products = st.builds(
-    Gemm,
-    m=size,
-    n=size,
-    k=size,
-    batch=st.integers(1, 64),
-    dtype=st.sampled_from(["bf16", "fp16", "fp8"]),
-    layout=st.sampled_from(["tn", "nn", "nt"]),
-    accumulate=st.booleans(),
-    out_dtype=st.sampled_from(["bf16", "fp32"]),
-)
+    Gemm, m=size, n=size, k=size, batch=st.integers(1, 64), dtype=st.sampled_from(["bf16", "fp16", "fp8"]),
+    layout=st.sampled_from(["tn", "nn", "nt"]), accumulate=st.booleans(), out_dtype=st.sampled_from(["bf16", "fp32"]),
+)  # fmt: skip
 
 
 @given(work=products)
@@ -82,9 +75,8 @@ def test_long_gemms_reach_the_power_limit():
     free = replace(MODEL, power_limited_rate=1.0)
     short, long = Gemm(2048, 2048, 2048), Gemm(32768, 16384, 16384)
     assert seconds(short, GPU, MODEL)[0] == seconds(short, GPU, free)[0]
-    assert seconds(long, GPU, MODEL)[0] / seconds(long, GPU, free)[0] == pytest.approx(
-        1 / MODEL.power_limited_rate, rel=0.02
-    )
+    slower = seconds(long, GPU, MODEL)[0] / seconds(long, GPU, free)[0]
+    assert slower == pytest.approx(1 / MODEL.power_limited_rate, rel=0.02)
 
 
 def test_a_warm_activation_is_read_from_the_cache():
@@ -126,11 +118,15 @@ def test_a_result_is_written_to_the_l2_as_long_as_it_fits():
     assert rates[0] > 1.5 * gpu.memory_bandwidth > 1.5 * rates[1]
 
 
+PRODUCT = {
+    "gpu": "h100", "dtype": "bfloat16", "m": 4096, "n": 2048, "k": 1024, "time_us": 50.0, "source": "AIC sglang 1",
+}  # fmt: skip
+
+
 def table(**columns):
     """Rows of a table; columns that are not given are those of a plain GEMM."""
     rows = max((len(v) for v in columns.values() if isinstance(v, list)), default=1)
-    plain = {"gpu": "h100", "dtype": "bfloat16", "m": 4096, "n": 2048, "k": 1024, "time_us": 50.0}
-    return pd.DataFrame({**plain, "source": "AIC sglang 1", **columns}, index=range(rows))
+    return pd.DataFrame({**PRODUCT, **columns}, index=range(rows))
 
 
 def test_samples_are_rows_of_one_library_and_format():
@@ -186,33 +182,6 @@ def test_layouts_of_training_are_read():
     products = [s.parts[0] for s in samples]
     assert [(p.layout, p.accumulate, p.out_dtype) for p in products] == [("tn", False, "bf16"), ("nt", True, "fp32")]
     assert products[1].flops == 2 * 2 * 4096 * 2048 * 1024
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "word"),
-    [
-        ("gpu", "abacus", "abacus"),
-        ("gpu", None, "not known"),
-        ("dtype", "int3", "int3"),
-        ("m", 0, "m must"),
-        ("n", 1.5, "n must"),
-        ("k", "many", "k must"),
-        ("time_us", -1, "time"),
-        ("time_us", "inf", "time"),
-        ("layout", "tt", "layout"),
-        ("accumulate", "perhaps", "accumulate"),
-        ("out_dtype", "int3", "int3"),
-    ],
-)
-def test_rows_without_a_price_are_refused_with_a_reason(column, value, word):
-    rows = table(batch=1, layout="TN", accumulate=False, out_dtype="bf16")
-    samples, refused = reader.read(pd.concat([rows, rows.assign(**{column: value})]))
-    assert list(refused) == [1] and word in refused[1]
-    assert [list(s.index) for s in samples] == [[0]]
-
-
-def test_a_gpu_without_the_format_is_refused():
-    assert "a100 has no peak rate in fp8" in reader.read(table(gpu="a100", dtype="fp8"))[1][0]
 
 
 def test_layouts_of_training_agree_with_a_fit_of_few_coefficients(tables):

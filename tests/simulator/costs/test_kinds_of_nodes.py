@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from meshcast.simulator import simulate
+from tests.jobs import on_gpus
 
 
 def job(
@@ -19,14 +20,9 @@ def job(
         "cluster": cluster,
         "framework": {"set": {"step_overhead_s": 0.0}},
         "batch": {"global": 16, "micro": 1, "sequence": 4096},
-        "plan": {
-            "mesh": mesh,
-            "schemes": [
-                {"use": f"pipeline/{schedule}", "over": "pp"},
-                {"use": "data/ddp", "over": "dp"},
-                {"use": "tensor/megatron-sp", "over": "tp"},
-            ],
-        },
+        "plan": on_gpus(32, mesh, f"pipeline/{schedule} over pp", "data/ddp over dp", "tensor/megatron-sp over tp")[
+            "plan"
+        ],
     }
 
 

@@ -67,7 +67,7 @@ def job(cluster: str = "dgx-h100:1", **given: Any) -> dict[str, Any]:
 
 def test_a_job_names_the_library() -> None:
     steps = {name: simulate(job(attention_library=name)) for name in ("flash-1", "triton", "flash-2", "flash-3")}
-    attention = [one.parts["attention"] for one in steps.values()]
+    attention = [step.parts["attention"] for step in steps.values()]
     assert attention == sorted(attention, reverse=True) and len(set(attention)) == 4
     assert simulate(job()).parts["attention"] == attention[-1]
 

@@ -50,7 +50,7 @@ def test_a_ring_attention_hop_and_a_ring_all_gather_agree_about_the_border():
     costs = Costs(boards(1), Mesh({"cp": 32}))
     (reach,) = costs.places.group_reaches(Collective("all_gather", MIB, ("cp",)))
     gather = collective.find_group("all_gather", reach, costs.communication.links)
-    (simple,) = (one for one in gather.algorithms if one.name == "ring Simple")
+    (simple,) = (algorithm for algorithm in gather.algorithms if algorithm.name == "ring Simple")
     of_steps = (
         31
         / 32

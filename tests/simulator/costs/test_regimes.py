@@ -13,14 +13,9 @@ from meshcast.simulator.costs.regimes import CLASSES, REGIMES, least_known, resi
 from meshcast.simulator.report.metrics import Z90
 
 JOB: dict[str, Any] = {
-    "model": "llama3-8b",
-    "cluster": {"gpu": "h100-sxm", "gpus": 8},
-    "batch": {"global": 8, "micro": 1},
-    "precision": "bf16",
-    "optimizer": "adam",
-    "framework": "megatron-core",
-    "plan": {"tp": 8},
-}
+    "model": "llama3-8b", "cluster": {"gpu": "h100-sxm", "gpus": 8}, "batch": {"global": 8, "micro": 1},
+    "precision": "bf16", "optimizer": "adam", "framework": "megatron-core", "plan": {"tp": 8},
+}  # fmt: skip
 
 
 def forecast(framework: Any = "megatron-core", gpu: str = "h100-sxm", **changes: Any) -> Report:

@@ -11,20 +11,14 @@ from meshcast.simulator import load_job, simulate
 JOB = {"model": "gpt2", "batch": {"global": 8, "sequence": 256}, "precision": "fp16"}
 
 
-@pytest.mark.parametrize(
-    ("gpu", "framework", "attention"),
-    [
-        ("v100-sxm2-32", "megatron-core", "unfused"),
-        ("t4", "megatron-core", "unfused"),
-        ("a100-sxm-40", "megatron-core", "flash"),
-        ("t4", {"name": "megatron-core", "release": "2023-05"}, "flash"),
-        ("v100-sxm2-32", {"name": "megatron-core", "release": "2023-05"}, "unfused"),
-        ("v100-sxm2-32", {"name": "megatron-core", "set": {"attention": "flash"}}, "flash"),
-        ("v100-sxm2-32", "torchtitan", "flash"),
-        ("v100-sxm2-32", "hf-trainer", "flash"),
-        ("mi300x", "megatron-core", "flash"),
-    ],
-)
+@pytest.mark.parametrize(("gpu", "framework", "attention"), [
+    ("v100-sxm2-32", "megatron-core", "unfused"), ("t4", "megatron-core", "unfused"),
+    ("a100-sxm-40", "megatron-core", "flash"), ("t4", {"name": "megatron-core", "release": "2023-05"}, "flash"),
+    ("v100-sxm2-32", {"name": "megatron-core", "release": "2023-05"}, "unfused"),
+    ("v100-sxm2-32", {"name": "megatron-core", "set": {"attention": "flash"}}, "flash"),
+    ("v100-sxm2-32", "torchtitan", "flash"), ("v100-sxm2-32", "hf-trainer", "flash"),
+    ("mi300x", "megatron-core", "flash"),
+])  # fmt: skip
 def test_attention_is_what_the_gpu_runs(gpu: str, framework: Any, attention: str) -> None:
     job = load_job({**JOB, "cluster": {"gpu": gpu, "gpus": 1}, "framework": framework})
     assert job.framework.attention == attention

@@ -8,24 +8,18 @@ from typing import Any
 import pytest
 
 from meshcast.simulator import load_job, simulate
+from tests.draws import drawn_grid
 from tests.simulator.job.test_job import MODEL, SHORT, report, report_as
 
 
-@pytest.mark.parametrize(
-    ("plan", "data"),
-    [
-        ({}, {"use": "data/zero-1", "over": "shard", "replicate": "replicate"}),
-        ({"fsdp": True}, {"use": "data/fsdp", "over": "shard", "replicate": "replicate"}),
-    ],
-)
-@pytest.mark.parametrize("cp", [1, 2])
-def test_shards_have_copies_along_an_axis_of_their_own(plan: dict[str, Any], data: dict[str, Any], cp: int) -> None:
+@pytest.mark.parametrize(("fsdp", "cp"), drawn_grid([False, True], [1, 2]))
+def test_shards_have_copies_along_an_axis_of_their_own(fsdp: bool, cp: int) -> None:
     """Megatron-Core's optimizer instances, and torchtitan's dp_replicate x dp_shard x cp: copies are the outer axis."""
     job = {**SHORT, "cluster": {"gpu": "h100-sxm", "gpus": 16 * cp}}
-    short = {**job, "plan": {"tp": 2, "pp": 2, "cp": cp, "shard": 2, **plan}}
+    short = {**job, "plan": {"tp": 2, "pp": 2, "cp": cp, "shard": 2, "fsdp": fsdp}}
     schemes = [
         {"use": "pipeline/1f1b", "over": "pp", "chunks": 1},
-        data,
+        {"use": "data/fsdp" if fsdp else "data/zero-1", "over": "shard", "replicate": "replicate"},
         *([{"use": "sequence/all-gather", "over": "cp"}] if cp > 1 else []),
         {"use": "tensor/megatron-sp", "over": "tp"},
     ]
@@ -36,14 +30,11 @@ def test_shards_have_copies_along_an_axis_of_their_own(plan: dict[str, Any], dat
     assert json.dumps(report(everywhere)) == json.dumps(report(everywhere, "plan.shard=null"))
 
 
-@pytest.mark.parametrize(
-    ("plan", "mesh", "views"),
-    [
-        ({}, {"dp": 8, "pp": 2, "tp": 2}, {}),
-        ({"cp": 2, "shard": 2}, {"replicate": 2, "shard": 2, "pp": 2, "cp": 2, "tp": 2}, {}),
-        ({"ep": 4}, {"dp": 8, "pp": 2, "tp": 2}, {"experts": {"edp": 4, "ep": 4, "etp": 1}}),
-    ],
-)
+@pytest.mark.parametrize(("plan", "mesh", "views"), [
+    ({}, {"dp": 8, "pp": 2, "tp": 2}, {}),
+    ({"cp": 2, "shard": 2}, {"replicate": 2, "shard": 2, "pp": 2, "cp": 2, "tp": 2}, {}),
+    ({"ep": 4}, {"dp": 8, "pp": 2, "tp": 2}, {"experts": {"edp": 4, "ep": 4, "etp": 1}}),
+])  # fmt: skip
 def test_replicas_may_be_the_outermost_axis(
     plan: dict[str, Any], mesh: dict[str, int], views: dict[str, dict[str, int]]
 ) -> None:
@@ -59,10 +50,8 @@ def test_replicas_may_be_the_outermost_axis(
         {"use": "tensor/megatron-sp", "over": "tp"},
         *([{"use": "expert/all-to-all", "over": "ep"}] if views else []),
     ]
-    long = {
-        **job,
-        "plan": {"mesh": mesh, "partition": "even", "schemes": schemes, **({"views": views} if views else {})},
-    }
+    plan_in_full = {"mesh": mesh, "partition": "even", "schemes": schemes} | ({"views": views} if views else {})
+    long = {**job, "plan": plan_in_full}
     assert report_as(answer := report(short), long) == answer
     usual = report(short, "plan.order=pp-dp-cp-tp")
     assert usual == report({**job, "plan": {"tp": 2, "pp": 2, **plan}})

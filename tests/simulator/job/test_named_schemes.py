@@ -10,6 +10,7 @@ import pytest
 from meshcast.simulator.forecast.step import forecast_step
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, keys_alike
 from meshcast.simulator.loading.load import load_job
+from tests.jobs import MODELS
 
 DENSE: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 4},
@@ -17,106 +18,69 @@ DENSE: dict[str, Any] = {
     "batch": {"global": 64, "micro": 4, "sequence": 4096},
 }
 EXPERTS = {**DENSE, "model": {"preset": "mixtral-8x7b", "layers": 4}}
+ZERO_1, MEGATRON = "data/zero-1 over dp", "tensor/megatron-sp over tp"
 
 
-def stated(plan: dict[str, Any], job: dict[str, Any] = DENSE) -> tuple[dict[str, int], list[dict[str, Any]]]:
-    """The mesh and the schemes of a plan in long form."""
-    found = load_job({**job, "plan": plan}).to_dict()["plan"]
-    return found["mesh"], [one for one in found["schemes"] if not one["use"].startswith("pipeline/")]
+def describe(entry: dict[str, Any]) -> str:
+    """A scheme in words: its axes, then its options."""
+    options = {key: value for key, value in entry.items() if key not in ("use", "over")}
+    axes = [entry["over"]] if isinstance(entry.get("over"), str) else entry.get("over", [])
+    return " ".join([entry["use"], *["over"] * bool(axes), *axes, *(f"{key}={options[key]}" for key in options)])
 
 
-ZERO_1, MEGATRON = {"use": "data/zero-1", "over": "dp"}, {"use": "tensor/megatron-sp", "over": "tp"}
+def stated(plan: dict[str, Any], job: dict[str, Any] = DENSE) -> tuple[str, list[str]]:
+    """The mesh and the schemes of a plan in long form, in words."""
+    long = load_job({**job, "plan": plan}).to_dict()["plan"]
+    mesh = " ".join(f"{axis} {size}" for axis, size in long["mesh"].items())
+    return mesh, [describe(entry) for entry in long["schemes"] if not entry["use"].startswith("pipeline/")]
 
 
-@pytest.mark.parametrize(
-    ("plan", "mesh", "schemes"),
-    [
-        (
-            {"cp": 4, "cp_scheme": "ulysses"},
-            {"pp": 1, "dp": 4, "cp": 4, "tp": 1},
-            [ZERO_1, {"use": "sequence/ulysses", "over": "cp"}, MEGATRON],
-        ),
-        (
-            {"cp": 8, "cp_scheme": "wallfacer"},
-            {"pp": 1, "dp": 2, "cp-1": 2, "cp-2": 2, "cp-3": 2, "tp": 1},
-            [ZERO_1, {"use": "sequence/wallfacer", "over": ["cp-1", "cp-2", "cp-3"]}, MEGATRON],
-        ),
-        ({"cp_scheme": "ring"}, {"pp": 1, "dp": 16, "tp": 1}, [ZERO_1, MEGATRON]),
-        (
-            {"tp": 4, "tp_scheme": "tensor/summa-2d"},
-            {"pp": 1, "dp": 4, "tp-1": 2, "tp-2": 2},
-            [ZERO_1, {"use": "tensor/summa-2d", "over": ["tp-1", "tp-2"]}],
-        ),
-        (
-            {"tp": 8, "tp_scheme": "tesseract"},
-            {"pp": 1, "dp": 2, "tp-1": 2, "tp-2": 2, "tp-3": 2},
-            [ZERO_1, {"use": "tensor/tesseract", "over": ["tp-1", "tp-2", "tp-3"]}],
-        ),
-        (
-            {"tp": 4, "tp_scheme": "flux", "sequence_parallel": False},
-            {"pp": 1, "dp": 4, "tp": 4},
-            [ZERO_1, {"use": "tensor/flux"}, {"use": "tensor/megatron", "over": "tp"}],
-        ),
-        ({"tp_scheme": "flux"}, {"pp": 1, "dp": 16, "tp": 1}, [ZERO_1, MEGATRON]),
-        (
-            {"tp": 2, "dp_scheme": "zero-plus-plus"},
-            {"pp": 1, "dp-1": 2, "dp-2": 4, "tp": 2},
-            [{"use": "data/zero-plus-plus", "over": ["dp-1", "dp-2"]}, MEGATRON],
-        ),
-        (
-            {"pp": 2, "tp": 2, "order": "dp-pp-cp-tp", "dp_scheme": "byteps"},
-            {"dp-1": 2, "dp-2": 2, "pp": 2, "tp": 2},
-            [{"use": "data/byteps", "over": ["dp-1", "dp-2"]}, MEGATRON],
-        ),
-        (
-            {"dp_scheme": "mics", "shard": 4},
-            {"pp": 1, "replicate": 4, "shard": 4, "tp": 1},
-            [{"use": "data/mics", "over": "shard", "replicate": "replicate"}, MEGATRON],
-        ),
-        (
-            {"fsdp": True, "reshard": False, "unit": 2, "prefetch": 0},
-            {"pp": 1, "dp": 16, "tp": 1},
-            [{"use": "data/fsdp", "over": "dp", "reshard": False, "unit": 2, "prefetch": 0}, MEGATRON],
-        ),
-    ],
-)
-def test_a_named_scheme_gets_its_axes(plan: dict[str, Any], mesh: dict[str, int], schemes: list[Any]) -> None:
+@pytest.mark.parametrize(("plan", "mesh", "schemes"), [
+    ({"cp": 4, "cp_scheme": "ulysses"}, "pp 1 dp 4 cp 4 tp 1", [ZERO_1, "sequence/ulysses over cp", MEGATRON]),
+    ({"cp": 8, "cp_scheme": "wallfacer"}, "pp 1 dp 2 cp-1 2 cp-2 2 cp-3 2 tp 1",
+        [ZERO_1, "sequence/wallfacer over cp-1 cp-2 cp-3", MEGATRON]),
+    ({"cp_scheme": "ring"}, "pp 1 dp 16 tp 1", [ZERO_1, MEGATRON]),
+    ({"tp": 4, "tp_scheme": "tensor/summa-2d"}, "pp 1 dp 4 tp-1 2 tp-2 2", [ZERO_1, "tensor/summa-2d over tp-1 tp-2"]),
+    ({"tp": 8, "tp_scheme": "tesseract"}, "pp 1 dp 2 tp-1 2 tp-2 2 tp-3 2",
+        [ZERO_1, "tensor/tesseract over tp-1 tp-2 tp-3"]),
+    ({"tp": 4, "tp_scheme": "flux", "sequence_parallel": False}, "pp 1 dp 4 tp 4",
+        [ZERO_1, "tensor/flux", "tensor/megatron over tp"]),
+    ({"tp_scheme": "flux"}, "pp 1 dp 16 tp 1", [ZERO_1, MEGATRON]),
+    ({"tp": 2, "dp_scheme": "zero-plus-plus"}, "pp 1 dp-1 2 dp-2 4 tp 2",
+        ["data/zero-plus-plus over dp-1 dp-2", MEGATRON]),
+    ({"pp": 2, "tp": 2, "order": "dp-pp-cp-tp", "dp_scheme": "byteps"}, "dp-1 2 dp-2 2 pp 2 tp 2",
+        ["data/byteps over dp-1 dp-2", MEGATRON]),
+    ({"dp_scheme": "mics", "shard": 4}, "pp 1 replicate 4 shard 4 tp 1",
+        ["data/mics over shard replicate=replicate", MEGATRON]),
+    ({"fsdp": True, "reshard": False, "unit": 2, "prefetch": 0}, "pp 1 dp 16 tp 1",
+        ["data/fsdp over dp reshard=False unit=2 prefetch=0", MEGATRON]),
+])  # fmt: skip
+def test_a_named_scheme_gets_its_axes(plan: dict[str, Any], mesh: str, schemes: list[str]) -> None:
     assert stated(plan) == (mesh, schemes)
-    assert list(stated(plan)[0]) == list(mesh)
-    assert forecast_step(load_job({**DENSE, "plan": plan})).step_time > 0
+    assert forecast_step(load_job({**DENSE, "model": MODELS["gpt"], "batch": {"micro": 4}, "plan": plan})).step_time > 0
 
 
-def test_expert_schemes_are_over_the_axes_of_the_experts() -> None:
-    assert stated({"ep": 4, "ep_scheme": "deepep"}, EXPERTS)[1][-1] == {"use": "expert/deepep", "over": "ep"}
-    grid = stated({"tp": 2, "ep": 4, "etp": 2, "ep_scheme": "tutel"}, EXPERTS)[1][-1]
-    assert grid == {"use": "expert/tutel", "over": ["ep", "etp"]}
-    assert stated({"ep_scheme": "deepep"}, EXPERTS)[1] == [ZERO_1, MEGATRON]
-    assert stated({"ep_scheme": "scattermoe"}, EXPERTS)[1][-1] == {"use": "expert/scattermoe"}
+@pytest.mark.parametrize(("plan", "scheme"), [
+    ({"ep": 4, "ep_scheme": "deepep"}, "expert/deepep over ep"),
+    ({"tp": 2, "ep": 4, "etp": 2, "ep_scheme": "tutel"}, "expert/tutel over ep etp"),
+    ({"ep_scheme": "deepep"}, MEGATRON),
+    ({"ep_scheme": "scattermoe"}, "expert/scattermoe"),
+    ({"ep": 4, "ep_scheme": {"use": "expert/deepep", "sms": 24}}, "expert/deepep over ep sms=24"),
+])  # fmt: skip
+def test_expert_schemes_are_over_the_axes_of_the_experts(plan: dict[str, Any], scheme: str) -> None:
+    assert stated(plan, EXPERTS)[1][-1] == scheme
 
 
 def test_a_scheme_is_named_with_its_options() -> None:
-    plan = {
-        "tp": 2,
-        "tp_scheme": {"use": "async-tp", "directions": 2},
-        "cp": 2,
-        "cp_scheme": {"use": "ring", "balance": "striped"},
-    }
-    assert stated(plan)[1] == [
-        {"use": "data/zero-1", "over": "dp"},
-        {"use": "sequence/ring", "over": "cp", "balance": "striped"},
-        {"use": "tensor/async-tp", "directions": 2},
-        MEGATRON,
-    ]
-    assert stated({"ep": 4, "ep_scheme": {"use": "expert/deepep", "sms": 24}}, EXPERTS)[1][-1]["sms"] == 24
-    fsdp = {"dp_scheme": {"use": "fsdp", "offload": True}, "unit": 2, "shard": 4}
-    assert (
-        stated(fsdp)[1][0].items() >= {"use": "data/fsdp", "offload": True, "unit": 2, "replicate": "replicate"}.items()
-    )
+    ring, overlap = {"use": "ring", "balance": "striped"}, {"use": "async-tp", "directions": 2}
+    schemes = [ZERO_1, "sequence/ring over cp balance=striped", "tensor/async-tp directions=2", MEGATRON]
+    assert stated({"tp": 2, "tp_scheme": overlap, "cp": 2, "cp_scheme": ring})[1] == schemes
+    fsdp = stated({"dp_scheme": {"use": "fsdp", "offload": True}, "unit": 2, "shard": 4})[1][0]
+    assert {*fsdp.split()} >= {"data/fsdp", "offload=True", "unit=2", "replicate=replicate"}
     assert stated({"dp_scheme": {"use": "mics"}}) == stated({"dp_scheme": "mics"})
-    one, two = (
-        forecast_step(load_job({**DENSE, "plan": {"tp": 2, "tp_scheme": {"use": "flux", "wave": n}}})) for n in (8, 132)
-    )
-    assert one.step_time != two.step_time
+    plans = [{"tp": 2, "tp_scheme": {"use": "flux", "wave": wave}} for wave in (8, 132)]
+    times = {forecast_step(load_job({**DENSE, "plan": plan})).step_time for plan in plans}
+    assert len(times) == 2
 
 
 def test_keys_that_choose_one_scheme_know_each_other_and_no_others() -> None:
@@ -140,21 +104,16 @@ def test_default_schemes_may_be_named() -> None:
 
 def test_stages_name_schemes_of_their_own() -> None:
     stages = [{"tp": 4, "dp": 2, "tp_scheme": "summa-2d"}, {"tp": 4, "dp": 2, "tp_scheme": "megatron"}]
-    found = load_job({**DENSE, "plan": {"stages": stages}}).plan.stages
-    assert [one.schemes[-1].use for one in found] == ["tensor/summa-2d", "tensor/megatron"]
+    plans = load_job({**DENSE, "plan": {"stages": stages}}).plan.stages
+    assert [plan.schemes[-1].use for plan in plans] == ["tensor/summa-2d", "tensor/megatron"]
 
 
 def test_a_file_of_an_order_is_a_schedule(tmp_path: Path) -> None:
     """`schedule: own.csv` is the scheme from-file, with its path from the job's folder."""
-    rows = ["0F0,0F1,,,0B0,0B1", ",1F0,1B0,1F1,1B1,"]
-    (tmp_path / "own.csv").write_text("\n".join(rows) + "\n")
-    job = {
-        "model": {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128},
-        "cluster": "dgx-h100:1",
-        "batch": {"global": 8, "micro": 1},
-        "plan": {"tp": 2, "pp": 2, "schedule": "own.csv"},
-    }
-    short = load_job(job, base=tmp_path).to_dict()
-    job["plan"]["schedule"] = {"use": "from-file", "path": "own.csv"}
-    assert short == load_job(job, base=tmp_path).to_dict()
-    assert short["plan"]["schemes"][0]["use"] == "pipeline/from-file"
+    (tmp_path / "own.csv").write_text("0F0,0F1,,,0B0,0B1\n,1F0,1B0,1F1,1B1,\n")
+    job = {"model": MODELS["gpt"], "cluster": "dgx-h100:1", "batch": {"global": 8, "micro": 1}}
+    short, named = (
+        load_job({**job, "plan": {"tp": 2, "pp": 2, "schedule": schedule}}, base=tmp_path).to_dict()
+        for schedule in ("own.csv", {"use": "from-file", "path": "own.csv"})
+    )
+    assert short == named and short["plan"]["schemes"][0]["use"] == "pipeline/from-file"

@@ -25,18 +25,10 @@ JOB: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("release", "month"),
-    [
-        ("2023-06", "2023-06"),
-        ("2023-06-28", "2023-06"),
-        ("24.05", "2024-05"),
-        ("25.02.01", "2025-02"),
-        ("0.8", "2024-08"),
-        ("core_r0.8.0", "2024-08"),
-        ("v0.12", "2025-05"),
-    ],
-)
+@pytest.mark.parametrize(("release", "month"), [
+    ("2023-06", "2023-06"), ("2023-06-28", "2023-06"), ("24.05", "2024-05"), ("25.02.01", "2025-02"),
+    ("0.8", "2024-08"), ("core_r0.8.0", "2024-08"), ("v0.12", "2025-05"),
+])  # fmt: skip
 def test_a_release_is_a_month_a_container_or_a_version(release: str, month: str) -> None:
     assert find_month(release, framework_versions("megatron-core"), "release") == month
 
@@ -106,11 +98,12 @@ def test_an_older_release_is_slower() -> None:
     assert step("2022-06") > step("2023-05") > step("2023-11") > step(None)
 
 
-@pytest.mark.parametrize("name", drawn(framework_names(), keep=3))
+@pytest.mark.parametrize("name", drawn(framework_names(), keep=5))
 def test_every_profile_forecasts_in_every_generation(name: str) -> None:
     for release in (None, *(each["until"] for each in framework_generations(name)), "2020-01"):
-        answer = simulate({**JOB, "framework": {"name": name, "release": release}})
-        assert 0.05 < answer.step_time < 5
+        model = {"preset": "llama3.2-1b", "layers": 4}
+        answer = simulate({**JOB, "model": model, "framework": {"name": name, "release": release}})
+        assert 0.02 < answer.step_time < 2
 
 
 @pytest.mark.parametrize("name", framework_names())

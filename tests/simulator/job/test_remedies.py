@@ -12,30 +12,23 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
 
 JOB: dict[str, Any] = {
-    "model": "llama3-70b",
-    "cluster": "dgx-h100:64",
-    "batch": {"global": 1024, "micro": 1, "sequence": 8192},
+    "model": "llama3-70b", "cluster": "dgx-h100:64", "batch": {"global": 1024, "micro": 1, "sequence": 8192},
     "plan": {"tp": 8, "pp": 4},
-}
+}  # fmt: skip
 EXPERTS: dict[str, Any] = {
-    "model": "deepseek-v3",
-    "cluster": "dgx-h100:100",
-    "batch": {"global": 8192, "micro": 1, "sequence": 4096},
+    "model": "deepseek-v3", "cluster": "dgx-h100:100", "batch": {"global": 8192, "micro": 1, "sequence": 4096},
     "plan": {"tp": 2, "pp": 8, "ep": 64, "partition": "ends-as-layers"},
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("job", "changes", "remedy"),
-    [
-        (JOB, {"cluster": "dgx-h100:63"}, "32 or 64 nodes would work"),
-        (JOB, {"cluster": "dgx-h100:50", "plan": {"tp": 8, "pp": 8}}, "32 or 64 nodes would work"),
-        (JOB, {"plan": {"tp": 12, "pp": 4}}, "With pp = 4, tp = 8 would work"),
-        (JOB, {"plan": {"tp": 8, "pp": 5}}, "With tp = 8, pp = 4 would work"),
-        (EXPERTS, {}, "64 or 128 nodes would work"),
-        (EXPERTS, {"cluster": "dgx-h100:127"}, "64 or 128 nodes would work"),
-    ],
-)
+@pytest.mark.parametrize(("job", "changes", "remedy"), [
+    (JOB, {"cluster": "dgx-h100:63"}, "32 or 64 nodes would work"),
+    (JOB, {"cluster": "dgx-h100:50", "plan": {"tp": 8, "pp": 8}}, "32 or 64 nodes would work"),
+    (JOB, {"plan": {"tp": 12, "pp": 4}}, "With pp = 4, tp = 8 would work"),
+    (JOB, {"plan": {"tp": 8, "pp": 5}}, "With tp = 8, pp = 4 would work"),
+    (EXPERTS, {}, "64 or 128 nodes would work"),
+    (EXPERTS, {"cluster": "dgx-h100:127"}, "64 or 128 nodes would work"),
+])  # fmt: skip
 def test_what_would_work_works(job: dict[str, Any], changes: dict[str, Any], remedy: str) -> None:
     data = {**job, **changes}
     with pytest.raises(PlanError) as refused:

@@ -13,6 +13,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
+from tests.draws import drawn_grid
 
 MODEL = {"layers": 4, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 512, "positions": "rope"}
 LONG_TAIL = {"kind": "lognormal", "mean": 120, "sigma": 1.2}
@@ -35,9 +36,6 @@ def classes_of(one: Job) -> list[tuple[int, int, Any, float]]:
 def orders_of(one: Job) -> list[tuple[int, ...]]:
     orders = [each.microbatches for each in one.plan.replicas for _ in range(each.dp)] or [one.batch.order]
     return [order for order in orders if isinstance(order, tuple)]
-
-
-# --------------------------------------------------------------------------------------------------- joining
 
 
 def test_padding_joins_samples_of_similar_length(tmp_path: Path) -> None:
@@ -66,10 +64,10 @@ def test_longer_samples_are_cut(tmp_path: Path) -> None:
     assert classes_of(load(tmp_path, [512, 513, 9999], join="padding")) == [(1, 512, None, 512)]
 
 
-@pytest.mark.parametrize("join", ["packing", "padding", "shortest-step"])
-@pytest.mark.parametrize("equal", [False, True])
-@pytest.mark.parametrize("dp", [1, pytest.param(2, marks=pytest.mark.slow), 4])
-@pytest.mark.parametrize("tokens", [512, pytest.param(2048, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("join", "equal", "dp", "tokens"),
+    drawn_grid(["packing", "padding", "shortest-step"], [False, True], [1, 4, 2], [512, 2048]),
+)
 def test_no_token_is_lost(join: str, equal: bool, dp: int, tokens: int, tmp_path: Path) -> None:
     """All samples run once, no micro-batch is larger than stated, and the replicas have about as much to do."""
     lengths = np.random.default_rng(dp).integers(1, 513, 101).tolist()
@@ -93,10 +91,8 @@ def test_samples_of_one_length_are_a_batch_of_equal_micro_batches(dp: int) -> No
 
 
 def test_equal_replicas_may_meet_in_every_micro_batch() -> None:
-    samples = {"distribution": LONG_TAIL, "count": 64, "join": "padding"}
+    samples = {"distribution": LONG_TAIL, "count": 16, "join": "padding"}
     plan = {"fsdp": True, "dp": 8}
-    with pytest.raises(PlanError, match="all replicas meet in every micro-batch"):
-        simulate(job(samples, plan))
     assert simulate(job({**samples, "equal_replicas": True}, plan)).step_time > 0
 
 
@@ -120,9 +116,6 @@ def test_the_long_form_is_the_same_job(plan: dict[str, Any]) -> None:
     assert load_job({**one.to_dict(), "model": MODEL}) == one
 
 
-# --------------------------------------------------------------------------------------------------- drawing
-
-
 def test_lengths_have_the_mean_of_their_distribution() -> None:
     """As far as none is cut."""
     samples = {"distribution": {"kind": "lognormal", "mean": 100, "sigma": 0.8}, "count": 20_000, "join": "packing"}
@@ -137,10 +130,8 @@ def test_a_seed_is_a_step(tmp_path: Path) -> None:
     assert orders[0] == orders[1] != orders[2]
     drawn = [load(tmp_path, range(1, 200), join="padding", count=20, seed=seed).batch for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
-    assert simulate(load(tmp_path, range(1, 200), join="padding", count=199)).tokens == sum(range(1, 200))
+    assert simulate(load(tmp_path, range(1, 60), join="padding", count=59)).tokens == sum(range(1, 60))
 
-
-# ------------------------------------------------------------------------------------------------- DynaPipe
 
 # The layers of T5 11B, as one decoder: attention is 16 times as wide as the residual stream, and unfused.
 T5 = {"layers": 48, "hidden": 1024, "heads": 128, "head_dim": 128, "ffn": 65536, "gated": False, "vocab": 32128}
@@ -179,20 +170,3 @@ def test_the_gain_over_packing_grows_with_the_longest_sample_and_stays_below_the
     ]
     assert gains == sorted(gains)
     assert 1.0 < gains[-1] <= MOST_GAIN
-
-
-# -------------------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize("rows", [["tokens"], ["12", "many"], ["12", "-1"], ["12", "0"], ["9" * 5000, "x"], [""]])
-def test_a_file_without_lengths_is_refused(rows: list[str], tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"lengths\.csv"):
-        load(tmp_path, rows, join="padding")
-    with pytest.raises(PlanError, match="has 1 samples"):
-        load(tmp_path, [7], join="padding", count=2)
-
-
-def test_more_classes_than_are_forecast_in_seconds_are_refused() -> None:
-    samples = {"distribution": {"kind": "uniform"}, "count": 4000, "join": "padding", "multiple": 1}
-    with pytest.raises(PlanError, match=r"at most 500 classes.*multiple"):
-        simulate(job(samples, sequence=4096))

@@ -5,39 +5,22 @@ from typing import Any
 
 import pytest
 
-from meshcast.simulator.engine.play import Engine, play
-from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.forecast.program import build_program
+from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
-from meshcast.simulator.ir.ops import Transfer
 from meshcast.simulator.loading.load import load_job
 from tests.draws import drawn, drawn_grid
-from tests.ideal_costs import IdealCosts
+from tests.jobs import on_gpus
+from tests.simulator.plan.ideally import HOP, answers, pass_seconds, play_ideally
 
 MODEL = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 32000, "seq": 1024}
 MIXED = {"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]}
-REPLICAS = {
-    "mesh": {"dp": 4, "pp": 2, "tp": 2},
-    "schemes": [
-        {"use": "pipeline/1f1b", "over": "pp"},
-        {"use": "data/zero-1", "over": "dp"},
-        {"use": "tensor/megatron-sp", "over": "tp"},
-    ],
-}
+_SCHEMES = ("pipeline/1f1b over pp", "data/zero-1 over dp", "tensor/megatron-sp over tp")
+REPLICAS = on_gpus(16, {"dp": 4, "pp": 2, "tp": 2}, *_SCHEMES)["plan"]
 
 
 def job(plan: dict[str, Any], batch: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"model": MODEL, "cluster": "dgx-h100:2", "plan": plan, "batch": batch, **more}
-
-
-def answers(one: dict[str, Any]) -> tuple[Any, ...]:
-    report = simulate(one)
-    memory = [peak.by for peak in report.play.peaks]
-    return report.step_time, report.mfu, report.hfu, report.breakdown.parts, report.breakdown.hidden, memory
-
-
-# --------------------------------------------------------------------------------------------- equal degrees
 
 
 @pytest.mark.parametrize(
@@ -84,33 +67,13 @@ def test_equal_classes_of_replicas_take_as_long_as_one() -> None:
     assert found.step_time == pytest.approx(wanted.step_time, rel=1e-12)
 
 
-# ---------------------------------------------------------------------------------------------- hand formulas
-
-
-HOP = 1e-3
-"""Latency of a message between stages under ideal prices [s]."""
-
-
-def play_ideally(one: dict[str, Any]) -> tuple[float, dict[tuple[int, str], float]]:
-    """Duration of a step at one rate of FLOPs, with free communication but for `HOP`; and of the passes by stage."""
-    plain = {"name": "megatron-core", "set": {"launch_s": 0.0}}
-    costs = IdealCosts(1e12)
-
-    def price(work: Any) -> Any:
-        return costs.estimate(work)._replace(latency=HOP) if isinstance(work, Transfer) else costs.estimate(work)
-
-    step = play(build_program(resolve_plan(load_job({**one, "framework": plain})), price)[1])
-    slots, tasks = step.program.timetable.slots, step.program.tasks
-    return step.span, {(slot.stage, slot.kind): task.sums[:, 0].sum() for slot, task in zip(slots, tasks, strict=True)}
-
-
 def test_two_list_heterogeneous_stages_take_as_long_as_the_formula() -> None:
     """1F1B of a fast stage before a slow one: f0 + m (f1 + b1) + b0 and two hops."""
     stages = [{"layers": 2, "tp": 4, "dp": 2}, {"layers": 6, "tp": 2, "dp": 4}]
-    span, seconds = play_ideally(job({"stages": stages}, {"global": 64, "microbatches": 8}))
-    f0, b0, f1, b1 = (seconds[key] for key in ((0, "F"), (0, "BW"), (1, "F"), (1, "BW")))
+    step = play_ideally(job({"stages": stages}, {"global": 64, "microbatches": 8}))
+    f0, b0, f1, b1 = (pass_seconds(step)[stage, kind, 0] for stage in (0, 1) for kind in ("F", "BW"))
     assert f1 + b1 > f0 + b0
-    assert span == pytest.approx(f0 + 8 * (f1 + b1) + b0 + 2 * HOP, rel=1e-12)
+    assert step.span == pytest.approx(f0 + 8 * (f1 + b1) + b0 + 2 * HOP, rel=1e-12)
 
 
 @pytest.mark.parametrize("counts", [(5, 19), (19, 5), (8, 8)])
@@ -120,18 +83,16 @@ def test_asymmetric_replicas_take_as_long_as_the_slower(counts: tuple[int, int])
         {"microbatches": counts[0], "stages": [{"tp": 8}]},
         {"microbatches": counts[1], "stages": [{"tp": 4, "layers": 2}, {"tp": 4, "layers": 6}]},
     ]
-    span, seconds = play_ideally(job({"replicas": replicas}, {"global": sum(counts)}))
-    alone = counts[0] * (seconds[0, "F"] + seconds[0, "BW"])
-    f0, b0, f1, b1 = (seconds[key] for key in ((1, "F"), (1, "BW"), (2, "F"), (2, "BW")))
-    assert span == pytest.approx(max(alone, f0 + counts[1] * (f1 + b1) + b0 + 2 * HOP), rel=1e-12)
+    step = play_ideally(job({"replicas": replicas}, {"global": sum(counts)}))
+    f, b, f0, b0, f1, b1 = (pass_seconds(step)[stage, kind, 0] for stage in (0, 1, 2) for kind in ("F", "BW"))
+    assert step.span == pytest.approx(max(counts[0] * (f + b), f0 + counts[1] * (f1 + b1) + b0 + 2 * HOP), rel=1e-12)
 
 
 def test_heterogeneous_shares_take_as_long_as_the_larger() -> None:
     plan = {**REPLICAS, "replicas": [{"dp": 1, "microbatches": 3}, {"dp": 3, "microbatches": 7}]}
-    span, seconds = play_ideally(job(plan, {"global": 24}))
-    assert span == pytest.approx(
-        7 * (seconds[1, "F"] + seconds[1, "BW"]) + seconds[0, "F"] + seconds[0, "BW"] + 2 * HOP
-    )
+    step = play_ideally(job(plan, {"global": 24}))
+    f0, b0, f1, b1 = (pass_seconds(step)[stage, kind, 0] for stage in (0, 1) for kind in ("F", "BW"))
+    assert step.span == pytest.approx(7 * (f1 + b1) + f0 + b0 + 2 * HOP)
 
 
 @pytest.mark.parametrize("widths", [(4, 2), (2, 4)])
@@ -150,15 +111,12 @@ def test_meetings_have_names(widths: tuple[int, int]) -> None:
 
 def test_shares_follow_the_speed() -> None:
     """A batch of B micro-batches over rates r1 and r2 takes B / (r1 + r2): an H100 node gets twice as many."""
-    plan = {
-        "mesh": {"dp": 2, "tp": 8},
-        "schemes": [{"use": "data/zero-1", "over": "dp"}, {"use": "tensor/megatron-sp", "over": "tp"}],
-    }
+    plan = on_gpus(16, {"dp": 2, "tp": 8}, "data/zero-1 over dp", "tensor/megatron-sp over tp")["plan"]
     even, fast = (
         simulate(job({**plan, "share": share}, {"global": 96}, cluster=MIXED, model="llama3-8b"))
         for share in ("even", "by-speed")
     )
-    counts = [one.shape.m for one in fast.play.plan.pipelines]
+    counts = [pipeline.shape.m for pipeline in fast.play.plan.pipelines]
     assert sum(counts) == 96 and counts[0] < counts[1]
     assert fast.step_time < even.step_time
     # Rates in micro-batches of the even plan's slower half, and what the shares say of the faster one.
@@ -167,19 +125,13 @@ def test_shares_follow_the_speed() -> None:
 
 def test_mfu_counts_every_gpu_by_its_peak() -> None:
     """As many FLOPs in half of the time are twice the MFU, whichever ranks they run on."""
-    plan = {
-        "mesh": {"dp": 2, "tp": 8},
-        "schemes": [{"use": "data/ddp", "over": "dp"}, {"use": "tensor/megatron", "over": "tp"}],
-    }
+    plan = on_gpus(16, {"dp": 2, "tp": 8}, "data/ddp over dp", "tensor/megatron over tp")["plan"]
     reports = [simulate(job({**plan, "share": share}, {"global": 64}, cluster=MIXED)) for share in ("even", "by-speed")]
     assert reports[0].mfu["palm"] * reports[0].step_time == pytest.approx(reports[1].mfu["palm"] * reports[1].step_time)
     peaks = {"dgx-a100": 312e12, "dgx-h100": 989.4e12}
     needed = reports[0].flops_per_token("palm") * reports[0].tokens
     mean = sum(peaks.values()) / 2
     assert reports[0].mfu["palm"] == pytest.approx(needed / (reports[0].step_time * 16 * mean), rel=2e-3)
-
-
-# ------------------------------------------------------------------------------------------------ engines agree
 
 
 def draw_stages(rng: random.Random, gpus: int, experts: bool) -> list[dict[str, Any]]:
@@ -222,7 +174,7 @@ def draw_heterogeneous(seed: int) -> dict[str, Any]:
         return draw_lengths(rng, job(plan, batch, cluster=cluster, model=model), 8)
     sides = [draw_stages(rng, 8, experts) for _ in range(2)]
     replicas = [{"microbatches": rng.randint(1, 6), "stages": stages} for stages in sides]
-    batch = {"global": 8 * sum(one["microbatches"] for one in replicas)}
+    batch = {"global": 8 * sum(replica["microbatches"] for replica in replicas)}
     plan = {"schedule": schedule, "partition": "by-cost", "replicas": replicas}
     return draw_lengths(rng, job(plan, batch, cluster=cluster, model=model), 8)
 
@@ -274,6 +226,3 @@ def test_the_answer_names_the_same_plan() -> None:
         one = load_job(draw_heterogeneous(seed))
         again = load_job(one.to_dict())
         assert again.plan == one.plan and again.batch == one.batch
-
-
-# ---------------------------------------------------------------------------------------------------- refusals

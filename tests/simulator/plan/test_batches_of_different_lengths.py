@@ -7,70 +7,43 @@ from typing import Any
 
 import pytest
 
-from meshcast.simulator.engine.play import PlayedStep, play
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
-from meshcast.simulator.ir.ops import Transfer
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.scheduling.schedule import actions_of
 from tests.draws import drawn
 from tests.ideal_costs import IdealCosts
+from tests.simulator.plan.ideally import HOP, answers, pass_seconds, play_ideally
 
 MODEL = {"layers": 8, "hidden": 512, "heads": 16, "vocab": 32000, "seq": 1024}
 FIVE = [{"samples": n, "sequence": length} for n, length in ((16, 64), (8, 128), (4, 512), (1, 1024), (1, 2048))]
-HOP = 1e-3
-"""Latency of a message between stages under ideal prices [s]."""
 
 
 def job(batch: dict[str, Any], plan: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"model": MODEL, "cluster": "dgx-h100:1", "plan": plan, "batch": batch, **more}
 
 
-def answers(one: dict[str, Any]) -> tuple[Any, ...]:
-    report = simulate(one)
-    memory = [peak.by for peak in report.play.peaks]
-    return report.step_time, report.tokens, report.mfu, report.hfu, report.breakdown.parts, memory
-
-
-def play_ideally(one: dict[str, Any]) -> PlayedStep:
-    """A step at one rate of FLOPs, with free communication but for `HOP`."""
-    plain = {"name": "megatron-core", "set": {"launch_s": 0.0}}
-    costs = IdealCosts(1e12)
-
-    def price(work: Any) -> Any:
-        return costs.estimate(work)._replace(latency=HOP) if isinstance(work, Transfer) else costs.estimate(work)
-
-    return play(build_program(resolve_plan(load_job({**one, "framework": plain})), price)[1])
-
-
-def pass_seconds(step: PlayedStep) -> dict[tuple[int, str, int], float]:
-    """Seconds of a pass by stage, kind and class of the micro-batch."""
-    pairs = zip(step.program.timetable.slots, step.program.tasks, strict=True)
-    return {(slot.stage, slot.kind, slot.variant): float(task.sums[:, 0].sum()) for slot, task in pairs}
-
-
-# --------------------------------------------------------------------------------------------- equal lengths
-
 PLANS = [
-    {"pp": 2, "tp": 2, "dp": 2},
-    {"pp": 4, "schedule": "gpipe", "dp": 2},
-    {"pp": 2, "chunks": 2, "tp": 2, "zero": 3},
-    {"pp": 4, "schedule": "zb-h1", "recompute": "full"},
-    {"pp": 4, "schedule": "zb-auto"},
-    {"pp": 4, "schedule": "dualpipe"},
-    {"pp": 4, "schedule": "bpipe", "dp": 2},
-    {"tp": 2, "fsdp": True},
-]
+    {"pp": 2, "tp": 2, "dp": 2}, {"pp": 4, "schedule": "gpipe", "dp": 2}, {"pp": 2, "chunks": 2, "tp": 2, "zero": 3},
+    {"pp": 4, "schedule": "zb-h1", "recompute": "full"}, {"pp": 4, "schedule": "zb-auto"},
+    {"pp": 4, "schedule": "dualpipe"}, {"pp": 4, "schedule": "bpipe", "dp": 2}, {"tp": 2, "fsdp": True},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_one_class_is_a_batch_of_equal_micro_batches(plan: dict[str, Any]) -> None:
-    """To the bit: time, its parts, MFU and memory."""
-    classes = job({"lengths": [{"samples": 2, "sequence": 512}], "order": [0] * 8}, plan)
-    equal = job({"micro": 2, "sequence": 512, "global": load_job(classes).batch.total}, plan)
+    """To the bit: time, its parts, MFU and memory. Padding in a second class takes time and no credit."""
+    full = {"samples": 2, "sequence": 512}
+    classes = job({"lengths": [full], "order": [0] * 8}, plan)
+    equal = simulate(job({"micro": 2, "sequence": 512, "global": load_job(classes).batch.total}, plan))
     assert answers(classes) == answers(equal)
+    padded = simulate(job({"lengths": [full, {**full, "tokens": 512.0}], "order": [0, 1, 1, 0, 1, 0, 0, 1]}, plan))
+    assert padded.step_time == pytest.approx(equal.step_time, rel=1e-12)
+    assert [peak.by for peak in padded.play.peaks] == [peak.by for peak in equal.play.peaks]
+    assert padded.tokens == equal.tokens * 3 // 4 and padded.hfu == pytest.approx(equal.hfu, rel=1e-12)
+    assert padded.mfu["palm"] < equal.mfu["palm"] * 3 / 4
 
 
 def test_one_class_is_a_batch_of_equal_micro_batches_on_list_heterogeneous_stages() -> None:
@@ -88,19 +61,6 @@ def test_one_class_is_a_batch_of_equal_micro_batches_on_heterogeneous_replicas()
     assert answers(classes) == answers(equal)
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_padding_takes_time_and_no_credit(plan: dict[str, Any]) -> None:
-    """Two classes of one size: the same step, and fewer tokens."""
-    full = {"samples": 2, "sequence": 512}
-    equal = simulate(job({"lengths": [full], "order": [0] * 8}, plan))
-    padded = simulate(job({"lengths": [full, {**full, "tokens": 512.0}], "order": [0, 1, 1, 0, 1, 0, 0, 1]}, plan))
-    assert padded.step_time == pytest.approx(equal.step_time, rel=1e-12)
-    assert [peak.by for peak in padded.play.peaks] == [peak.by for peak in equal.play.peaks]
-    assert padded.tokens == equal.tokens * 3 // 4
-    assert padded.hfu == pytest.approx(equal.hfu, rel=1e-12)
-    assert padded.mfu["palm"] < equal.mfu["palm"] * 3 / 4
-
-
 def test_model_flops_are_those_of_every_class() -> None:
     """MFU x step of a mixture is the sum over the classes alone."""
     plan = {"pp": 2, "tp": 4}
@@ -115,9 +75,6 @@ def test_model_flops_are_those_of_every_class() -> None:
 
 def _renumber(order: list[int]) -> list[int]:
     return [[*dict.fromkeys(order)].index(i) for i in order]
-
-
-# -------------------------------------------------------------------------------------- formulas and a replay
 
 
 @pytest.mark.parametrize("order", [[0, 1, 1], [1, 0, 0, 1, 0], [0] * 4 + [1] * 4], ids=str)
@@ -155,9 +112,9 @@ def test_random_orders_of_five_lengths_take_as_long_as_a_replay(seed: int) -> No
                 back = next((one for one in ("BW", "B") if kind == one), "")
                 inputs = [(stage - 1, "F", k)] * (kind == "F" and stage > 0)
                 inputs += [(stage + 1, back, k)] * bool(back and stage < last)
-                if any(one not in ends for one in inputs):
+                if any(pass_ not in ends for pass_ in inputs):
                     break
-                hops = (HOP * (table.stages.devices[one[0]] != device) for one in inputs)
+                hops = (HOP * (table.stages.devices[pass_[0]] != device) for pass_ in inputs)
                 arrived = max((ends[one] + hop for one, hop in zip(inputs, hops, strict=True)), default=0.0)
                 free[device] = max(free[device], arrived) + seconds[stage, kind, order[k]]
                 ends[stage, kind, k] = free[device]
@@ -166,7 +123,7 @@ def test_random_orders_of_five_lengths_take_as_long_as_a_replay(seed: int) -> No
     assert step.span == pytest.approx(max(ends.values()), rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", drawn(range(12), keep=4))
+@pytest.mark.parametrize("seed", drawn(range(12), keep=6))
 def test_engines_agree_on_drawn_orders(seed: int) -> None:
     rng = random.Random(seed)
     plan = {**rng.choice(PLANS), "sequence_parallel": rng.random() < 0.5}
@@ -201,9 +158,6 @@ def test_messages_are_those_of_their_class() -> None:
     sent = {program.timetable.slots[slot].variant: send.work.nbytes for slot, send in program.sent}
     width, ranks = MODEL["hidden"], 4
     assert sent == {i: 2 * one["samples"] * one["sequence"] * width / ranks for i, one in enumerate(FIVE)}
-
-
-# ---------------------------------------------------------------------------------------------- heterogeneous plans
 
 
 def test_list_heterogeneous_stages_divide_the_sequences_of_every_class() -> None:
@@ -242,9 +196,6 @@ def test_asymmetric_replicas_run_classes_of_their_own() -> None:
     report = simulate(job({"lengths": [FIVE[1], FIVE[2]]}, {"replicas": replicas}))
     assert report.tokens == 2 * 8 * 128 + 3 * 4 * 512
     assert simulate(report.job, "sweep").step_time == pytest.approx(report.step_time, rel=1e-9)
-
-
-# ---------------------------------------------------------------------------------------------- the job file
 
 
 def test_every_class_runs_once_without_an_order() -> None:

@@ -10,7 +10,9 @@ import pytest
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.report.report import Report
+from tests.draws import drawn
 
+SHARED = SharedWork()
 MODEL = {"layers": 8, "hidden": 1024, "heads": 8, "vocab": 8192, "seq": 1024, "positions": "rope", "tied": False}
 
 
@@ -29,13 +31,14 @@ def fullest(report: Report) -> float:
 
 def lists(layers: int, stages: int) -> list[list[int]]:
     every = product(range(layers + 1), repeat=stages)
-    return [list(one) for one in every if sum(one) == layers and min(one[1:-1], default=1) >= 1]
+    return [list(counts) for counts in every if sum(counts) == layers and min(counts[1:-1], default=1) >= 1]
 
 
-@pytest.mark.parametrize("micro", [pytest.param(1, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("micro", drawn([1, 8], keep=(8,)))
 def test_no_partition_has_a_lower_peak_than_that_by_memory(micro: int) -> None:
-    found = fullest(simulate(job("by-memory", micro=micro)))
-    assert found <= min(fullest(simulate(job(one, micro=micro))) for one in lists(8, 3)) * (1 + 1e-9)
+    least = fullest(simulate(job("by-memory", micro=micro)))
+    for partition in drawn(lists(8, 3), keep=4):
+        assert least <= fullest(simulate(job(partition, micro=micro), shared_work=SHARED)) * (1 + 1e-9)
 
 
 def test_a_partition_by_memory_gives_the_first_stages_fewer_layers() -> None:
@@ -50,8 +53,6 @@ def test_a_partition_by_memory_of_a_model_that_does_not_divide() -> None:
     layers = simulate(job("by-memory", pp=5)).play.plan.layers
     assert sum(layers) == 8 and len(layers) == 5
 
-
-# ------------------------------------------------------------------------------------------------ adaptive
 
 ADAPTIVE = {"use": "memory/adapipe"}
 
@@ -94,20 +95,17 @@ def test_layers_that_a_plan_states_stay(partition: Any) -> None:
     assert recomputed(found)[0] > 0 and fullest(found) <= float(found.play.plan.ranks.clusters[0].gpu.memory)
 
 
-@pytest.mark.parametrize("micro", [352, pytest.param(448, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("micro", drawn([352, 448], keep=2))
 def test_no_layers_and_recomputation_of_two_stages_that_fit_are_faster(micro: int) -> None:
     """Every partition with the fewest recomputed layers that fit, which is what the dynamic programme weighs."""
-    found = simulate(job(pp=2, micro=micro, recompute=ADAPTIVE))
-    memory, best, shared = float(found.play.plan.ranks.clusters[0].gpu.memory), float("inf"), SharedWork()
-    for first in range(2, 7):
-        for counts in product(range(first + 1), range(9 - first)):
-            stages = [
-                {"layers": n, "schemes": [{"use": "memory/adapipe", "layers": r}]}
-                for n, r in zip((first, 8 - first), counts, strict=True)
-            ]
-            given = job(pp=2, micro=micro)
-            given["plan"] = {"schedule": "1f1b", "stages": [{**one, "mesh": {}} for one in stages]}
-            report = simulate(given, shared_work=shared)
-            if fullest(report) <= memory:
-                best = min(best, report.step_time)
-    assert fullest(found) <= memory and found.step_time <= best * 1.02
+    chosen = simulate(job(pp=2, micro=micro, recompute=ADAPTIVE))
+    memory, shared = float(chosen.play.plan.ranks.clusters[0].gpu.memory), SharedWork()
+    assert fullest(chosen) <= memory
+    every = [(n, *counts) for n in range(2, 7) for counts in product(range(n + 1), range(9 - n))]
+    for first, *counts in drawn(every, keep=8):
+        stages = [
+            {"mesh": {}, "layers": n, "schemes": [{"use": "memory/adapipe", "layers": r}]}
+            for n, r in zip((first, 8 - first), counts, strict=True)
+        ]
+        other = simulate({**job(pp=2, micro=micro), "plan": {"schedule": "1f1b", "stages": stages}}, shared_work=shared)
+        assert fullest(other) > memory or chosen.step_time <= other.step_time * 1.02

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.simulator import simulate
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import HostCopy, Transfer
 from meshcast.simulator.loading.load import load_job
@@ -39,10 +39,7 @@ BUDGETS = st.builds(
 
 
 def bytes_of(tensors: list[SavedTensors], names: tuple[str, ...]) -> float:
-    return sum(one.nbytes for one in tensors if one.names[0] in names)
-
-
-# ------------------------------------------------------------------------------------------- the order of choice
+    return sum(tensor.nbytes for tensor in tensors if tensor.names[0] in names)
 
 
 @given(tensors=TENSORS, budget=BUDGETS)
@@ -51,7 +48,7 @@ def test_nothing_leaves_twice_and_no_more_than_has_room(tensors: list[SavedTenso
     gone = choice.swap + choice.host + choice.recompute
     assert len(gone) == len({*gone})
     assert bytes_of(tensors, choice.swap) <= budget.device and bytes_of(tensors, choice.host) <= budget.host
-    assert all(one.seconds < math.inf for one in tensors if one.names[0] in choice.recompute)
+    assert all(tensor.seconds < math.inf for tensor in tensors if tensor.names[0] in choice.recompute)
     assert budget.held > 3 or not choice.swap, "three micro-batches of what is swapped stay"
     if budget.excess <= 0:
         assert not gone
@@ -64,7 +61,7 @@ def test_the_excess_is_freed_wherever_recomputing_all_would_free_it(
     choice = choose(tensors, budget)
     ways = {"swap": choice.swap, "host": choice.host, "recompute": choice.recompute}
     freed = sum(budget.count_freed(way) * bytes_of(tensors, names) for way, names in ways.items())
-    most = budget.count_freed("recompute") * sum(one.nbytes for one in tensors if one.seconds < math.inf)
+    most = budget.count_freed("recompute") * sum(tensor.nbytes for tensor in tensors if tensor.seconds < math.inf)
     assert freed >= min(budget.excess, most) - 1e-9
 
 
@@ -72,8 +69,8 @@ def test_the_excess_is_freed_wherever_recomputing_all_would_free_it(
 def test_what_is_recomputed_is_never_dearer_a_byte_than_what_stays(tensors: list[SavedTensors], budget: Budget) -> None:
     choice = choose(tensors, budget)
     gone = choice.swap + choice.host + choice.recompute
-    kept = [one.seconds / one.nbytes for one in tensors if one.names[0] not in gone]
-    again = [one.seconds / one.nbytes for one in tensors if one.names[0] in choice.recompute]
+    kept = [tensor.seconds / tensor.nbytes for tensor in tensors if tensor.names[0] not in gone]
+    again = [tensor.seconds / tensor.nbytes for tensor in tensors if tensor.names[0] in choice.recompute]
     assert not again or not kept or max(again) <= min(kept)
 
 
@@ -93,9 +90,6 @@ def test_swaps_take_the_dearest_then_the_host_then_the_cheapest_are_made_again()
     slow = choose(tensors[1:], Budget(60, 8, 4, device=0, host=30, host_s=1.0))
     assert slow == TensorChoice((), ("b",))
     assert "c" in choose(tensors[1:], Budget(160, 8, 4, device=0, host=30, host_s=1.0)).recompute
-
-
-# ---------------------------------------------------------------------------------------------------- stripes
 
 
 def stage(*device_s: float, own_links: bool = False) -> StageTensors:
@@ -131,9 +125,6 @@ def test_what_is_swapped_finds_room_and_moves_within_a_pass(
     assert any(full) or (max(times) if own_links else sum(times)) == pytest.approx(one.pass_s)
 
 
-# ------------------------------------------------------------------------------------------------- whole jobs
-
-
 def job(m: int = 10, cluster: Any = None, framework: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     return {
         "model": {"layers": 8, "hidden": 512, "heads": 8, "vocab": 512, "seq": 512, "tied": False},
@@ -152,6 +143,7 @@ def moves_of(run: Played) -> Counter[tuple[int, int, int]]:
     return Counter((work.nbytes, work.source, work.target) for work in works if isinstance(work, Transfer))
 
 
+@cache
 def plain_peaks() -> list[float]:
     return [peak.total for peak in play_job(job()).peaks]
 
@@ -161,7 +153,7 @@ def test_where_memory_suffices_it_is_1f1b() -> None:
     plain["plan"]["schemes"] = [{"use": "pipeline/1f1b", "over": "pp"}]
     other = play_job(plain)
     assert ours.step.span == other.step.span
-    assert [one.total for one in ours.peaks] == [one.total for one in other.peaks]
+    assert [peak.total for peak in ours.peaks] == [peak.total for peak in other.peaks]
 
 
 @pytest.mark.parametrize(("cluster", "share"), drawn_grid([None, "dgx-1v:1"], [0.95, 0.85]))
@@ -222,5 +214,5 @@ def test_what_no_choice_can_free_stays() -> None:
     tight = job(memory_gib=0.01)
     choices = resolve_plan(load_job(tight)).schemes[0].options.tensors
     assert not any(choice.stripes for choice in choices), "no device has room"
-    assert simulate(tight).step_time >= simulate(job()).step_time
+    assert play_job(tight).step.span >= play_job(job()).step.span
     assert replace(choices[0], stripes=()) == choices[0]

@@ -10,6 +10,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.report.report import Report
+from tests.jobs import on_gpus
 
 SHARED = SharedWork()
 BERT_LARGE = {"layers": 24, "hidden": 1024, "heads": 16, "vocab": 30522, "seq": 512}
@@ -35,11 +36,9 @@ def grid(gpus: int, per_node: int, data: str, outer: str = "pp") -> Iterable[dic
     for tp in (1, 2, 4, 8):
         for pp in (1, 2, 4, 8, 16):
             if tp <= per_node and gpus % (tp * pp) == 0:
-                sizes = {"pp": pp, "dp": gpus // tp // pp}
-                schemes = [{"use": "pipeline/1f1b", "over": "pp"}, {"use": data, "over": "dp"}]
-                schemes.append({"use": "tensor/megatron", "over": "tp"})
-                order = sorted(sizes, reverse=outer == "pp")
-                yield {"mesh": {axis: sizes[axis] for axis in order} | {"tp": tp}, "schemes": schemes}
+                axes = sorted({"pp": pp, "dp": gpus // tp // pp}.items(), reverse=outer == "pp")
+                schemes = ("pipeline/1f1b over pp", f"{data} over dp", "tensor/megatron over tp")
+                yield on_gpus(gpus, {**dict(axes), "tp": tp}, *schemes)["plan"]
 
 
 def test_whale() -> None:
@@ -113,7 +112,7 @@ def test_cephalo() -> None:
     recompute = {"use": "memory/recompute-full"}
 
     def best(plans: Iterable[dict[str, Any]]) -> float:
-        both = [one | {"schemes": [*one["schemes"], *more]} for one in plans for more in ([], [recompute])]
+        both = [plan | {"schemes": [*plan["schemes"], *more]} for plan in plans for more in ([], [recompute])]
         batches = [{"global": 480, "micro": micro} for micro in (1, 2, 4)]
         return find_best(job | {"plan": plan, "batch": batch} for plan in both for batch in batches).step_time
 

@@ -13,6 +13,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.plan.partition import LayerCosts, balance, layers_of_stages
+from tests.draws import drawn
 
 COUNTS = st.integers(1, 200)
 
@@ -54,22 +55,6 @@ def test_a_list_gives_the_layers_of_each_stage(given_: list[int]) -> None:
         with pytest.raises(PlanError, match=f"sums to {layers}"):
             layers_of_stages(tuple(given_), layers, stages)
 
-
-@pytest.mark.parametrize(
-    ("partition", "words"),
-    [
-        ((5, -1), "a list gives the layers of each"),
-        ((), "a list gives the layers of each"),
-        ((2, 0, 2), "at least one layer"),
-        ("evenly", "no such partition.*even, ends-as-layers, by-cost"),
-    ],
-)
-def test_wrong_partitions_are_refused(partition: Any, words: str) -> None:
-    with pytest.raises(PlanError, match=words):
-        layers_of_stages(partition, 4, 3 if len(partition) == 3 else 2)
-
-
-# ------------------------------------------------------------------------------------------------ by cost
 
 COST = st.integers(0, 20).map(float)
 
@@ -137,7 +122,7 @@ def test_more_stages_than_layers_are_refused_with_a_remedy() -> None:
 
 def job(model: Any, partition: Any, **more: Any) -> dict[str, Any]:
     plan = {"pp": 4, "partition": partition, **more.pop("plan", {})}
-    fields = {"model": model, "cluster": "dgx-h100:1", "batch": {"global": 128}, "plan": plan}
+    fields = {"model": model, "cluster": "dgx-h100:1", "batch": {"global": 32}, "plan": plan}
     return fields | more
 
 
@@ -148,7 +133,7 @@ def test_a_large_vocabulary_takes_layers_from_the_last_stage() -> None:
     assert simulate(job("llama3-8b", "by-cost")).step_time < simulate(job("llama3-8b", "even")).step_time
 
 
-@pytest.mark.parametrize("model", ["llama3-8b", "gpt2", "mixtral-8x7b"])
+@pytest.mark.parametrize("model", drawn(["llama3-8b", "gpt2", "mixtral-8x7b"], keep=("mixtral-8x7b",)))
 def test_no_neighbouring_division_is_faster(model: str) -> None:
     """Nearly: the cost of a stage leaves out waits for its neighbours."""
     best = simulate(job(model, "by-cost")).step_time

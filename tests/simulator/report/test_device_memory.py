@@ -13,26 +13,15 @@ PARAMETERS_OF_TABLE = VOCAB * HIDDEN
 
 
 def report(
-    plan: dict[str, Any],
-    gpus: int = 1,
-    name: str = "torchtitan",
-    shared_work: SharedWork | None = None,
-    **framework: Any,
-) -> Report:
+    plan: dict[str, Any], gpus: int = 1, name: str = "torchtitan", release: str | None = None,
+    shared_work: SharedWork | None = None, **settings: Any,
+) -> Report:  # fmt: skip
     """A small model whose peak is in the backward pass of the loss: its vocabulary is 256 times its hidden size."""
     shape = {"layers": LAYERS, "hidden": HIDDEN, "heads": 2, "ffn": 4 * HIDDEN, "gated": True, "tied": False}
-    given = dict(framework)
-    release = given.pop("release", None)
-    return simulate(
-        {
-            "model": {**shape, "vocab": VOCAB, "seq": TOKENS, "norm": "rmsnorm", "positions": "rope"},
-            "cluster": {"gpu": "h100-sxm", "gpus": gpus, "gpus_per_node": 8},
-            "framework": {"name": name, "set": given} | ({"release": release} if release else {}),
-            "batch": {"global": gpus, "micro": 1, "sequence": TOKENS},
-            "plan": plan,
-        },
-        shared_work=shared_work,
-    )
+    model = {**shape, "vocab": VOCAB, "seq": TOKENS, "norm": "rmsnorm", "positions": "rope"}
+    job = {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": gpus, "gpus_per_node": 8}, "plan": plan}
+    job["framework"] = {"name": name, "release": release, "set": settings}
+    return simulate({**job, "batch": {"global": gpus, "micro": 1, "sequence": TOKENS}}, shared_work=shared_work)
 
 
 def loss(peak: int, sharded_peak: int = 0) -> dict[str, int]:
@@ -60,7 +49,7 @@ def test_the_root_unit_of_fsdp_stays_gathered() -> None:
     plan = {"mesh": {"dp": 2}, "schemes": [{"use": "data/fsdp", "over": "dp"}]}
     shared_work = SharedWork()
     stays, freed = (report(plan, 2, shared_work=shared_work, root_stays_gathered=word) for word in (True, False))
-    peaks = [dict(one.play.peaks[0].by) for one in (stays, freed)]
+    peaks = [dict(report.play.peaks[0].by) for report in (stays, freed)]
     states = 4 * stays.job.model.parameters / 2
     root = 2 * PARAMETERS_OF_TABLE + HIDDEN
     assert peaks[0]["parameters"] == states + 2 * root
@@ -80,7 +69,7 @@ def test_results_that_no_backward_pass_reads_are_stored_without_a_compiler() -> 
 def test_nemo_keeps_remainders_of_weights_until_nemo_2() -> None:
     """2 bytes a parameter instead of 4; with fp16, which is not the upper half of fp32, a whole copy."""
     old, new = (report({}, name="nemo", release=month) for month in ("2024-07", "2025-01"))
-    optimizer = [one.play.peaks[0].by["optimizer"] / one.job.model.parameters for one in (old, new)]
+    optimizer = [report.play.peaks[0].by["optimizer"] / report.job.model.parameters for report in (old, new)]
     assert optimizer == [10, 12]
     fp16 = report({}, name="nemo", release="2024-07", weights="fp16")
     assert fp16.play.peaks[0].by["optimizer"] == 12 * fp16.job.model.parameters
@@ -113,16 +102,9 @@ def test_the_gradient_of_the_embedding_is_made_whole_beside_the_accumulated_one(
 
 @pytest.mark.parametrize(("gated", "more"), [(True, 1), (False, 0)])
 def test_swiglu_of_megatron_before_2024_also_saves_the_factor_of_the_gate(gated: bool, more: int) -> None:
-    before, after = (
-        simulate(
-            {
-                "model": {"preset": "llama2-7b", "layers": LAYERS, "gated": gated, "seq": TOKENS},
-                "cluster": {"gpu": "h100-sxm", "gpus": 1},
-                "framework": {"name": "megatron-core", "release": release},
-                "batch": {"global": 1, "micro": 1},
-            }
-        )
-        for release in ("2023-12", "2024-03")
-    )
-    kept = [found.play.peaks[0].by["activations"] for found in (before, after)]
+    model = {"preset": "llama2-7b", "layers": LAYERS, "gated": gated, "seq": TOKENS}
+    job = {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 1, "micro": 1}}
+    frameworks = [{"name": "megatron-core", "release": release} for release in ("2023-12", "2024-03")]
+    reports = [simulate({**job, "framework": framework}) for framework in frameworks]
+    kept = [report.play.peaks[0].by["activations"] for report in reports]
     assert kept[0] - kept[1] == more * 2 * LAYERS * TOKENS * 11008

@@ -13,11 +13,9 @@ from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.report.figures import FIGURES
 
 JOB: dict[str, Any] = {
-    "model": "gpt2",
-    "cluster": "dgx-h100:1",
-    "batch": {"global": 16},
+    "model": "gpt2", "cluster": "dgx-h100:1", "batch": {"global": 16},
     "framework": {"name": "megatron-core", "set": {"launch_s": 0, "step_overhead_s": 0}},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("plan", [{"tp": 2}, {"tp": 2, "pp": 4}])

@@ -32,12 +32,9 @@ from tools.pages.figures import page as docs_page
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB: dict[str, Any] = {
-    "model": "llama3-8b",
-    "cluster": "dgx-h100:1",
-    "batch": {"global": 16},
-    "plan": {"tp": 4, "pp": 2},
-    "run": {"tokens": 1e12, "price_per_gpu_hour": 2, "carbon_kg_per_kwh": 0.4},
-}
+    "model": {"preset": "llama3-8b", "layers": 4}, "cluster": "dgx-h100:1", "batch": {"global": 16},
+    "plan": {"tp": 4, "pp": 2}, "run": {"tokens": 1e12, "price_per_gpu_hour": 2, "carbon_kg_per_kwh": 0.4},
+}  # fmt: skip
 SWEEP: dict[str, Any] = {"job": JOB, "vary": {"plan.tp": [2, 4], "plan.pp": [1, 2]}}
 
 
@@ -73,9 +70,6 @@ def added(monkeypatch: pytest.MonkeyPatch) -> Figure:
     figure = replace(example(), name="added")
     monkeypatch.setitem(FIGURES, figure.name, figure)
     return figure
-
-
-# -------------------------------------------------------------------------------- one figure is added
 
 
 def test_an_added_figure_is_in_the_json_answer_behind_the_others(
@@ -126,9 +120,6 @@ def test_an_added_figure_is_on_the_page_of_docs(added: Figure) -> None:
     assert line in docs_page().splitlines()
 
 
-# ----------------------------------------------------------------------------------------- the table
-
-
 def test_the_page_of_the_figures_is_up_to_date() -> None:
     assert (ROOT / "docs" / "figures.md").read_text("utf-8") == docs_page(), "`make docs-figures` puts it right"
 
@@ -144,7 +135,7 @@ def test_importing_the_table_is_light() -> None:
 def test_no_two_figures_have_one_place() -> None:
     places = [figure.where for figure in FIGURES.values()]
     assert len(set(places)) == len(places)
-    inside = [(one, other) for one in places for other in places if other.startswith(f"{one}.")]
+    inside = [(place, other) for place in places for other in places if other.startswith(f"{place}.")]
     assert not inside, "a figure has no figures below it"
 
 
@@ -177,30 +168,19 @@ def test_the_columns_of_a_sweep_keep_their_names_and_order(tmp_path: Path) -> No
     known = [
         *("index", "plan.tp", "plan.pp", "status", "reason"),
         *("step_time_s", "interval_low_s", "interval_high_s", "tokens_per_s_per_gpu", "mfu_palm", "mfu_causal", "hfu"),
-        *(
-            "peak_allocated_gib",
-            "peak_device_gib",
-            "capacity_gib",
-            "host_memory_gib",
-            "disk_gib",
-            "gemm_s",
-            "attention_s",
-            "memory_bound_s",
-        ),
+        *("peak_allocated_gib", "peak_device_gib", "capacity_gib", "host_memory_gib", "disk_gib"),
+        *("gemm_s", "attention_s", "memory_bound_s"),
         *(f"exposed_{axis}_s" for axis in ("tp", "cp", "ep", "dp", "pp", "copy")),
         *("bubble_s", "optimizer_s", "host_s", "idle_s", "limits"),
     ]
     assert [name for name in pq.read_schema(out).names if name in known] == known
 
 
-@pytest.mark.parametrize(
-    ("values", "answer"),
-    [
-        ([], {}),
-        ([("a.b", 1), ("c", 2), ("a.d.e", 3)], {"a": {"b": 1, "d": {"e": 3}}, "c": 2}),
-        ([("a.b.0", 1), ("a.b.1", 2), ("a.c", 3)], {"a": {"b": [1, 2], "c": 3}}),
-    ],
-)
+@pytest.mark.parametrize(("values", "answer"), [
+    ([], {}),
+    ([("a.b", 1), ("c", 2), ("a.d.e", 3)], {"a": {"b": 1, "d": {"e": 3}}, "c": 2}),
+    ([("a.b.0", 1), ("a.b.1", 2), ("a.c", 3)], {"a": {"b": [1, 2], "c": 3}}),
+])  # fmt: skip
 def test_paths_make_a_nested_answer(values: list[tuple[str, int]], answer: dict[str, Any]) -> None:
     assert nest(values) == answer
 

@@ -16,34 +16,28 @@ from meshcast.hardware.units import GIB
 from meshcast.simulator import Report, simulate
 from meshcast.simulator.ir.ops import HostCopy
 from meshcast.simulator.report.host_memory import host_uses
+from tests.draws import drawn_grid
+from tests.jobs import on_gpus
 
 TB = 1e12
 DGX_2 = {"cpu": 1536 * GIB, "nvme": 30 * TB}
 SMALL = {"layers": 6, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "tied": False}
 
 
-def infinity(parameters: str, optimizer: str, layers: int = 96, hidden: int = 12288) -> dict[str, Any]:
-    """A GPT on one DGX-2."""
-    scheme = {"use": "data/zero-infinity", "over": "dp", "parameters": parameters, "optimizer": optimizer}
-    return {
-        "model": {"layers": layers, "hidden": hidden, "heads": 96, "head_dim": 128, "vocab": 50304, "seq": 1024},
-        "cluster": "dgx-2:1",
-        "precision": "fp16",
-        "batch": {"global": 16},
-        "plan": {"mesh": {"dp": 16}, "schemes": [scheme, {"use": "memory/recompute-full"}]},
-    }
+def infinity(parameters: str, optimizer: str, layers: int = 96) -> dict[str, Any]:
+    """GPT-3 on one DGX-2."""
+    job = on_gpus(16, {"dp": 16}, "data/zero-infinity over dp", "memory/recompute-full")
+    job["plan"]["schemes"][0] |= {"parameters": parameters, "optimizer": optimizer}
+    model = {"layers": layers, "hidden": 12288, "heads": 96, "head_dim": 128, "vocab": 50304, "seq": 1024}
+    return {**job, "model": model, "cluster": "dgx-2:1", "precision": "fp16", "batch": {"global": 16}}
 
 
 def offload(mesh: dict[str, int], batch: int, cluster: Any, **options: Any) -> dict[str, Any]:
     """A small GPT whose activations or optimizer states are offloaded."""
-    schemes = [{"use": "pipeline/1f1b", "over": "pp"}] if "pp" in mesh else []
-    data = [{"use": "data/ddp", "over": "dp"}] if "dp" in mesh else []
-    return {
-        "model": SMALL,
-        "cluster": cluster,
-        "batch": {"global": batch},
-        "plan": {"mesh": mesh, "schemes": [*schemes, *data, {"use": "memory/offload", **options}]},
-    }
+    uses = {"pp": "pipeline/1f1b over pp", "dp": "data/ddp over dp"}
+    job = on_gpus(1, mesh, *(use for axis, use in uses.items() if axis in mesh), "memory/offload")
+    job["plan"]["schemes"][-1] |= options
+    return {**job, "model": SMALL, "cluster": cluster, "batch": {"global": batch}}
 
 
 def needed(report: Report) -> dict[str, float]:
@@ -86,9 +80,8 @@ def test_strict_and_the_page_say_what_the_host_lacks(tmp_path: Any) -> None:
     assert "host memory of a dgx-2" in text and "does not fit" in text
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 8])
-@pytest.mark.parametrize("stages", [1, 2, 3])
-def test_activations_of_the_micro_batches_in_flight_are_on_the_host(stages: int, batch: int) -> None:
+@pytest.mark.parametrize(("batch", "stages"), drawn_grid([1, 2, 3, 8], [1, 2, 3]))
+def test_activations_of_the_micro_batches_in_flight_are_on_the_host(batch: int, stages: int) -> None:
     """1F1B: stage i holds those of min(m, p - i) micro-batches; each copies out what it later copies back."""
     report = simulate(offload({"pp": stages}, batch, {"gpu": "h100-sxm", "gpus": stages}))
     program = report.play.program
@@ -137,14 +130,11 @@ def test_a_node_with_several_stages_holds_their_sum() -> None:
     assert needed(report) == {"cpu": pytest.approx(4 * sum(by["cpu"] for by in report.play.offloaded[:2]))}
 
 
-@pytest.mark.parametrize(
-    ("traits", "plan", "warned"),
-    [
-        ({}, {"fsdp": True}, True),
-        ({}, {"zero": 3}, False),
-        ({"memory": {"each_rank_loads": False}}, {"fsdp": True}, False),
-    ],
-)
+@pytest.mark.parametrize(("traits", "plan", "warned"), [
+    ({}, {"fsdp": True}, True),
+    ({}, {"zero": 3}, False),
+    ({"memory": {"each_rank_loads": False}}, {"fsdp": True}, False),
+])  # fmt: skip
 def test_a_model_that_every_rank_loads_may_exceed_host_memory(traits: Any, plan: Any, warned: bool) -> None:
     """Eight times 4 bytes of each of 70.6e9 parameters are 2,103 GiB, and a DGX H100 has 2,048."""
     framework = {"name": "hf-trainer", "set": traits}

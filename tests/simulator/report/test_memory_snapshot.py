@@ -16,10 +16,10 @@ from meshcast.simulator.engine.reserved_memory import TensorReplay, play_first_s
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.tracing.memory_snapshot import make_snapshot, write_snapshot
 
-MODEL = {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
+MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 64}
 JOBS: dict[str, dict[str, Any]] = {
     "1f1b": {"plan": {"tp": 2, "pp": 2, "recompute": "selective"}},
-    "interleaved": {"plan": {"pp": 4, "chunks": 2, "recompute": "full"}},
+    "interleaved": {"plan": {"pp": 2, "chunks": 2, "recompute": "full"}},
     "dualpipe": {"batch": {"global": 16, "micro": 1}, "plan": {"pp": 4, "schedule": "dualpipe"}},
     "one stage": {"plan": {"tp": 2}},
 }
@@ -75,11 +75,11 @@ def test_segments_end_as_their_events_do(report: Report) -> None:
                 del live[event["addr"]]
         segments = [one for one in snapshot["segments"] if one["device"] == device]
         made = {event["addr"]: event["size"] for event in events if event["action"] == "segment_alloc"}
-        assert {one["address"]: one["total_size"] for one in segments} == made
+        assert {segment["address"]: segment["total_size"] for segment in segments} == made
         blocks = [block for segment in segments for block in segment["blocks"]]
         active = [block for block in blocks if block["state"] == "active_allocated"]
         assert {block["address"]: block["requested_size"] for block in active} == live
-        assert sum(block["size"] for block in active) == sum(one["allocated_size"] for one in segments)
+        assert sum(block["size"] for block in active) == sum(segment["allocated_size"] for segment in segments)
         for segment in segments:
             assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
             at = segment["address"]

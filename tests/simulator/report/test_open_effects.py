@@ -23,30 +23,17 @@ from meshcast.simulator.report.open_effects import MOVED
 from meshcast.simulator.report.report import Report
 
 JOB: dict[str, Any] = {
-    "model": "llama3-8b",
-    "cluster": {"gpu": "h100-sxm", "gpus": 32},
-    "batch": {"global": 64},
+    "model": {"preset": "llama3-8b", "layers": 8}, "cluster": {"gpu": "h100-sxm", "gpus": 32}, "batch": {"global": 64},
     "plan": {"tp": 4, "pp": 2, "dp": 4},
-}
+}  # fmt: skip
 STATED: dict[str, Any] = {
-    "framework.name": "megatron-core",
-    "framework.release": "2026-01",
-    "framework.set.cuda_graphs": False,
-    "framework.set.compile": False,
-    "framework.set.overlap.dp": True,
-    "framework.set.overlap.tp": False,
-    "framework.set.overlap.pp": True,
-    "framework.set.overlap.ep": False,
-    "precision.gradients": "fp32",
-    "precision.main_weights": "fp32",
-    "batch.micro": 1,
-    "plan.recompute": "none",
-    "plan.sequence_parallel": True,
-    "cluster.scale_up_domain": 8,
-    "cluster.gpus_per_node": 8,
-    "cluster.inter.kind": "infiniband",
+    "framework.name": "megatron-core", "framework.release": "2026-01", "framework.set.cuda_graphs": False,
+    "framework.set.compile": False, "framework.set.overlap.dp": True, "framework.set.overlap.tp": False,
+    "framework.set.overlap.pp": True, "framework.set.overlap.ep": False, "precision.gradients": "fp32",
+    "precision.main_weights": "fp32", "batch.micro": 1, "plan.recompute": "none", "plan.sequence_parallel": True,
+    "cluster.scale_up_domain": 8, "cluster.gpus_per_node": 8, "cluster.inter.kind": "infiniband",
     "cluster.inter.gbps_per_gpu": 400,
-}
+}  # fmt: skip
 
 
 def causes(report: Report) -> dict[str, float]:

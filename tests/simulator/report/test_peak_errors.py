@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ ERROR = PeakError(0.2, 0.05, 10, 2, "any")
 JOB: dict[str, Any] = {"cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 1, "micro": 1, "sequence": 2048}}
 
 
+@cache
 def forecast(layers: int, **framework: Any) -> Report:
     stated = {"name": "megatron-core", "set": framework}
     return simulate({**JOB, "model": {"preset": "llama3-8b", "layers": layers}, "framework": stated, "plan": {"tp": 1}})
@@ -65,7 +67,7 @@ def test_every_profile_has_a_spread_and_the_least_known_the_widest(name: str) ->
 def test_the_verdict_of_a_job_is_that_of_the_room_for_its_need() -> None:
     """Layers are added until the plan does not fit: room, probability and verdict agree, and fall."""
     reports = [forecast(layers) for layers in (10, 13, 14, 16)]
-    verdicts, odds = [one.fit.verdict for one in reports], [one.fit.probability for one in reports]
+    verdicts, odds = [report.fit.verdict for report in reports], [report.fit.probability for report in reports]
     assert verdicts == [judge(each) for each in odds] and odds == sorted(odds, reverse=True)
     assert (verdicts[0], verdicts[-1]) == ("fits", "does-not-fit")
     for one in reports:
@@ -78,7 +80,7 @@ def test_the_verdict_of_a_job_is_that_of_the_room_for_its_need() -> None:
         assert one.fit.error.share(0.0) == 0.5 and low < memory["peak_allocated_gib"] < high
         assert (one.fit.probability >= FITS) == (one.fit.room >= least_room(one.job.framework, RISK))
     assert least_room(reports[0].job.framework, EVEN) == pytest.approx(1.0)
-    assert [one.to_dict()["status"] for one in reports] == [one.fit.verdict for one in reports]
+    assert [report.to_dict()["status"] for report in reports] == [report.fit.verdict for report in reports]
 
 
 def test_the_host_that_a_plan_offloads_to_counts_too() -> None:

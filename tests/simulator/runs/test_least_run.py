@@ -84,17 +84,3 @@ def test_the_bound_is_the_run_where_failures_destroy_nothing() -> None:
     assert failures > 3 and answer.time_s["lost_work"] > 0
     assert LeastRun(job).seconds(report.step_time) <= answer.seconds
     assert LeastRun(job).seconds(report.step_time) >= answer.seconds - failures * report.step_time
-
-
-@pytest.mark.parametrize(
-    ("run", "where", "words"),
-    [
-        ({}, "run", "run.tokens or run.steps"),
-        ({"days": 3}, "run.days", "ends a run whatever it has reached"),
-        ({"tokens": 1e9, "days": 3}, "run.days", "Leave it out"),
-    ],
-)
-def test_runs_without_a_number_of_steps_are_refused(run: dict[str, Any], where: str, words: str) -> None:
-    with pytest.raises(PlanError) as caught:
-        LeastRun(load_job({**JOB, "run": run}))
-    assert caught.value.where == where and words in str(caught.value)

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,25 +23,25 @@ def one(seconds: float, shape: float = 1.0, lost: int = 0, nodes: int = 1) -> Fa
     return FailingUnits("node", 1, seconds, shape, lost, nodes)
 
 
+def play(step: float, steps: int, **keys: Any) -> SimulatedRun:
+    return simulate_run(RunSetting(Elasticity((step,)), steps, **keys), 0, 0)
+
+
 def goodput(setting: RunSetting, runs: int, seed: int = 0) -> float:
     found = [simulate_run(setting, seed, number) for number in range(runs)]
     return sum(run.time_s["productive"] for run in found) / sum(run.seconds for run in found)
 
 
-# ------------------------------------------------------------------------------------- exact answers
-
-
 @pytest.mark.parametrize("step", [13.1, 0.1, 6.393063106437252])
 def test_without_failures_a_run_takes_its_steps_exactly(step: float) -> None:
     for tiers in ((), (CheckpointTier(7),)):
-        run = simulate_run(RunSetting(Elasticity((step,)), 100_003, tiers=tiers), 0, 0)
+        run = play(step, 100_003, tiers=tiers)
         assert run.seconds == 100_003 * step and run.steps == 100_003
         assert {name for name in TIMES if run.time_s[name]} == {"productive"}
 
 
 def test_pauses_add_up_and_the_last_step_has_none() -> None:
-    setting = RunSetting(Elasticity((2.0,)), 100, tiers=(CheckpointTier(10, 3.0),), evaluation=(25, 40.0))
-    run = simulate_run(setting, 0, 0)
+    run = play(2.0, 100, tiers=(CheckpointTier(10, 3.0),), evaluation=(25, 40.0))
     assert (run.time_s["checkpoint"], run.time_s["evaluation"]) == (9 * 3.0, 3 * 40.0)
     assert run.seconds == 200 + 27 + 120
 
@@ -50,12 +51,9 @@ def log(*failures: Failure) -> tuple[FailureLog]:
 
 
 def test_a_failure_loses_the_steps_since_the_checkpoint() -> None:
-    tiers = (CheckpointTier(10, 1.0, 0.0, 5.0),)
-    setting = RunSetting(
-        Elasticity((2.0,)), 100, sources=log(Failure(50.5, "gpu", (0,))), tiers=tiers, detection=7.0, restart=11.0
-    )
     # Steps 1 to 20 with two checkpoints end at 42; at 50.5 steps 21 to 24 are done, and half a second of the 25th.
-    run = simulate_run(setting, 0, 0)
+    failure, tiers = log(Failure(50.5, "gpu", (0,))), (CheckpointTier(10, 1.0, 0.0, 5.0),)
+    run = play(2.0, 100, sources=failure, tiers=tiers, detection=7.0, restart=11.0)
     assert run.time_s["lost_work"] == pytest.approx(8.5)
     assert (run.time_s["detection"], run.time_s["restart"]) == (7.0, 16.0)
     assert run.time_s["checkpoint"] == pytest.approx(9.0) and run.failures == {"gpu": 1}
@@ -63,12 +61,10 @@ def test_a_failure_loses_the_steps_since_the_checkpoint() -> None:
 
 
 def test_a_failure_within_a_checkpoint_leaves_the_one_before() -> None:
-    setting = RunSetting(Elasticity((2.0,)), 30, sources=log(Failure(43.5, "gpu")), tiers=(CheckpointTier(10, 4.0),))
     # Step 20 ends at 44 - 4 + 4 = 44: the first ten take 20 and their checkpoint 4, the next ten 20.
-    run = simulate_run(setting, 0, 0)
+    run = play(2.0, 30, sources=log(Failure(43.5, "gpu")), tiers=(CheckpointTier(10, 4.0),))
     assert run.time_s["lost_work"] == pytest.approx(19.5)
-    setting = RunSetting(Elasticity((2.0,)), 30, sources=log(Failure(46.0, "gpu")), tiers=(CheckpointTier(10, 4.0),))
-    run = simulate_run(setting, 0, 0)
+    run = play(2.0, 30, sources=log(Failure(46.0, "gpu")), tiers=(CheckpointTier(10, 4.0),))
     assert run.time_s["lost_work"] == pytest.approx(20.0), "the second checkpoint was not complete"
     assert run.time_s["checkpoint"] == pytest.approx(4.0 + 2.0 + 4.0)
 
@@ -76,42 +72,33 @@ def test_a_failure_within_a_checkpoint_leaves_the_one_before() -> None:
 def test_an_asynchronous_checkpoint_counts_once_it_is_written() -> None:
     tiers = (CheckpointTier(10, 1.0, 15.0),)
     # Taken at 21, written at 36.
-    early, late = (
-        simulate_run(RunSetting(Elasticity((2.0,)), 15, sources=log(Failure(at, "gpu")), tiers=tiers), 0, 0)
-        for at in (30.0, 37.0)
-    )
+    early, late = (play(2.0, 15, sources=log(Failure(at, "gpu")), tiers=tiers) for at in (30.0, 37.0))
     assert early.time_s["lost_work"] == pytest.approx(29.0) and late.time_s["lost_work"] < 10
 
 
 def test_a_checkpoint_waits_until_the_one_before_is_written() -> None:
-    run = simulate_run(RunSetting(Elasticity((1.0,)), 31, tiers=(CheckpointTier(10, 1.0, 14.0),)), 0, 0)
+    run = play(1.0, 31, tiers=(CheckpointTier(10, 1.0, 14.0),))
     # The second and the third wait for 14 - 10 seconds.
     assert run.time_s["checkpoint"] == pytest.approx(3 * 1.0 + 2 * 4.0)
 
 
 def test_failures_during_recovery_begin_it_anew() -> None:
     failures = log(Failure(10.0, "gpu"), Failure(14.0, "nic"))
-    run = simulate_run(RunSetting(Elasticity((1.0,)), 20, sources=failures, detection=3.0, restart=5.0), 0, 0)
+    run = play(1.0, 20, sources=failures, detection=3.0, restart=5.0)
     assert (run.time_s["detection"], run.time_s["restart"]) == (6.0, pytest.approx(1.0 + 5.0))
     assert run.failures == {"gpu": 1, "nic": 1} and run.time_s["lost_work"] == pytest.approx(10.0)
 
 
 def test_a_run_waits_for_repairs_without_spare_nodes() -> None:
     failures = log(Failure(10.0, "gpu", (1,), 100.0), Failure(15.0, "gpu", (2,), 200.0))
-    setting = RunSetting(Elasticity((1.0,)), 50, sources=failures, tiers=(CheckpointTier(1),), spares=0)
-    run = simulate_run(setting, 0, 0)
-    assert run.time_s["waiting_for_spares"] == pytest.approx(205.0)
-    again = simulate_run(RunSetting(**{**vars(setting), "spares": 2}), 0, 0)
-    assert again.time_s["waiting_for_spares"] == 0.0
-
-
-# ------------------------------------------------------------------------------- stragglers and ends
+    waiting, spared = (play(1.0, 50, sources=failures, tiers=(CheckpointTier(1),), spares=n) for n in (0, 2))
+    assert waiting.time_s["waiting_for_spares"] == pytest.approx(205.0)
+    assert spared.time_s["waiting_for_spares"] == 0.0
 
 
 def test_slow_episodes_and_pauses_are_straggling() -> None:
     episodes = (Episodes(500.0, 100.0, 1.5), Episodes(1000.0, pause=5.0), Episodes(2000.0, pause=10.0, data=True))
-    setting = RunSetting(Elasticity((1.0,)), 200_000, episodes=episodes)
-    run = simulate_run(setting, 0, 0)
+    run = play(1.0, 200_000, episodes=episodes)
     # Slow for a share 1 - exp(-100 / 500) of the time, in which 1 / 1.5 of the steps are done.
     slow = 1 - math.exp(-0.2)
     rate = (1 - slow) + slow / 1.5
@@ -123,17 +110,15 @@ def test_slow_episodes_and_pauses_are_straggling() -> None:
 
 def test_jitter_adds_the_expected_maximum() -> None:
     jitter = Jitter(0.05, "lognormal", 16_384)
-    run = simulate_run(RunSetting(Elasticity((3.0,)), 20_000, jitter=jitter), 0, 0)
+    run = play(3.0, 20_000, jitter=jitter)
     assert run.seconds == pytest.approx(20_000 * 3.0 * jitter.mean_duration(), rel=2e-3)
 
 
 def test_spans_change_nothing_but_the_order_of_draws(monkeypatch) -> None:
-    setting = RunSetting(
-        Elasticity((1.0,)), 3000, sources=(one(200.0),), tiers=(CheckpointTier(9, 0.5, 2.0),), restart=3.0
-    )
-    long = simulate_run(setting, 5, 0)
+    keys = {"sources": (one(200.0),), "tiers": (CheckpointTier(9, 0.5, 2.0),), "restart": 3.0}
+    long = play(1.0, 3000, **keys)
     monkeypatch.setattr("meshcast.simulator.runs.training.SPAN", 1)
-    short = simulate_run(setting, 5, 0)
+    short = play(1.0, 3000, **keys)
     assert short.failures == long.failures and short.steps == long.steps
     assert all(short.time_s[name] == pytest.approx(long.time_s[name], abs=1e-6) for name in TIMES)
 
@@ -167,9 +152,6 @@ def test_times_add_up_to_the_clock_of_the_simulation() -> None:
         assert min(run.time_s.values()) >= 0
 
 
-# --------------------------------------------------------------------------------- beside formulas
-
-
 SETTINGS = [(d, restart) for d in (5.0, 30.0, 120.0, 300.0) for restart in (0.0, 60.0, 300.0, 900.0, 1800.0)]
 
 
@@ -184,7 +166,7 @@ def check_daly(d: float, restart: float, runs: int) -> None:
 
 @pytest.mark.parametrize(("d", "restart"), drawn([(30.0, 300.0), (120.0, 60.0)], keep=2))
 def test_goodput_is_that_of_dalys_formula(d: float, restart: float) -> None:
-    check_daly(d, restart, 12)
+    check_daly(d, restart, 6)
 
 
 @pytest.mark.slow
@@ -220,31 +202,22 @@ def independent(shape: float, every: int, d: float, restart: float, segments: in
 @pytest.mark.parametrize("shape", drawn([0.7, 1.5, 3.0], keep=3))
 def test_weibull_failures_beside_an_independent_simulation(shape: float) -> None:
     every, d, restart = 24, 30.0, 120.0
-    setting = RunSetting(
-        Elasticity((STEP,)),
-        every * 2000,
-        sources=(one(HOUR, shape),),
-        tiers=(CheckpointTier(every, d),),
-        restart=restart,
-    )
+    keys = {"sources": (one(HOUR, shape),), "tiers": (CheckpointTier(every, d),), "restart": restart}
     rng = np.random.default_rng(9)
-    known = np.mean([independent(shape, every, d, restart, 2000, rng) for _ in range(40)])
-    assert goodput(setting, 12) == pytest.approx(known, rel=0.01)
+    known = np.mean([independent(shape, every, d, restart, 2000, rng) for _ in range(20)])
+    assert goodput(RunSetting(Elasticity((STEP,)), every * 2000, **keys), 6) == pytest.approx(known, rel=0.01)
 
 
 def test_a_failure_wastes_the_write_and_half_an_interval() -> None:
     """Gemini's equation 1 (Wang et al. 2023, SOSP): t_ckpt + 1 / 2f + t_rtvl, for failures that are rare."""
     write, every, load = 90.0, 30, 40.0
     tiers = (CheckpointTier(every, 0.0, write, load),)
-    setting = RunSetting(Elasticity((5.0,)), 400_000, sources=(one(5000.0),), tiers=tiers)
+    setting = RunSetting(Elasticity((5.0,)), 200_000, sources=(one(5000.0),), tiers=tiers)
     runs = [simulate_run(setting, 2, number) for number in range(4)]
     failures = sum(run.failures["node"] for run in runs)
     wasted = sum(run.time_s["lost_work"] + run.time_s["restart"] for run in runs) / failures
     # Failures before the first checkpoint after a recovery find an older one, as far back as they come themselves.
     assert wasted == pytest.approx(write + every * 5.0 / 2 + load, rel=0.06)
-
-
-# ------------------------------------------------------------------------------------------- seeds
 
 
 def test_a_run_is_the_same_whoever_simulates_it() -> None:
@@ -253,7 +226,3 @@ def test_a_run_is_the_same_whoever_simulates_it() -> None:
     assert simulate_run(pickle.loads(pickle.dumps(setting)), 3, 7) == first
     assert simulate_run(setting, 3, 8) != first and simulate_run(setting, 4, 7) != first
     assert isinstance(first, SimulatedRun)
-
-
-def test_without_failures_none_happen() -> None:
-    assert simulate_run(RunSetting(Elasticity((1.0,)), 500), 0, 0).seconds == 500
