@@ -50,7 +50,7 @@ def test_interleaving_divides_the_bubble(m: int) -> None:
 
 
 SPLIT_OR_CHUNKED = [
-    *[("interleaved-1f1b", 2), ("breadth-first", 2), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("hanayo", 2)],
+    *[("interleaved-1f1b", 2), ("breadth-first", 2), ("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("hanayo", 2)]
 ]
 
 

@@ -53,8 +53,7 @@ def test_equal_ranks_take_the_folded_step(job: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("degrees", "data"),
-    some([*product([(1, 3, 2), (2, 2, 2), (4, 1, 2), (2, 3, 1)], ["ddp", "zero-1", "fsdp"])], 5),
+    ("degrees", "data"), some([*product([(1, 3, 2), (2, 2, 2), (4, 1, 2), (2, 3, 1)], ["ddp", "zero-1", "fsdp"])], 5)
 )
 def test_ranks_synchronise_in_collectives_and_messages(degrees: tuple[int, int, int], data: str) -> None:
     played = play_job(plan(*degrees, data=data), PRICE)

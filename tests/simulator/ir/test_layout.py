@@ -27,11 +27,7 @@ ROWS = {
     "all-reduce, data axis": ({"dp": "b", "tp": PARTIAL}, {"dp": "b"}, [("all_reduce", WHOLE // 3, "tp")]),
     "all-gather, data axis": ({"dp": "b", "tp": "h"}, {"dp": "b"}, [("all_gather", WHOLE // 3, "tp")]),
     "all-to-all, data axis": ({"dp": "b", "tp": "h"}, {"dp": "b", "tp": "s"}, [("all_to_all", WHOLE // 12, "tp")]),
-    "slice on one, sum on the other": (
-        {"tp": PARTIAL},
-        {"cp": "s", "tp": "s"},
-        [("reduce_scatter", WHOLE, "tp")],
-    ),
+    "slice on one, sum on the other": ({"tp": PARTIAL}, {"cp": "s", "tp": "s"}, [("reduce_scatter", WHOLE, "tp")]),
     "gathers go from the inner axis to the outer": (
         {"cp": "s", "tp": "s"},
         {},

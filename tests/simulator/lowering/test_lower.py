@@ -381,8 +381,7 @@ def test_between_units_the_residual_stream_and_its_gradient_have_the_layout_of_t
 
 
 @pytest.mark.parametrize(
-    ("use", "accumulated"),
-    [(None, None), ("tensor/megatron", ""), ("tensor/megatron-sp", "fp32"), ("data/fsdp", None)],
+    ("use", "accumulated"), [(None, None), ("tensor/megatron", ""), ("tensor/megatron-sp", "fp32"), ("data/fsdp", None)]
 )
 @given(model=models(tensor=T, layers=2), regather=st.booleans())
 @examples(5)
@@ -422,11 +421,7 @@ def test_what_an_update_of_sharded_weights_holds_grows_with_them(sub_group: floa
 
 # ------------------------------------------------------------------------------------------------- recompute
 
-INSIDE = {
-    "core_attn": ("core",),
-    "attention": ("qkv", "rope", "core", "proj"),
-    "mlp": ("up", "act", "down"),
-}
+INSIDE = {"core_attn": ("core",), "attention": ("qkv", "rope", "core", "proj"), "mlp": ("up", "act", "down")}
 
 
 def works(ops: Iterable[Op], among: tuple[str, ...] | None = None) -> Counter[Any]:
@@ -438,8 +433,7 @@ def works(ops: Iterable[Op], among: tuple[str, ...] | None = None) -> Counter[An
 
 
 @pytest.mark.parametrize(
-    ("module", "attention", "use"),
-    drawn_grid(INSIDE, ["flash", "unfused"], ["tensor/megatron", "tensor/megatron-sp"]),
+    ("module", "attention", "use"), drawn_grid(INSIDE, ["flash", "unfused"], ["tensor/megatron", "tensor/megatron-sp"])
 )
 @given(model=models(tensor=T, layers=2))
 @examples(10)

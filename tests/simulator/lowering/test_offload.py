@@ -160,11 +160,7 @@ def test_optimizer_states_are_stored_on_the_host(data: str, n: int, overlap: boo
     found = play_job(with_offload(job, what=["optimizer"]))
     elements = found.plan.job.model.parameters
     cut = {"data/ddp": (1, 1, 1), "data/zero-1": (1, 1, n), "data/fsdp": (n, n, n)}[data]
-    assert found.resting(0) == {
-        "parameters": 2 * elements / cut[0],
-        "gradients": 4 * elements / cut[1],
-        "optimizer": 0,
-    }
+    assert found.resting(0) == {"parameters": 2 * elements / cut[0], "gradients": 4 * elements / cut[1], "optimizer": 0}
     assert copies(found, back=False) == pytest.approx(4 * elements / cut[2], abs=8)
     assert copies(found, back=True) == pytest.approx(2 * elements / cut[2], abs=8)
     (step,) = [op.work for _, op in found.instances(0) if isinstance(op.work, HostUpdate)]

@@ -30,10 +30,7 @@ def job(sequence: str | None, keep: bool, inside: bool = True, **model: Any) -> 
         "model": {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 256, "tied": False, **model},
         "cluster": {"gpu": "h100-sxm", "gpus": 4 * cp},
         "batch": {"global": 4},
-        "plan": {
-            "mesh": {"dp": 2, "cp": cp, "tp": 2},
-            "schemes": [*schemes, memory] if inside else [memory, *schemes],
-        },
+        "plan": {"mesh": {"dp": 2, "cp": cp, "tp": 2}, "schemes": [*schemes, memory] if inside else [memory, *schemes]},
     }
 
 
@@ -244,11 +241,7 @@ def test_of_the_gate_of_a_frozen_mlp_its_function_alone_is_computed_again() -> N
 
 
 def test_frameworks_that_stop_early_say_so_in_the_plan() -> None:
-    described = {
-        "model": "llama3-8b",
-        "cluster": "dgx-h100:1",
-        "plan": {"fsdp": True, "recompute": "full"},
-    }
+    described = {"model": "llama3-8b", "cluster": "dgx-h100:1", "plan": {"fsdp": True, "recompute": "full"}}
 
     def options(framework: Any) -> Any:
         return load_job({**described, "framework": framework}).plan.schemes[-1].model_extra or {}

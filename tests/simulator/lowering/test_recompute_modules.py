@@ -200,8 +200,7 @@ def test_recompute_leaves_regathers_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "options"),
-    [("expert/all-to-all", {}), ("expert/tutel", {"degree": 4}), ("expert/fastermoe", {"group": 2})],
+    ("use", "options"), [("expert/all-to-all", {}), ("expert/tutel", {"degree": 4}), ("expert/fastermoe", {"group": 2})]
 )
 def test_a_scheme_that_splits_ops_changes_neither_memory_nor_traffic(use: str, options: dict[str, Any]) -> None:
     """Outputs are discarded whether the scheme that splits their ops stands before recomputation or after it."""

@@ -361,12 +361,7 @@ def test_orders_of_two_devices_are_at_known_distances_from_the_shortest() -> Non
     assert solve_shortest(schedule("1f1b"), shape, times, limit=4, span=True).found == 12
     assert {
         name: max(played(schedule(name), shape, times).free_at) for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")
-    } == {
-        "gpipe": 15,
-        "1f1b": 15,
-        "zb-h1": 13,
-        "zb-h2": 13,
-    }
+    } == {"gpipe": 15, "1f1b": 15, "zb-h1": 13, "zb-h2": 13}
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb-h2", "zb-auto"])

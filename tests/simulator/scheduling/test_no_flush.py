@@ -212,8 +212,7 @@ def computing(run: Played) -> list[float]:
 
 @both
 @pytest.mark.parametrize(
-    ("sizes", "partition"),
-    drawn_grid([(1, 1), (1, 6), (2, 2), (3, 7), (4, 4), (4, 9), (4, 64)], ["even", "uneven"]),
+    ("sizes", "partition"), drawn_grid([(1, 1), (1, 6), (2, 2), (3, 7), (4, 4), (4, 9), (4, 64)], ["even", "uneven"])
 )
 def test_with_free_communication_a_step_is_the_computation_of_the_slowest_device(
     use: str, sizes: tuple[int, int], partition: str

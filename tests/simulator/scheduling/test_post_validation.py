@@ -13,10 +13,7 @@ from meshcast.simulator import simulate
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.timetable import timetable
-from meshcast.simulator.scheduling.no_flush import (
-    extend_to_steady_state,
-    peak_weight_versions,
-)
+from meshcast.simulator.scheduling.no_flush import extend_to_steady_state, peak_weight_versions
 from meshcast.simulator.scheduling.schedule import PipelineShape, actions_of
 from tests.contract.played import FREE, PAID, play_job
 from tests.draws import drawn

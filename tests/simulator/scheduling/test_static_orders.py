@@ -18,13 +18,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.program.timetable import timetable
 from meshcast.simulator.scheduling.building_block import repeat_block
-from meshcast.simulator.scheduling.schedule import (
-    Action,
-    PipelineSetting,
-    PipelineShape,
-    Schedule,
-    actions_of,
-)
+from meshcast.simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, Schedule, actions_of
 from meshcast.validation.pipelines.cases import answer
 from tests.simulator.engine.engines import check_reports
 from tests.simulator.scheduling.static_orders import ALIKE, TIMES, bubbles, near, played, shipped

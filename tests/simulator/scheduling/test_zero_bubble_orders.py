@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from meshcast.simulator.program.timetable import timetable
 from meshcast.simulator.scheduling.building_block import reorder_warmup_and_cooldown, repeat_block
-from meshcast.simulator.scheduling.schedule import (
-    Action,
-    PassDurations,
-    PipelineShape,
-    Schedule,
-    actions_of,
-)
+from meshcast.simulator.scheduling.schedule import Action, PassDurations, PipelineShape, Schedule, actions_of
 from tests.draws import drawn
 from tests.simulator.scheduling.static_orders import TIMES, bubbles, near, played, shipped
 from tests.strategies import SECONDS, some
