@@ -28,11 +28,16 @@ import yaml
 from meshcast.experiments.search.space.space import Space
 from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import CatalogError, MeshcastError, ModelError, PlanError
+from meshcast.hardware.load import validate_data
 from meshcast.simulator import simulate
+from meshcast.simulator.formats.expert_counts import read_counts, read_trace
 from meshcast.simulator.formats.launch.imported_job import OpenQuestions
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
+from meshcast.validation.pipelines.cases import ScheduleCase, period, replay
 from tests.jobs import CLUSTERS, JOBS, MODELS, SPACES, change
 from tests.simulator.models.configs import CONFIGS, ROUND_TRIP, VISION
 
@@ -65,6 +70,17 @@ def span_space(job: dict[str, Any]) -> object:
     return Space(job, Path("."))
 
 
+def play_case(case: dict[str, Any]) -> object:
+    """Plays a case of `meshcast validate pipeline`."""
+    checked = validate_data(ScheduleCase, case, "case", PlanError)
+    return replay(checked), period(checked)
+
+
+def read_axes(mesh: dict[str, Any]) -> object:
+    """Returns a mesh whose ranks a view reads again."""
+    return Mesh(mesh["axes"], {"experts": mesh["view"]} if mesh["view"] else {}, tuple(mesh["axes"]))
+
+
 READERS: dict[str, Reader] = {
     "job": Reader(simulate_changed, PlanError, JOBS, "job.yaml"),
     "space": Reader(span_space, PlanError, SPACES),
@@ -72,6 +88,11 @@ READERS: dict[str, Reader] = {
     "config": Reader(from_config, ModelError, {**ROUND_TRIP, **CONFIGS, **VISION}),
     "config file": Reader(load_model, ModelError, {}, "config.json"),
     "cluster": Reader(load_cluster, CatalogError, CLUSTERS, "c.yaml"),
+    "pipeline": Reader(play_case, PlanError, {"": {"t_f": 1, "t_b": 1, "t_w": 1}}),
+    "mesh": Reader(read_axes, PlanError),
+    "scheme": Reader(lambda use: find_scheme(use, "plan.schedule"), PlanError),
+    "expert counts": Reader(lambda path: read_counts(Path(path)), PlanError, {}, "a.json"),
+    "expert trace": Reader(lambda path: read_trace(Path(path)), PlanError, {}, "a.json"),
 }
 
 

@@ -13,7 +13,7 @@ from meshcast.simulator.bounds.critical_paths import critical_paths
 from meshcast.simulator.bounds.schedule_bound import PASSES, StageTimes
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.scheduling.schedule import Action, PipelineShape, Schedule, actions_of
-from tests.simulator.scheduling.static_orders import played
+from tests.simulator.scheduling.schedules import played
 
 F, BW, B, W = 1.0, 2.0, 1.2, 0.8
 

@@ -12,7 +12,7 @@ from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.model import Model
 from tests.simulator.engine.engines import LAUNCH
-from tests.simulator.scheduling.no_flush_jobs import job as pipeline_job
+from tests.simulator.scheduling.schedules import job as pipeline_job
 from tests.strategies import EVERY, FREE, NO_FLUSH, SLICED, TWO_WAYS, changed, jobs
 
 Job = dict[str, Any]
