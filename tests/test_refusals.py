@@ -32,13 +32,17 @@ from meshcast.hardware.errors import CatalogError, MeshcastError, ModelError, Pl
 from meshcast.hardware.load import read_yaml, validate_data
 from meshcast.simulator import simulate
 from meshcast.simulator.costs.calibration.check import read_checked
+from meshcast.simulator.formats.expert_counts import read_counts, read_trace
 from meshcast.simulator.formats.launch.imported_job import OpenQuestions
+from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
 from meshcast.simulator.runs.failure_log import read_failure_log
 from meshcast.simulator.runs.inputs import make_run
 from meshcast.simulator.runs.least_run import LeastRun
+from meshcast.validation.pipelines.cases import ScheduleCase, period, replay
 from tests.hardware.test_catalog import Box
 from tests.jobs import CLUSTERS, JOBS, MODELS, SPACES, change
 from tests.simulator.models.configs import CONFIGS, ROUND_TRIP, VISION
@@ -78,6 +82,17 @@ def span_space(job: dict[str, Any]) -> object:
     return Space(job, Path("."))
 
 
+def play_case(case: dict[str, Any]) -> object:
+    """Plays a case of `meshcast validate pipeline`."""
+    checked = validate_data(ScheduleCase, case, "case", PlanError)
+    return replay(checked), period(checked)
+
+
+def read_axes(mesh: dict[str, Any]) -> object:
+    """Returns a mesh whose ranks a view reads again."""
+    return Mesh(mesh["axes"], {"experts": mesh["view"]} if mesh["view"] else {}, tuple(mesh["axes"]))
+
+
 READERS: dict[str, Reader] = {
     "job": Reader(simulate_changed, PlanError, JOBS, "job.yaml"),
     "space": Reader(span_space, PlanError, SPACES),
@@ -92,6 +107,11 @@ READERS: dict[str, Reader] = {
     "run": Reader(make_changed_run, PlanError),
     "least run": Reader(lambda job: LeastRun(load_job({**JOBS["gpt"], **job})), PlanError),
     "steps file": Reader(lambda name: read_checked(Path(name)), CatalogError, {}, "steps.yaml"),
+    "pipeline": Reader(play_case, PlanError, {"": {"t_f": 1, "t_b": 1, "t_w": 1}}),
+    "mesh": Reader(read_axes, PlanError),
+    "scheme": Reader(lambda use: find_scheme(use, "plan.schedule"), PlanError),
+    "expert counts": Reader(lambda path: read_counts(Path(path)), PlanError, {}, "a.json"),
+    "expert trace": Reader(lambda path: read_trace(Path(path)), PlanError, {}, "a.json"),
 }
 
 

@@ -69,14 +69,10 @@ def test_gradients_of_weights_come_with_the_passes_that_make_them() -> None:
         assert [PASSES[kind] for kind in order.kind[order.begins_gradients | order.ends_gradients]] == ["W", "W"]
 
 
-def test_shapes_that_a_schedule_refuses_have_no_orders() -> None:
-    schedule, shape = make("dualpipe", 4, 16, 2)
-    assert device_orders(schedule, shape, [0]) == {}
-
-
 @pytest.mark.parametrize("m", [16, 40])
 def test_of_passes_that_run_together_what_both_leave_counts(m: int) -> None:
     schedule, shape = make("dualpipe", 4, m)
+    assert device_orders(*make("dualpipe", 4, 16, 2), [0]) == {}, "a shape that it refuses"
     orders = device_orders(schedule, shape, range(4)).values()
     assert all((np.bincount(order.place) == 2).any() for order in orders)
     # At the ends a fifth activation is there beside a backward pass only, whose own is then no longer whole.
@@ -97,29 +93,17 @@ def test_passes_wait_for_the_weights_of_their_last_unit() -> None:
     assert order.last_end(pass_times(5, 0, 0)) == 5 + 12
     # Of two units only the last one waits for all weights.
     assert order.last_end(pass_times(5, 0, 0, unit=0.5)) == 4 + 12
+    assert not device_orders(*make("1f1b", 2, 40), [0])[0].whole, "a long batch"
     # Gradients are reduced from the begin of the last backward pass on.
     assert order.last_end(pass_times(5, 0, 7)) == 5 + 8 + 7
 
 
-def test_collectives_run_in_the_order_of_the_passes() -> None:
+@pytest.mark.parametrize("again", [6.0, 0.0])
+def test_collectives_run_in_the_order_of_the_passes(again: float) -> None:
+    """The last backward pass of stage 2 begins at 1 + 8 + 4 s. Then its gradients are reduced, and weights of stage 0
+    gathered again; the second backward pass follows the first, and reductions begin with it. Without gathers, backward
+    passes of stage 0 run beside the reductions of stage 2, which those of stage 0 follow."""
     schedule, shape = make("breadth-first", 2, 2, 2)
     order = device_orders(schedule, shape, [0])[0]  # F0 F0 F2 F2 B2 B2 B0 B0
-    columns = (np.full(4, value) for value in (1.0, 6.0, 9.0))
-    seconds = np.tile([2.0, 4.0, 3.0, 1.0], (4, 1))
-    # The last backward pass of stage 2 begins at 1 + 8 + 4 s. Then its gradients are reduced, and weights of stage 0
-    # gathered again; the second backward pass follows the first, and reductions begin with it.
-    assert order.last_end(PassTimes(seconds, seconds, *columns)) == 13 + 9 + 6 + 4 + 9
-
-
-def test_passes_without_gathers_do_not_wait_for_reductions() -> None:
-    schedule, shape = make("breadth-first", 2, 2, 2)
-    order = device_orders(schedule, shape, [0])[0]  # F0 F0 F2 F2 B2 B2 B0 B0
-    columns = (np.full(4, value) for value in (1.0, 0.0, 9.0))
-    seconds = np.tile([2.0, 4.0, 3.0, 1.0], (4, 1))
-    # Reductions of stage 2 last from 13 to 22 s, beside the backward passes of stage 0, and those of stage 0 follow.
-    assert order.last_end(PassTimes(seconds, seconds, *columns)) == 13 + 9 + 9
-
-
-def test_a_long_batch_is_not_whole() -> None:
-    schedule, shape = make("1f1b", 2, 40)
-    assert not device_orders(schedule, shape, [0])[0].whole
+    columns, seconds = (np.full(4, value) for value in (1.0, again, 9.0)), np.tile([2.0, 4.0, 3.0, 1.0], (4, 1))
+    assert order.last_end(PassTimes(seconds, seconds, *columns)) == 13 + 9 + (again + 4 if again else 0) + 9

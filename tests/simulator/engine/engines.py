@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from meshcast.simulator import simulate
-from meshcast.simulator.engine.peak_memory import Peak
 from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import build_program
@@ -27,32 +26,30 @@ LAUNCH = (0.0, 2e-6, 1e-4, 5e-3)
 """Seconds of the host an op."""
 
 
-def accounts(found: Forecast) -> Iterator[Breakdown]:
+def accounts(play: Forecast) -> list[Breakdown]:
     """The breakdown of every device."""
-    for device in range(found.program.devices):
-        yield breakdown(found.program, found.step.span, found.step.occupancy(device), device)
+    program, step = play.program, play.step
+    return [breakdown(program, step.span, step.occupancy(device), device) for device in range(program.devices)]
 
 
 def check_alike(ways: list[Forecast]) -> None:
     """All agree with the first on the step, on where each device's time goes, and on memory."""
-    first = ways[0]
-    step = first.step.span
-    wanted = list(accounts(first))
+    first, *others = ways
+    span, seconds, wanted = first.step.span, first.seconds, accounts(first)
     for account in wanted:
-        assert math.fsum(account.parts.values()) == pytest.approx(step, rel=1e-9)
-    for other in ways[1:]:
-        assert other.step.span == pytest.approx(step, rel=1e-9)
-        for device, (one, account) in enumerate(zip(accounts(other), wanted, strict=True)):
-            assert math.fsum(one.parts.values()) == pytest.approx(one.step, rel=1e-9)
-            assert one.parts == pytest.approx(account.parts, rel=0, abs=1e-9 * step), device
-            hidden = dict.fromkeys(one.hidden | account.hidden, 0.0)
-            assert hidden | one.hidden == pytest.approx(hidden | account.hidden, rel=0, abs=1e-9 * step), device
-        assert by_category(other.peaks) == by_category(first.peaks)
+        assert math.fsum(account.parts.values()) == pytest.approx(span, rel=1e-9)
+    for other in others:
+        assert (other.step.span, other.seconds) == pytest.approx((span, seconds), rel=1e-9)
+        for device, (account, of_first) in enumerate(zip(accounts(other), wanted, strict=True)):
+            assert math.fsum(account.parts.values()) == pytest.approx(account.step, rel=1e-9)
+            assert account.parts == pytest.approx(of_first.parts, rel=0, abs=1e-9 * span), device
+            nothing = dict.fromkeys(account.hidden | of_first.hidden, 0.0)
+            assert nothing | account.hidden == pytest.approx(nothing | of_first.hidden, rel=0, abs=1e-9 * span), device
+        assert by_category(other) == by_category(first)
 
 
-def by_category(peaks: Any) -> list[tuple[float, dict[str, float], float]]:
-    assert all(isinstance(peak, Peak) for peak in peaks)
-    return [(peak.total, peak.by, peak.left) for peak in peaks]
+def by_category(play: Forecast) -> list[tuple[float, dict[str, float], float]]:
+    return [(peak.total, peak.by, peak.left) for peak in play.peaks]
 
 
 def simulate_by_engines(job: dict[str, Any]) -> list[Report]:
@@ -63,12 +60,16 @@ def simulate_by_engines(job: dict[str, Any]) -> list[Report]:
 
 def check_reports(job: dict[str, Any]) -> None:
     """The whole way from job to report, at the catalog's prices, by every engine."""
-    found = simulate_by_engines(job)
-    check_alike([report.play for report in found])
-    for report in found[1:]:
-        assert report.step_time == pytest.approx(found[0].step_time, rel=1e-9)
-        assert report.device == found[0].device
-        assert report.sigma == pytest.approx(found[0].sigma, rel=1e-6)
+    first, *others = simulate_by_engines(job)
+    check_alike([report.play for report in (first, *others)])
+    for report in (first, *others):
+        parts, seconds = report.breakdown.parts, report.play.seconds
+        assert sum(parts.values()) == pytest.approx(seconds, rel=1e-9) and min(parts.values()) >= 0
+        assert report.step_time == pytest.approx(first.step_time, rel=1e-9)
+        assert parts == pytest.approx(first.breakdown.parts, rel=0, abs=2e-9 * seconds)
+        assert report.first_steps(4) == pytest.approx(first.first_steps(4), rel=1e-8)
+        assert report.device == first.device
+        assert report.sigma == pytest.approx(first.sigma, rel=1e-6)
 
 
 def play_by_engines(job: dict[str, Any], price: Price, ways: Sequence[tuple[Engine, bool]] = WAYS) -> list[Forecast]:

@@ -9,41 +9,39 @@ import pytest
 from meshcast.hardware import load_cluster
 from meshcast.simulator import simulate
 from meshcast.simulator.costs.costs import Costs
-from meshcast.simulator.costs.estimate import Use
-from meshcast.simulator.engine import contention
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.mesh import Mesh
-from meshcast.simulator.ir.ops import Collective, Op, Transfer
+from meshcast.simulator.ir.ops import Collective, Transfer
 from meshcast.simulator.loading.load import load_job
-from meshcast.simulator.program.flatten import FlatProgram
+from tests.draws import drawn
 from tests.simulator.plan.test_asymmetric import draw_heterogeneous
 
 MB = 2**20
 FAN_OUT = Transfer(MB, "pp", 0, 1, tuple((0, rank, MB) for rank in range(1, 8)))
 """One rank sends to seven, a message after the other."""
 
-SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed not in (1, 2) else ()) for seed in range(12)]
+SEEDS = drawn(range(20), keep=(1, 2))
 
 
-def costs(cluster: str = "dgx-h100:2") -> Costs:
-    return Costs(load_cluster(cluster), Mesh({"pp": 2, "tp": 8}))
+MESH = Mesh({"pp": 2, "tp": 8})
 
 
 def test_of_one_rank_that_sends_to_seven_each_is_busy_a_seventh_of_the_time() -> None:
-    found, one = costs().use(FAN_OUT), costs().use(Transfer(MB, "pp", 0, 1, ((0, 1, MB),)))
-    assert found.moving == pytest.approx(7 * one.moving)
-    assert found.links == one.links and found.received == pytest.approx([share / 7 for share in one.links])
-    back = costs().use(Transfer(7 * MB, "pp", 1, 0, tuple((rank, 0, MB) for rank in range(1, 8))))
-    assert (back.links, back.received) == (found.received, found.links)
-    assert found.moving <= costs().estimate(FAN_OUT).seconds
+    costs = Costs(load_cluster("dgx-h100:2"), MESH)
+    fan, pair = costs.use(FAN_OUT), costs.use(Transfer(MB, "pp", 0, 1, ((0, 1, MB),)))
+    assert fan.moving == pytest.approx(7 * pair.moving)
+    assert fan.links == pair.links and fan.received == pytest.approx([share / 7 for share in pair.links])
+    back = costs.use(Transfer(7 * MB, "pp", 1, 0, tuple((rank, 0, MB) for rank in range(1, 8))))
+    assert (back.links, back.received) == (fan.received, fan.links)
+    assert fan.moving <= costs.estimate(FAN_OUT).seconds
 
 
 def test_messages_over_heterogeneous_links_use_each_for_its_part() -> None:
     """Rank 0 sends to a GPU of its node and to one of the other node."""
-    near, far = (costs().use(Transfer(MB, "pp", 0, 1, (pair,))) for pair in ((0, 1, MB), (0, 8, MB)))
-    both = costs().use(Transfer(MB, "pp", 0, 1, ((0, 1, MB), (0, 8, MB))))
+    pairs, costs = ((0, 1, MB), (0, 8, MB)), Costs(load_cluster("dgx-h100:2"), MESH)
+    near, far, both = (costs.use(Transfer(MB, "pp", 0, 1, each)) for each in (pairs[:1], pairs[1:], pairs))
     assert both.moving == pytest.approx(near.moving + far.moving)
     scale_up, _, network = both.links
     assert scale_up == pytest.approx(near.moving * near.links[0] / both.moving)
@@ -60,40 +58,24 @@ def test_what_replicas_on_heterogeneous_nodes_do_together_shares_the_links_of_ea
     assert alone <= shared * (1 + 1e-9) and shared < 1.2 * alone
 
 
-@pytest.mark.parametrize(("device", "ends"), [(0, [14.0, 17.0]), (1, [10.0, 10.0])])
-def test_only_the_end_that_is_busy_slows_others(device: int, ends: list[float]) -> None:
-    """A message of 10 s fills its sender's port and a tenth of its receiver's; a collective of 7 s has either port."""
-    flat, uses = FlatProgram(), {}
-    message = flat.add(Op("send", "pipeline", FAN_OUT), 10.0, 0.0, 0.0, (), 0)
-    flat.sent.append((message, 0, 1))
-    uses[FAN_OUT] = Use(10.0, (0.0, 0.0, 1.0), 0.0, (0.0, 0.0, 0.1))
-    work = Collective("all_reduce", 1, ("tp",))
-    seconds = 7.0 if device == 0 else 10.0
-    flat.add(Op("reduce", "data", work), seconds, 0.0, 0.0, (), device)
-    uses[work] = Use(seconds, (0.0, 0.0, 1.0 if device == 0 else 0.9))
-    found = contention.play(flat, [uses.__getitem__] * 2).end
-    assert sorted(found) == pytest.approx(ends)
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_contention_makes_heterogeneous_plans_no_faster(seed: int) -> None:
-    one = draw_heterogeneous(seed)
-    alone, shared = (simulate(one, engine=engine) for engine in ("simpy", "shared"))
+    alone, shared = (simulate(draw_heterogeneous(seed), engine=engine) for engine in ("simpy", "shared"))
     assert shared.step_time >= alone.step_time * (1 - 1e-12)
     assert sum(shared.parts.values()) == pytest.approx(shared.step_time)
 
 
-def every_communication(one: dict[str, Any]) -> list[tuple[Costs, Any]]:
+def every_communication(job: dict[str, Any]) -> list[tuple[Costs, Any]]:
     """The messages of a job, and the collectives in which its devices meet, each with the prices of a device."""
-    plan, shared = resolve_plan(load_job(one)), SharedWork()
+    plan, shared = resolve_plan(load_job(job)), SharedWork()
     every = shared.device_costs(plan)
     _, program = build_program(plan, [each.estimate for each in every], shared)
-    found = [(every[send.source], send.work) for _, send in program.sent]
+    communication = [(every[send.source], send.work) for _, send in program.sent]
     for meeting in program.meetings:
         for device, place in meeting:
             ops = [op for part in program.updates[device].parts for op in part.block.ops]
-            found.append((every[device], ops[place].work))
-    return found
+            communication.append((every[device], ops[place].work))
+    return communication
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -34,10 +34,8 @@ JOBS = {
     "replicas": job({"replicas": SIDES}, {"global": 64, "micro": 8}),
 }
 
-SEEDS = [pytest.param(seed, marks=pytest.mark.slow if seed not in (1, 2) else ()) for seed in range(12)]
 
-
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", drawn(range(20), keep=(1, 2)))
 def test_equal_ranks_take_the_folded_step(seed: int) -> None:
     report = simulate(draw_heterogeneous(seed))
     plan, play = report.play.plan, report.play
@@ -59,6 +57,7 @@ def groups_of(plan: Plan, device: int, axes: tuple[str, ...]) -> dict[int, froze
 def by_hand(plan: Plan, program: Program, flat: FlatProgram, pace: Pace) -> tuple[float, dict[int, float]]:
     """The end of the step, and the busy time of every rank: every op of every global rank by itself."""
     ranks = [plan.ranks.of_device(device).tolist() for device in range(plan.ranks.devices)]
+    grids = plan.ranks.grids
     sizes = [plan.ranks.grid(device).ranks.shape for device in range(plan.ranks.devices)]
     owner: dict[int, tuple[int, ...]] = {}
     for (stage, kind, k, part), first, behind in zip(program.timetable.actions, flat.first, flat.behind, strict=True):
@@ -77,13 +76,12 @@ def by_hand(plan: Plan, program: Program, flat: FlatProgram, pace: Pace) -> tupl
         everyone = False
         for other in after:
             work, there = flat.ops[other].work, flat.device[other]
-            same = [grid.axes for grid in (plan.ranks.grid(there), plan.ranks.grid(device))]
             if isinstance(work, Transfer) and work.pairs and there != device:
                 arrives: dict[int, list[float]] = {rank: [0.0] for rank in ranks[device]}
                 for source, target, _ in work.pairs:
                     arrives[target].append(end[other][source])
                 came = {rank: max(times) for rank, times in arrives.items()}
-            elif same[0] == same[1] and sizes[there] == sizes[device]:
+            elif grids[there].axes == grids[device].axes and sizes[there] == sizes[device]:
                 came = {rank: end[other][one] for rank, one in zip(ranks[device], ranks[there], strict=True)}
             else:
                 everyone, came = True, dict.fromkeys(ranks[device], max(end[other].values()))
@@ -143,12 +141,8 @@ def test_a_straggler_delays_the_ranks_that_receive_from_it() -> None:
     """Forward passes of four replicas into two: rank 4 receives from ranks 0 and 1, rank 5 from ranks 2 and 3."""
     stages = [{"layers": 4, "dp": 4}, {"layers": 4, "dp": 2}]
     cluster = {"gpu": "h100-sxm", "gpus": 6}
-    one = {
-        **job({"stages": stages}, {"global": 4, "microbatches": 1}, cluster=cluster),
-        "train": {"mode": "forward-only"},
-        "framework": PROMPT,
-    }
-    play = simulate(one).play
+    batch, forward = {"global": 4, "microbatches": 1}, {"train": {"mode": "forward-only"}, "framework": PROMPT}
+    play = simulate(job({"stages": stages}, batch, cluster=cluster) | forward).play
     work = next(send.work for _, send in play.program.sent)
     assert isinstance(work, Transfer)
     assert [(source, target) for source, target, _ in work.pairs] == [(0, 4), (1, 4), (2, 5), (3, 5)]
@@ -160,7 +154,7 @@ def test_a_straggler_delays_the_ranks_that_receive_from_it() -> None:
         assert found.span == pytest.approx(equal.span + later, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", drawn(JOBS, keep=("replicas",)))
 def test_the_slowest_rank_is_a_global_one(name: str) -> None:
     noise = {"stragglers": 0.1, "slow": 5.0, "seed": 4}
     report = simulate(JOBS[name] | {"noise": noise})

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.models.model import Model
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.report import Report
 
@@ -23,15 +25,16 @@ LORA: dict[str, Any] = {"mode": "lora", "rank": 64}
 """Adapters, all of which are matrices."""
 
 
+SHARED = SharedWork()
+
+
 def forecast(name: str = "deepspeed", gpus: int = 4, seq: int = 8192, **job: Any) -> Report:
-    traits = {
-        "bucket": {"elements": BUCKET, "buffers": job.pop("buffers", int("deepspeed" in name))},
-        **job.pop("traits", {}),
-    }
-    framework = {"name": name, "set": traits}
+    traits = {"bucket": {"elements": BUCKET, "buffers": job.pop("buffers", int("deepspeed" in name))}}
+    framework = {"name": name, "set": traits | job.pop("traits", {})}
     batch = {"global": gpus * job.pop("passes", 1) // job["plan"].get("cp", 1), "micro": 1, "sequence": seq}
     cluster = {"gpu": "a100-sxm-80", "gpus": gpus}
-    return simulate({"model": SHAPE, "cluster": cluster, "framework": framework, "batch": batch} | job)
+    described = {"model": SHAPE, "cluster": cluster, "framework": framework, "batch": batch} | job
+    return simulate(described, shared_work=SHARED)
 
 
 def parameters(report: Report) -> float:
@@ -55,19 +58,14 @@ def updating(report: Report) -> float:
         ({"zero": 2}, False, 2 + 2),  # a buffer and a flat copy
         ({"zero": 2}, True, 2 * 2 + 2),
         ({"zero": 2, "cp": 2, "cp_scheme": "ulysses"}, False, 2 + 2 + 4),  # reduced in fp32
+        ({"mesh": {"dp": 4}, "schemes": [{"use": "data/zero-3", "over": "dp", "reduce_bucket": BUCKET}]}, True, 2 * 2),
     ],
 )
 def test_gradients_are_reduced_in_contiguous_buffers(plan: dict[str, Any], overlap: bool, each: int) -> None:
+    """They come with the first gradient, and go with the last; stage 3 has its buffer before the first step."""
     report = forecast(plan=plan, traits={"overlap": {"dp": overlap}})
     assert most(report, "buffers") == pytest.approx(each * BUCKET)
-    assert report.play.resting[0].get("buffers", 0.0) == 0.0  # they come with the first gradient, and go with the last
-
-
-def test_stage_3_has_its_buffer_before_the_first_step() -> None:
-    plan = {"mesh": {"dp": 4}, "schemes": [{"use": "data/zero-3", "over": "dp", "reduce_bucket": BUCKET}]}
-    report = forecast(plan=plan)
-    assert report.play.resting[0]["buffers"] == pytest.approx(2 * BUCKET)
-    assert most(report, "buffers") == pytest.approx(2 * 2 * BUCKET)
+    assert report.play.resting[0].get("buffers", 0.0) == pytest.approx(2 * BUCKET if "mesh" in plan else 0.0)
 
 
 def test_stage_2_adds_whole_gradients_of_a_micro_batch_to_those_of_the_ones_before() -> None:
@@ -99,7 +97,7 @@ def test_in_buffers_one_gradient_alone_is_beside_its_copy() -> None:
 def test_the_update_flattens_and_converts_gradients(
     zero: int, precision: str, traits: dict[str, Any], bytes_each: float
 ) -> None:
-    count = parameters(forecast(plan={"zero": 2}))
+    count = Model(**SHAPE).parameters
     # A sub-group of half of a partition, with the matrix that ends it.
     update = {"norm": 0, "sub_group": (count / 2 - 4096 * 1024) / 4, **traits}
     report = forecast(plan={"zero": zero}, precision=precision, traits={"update": update})

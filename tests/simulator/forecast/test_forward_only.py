@@ -61,6 +61,8 @@ def test_recompute_and_offload_have_no_effect(recompute: str) -> None:
     away = {"use": "memory/offload", "what": ["activations", "optimizer"]}
     plain, offloaded = (simulate(job(2, plan=long_plan({"dp": 2}, data, *more))) for more in ([], [away]))
     assert (offloaded.step_time, offloaded.peak_allocated) == (plain.step_time, plain.peak_allocated)
+    few, many = (simulate(job(4, plan={"pp": 4, "schedule": "gpipe"}, batch={"global": n})) for n in (4, 64))
+    assert few.peak_allocated == many.peak_allocated, "whatever the number of micro-batches"
 
 
 def test_the_answer_has_no_optimizer() -> None:
@@ -117,6 +119,8 @@ def test_hosts_update_nothing(data: dict[str, Any]) -> None:
     weights = report.job.model.parameters * BYTES["bf16"] / 2
     offloaded = weights if data["use"] == "data/zero-infinity" else 0
     assert report.play.offloaded[0] == pytest.approx({"cpu": offloaded, "nvme": 0})
+    horovod = simulate(job(2, plan=long_plan({"dp": 2}, {"use": "data/horovod", "over": "dp"})))
+    assert "buffers" not in horovod.play.resting[0]
 
 
 def test_noise_plays_forward_passes_rank_by_rank() -> None:
@@ -129,15 +133,3 @@ def test_noise_plays_forward_passes_rank_by_rank() -> None:
 def test_the_reference_trainer_trains_all_weights(train: dict[str, Any]) -> None:
     with pytest.raises(PlanError, match=r"train\.mode.*trains all weights"):
         check(resolve_plan(load_job(job(train=train))))
-
-
-def test_horovod_needs_no_buffer_for_gradients() -> None:
-    report = simulate(job(2, plan=long_plan({"dp": 2}, {"use": "data/horovod", "over": "dp"})))
-    assert "buffers" not in report.play.resting[0]
-
-
-def test_memory_of_a_stage_never_grows_with_micro_batches() -> None:
-    few, many = (
-        simulate(job(4, plan={"pp": 4, "schedule": "gpipe"}, batch={"global": n})).peak_allocated for n in (4, 64)
-    )
-    assert few == many

@@ -7,17 +7,22 @@ from typing import Any
 
 import pytest
 
+from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.ir.ops import STORED_FORMATS, Collective, Memory
 from meshcast.simulator.job.optimizers import OPTIMIZER_STATES
 from meshcast.simulator.report.report import Report
 from tests.contract.played import play_job
+from tests.draws import drawn_grid
 
 H, F, LAYERS, SEQ, VOCAB = 1024, 4096, 4, 512, 32000
 MODEL: dict[str, Any] = {
     "layers": LAYERS, "hidden": H, "heads": 8, "kv_heads": 4, "ffn": F, "vocab": VOCAB, "seq": SEQ,
     "gated": True, "norm": "rmsnorm", "positions": "rope",
 }  # fmt: skip
+
+
+SHARED = SharedWork()
 
 
 def forecast(name: str = "megatron-core", plan: dict[str, Any] | None = None, **more: Any) -> Report:
@@ -30,7 +35,7 @@ def forecast(name: str = "megatron-core", plan: dict[str, Any] | None = None, **
         "plan": plan or {"tp": 2},
         **more,
     }
-    return simulate(job)
+    return simulate(job, shared_work=SHARED)
 
 
 def resident(report: Report) -> dict[str, float]:
@@ -76,8 +81,7 @@ def test_gradients_stay_in_the_compute_format() -> None:
         assert resident(on)["gradients"] - resident(off)["gradients"] == (2 * parameters if twice else 0)
 
 
-@pytest.mark.parametrize("shards", [1, 8])
-@pytest.mark.parametrize("stored", STORED_FORMATS)
+@pytest.mark.parametrize(("shards", "stored"), drawn_grid([8, 1], STORED_FORMATS))
 def test_frozen_matrices_take_the_bytes_of_their_format(stored: str, shards: int) -> None:
     """Those of linear layers alone. FSDP shards the elements; scales of blocks are on every rank."""
     plan = {"dp": 8, "fsdp": shards > 1}
@@ -99,16 +103,9 @@ def _gathered_bytes(report: Report) -> float:
 def test_a_kernel_copies_one_stored_matrix_before_each_pass() -> None:
     """Forward, again, and backward but for the lowest layer's queries, which hand no gradient on: all elements are read
     as they are stored, and written in 16 bits; the largest matrix stands beside the activations."""
+    job = {"model": MODEL, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 1}}
     train = {"mode": "qlora", "rank": 8, "targets": ["attn_qkv"]}
-    played = play_job(
-        {
-            "model": MODEL,
-            "cluster": {"gpu": "h100-sxm", "gpus": 1},
-            "batch": {"global": 1},
-            "train": train,
-            "plan": {"recompute": "full"},
-        }
-    )
+    played = play_job(job | {"train": train, "plan": {"recompute": "full"}})
     copies = [op.work for _, op in played.instances() if isinstance(op.work, Memory) and op.work.what == "dequantise"]
     elements = LAYERS * 3 * (QKV + PROJ + UP + DOWN) - QKV
     assert sum(work.write for work in copies) == 2 * elements

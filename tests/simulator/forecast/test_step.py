@@ -36,58 +36,49 @@ def of_report(report: Report) -> StepAndMemory:
     return StepAndMemory(report.step_time, report.peak_allocated, report.peak_device, report.fit.held, report.fit.room)
 
 
-@pytest.mark.parametrize("name", drawn([name for name in [*names()][::12] if playable(name)], keep=3))
+RARE = ("pipeline-pipedream", "data-local-sgd")
+"""Golden jobs without a flush, and with rare communication."""
+
+
+GOLDEN = [*RARE, *[name for name in [*names()][::12] if playable(name)]]
+
+
+@pytest.mark.parametrize("name", drawn(GOLDEN, keep=GOLDEN[:5]))
 def test_golden_jobs(name: str) -> None:
     """Equal figures, exactly, of every twelfth golden job."""
     job = load_job(stored(name).job)
     assert forecast_step(job) == of_report(simulate(job))
 
 
-@pytest.mark.parametrize("name", ["pipeline-pipedream", "data-local-sgd"])
-def test_runs_without_flush_and_with_rare_communication(name: str) -> None:
-    job = load_job(stored(name).job)
-    assert forecast_step(job) == of_report(simulate(job))
-
-
 def test_routing_that_drifts_from_step_to_step() -> None:
     routing = {"zipf": 1.0, "drift": 0.1, "steps": 3}
-    schemes = [{"use": "expert/all-to-all", "over": ["ep"], "routing": routing}]
-    plan = {
-        "mesh": {"dp": 8},
-        "views": {"experts": {"ep": 8}},
-        "schemes": [*schemes, {"use": "data/zero-1", "over": ["dp"]}],
-    }
+    schemes = [{"use": "expert/all-to-all", "over": ["ep"], "routing": routing}, {"use": "data/zero-1", "over": ["dp"]}]
+    plan = {"mesh": {"dp": 8}, "views": {"experts": {"ep": 8}}, "schemes": schemes}
     job = load_job({"model": {"preset": "mixtral-8x7b", "layers": 2}, "cluster": "dgx-h100:1", "plan": plan})
     assert len(simulate(job).step_kinds) == 3
     assert forecast_step(job) == forecast_step(resolve_plan(job)) == of_report(simulate(job))
 
 
 def test_plans_that_share_their_work() -> None:
-    shared, alone = SharedWork(), []
-    plans: list[dict[str, Any]] = [{"tp": 8, "pp": pp, "chunks": chunks} for pp in (4, 8) for chunks in (1, 3)]
-    for plan in plans:
-        job = load_job({**GPT3, "plan": plan})
-        alone.append(of_report(simulate(job)))
-        assert forecast_step(job, shared) == forecast_step(resolve_plan(job, shared), shared) == alone[-1]
-    assert len({one.step_time for one in alone}) == len(plans)
-
-
-def test_answers_of_plans_with_the_same_parameters() -> None:
     """Micro-batches of several sizes, and several numbers of chunks, share updates, states and buckets of gradients:
     every answer is that of the job alone, to the byte."""
-    shared = SharedWork()
-    for micro, chunks in product((1, 2, 4), (1, 2, 3)):
-        job = {**GPT3, "batch": {"global": 1536, "micro": micro}, "plan": {"tp": 8, "pp": 8, "chunks": chunks}}
-        together, alone = (simulate(load_job(job), shared_work=work) for work in (shared, SharedWork()))
+    shared, seconds = SharedWork(), set()
+    for micro, chunks in product((1, 4), (1, 3)):
+        plan, batch = {"tp": 8, "pp": 8, "chunks": chunks}, {"global": 1536, "micro": micro}
+        job = load_job({**GPT3, "batch": batch, "plan": plan})
+        together, alone = (simulate(job, shared_work=work) for work in (shared, SharedWork()))
         assert json.dumps(together.to_dict()) == json.dumps(alone.to_dict())
-    assert len(shared.states) == len(shared.stages.updates) == 9
+        assert forecast_step(job, shared) == forecast_step(resolve_plan(job, shared), shared) == of_report(alone)
+        seconds.add(alone.step_time)
+    # Of each number of chunks those of the first device, of the last one and of the others.
+    assert len(seconds) == 4 and len(shared.states) == len(shared.stages.updates) == 2 * 3
 
 
 def test_what_drawn_plans_share_changes_no_figure() -> None:
     """Passes without side ops are the same task on several meshes, frameworks and plans are completed once: every
     column of a sweep is that of the job alone, to the bit."""
     shared, compared = SharedWork(), 0
-    for described, _ in islice(draw_jobs(56), 5):
+    for described, _ in islice(draw_jobs(56), 2):
         node, _, count = described["cluster"].partition(":")
         others = ({"cluster": f"{node}:{2 * int(count)}"}, {"plan": {**described["plan"], "recompute": "full"}})
         for changes in ({}, *others):
@@ -98,14 +89,14 @@ def test_what_drawn_plans_share_changes_no_figure() -> None:
                 continue  # a change that the plan does not admit
             assert row_of(together) == row_of(alone)
             compared += 1
-    assert compared >= 8
+    assert compared >= 3
 
 
 @pytest.mark.parametrize("node, networks", [("dgx-a100", 1), ("p4d", 0)])
 def test_reaches_of_messages_on_several_meshes(node: str, networks: int) -> None:
     """They are kept by cluster, except where messages share ports."""
     shared = SharedWork()
-    for pp in (2, 4, 8):
+    for pp in (2, 8):
         job = load_job({"model": "llama3-8b", "cluster": f"{node}:8", "plan": {"tp": 4, "pp": pp}})
         assert forecast_step(job, shared) == forecast_step(job)
     assert sum(bool(pairs) for pairs in shared._pairs.values()) == networks
@@ -113,13 +104,13 @@ def test_reaches_of_messages_on_several_meshes(node: str, networks: int) -> None
 
 def test_what_schemes_may_know_of_a_parameter() -> None:
     """`traits_of` has every field of a parameter but its ops."""
-    one = Param("w", 2, 4, ("dp",), Op("ready"), Op("used"))
+    param = Param("w", 2, 4, ("dp",), Op("ready"), Op("used"))
     others: dict[str, Any] = {"size": 3, "total": 5, "name": "v", "partial": (), "view": "experts", "matrix": 2}
     others |= {"tied": True, "copies": (("tp",), 2), "trained": False, "in_layer": False, "shape": (1, 2)}
     others |= {"stored": StoredFormat(0.5)}
     assert {*others} == {field.name for field in fields(Param)} - {"ready", "used"}
-    assert all(traits_of(replace(one, **{name: value})) != traits_of(one) for name, value in others.items())
-    assert traits_of(replace(one, ready=Op("other"))) == traits_of(one)
+    assert all(traits_of(replace(param, **{name: value})) != traits_of(param) for name, value in others.items())
+    assert traits_of(replace(param, ready=Op("other"))) == traits_of(param)
 
 
 def test_costs_of_layers_add_up_to_the_passes_of_the_model() -> None:
@@ -131,19 +122,6 @@ def test_costs_of_layers_add_up_to_the_passes_of_the_model() -> None:
     passes = sum(seconds for op, seconds in zip(flat.ops, flat.seconds, strict=True) if op.phase != "U")
     assert costs.begin + sum(costs.layers) + costs.end == pytest.approx(passes, rel=1e-3)
     assert len(costs.layers) == 4 and len({*costs.layers}) == 1 and min(costs.begin, costs.end) > 0
-
-
-def test_pipedream_holds_as_many_versions_of_weights_as_micro_batches_are_in_flight() -> None:
-    """Narayanan et al. 2019, "PipeDream", SOSP, section 3.3: the first of p stages p, the last one."""
-    base = {"model": "gpt2", "cluster": "dgx-a100:1", "batch": {"global": 32, "micro": 1}}
-    stashed, flushed = (
-        simulate({**base, "plan": {"pp": 4, "dp": 2, "schedule": schedule}}).play.resting
-        for schedule in ("pipedream", "1f1b")
-    )
-    ratios = [
-        peak["parameters"] / flushed_peak["parameters"] for peak, flushed_peak in zip(stashed, flushed, strict=True)
-    ]
-    assert ratios == pytest.approx([4, 3, 2, 1])
 
 
 def test_garbage_is_looked_for_as_before_behind_many_forecasts() -> None:
@@ -195,16 +173,8 @@ def test_older_weights_of_a_pipeline_without_a_flush_take_two_bytes_each() -> No
 
 def test_sharded_weights_are_whole_unit_by_unit_while_they_are_saved() -> None:
     """In the format of the main weights; layers here are the largest units."""
-    framework = {"name": "megatron-core", "set": {"memory": {"saves": "units"}}}
-    report = simulate(
-        {
-            "model": SMALL,
-            "cluster": {"gpu": "h100-sxm", "gpus": 4},
-            "framework": framework,
-            "batch": {"global": 4},
-            "plan": {"fsdp": True},
-        }
-    )
+    job = {"model": SMALL, "cluster": {"gpu": "h100-sxm", "gpus": 4}, "batch": {"global": 4}, "plan": {"fsdp": True}}
+    report = simulate(job | {"framework": {"name": "megatron-core", "set": {"memory": {"saves": "units"}}}})
     model = report.job.model
     (outside,) = report.play.outside_steps
     assert outside.saved == 4 * model.layer_parameters() > 4 * (2 * model.vocab + 2) * model.hidden

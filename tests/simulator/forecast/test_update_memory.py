@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.ir.ops import Collective, Gemm, Memory, Op
 from meshcast.simulator.report.report import Report
@@ -20,18 +21,19 @@ MODEL: dict[str, Any] = {
 """A model whose states are larger than the activations of a sample."""
 
 
+SHARED = SharedWork()
+
+
 def forecast(gpus: int = 1, batch: dict[str, Any] | None = None, **job: Any) -> Report:
     framework = {"name": job.pop("name", "hf-trainer"), **job.pop("framework", {})}
-    return simulate(
-        {
-            "model": MODEL | job.pop("model", {}),
-            "cluster": {"gpu": "a100-sxm-80", "gpus": gpus},
-            "framework": framework,
-            "batch": batch or {"global": gpus, "micro": 1},
-            "plan": {"recompute": "full"},
-            **job,
-        }
-    )
+    described = {
+        "model": MODEL | job.pop("model", {}),
+        "cluster": {"gpu": "a100-sxm-80", "gpus": gpus},
+        "framework": framework,
+        "batch": batch or {"global": gpus, "micro": 1},
+        "plan": {"recompute": "full"},
+    }
+    return simulate(described | job, shared_work=SHARED)
 
 
 def peak(report: Report) -> float:

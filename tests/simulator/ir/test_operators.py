@@ -16,7 +16,7 @@ from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import LocalShapes, MoE, Operator, UpdateWorkspace, walk
 from meshcast.simulator.ir.moe_operators import EXPERTS, ExpertLinear, FusedExpertLinear, Permute
 from meshcast.simulator.ir.operators import CoreAttention, Linear, Norm
-from meshcast.simulator.ir.ops import Attention, Collective, Exchange, Gemm, Memory, Op
+from meshcast.simulator.ir.ops import Attention, Collective, Exchange, Gemm, Memory
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.routing import slowest_rank
 from meshcast.simulator.ir.saved import TURNED, Composition, saved_by
@@ -61,28 +61,21 @@ def test_a_product_moves_its_three_matrices(m: int, n: int, k: int, batch: int, 
     gemm = Gemm(m, n, k, batch, accumulate=accumulate, out_dtype="fp32")
     assert gemm.bytes == batch * (2 * m * k + 2 * k * n + 4 * m * n * (1 + accumulate))
     assert gemm.flops == replace(gemm, m=n, n=k, k=m).flops == batch * m * n * k * 2
+    assert Memory("add", m, n).bytes == Memory("add", n, m).bytes == m + n
 
 
 @given(b=SIZES, q=SIZES, kv=SIZES, heads=SIZES, kv_heads=SIZES, d=SIZES, v=SIZES)
-def test_attention_moves_queries_keys_values_and_results(
+def test_attention_is_two_products_forward_and_five_backward(
     b: int, q: int, kv: int, heads: int, kv_heads: int, d: int, v: int
 ) -> None:
-    """Twice as much backward: the gradients too."""
-    kernel = Attention(b, q, kv, heads, kv_heads, d, v)
-    elements = b * (q * heads * d + kv * kv_heads * d + kv * kv_heads * v + q * heads * v)
-    assert kernel.bytes == 2 * elements and replace(kernel, backward=True).bytes == 4 * elements
-
-
-@given(b=SIZES, q=SIZES, kv=SIZES, heads=SIZES, d=SIZES, v=SIZES)
-def test_attention_is_two_products_forward_and_five_backward(
-    b: int, q: int, kv: int, heads: int, d: int, v: int
-) -> None:
-    """Of each head: scores of queries and keys, and their product with values; backward as many as for equal widths."""
-    kernel = Attention(b, q, kv, heads, heads, d, v, share=1.0)
-    products = Gemm(q, kv, d, b * heads), Gemm(q, v, kv, b * heads)
-    assert kernel.flops == sum(product.flops for product in products)
+    """Of each head: scores of queries and keys, and their product with values; backward as many as for equal widths.
+    Queries, keys, values and results are moved, and backward their gradients too."""
+    kernel = Attention(b, q, kv, heads, kv_heads, d, v, share=1.0)
+    assert kernel.flops == Gemm(q, kv, d, b * heads).flops + Gemm(q, v, kv, b * heads).flops
     assert replace(kernel, backward=True).flops == pytest.approx(5 / 2 * kernel.flops)
     assert replace(kernel, share=0.5).flops == pytest.approx(kernel.flops / 2)
+    elements = b * (q * heads * d + kv * kv_heads * d + kv * kv_heads * v + q * heads * v)
+    assert kernel.bytes == 2 * elements and replace(kernel, backward=True).bytes == 4 * elements
 
 
 WORKS = [
@@ -104,18 +97,10 @@ def test_the_slowest_rank_has_its_pace_times_the_mean(work: Any) -> None:
         assert getattr(slowest, size) == pytest.approx(1.5 * getattr(work, size))
 
 
-def test_a_kernel_bound_by_memory_moves_what_it_reads_and_writes() -> None:
-    assert Memory("add", 8, 4).bytes == Memory("add", 4, 8).bytes == 12
-
-
 def test_an_exchange_sends_a_copy_of_a_token_with_its_scales_to_each_expert() -> None:
     sent = [Exchange("dispatch", 3, 256, topk, 8, ("ep",)).nbytes for topk in (1, 2)]
     assert sent == [3 * 256 * 2, 2 * 3 * 256 * 2]
     assert 256 * 3 < Exchange("dispatch", 3, 256, 1, 8, ("ep",), "fp8").nbytes < sent[0]
-
-
-def test_a_mark_is_not_launched() -> None:
-    assert Op("mark").issued == 0 and Op("kernel", work=Memory("add", 1, 1), launches=2.0).issued == 2
 
 
 # -------------------------------------------------------------------------------------------------- operators
@@ -244,7 +229,7 @@ def test_the_order_of_tokens_is_two_indices_a_copy() -> None:
 BYTES_EACH = st.integers(0, 8)
 
 
-@examples(1000)
+@examples(400)
 @given(
     workspace=st.builds(UpdateWorkspace, *[BYTES_EACH] * 6, st.booleans()),
     elements=st.tuples(*[st.integers(0, 100)] * 4),

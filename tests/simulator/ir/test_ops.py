@@ -12,13 +12,12 @@ def test_a_copy_has_all_fields_of_an_op_but_what_it_waits_for() -> None:
     op = Op(*values)
     names = [field.name for field in fields(Op)]
     assert all(getattr(op, name) != getattr(Op("other"), name) for name in names)
+    assert Op("mark").issued == 0 and op.issued == 2
     copied = op.copy()
     assert [getattr(copied, name) for name in names] == [*values[:3], [], *values[4:]]
 
 
 def test_a_copy_of_a_fragment_waits_for_its_own_ops() -> None:
     first = Op("first")
-    second = Op("second", after=[first])
-    made = Fragment([first, second]).copy()
-    assert made.forward[1].after == [made.forward[0]]
-    assert made.forward[0] is not first
+    copied = Fragment([first, Op("second", after=[first])]).copy()
+    assert copied.forward[1].after == [copied.forward[0]] and copied.forward[0] is not first

@@ -217,13 +217,7 @@ def test_a_gate_lets_one_copy_of_few_tokens_leave_their_machine(
         assert gated.load(ranks, experts).rank_loads == pytest.approx([1] * ranks)
 
 
-@given(
-    st.integers(1, 4),
-    st.integers(1, 3),
-    st.booleans(),
-    st.booleans(),
-    st.randoms(use_true_random=False),
-)
+@given(st.integers(1, 4), st.integers(1, 3), st.booleans(), st.booleans(), st.randoms(use_true_random=False))
 def test_what_ranks_send_is_the_sum_over_experts(
     ranks: int, own: int, stays: bool, heterogeneous_sources: bool, random: Random
 ) -> None:

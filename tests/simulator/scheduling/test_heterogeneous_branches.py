@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stages import lower_stages
 from meshcast.simulator.ir.ops import Transfer
-from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.lowering.scatter_gather import has_backward
 from meshcast.simulator.program.program import one_of
 from meshcast.simulator.program.timetable import timetable
-from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
+from meshcast.simulator.scheduling.schedule import PipelineShape
 from tests.contract.played import PAID, play_job
-from tests.draws import drawn
+from tests.draws import drawn, drawn_grid
 from tests.simulator.plan.test_asymmetric import HOP, play_ideally
+from tests.simulator.scheduling.schedules import make_schedule
 
 VISION = {"name": "vision", "layers": 4, "hidden": 256, "heads": 4, "tokens": 128, "input_width": 48}
 TEXT = {"name": "text", "layers": 0, "tokens": 128}
@@ -53,16 +51,12 @@ def job(
 
 
 def test_every_stage_of_heterogeneous_branches_is_one_deeper_than_its_successor() -> None:
-    kind = find_scheme("pipeline/graphpipe")
-    schedule, shape = kind(("pp",), kind.Options(branches=(3, 1), trunk=2)), PipelineShape(6, 8)
-    assert isinstance(schedule, Schedule)
-    found = timetable(schedule, shape)
-    assert found.stages.predecessors == [(), (0,), (1,), (), (2, 3), (4,)]
-    warmups = [[action.kind for action in order].index("BW") for order in found.orders]
-    assert warmups == [5, 4, 3, 3, 2, 1]
+    table = timetable(make_schedule("graphpipe", branches=(3, 1), trunk=2), PipelineShape(6, 8))
+    assert table.stages.predecessors == [(), (0,), (1,), (), (2, 3), (4,)]
+    assert [[action.kind for action in order].index("BW") for order in table.orders] == [5, 4, 3, 3, 2, 1]
 
 
-@pytest.mark.parametrize("m", [1, 2, 5, 8])
+@pytest.mark.parametrize("m", [1, 5])
 def test_heterogeneous_branches_take_as_long_as_the_formula(m: int) -> None:
     """Where the trunk is the slowest stage: the longer path there, m micro-batches of the trunk, and the path back."""
     model = {**MODEL, "layers": 16, "branches": [{**VISION, "layers": 4}, AUDIO]}
@@ -134,40 +128,25 @@ def draw_job(seed: int) -> dict[str, Any]:
     return found
 
 
-def check_engines_agree(seed: int) -> None:
-    one, shared = draw_job(seed), SharedWork()
+@pytest.mark.parametrize("seed", drawn(range(30), keep=(0, 2)))
+def test_engines_agree_on_heterogeneous_branches(seed: int) -> None:
+    job, shared = draw_job(seed), SharedWork()
     engines: tuple[Engine, ...] = ("matrices", "sweep", "simpy")
-    matrices, sweep, simpy = (simulate(one, engine=engine, shared_work=shared) for engine in engines)
-    for other in (sweep, simpy):
+    matrices, *others = (simulate(job, engine=engine, shared_work=shared) for engine in engines)
+    for other in others:
         assert other.step_time == pytest.approx(matrices.step_time, rel=1e-9)
         assert other.breakdown.parts == pytest.approx(matrices.breakdown.parts, rel=1e-6, abs=1e-9)
     assert all(peak.left == 0 for peak in matrices.play.peaks)
 
 
-@pytest.mark.parametrize("seed", drawn(range(6), keep=2))
-def test_engines_agree_on_heterogeneous_branches(seed: int) -> None:
-    check_engines_agree(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6, 300))
-def test_engines_agree_on_many_heterogeneous_branches(seed: int) -> None:
-    check_engines_agree(seed)
-
-
 # --------------------------------------------------------------------------------------------------- one mesh
 
 
-@pytest.mark.parametrize("tensor", ["megatron", "megatron-sp"])
-@pytest.mark.parametrize("pp", [1, 5])
+@pytest.mark.parametrize(("tensor", "pp"), drawn_grid(["megatron", "megatron-sp"], [5, 1]))
 def test_heterogeneous_branches_conserve_flops(tensor: str, pp: int) -> None:
     """Forward what the model needs; backward twice that, but for the gradients of inputs that are data."""
-    first = {"use": "pipeline/graphpipe", "over": "pp", "branches": [2, 1], "trunk": 2}
-    schemes = [
-        first if pp > 1 else {"use": "pipeline/1f1b", "over": "pp"},
-        {"use": "data/zero-1", "over": "dp"},
-        {"use": f"tensor/{tensor}", "over": "tp"},
-    ]
+    first = {"use": "pipeline/graphpipe", "branches": [2, 1], "trunk": 2} if pp > 1 else {"use": "pipeline/1f1b"}
+    schemes = [{**first, "over": "pp"}, {"use": "data/zero-1", "over": "dp"}, {"use": f"tensor/{tensor}", "over": "tp"}]
     plan = {"mesh": {"pp": pp, "dp": 2, "tp": 2}, "schemes": schemes}
     one = {"cluster": {"gpu": "h100-sxm", "gpus": 4 * pp}, "batch": {"global": 8, "micro": 1}, "plan": plan}
     run = play_job({**one, "model": HETEROGENEOUS, "framework": {"set": {"dummy_gradients": False}}}, PAID)
@@ -201,22 +180,3 @@ def test_a_frozen_branch_runs_forward_alone() -> None:
     back = [op.work for op in found.play.step.flat.ops if op.name.startswith("send 1BW")]
     assert back and all(isinstance(work, Transfer) and work.nbytes == 0 for work in back)
     assert found.play.peaks[0].total < whole.play.peaks[0].total / 2
-
-
-# ---------------------------------------------------------------------------------------------------- refusals
-
-
-def test_helpers_of_idle_ranks_refuse_bidirectional_attention() -> None:
-    """It leaves no rank idle; a ring computes whole blocks of it."""
-    for use, words in (("ring", ""), ("dist-flash-attn", r"bidirectional.*all-gather")):
-        plan = {"mesh": {"cp": 2}, "schemes": [{"use": f"sequence/{use}", "over": "cp"}]}
-        job = {"model": HETEROGENEOUS, "cluster": {"gpu": "h100-sxm", "gpus": 2}, "batch": {"global": 2}, "plan": plan}
-        with pytest.raises(PlanError, match=words) if words else nullcontext():
-            assert simulate(job).step_time > 0
-
-
-def test_a_stage_divides_the_layers_that_it_holds_alone() -> None:
-    """Two heads of a branch stand on one rank, while the trunk's are on four."""
-    assert simulate(job([{"tp": 1}, {"tp": 1}, {"tp": 4}], graph(1, 1))).step_time > 0
-    with pytest.raises(PlanError, match=r"heads .* of a branch = 2 must divide by tp"):
-        simulate(job([{"tp": 1}, {"tp": 4}, {"tp": 4}], graph(1, 1)))

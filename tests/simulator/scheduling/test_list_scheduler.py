@@ -14,10 +14,6 @@ from hypothesis import strategies as st
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
-from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.forecast.program import build_program
-from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.timetable import timetable
 from meshcast.simulator.scheduling.activation_transfer import time_orders
 from meshcast.simulator.scheduling.list_scheduler import PartialSchedule, reorder_at_run_time
@@ -30,17 +26,10 @@ from meshcast.simulator.scheduling.schedule import (
     actions_of,
 )
 from meshcast.validation.pipelines.cases import answer
-from tests.contract.played import PAID
+from tests.contract.played import play_job
 from tests.draws import drawn_grid
-from tests.simulator.engine.engines import check_reports
+from tests.simulator.scheduling.schedules import job_of, make_schedule, pipeline, played
 from tests.strategies import SECONDS, examples
-
-
-def schedule(name: str, **options: Any) -> Schedule:
-    kind = find_scheme(f"pipeline/{name}")
-    found = kind(("pp",), kind.Options(**options))
-    assert isinstance(found, Schedule)
-    return found
 
 
 def equal_durations(
@@ -51,20 +40,27 @@ def equal_durations(
     return PassDurations((tf,) * n, (tb,) * n, (tw,) * n, (0.0,) * n, hop, None if kept is None else (kept,) * n)
 
 
-def played(one: Schedule, shape: PipelineShape, times: PassDurations) -> PartialSchedule:
+def played_alone(schedule: Schedule, shape: PipelineShape, times: PassDurations) -> PartialSchedule:
     """A schedule played in its own orders, at the durations that it was given."""
-    both = [b + w for b, w in zip(times.input_gradients, times.weight_gradients, strict=True)]
-    each = {"F": times.forward, "B": times.input_gradients, "W": times.weight_gradients, "BW": both}
+    orders = schedule.orders(shape, times)
+    return reorder_at_run_time(schedule, shape, orders, lambda item: sum(map(times.of, actions_of([item]))), times.hop)
 
-    def lasts(turn: ScheduleItem) -> float:
-        assert isinstance(turn, Action)
-        return each[turn.kind][turn.stage]
 
-    return reorder_at_run_time(one, shape, one.orders(shape, times), lasts, times.hop)
+def rows_of(times: PassDurations) -> dict[str, Any]:
+    """The durations of a case."""
+    rows = {"t_f": times.forward, "t_b": times.input_gradients, "t_w": times.weight_gradients}
+    return {name: list(row) for name, row in rows.items()} | {"hop": times.hop}
+
+
+def solve(*args: Any, **options: Any) -> Any:
+    """Solves for the shortest order."""
+    missing = "needs ortools: pip install 'meshcast[search]'"
+    module = pytest.importorskip("meshcast.validation.pipelines.shortest", reason=missing)
+    return module.solve_shortest(*args, **options)
 
 
 @st.composite
-def unequal_durations(draw: st.DrawFn, p: int) -> PassDurations:
+def drawn_times(draw: st.DrawFn, p: int) -> PassDurations:
     """Every stage has its own durations."""
     rows = [draw(st.lists(SECONDS, min_size=p, max_size=p)) for _ in range(3)]
     kept = draw(st.none() | st.lists(st.sampled_from([0.0, 0.25, 0.4, 0.95, 1.0]), min_size=p, max_size=p))
@@ -76,112 +72,77 @@ def unequal_durations(draw: st.DrawFn, p: int) -> PassDurations:
 # ------------------------------------------------------------------------------------------------ zb-auto
 
 # arXiv 2401.10241, tables 5 and 6: p, m, T_F, T_B, T_W, T_comm [ms]; bubble rates of ZB-1p and ZB-2p.
-TABLES = [
-    (8, 24, 18.522, 18.086, 9.337, 0.601, 0.1585, 0.0433),
-    (8, 32, 18.513, 18.086, 9.331, 0.626, 0.1242, 0.0039),
-    (8, 24, 29.718, 29.444, 19.927, 0.527, 0.1323, 0.0029),
-    (8, 64, 29.935, 29.621, 19.388, 0.535, 0.0554, 0.0010),
-    (16, 48, 11.347, 11.248, 8.132, 0.377, 0.1397, 0.0066),
-    (16, 64, 11.307, 11.254, 8.101, 0.379, 0.1088, 0.0054),
-    (32, 96, 10.419, 10.207, 7.715, 0.408, 0.1421, 0.0038),
-]
 
 
-@pytest.mark.parametrize(
-    ("p", "m", "tf", "tb", "tw", "hop", "one_p", "two_p"),
-    [pytest.param(*row, marks=[pytest.mark.slow] * (row[0] * row[1] > 500)) for row in TABLES],
-)
-def test_zb_auto_has_the_bubble_rates_of_the_paper(
-    p: int, m: int, tf: float, tb: float, tw: float, hop: float, one_p: float, two_p: float
-) -> None:
-    case = {"schedule": "zb-auto", "p": p, "m": m, "t_f": tf, "t_b": tb, "t_w": tw, "hop": hop}
-    assert answer(case)["bubble_rate_span"] == pytest.approx(one_p, abs=5.1e-5)
-    assert answer({**case, "memory_limit": 2 * p})["bubble_rate_span"] == pytest.approx(two_p, abs=5.1e-5)
-
-
-@given(data=st.data(), p=st.integers(1, 6), tf=SECONDS, tb=SECONDS, limit=st.integers(1, 3))
-@examples(60)
-def test_with_few_micro_batches_zb_auto_ends_with_a_single_w(
-    data: st.DataObject, p: int, tf: float, tb: float, limit: int
-) -> None:
-    m, tw = data.draw(st.integers(1, p)), data.draw(SECONDS.filter(lambda tw: tw <= min(tf, tb)))
-    case = {"schedule": "zb-auto", "p": p, "m": m, "t_f": tf, "t_b": tb, "t_w": tw, "memory_limit": limit * p}
-    found = answer(case)
-    assert found["makespan"] == pytest.approx((m + p - 1) * (tf + tb) + tw)
-    assert max(found["in_flight_w"]) <= m
-
-
-@pytest.mark.parametrize(("p", "rounds"), drawn_grid([1, 2, 3, 4, 8], [2, 3, 5]))
+@pytest.mark.parametrize(("p", "rounds"), drawn_grid([1, 2, 4, 8], [2, 3, 5]))
 def test_zb_auto_with_equal_passes_is_zb_h1_and_idles_nowhere_in_twice_the_memory(p: int, rounds: int) -> None:
-    case = {"p": p, "m": rounds * p, "t_f": 1, "t_b": 1, "t_w": 1}
-    plain, auto = (answer({**case, "schedule": name}) for name in ("zb-h1", "zb-auto"))
+    plain, auto = (played(name, p, rounds * p, (1, 1, 1)) for name in ("zb-h1", "zb-auto"))
     keys = ("makespan", "span_max", "bubble_rate", "in_flight_b", "in_flight_w")
     assert [auto[key] for key in keys] == [plain[key] for key in keys]
-    twice = answer({**case, "schedule": "zb-auto", "memory_limit": 2 * p})
+    twice = played("zb-auto", p, rounds * p, (1, 1, 1), memory_limit=2 * p)
     assert twice["bubble_rate_span"] == 0
     assert max(twice["in_flight_w"]) == (2 * p if p > 1 else 2)
 
 
 @given(data=st.data(), p=st.integers(1, 8), m=st.integers(1, 20), name=st.sampled_from(["zb-h1", "zb-h2"]))
-@examples(60)
 def test_zb_auto_never_loses_to_a_handmade_order_in_its_memory(data: st.DataObject, p: int, m: int, name: str) -> None:
     """What a step pays: the makespan if devices meet at its end, otherwise the longest span of a device."""
-    times = data.draw(unequal_durations(p))
-    rows = {"t_f": list(times.forward), "t_b": list(times.input_gradients), "t_w": list(times.weight_gradients)}
+    times = data.draw(drawn_times(p))
     share = {} if times.kept_for_weights is None else {"m_w": list(times.kept_for_weights)}
-    case = {"p": p, "m": m, **rows, **share, "hop": times.hop}
+    case = {"p": p, "m": m, **rows_of(times), **share}
     handmade = answer({**case, "schedule": name})
     limit = p if name == "zb-h1" else 2 * p - 1
     for barrier, key in ((True, "makespan"), (False, "span_max")):
-        found = answer({**case, "schedule": "zb-auto", "memory_limit": limit, "barrier": barrier})
-        assert found[key] <= handmade[key] * (1 + 1e-8)
+        answered = answer({**case, "schedule": "zb-auto", "memory_limit": limit, "barrier": barrier})
+        assert answered[key] <= handmade[key] * (1 + 1e-8)
 
 
 def test_a_step_pays_the_makespan_as_long_as_devices_meet_at_its_end() -> None:
     """The order of the least longest span has a makespan that is 8.6 % longer than need be."""
-    times = {"t_f": [2, 1, 0.5, 0.5], "t_b": [0.5, 1, 0.5, 1], "t_w": [1, 1, 2, 0.5]}
-    apart, meeting = (answer({"schedule": "zb-auto", "p": 4, "m": 8, **times, "barrier": b}) for b in (False, True))
+    times = [2, 1, 0.5, 0.5], [0.5, 1, 0.5, 1], [1, 1, 2, 0.5]
+    apart, meeting = (played("zb-auto", 4, 8, times, barrier=barrier) for barrier in (False, True))
     assert apart["makespan"] == pytest.approx(1.086 * meeting["makespan"], rel=1e-3)
     assert apart["span_max"] < meeting["span_max"]
 
 
-@given(data=st.data(), p=st.integers(1, 6), m=st.integers(1, 20), limit=st.integers(1, 15))
-@examples(100)
-def test_zb_auto_stays_within_its_memory_and_never_deadlocks(data: st.DataObject, p: int, m: int, limit: int) -> None:
-    times, shape, one = data.draw(unequal_durations(p)), PipelineShape(p, m), schedule("zb-auto", memory_limit=limit)
-    orders = timetable(one, shape, times).orders
-    kept = times.kept_for_weights or (0.4,) * p
-    for device, order in enumerate(orders):
+@pytest.mark.parametrize("name", ["zb-auto", "v-zb"])
+@given(data=st.data(), p=st.integers(1, 6), m=st.integers(1, 20), limit=st.sampled_from([1, 2, 3.5, 8]))
+def test_schedules_stay_within_their_memory_and_never_deadlock(
+    name: str, data: st.DataObject, p: int, m: int, limit: float
+) -> None:
+    """A V holds p micro-batches before the first is back, of two chunks each."""
+    v = 1 if name == "zb-auto" else 2
+    most = limit if v == 1 else p + limit - 1
+    schedule, shape, times = (
+        make_schedule(name, memory_limit=most),
+        PipelineShape(p, m, v),
+        data.draw(drawn_times(v * p)),
+    )
+    orders, kept = (
+        timetable(schedule, shape, times).orders,
+        times.kept_for_weights or ((0.4,) * p, (1.0,) * 2 * p)[v - 1],
+    )
+    for order in orders:
         held = 0.0
-        for turn in order:
-            assert isinstance(turn, Action)
-            held += {"F": 1.0, "B": kept[device] - 1, "W": -kept[device]}[turn.kind]
-            assert held <= limit + 1e-9
-    assert orders == one.orders(shape, times), "the same durations, the same orders"
+        for action in actions_of(order):
+            held += {"F": 1.0, "B": kept[action.stage] - 1, "W": -kept[action.stage]}[action.kind]
+            assert held <= v * most * (1 + 1e-6)
+    assert orders == schedule.orders(shape, times), "the same durations, the same orders"
 
 
 @given(data=st.data(), p=st.integers(1, 6), m=st.integers(1, 20))
-@examples(40)
 def test_zb_auto_depends_on_ratios_of_durations_only(data: st.DataObject, p: int, m: int) -> None:
-    times = data.draw(unequal_durations(p))
+    """And recomputation counts as part of the backward pass."""
+    times, shape = data.draw(drawn_times(p)), PipelineShape(p, m)
     rows = [tuple(8 * t for t in row) for row in (times.forward, times.input_gradients, times.weight_gradients)]
     slower = PassDurations(rows[0], rows[1], rows[2], times.recomputation, 8 * times.hop, times.kept_for_weights)
-    assert schedule("zb-auto").orders(PipelineShape(p, m), slower) == schedule("zb-auto").orders(
-        PipelineShape(p, m), times
+    again = replace(
+        times,
+        input_gradients=tuple(t / 2 for t in times.input_gradients),
+        recomputation=tuple(t / 2 for t in times.input_gradients),
     )
-
-
-def test_recomputation_counts_as_part_of_the_backward_pass() -> None:
-    shape = PipelineShape(3, 9)
-    split = PassDurations((2.0,) * 3, (1.0,) * 3, (2.0,) * 3, (2.0,) * 3)
-    assert schedule("zb-auto").orders(shape, split) == schedule("zb-auto").orders(
-        shape, equal_durations(shape, 2, 3, 2)
-    )
-
-
-def test_less_than_one_micro_batch_of_memory_is_refused() -> None:
-    found = answer({"schedule": "zb-auto", "p": 2, "m": 2, "t_f": 1, "t_b": 1, "t_w": 1, "memory_limit": 0.5})
-    assert found["status"] == "refused" and "memory_limit" in found["reason"]
+    orders = [make_schedule("zb-auto").orders(shape, each) for each in (times, slower, again)]
+    assert orders[0] == orders[1] == orders[2]
 
 
 # ------------------------------------------------------------------------------------------------- varuna
@@ -197,72 +158,45 @@ f0 f1 f2 f3 f4 f5 f6 f7 -- r0 b0 c0 r1 b1 c1 r2 b2 c2 -- -- -- r3 b3 c3 r4 b4 c4
 SLOTS = {"F": 1.0, "R": 1.0, "BW": 2.0}
 
 
-def in_slots(turn: ScheduleItem) -> float:
-    assert isinstance(turn, Action)
-    return SLOTS[turn.kind]
-
-
 def test_varuna_has_the_published_order() -> None:
     kinds = {"f": "F", "r": "R", "b": "BW"}
     for device, row in enumerate(TABLE.strip().splitlines()):
         wanted = [f"{device}{kinds[cell[0]]}{cell[1:]}" for cell in row.split() if cell[0] in kinds]
-        assert [str(turn) for turn in schedule("varuna").order(PipelineShape(4, 8), device)] == wanted
-
-
-@pytest.mark.parametrize(("p", "m", "slots"), [(2, 4, 18), (4, 8, 39), (8, 32, 147)])
-def test_varuna_takes_the_published_number_of_slots(p: int, m: int, slots: int) -> None:
-    found = answer({"schedule": "varuna", "p": p, "m": m, "t_f": 1, "t_b": 1, "t_w": 1, "t_r": 1})
-    assert found["makespan"] == slots < 4 * (m + p - 1)
+        assert [str(turn) for turn in make_schedule("varuna").order(PipelineShape(4, 8), device)] == wanted
+    for p, m, slots in ((2, 4, 18), (4, 8, 39), (8, 32, 147)):
+        assert played("varuna", p, m, (1, 1, 1), t_r=1)["makespan"] == slots < 4 * (m + p - 1)
 
 
 @given(p=st.integers(2, 12), m=st.integers(1, 40))
-@examples(60)
 def test_the_last_stage_of_varuna_is_fed_in_threes(p: int, m: int) -> None:
-    shape, one = PipelineShape(p, m), schedule("varuna")
-    play = reorder_at_run_time(one, shape, timetable(one, shape).orders, in_slots)
-    assert max(play.free_at) == 3 * (m + p - 1 + (m - 1) // 3)
+    """Without jitter the rule at run time changes nothing."""
+    shape, schedule = PipelineShape(p, m), make_schedule("varuna")
+    orders = timetable(schedule, shape).orders
+    play = reorder_at_run_time(schedule, shape, orders, lambda turn: SLOTS[actions_of([turn])[0].kind])
+    assert max(play.free_at) == 3 * (m + p - 1 + (m - 1) // 3) and play.orders == orders
 
 
 def jitter(shape: PipelineShape, seed: int) -> Callable[[ScheduleItem], float]:
     """Factors of 1 +- 40 % on every pass, the same in every play."""
-    drawn = random.Random(seed)
-    factors = {
-        Action(stage, kind, k): drawn.uniform(0.6, 1.4)
-        for stage in range(shape.stages)
-        for kind in SLOTS
-        for k in shape.microbatches
-    }
-
-    def lasts(turn: ScheduleItem) -> float:
-        assert isinstance(turn, Action)
-        return SLOTS[turn.kind] * factors[turn]
-
-    return lasts
+    rng, stages = random.Random(seed), range(shape.stages)
+    passes = [Action(stage, kind, k) for stage in stages for kind in SLOTS for k in shape.microbatches]
+    seconds = {action: SLOTS[action.kind] * rng.uniform(0.6, 1.4) for action in passes}
+    return lambda turn: seconds[actions_of([turn])[0]]
 
 
-def static(one: Schedule) -> Schedule:
-    """The same schedule without decisions at run time."""
+@pytest.mark.parametrize(("p", "m", "gain"), [(2, 4, 0.08), (4, 8, 0.02), (4, 16, 0.03)])
+def test_with_jitter_a_forward_pass_pulled_ahead_gains_and_hardly_ever_costs(p: int, m: int, gain: float) -> None:
+    """Against the same schedule without decisions at run time."""
 
-    class Static(type(one)):  # type: ignore[misc]
+    shape, schedule = PipelineShape(p, m), make_schedule("varuna")
+
+    class Static(type(schedule)):  # type: ignore[misc]
         next_item = Schedule.next_item
 
-    return Static(("pp",))
-
-
-@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 16), (8, 32)])
-def test_without_jitter_the_run_time_rule_changes_nothing(p: int, m: int) -> None:
-    shape, one = PipelineShape(p, m), schedule("varuna")
-    orders = one.orders(shape)
-    assert reorder_at_run_time(one, shape, orders, in_slots).orders == orders
-
-
-@pytest.mark.parametrize(("p", "m", "gain"), [(2, 4, 0.08), (4, 8, 0.02), (4, 16, 0.03), (8, 32, 0.02)])
-def test_with_jitter_a_forward_pass_pulled_ahead_gains_and_hardly_ever_costs(p: int, m: int, gain: float) -> None:
-    shape, one = PipelineShape(p, m), schedule("varuna")
-    orders, ratios = one.orders(shape), []
+    orders, ratios = schedule.orders(shape), []
     for seed in range(30):
         lasts = jitter(shape, seed)
-        ahead, frozen = (reorder_at_run_time(way, shape, orders, lasts) for way in (one, static(one)))
+        ahead, frozen = (reorder_at_run_time(way, shape, orders, lasts) for way in (schedule, Static(("pp",))))
         assert [sorted(map(str, order)) for order in ahead.orders] == [sorted(map(str, order)) for order in orders]
         assert frozen.orders == orders
         ratios.append(max(ahead.free_at) / max(frozen.free_at))
@@ -272,15 +206,12 @@ def test_with_jitter_a_forward_pass_pulled_ahead_gains_and_hardly_ever_costs(p: 
 
 
 @given(data=st.data(), p=st.integers(1, 5), m=st.integers(1, 12), name=st.sampled_from(["1f1b", "gpipe", "zb-auto"]))
-@examples(40)
 def test_orders_without_decisions_are_played_as_by_the_engine(data: st.DataObject, p: int, m: int, name: str) -> None:
-    times, shape = data.draw(unequal_durations(p)), PipelineShape(p, m)
-    times = replace(times, kept_for_weights=None)
-    rows = {"t_f": list(times.forward), "t_b": list(times.input_gradients), "t_w": list(times.weight_gradients)}
-    play = played(schedule(name), shape, times)
-    found = answer({"schedule": name, "p": p, "m": m, **rows, "hop": times.hop})
-    assert (max(play.free_at), max(play.spans)) == pytest.approx((found["makespan"], found["span_max"]))
-    timed = time_orders(schedule(name), shape, play.orders, times)
+    times, shape = replace(data.draw(drawn_times(p)), kept_for_weights=None), PipelineShape(p, m)
+    play = played_alone(make_schedule(name), shape, times)
+    answered = answer({"schedule": name, "p": p, "m": m, **rows_of(times)})
+    assert (max(play.free_at), max(play.spans)) == pytest.approx((answered["makespan"], answered["span_max"]))
+    timed = time_orders(make_schedule(name), shape, play.orders, times)
     assert {item.item: (item.begin, item.end) for item in timed} == {
         action: (play.begin[action], play.end[action]) for action in play.end
     }
@@ -290,56 +221,22 @@ def test_orders_without_decisions_are_played_as_by_the_engine(data: st.DataObjec
 # ------------------------------------------------------------------------------------------- whole jobs
 
 
-def job(use: str, *schemes: dict[str, Any], **options: Any) -> dict[str, Any]:
-    return {
-        "model": {"layers": 8, "hidden": 64, "heads": 8, "vocab": 128, "seq": 32},
-        "cluster": {"gpu": "h100-sxm", "gpus": 4},
-        "framework": {"name": "megatron-core", "set": {"launch_s": 0.0}},
-        "batch": {"global": 12},
-        "plan": {"mesh": {"pp": 4}, "schemes": [{"use": f"pipeline/{use}", "over": "pp", **options}, *schemes]},
-    }
-
-
-FULL = {"use": "memory/recompute-full"}
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        job("zb-auto"),
-        job("zb-auto", memory_limit=8),
-        job("zb-auto", {"use": "memory/recompute-selective"}, memory_limit=1),
-        job("varuna", FULL),
-    ],
-    ids=["zb-1p", "zb-2p", "little memory", "varuna"],
-)
-def test_all_engines_agree_on_list_schedules(config: dict[str, Any]) -> None:
-    check_reports(config)
-
-
-def test_a_job_with_more_memory_for_zb_auto_takes_no_longer() -> None:
-    reports = [simulate(job("zb-auto", memory_limit=limit)) for limit in (1, 2, 4, 8)]
-    assert sorted((r.step_time for r in reports), reverse=True) == pytest.approx([r.step_time for r in reports])
+def test_a_job_with_zb_auto_takes_no_longer() -> None:
+    """With more memory, of which it uses more; and than with ZB-H1, whatever the partition."""
+    reports = [simulate(job_of(pipeline("zb-auto", memory_limit=limit), 12)) for limit in (1, 2, 4, 8)]
+    seconds = [report.step_time for report in reports]
+    assert seconds == pytest.approx(sorted(seconds, reverse=True))
     peaks = [max(peak.total for peak in report.play.peaks) for report in reports]
     assert peaks == sorted(peaks) and peaks[0] < peaks[-1]
-
-
-@pytest.mark.parametrize("layers", [[3, 2, 2, 1], [1, 2, 2, 3], [1, 1, 1, 5], [4, 2, 1, 1]])
-def test_a_job_with_zb_auto_takes_no_longer_than_with_zb_h1(layers: list[int]) -> None:
-    found = []
-    for use in ("zb-auto", "zb-h1"):
-        config = job(use)
-        config["plan"]["partition"] = layers
-        found.append(simulate(config).step_time)
-    assert found[0] <= found[1] * (1 + 1e-6)
+    for layers in ([3, 2, 2, 1], [1, 2, 2, 3], [1, 1, 1, 5], [4, 2, 1, 1]):
+        plans = (pipeline(use) | {"partition": layers} for use in ("zb-auto", "zb-h1"))
+        auto, handmade = (simulate(job_of(plan, 12)).step_time for plan in plans)
+        assert auto <= handmade * (1 + 1e-6)
 
 
 def test_varuna_recomputes_nothing_on_its_last_stage() -> None:
-    plan = resolve_plan(load_job(job("varuna", FULL)))
-    _, program = build_program(plan, PAID)
-    again = dict.fromkeys(range(4), 0)
-    for task, turns, slot in zip(program.tasks, program.timetable.turns, program.timetable.slots, strict=True):
-        again[slot.stage] += turns * sum(count for op, count in task.count_ops() if op.phase == "R")
+    played = play_job(job_of(pipeline("varuna", {"use": "memory/recompute-full"}), 12))
+    again = [sum(op.phase == "R" for _, op in played.instances(device)) for device in range(4)]
     assert again[3] == 0 < again[1] == again[2]
 
 
@@ -350,77 +247,46 @@ WHOLE = st.integers(1, 6)
 
 
 def test_orders_of_two_devices_are_at_known_distances_from_the_shortest() -> None:
-    solve_shortest = pytest.importorskip(
-        "meshcast.validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
-    ).solve_shortest
-    shape = PipelineShape(2, 4)
+    """Durations are multiples of a step."""
+    shape, plain = PipelineShape(2, 4), make_schedule("1f1b")
     times = equal_durations(shape, 1, 1, 1)
-    shortest = solve_shortest(schedule("1f1b"), shape, times)
+    shortest = solve(plain, shape, times)
     assert shortest.is_optimal and shortest.found == 13
-    assert solve_shortest(schedule("1f1b"), shape, times, limit=2, span=True).found == 13
-    assert solve_shortest(schedule("1f1b"), shape, times, limit=4, span=True).found == 12
-    assert {
-        name: max(played(schedule(name), shape, times).free_at) for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")
-    } == {
-        "gpipe": 15,
-        "1f1b": 15,
-        "zb-h1": 13,
-        "zb-h2": 13,
-    }
+    assert [solve(plain, shape, times, limit=limit, span=True).found for limit in (2, 4)] == [13, 12]
+    names = {"gpipe": 15, "1f1b": 15, "zb-h1": 13, "zb-h2": 13}
+    assert {name: max(played_alone(make_schedule(name), shape, times).free_at) for name in names} == names
+    shape = PipelineShape(2, 2)
+    assert solve(plain, shape, equal_durations(shape, 0.5, 0.5, 0.25)).found == 3.25
+    with pytest.raises(PlanError, match="Round the durations"):
+        solve(plain, shape, equal_durations(shape, 1e-7, 1, 1))
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "zb-h2", "zb-auto"])
-@given(data=st.data(), p=FEW, m=FEW, tf=WHOLE, tb=WHOLE, tw=WHOLE, hop=st.integers(0, 2))
+@given(p=FEW, m=FEW, tf=WHOLE, tb=WHOLE, tw=WHOLE, hop=st.integers(0, 2))
 @examples(12)
-def test_no_order_is_shorter_than_the_shortest(
-    name: str, data: st.DataObject, p: int, m: int, tf: int, tb: int, tw: int, hop: int
-) -> None:
-    solve_shortest = pytest.importorskip(
-        "meshcast.validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
-    ).solve_shortest
-    shape, one = PipelineShape(p, m), schedule(name)
+def test_no_order_is_shorter_than_the_shortest(name: str, p: int, m: int, tf: int, tb: int, tw: int, hop: int) -> None:
+    shape, schedule = PipelineShape(p, m), make_schedule(name)
     times = equal_durations(shape, tf, tb, tw, hop)
-    play = played(one, shape, times)
-    assert max(play.free_at) >= solve_shortest(one, shape, times).bound
-    assert max(play.spans) >= solve_shortest(one, shape, times, span=True).bound
+    play = played_alone(schedule, shape, times)
+    assert max(play.free_at) >= solve(schedule, shape, times).bound
+    assert max(play.spans) >= solve(schedule, shape, times, span=True).bound
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_zb_auto_is_the_shortest_for_equal_stages(seed: int) -> None:
-    solve_shortest = pytest.importorskip(
-        "meshcast.validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
-    ).solve_shortest
-    drawn = random.Random(seed)
-    shape = PipelineShape(drawn.randint(2, 4), drawn.randint(2, 4))
-    limit = shape.p * drawn.randint(1, 2)
-    times = equal_durations(shape, *(drawn.randint(1, 8) for _ in range(3)), hop=drawn.randint(0, 2), kept=1.0)
-    one = schedule("zb-auto", memory_limit=limit)
-    shortest = solve_shortest(one, shape, times, limit, span=True)
-    assert shortest.is_optimal and max(played(one, shape, times).spans) == pytest.approx(shortest.found)
-
-
-@given(data=st.data(), p=FEW, m=FEW, rounds=st.integers(1, 2))
-@examples(25)
-def test_zb_auto_is_within_a_sixth_of_the_shortest(data: st.DataObject, p: int, m: int, rounds: int) -> None:
-    solve_shortest = pytest.importorskip(
-        "meshcast.validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
-    ).solve_shortest
-    rows = [tuple(data.draw(st.lists(WHOLE, min_size=p, max_size=p))) for _ in range(3)]
-    shape, limit = PipelineShape(p, m), rounds * p
-    times = PassDurations(rows[0], rows[1], rows[2], (0.0,) * p, data.draw(st.integers(0, 2)), (1.0,) * p)
-    one = schedule("zb-auto", memory_limit=limit)
-    shortest = solve_shortest(one, shape, times, limit, span=True)
-    assert shortest.bound <= max(played(one, shape, times).spans) <= shortest.found * 7 / 6
-
-
-def test_the_solver_refuses_durations_that_are_no_multiples_of_a_step() -> None:
-    solve_shortest = pytest.importorskip(
-        "meshcast.validation.pipelines.shortest", reason="needs ortools: pip install 'meshcast[search]'"
-    ).solve_shortest
-    shape = PipelineShape(2, 2)
-    assert solve_shortest(schedule("1f1b"), shape, equal_durations(shape, 0.5, 0.5, 0.25)).found == 3.25
-    with pytest.raises(PlanError, match="Round the durations"):
-        solve_shortest(schedule("1f1b"), shape, equal_durations(shape, 1e-7, 1, 1))
+@pytest.mark.parametrize("alike", [True, False])
+@examples(60)
+@given(data=st.data(), p=st.integers(2, 4), m=st.integers(2, 4), rounds=st.integers(1, 2), hop=st.integers(0, 2))
+def test_zb_auto_is_near_the_shortest(alike: bool, data: st.DataObject, p: int, m: int, rounds: int, hop: int) -> None:
+    """The shortest of equal stages, and no more than a sixth longer for others."""
+    each = st.integers(1, 8).map(lambda t: [t] * p) if alike else st.lists(WHOLE, min_size=p, max_size=p)
+    rows = [tuple(data.draw(each)) for _ in range(3)]
+    shape, schedule = PipelineShape(p, m), make_schedule("zb-auto", memory_limit=rounds * p)
+    times = PassDurations(rows[0], rows[1], rows[2], (0.0,) * p, hop, (1.0,) * p)
+    shortest, span = (
+        solve(schedule, shape, times, rounds * p, span=True),
+        max(played_alone(schedule, shape, times).spans),
+    )
+    assert shortest.bound <= span <= shortest.found * (1 + 1e-9 if alike else 7 / 6)
+    assert shortest.is_optimal or not alike
 
 
 # --------------------------------------------------------------------------------------------------- v-zb
@@ -436,24 +302,6 @@ def test_v_zb_idles_less_than_zb_v_if_passes_take_unequal_times(p: int) -> None:
     assert max(found["in_flight_w"]) == 2 * p
     roomy = answer({"schedule": "v-zb", "memory_limit": 2 * p, **case})
     assert roomy["span_max"] < found["span_max"]
-
-
-@given(data=st.data(), p=st.integers(1, 6), m=st.integers(1, 20), more=st.sampled_from([0, 0.5, 3]))
-@examples(60)
-def test_v_zb_stays_within_its_memory_and_never_deadlocks(data: st.DataObject, p: int, m: int, more: float) -> None:
-    times = data.draw(unequal_durations(2 * p))
-    one = schedule("v-zb", memory_limit=p + more)
-    kept = times.kept_for_weights or (1.0,) * (2 * p)
-    for order in timetable(one, PipelineShape(p, m, 2), times).orders:
-        held = 0.0
-        for action in actions_of(order):
-            held += {"F": 1.0, "B": kept[action.stage] - 1, "W": -kept[action.stage]}[action.kind]
-            assert held <= 2 * (p + more) * (1 + 1e-6)
-
-
-def test_v_zb_says_how_much_memory_it_needs() -> None:
-    with pytest.raises(PlanError, match="holds 4 before the first is back"):
-        schedule("v-zb", memory_limit=3).check(PipelineShape(4, 8, 2))
 
 
 # ------------------------------------------------------------------------------------------------- tessel
@@ -491,4 +339,4 @@ def test_tessel_balances_a_stage_that_takes_longer() -> None:
 def test_tessel_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     with pytest.raises(PlanError, match=r"needs OR-Tools.*meshcast\[search\]"):
-        schedule("tessel").orders(PipelineShape(2, 4))
+        make_schedule("tessel").orders(PipelineShape(2, 4))

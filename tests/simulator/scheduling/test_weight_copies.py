@@ -14,9 +14,10 @@ from meshcast.simulator.ir.ops import COMPUTE, Collective
 from meshcast.validation.pipelines.cases import ScheduleCase, answer, replay
 from tests.contract.played import PAID, Ideal, Played, play_job
 from tests.draws import drawn_grid
-from tests.simulator.engine.engines import check_alike, play_by_engines
-from tests.simulator.scheduling.bidirectional import job
-from tests.strategies import BIDIRECTIONAL, PRICES, SECONDS, TWO_WAYS, examples, jobs
+from tests.simulator.engine.drawn_kinds import CONCATENATIONS
+from tests.simulator.scheduling.schedules import job_of, pipeline
+from tests.simulator.scheduling.test_static_orders import TRIPLES
+from tests.strategies import BIDIRECTIONAL, SECONDS
 
 # ------------------------------------------------------------------------------------------ two copies of the weights
 
@@ -24,9 +25,8 @@ from tests.strategies import BIDIRECTIONAL, PRICES, SECONDS, TWO_WAYS, examples,
 def run(
     use: str, data: str = "data/ddp", dp: int = 1, pp: int = 4, sync: str = "", price: Any = PAID, **more: Any
 ) -> Played:
-    pipeline = {"use": use, "over": "pp", **({"gradient_sync": sync} if sync else {})}
-    schemes = [pipeline, {"use": data, "over": "dp"}]
-    return play_job(job({"mesh": {"pp": pp, "dp": dp}, "schemes": schemes}, batch=16 * dp, **more), price)
+    schemes = [{"use": use, "over": "pp", **({"gradient_sync": sync} if sync else {})}, {"use": data, "over": "dp"}]
+    return play_job(job_of({"mesh": {"pp": pp, "dp": dp}, "schemes": schemes}, batch=16 * dp, **more), price)
 
 
 LINKS = Ideal(links=1e8)
@@ -68,13 +68,13 @@ def test_two_directions_hold_and_reduce_everything_twice(
 
 
 def test_pairs_of_chimera_hold_and_reduce_everything_as_often() -> None:
-    schemes = [{"use": "pipeline/chimera", "over": "pp", "pairs": 2}]
-    four = play_job(job({"mesh": {"pp": 4}, "schemes": schemes}, batch=16))
+    four = play_job(job_of(pipeline("chimera", pairs=2)))
     held = [sum(param.size for param in four.held(device)) for device in range(4)]
     assert sum(held) == 4 * four.plan.job.model.parameters
     for device in range(4):
         assert {work.members for work in summed(four, device)} == {(0, 1, 2, 3)}
         assert sum(work.nbytes for work in summed(four, device)) == pytest.approx(4 * held[device])
+    assert not summed(run("pipeline/dualpipe-v"), 0)
 
 
 def sums(played: Played, device: int) -> list[tuple[float, float]]:
@@ -94,11 +94,13 @@ def test_two_devices_all_reduce_their_gradients(use: str, sync: str) -> None:
         assert len(sums(played, device)) == early + (early < 2)
 
 
-@pytest.mark.parametrize("use", BIDIRECTIONAL)
-@pytest.mark.parametrize(("data", "dp"), [("data/ddp", 1), ("data/ddp", 2), ("data/zero-1", 2), ("data/fsdp", 2)])
-def test_an_eager_sum_begins_with_the_last_gradient_of_all_copies(use: str, data: str, dp: int) -> None:
+@pytest.mark.parametrize(
+    ("use", "of_data"),
+    drawn_grid(BIDIRECTIONAL, [("data/ddp", 1), ("data/ddp", 2), ("data/zero-1", 2), ("data/fsdp", 2)]),
+)
+def test_an_eager_sum_begins_with_the_last_gradient_of_all_copies(use: str, of_data: tuple[str, int]) -> None:
     """After the last backward pass of the stage on all devices, reduced among data-parallel ranks."""
-    played = run(use, data, dp, sync="eager")
+    played = run(use, *of_data, sync="eager")
     flat, table, end = played.step.flat, played.program.timetable, played.times.end
     complete = dict.fromkeys(range(4), 0.0)
     free = dict(complete)
@@ -124,20 +126,7 @@ def test_passes_that_are_left_hide_eager_sums(use: str) -> None:
     assert end.peaks == eager.peaks
 
 
-@pytest.mark.parametrize("use", TWO_WAYS)
-def test_work_is_conserved_and_all_memory_is_freed(use: str) -> None:
-    played = run(use)
-    assert played.flops("F") == pytest.approx(played.wanted)
-    alone = run("pipeline/1f1b")
-    assert played.flops("F", "B", "W") == pytest.approx(alone.flops("F", "B", "W"))
-    assert all(peak.left == 0 for peak in played.peaks)
-    assert not summed(run("pipeline/dualpipe-v"), 0)
-
-
 # --------------------------------------------------------------------------- more micro-batches than stages (Chimera)
-
-CONCATENATIONS = ("forward-doubling", "backward-halving")
-"""Options of Chimera under which a forward pass has the samples of two backward passes."""
 
 
 def test_forward_doubling_and_backward_halving_as_they_are_printed() -> None:
@@ -153,20 +142,13 @@ def test_forward_doubling_and_backward_halving_as_they_are_printed() -> None:
     ]
 
 
-@given(
-    half=st.integers(1, 8),
-    groups=st.integers(1, 4),
-    tf=SECONDS,
-    tb=SECONDS,
-    tw=SECONDS,
-    option=st.sampled_from(CONCATENATIONS),
-)
+@given(half=st.integers(1, 8), groups=st.integers(1, 4), times=TRIPLES, option=st.sampled_from(CONCATENATIONS))
 def test_bubble_and_memory_of_forward_doubling_and_backward_halving(
-    half: int, groups: int, tf: float, tb: float, tw: float, option: str
+    half: int, groups: int, times: tuple[float, float, float], option: str
 ) -> None:
     """No bubbles between groups if a forward pass is as long as a backward pass: two forward passes, or half a backward
     pass, of a micro-batch (arXiv 2107.06925, section 3.5). Twice the activations for forward doubling."""
-    p, joint = 2 * half, 2 if option == "forward-doubling" else 1
+    p, joint, (tf, tb, tw) = 2 * half, 2 if option == "forward-doubling" else 1, times
     m = joint * p * groups
     run = replay(ScheduleCase(schedule="chimera", p=p, m=m, t_f=tf, t_b=tb, t_w=tw, concatenation=option))
     forward, backward = joint * tf, joint * (tb + tw) / 2
@@ -193,9 +175,8 @@ def test_equal_passes_remove_the_bubbles_between_groups(groups: int, tf: float) 
 
 
 def of_chimera(option: str, batch: int = 16, micro: int = 2, **more: Any) -> dict[str, Any]:
-    pipeline = {"use": "pipeline/chimera", "over": "pp", "concatenation": option}
-    schemes = [pipeline, {"use": "data/zero-1", "over": "dp"}]
-    config = job({"mesh": {"pp": 4, "dp": 2}, "schemes": schemes}, **more)
+    schemes = [{"use": "pipeline/chimera", "over": "pp", "concatenation": option}, {"use": "data/zero-1", "over": "dp"}]
+    config = job_of({"mesh": {"pp": 4, "dp": 2}, "schemes": schemes}, **more)
     return {**config, "batch": {"global": batch * micro * 2, "micro": micro}}
 
 
@@ -212,20 +193,3 @@ def test_halves_of_samples_are_conserved(option: str) -> None:
     joint = 2 if option == "forward-doubling" else 1
     for device, most in enumerate((7 / 6, 1, 1, 7 / 6)):
         assert held[1][device] == pytest.approx(joint * most * held[0][device], rel=0.1)
-
-
-@examples(30)
-@given(
-    job=jobs(("pipeline/chimera",), launch=(0.0, 1e-6, 1e-4), passes=40),
-    price=PRICES,
-    option=st.sampled_from(CONCATENATIONS),
-)
-def test_all_engines_agree_on_halves_of_samples(job: dict[str, Any], price: Ideal, option: str) -> None:
-    next(entry for entry in job["plan"]["schemes"] if entry["use"] == "pipeline/chimera")["concatenation"] = option
-    for key in ("global", *(["micro"] if option == "backward-halving" else [])):
-        job["batch"][key] *= 2
-    ways = play_by_engines(job, price)
-    # The places of an expert are a whole number in each pass: two halves may have more of them than both together.
-    experts = job["model"].moe and job["model"].moe.capacity
-    assert experts or all(peak.left == pytest.approx(0, abs=1e-6) for peak in ways[0].peaks)
-    check_alike(ways)
