@@ -34,6 +34,7 @@ from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
 from tests.jobs import CLUSTERS, JOBS, MODELS, SPACES, change
+from tests.launch_files import LAUNCHES, import_launch
 from tests.simulator.models.configs import CONFIGS, ROUND_TRIP, VISION
 
 TABLES = Path(__file__).with_name("refusals")
@@ -72,6 +73,7 @@ READERS: dict[str, Reader] = {
     "config": Reader(from_config, ModelError, {**ROUND_TRIP, **CONFIGS, **VISION}),
     "config file": Reader(load_model, ModelError, {}, "config.json"),
     "cluster": Reader(load_cluster, CatalogError, CLUSTERS, "c.yaml"),
+    "launch file": Reader(import_launch, OpenQuestions, LAUNCHES),
 }
 
 
