@@ -302,6 +302,12 @@ def read_launch(base: str, **changes: Any) -> ImportedJob:
     return import_launch(change(LAUNCHES[base], changes))
 
 
+def load_launch(launch: Mapping[str, Any]) -> Job:
+    """Loads a launch file of the current folder as a job, with changes (`set`)."""
+    (path := Path(launch["name"])).write_text(write_launch_text(launch), "utf-8")
+    return load_job(path, launch.get("set", ()))
+
+
 def keys_of(found: ImportedJob) -> Keys:
     """Returns the keys of the job of a launch file."""
     return flatten_job(load_job(found.job, base=Path()))

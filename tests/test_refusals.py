@@ -29,12 +29,13 @@ from meshcast.experiments.search.space.space import Space
 from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import CatalogError, MeshcastError, ModelError, PlanError
 from meshcast.simulator import simulate
+from meshcast.simulator.formats.launch.bash.script import run_script
 from meshcast.simulator.formats.launch.imported_job import OpenQuestions
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
 from tests.jobs import CLUSTERS, JOBS, MODELS, SPACES, change
-from tests.launch_files import LAUNCHES, import_launch
+from tests.launch_files import LAUNCHES, import_launch, load_launch
 from tests.simulator.models.configs import CONFIGS, ROUND_TRIP, VISION
 
 TABLES = Path(__file__).with_name("refusals")
@@ -74,6 +75,8 @@ READERS: dict[str, Reader] = {
     "config file": Reader(load_model, ModelError, {}, "config.json"),
     "cluster": Reader(load_cluster, CatalogError, CLUSTERS, "c.yaml"),
     "launch file": Reader(import_launch, OpenQuestions, LAUNCHES),
+    "changed launch file": Reader(load_launch, PlanError, LAUNCHES),
+    "script": Reader(lambda text: run_script(text, "run.sh"), PlanError),
 }
 
 
