@@ -217,6 +217,7 @@ def test_templates_are_filled_by_sed(program: str, printed: str | None) -> None:
         ("while IFS=: read -r A B; do N=$B$A; done <<X\np:1\nq:2\nX\necho $N", "2q"),
         ('G=16; T=2; echo "${U:=$((G / (T * 2)))}"', "4"),
         ('G=16; echo "${U:-$((G / 4))}$((G/(2*4)))"', "42"),
+        ("if getopts ab 2>/dev/null; then echo 1; else echo 2; fi", "2"),
         ("echo 'a b c' | awk '{print $2}'", "b"),
         ("echo 'a,b' | awk -F, '{ print $2 }'", "b"),
     ],

@@ -66,8 +66,10 @@ def test_a_configuration_by_name_is_a_file_with_its_fields(name: str) -> None:
     assert by_name["train.mode"] == ("qlora" if "qlora" in name else "full")
 
 
-def test_a_trainer_that_is_off_says_nothing() -> None:
-    """Of NeMo-RL: settings below a switch of another trainer are listed as idle."""
-    found = import_launch(LAUNCHES["nemo-rl"])
-    idle = {entry.shown for entry in found.findings.ignored}
-    assert "policy.megatron_cfg.tensor_model_parallel_size" in idle
+def test_settings_of_another_trainer_are_idle() -> None:
+    """Below a switch that is off, in NeMo-RL; of FSDP, where verl trains with Megatron-Core."""
+    policy = import_launch(LAUNCHES["nemo-rl"]).findings.ignored
+    assert "policy.megatron_cfg.tensor_model_parallel_size" in {entry.shown for entry in policy}
+    name = "actor_rollout_ref.model.enable_gradient_checkpointing"
+    actor = read_launch("verl", flags=f"actor_rollout_ref.actor.strategy=megatron {name}=True").findings.ignored
+    assert name in {entry.shown for entry in actor}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from meshcast.simulator.forecast.step import forecast_step
+from meshcast.simulator.formats.launch.convert import SHAPE_OF_FILE
 from meshcast.simulator.formats.launch.imported_job import OpenQuestions
 from meshcast.simulator.formats.launch.programs.recipes import load_recipes
 from meshcast.simulator.formats.launch.python_text import Built, OpenValue, PythonText
@@ -132,6 +133,13 @@ def test_an_untuned_recipe_is_told_from_a_tuned_one() -> None:
     assert "eager" not in import_untuned("llama3_8b_sft_2gpu_h100_bf16_config")["framework"].get("set", {})
     tuned = import_untuned("qwen3_30b_a3b_pretrain_8gpu_b200_bf16_config")["framework"]
     assert "regime" not in (tuned if isinstance(tuned, dict) else {}).get("set", {})
+
+
+def test_a_preset_that_only_the_shape_tells_is_named_so() -> None:
+    found = read_launch("any", command="{llama3}", name="run.sh", form="megatron")
+    assert (found.job["model"], found.comments["model"]) == ("llama3-8b", SHAPE_OF_FILE)
+    stated = read_launch("any", command="{llama3}", name="run.sh", form="megatron", model="llama3-8b")
+    assert "model" not in stated.comments
 
 
 # ------------------------------------------------------------------------------------ Python files

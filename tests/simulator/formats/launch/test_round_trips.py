@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcast.simulator.formats.launch.convert import compare_keys, export_job, import_text
-from meshcast.simulator.formats.launch.keys import compose_job, flatten_job
+from meshcast.simulator.formats.launch.keys import compose_job, flatten_job, flatten_model
 from meshcast.simulator.formats.launch.programs.registry import EXPORTS
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS, REMOVED
 from meshcast.simulator.formats.launch.table import Keys
@@ -343,6 +343,15 @@ def test_sharded_states_stay_sharded_in_torchtitan(plan: Any, replicate: int, sh
         words = text.replace(" ", "").replace(",", "")
         assert f"data_parallel_replicate_degree={replicate}\ndata_parallel_shard_degree={shard}\n" in words
         assert (f'fsdp_reshard_after_forward="{reshard}"' in words) == bool(reshard)
+
+
+def test_torchtitan_is_told_how_many_microbatches_a_pipeline_has() -> None:
+    job = LLAMA | {"cluster": "dgx-h100:1", "framework": "torchtitan", "plan": {"pp": 2, "fsdp": True}}
+    assert "num_pp_microbatches=16," in export(job, "torchtitan").text  # of 64 sequences on 4 replicas
+
+
+def test_what_a_model_does_not_have_is_no_key() -> None:
+    assert None not in flatten_model(load_model("llama3-8b")).values()
 
 
 def test_deepspeed_is_told_of_optimizer_states_on_the_host() -> None:
