@@ -33,6 +33,7 @@ from meshcast.hardware.load import read_yaml, validate_data
 from meshcast.simulator import simulate
 from meshcast.simulator.costs.calibration.check import read_checked
 from meshcast.simulator.formats.expert_counts import read_counts, read_trace
+from meshcast.simulator.formats.launch.bash.script import run_script
 from meshcast.simulator.formats.launch.imported_job import OpenQuestions
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.registry import find_scheme
@@ -45,6 +46,7 @@ from meshcast.simulator.runs.least_run import LeastRun
 from meshcast.validation.pipelines.cases import ScheduleCase, period, replay
 from tests.hardware.test_catalog import Box
 from tests.jobs import CLUSTERS, JOBS, MODELS, SPACES, change
+from tests.launch_files import LAUNCHES, import_launch, load_launch
 from tests.simulator.models.configs import CONFIGS, ROUND_TRIP, VISION
 
 TABLES = Path(__file__).with_name("refusals")
@@ -112,6 +114,9 @@ READERS: dict[str, Reader] = {
     "scheme": Reader(lambda use: find_scheme(use, "plan.schedule"), PlanError),
     "expert counts": Reader(lambda path: read_counts(Path(path)), PlanError, {}, "a.json"),
     "expert trace": Reader(lambda path: read_trace(Path(path)), PlanError, {}, "a.json"),
+    "launch file": Reader(import_launch, OpenQuestions, LAUNCHES),
+    "changed launch file": Reader(load_launch, PlanError, LAUNCHES),
+    "script": Reader(lambda text: run_script(text, "run.sh"), PlanError),
 }
 
 

@@ -72,8 +72,9 @@ TESTS = {
         "tests/simulator/schemes/test_fully_sharded.py",
         "tests/simulator/schemes/test_zero_offload.py",
     ),
-    "simulator/formats": ("tests/simulator/lowering/test_uneven_experts.py",),
+    "simulator/formats": ("tests/simulator/lowering/test_uneven_experts.py", REFUSALS),
     "simulator/loading": ("tests/simulator/job", "tests/simulator/plan", REFUSALS),
+    "simulator/models": (REFUSALS,),
     "simulator/bounds": ("tests/experiments/search/test_bounds.py", "tests/simulator/costs/test_power.py"),
     "simulator/program": (
         "tests/contract/test_step_dataflow.py",

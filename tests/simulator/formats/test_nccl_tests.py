@@ -184,6 +184,13 @@ def test_json_is_read_whole(put: Any) -> None:
     assert size.times["out-of-place"] == pytest.approx((26e-6, 28e-6))  # the first was skipped
 
 
+def test_a_device_that_names_no_group_is_of_the_first(put: Any) -> None:
+    devices = [{"rank": rank, "group": 0} for rank in range(4)]
+    devices[1].pop("group")
+    (run,) = read(put(json.dumps(document(config={"devices": devices})), "out.json"))
+    assert (run.members, run.groups) == (4, 1)
+
+
 def test_fields_missing_in_the_file_can_be_given(put: Any) -> None:
     bare = put(ROWS)
     with pytest.raises(PlanError, match="which test it was"):

@@ -17,7 +17,8 @@ from meshcast.simulator.job.framework import QuantisedRecipe
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.model import Model
 from tests.contract.measure import params_of, saved
-from tests.contract.played import Played, play_job
+from tests.contract.played import Played
+from tests.simulator.models.lowered import play
 
 S, H, A, V = 16, 64, 4, 128
 GPT = {"layers": 2, "hidden": H, "heads": A, "vocab": V, "seq": S, "positions": "rope", "norm": "rmsnorm"}
@@ -26,17 +27,9 @@ MLA = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope": 8, "qk_rope": 4, "v": 6
 MOE = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1}
 
 
-def run(plan: dict[str, Any] | None = None, gpus: int = 1, precision: str = "bf16", **fields: Any) -> Played:
-    framework = fields.pop("framework", {})
-    return play_job(
-        {
-            "model": {**MODEL, **fields},
-            "cluster": {"gpu": "b200-sxm", "gpus": gpus},
-            "framework": {"set": framework},
-            "precision": precision,
-            "plan": plan or {},
-        }
-    )
+def run(plan: Any = None, gpus: int = 1, precision: str = "bf16", **fields: Any) -> Played:
+    given = {"cluster": {"gpu": "b200-sxm", "gpus": gpus}, "framework": {"set": fields.pop("framework", {})}}
+    return play({**MODEL, **fields}, plan, gpus, precision=precision, **given)
 
 
 def layer(played: Played, name: str = "layer") -> UnitRun:

@@ -13,9 +13,9 @@ from meshcast.simulator.models.flops import causal, forward_matmul_flops, palm
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
 from tests.contract.measure import params_of
-from tests.contract.played import Played, play_job
-from tests.draws import drawn_grid
+from tests.contract.played import Played
 from tests.simulator.models.configs import ENCODER_DECODER_COUNTS, ENCODER_DECODERS
+from tests.simulator.models.lowered import PLANS, describe_job, play
 
 H, A, D, F, V, INPUTS, TARGETS, BUCKETS = 32, 4, 16, 48, 128, 64, 32, 8
 WIDE = A * D
@@ -29,17 +29,14 @@ ENCODER = {"name": "encoder", "layers": 2, "tokens": INPUTS, "bidirectional": Tr
 PIPELINE = {"mesh": {"pp": 4}, "schemes": [{"use": "pipeline/1f1b", "over": "pp"}], "partition": [1, 1, 1, 1]}
 
 
-def job(plan: dict[str, Any] | None = None, gpus: int = 1, batch: int = 1, **fields: Any) -> dict[str, Any]:
-    model = MODEL | fields | {"branches": [ENCODER | {"relative_buckets": BUCKETS} | fields.get("encoder", {})]}
-    model.pop("encoder", None)
-    return {
-        **{"model": model, "cluster": {"gpu": "h100-sxm", "gpus": gpus}, "batch": {"global": batch}},
-        **{"precision": "bf16", "plan": plan or {}},
-    }
+def describe(**fields: Any) -> dict[str, Any]:
+    """Returns the model with some changes; `encoder`: those of the encoder."""
+    encoder = ENCODER | {"relative_buckets": BUCKETS} | fields.pop("encoder", {})
+    return MODEL | fields | {"branches": [encoder]}
 
 
-def run(plan: dict[str, Any] | None = None, gpus: int = 1, batch: int = 1, **fields: Any) -> Played:
-    return play_job(job(plan, gpus, batch, **fields))
+def run(plan: Any = None, gpus: int = 1, batch: int = 1, **fields: Any) -> Played:
+    return play(describe(**fields), plan, gpus, batch)
 
 
 # ------------------------------------------------------------------------------------------- the shape
@@ -62,11 +59,11 @@ def test_a_gelu_is_approximate_behind_a_gate_alone(stated: str, function: str) -
 
 def test_parameters_by_hand() -> None:
     """One table of the vocabulary, one of relative positions for each stack; a third norm in layers of a decoder."""
-    model = load_model(job()["model"])
+    model = load_model(describe())
     attention, mlp = 4 * H * WIDE, 2 * H * F
     encoder, decoder = 2 * (attention + mlp + 2 * H), 2 * (2 * attention + mlp + 3 * H)
     assert model.parameters == V * H + 2 * BUCKETS * A + encoder + decoder + 2 * H
-    untied = load_model(job(tied=False)["model"])
+    untied = load_model(describe(tied=False))
     assert untied.parameters - model.parameters == V * H
     assert sum(param.size for param in run().held(0)) == model.parameters
     assert sum(param.size for param in run(tied=False).held(0)) == untied.parameters
@@ -74,7 +71,7 @@ def test_parameters_by_hand() -> None:
 
 def test_flops_by_hand() -> None:
     """Of a sequence of inputs and targets: the encoder attends to all inputs, the decoder to targets and inputs."""
-    model = load_model(job()["model"])
+    model = load_model(describe())
     seq = INPUTS + TARGETS
     parts = forward_matmul_flops(model, seq, seq, causal=True)
     assert parts["qkv"] == 2 * H * WIDE * (2 * 3 * INPUTS + 2 * 3 * TARGETS + 2 * TARGETS + 2 * 2 * INPUTS)
@@ -90,18 +87,18 @@ def test_flops_by_hand() -> None:
 
 def test_kernels_do_the_flops() -> None:
     runs = run().stages[0].unit_runs
-    work = [(one.count, op.work) for one in runs for op in one.fragment.forward]
-    products = sum(count * one.flops for count, one in work if isinstance(one, Gemm))
-    attention = sum(count * one.flops for count, one in work if isinstance(one, Attention))
-    parts = forward_matmul_flops(load_model(job()["model"]), INPUTS + TARGETS, INPUTS + TARGETS, causal=True)
+    works = [(unit.count, op.work) for unit in runs for op in unit.fragment.forward]
+    products = sum(count * work.flops for count, work in works if isinstance(work, Gemm))
+    attention = sum(count * work.flops for count, work in works if isinstance(work, Attention))
+    parts = forward_matmul_flops(load_model(describe()), INPUTS + TARGETS, INPUTS + TARGETS, causal=True)
     assert products == sum(parts.values()) - parts["attention"]
     assert attention == parts["attention"]
-    again = [(one.count, op.work) for one in runs for op in one.fragment.backward]
-    assert sum(count * one.flops for count, one in again if isinstance(one, Gemm)) == 2 * products
+    again = [(unit.count, op.work) for unit in runs for op in unit.fragment.backward]
+    assert sum(count * work.flops for count, work in again if isinstance(work, Gemm)) == 2 * products
 
 
 def test_layers_of_a_decoder_add_to_the_gradient_of_the_encoders_output() -> None:
-    (layer,) = [one for one in run().stages[0].unit_runs if any("cross" in op.name for op in one.fragment.forward)]
+    (layer,) = [unit for unit in run().stages[0].unit_runs if any("cross" in op.name for op in unit.fragment.forward)]
     (add,) = [op.work for op in layer.fragment.backward if op.name.startswith("dcontext")]
     assert isinstance(add, Memory) and (add.read, add.write) == (2 * 2 * INPUTS * H, 2 * INPUTS * H)
 
@@ -112,9 +109,9 @@ def test_layers_of_a_decoder_add_to_the_gradient_of_the_encoders_output() -> Non
 def test_the_output_of_the_encoder_is_in_memory_once() -> None:
     """Each further layer of a decoder keeps its own activations: keys and values of the inputs, but not the inputs."""
     peaks = [run(layers=layers).category_peak(0, "activations") for layers in (2, 3)]
-    own = 2 * TARGETS * (6 * H + 3 * WIDE + WIDE + 2 * WIDE + 2 * F) + 2 * INPUTS * 2 * WIDE
+    held = 2 * TARGETS * (6 * H + 3 * WIDE + WIDE + 2 * WIDE + 2 * F) + 2 * INPUTS * 2 * WIDE
     sums = 2 * 4 * A * TARGETS + 3 * 4 * TARGETS  # of both softmaxes, and roots of the norms
-    assert peaks[1] - peaks[0] == own + sums
+    assert peaks[1] - peaks[0] == held + sums
 
 
 @pytest.mark.parametrize("plan", [{}, {"pp": 2}, PIPELINE, {"pp": 2, "schedule": "interleaved-1f1b", "chunks": 2}])
@@ -142,7 +139,7 @@ def test_stages_of_a_decoder_pass_on_both() -> None:
         2 * INPUTS * H,
         2 * (TARGETS + INPUTS) * H,
     ]
-    names = [[one.name for one in stage.unit_runs] for stage in played.stages]
+    names = [[unit.name for unit in stage.unit_runs] for stage in played.stages]
     assert names == [["embedding", "layer"], ["layer", "projector"], ["decoder input", "layer"], ["layer", "ending"]]
 
 
@@ -150,12 +147,12 @@ def test_stages_hold_the_output_of_the_encoder() -> None:
     """A stage with layers of the decoder alone holds what it received until it has its gradient: INPUTS x H elements
     more than the layer itself, which the stage in front of it has in the unit that embeds the targets."""
     deep = {"mesh": {"pp": 4}, "schemes": [{"use": "pipeline/1f1b", "over": "pp"}], "partition": [1, 1, 1, 2]}
-    one, two = (
+    short, long = (
         run(plan, gpus=4, layers=layers).category_peak(3, "activations") for plan, layers in ((PIPELINE, 2), (deep, 3))
     )
-    own = 2 * TARGETS * (6 * H + 3 * WIDE + WIDE + 2 * WIDE + 2 * F) + 2 * INPUTS * 2 * WIDE
-    own += 4 * TARGETS * (2 * A + 3)  # sums of both softmaxes, roots of the norms
-    assert two - one == own
+    held = 2 * TARGETS * (6 * H + 3 * WIDE + WIDE + 2 * WIDE + 2 * F) + 2 * INPUTS * 2 * WIDE
+    held += 4 * TARGETS * (2 * A + 3)  # sums of both softmaxes, roots of the norms
+    assert long - short == held
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -186,7 +183,7 @@ def test_chunks_on_one_device_share_its_table() -> None:
 def test_tensor_parallelism(sequence_parallel: bool) -> None:
     """Each layer of a decoder gathers the output of the encoder, or sums its gradient."""
     played = run({"tp": 2, "sequence_parallel": sequence_parallel}, gpus=2)
-    layer = next(one for one in played.stages[0].unit_runs if any("cross" in op.name for op in one.fragment.forward))
+    layer = next(unit for unit in played.stages[0].unit_runs if any("cross" in op.name for op in unit.fragment.forward))
     found = [op.work.operation for op in layer.fragment.forward if isinstance(op.work, Collective)]
     back = [op.work.operation for op in layer.fragment.backward if isinstance(op.work, Collective)]
     if sequence_parallel:
@@ -198,31 +195,29 @@ def test_tensor_parallelism(sequence_parallel: bool) -> None:
     assert {shards[f"wcross.{name}"] for name in "qkvo"} == {2}
 
 
-PLANS: dict[str, dict[str, Any]] = {
-    "data": {"dp": 8},
-    "tensor and pipeline": {"tp": 2, "pp": 2, "dp": 2, "sequence_parallel": True},
-    "pipeline": {"pp": 4, "dp": 2},
-    "chunks": {"pp": 2, "dp": 4, "schedule": "interleaved-1f1b", "chunks": 2},
-    "fsdp": {"mesh": {"dp": 8}, "schemes": [{"use": "data/fsdp", "over": "dp"}]},
-    "recomputation": {"pp": 2, "dp": 4, "recompute": "full"},
-}
+SPLITS: list[dict[str, Any]] = [
+    *PLANS.values(),
+    *[{"dp": 8}, {"pp": 4, "dp": 2}, {"pp": 2, "dp": 4, "recompute": "full"}],
+    {"pp": 2, "dp": 4, "schedule": "interleaved-1f1b", "chunks": 2},
+]
 
 
-@pytest.mark.parametrize(("engine", "plan"), drawn_grid(["matrices", "simpy"], PLANS))
-def test_whole_forecasts(plan: str, engine: Any) -> None:
-    model = from_config(ENCODER_DECODERS["google-t5/t5-base"], name="t5-base").model_dump(exclude_unset=True)
-    forecast = simulate(
-        {"model": model, "cluster": "dgx-h100:1", "batch": {"global": 128, "micro": 4}, "plan": PLANS[plan]},
-        engine=engine,
+@pytest.mark.parametrize("plan", SPLITS)
+def test_the_engines_agree(plan: dict[str, Any]) -> None:
+    matrices, simpy = (
+        play(describe(), plan, gpus=8, batch=32, engine=engine).step.span for engine in ("matrices", "simpy")
     )
+    assert 0 < matrices == pytest.approx(simpy, rel=1e-9)
+
+
+def test_t5_is_forecast() -> None:
+    model = from_config(ENCODER_DECODERS["google-t5/t5-base"], name="t5-base").model_dump(exclude_unset=True)
+    forecast = simulate(describe_job(model, {"tp": 2, "pp": 2, "dp": 2}, 8) | {"batch": {"global": 128, "micro": 4}})
     assert forecast.step_time > 0 and 0 < forecast.mfu["causal"] < 0.5
 
 
-def test_lengths_are_fields(tmp_path: Any) -> None:
+def test_lengths_are_fields() -> None:
     model = from_config(ENCODER_DECODERS["google-t5/t5-base"])
     assert (model.seq, model.branches[0].tokens, model.trunk_tokens(model.seq)) == (626, 512, 114)
-    longer = load_model({**job()["model"], "seq": 256})
+    longer = load_model({**describe(), "seq": 256})
     assert longer.trunk_tokens(256) == 192
-
-
-# ------------------------------------------------------------------------------------------------- refusals

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from meshcast.simulator import simulate
-from meshcast.simulator.ir.ops import Collective, Gemm, Memory, Op
+from meshcast.simulator.ir.ops import Collective, Gemm, Memory
 from meshcast.simulator.models.flops import causal, forward_matmul_flops, palm
 from meshcast.simulator.models.load import load_model
 from meshcast.simulator.models.model import LayerKind
 from tests.contract.measure import params_of
-from tests.contract.played import Played, play_job
+from tests.contract.played import Played
+from tests.simulator.models.lowered import PLANS, backward_ops, forward_ops, play
 
 S, H, A, V, F = 64, 32, 4, 128, 48
 HEADS, D, N, G, CHUNK = 8, 8, 16, 2, 16
@@ -28,25 +29,8 @@ PROJECTED = 2 * INNER + 2 * SHARED + HEADS
 MAMBA = H * PROJECTED + INNER * H + (4 + 1) * (INNER + 2 * SHARED) + 3 * HEADS + INNER
 
 
-def run(plan: dict[str, Any] | None = None, gpus: int = 1, batch: int = 1, **fields: Any) -> Played:
-    return play_job(
-        {
-            "model": MODEL | fields,
-            "cluster": {"gpu": "h100-sxm", "gpus": gpus},
-            "batch": {"global": batch},
-            "precision": "bf16",
-            "plan": plan or {},
-        }
-    )
-
-
-def forward_ops(played: Played, at: int) -> list[Op]:
-    """Forward ops of the unit run at a position."""
-    return played.stages[0].unit_runs[at].fragment.forward
-
-
-def backward_ops(played: Played, at: int) -> list[Op]:
-    return played.stages[0].unit_runs[at].fragment.backward
+def run(plan: Any = None, gpus: int = 1, **fields: Any) -> Played:
+    return play(MODEL | fields, plan, gpus)
 
 
 # ---------------------------------------------------------------------------------------------- the shape
@@ -70,24 +54,15 @@ def test_experts_of_a_hybrid() -> None:
 
 def test_parameters_of_mamba2_1_3b() -> None:
     """Without attention: the largest but one of the Mamba-2 paper (arXiv 2405.21060), called 1.3 B."""
-    model = load_model(
-        {
-            **{"layers": 48, "hidden": 2048, "heads": 16, "vocab": 50288, "seq": 2048, "norm": "rmsnorm"},
-            **{
-                "positions": "none",
-                "ssm": {"pattern": "M" * 48, "heads": 64, "head_dim": 64, "state": 128, "groups": 1},
-            },
-        }
-    )
+    ssm = {"pattern": "M" * 48, "heads": 64, "head_dim": 64, "state": 128, "groups": 1}
+    shape = {"layers": 48, "hidden": 2048, "heads": 16, "vocab": 50288, "seq": 2048, "norm": "rmsnorm"}
+    model = load_model({**shape, "positions": "none", "ssm": ssm})
     assert model.parameters / 1e9 == pytest.approx(1.3, abs=0.05)
 
 
 def test_kinds() -> None:
-    assert [*load_model(MODEL).kinds.items()] == [
-        (LayerKind(False, False, "M"), 2),
-        (LayerKind(False, False, "*"), 1),
-        (LayerKind(False, False, "-"), 1),
-    ]
+    kinds = [(LayerKind(False, False, block), count) for block, count in (("M", 2), ("*", 1), ("-", 1))]
+    assert [*load_model(MODEL).kinds.items()] == kinds
 
 
 # --------------------------------------------------------------------------------------- FLOPs and bytes
@@ -107,20 +82,18 @@ def test_flops_by_part() -> None:
 
 def test_gemms_do_the_flops_of_the_projections() -> None:
     played = run()
-    done = sum(op.work.flops for op in forward_ops(played, 1) if isinstance(op.work, Gemm))
+    done = sum(op.work.flops for op in forward_ops(played) if isinstance(op.work, Gemm))
     assert done == 2 * S * (H * PROJECTED + INNER * H)
-    weights = sum(op.work.flops for op in backward_ops(played, 1) if isinstance(op.work, Gemm))
+    weights = sum(op.work.flops for op in backward_ops(played) if isinstance(op.work, Gemm))
     assert weights == 2 * done
 
 
 def test_traffic_of_the_scan() -> None:
     """Bytes of each forward kernel, in bf16, with states and C B^T in fp32."""
-    found = [
-        op.work for op in forward_ops(run(), 1) if isinstance(op.work, Memory) and op.work.what in ("conv", "scan")
-    ]
+    works = [op.work for op in forward_ops(run()) if isinstance(op.work, Memory) and op.work.what in ("conv", "scan")]
     x, shared, steps = S * INNER, S * SHARED, S * HEADS
     states, scores = S // CHUNK * INNER * N, S * CHUNK * G
-    assert [(one.read, one.write) for one in found] == [
+    assert [(work.read, work.write) for work in works] == [
         (2 * (x + 2 * shared), 2 * (x + 2 * shared)),  # convolution
         (2 * steps, 8 * steps),  # decays
         (2 * (x + shared) + 8 * steps, 4 * states),  # states of chunks
@@ -170,14 +143,14 @@ def test_tensor_parallelism_shards_heads_and_groups(sequence_parallel: bool) -> 
     shards = {param.name: param.total // param.size for param in params_of(played.stages[0])}
     sharded = ("wssm.z", "wssm.x", "wssm.B", "wssm.C", "wssm.dt", "wssm.out", "conv.x.weight", "A", "ssm.norm.weight")
     assert {shards[name] for name in sharded} == {2} and shards["norm1.weight"] == 1
-    gemm = next(op.work for op in forward_ops(played, 1) if isinstance(op.work, Gemm))
+    gemm = next(op.work for op in forward_ops(played) if isinstance(op.work, Gemm))
     assert (gemm.m, gemm.n, gemm.k) == (S, PROJECTED // 2, H)
-    kinds = [op.work.operation for op in forward_ops(played, 1) if isinstance(op.work, Collective)]
+    kinds = [op.work.operation for op in forward_ops(played) if isinstance(op.work, Collective)]
     assert kinds == (["all_gather", "reduce_scatter"] if sequence_parallel else ["all_reduce"])
     whole = run()
     scans = [
-        sum(op.work.bytes for op in forward_ops(one, 1) if isinstance(op.work, Memory) and op.work.what == "scan")
-        for one in (whole, played)
+        sum(op.work.bytes for op in forward_ops(each) if isinstance(op.work, Memory) and op.work.what == "scan")
+        for each in (whole, played)
     ]
     assert scans[0] == 2 * scans[1]
 
@@ -186,10 +159,10 @@ def test_tensor_parallelism_shards_heads_and_groups(sequence_parallel: bool) -> 
 def test_context_parallelism_shards_the_heads_of_the_scan(use: str) -> None:
     """All-to-alls of z, x, B, C and dt, and one of the output: a rank has whole sequences of half the heads."""
     played = run({"mesh": {"cp": 2}, "schemes": [{"use": use, "over": "cp"}]}, gpus=2)
-    sent = {op.name: op.work.nbytes for op in forward_ops(played, 1) if isinstance(op.work, Collective)}
-    assert set(op.work.operation for op in forward_ops(played, 1) if isinstance(op.work, Collective)) == {"all_to_all"}
+    sent = {op.name: op.work.nbytes for op in forward_ops(played) if isinstance(op.work, Collective)}
+    assert set(op.work.operation for op in forward_ops(played) if isinstance(op.work, Collective)) == {"all_to_all"}
     assert sum(sent.values()) == 2 * S // 2 * (PROJECTED + INNER)
-    conv = next(op.work for op in forward_ops(played, 1) if isinstance(op.work, Memory) and op.work.what == "conv")
+    conv = next(op.work for op in forward_ops(played) if isinstance(op.work, Memory) and op.work.what == "conv")
     assert conv.read == 2 * S * (INNER + 2 * SHARED) // 2
 
 
@@ -203,14 +176,7 @@ def test_blocks_of_a_hybrid_have_adapters() -> None:
     assert {"mixer_in", "mixer_out", "attn_qkv"} <= {*(whole.job.train.targets or ())}
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        {"tp": 2, "pp": 2, "dp": 2, "sequence_parallel": True},
-        {"mesh": {"dp": 8}, "schemes": [{"use": "data/fsdp", "over": "dp"}]},
-        {"dp": 8, "recompute": "full"},
-    ],
-)
+@pytest.mark.parametrize("plan", [*PLANS.values(), {"dp": 8, "recompute": "full"}])
 def test_whole_forecasts(plan: dict[str, Any]) -> None:
     """Of real models, with the parts of a step that any job has."""
     report = simulate({"model": "nemotron-h-8b", "cluster": "dgx-h100:1", "batch": {"global": 16}, "plan": plan})

@@ -12,7 +12,8 @@ from meshcast.simulator.models.flops import forward_matmul_flops, palm
 from meshcast.simulator.models.load import load_model
 from meshcast.simulator.models.model import LayerKind
 from tests.contract.measure import params_of
-from tests.contract.played import Played, play_job
+from tests.contract.played import Played
+from tests.simulator.models.lowered import backward_ops, describe_job, forward_ops, play
 
 S, H, A, V, F = 128, 32, 4, 128, 48
 HEADS, KEYS, DK, DV, CHUNK = 8, 4, 8, 16, 32
@@ -25,26 +26,8 @@ MODEL: dict[str, Any] = {
 KEY, VALUE, LIGHT = KEYS * DK, HEADS * DV, HEADS * DK
 
 
-def run(
-    mixer: dict[str, Any], plan: dict[str, Any] | None = None, gpus: int = 1, batch: int = 1, **fields: Any
-) -> Played:
-    return play_job(
-        {
-            "model": MODEL | {"linear_attention": mixer} | fields,
-            "cluster": {"gpu": "h100-sxm", "gpus": gpus},
-            "batch": {"global": batch},
-            "precision": "bf16",
-            "plan": plan or {},
-        }
-    )
-
-
-def forward_ops(played: Played, at: int = 1) -> list[Op]:
-    return played.stages[0].unit_runs[at].fragment.forward
-
-
-def backward_ops(played: Played, at: int = 1) -> list[Op]:
-    return played.stages[0].unit_runs[at].fragment.backward
+def run(mixer: dict[str, Any], plan: Any = None, gpus: int = 1, **fields: Any) -> Played:
+    return play(MODEL | {"linear_attention": mixer} | fields, plan, gpus)
 
 
 def scans(ops: list[Op]) -> list[Memory]:
@@ -94,7 +77,7 @@ WIDE, GIVEN, VALUES, STATES, SCORES = N * DK, S * KEY, N * DV, CHUNKS * HEADS * 
 def test_kernels_of_the_delta_rule() -> None:
     """Forward, in bf16: bytes, and FLOPs of chunkwise products (arXiv 2412.06464, section 3.3)."""
     found = scans(forward_ops(run(DELTA)))
-    assert [(one.read, one.write) for one in found] == [
+    assert [(work.read, work.write) for work in found] == [
         (2 * (2 * GIVEN + VALUES), 2 * (2 * GIVEN + VALUES)),  # convolution
         (4 * N, 6 * N),  # alpha in fp32 and beta
         (4 * N, 4 * N),  # sums of log alpha
@@ -103,23 +86,23 @@ def test_kernels_of_the_delta_rule() -> None:
         (2 * (2 * WIDE + VALUES + STATES) + 4 * N, 2 * VALUES),  # outputs
     ]
     within = 2 * CHUNK  # a product of C x C numbers and rows of a head
-    assert [one.flops / N for one in found[3:]] == [
+    assert [work.flops / N for work in found[3:]] == [
         within * (2 * DK + DV) + CHUNK * CHUNK / 3,  # K K^T, T K, T V, and the inverse
         2 * 2 * DK * DV,  # W S, K^T V
         within * (DK + DV) + 2 * DK * DV,  # Q K^T, (Q K^T) V, Q S
     ]
-    assert not any(one.flops for one in found[:3])
+    assert not any(work.flops for work in found[:3])
 
 
 def test_the_backward_pass_of_the_delta_rule_computes_states_again() -> None:
     """W, U and the states once more; then 9 products within chunks and 6 with states in all."""
     played = run(DELTA)
     ahead, back = scans(forward_ops(played)), scans(backward_ops(played))
-    again = [one for one in back if not one.backward]
-    assert [one.flops for one in again] == [2 * SCORES * (DK + DV), ahead[4].flops]
-    rest = sum(one.flops for one in back if one.backward)
+    again = [work for work in back if not work.backward]
+    assert [work.flops for work in again] == [2 * SCORES * (DK + DV), ahead[4].flops]
+    rest = sum(work.flops for work in back if work.backward)
     assert rest == 2 * SCORES * (5 * DK + 4 * DV) + 6 * 2 * N * DK * DV + 4 * SCORES * CHUNK
-    assert sum(one.bytes for one in back) > 2 * sum(one.bytes for one in ahead)
+    assert sum(work.bytes for work in back) > 2 * sum(work.bytes for work in ahead)
 
 
 def test_kernels_of_lightning_attention() -> None:
@@ -128,8 +111,8 @@ def test_kernels_of_lightning_attention() -> None:
     (ahead,), back = scans(forward_ops(played)), scans(backward_ops(played))
     assert (ahead.read, ahead.write) == (3 * wide, wide)
     assert ahead.flops == N * (4 * CHUNK * DK + 4 * DK * DK)
-    assert [(one.read, one.write) for one in back] == [(3 * wide, wide), (4 * wide, 2 * wide)]
-    assert [one.flops for one in back] == [
+    assert [(work.read, work.write) for work in back] == [(3 * wide, wide), (4 * wide, 2 * wide)]
+    assert [work.flops for work in back] == [
         N * (4 * CHUNK * DK + 4 * DK * DK),  # dO V^T, (dO V^T) K; dO S^T, K^T V
         N * (8 * CHUNK * DK + 6 * DK * DK),  # V dO^T, its product with Q, Q K^T, with dO; K dS, V dS^T, Q^T dO
     ]
@@ -151,18 +134,13 @@ def test_gemms_do_the_flops_of_the_projections() -> None:
 
 def test_no_kernel_beats_its_products() -> None:
     """A chunk of 4096 tokens makes lightning attention quadratic, and its kernels slower."""
-    job = {
-        "model": "qwen3-0.6b",
-        "cluster": {"gpu": "h100-sxm", "gpus": 1},
-        "batch": {"global": 8, "micro": 8, "sequence": 4096},
-    }
     shape = {"kind": "lightning", "heads": 16, "key_dim": 128}
-    steps = {
-        chunk: simulate(
-            job | {"model": {"preset": "qwen3-0.6b", "full_every": 4, "linear_attention": shape | {"chunk": chunk}}}
-        ).step_time
-        for chunk in (64, 256, 4096)
-    }
+
+    def step_time(chunk: int) -> float:
+        model = {"preset": "qwen3-0.6b", "full_every": 4, "linear_attention": shape | {"chunk": chunk}}
+        return simulate(describe_job(model) | {"batch": {"global": 8, "micro": 8, "sequence": 4096}}).step_time
+
+    steps = {chunk: step_time(chunk) for chunk in (64, 256, 4096)}
     assert steps[64] <= steps[256] < steps[4096]
 
 
@@ -195,7 +173,7 @@ def test_tensor_parallelism_shards_heads(mixer: dict[str, Any], sequence_paralle
     assert {shards[name] for name in ("wlinear.q", "wlinear.k", "wlinear.v", "wlinear.z", "wlinear.out")} == {2}
     assert shards["linear.norm.weight"] == (2 if mixer is LIGHTNING else 1) and shards["norm1.weight"] == 1
     for field in ("bytes", "flops"):
-        found = [sum(getattr(one, field) for one in scans(forward_ops(each))) for each in (whole, played)]
+        found = [sum(getattr(work, field) for work in scans(forward_ops(each))) for each in (whole, played)]
         assert found[0] == 2 * found[1]
     kinds = [op.work.operation for op in forward_ops(played) if isinstance(op.work, Collective)]
     once = ["all_gather", "reduce_scatter"] if sequence_parallel else ["all_reduce"]
@@ -208,17 +186,17 @@ def test_tensor_parallelism_shards_heads(mixer: dict[str, Any], sequence_paralle
 def test_context_parallelism_shards_the_heads_of_the_state(mixer: dict[str, Any], use: str) -> None:
     """All-to-alls of what the kernel reads and of its result: a rank has whole sequences of half the heads."""
     played = run(mixer, {"mesh": {"cp": 2}, "schemes": [{"use": use, "over": "cp"}]}, gpus=2)
-    work = [op.work for op in forward_ops(played) if isinstance(op.work, Collective)]
-    assert {one.operation for one in work} == {"all_to_all"}
+    works = [op.work for op in forward_ops(played) if isinstance(op.work, Collective)]
+    assert {work.operation for work in works} == {"all_to_all"}
     moved = 2 * KEY + 2 * VALUE + 2 * HEADS if mixer is DELTA else 4 * LIGHT
-    assert sum(one.nbytes for one in work) == 2 * S // 2 * moved
-    found = [sum(one.flops for one in scans(forward_ops(each))) for each in (run(mixer), played)]
+    assert sum(work.nbytes for work in works) == 2 * S // 2 * moved
+    found = [sum(work.flops for work in scans(forward_ops(each))) for each in (run(mixer), played)]
     assert found[0] == 2 * found[1]
 
 
 def test_a_residual_of_norms_reads_their_results() -> None:
     """MiniMax-01: both residual additions read what a norm made, which takes no more bytes and keeps no more."""
     plain, other = run(LIGHTNING), run(LIGHTNING, norm_residual=True)
-    of = [[op.work for op in forward_ops(one) if op.name.startswith("residual")] for one in (plain, other)]
+    of = [[op.work for op in forward_ops(each) if op.name.startswith("residual")] for each in (plain, other)]
     assert of[0] == of[1]
     assert plain.category_peak(0, "activations") >= other.category_peak(0, "activations")

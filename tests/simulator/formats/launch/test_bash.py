@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -17,19 +18,20 @@ from meshcast.simulator.formats.launch.bash import grammar
 from meshcast.simulator.formats.launch.bash.records import LostPlace
 from meshcast.simulator.formats.launch.bash.script import run_script
 from meshcast.simulator.formats.launch.launches import Launch, choose_launch, find_launches
+from tests.strategies import examples
 
 BASH = shutil.which("bash")
 
 
-def launch(text: str, **options: object) -> Launch:
-    run = run_script(text, "run.sh", **options)  # type: ignore[arg-type]
-    chosen = choose_launch(find_launches(run, "run.sh"))
+def launch(text: str, folder: Path | None = None, **options: object) -> Launch:
+    run = run_script(text, "run.sh", *([folder] if folder else []), **options)  # type: ignore[arg-type]
+    chosen = choose_launch(find_launches(run, "run.sh", *([folder] if folder else [])))
     assert chosen is not None
     return chosen
 
 
-def values(text: str, **options: object) -> dict[str, object]:
-    return {name: stated.value for name, stated in launch(text, **options).arguments.items()}
+def values(text: str, folder: Path | None = None, **options: object) -> dict[str, object]:
+    return {name: stated.value for name, stated in launch(text, folder, **options).arguments.items()}
 
 
 # ------------------------------------------------------------------------------------------- the same as bash
@@ -38,72 +40,47 @@ SET = """A=7; B='a b'; E=; F=dir/x.tar.gz; N=3; X=; Y=; V=
 L=(p 'q r' '' s); declare -A M=([k]=v [m]='w x'); set -- one 'two 2' three
 """
 NAMES = st.sampled_from(["A", "B", "E", "F", "N"])
-ANY_NAMES = st.one_of(NAMES, st.just("U"))
 LITERALS = st.text("abx1./_-=:,", min_size=1, max_size=4)
+
+
+def build(form: str, *parts: list[str] | st.SearchStrategy[Any]) -> st.SearchStrategy[str]:
+    """Draws texts of a form, which has a pair of braces for each part."""
+    return st.builds(form.format, *(st.sampled_from(part) if isinstance(part, list) else part for part in parts))
+
+
+WORD = "${{{}{}{}}}"
 FORMS = st.one_of(
     LITERALS,
-    st.builds("${}".format, NAMES).map(lambda text: text + "/"),
-    st.builds("${{{}}}".format, NAMES),
-    st.builds(
-        "${{{}{}{}}}".format,
-        ANY_NAMES,
-        st.sampled_from([":-", "-", ":+", "+"]),
-        st.sampled_from(["d", "$A", '"x y"', "x y", ""]),
-    ),
-    st.builds(
-        "${{{}{}{}}}".format,
-        NAMES,
-        st.sampled_from(["#", "##", "%", "%%"]),
-        st.sampled_from(["*/", ".*", "?", "*", "[a-d]"]),
-    ),
-    st.builds(
-        "${{{}{}{}/{}}}".format,
-        NAMES,
-        st.sampled_from(["/", "//"]),
-        st.sampled_from(["a", "?", " ", "[.]"]),
-        st.sampled_from(["", "Z", "$A"]),
-    ),
-    st.builds("${{{}:{}:{}}}".format, NAMES, st.integers(0, 5), st.integers(0, 3)),
-    st.builds("${{#{}}}".format, NAMES),
-    st.sampled_from(
-        ["${F^^}", "${F,}", "$((A * N + 2))", "$(( (A+1)/2 % 3 ))", "$((A>N?1:0))", "${L[1]}", "${L[@]}", "${L[*]}"]
-    ),
-    st.sampled_from(
-        ["${#L[@]}", "${L[@]:1:2}", "${M[k]}", "${M[m]}", "$@", "$2", "${3:-z}", "$#", "${*:2}", "${@:1:1}"]
-    ),
+    build("${}/", NAMES),
+    build("${{{}}}", NAMES),
+    build(WORD, NAMES | st.just("U"), [":-", "-", ":+", "+"], ["d", "$A", '"x y"', "x y", ""]),
+    build(WORD, NAMES, ["#", "##", "%", "%%"], ["*/", ".*", "?", "*", "[a-d]"]),
+    build("${{{}{}{}/{}}}", NAMES, ["/", "//"], ["a", "?", " ", "[.]"], ["", "Z", "$A"]),
+    build("${{{}:{}:{}}}", NAMES, st.integers(0, 5), st.integers(0, 3)),
+    build("${{#{}}}", NAMES),
     st.sampled_from(
         [
-            "$(echo $A x)",
-            "$(basename $F .gz)",
-            "$(dirname $F)",
-            "`echo b`/",
-            "$(printf '%s-%02d' a 5)",
-            "$(seq 2 4)",
-            "$(echo 6*7 | bc)",
+            *["${F^^}", "${F,}", "$((A * N + 2))", "$(( (A+1)/2 % 3 ))", "$((A>N?1:0))", "${L[1]}", "${L[@]}"],
+            *["${L[*]}", "${#L[@]}", "${L[@]:1:2}", "${M[k]}", "${M[m]}", "$@", "$2", "${3:-z}", "$#", "${*:2}"],
+            *["${@:1:1}", "$(echo $A x)", "$(basename $F .gz)", "$(dirname $F)", "`echo b`/"],
+            *["$(printf '%s-%02d' a 5)", "$(seq 2 4)", "$(echo 6*7 | bc)", "'$A  b'", "\\ ", "\\$A", "$'a\\tb'", "''"],
         ]
     ),
-    st.sampled_from(["'$A  b'", "\\ ", "\\$A", "$'a\\tb'", "''"]),
 )
-QUOTED = FORMS.filter(lambda text: "'" not in text and '"' not in text and "`" not in text and "\\ " not in text).map(
-    lambda text: f'"{text}"'
-)
-WORDS = st.one_of(
-    st.lists(st.one_of(FORMS, QUOTED), min_size=1, max_size=3).map("".join),
-    st.sampled_from(
-        ["{1..3}", "x{a,b}c", "{5..1..2}/y", "{a,b}{1,2}", "{a,{b,c}}", "{a,$N}", '{"$A",${B}}x', "{a,{$N}}"]
-    ),
-)
+QUOTED = FORMS.filter(lambda text: not any(sign in text for sign in ("'", '"', "`", "\\ "))).map('"{}"'.format)
+BRACES = ["{1..3}", "x{a,b}c", "{5..1..2}/y", "{a,b}{1,2}", "{a,{b,c}}", "{a,$N}", '{"$A",${B}}x', "{a,{$N}}"]
+WORDS = st.lists(FORMS | QUOTED, min_size=1, max_size=3).map("".join) | st.sampled_from(BRACES)
 STATEMENTS = st.one_of(
-    st.builds("X={}; Y=$X".format, WORDS),
-    st.builds("L+=({} {})".format, WORDS, WORDS),
-    st.builds("for i in {} {}; do N=$((N + 1)); B+=$i; done".format, WORDS, WORDS),
-    st.builds("if [[ {} == {} ]]; then A=1; else A=2; fi".format, QUOTED, QUOTED),
-    st.builds("if [ {} {} {} ]; then A=3; fi".format, QUOTED, st.sampled_from(["=", "!="]), QUOTED),
-    st.builds("case {} in a*|7) A=4 ;; *x*) A=5 ;; *) A=6 ;; esac".format, QUOTED),
-    st.builds("g() {{ local A=$1; shift; B=$A$#; }}; g {} {}".format, WORDS, WORDS),
-    st.builds(': "${{E:={}}}"; while (( N < 6 )); do N=$((N + 1)); E+=.; done'.format, LITERALS),
-    st.builds("[[ -z ${} ]] && A=8 || B=9".format, NAMES),
-    st.builds("V=$(cat <<X\n{} $B\nX\n)".format, LITERALS),
+    build("X={}; Y=$X", WORDS),
+    build("L+=({} {})", WORDS, WORDS),
+    build("for i in {} {}; do N=$((N + 1)); B+=$i; done", WORDS, WORDS),
+    build("if [[ {} == {} ]]; then A=1; else A=2; fi", QUOTED, QUOTED),
+    build("if [ {} {} {} ]; then A=3; fi", QUOTED, ["=", "!="], QUOTED),
+    build("case {} in a*|7) A=4 ;; *x*) A=5 ;; *) A=6 ;; esac", QUOTED),
+    build("g() {{ local A=$1; shift; B=$A$#; }}; g {} {}", WORDS, WORDS),
+    build(': "${{E:={}}}"; while (( N < 6 )); do N=$((N + 1)); E+=.; done', LITERALS),
+    build("[[ -z ${} ]] && A=8 || B=9", NAMES),
+    build("V=$(cat <<X\n{} $B\nX\n)", LITERALS),
 )
 
 
@@ -120,7 +97,7 @@ show() { printf '%s\\0' "$@"; }
 
 @pytest.mark.skipif(BASH is None, reason="there is no bash on this machine")
 @settings(
-    max_examples=60,
+    max_examples=examples(320).max_examples,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
@@ -146,61 +123,29 @@ def test_expansions_are_those_of_bash(statements: list[str], words: list[str]) -
 @pytest.mark.parametrize(
     ("script", "launchers", "entry", "arguments"),
     [
-        (
-            ": ${N:=2}\nsrun --mpi=pmix python -m torch.distributed.run --nproc_per_node 8 t.py --x $N",
-            ["srun", "python -m torch.distributed.run"],
-            "t.py",
-            {"x": "2"},
-        ),
-        ('run() { torchrun --nproc_per_node=$1 t.py "${@:2}"; }\nrun 8 --x 1', ["torchrun"], "t.py", {"x": "1"}),
-        (
-            'export N=4\nsrun -N 2 bash -c "cd /w && torchrun \\\n t.py --x \\$N"',
-            ["srun", "torchrun"],
-            "t.py",
-            {"x": "4"},
-        ),
-        (
-            "docker run --gpus all --rm -it -v a:b -e X=1 i:1 bash -c 'python -m a.b --x $X'",
-            ["docker"],
-            "a.b",
-            {"x": "1"},
-        ),
-        (
-            'for i in 0 1; do ssh h$i "torchrun --node_rank $i t.py --x 1" & done',
-            ["ssh", "torchrun"],
-            "t.py",
-            {"x": "1"},
-        ),
-        (
-            'CMD="accelerate launch --multi_gpu t.py --x 1"\neval "$CMD --y 2"',
-            ["accelerate launch"],
-            "t.py",
-            {"x": "1", "y": "2"},
-        ),
-        (
-            'A="$(cat <<X\n--x 1\n--y 2\nX\n)"\ndeepspeed --num_gpus 8 t.py $A',
-            ["deepspeed"],
-            "t.py",
-            {"x": "1", "y": "2"},
-        ),
-        ('sbatch -N 2 --wrap "srun t.py --x 1"', ["sbatch", "srun"], "t.py", {"x": "1"}),
-        ("bash <<X\npython t.py --x 1\nX", [], "t.py", {"x": "1"}),
-        ("NPROC_PER_NODE=8 swift sft --x 1", [], "swift sft", {"x": "1"}),
-        ("tune run --nproc_per_node 4 full --x 1", ["tune run"], "tune run full", {"x": "1"}),
-        ("python prepare_data.py --a 1 --b 2\npython t.py --x 1", [], "t.py", {"x": "1"}),
-        ('srun $UNSET "${NONE[@]}" torchrun t.py --x 1', ["srun", "torchrun"], "t.py", {"x": "1"}),
-        (
-            'X="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\nA=" --x 1\n --y 2"\ntorchrun t.py $A',
-            ["torchrun"],
-            "t.py",
-            {"x": "1", "y": "2"},
-        ),
+        (": ${N:=2}\nsrun --mpi=pmix python -m torch.distributed.run --nproc_per_node 8 t.py --x $N --y 2",
+         "srun, python -m torch.distributed.run", "t.py", "x=2 y=2"),
+        ('run() { torchrun --nproc_per_node=$1 t.py "${@:2}"; }\nrun 8 --x 1', "torchrun", "t.py", "x=1"),
+        ('export N=4\nsrun -N 2 bash -c "cd /w && torchrun \\\n t.py --x \\$N"', "srun, torchrun", "t.py", "x=4"),
+        ("docker run --gpus all --rm -it -v a:b -e X=1 i:1 bash -c 'python -m a.b --x $X'", "docker", "a.b", "x=1"),
+        ('for i in 0 1; do ssh h$i "torchrun --node_rank $i t.py --x 1" & done', "ssh, torchrun", "t.py", "x=1"),
+        ('CMD="accelerate launch --multi_gpu t.py --x 1"\neval "$CMD --y 2"', "accelerate launch", "t.py", "x=1 y=2"),
+        ('A="$(cat <<X\n--x 1\n--y 2\nX\n)"\ndeepspeed --num_gpus 8 t.py $A', "deepspeed", "t.py", "x=1 y=2"),
+        ('sbatch -N 2 --wrap "srun t.py --x 1"', "sbatch, srun", "t.py", "x=1"),
+        ("bash <<X\npython t.py --x 1\nX", "", "t.py", "x=1"),
+        ("NPROC_PER_NODE=8 swift sft --x 1", "", "swift sft", "x=1"),
+        ("tune run --nproc_per_node 4 full --x 1", "tune run", "tune run full", "x=1"),
+        ("python prepare_data.py --a 1 --b 2\npython t.py --x 1", "", "t.py", "x=1"),
+        ('srun $UNSET "${NONE[@]}" torchrun t.py --x 1', "srun, torchrun", "t.py", "x=1"),
+        ('X="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\nA=" --x 1\n --y 2"\ntorchrun t.py $A',
+         "torchrun", "t.py", "x=1 y=2"),
     ],
-)
-def test_a_start_behind_its_launchers(script: str, launchers: list[str], entry: str, arguments: dict[str, str]) -> None:
+)  # fmt: skip
+def test_a_start_behind_its_launchers(script: str, launchers: str, entry: str, arguments: str) -> None:
     chosen = launch(script)
-    assert [launcher.name for launcher in chosen.launchers] == launchers
-    assert (chosen.entry, {name: one.value for name, one in chosen.arguments.items()}) == (entry, arguments)
+    assert ", ".join(launcher.name for launcher in chosen.launchers) == launchers
+    stated = " ".join(f"{name}={argument.value}" for name, argument in chosen.arguments.items())
+    assert (chosen.entry, stated) == (entry, arguments)
     assert not chosen.lost and not chosen.command.lost
 
 
@@ -218,19 +163,15 @@ def test_signs_around_quotes_are_one_pattern() -> None:
 def test_a_command_that_a_comment_cuts_goes_on_as_it_was_meant() -> None:
     cut = launch("torchrun train.py \\\n  # size\n  --a 1 \\\n  # rate\n  --b 2\n")
     assert {name: stated.value for name, stated in cut.arguments.items()} == {"a": "1", "b": "2"}
-    assert [place.why for place in cut.command.lost] == [
-        "the command in front ends before --a: a comment or a space behind \\ cuts it"
-    ]
+    why = "the command in front ends before --a: a comment or a space behind \\ cuts it"
+    assert [place.why for place in cut.command.lost] == [why]
 
 
 def test_overrides_and_files_belong_to_no_option() -> None:
     chosen = launch("python -m a.b c.yaml x.y=1 +z=2 --f g h.i=3 --cfg-options j=4 k=5 --bf16 $EXTRA_ARGS")
-    assert [one.value for one in chosen.positional] == ["c.yaml", "x.y=1", "+z=2", "h.i=3", "$EXTRA_ARGS"]
-    assert {name: one.value for name, one in chosen.arguments.items()} == {
-        "f": "g",
-        "cfg_options": ["j=4", "k=5"],
-        "bf16": True,
-    }
+    assert [word.value for word in chosen.positional] == ["c.yaml", "x.y=1", "+z=2", "h.i=3", "$EXTRA_ARGS"]
+    arguments = {name: stated.value for name, stated in chosen.arguments.items()}
+    assert arguments == {"f": "g", "cfg_options": ["j=4", "k=5"], "bf16": True}
     assert chosen.positional[-1].unknown == ("EXTRA_ARGS",)
 
 
@@ -246,14 +187,8 @@ def test_files_beside_a_script_are_followed(tmp_path: Path) -> None:
     (tmp_path / "env.sh").write_text("TP=4\n")
     (tmp_path / "start.sh").write_text("torchrun t.py --tp $TP $1\n")
     script = 'source "$(dirname "$0")/env.sh"\nexport TP\nbash start.sh --bf16'
-    run = run_script(script, "run.sh", tmp_path)
-    chosen = choose_launch(find_launches(run, "run.sh", tmp_path))
-    assert chosen is not None
-    assert {name: one.value for name, one in chosen.arguments.items()} == {
-        "tp": "4",
-        "bf16": True,
-    }
-    assert chosen.arguments["tp"].place == "start.sh:1"
+    assert values(script, tmp_path) == {"tp": "4", "bf16": True}
+    assert launch(script, tmp_path).arguments["tp"].place == "start.sh:1"
     assert run_script("source /etc/passwd\nsource ../../../../etc/passwd", "run.sh", tmp_path).variables == {}
 
 
@@ -262,15 +197,10 @@ def test_what_a_script_writes_is_kept() -> None:
     assert run.files == {"ds.json": ('{"stage": 3}\n', 3), "c.yaml": ("a: 1\n", 5)}
 
 
-@pytest.mark.parametrize(
-    ("program", "printed"),
-    [
-        ("s/N/3/", '{"n": 3, "N": 1}\n'),
-        ("s|N|a/b|g", '{"n": a/b, "a/b": 1}\n'),
-        ("s/N*/3/", None),
-        ("s/$U/3/", None),
-    ],
-)
+FILLED = {"s/N/3/": '{"n": 3, "N": 1}\n', "s|N|a/b|g": '{"n": a/b, "a/b": 1}\n', "s/N*/3/": None, "s/$U/3/": None}
+
+
+@pytest.mark.parametrize(("program", "printed"), FILLED.items())
 def test_templates_are_filled_by_sed(program: str, printed: str | None) -> None:
     write = 'cat > t.json <<X\n{"n": N, "N": 1}\nX\n'
     piped = run_script(f'{write}sed "{program}" t.json > ds.json', "run.sh").files
@@ -287,6 +217,7 @@ def test_templates_are_filled_by_sed(program: str, printed: str | None) -> None:
         ("while IFS=: read -r A B; do N=$B$A; done <<X\np:1\nq:2\nX\necho $N", "2q"),
         ('G=16; T=2; echo "${U:=$((G / (T * 2)))}"', "4"),
         ('G=16; echo "${U:-$((G / 4))}$((G/(2*4)))"', "42"),
+        ("if getopts ab 2>/dev/null; then echo 1; else echo 2; fi", "2"),
         ("echo 'a b c' | awk '{print $2}'", "b"),
         ("echo 'a,b' | awk -F, '{ print $2 }'", "b"),
     ],
@@ -310,10 +241,7 @@ def test_slurm_sets_variables_by_its_directives(tmp_path: Path) -> None:
     assert values(script) == {"x": ["4", "32", "2"]}  # --gpus-per-node is not stated
     assert values(script, environment={"SLURM_NNODES": "9"})["x"] == ["9", "32", "2"]
     (tmp_path / "job.sh").write_text(script)
-    run = run_script("sbatch --nodes=3 job.sh", "run.sh", tmp_path)
-    chosen = choose_launch(find_launches(run, "run.sh", tmp_path))
-    assert chosen is not None
-    assert chosen.arguments["x"].value == ["3", "24", "2"]
+    assert values("sbatch --nodes=3 job.sh", tmp_path)["x"] == ["3", "24", "2"]
 
 
 def test_a_test_of_a_file_starts_nothing() -> None:
@@ -324,8 +252,7 @@ def test_a_test_of_a_file_starts_nothing() -> None:
 def test_what_nothing_sets_is_no_second_value_and_placeholders_are_one_word() -> None:
     assert values('t.py --pp 1 $MAYBE --tp $TP\neval "u.py --pp 1"') == {"pp": "1", "tp": "$TP"}
     filled = values('sh -c "t.py --dir <PATH TO DATA> --vocab <VOCAB FILE> --fp16 --x 1"')
-    assert filled["fp16"] is True
-    assert filled["x"] == "1"
+    assert filled["fp16"] is True and filled["x"] == "1"
     assert values("t.py --x 1 --z 3 <IN >OUT") == {"x": "1", "z": "3"}
 
 
@@ -349,26 +276,11 @@ def test_a_reader_that_is_lost_says_where(script: str, line: int, why: str) -> N
 # --------------------------------------------------------------------------------------------------------- limits
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "A=a\n" + 'A="$A$A"\n' * 40,
-        "for i in {1..1000000000}; do A+=x; done",
-        "for ((i = 0; i < 1000000000; i++)); do A=$i; done",
-        "while true; do A+=x; done",
-        "for a in {1..999}; do for b in {1..999}; do A=$a$b; done; done",
-        "f() { f; }\nf",
-        ":(){ :|:& };:",
-        'X=\'eval "$X"\'\neval "$X"',
-        "x=" + "${a:-" * 3000 + "}" * 3000,
-        "echo " + "{a,b}" * 40,
-        "# " + "x" * 2_000_000,
-    ],
-)
-def test_every_script_ends(script: str) -> None:
+def test_every_script_ends_soon() -> None:
+    """Within its limits (tests/refusals/launch_files.yaml)."""
     start = time.process_time()
-    with pytest.raises(PlanError, match=r"run.sh(:\d+)?: .*(grow|more than|makes?)"):
-        run_script(script, "run.sh")
+    with pytest.raises(PlanError, match="more than 50,000 steps"):
+        run_script("for a in {1..999}; do for b in {1..999}; do A=$a$b; done; done", "run.sh")
     assert time.process_time() - start < 3
 
 
@@ -392,17 +304,15 @@ run 8 --n "$N" \\
 SIGNS = ("'", '"', "`", "$(", "${", "((", "))", "}", "\\", "<<X", "|", "&", ";", "\0", "é")
 
 
-@settings(max_examples=150, deadline=None)
+@examples(480)
 @given(st.data())
 def test_a_damaged_script_is_read_or_refused(data: st.DataObject) -> None:
     """Lines are dropped, doubled or cut, and quotes and brackets are put in their place."""
     lines = SCRIPT.splitlines()
     for _ in range(data.draw(st.integers(1, 4))):
         row = data.draw(st.integers(0, len(lines) - 1))
-        place = data.draw(st.integers(0, len(lines[row])))
-        cut = lines[row][:place]
-        sign = data.draw(st.sampled_from(SIGNS))
-        rest = lines[row][place:]
+        place, sign = data.draw(st.integers(0, len(lines[row]))), data.draw(st.sampled_from(SIGNS))
+        cut, rest = lines[row][:place], lines[row][place:]
         changed = [[], [lines[row]] * 2, [cut], [cut + sign + rest], [cut + sign + rest[1:]]]
         lines[row : row + 1] = data.draw(st.sampled_from(changed))
         lines = lines or [""]
@@ -411,7 +321,7 @@ def test_a_damaged_script_is_read_or_refused(data: st.DataObject) -> None:
         launches = find_launches(run, "run.sh")
     except PlanError:
         return
-    assert all(word.line <= len(lines) for one in launches for word in one.command.words)
+    assert all(word.line <= len(lines) for launch in launches for word in launch.command.words)
 
 
 def test_places_beyond_the_grammar_are_told_once_each_and_the_rest_counted(monkeypatch: pytest.MonkeyPatch) -> None:

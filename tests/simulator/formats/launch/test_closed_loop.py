@@ -17,7 +17,7 @@ from meshcast.simulator.formats.launch.keys import flatten_for_export, flatten_j
 from meshcast.simulator.formats.launch.launch_file import LaunchOptions
 from meshcast.simulator.formats.launch.programs.registry import EXPORTS
 from meshcast.simulator.job.job import Job
-from tests.simulator.formats.launch.test_round_trips import load
+from tests.launch_files import load
 from tests.strategies import EVERY, TENSORS, examples, jobs_of_all
 
 FRAMEWORKS = ("megatron-core", "nemo", "torchtitan", "deepspeed", "hf-trainer", "llm-foundry", "reference")
@@ -55,7 +55,7 @@ def export_and_import(job: Job, form: str) -> Job | None:
 
 
 @given(jobs_of_all(pipelines=EVERY, tensors=TENSORS), st.sampled_from(["", *FRAMEWORKS]), st.sampled_from(EXPORTS))
-@examples(192)
+@examples(96)
 def test_export_writes_what_import_reads(described: dict[str, Any], framework: str, form: str) -> None:
     """framework: whose profile is as it is; empty: the drawn one, with settings that few programs have."""
     export_and_import(load({**described, "framework": framework} if framework else described), form)

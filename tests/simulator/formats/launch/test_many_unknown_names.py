@@ -18,6 +18,7 @@ from meshcast.simulator.formats.launch.imported_job import OpenQuestions
 from meshcast.simulator.formats.launch.launch_file import LaunchOptions, parse_launch_text, read_launch_file
 from meshcast.simulator.formats.launch.reading import MAX_COMPARED, MAX_LISTED
 from meshcast.simulator.loading.load import read_launch_job
+from tests.draws import drawn_grid
 
 NEMO = """\
 model: {tensor_model_parallel_size: 2, num_layers: 8, hidden_size: 256, ffn_hidden_size: 512, num_attention_heads: 8,
@@ -46,7 +47,7 @@ def test_settings_that_nothing_knows(tmp_path: Path, compared: list[str]) -> Non
     (tmp_path / "one.yaml").write_text(NEMO + "".join(f"  a_word_of_our_own_{i}: {i + 1}\n" for i in range(count)))
     imported = read_launch_job(tmp_path / "one.yaml", (), "nemo").launch
     assert imported is not None
-    unknown = [one.shown for one in imported.findings.approximated if not one.is_known]
+    unknown = [entry.shown for entry in imported.findings.approximated if not entry.is_known]
     assert len(unknown) == MAX_LISTED + 1 and unknown[-1] == f"{count - MAX_LISTED:,} further settings"
     assert len(compared) <= MAX_COMPARED + 1
 
@@ -91,10 +92,13 @@ NUMBERED = {
 """Files with places for numbers, by their names."""
 
 
-@pytest.mark.parametrize("number", ["1" * 5000, "²", "x", "-1", "1e400", "0"])
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in NUMBERED.items() for text in texts])
-def test_what_is_no_number_ends_in_a_message_or_counts_as_not_stated(name: str, text: str, number: str) -> None:
-    filled = text.format(*[number] * 4)
+WRONG = ["1" * 5000, "²", "x", "-1", "1e400", "0"]
+FILES = [(name, text) for name, texts in NUMBERED.items() for text in texts]
+
+
+@pytest.mark.parametrize(("number", "file"), drawn_grid(WRONG, FILES))
+def test_what_is_no_number_ends_in_a_message_or_counts_as_not_stated(number: str, file: tuple[str, str]) -> None:
+    name, filled = file[0], file[1].format(*[number] * 4)
     with suppress(MeshcastError):
         options = LaunchOptions(assume_defaults=True)
         import_file(parse_launch_text(filled, name, Path(name).suffix, options=options), ["batch.micro=1"])

@@ -6,16 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.hardware.errors import PlanError
-from meshcast.simulator.formats.launch.convert import import_text
-from meshcast.simulator.formats.launch.imported_job import OpenQuestions
 from meshcast.simulator.formats.launch.launch_file import parse_launch_text
 from meshcast.simulator.formats.launch.programs.megatron import read_launch_arguments, write_flag
-from meshcast.simulator.formats.launch.programs.megatron_plan import read_layout, write_layout
-from meshcast.simulator.formats.launch.table import Stated, read_count, read_switch
-
-SHAPE = "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 --vocab-size 32000 "
-SHAPE += "--micro-batch-size 1 --bf16 "
+from meshcast.simulator.formats.launch.programs.megatron_plan import fill_inner_stages, read_layout, write_layout
+from meshcast.simulator.formats.launch.table import Stated, read_switch
 
 
 def read_arguments(text: str) -> dict[str, Stated]:
@@ -45,6 +39,7 @@ def arguments(text: str) -> dict[str, object]:
         ("--x 1\n--y 2", {"x": "1", "y": "2"}),
         ("python a.py --pattern 'M-M*|M' --split '1,2'", {"pattern": "M-M*|M", "split": "1,2"}),
         ("#SBATCH --nodes=4\npython a.py --x 1", {"sbatch_nodes": "4", "x": "1"}),
+        ('torchrun a.py --bf16 "$@" --x 2 $*', {"bf16": True, "x": "2"}),  # those of the script are no values
     ],
 )
 def test_arguments_of_a_script(script: str, found: dict[str, object]) -> None:
@@ -62,30 +57,15 @@ WORDS = st.one_of(st.just(True), st.integers(0, 10**9), st.text("abcdefg|()*,.+-
 
 @given(st.dictionaries(st.text("abc_", min_size=1, max_size=8).filter(lambda name: name[0] != "_"), WORDS, max_size=6))
 def test_flags_are_read_as_they_were_written(settings: dict[str, object]) -> None:
-    settings = {name: one for name, one in settings.items() if not str(one).startswith("-") and one != " "}
-    text = "python a.py \\\n" + " \\\n".join(write_flag(name, one) for name, one in settings.items())
-    wanted = {name: one if one is True else str(one) for name, one in settings.items()}
-    assert arguments(text) == wanted
+    settings = {name: value for name, value in settings.items() if not str(value).startswith("-") and value != " "}
+    text = "python a.py \\\n" + " \\\n".join(write_flag(name, value) for name, value in settings.items())
+    assert arguments(text) == {name: value if value is True else str(value) for name, value in settings.items()}
 
 
 @given(st.text(max_size=200))
 def test_any_text_is_read_or_refused(text: str) -> None:
     for stated in read_arguments(text).values():
         assert stated.shown
-
-
-def test_arguments_of_the_script_are_no_values() -> None:
-    found = read_arguments('torchrun pretrain_gpt.py --bf16 "$@" --tensor-model-parallel-size 2 $*')
-    assert found["bf16"].value is True and found["tensor_model_parallel_size"].value == "2"
-
-
-def test_no_script_grows_without_end() -> None:
-    with pytest.raises(PlanError, match=r"run.sh:\d+: the variable A grows beyond 1,000,000 letters"):
-        read_arguments("A=abcdefgh\n" + 'A="$A$A"\n' * 40 + "python a.py --x $A")
-    freq = SHAPE + "--num-experts 8 --moe-layer-freq '([0]*99999*99999*99999)'"
-    with pytest.raises(OpenQuestions, match=r"--moe-layer-freq.*no list of the layers"):
-        import_text(freq, "run.sh", "megatron")
-    assert read_layout("E" + "(" * 9 + "t|" + ")*999" * 9 + "L") is None
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.integers(0, 2))
@@ -99,65 +79,22 @@ def test_layouts_of_stages(stages: list[int], mtp: int) -> None:
         ("Et*3|(tt|)*6tmL", (3, *[2] * 6, 1)),
         ("Ettt,ttt|tt|L", (6, 2, 0)),
         ("E|x|L", None),
+        ("E" + "(" * 9 + "t|" + ")*999" * 9 + "L", None),
     ],
 )
 def test_layouts_of_megatron(layout: str, stages: tuple[int, ...] | None) -> None:
     assert read_layout(layout) == stages
 
 
-@pytest.mark.parametrize("value", ["two", "0", "-3", "1.5", True, None])
-def test_a_count_is_a_whole_number(value: object) -> None:
-    with pytest.raises(PlanError, match=r"run.sh:3 --x.*it takes a"):
-        read_count(Stated(value, "--x", "run.sh:3"))
+FILLED = {(2, 0, 0): (1, 1, 0), (0, 0, 2): (0, 1, 1), (0, 3, 0, 0, 1): (0, 1, 1, 1, 1)}
+FILLED |= {(0, 2, 1): (0, 2, 1), (1, 0, 0, 0): (1, 0, 0, 0)}
+
+
+@pytest.mark.parametrize(("stages", "filled"), FILLED.items())
+def test_empty_stages_inside_take_a_layer(stages: tuple[int, ...], filled: tuple[int, ...]) -> None:
+    assert fill_inner_stages(stages) == filled
 
 
 def test_a_switch_is_true_or_false() -> None:
-    assert [read_switch(Stated(word, "--x")) for word in (True, "true", "False", "no", 1)] == [
-        True,
-        True,
-        False,
-        False,
-        True,
-    ]
-    with pytest.raises(PlanError, match="it takes true or false"):
-        read_switch(Stated("maybe", "--x"))
-
-
-@pytest.mark.parametrize(
-    ("flags", "plan"),
-    [
-        ("--expert-model-parallel-size 4", {"zero": 0}),
-        ("--num-experts 8 --expert-model-parallel-size 4", {"ep": 4, "zero": 0, "ep_scheme": "all-gather-dispatch"}),
-        ("--use-distributed-optimizer --num-distributed-optimizer-instances 2", {"shard": 4, "zero": 1}),
-        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", {"zero": 2}),
-        ("--use-megatron-fsdp", {"fsdp": True}),
-        (
-            "--recompute-granularity full --recompute-method block --recompute-num-layers 3",
-            {"zero": 0, "recompute": "full", "recompute_layers": 3},
-        ),
-        ("--recompute-activations", {"zero": 0, "recompute": "selective"}),
-        (
-            "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2",
-            {"pp": 2, "zero": 0, "chunks": 2},
-        ),
-        (
-            "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2",
-            {"pp": 4, "zero": 0, "partition": [2, 2, 2, 2]},
-        ),
-        ("--tensor-model-parallel-size 2", {"tp": 2, "zero": 0, "sequence_parallel": False}),
-    ],
-)
-def test_what_flags_of_megatron_mean(flags: str, plan: dict[str, object]) -> None:
-    assert import_text(SHAPE + flags, "run.sh", "megatron", "dgx-h100:1").job["plan"] == plan
-
-
-def test_a_model_of_megatron_is_a_preset_where_there_is_one() -> None:
-    flags = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --group-query-attention --num-query-groups 8"
-    flags += (
-        " --ffn-hidden-size 14336 --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope"
-    )
-    flags += " --untie-embeddings-and-output-weights --hidden-dropout 0 --seq-length 8192 --micro-batch-size 1"
-    flags += " --vocab-size 128256"
-    assert import_text(flags, "run.sh", "megatron").job["model"] == "llama3-8b"
-    without_experts = import_text(flags.replace("128256", "128000"), "run.sh", "megatron").job["model"]
-    assert without_experts["vocab"] == 128000
+    words = {True: True, "true": True, "False": False, "no": False}
+    assert {word: read_switch(Stated(word, "--x")) for word in words} == words and read_switch(Stated(1, "--x"))
