@@ -35,6 +35,7 @@ from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
 from tests.jobs import CLUSTERS, JOBS, MODELS, SPACES, change
 from tests.simulator.models.configs import CONFIGS, ROUND_TRIP, VISION
+from tests.validation.refused import READERS as MEASURED
 
 TABLES = Path(__file__).with_name("refusals")
 
@@ -72,6 +73,7 @@ READERS: dict[str, Reader] = {
     "config": Reader(from_config, ModelError, {**ROUND_TRIP, **CONFIGS, **VISION}),
     "config file": Reader(load_model, ModelError, {}, "config.json"),
     "cluster": Reader(load_cluster, CatalogError, CLUSTERS, "c.yaml"),
+    **{name: Reader(*reader) for name, reader in MEASURED.items()},
 }
 
 
