@@ -48,6 +48,7 @@ from tests.hardware.test_catalog import Box
 from tests.jobs import CLUSTERS, JOBS, MODELS, SPACES, change
 from tests.launch_files import LAUNCHES, import_launch, load_launch
 from tests.simulator.models.configs import CONFIGS, ROUND_TRIP, VISION
+from tests.validation.refused import READERS as MEASURED
 
 TABLES = Path(__file__).with_name("refusals")
 
@@ -117,6 +118,7 @@ READERS: dict[str, Reader] = {
     "launch file": Reader(import_launch, OpenQuestions, LAUNCHES),
     "changed launch file": Reader(load_launch, PlanError, LAUNCHES),
     "script": Reader(lambda text: run_script(text, "run.sh"), PlanError),
+    **{name: Reader(*reader) for name, reader in MEASURED.items()},
 }
 
 

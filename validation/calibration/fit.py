@@ -8,7 +8,8 @@ with a value for each library; all are fitted together.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from functools import cached_property
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -45,6 +46,9 @@ ROUNDS = 3
 
 Name = tuple[str, str | None]
 """A coefficient and the library that it belongs to; None for the GPU or the link."""
+
+Scale = tuple[Callable[[float], float], Callable[[float], float]]
+"""The functions to and from the scale of a coefficient."""
 
 S = TypeVar("S", bound=LibraryMeasurements)
 
@@ -86,28 +90,81 @@ def fit(
         prior, on the scale of the fit; see `PRIOR_WIDTH`). Without an entry every value is as likely.
     most: maximum number of evaluations.
     """
-    least_squares = import_optional("scipy.optimize", "solvers", "calibrate").least_squares
+    problem = _Problem(model, samples, predict, held or {}, prior or {}, most)
+    best, free, solution = problem.start, list[Name](), None
+    # A coefficient without effect stays at its start; one that has an effect after others have moved is freed then.
+    for _ in range(ROUNDS):
+        more = problem.list_effective(best, free)
+        if not more:
+            break
+        free = [name for name in problem.every if name in free or name in more]
+        solution, best = problem.solve(best, free)
+    if solution is None:
+        return problem.split(best)
+    values, errors = problem.split(best), problem.split(problem.relative_errors(best, free, solution.jac))
+    return Fit(values.values, errors.values, values.libraries, errors.libraries)
 
-    held, prior = held or {}, prior or {}
-    known = coefficients(model)
-    libraries = sorted({sample.library for sample in samples})
-    # Whose coefficient it is: a library's, or None for the GPU's.
-    every: list[Name] = [(name, None) for name, c in known.items() if c.of == "gpu"]
-    every += [(name, library) for library in libraries for name, c in known.items() if c.of == "library"]
-    start = {name: held.get(name[0], prior.get(name, known[name[0]].start)) for name in every}
 
-    def split(at: Mapping[Name, float]) -> Fit:
+@dataclass(eq=False)
+class _Problem(Generic[S]):
+    """A fit; its fields are the arguments of `fit`."""
+
+    model: type
+    samples: Sequence[S]
+    predict: Callable[[S, Any], np.ndarray]
+    held: Mapping[str, float]
+    prior: Mapping[Name, float]
+    most: int
+
+    @cached_property
+    def known(self) -> Mapping[str, Coefficient]:
+        """The coefficients of the cost model by name."""
+        return coefficients(self.model)
+
+    @cached_property
+    def libraries(self) -> list[str]:
+        """The libraries of the samples."""
+        return sorted({sample.library for sample in self.samples})
+
+    @cached_property
+    def every(self) -> list[Name]:
+        """The coefficients, each with the library whose it is, or None for the GPU's."""
+        of_library = [name for name, c in self.known.items() if c.of == "library"]
+        return [
+            *((name, None) for name, c in self.known.items() if c.of == "gpu"),
+            *((name, library) for library in self.libraries for name in of_library),
+        ]
+
+    @cached_property
+    def start(self) -> dict[Name, float]:
+        """The values where the fit begins."""
+        usual = {name: self.prior.get(name, self.known[name[0]].start) for name in self.every}
+        return {name: self.held.get(name[0], value) for name, value in usual.items()}
+
+    def split(self, at: Mapping[Name, float]) -> Fit:
+        """Returns values by whose coefficients they are."""
         common = {name: value for (name, of), value in at.items() if of is None}
-        of_libraries = {library: {n: value for (n, of), value in at.items() if of == library} for library in libraries}
-        return Fit(common, {}, of_libraries, {})
+        own = {
+            library: {name: value for (name, of), value in at.items() if of == library} for library in self.libraries
+        }
+        return Fit(common, {}, own, {})
 
-    def residuals(at: Mapping[Name, float]) -> np.ndarray:
-        split_values = split(at)
-        models = {library: split_values.make_model(model, library) for library in libraries}
-        return np.concatenate([np.log(predict(s, models[s.library]) / s.seconds) for s in samples])
+    def residuals(self, at: Mapping[Name, float]) -> np.ndarray:
+        """Returns log(forecast / measured) of all rows."""
+        values = self.split(at)
+        models = {library: values.make_model(self.model, library) for library in self.libraries}
+        return np.concatenate([np.log(self.predict(s, models[s.library]) / s.seconds) for s in self.samples])
 
-    def solve(best: Mapping[Name, float], free: Sequence[Name]) -> tuple[Any, dict[Name, float]]:
+    def list_effective(self, at: Mapping[Name, float], free: Sequence[Name]) -> list[Name]:
+        """Returns the coefficients, neither free nor held, that any residual depends on."""
+        first = self.residuals(at)
+        asked = [name for name in self.every if name not in free and name[0] not in self.held]
+        return [name for name in asked if _has_effect(self.residuals, at, name, self.known[name[0]], first)]
+
+    def solve(self, best: Mapping[Name, float], free: Sequence[Name]) -> tuple[Any, dict[Name, float]]:
         """Fits the coefficients `free`, starting at `best`; returns the result of scipy and all coefficients."""
+        least_squares = import_optional("scipy.optimize", "solvers", "calibrate").least_squares
+        known = self.known
         scales = [_scale(known[name].low) for name, _ in free]
 
         def at(x: np.ndarray) -> dict[Name, float]:
@@ -116,53 +173,39 @@ def fit(
 
         ends = [(known[name[0]].low, known[name[0]].high, best[name]) for name in free]
         low, high, begin = np.array([[to(v) for v in end] for (to, _), end in zip(scales, ends, strict=True)]).T
-        span = high - low
-        # A residual for each known value: its distance on the scale of the fit, in widths of the prior times the loss.
-        with_prior = [i for i, name in enumerate(free) if name in prior]
-        center = np.array([scales[i][0](prior[free[i]]) for i in with_prior])
-        on_log = [known[free[i][0]].low > 0 for i in with_prior]
-        sizes = [max(abs(prior[free[i]]), known[free[i][0]].start) for i in with_prior]
-        width = PRIOR_WIDTH * np.where(on_log, 1.0, sizes)
-
-        def residuals_and_distances(x: np.ndarray) -> np.ndarray:
-            errors = residuals(at(x))
-            return np.concatenate([errors, LOSS * (x[with_prior] - center) / width]) if with_prior else errors
-
+        span, distances = high - low, self._make_distances(free, scales)
         solution = least_squares(
-            residuals_and_distances,
+            lambda x: np.concatenate([self.residuals(at(x)), distances(x)]),
             np.clip(begin, low + 1e-6 * span, high - 1e-6 * span),
             bounds=(low, high),
             loss="soft_l1",
             f_scale=LOSS,
             x_scale=span,
             diff_step=1e-4,
-            max_nfev=max(10, most // (len(free) + 1)),
+            max_nfev=max(10, self.most // (len(free) + 1)),
         )
         return solution, at(solution.x)
 
-    # A coefficient without effect stays at its start; one that has an effect after others have moved is freed then.
-    best, free, solution = start, list[Name](), None
-    for _ in range(ROUNDS):
-        first = residuals(best)
-        asked = [name for name in every if name not in free and name[0] not in held]
-        more = [name for name in asked if _has_effect(residuals, best, name, known[name[0]], first)]
-        if not more:
-            break
-        free = [name for name in every if name in free or name in more]
-        solution, best = solve(best, free)
+    def _make_distances(self, free: Sequence[Name], scales: Sequence[Scale]) -> Callable[[np.ndarray], np.ndarray]:
+        """Returns a residual for each known value: its distance on the scale of the fit, in widths of the prior times
+        the loss."""
+        prior, known = self.prior, self.known
+        with_prior = [i for i, name in enumerate(free) if name in prior]
+        center = np.array([scales[i][0](prior[free[i]]) for i in with_prior])
+        on_log = [known[free[i][0]].low > 0 for i in with_prior]
+        sizes = [max(abs(prior[free[i]]), known[free[i][0]].start) for i in with_prior]
+        width = PRIOR_WIDTH * np.where(on_log, 1.0, sizes)
+        return lambda x: LOSS * (x[with_prior] - center) / width
 
-    if solution is None:
-        return split(best)
-    # Relative standard errors from the curvature, with the scatter of the residuals themselves.
-    sigma = np.median(np.abs(residuals(best))) * 1.4826
-    curvature = solution.jac.T @ solution.jac
-    errors = sigma * np.sqrt(np.diag(np.linalg.inv(curvature + 1e-9 * np.eye(len(free)))))
-    relative: dict[Name, float] = {}
-    for name, error in zip(free, errors, strict=True):
-        c = known[name[0]]
-        relative[name] = float(min(error / (1.0 if c.low > 0 else max(abs(best[name]), c.start)), 1.0))
-    values, by = split(best), split(relative)
-    return Fit(values.values, by.values, values.libraries, by.libraries)
+    def relative_errors(self, best: Mapping[Name, float], free: Sequence[Name], jac: np.ndarray) -> dict[Name, float]:
+        """Returns relative standard errors from the curvature, with the scatter of the residuals themselves."""
+        sigma = np.median(np.abs(self.residuals(best))) * 1.4826
+        errors = sigma * np.sqrt(np.diag(np.linalg.inv(jac.T @ jac + 1e-9 * np.eye(len(free)))))
+        relative: dict[Name, float] = {}
+        for name, error in zip(free, errors, strict=True):
+            c = self.known[name[0]]
+            relative[name] = float(min(error / (1.0 if c.low > 0 else max(abs(best[name]), c.start)), 1.0))
+        return relative
 
 
 def fit_further(
@@ -197,7 +240,7 @@ def _has_effect(
     return any(bool(np.any(residuals({**start, name: value}) != first)) for value in others)
 
 
-def _scale(low: float) -> tuple[Callable[[float], float], Callable[[float], float]]:
+def _scale(low: float) -> Scale:
     """Returns the functions to and from the scale of a coefficient: logarithmic if its lower bound is positive."""
     if low > 0:
         return np.log, np.exp

@@ -21,6 +21,10 @@ MAX_STEPS_PER_UNIT = 1_000_000
 """Most integer steps of a unit of time; the solver has integer times."""
 
 
+Pass = tuple[str, int, int]
+"""Kind, stage and micro-batch."""
+
+
 @dataclass(frozen=True)
 class ShortestTime:
     """Answer of the solver, in the unit of the durations.
@@ -59,53 +63,77 @@ def solve_shortest(
     steps, (forward, backward, weights, (hop, *_)) = _integer_times(
         durations.forward, durations.input_gradients, durations.weight_gradients, (durations.hop,)
     )
-    steps_of = {"F": forward, "B": backward, "W": weights}
-    horizon = shape.m * (sum(map(sum, steps_of.values())) + 2 * shape.stages * hop)
-    model = cp_model.CpModel()
-    begin: dict[tuple[str, int, int], Any] = {}
-    on: list[list[tuple[str, int, int]]] = [[] for _ in range(shape.p)]
-    for stage in range(shape.stages):
-        for kind in steps_of:
-            for k in schedule.microbatches(shape, stage):
-                begin[kind, stage, k] = model.new_int_var(0, horizon, f"{stage}{kind}{k}")
-                on[schedule.device(shape, stage)].append((kind, stage, k))
-    end = {key: var + steps_of[key[0]][key[1]] for key, var in begin.items()}
+    passes = _Passes(schedule, shape, {"F": forward, "B": backward, "W": weights}, hop)
+    passes.order_stages()
+    total = passes.model.new_int_var(0, passes.horizon, "total")
+    for keys in passes.on:
+        passes.occupy_device(keys, total, limit, span)
+    passes.model.minimize(total)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.max_deterministic_time = effort
+    status = solver.solve(passes.model)
+    assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE), solver.status_name(status)
+    return ShortestTime(solver.best_objective_bound / steps, solver.objective_value / steps)
 
-    def hop_between(stage: int, neighbour: int) -> int:
-        return hop * (schedule.device(shape, stage) != schedule.device(shape, neighbour))
 
-    for stage in range(shape.stages):
-        some = schedule.microbatches(shape, stage)
-        for k in some:
-            model.add(begin["B", stage, k] >= end["F", stage, k])
-            model.add(begin["W", stage, k] >= end["B", stage, k])
-            for other in schedule.predecessors(shape, stage):
-                model.add(begin["F", stage, k] >= end["F", other, k] + hop_between(stage, other))
-                model.add(begin["B", other, k] >= end["B", stage, k] + hop_between(stage, other))
-        # Micro-batches are interchangeable: their order is fixed to break the symmetry.
-        for kind in steps_of:
-            for k, later in pairwise(some):
-                model.add(begin[kind, stage, later] >= end[kind, stage, k])
-    total = model.new_int_var(0, horizon, "total")
-    for keys in on:
-        intervals = [model.new_fixed_size_interval_var(begin[key], steps_of[key[0]][key[1]], str(key)) for key in keys]
-        model.add_no_overlap(intervals)
+class _Passes:
+    """The passes of all stages as intervals of CP-SAT.
+
+    steps_of: integer steps of a pass, by its kind and stage.
+    hop: steps of a message between devices.
+    begin, end: of each pass, by kind, stage and micro-batch.
+    on: the passes of each device.
+    """
+
+    def __init__(self, schedule: Schedule, shape: PipelineShape, steps_of: dict[str, list[int]], hop: int) -> None:
+        self.schedule, self.shape, self.steps_of, self.hop = schedule, shape, steps_of, hop
+        self.horizon = shape.m * (sum(map(sum, steps_of.values())) + 2 * shape.stages * hop)
+        self.model = cp_model.CpModel()
+        self.begin: dict[Pass, Any] = {}
+        self.on: list[list[Pass]] = [[] for _ in range(shape.p)]
+        for stage in range(shape.stages):
+            for kind in steps_of:
+                for k in schedule.microbatches(shape, stage):
+                    self.begin[kind, stage, k] = self.model.new_int_var(0, self.horizon, f"{stage}{kind}{k}")
+                    self.on[schedule.device(shape, stage)].append((kind, stage, k))
+        self.end = {key: var + steps_of[key[0]][key[1]] for key, var in self.begin.items()}
+
+    def order_stages(self) -> None:
+        """Adds what must end before a pass begins, and an order of micro-batches, which are interchangeable."""
+        model, begin, end = self.model, self.begin, self.end
+        for stage in range(self.shape.stages):
+            microbatches = self.schedule.microbatches(self.shape, stage)
+            for k in microbatches:
+                model.add(begin["B", stage, k] >= end["F", stage, k])
+                model.add(begin["W", stage, k] >= end["B", stage, k])
+                for other in self.schedule.predecessors(self.shape, stage):
+                    hop = self.hop * (self._device(stage) != self._device(other))
+                    model.add(begin["F", stage, k] >= end["F", other, k] + hop)
+                    model.add(begin["B", other, k] >= end["B", stage, k] + hop)
+            # A fixed order breaks the symmetry.
+            for kind in self.steps_of:
+                for k, later in pairwise(microbatches):
+                    model.add(begin[kind, stage, later] >= end[kind, stage, k])
+
+    def occupy_device(self, keys: Sequence[Pass], total: Any, limit: int | None, span: bool) -> None:
+        """Adds that the passes of a device run one after another, within its memory and the total."""
+        model, begin, end = self.model, self.begin, self.end
+        sizes = (self.steps_of[kind][stage] for kind, stage, _ in keys)
+        intervals = zip(keys, sizes, strict=True)
+        model.add_no_overlap(model.new_fixed_size_interval_var(begin[key], size, str(key)) for key, size in intervals)
         if limit is not None:
             allocations = [(begin[key], 1) for key in keys if key[0] == "F"]
             releases = [(end[key], -1) for key in keys if key[0] == "W"]
             times, changes = zip(*allocations, *releases, strict=True)
             model.add_reservoir_constraint(times, changes, 0, limit)
-        first = model.new_int_var(0, horizon, "first") if span else 0
+        first = model.new_int_var(0, self.horizon, "first") if span else 0
         for key in keys:
             model.add(first <= begin[key])
             model.add(total >= end[key] - first)
-    model.minimize(total)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.max_deterministic_time = effort
-    status = solver.solve(model)
-    assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE), solver.status_name(status)
-    return ShortestTime(solver.best_objective_bound / steps, solver.objective_value / steps)
+
+    def _device(self, stage: int) -> int:
+        return self.schedule.device(self.shape, stage)
 
 
 def _integer_times(*times: Sequence[float]) -> tuple[int, list[list[int]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -9,7 +10,15 @@ from multiprocessing import get_context
 import pytest
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def apart() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    """A fork, which has imported torch already."""
+    with ProcessPoolExecutor(1, mp_context=get_context("fork"), initializer=_begin) as pool:
         yield pool
+
+
+def _begin() -> None:
+    import torch
+
+    gc.freeze()
+    torch.set_num_threads(1)  # threads of the parent are not there

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 SMALL = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 96, "seq": 16, "ffn": 96}
-LLAMA = {
-    **SMALL,
-    **{"kv_heads": 2, "gated": True, "norm": "rmsnorm", "positions": "rope", "tied": False},
-}
+LLAMA = {**SMALL, **{"kv_heads": 2, "gated": True, "norm": "rmsnorm", "positions": "rope", "tied": False}}
 GEMMA = {**LLAMA, "norm": "rmsnorm1p", "activation": "gelu"}
 BARE = {"qkv_bias": False, "proj_bias": False, "mlp_bias": False}
 MOE = {"experts": 4, "top_k": 2, "expert_ffn": 32}

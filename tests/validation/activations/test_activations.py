@@ -56,10 +56,7 @@ def kept_on_a_rank(plan: Plan) -> float:
     return saved(layer)
 
 
-@pytest.mark.parametrize(
-    ("family", "policy", "precision"),
-    drawn(COMBINATIONS, FIRST),
-)
+@pytest.mark.parametrize(("family", "policy", "precision"), drawn(COMBINATIONS, FIRST))
 def test_a_layer_keeps_the_bytes_that_torch_tracks(
     family: str, policy: str, precision: str, apart: ProcessPoolExecutor
 ) -> None:

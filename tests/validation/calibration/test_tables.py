@@ -95,8 +95,7 @@ def test_compressed_tables_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [(None, "cannot be read"), ("", "cannot be read"), ("a,b\n1,2\n", "no format of measurements")],
+    ("text", "words"), [(None, "cannot be read"), ("", "cannot be read"), ("a,b\n1,2\n", "no format of measurements")]
 )
 def test_a_file_that_is_no_table(tmp_path, text, words):
     path = tmp_path / "odd.csv"

@@ -294,34 +294,6 @@ def test_a_relation_without_a_value_is_refused(text: str) -> None:
 # ------------------------------------------------------------------------------------------ mistakes
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        ({"relation": "evn"}, "Did you mean"),
-        ({"relation": "even base"}, "cannot be read"),
-        ({"relation": ""}, "cannot_judge"),
-        ({"tolerance": None}, "value and tolerance belong together"),
-        ({"at_least": 3}, "one of value"),
-        ({"measure": "makespam"}, "makespan"),
-        ({"provenance": "seen"}, "checked"),
-        ({"cases": {"min": CASE}}, "names are of letters"),
-        ({"cases": {"even": {"from": "od"}}}, "there is no such job"),
-        ({"cases": {"even": {"from": "even"}}}, "copy of itself"),
-        ({"cases": {"even": {"from": "a", "sets": {}}}}, "sets"),
-        ({"colour": "red"}, "colour"),
-        ({"cannot_judge": "no", "value": None, "tolerance": None}, "Remove it"),
-    ],
-)
-def test_a_mistake_is_told_with_its_place(tmp_path: Path, change: dict[str, Any], words: str) -> None:
-    document = json.loads(json.dumps(CLAIMS))
-    document["claims"][0] |= change
-    path = tmp_path / "claims.yaml"
-    path.write_text(yaml.safe_dump(document))
-    with pytest.raises(PlanError) as error:
-        read_claim_file(path)
-    assert "claims.yaml" in str(error.value) and words in str(error.value)
-
-
 def test_two_claims_must_not_have_one_id(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a.yaml", "b.yaml")]
     for path in paths:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 from meshcast.simulator.forecast.planning import resolve_plan
@@ -16,6 +18,7 @@ from meshcast.validation.distributed.process_groups import make_process_groups
 from meshcast.validation.distributed.serial_check import compare_with_serial
 from meshcast.validation.distributed.trainer import Trainer
 from meshcast.validation.measurements.device import Device
+from tests.validation.reference.ranks import gloo_group
 
 
 class RecordedCuda:
@@ -64,18 +67,19 @@ class Recorder:
         self.inside = False
         self.left: list[Any] = []
 
-    def install(self) -> None:
+    def install(self, patch: pytest.MonkeyPatch) -> None:
         """Takes the place of torch's operations; `P2POp` knows them by identity, under both of their names."""
         for name in ("isend", "irecv"):
             counted = self._count(getattr(dist, name), name)
             for module in (dist, dist.distributed_c10d):
-                setattr(module, name, counted)
-        self.batch, dist.batch_isend_irecv = dist.batch_isend_irecv, self.batch_isend_irecv
+                patch.setattr(module, name, counted)
+        self.batch = dist.batch_isend_irecv
+        patch.setattr(dist, "batch_isend_irecv", self.batch_isend_irecv)
 
     def _count(self, operation: Any, name: str) -> Any:
-        def counted(*given: Any, **named: Any) -> Any:
+        def counted(*arguments: Any, **options: Any) -> Any:
             self.unbatched += not self.inside
-            return operation(*given, **named)
+            return operation(*arguments, **options)
 
         counted.__name__ = name
         return counted
@@ -108,30 +112,28 @@ class RecordedWork:
             recorder.left.append(self.work)
 
 
+@gloo_group()
 def record_steps(jobs: Mapping[str, Any], with_cuda: bool, rank: int) -> dict[str, Any]:
     """Records the second step of each job; the first one also agrees on the shapes of messages."""
-    found = {}
     recorder = Recorder(None)
-    recorder.install()
-    for name, given in jobs.items():
-        cuda = RecordedCuda() if with_cuda else None
-        plan = resolve_plan(load_job(given))
-        place = make_process_groups(plan, Device.of("cpu"))
-        trainer = Trainer(plan, replace(place, device=CpuWithCuda(place.device, cuda)))  # type: ignore[arg-type]
-        recorder.cuda, recorder.groups = cuda, trainer.passes.messages.groups  # type: ignore[attr-defined]
-        equal = compare_with_serial(trainer).equal
-        recorder.batched, recorder.waits, recorder.unbatched, recorder.most_sends = [], [], 0, 0
-        if cuda:
-            cuda.kept.clear()
-        trainer.accumulate_gradients(trainer.make_inputs(1))
-        while recorder.left:
-            recorder.left.pop(0).wait()
-        found[name] = {
-            "equal": equal,
-            "batched": list(recorder.batched),
-            "unbatched": recorder.unbatched,
-            "waits": list(recorder.waits),
-            "most_sends": recorder.most_sends,
-            "kept": [stream for _, stream in cuda.kept] if cuda else [],
-        }
-    return found
+    with pytest.MonkeyPatch.context() as patch:
+        recorder.install(patch)
+        return {name: record_step(recorder, job, with_cuda) for name, job in jobs.items()}
+
+
+def record_step(recorder: Recorder, job: Mapping[str, Any], with_cuda: bool) -> dict[str, Any]:
+    """Records the second step of a job."""
+    cuda = RecordedCuda() if with_cuda else None
+    plan = resolve_plan(load_job(job))
+    place = make_process_groups(plan, Device.of("cpu"))
+    trainer = Trainer(plan, replace(place, device=CpuWithCuda(place.device, cuda)))  # type: ignore[arg-type]
+    recorder.cuda, recorder.groups = cuda, trainer.passes.messages.groups  # type: ignore[attr-defined]
+    equal = compare_with_serial(trainer).equal
+    recorder.batched, recorder.waits, recorder.unbatched, recorder.most_sends = [], [], 0, 0
+    if cuda:
+        cuda.kept.clear()
+    trainer.accumulate_gradients(trainer.make_inputs(1))
+    while recorder.left:
+        recorder.left.pop(0).wait()
+    counts = {name: copy(getattr(recorder, name)) for name in ("batched", "unbatched", "waits", "most_sends")}
+    return {**counts, "equal": equal, "kept": [stream for _, stream in cuda.kept] if cuda else []}

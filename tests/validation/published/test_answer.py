@@ -55,7 +55,7 @@ def test_shipped_runs_are_answered(runs: list[PublishedRun], answered: list[dict
 
 
 def test_the_number_of_processes_changes_nothing(runs: list[PublishedRun], answered: list[dict[str, Any]]) -> None:
-    assert json.dumps(list(answers(runs[:8], workers=2))) == json.dumps(answered[:8])
+    assert json.dumps(list(answers(runs[:4], workers=2))) == json.dumps(answered[:4])
 
 
 def test_recomputation_costs_the_published_time(answered: list[dict[str, Any]]) -> None:

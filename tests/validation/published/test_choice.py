@@ -37,9 +37,9 @@ def run(name: str, seconds: float, micro: int = 1, tp: int = 1, **spec: Any) -> 
 def judge(runs: list[Any], forecasts: list[float | None]) -> list[dict[str, Any]]:
     """The groups of runs with these forecasts; None: the run was refused."""
     rows = []
-    for one, forecast in zip(runs, forecasts, strict=True):
-        known = forecast is not None and isinstance(one, PublishedRun)
-        error = forecast / one.step_time - 1 if known else None
+    for published, forecast in zip(runs, forecasts, strict=True):
+        known = forecast is not None and isinstance(published, PublishedRun)
+        error = forecast / published.step_time - 1 if known else None
         rows.append({"error": error, "predicted": {"step_time_s": forecast} if known else None})
     return choose_plans(runs, rows)
 
@@ -73,7 +73,7 @@ def test_rounds_of_mlperf_are_other_tasks() -> None:
     names = [f"mlperf-{round_}-{i}" for round_ in ("v41", "v50") for i in range(2)]
     runs = [run(name, 10.0 + i, micro=i + 1, stack="mlperf-nemo") for i, name in enumerate(names)]
     assert judge(runs, [10.0] * 4) == []
-    assert len(judge([one.model_copy(update={"id": f"mlperf-v50-{i}"}) for i, one in enumerate(runs)], [10.0] * 4)) == 1
+    assert len(judge([run.model_copy(update={"id": f"mlperf-v50-{i}"}) for i, run in enumerate(runs)], [10.0] * 4)) == 1
 
 
 def test_a_plan_that_was_published_twice_counts_once() -> None:
@@ -84,18 +84,18 @@ def test_a_plan_that_was_published_twice_counts_once() -> None:
 
 @given(values=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=12))
 def test_the_rank_correlation_is_that_of_ranks(values: list[tuple[int, int]]) -> None:
-    one, other = zip(*values, strict=True)
-    rho = rank_correlation(one, other)
-    if len(set(one)) == 1 or len(set(other)) == 1:
+    first, other = zip(*values, strict=True)
+    rho = rank_correlation(first, other)
+    if len(set(first)) == 1 or len(set(other)) == 1:
         assert rho is None
         return
     assert rho is not None and -1 - 1e-12 <= rho <= 1 + 1e-12
-    assert rank_correlation(np.exp(one).tolist(), other) == pytest.approx(rho), "any rising function keeps ranks"
-    assert rank_correlation([-value for value in one], other) == pytest.approx(-rho)
-    if len(set(one)) == len(one) and len(set(other)) == len(other):
-        places = [sorted(side).index(value) for side in (one, other) for value in side]
-        gaps = [a - b for a, b in zip(places[: len(one)], places[len(one) :], strict=True)]
-        n = len(one)
+    assert rank_correlation(np.exp(first).tolist(), other) == pytest.approx(rho), "any rising function keeps ranks"
+    assert rank_correlation([-value for value in first], other) == pytest.approx(-rho)
+    if len(set(first)) == len(first) and len(set(other)) == len(other):
+        places = [sorted(side).index(value) for side in (first, other) for value in side]
+        gaps = [a - b for a, b in zip(places[: len(first)], places[len(first) :], strict=True)]
+        n = len(first)
         assert rho == pytest.approx(1 - 6 * sum(gap * gap for gap in gaps) / (n * (n * n - 1)))
 
 
@@ -121,20 +121,20 @@ def whole_row(name: str, seconds: float, tp: int = 1, pp: int = 1, **spec: Any) 
 
 
 def surveyed(row: dict[str, Any]) -> SurveyedRun:
-    found = survey(PublishedRun.model_validate(row))
-    assert found is not None
-    return found
+    answer = survey(PublishedRun.model_validate(row))
+    assert answer is not None
+    return answer
 
 
 def test_the_runs_of_a_group_do_not_count_as_measured() -> None:
     own = [surveyed(whole_row(f"lab-{pp}", 1.0, pp=pp)) for pp in (1, 2, 4)]
     other = surveyed(whole_row("other-1", 1.0, pp=2, batch={"micro": 1, "global": 128, "seq": 4096}))
     alone = held_out_distances(own, own)
-    assert all(one.nearest is None and "schedule" in one.outside for one in alone)
+    assert all(distance.nearest is None and "schedule" in distance.outside for distance in alone)
     beside = held_out_distances(own, [*own, other])
-    assert ["schedule" in one.outside for one in beside] == [True, False, False]
-    assert [one.measured for one in beside] == [False, True, True]
-    ends = [upper_end(run, one) / run.step_time for run, one in zip(own, beside, strict=True)]
+    assert ["schedule" in distance.outside for distance in beside] == [True, False, False]
+    assert [distance.measured for distance in beside] == [False, True, True]
+    ends = [upper_end(run, distance) / run.step_time for run, distance in zip(own, beside, strict=True)]
     assert ends[0] > ends[1] and upper_end(own[0], alone[0]) == upper_end(own[0], beside[0])
 
 
@@ -145,17 +145,17 @@ def test_a_robust_choice_is_of_the_smallest_upper_end() -> None:
     seen = surveyed(whole_row("other-1", 1.0, pp=2, batch={"micro": 1, "global": 128, "seq": 4096}))
     times = {"lab-1": 1.01, "lab-2": 1.3, "lab-3": 1.0}
     answers = []
-    for run in runs:
-        one = replace(surveyed(rows[runs.index(run)]), step_time=times[run.id])
-        error = one.step_time / (run.step_time or 1) - 1
-        answers.append({"error": error, "predicted": {"step_time_s": one.step_time}, "surveyed": one})
+    for run, row in zip(runs, rows, strict=True):
+        forecast = replace(surveyed(row), step_time=times[run.id])
+        error = forecast.step_time / (run.step_time or 1) - 1
+        answers.append({"error": error, "predicted": {"step_time_s": forecast.step_time}, "surveyed": forecast})
     (group,) = group_plans(runs, answers)
-    found = judge_group(group, [seen, *group.surveyed])
-    assert (found["chosen"], found["right"], found["regret"]) == ("lab-3", False, pytest.approx(0.1))
-    assert (found["robust_chosen"], found["robust_right"], found["robust_regret"]) == ("lab-1", True, 0)
-    assert found["schedules_not_run"] == 1
-    summary = summarize_choices([found])
-    assert summary["robust_regret"] == 0 and summary["robust_right"] == 1 and summary["regret"] == found["regret"]
+    judged = judge_group(group, [seen, *group.surveyed])
+    assert (judged["chosen"], judged["right"], judged["regret"]) == ("lab-3", False, pytest.approx(0.1))
+    assert (judged["robust_chosen"], judged["robust_right"], judged["robust_regret"]) == ("lab-1", True, 0)
+    assert judged["schedules_not_run"] == 1
+    summary = summarize_choices([judged])
+    assert summary["robust_regret"] == 0 and summary["robust_right"] == 1 and summary["regret"] == judged["regret"]
 
 
 def test_what_cannot_be_forecast_has_no_row_of_a_choice() -> None:
@@ -165,104 +165,86 @@ def test_what_cannot_be_forecast_has_no_row_of_a_choice() -> None:
     assert rows == [{"error": None}] * 3
 
 
-def validate_choice(tmp_path: Path, rows: list[dict[str, Any]], *options: str) -> Any:
+def validate(tmp_path: Path, rows: list[dict[str, Any]], *options: str, what: str = "choice") -> Any:
     path = tmp_path / "runs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    return CliRunner().invoke(app, ["validate", "choice", "--data", str(path), "--jobs", "1", *options])
+    return CliRunner().invoke(app, ["validate", what, "--data", str(path), "--jobs", "1", *options])
+
+
+def answer_choice(tmp_path: Path, rows: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The only group of some runs, and the summary."""
+    done = validate(tmp_path, rows, "--json")
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    (group,) = answer["groups"]
+    return group, answer["summary"]
 
 
 def test_the_command(tmp_path: Path) -> None:
-    rows = [whole_row(f"lab-{tp}", 1.0 + tp, tp=tp) for tp in (1, 2, 4, 8)]
-    found = validate_choice(tmp_path, rows, "--json")
-    assert found.exit_code == 0, found.output
-    answer = json.loads(found.stdout)
-    (group,) = answer["groups"]
+    rows = [whole_row(f"lab-{tp}", 1.0 + tp, tp=tp) for tp in (1, 2, 4)]
+    group, summary = answer_choice(tmp_path, rows)
     assert (group["chosen"], group["regret"], group["rho"]) == ("lab-1", 0, pytest.approx(1))
     assert (group["robust_chosen"], group["robust_regret"]) == ("lab-1", 0)
     assert (group["search"]["chosen"], group["search"]["agrees"], group["search"]["reason"]) == ("lab-1", True, None)
-    assert answer["summary"]["searches"]["agree"] == answer["summary"]["searches"]["searched"] == 1
-    page = validate_choice(tmp_path, rows)
+    assert summary["searches"]["agree"] == summary["searches"]["searched"] == 1
+    page = validate(tmp_path, rows)
     words = " ".join(page.output.split())
     assert page.exit_code == 0 and "lab-1" in words and "100% right" in words and "robust %" in words
     assert "choose the shortest forecast that fits in 1 of 1 groups" in words
-    whole = CliRunner().invoke(app, ["validate", "published", "--data", str(tmp_path / "runs.jsonl"), "--jobs", "1"])
-    assert "mean regret 0.0 % (random" in whole.output
+    assert "mean regret 0.0 % (random" in validate(tmp_path, rows, what="published").output
     assert CliRunner().invoke(app, ["validate", "choice", "--plot", "x.png"]).exit_code != 0
+    empty = validate(tmp_path, [])
+    assert empty.exit_code == 0 and "nothing to choose from" in empty.output
 
 
 FULL = {"recompute": {"kind": "full"}}
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [whole_row("a-1", 1.0), whole_row("a-2", 1.1, tp=2, **FULL), whole_row("a-3", 1.2, pp=2)],
-        [whole_row(f"a-{pp}", 1.0 + pp, pp=pp, **FULL) for pp in (1, 2, 4)],
-        [whole_row(f"a-{tp}", 1.0, tp=tp, sharding="fsdp-full") for tp in (1, 2, 4)],
-        [
-            whole_row("a-1", 1.0, pp=2, schedule="interleaved", mesh={"dp": 4, "tp": 1, "pp": 2, "cp": 1, "vpp": 2}),
-            whole_row("a-2", 1.0, pp=2), whole_row("a-3", 1.0, tp=2, sharding="fsdp-full"),
-            whole_row("a-4", 1.0, tp=2, sharding="zero1"),
-        ],
-        [whole_row(f"a-{n}", 1.0, pp=2, recompute={"kind": "full", "layers": n}) for n in (1, 2, 3)],
-        [whole_row(f"a-{tp}", 1.0, tp=tp, recompute={"kind": "selective", "modules": ["mlp"]}) for tp in (1, 2, 4)],
+CHUNKS = {"schedule": "interleaved", "mesh": {"dp": 4, "tp": 1, "pp": 2, "cp": 1, "vpp": 2}}
+GROUPS = {
+    "recomputation": [whole_row("a-1", 1.0), whole_row("a-2", 1.1, tp=2, **FULL), whole_row("a-3", 1.2, pp=2)],
+    "one value": [whole_row(f"a-{pp}", 1.0 + pp, pp=pp, **FULL) for pp in (1, 2, 4)],
+    "fsdp": [whole_row(f"a-{tp}", 1.0, tp=tp, sharding="fsdp-full") for tp in (1, 2, 4)],
+    "mixed": [
+        *(whole_row("a-1", 1.0, pp=2, **CHUNKS), whole_row("a-2", 1.0, pp=2)),
+        *(whole_row(f"a-{sharding}", 1.0, tp=2, sharding=sharding) for sharding in ("fsdp-full", "zero1")),
     ],
-    ids=["recomputation", "one value", "fsdp", "mixed", "layers", "modules"],
-)  # fmt: skip
-def test_a_search_of_published_plans_chooses_what_the_forecasts_choose(tmp_path: Path, rows: Any) -> None:
-    (group,) = json.loads(validate_choice(tmp_path, rows, "--json").stdout)["groups"]
+    "layers": [whole_row(f"a-{n}", 1.0, pp=2, recompute={"kind": "full", "layers": n}) for n in (1, 2, 3)],
+    "modules": [
+        whole_row(f"a-{tp}", 1.0, tp=tp, recompute={"kind": "selective", "modules": ["mlp"]}) for tp in (1, 2, 4)
+    ],
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_search_of_published_plans_chooses_what_the_forecasts_choose(tmp_path: Path, name: str) -> None:
+    group, _ = answer_choice(tmp_path, GROUPS[name])
     assert group["search"]["reason"] is None and group["search"]["defect"] is None
     assert group["search"]["agrees"] and group["search"]["chosen"] == group["chosen"]
 
 
-@pytest.mark.parametrize(
-    ("rows", "kind", "reason"),
-    [
-        (
-            [whole_row(f"a-{tp}", 1.0, tp=tp, overlap={"ep": True}, compile=tp == 2) for tp in (1, 2, 4)],
-            "differ in settings beside the plan", "the plans differ in framework.set.compile",
-        ),
-        (
-            [
-                whole_row("a-1", 1.0), whole_row("a-2", 1.0, tp=2),
-                whole_row("a-3", 1.0, pp=4, pipeline_split="ends-as-layers", model={**MODEL, "layers": 10}),
-                whole_row("a-4", 1.0, tp=4),
-            ],
-            None, None,
-        ),
-    ],
-    ids=["compilation", "another model"],
-)  # fmt: skip
-def test_a_group_that_is_no_search_says_why(tmp_path: Path, rows: Any, kind: str | None, reason: str | None) -> None:
-    answer = json.loads(validate_choice(tmp_path, rows, "--json").stdout)
-    (group,) = answer["groups"]
-    assert group["search"]["kind"] == kind
-    if kind is None:
-        assert group["plans"] == 3, "a run of another model is another task"
-        return
-    assert group["search"]["reason"].startswith(reason) and not group["search"]["agrees"]
-    assert answer["summary"]["searches"] | {"reasons": None} == {
-        "groups": 1, "searched": 0, "agree": 0, "defects": 0, "shortest_does_not_fit": 0, "reasons": None,
-    }  # fmt: skip
-    words = " ".join(validate_choice(tmp_path, rows).output.split())
-    assert f"1 group is no search: of 1 the plans {kind}" in words
+def test_a_group_that_is_no_search_says_why(tmp_path: Path) -> None:
+    rows = [whole_row(f"a-{tp}", 1.0, tp=tp, overlap={"ep": True}, compile=tp == 2) for tp in (1, 2, 4)]
+    group, summary = answer_choice(tmp_path, rows)
+    assert group["search"]["kind"] == "differ in settings beside the plan" and not group["search"]["agrees"]
+    assert group["search"]["reason"].startswith("the plans differ in framework.set.compile")
+    counts = dict.fromkeys(("searched", "agree", "defects", "shortest_does_not_fit"), 0)
+    assert summary["searches"] | {"reasons": None} == {"groups": 1, **counts, "reasons": None}
+    words = " ".join(validate(tmp_path, rows).output.split())
+    assert "1 group is no search: of 1 the plans differ in settings beside the plan" in words
+
+
+def test_a_run_of_another_model_is_another_task(tmp_path: Path) -> None:
+    rows = [whole_row(f"a-{tp}", 1.0, tp=tp) for tp in (1, 2, 4)]
+    rows.append(whole_row("a-3", 1.0, pp=4, pipeline_split="ends-as-layers", model={**MODEL, "layers": 10}))
+    group, _ = answer_choice(tmp_path, rows)
+    assert (group["plans"], group["search"]["kind"]) == (3, None)
 
 
 def test_a_plan_that_does_not_fit_is_not_chosen_by_a_search(tmp_path: Path) -> None:
     """The fastest forecast needs more memory than a GPU has."""
     wide = {**MODEL, "hidden": 16384, "heads": 128, "kv_heads": 128, "head_dim": 128, "ffn": 65536}
-    rows = [whole_row(f"a-{tp}", 1.0, tp=tp, model=wide) for tp in (1, 2, 8)]
-    answer = json.loads(validate_choice(tmp_path, rows, "--json").stdout)
-    (group,) = answer["groups"]
+    group, summary = answer_choice(tmp_path, [whole_row(f"a-{tp}", 1.0, tp=tp, model=wide) for tp in (1, 2, 8)])
     assert not group["search"]["fits"] and group["search"]["agrees"] and group["search"]["chosen"] == "a-8"
-    assert answer["summary"]["searches"]["shortest_does_not_fit"] == 1
-
-
-def test_nothing_to_choose_from(tmp_path: Path) -> None:
-    path = tmp_path / "runs.jsonl"
-    path.write_text("", "utf-8")
-    found = CliRunner().invoke(app, ["validate", "choice", "--data", str(path), "--jobs", "1"])
-    assert found.exit_code == 0 and "nothing to choose from" in found.output
+    assert summary["searches"]["shortest_does_not_fit"] == 1
 
 
 def test_an_interrupted_search_of_groups_says_how_many_runs_are_left(
@@ -272,5 +254,5 @@ def test_an_interrupted_search_of_groups_says_how_many_runs_are_left(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("meshcast.experiments.search.published_groups.search_group", interrupt)
-    found = validate_choice(tmp_path, [whole_row(f"lab-{tp}", 1.0 + tp, tp=tp) for tp in (1, 2, 4)])
-    assert found.exit_code == 130 and "interrupted, 3 runs are not answered" in found.output
+    done = validate(tmp_path, [whole_row(f"lab-{tp}", 1.0 + tp, tp=tp) for tp in (1, 2, 4)])
+    assert done.exit_code == 130 and "interrupted, 3 runs are not answered" in done.output

@@ -44,14 +44,7 @@ from meshcast.validation.published.measured_range.plan_fields import (
 from meshcast.validation.published.measured_range.survey import survey
 from meshcast.validation.published.rows import PublishedRun, read, read_shipped
 from tools.data.measured_range import write_tables
-from tools.data.sigmas import (
-    HeldRun,
-    cover,
-    fit_sigmas,
-    fit_together,
-    format_fit,
-    hold_runs,
-)
+from tools.data.sigmas import HeldRun, cover, fit_sigmas, fit_together, format_fit, hold_runs
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "published_runs.jsonl"
 

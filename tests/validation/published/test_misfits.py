@@ -8,7 +8,7 @@ import pytest
 
 from meshcast.validation.published.answer import answer
 from meshcast.validation.published.open_plans import forecast_run
-from tests.validation.published.test_mapping import row
+from tests.validation.published.runs import row
 
 LARGE: dict[str, Any] = {"batch__micro": 16, "batch__global": 1024, "mesh__vpp": 1, "schedule": "1f1b"}
 

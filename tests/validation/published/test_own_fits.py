@@ -10,7 +10,7 @@ from meshcast.simulator.report.report import Report
 from meshcast.validation.published.fit.own_fits import OWN_FITS, forecast_without_fits, has_own_fits
 from meshcast.validation.published.open_plans import forecast_run
 from meshcast.validation.published.rows import PublishedHardware, PublishedRun
-from tests.validation.published.test_mapping import row as published
+from tests.validation.published.runs import row as published
 
 OPEN = {"shard_group": None, "batch__global": 192, "cuda_graphs": None}
 PROFILES = {"bloom": "megatron-deepspeed", "foundry": "llm-foundry"}

@@ -21,7 +21,7 @@ from meshcast.validation.published.fit.peak_spreads import (
 )
 from meshcast.validation.published.mapping import map_run
 from meshcast.validation.published.rows import PublishedRun, read_files
-from tests.validation.published.test_mapping import row
+from tests.validation.published.runs import row
 from tools.data.peak_errors import write_table
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"

@@ -10,7 +10,7 @@ from meshcast.simulator import load_job
 from meshcast.validation.published.mapping import map_run
 from meshcast.validation.published.recipes import fill_launched, launched_settings
 from meshcast.validation.published.rows import PublishedPlan
-from tests.validation.published.test_mapping import MOE, row
+from tests.validation.published.runs import MOE, row
 
 OPEN: dict[str, Any] = {"recompute__kind": None, "grad_dtype": None}
 

@@ -25,7 +25,7 @@ from meshcast.validation.published.fit.refit import (
     source_of,
     source_weights,
 )
-from tests.validation.published.test_mapping import row as published
+from tests.validation.published.runs import row as published
 
 Row = dict[str, Any]
 SHARES = {"gemm": 0.0, "attention": 0.0, "memory_bound": 0.0, "communication": 0.0, "overhead": 0.0, "launch": 0.0}

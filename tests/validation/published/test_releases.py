@@ -7,7 +7,7 @@ import pytest
 from meshcast.validation.published.mapping import map_run
 from meshcast.validation.published.releases import month_of
 from meshcast.validation.published.stacks import FALLBACK, framework
-from tests.validation.published.test_mapping import row
+from tests.validation.published.runs import row
 
 
 @pytest.mark.parametrize(

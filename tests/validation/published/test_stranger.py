@@ -14,7 +14,7 @@ from meshcast.validation.published.mapping import map_run
 from meshcast.validation.published.rows import PublishedHardware, PublishedPlan, PublishedRun
 from meshcast.validation.published.stacks import FLAGS, UNPRINTED
 from meshcast.validation.published.stranger import as_stranger, hidden_fields
-from tests.validation.published.test_mapping import MOE, row
+from tests.validation.published.runs import MOE, row
 from tests.validation.published.test_refit import row as derived
 
 OTHER: dict[str, tuple[Any, Any]] = {

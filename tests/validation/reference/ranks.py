@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from meshcast.validation.reference import model, optimizer, tokens
 from meshcast.validation.reference.tensor_parallel import TensorGroup
 from tests.validation.reference.plans import MODELS, plan
 
 CPU = torch.device("cpu")
-Found = list[dict[str, Any]]
 
 
-def together(work: Callable[[int], dict[str, Any]], ranks: int = 2) -> Found:
-    """The results of `work(rank)` in each of so many processes, forked so that none imports torch anew."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_one, (work, ranks, folder), nprocs=ranks, start_method="fork")
-        return [torch.load(Path(folder) / f"{rank}", weights_only=False) for rank in range(ranks)]
+@contextmanager
+def gloo_group() -> Iterator[None]:
+    """The group of all ranks, inside the block."""
+    dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
-def _one(rank: int, work: Callable[[int], dict[str, Any]], ranks: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    torch.save(work(rank), Path(folder) / f"{rank}")
-    dist.destroy_process_group()
-
-
+@gloo_group()
 def divided(rank: int) -> dict[str, Any]:
     """By model and sequence parallelism: loss, gradients that are whole or of this rank's part, their norm, and the
     weights after a step."""
@@ -61,6 +55,7 @@ def divided(rank: int) -> dict[str, Any]:
     return found
 
 
+@gloo_group()
 def replicas(rank: int) -> dict[str, Any]:
     """Weights and norms of two steps with the optimizer's state divided over two replicas, by formats."""
     found = {}

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from tests.validation.reference.plans import GPT, LLAMA, MODELS, plan, serial
 
 torch = pytest.importorskip("torch")
@@ -101,73 +100,3 @@ def test_tokens_depend_on_their_place_alone() -> None:
     other, _ = tokens.make_tokens(given, 2, 0, 0)
     assert torch.equal(ids, again) and not torch.equal(ids, other)
     assert torch.equal(ids[:, 1:], targets[:, :-1]) and ids.dtype == torch.int64 and ids.shape == (2, 16)
-
-
-REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    (
-        "model.mla",
-        {
-            **LLAMA,
-            "kv_heads": 4,
-            "mla": {"kv_lora_rank": 16, "qk_nope": 8, "qk_rope": 4, "v": 12},
-        },
-        {},
-    ),
-    ("model.window", {**LLAMA, "window": 8}, {}),
-    ("model.attention_chunk", {**LLAMA, "attention_chunk": 8}, {}),
-    ("model.ssm", {**LLAMA, "ssm": {"pattern": "M*", "heads": 4, "head_dim": 16, "state": 16, "groups": 2}}, {}),
-    ("model.dropout", {**GPT, "dropout": 0.1}, {}),
-    ("model.positions", {**LLAMA, "positions": "alibi"}, {}),
-    ("model.norm", {**GPT, "norm": "layernorm1p"}, {}),
-    ("model.embedding_norm", {**GPT, "embedding_norm": True}, {}),
-    ("model.qk_layernorm", {**LLAMA, "qk_layernorm": True}, {}),
-    ("model.parallel_residual", {**GPT, "parallel_residual": True}, {}),
-    ("model.mtp", {**LLAMA, "mtp": 1}, {}),
-    ("model.head_dim", {**LLAMA, "head_dim": 5, "rope_share": 0.8}, {}),
-    ("model.moe.shared_experts", {**LLAMA, "moe": {**MODELS["experts"]["moe"], "shared_experts": 1}}, {}),
-    ("model.moe.capacity", {**LLAMA, "moe": {**MODELS["experts"]["moe"], "capacity": 1.5}}, {}),
-    ("model.moe.router_bias", {**LLAMA, "moe": {**MODELS["experts"]["moe"], "router_bias": True}}, {}),
-    ("model.moe.clamped", {**LLAMA, "moe": {**MODELS["experts"]["moe"], "clamped": True}}, {}),
-    ("model.moe", {**GPT, "moe": MODELS["experts"]["moe"]}, {}),
-    ("batch.sequence", {**LLAMA, "seq": 15, "moe": MODELS["experts"]["moe"]}, {}),
-    ("plan.schemes[3].use", MODELS["experts"], {"gpus": 2, "dp": 2, "ep": 2}),
-    ("plan.schemes[2].use", LLAMA, {"gpus": 2, "cp": 2}),
-    ("plan.tp", {**LLAMA, "kv_heads": 1}, {"gpus": 2, "tp": 2}),
-    ("plan.pad_heads", {**LLAMA, "heads": 3, "kv_heads": 3, "head_dim": 8}, {"gpus": 2, "tp": 2, "pad_heads": True}),
-]
-
-
-@pytest.mark.parametrize(("place", "shape", "degrees"), REFUSED, ids=[where for where, _, _ in REFUSED])
-def test_features_that_the_model_lacks_are_refused(place: str, shape: dict[str, Any], degrees: dict[str, Any]) -> None:
-    given = plan(shape, **degrees)
-    with pytest.raises(PlanError) as refused:
-        model.check(given)
-    assert refused.value.where == place and refused.value.rule and refused.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("place", "changes"),
-    [
-        ("framework.set.attention", {"framework": {"name": "reference", "set": {"attention": "unfused"}}}),
-        ("precision.compute", {"precision": {"compute": "fp8"}}),
-        ("precision.compute", {"precision": {"compute": "fp16"}}),
-        ("precision.moments", {"precision": {"compute": "bf16", "main_weights": "fp32", "moments": "bf16"}}),
-        (
-            "plan.schemes[1].modules",
-            {
-                "plan": {
-                    "mesh": {"dp": 1},
-                    "schemes": [
-                        {"use": "data/ddp", "over": "dp"},
-                        {"use": "memory/recompute-selective", "modules": ["mlp"]},
-                    ],
-                }
-            },
-        ),
-    ],
-)
-def test_features_that_the_trainer_lacks_are_refused(place: str, changes: dict[str, Any]) -> None:
-    given = plan(GPT, job=changes)
-    with pytest.raises(PlanError) as refused:
-        model.check(given)
-    assert refused.value.where == place

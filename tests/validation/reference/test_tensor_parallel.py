@@ -14,14 +14,15 @@ pytestmark = pytest.mark.torch
 from meshcast.validation.reference import model, optimizer, tokens  # noqa: E402
 from meshcast.validation.reference.sharded_parameter import ParameterSharding  # noqa: E402
 from meshcast.validation.reference.tensor_parallel import TensorGroup  # noqa: E402
-from tests.validation.reference.ranks import Found, divided, replicas, together  # noqa: E402
+from tests.validation.ranks import on_ranks  # noqa: E402
+from tests.validation.reference.ranks import divided, replicas  # noqa: E402
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def both() -> Found:
-    return together(divided)
+def both() -> list[dict[str, Any]]:
+    return on_ranks(divided)
 
 
 def alone(name: str) -> tuple[float, dict[str, Any], float, dict[str, Any]]:
@@ -38,7 +39,7 @@ def alone(name: str) -> tuple[float, dict[str, Any], float, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("sequence", [False, True])
-def test_a_divided_model_is_the_whole_one(both: Found, name: str, sequence: bool) -> None:
+def test_a_divided_model_is_the_whole_one(both: list[dict[str, Any]], name: str, sequence: bool) -> None:
     loss, gradients, norm, weights = alone(name)
     for rank, found in enumerate(both):
         one = found[name, sequence]
@@ -54,7 +55,7 @@ def test_a_divided_model_is_the_whole_one(both: Found, name: str, sequence: bool
 
 
 def test_a_divided_state_makes_the_same_steps() -> None:
-    first, second = together(replicas)
+    first, second = on_ranks(replicas)
     for (precision, gradients), one in first.items():
         other = second[precision, gradients]
         formats = {"compute": precision, "gradients": gradients, "main_weights": "fp32", "moments": "fp32"}

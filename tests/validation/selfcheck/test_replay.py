@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from meshcast.experiments.cli import predict as command_line
 from meshcast.simulator import simulate
@@ -80,34 +81,34 @@ WRONG: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.parametrize("engine", WRONG)
-def test_a_wrong_engine_is_caught(job: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_engine_is_caught(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     WRONG[engine](monkeypatch)
+    _, (simpy, ranks) = replay(simulate(yaml.safe_load(JOB)))
+    assert simpy.agrees == (engine == "ranks") and ranks.agrees == (engine in ("SimPy", "sweep"))
+    assert all(played.agrees or 1e-9 < played.difference < 0.01 for played in (simpy, ranks))
+
+
+def test_commands_say_that_an_engine_is_wrong(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_simpy(monkeypatch)
     for words in (("predict", job, "--verify"), ("check", job)):
         done = run(*words)
         assert done.exit_code == 1, done.output
         text = " ".join(done.stdout.split())
         assert "the largest difference of" in text and "of the step: " in text and "the forecast is" in text
-        answer = json.loads(run(*words, "--json").stdout)
-        simpy, ranks = answer["replays"]
-        assert simpy["agrees"] == (engine == "ranks")
-        assert ranks["agrees"] == (engine in ("SimPy", "sweep"))
-        assert all(played["agrees"] or 1e-9 < played["difference"] < 0.01 for played in (simpy, ranks))
-    assert json.loads(run("check", job, "--json").stdout)["violations"] == 1
+    answer = json.loads(run("check", job, "--json").stdout)
+    assert answer["violations"] == 1 and [played["agrees"] for played in answer["replays"]] == [False, True]
+    assert {row["jobs"] for row in answer["checks"]} == {1}
     assert run("predict", job).exit_code == 0
 
 
 def test_a_forecast_that_agrees_says_so(job: Path) -> None:
-    done = run("predict", job, "--verify")
-    assert done.exit_code == 0, done.output
-    text = " ".join(done.stdout.split())
-    assert (
-        "verified SimPy, op by op: the same step" in text and "verified 8 ranks, each by itself: the same step" in text
-    )
+    text = " ".join((done := run("predict", job, "--verify")).stdout.split())
+    assert done.exit_code == 0 and "verified SimPy, op by op: the same step" in text, done.output
+    assert "verified 8 ranks, each by itself: the same step" in text
     answer = json.loads(run("predict", job, "--verify", "--json").stdout)
-    assert {key: value for key, value in answer.items() if key != "replays"} == json.loads(
-        run("predict", job, "--json").stdout
-    )
-    for played in answer["replays"]:
+    replays = answer.pop("replays")
+    assert answer == json.loads(run("predict", job, "--json").stdout)
+    for played in replays:
         assert played["agrees"] and played["difference"] < 1e-9 and played["figures"] > 100
         assert played["step_time_s"] == pytest.approx(answer["step_time_s"], rel=1e-9)
     held = run("check", job)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from meshcast.simulator.costs.stragglers import slowest_pace
 from meshcast.simulator.engine.play import play
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import build_program
@@ -14,17 +15,17 @@ from meshcast.simulator.ir.ops import Collective, Transfer, Work
 from meshcast.simulator.loading.load import load_job
 from meshcast.validation.measurements.forecasts import forecasters
 from meshcast.validation.pipelines.cases import ScheduleCase, replay
+from meshcast.validation.stages import action_forecasts
 from meshcast.validation.stages.action_forecasts import forecast_actions, make_price
 from meshcast.validation.stages.assembled_step import assemble_step
-
-MODEL = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "dropout": 0}
+from tests.validation.distributed.jobs import GPT
+from tests.validation.distributed.jobs import job as small_job
 
 
 def job(m: int = 4, **plan: Any) -> dict[str, Any]:
     degrees = math.prod(plan.get(axis, 1) for axis in ("pp", "tp", "dp"))
-    fields = {"model": MODEL, "cluster": {"gpu": "cpu-core", "gpus": degrees}, "framework": "reference"}
     batch = {"micro": 1, "global": m * plan.get("dp", 1)}
-    return {**fields, "precision": {"compute": "fp32", "gradients": "fp32"}, "batch": batch, "plan": plan}
+    return {**small_job(degrees, {**GPT, "dropout": 0}, **plan), "batch": batch}
 
 
 def price(hop: float = 0.0, collective: float = 0.0) -> Any:
@@ -39,11 +40,14 @@ def price(hop: float = 0.0, collective: float = 0.0) -> Any:
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 4), (4, 4), (4, 8)])
 def test_closed_form_of_equal_stages(schedule: str, p: int, m: int) -> None:
-    plan = resolve_plan(load_job(job(m, pp=p, schedule=schedule)))
+    """With the constant time of the framework behind the last update."""
+    overhead = {"framework": {"name": "reference", "set": {"step_overhead_s": 0.125}}}
+    plan = resolve_plan(load_job(job(m, pp=p, schedule=schedule) | overhead))
     forward, backward, update = 0.3, 0.7, 0.25
     seconds = {(stage, kind): time for stage in range(p) for kind, time in (("F", forward), ("BW", backward))}
-    found = assemble_step(plan, price(), seconds, [update] * p)
-    assert found == pytest.approx((m + p - 1) * (forward + backward) + update)
+    assert assemble_step(plan, price(), seconds, [update] * p) == pytest.approx(
+        (m + p - 1) * (forward + backward) + update + 0.125
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,3 +91,12 @@ def test_with_forecast_times_the_step_is_the_forecast() -> None:
     assert again == pytest.approx(forecaster.step.value, rel=0.2)
     for value in (*found.values(), *updates):
         assert 0 < value.low < value.value < value.high
+
+
+def test_stages_are_measured_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So kernels have the pace of one GPU, where those of the job have that of the slowest of four."""
+    traits: list[Any] = []
+    (forecaster,) = forecasters(job(4, pp=4), None)
+    monkeypatch.setattr(action_forecasts, "Costs", lambda cluster, mesh, of_kernels, _: traits.append(of_kernels))
+    make_price(forecaster)
+    assert [of_kernels.pace for of_kernels in traits] == [slowest_pace(1)]

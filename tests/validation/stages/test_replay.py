@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,8 @@ from meshcast.simulator.forecast.planning import resolve_plan
 
 torch = pytest.importorskip("torch")
 
-from meshcast.hardware.errors import PlanError  # noqa: E402
 from meshcast.simulator.loading.load import load_job  # noqa: E402
-from meshcast.validation.measurements.device import Device, live_tensor_bytes  # noqa: E402
+from meshcast.validation.measurements.device import Device, MemoryPeak, live_tensor_bytes  # noqa: E402
 from meshcast.validation.measurements.measurement import read  # noqa: E402
 from meshcast.validation.pipelines.cases import ScheduleCase, replay  # noqa: E402
 from meshcast.validation.reference.model import build_stage  # noqa: E402
@@ -25,24 +26,22 @@ from meshcast.validation.reference.tensor_parallel import TensorGroup  # noqa: E
 from meshcast.validation.reference.tokens import make_tokens  # noqa: E402
 from meshcast.validation.stages import measure as stages  # noqa: E402
 from meshcast.validation.stages.replay import DeviceReplay  # noqa: E402
-from tests.draws import drawn_grid  # noqa: E402
+from tests.draws import drawn, drawn_grid  # noqa: E402
+from tests.validation.distributed import jobs as distributed  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-LLAMA = {
-    **{"layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "vocab": 64, "seq": 16, "positions": "rope"},
-    **{"norm": "rmsnorm", "gated": True, "tied": False, "qkv_bias": False, "proj_bias": False, "mlp_bias": False},
-}
-
-
-GPT = {"layers": 4, "hidden": 32, "heads": 4, "ffn": 64, "vocab": 64, "seq": 16, "dropout": 0}
+GPT = {**distributed.GPT, "dropout": 0}
+LLAMA = {**distributed.LLAMA, "ffn": 64}
 
 
 def job(m: int = 4, model: dict[str, Any] = LLAMA, **plan: Any) -> dict[str, Any]:
     degrees = math.prod(plan.get(axis, 1) for axis in ("pp", "tp", "dp"))
-    fields = {"model": model, "cluster": {"gpu": "cpu-core", "gpus": degrees}, "framework": "reference"}
-    batch = {"micro": 1, "global": m * plan.get("dp", 1)}
-    return {**fields, "precision": {"compute": "fp32", "gradients": "fp32"}, "batch": batch, "plan": plan}
+    return {
+        **distributed.job(degrees, model, **plan),
+        "precision": {"compute": "fp32", "gradients": "fp32"},
+        "batch": {"micro": 1, "global": m * plan.get("dp", 1)},
+    }
 
 
 @pytest.fixture
@@ -79,8 +78,8 @@ def test_order_and_micro_batches_in_flight(plan: dict[str, Any], held: list[int]
         assert played.held == wanted
         assert not device.in_flight and not device.passed_on
         turns = Counter((action.stage, action.kind) for action in played.order)
-        assert {turn: len(some) for turn, some in played.seconds.items()} == turns
-        assert min(one for some in played.seconds.values() for one in some) > 0 and played.optimizer > 0
+        assert {turn: len(passes) for turn, passes in played.seconds.items()} == turns
+        assert min(map(min, played.seconds.values())) > 0 and played.optimizer > 0
 
 
 def test_gradients_are_those_of_the_mean_over_micro_batches(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,18 +95,18 @@ def test_gradients_are_those_of_the_mean_over_micro_batches(cpu: Device, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("recompute", "schedule"), drawn_grid(["none", "full"], ["1f1b", "zb-h1", "zb-v", "v-half", "breadth-first"])
-)
-@pytest.mark.parametrize(
-    "model", [pytest.param(LLAMA, id="llama"), pytest.param(GPT, id="gpt", marks=pytest.mark.slow)]
+    ("model", "recompute", "schedule"),
+    drawn_grid(["llama", "gpt"], ["none", "full"], ["1f1b", "zb-h1", "zb-v", "v-half", "breadth-first"]),
 )
 def test_gradients_of_weights_made_later_are_the_same(
-    schedule: str, model: dict[str, Any], recompute: str, cpu: Device, monkeypatch: pytest.MonkeyPatch
+    schedule: str, model: str, recompute: str, cpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of every device, from the same results and gradients of other devices."""
-    plan = resolve_plan(load_job(job(4, model, pp=2, schedule=schedule, recompute=recompute)))
+    plan = resolve_plan(
+        load_job(job(4, {"llama": LLAMA, "gpt": GPT}[model], pp=2, schedule=schedule, recompute=recompute))
+    )
     made = torch.Generator().manual_seed(0)
-    shape = 4, plan.shape.stages, 2, 1, 16, model["hidden"]
+    shape = 4, plan.shape.stages, 2, 1, 16, 32
     results, gradients = torch.randn(shape, generator=made).transpose(0, 2)
 
     def incoming(stage: int, forward: bool, k: int) -> Any:
@@ -137,9 +136,9 @@ def test_gradients_of_weights_made_later_are_the_same(
         monkeypatch.setattr(device.optimizer, "step", lambda: None)
         monkeypatch.setattr(device.optimizer, "zero_grad", lambda: None)
         device.play()
-        for one, other in zip(device.optimizer.params, again.optimizer.params, strict=True):
-            assert gradient(other).abs().max() > 0
-            assert torch.allclose(gradient(one), gradient(other), rtol=1e-6, atol=1e-6)
+        for late, at_once in zip(device.optimizer.params, again.optimizer.params, strict=True):
+            assert gradient(at_once).abs().max() > 0
+            assert torch.allclose(gradient(late), gradient(at_once), rtol=1e-6, atol=1e-6)
 
 
 def test_stages_on_one_device_share_a_tied_table(cpu: Device) -> None:
@@ -147,30 +146,29 @@ def test_stages_on_one_device_share_a_tied_table(cpu: Device) -> None:
     assert device.stages[0].embedding.weight is device.stages[3].embedding.weight
 
 
-@pytest.mark.parametrize(
-    ("schedule", "recompute", "off"),
-    [
-        ("1f1b", "none", 0.02),
-        pytest.param("zb-v", "full", 0.05, marks=pytest.mark.slow),
-        pytest.param("1f1b", "full", 0.02, marks=pytest.mark.slow),
-        pytest.param("zb-h1", "none", 0.05, marks=pytest.mark.slow),
-        pytest.param("zb-h1", "full", 0.05, marks=pytest.mark.slow),
-        pytest.param("zb-v", "none", 0.05, marks=pytest.mark.slow),
-    ],
-)
+MODEL = {**LLAMA, "hidden": 128, "ffn": 256, "vocab": 512, "seq": 256}
+PEAKS = [(*case, 0.02) for case in product(["1f1b"], ["none", "full"])]
+PEAKS += [(*case, 0.05) for case in product(["zb-h1", "zb-v"], ["none", "full"])]
+
+
+@pytest.mark.parametrize(("schedule", "recompute", "off"), drawn(PEAKS, keep=len(PEAKS)))
 def test_memory_is_as_forecast(schedule: str, recompute: str, off: float, tmp_path: Path) -> None:
-    model = {**LLAMA, "hidden": 128, "ffn": 256, "vocab": 512, "seq": 256}
     before = live_tensor_bytes()  # what other tests have left
-    of = job(4, model, pp=2, schedule=schedule)
-    found = stages.measure(of, "cpu", tmp_path / "stages.json", recompute=[recompute], repeat=1)
-    rows = [row for row in found.rows if row.quantity == "bytes"]
+    of = job(4, MODEL, pp=2, schedule=schedule)
+    file = stages.measure(of, "cpu", tmp_path / "stages.json", recompute=[recompute], repeat=1, warmup=0)
+    rows = [row for row in file.rows if row.quantity == "bytes"]
     assert [row.name for row in rows] == ["device 0 peak allocated", "device 1 peak allocated"]
     for row in rows:
         assert row.forecasts["catalog"].value == pytest.approx(row.samples[0] - before, rel=off), row
 
 
-@pytest.mark.slow
-def test_the_file_holds_forecasts_before_anything_is_measured(tmp_path: Path) -> None:
+@pytest.fixture
+def no_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts no bytes: looking at all objects of this process takes long."""
+    monkeypatch.setattr(Device, "peak", lambda self: nullcontext(MemoryPeak("none", 1)))
+
+
+def test_the_file_holds_forecasts_before_anything_is_measured(tmp_path: Path, no_peaks: None) -> None:
     out, seen = tmp_path / "stages.json", []
 
     def progress(text: str) -> None:
@@ -179,24 +177,23 @@ def test_the_file_holds_forecasts_before_anything_is_measured(tmp_path: Path) ->
             assert before.measured is None and not any(row.samples for row in before.rows)
             seen.append([(row.name, row.group, row.forecasts) for row in before.rows])
 
-    found = stages.measure(job(pp=2), "cpu", out, recompute=["none", "selective"], repeat=2, progress=progress)
+    file = stages.measure(job(pp=2), "cpu", out, recompute=["none", "selective"], repeat=2, progress=progress)
     assert [(row.name, row.group, row.forecasts) for row in read(out).rows] == seen[0]
     names = [f"device {device} {what}" for device in (0, 1) for what in ("F", "BW")]
     more = [f"device {device} {what}" for device in (0, 1) for what in ("optimizer", "peak allocated")]
-    assert [row.name for row in found.rows] == 2 * [*names, *more, "step (put together)"]
-    assert {row.group for row in found.rows} == {"recompute none", "recompute selective"}
-    for row in found.rows:
+    assert [row.name for row in file.rows] == 2 * [*names, *more, "step (put together)"]
+    assert {row.group for row in file.rows} == {"recompute none", "recompute selective"}
+    for row in file.rows:
         many = 8 if row.name in names else 1 if row.quantity == "bytes" else 2
         assert len(row.samples) == many and min(row.samples) > 0 and row.forecasts["catalog"].value > 0
-    values = {row.name: min(row.samples) for row in found.rows[:9]}
+    values = {row.name: min(row.samples) for row in file.rows[:9]}
     busiest = max(4 * (values[f"device {device} F"] + values[f"device {device} BW"]) for device in (0, 1))
     assert values["step (put together)"] > busiest
 
 
-@pytest.mark.slow
-def test_gradients_of_inputs_and_of_weights_have_rows_of_their_own(tmp_path: Path) -> None:
-    found = stages.measure(job(pp=2, schedule="zb-h1"), "cpu", tmp_path / "stages.json", repeat=1, warmup=0)
-    rows = {row.name: row for row in found.rows}
+def test_gradients_of_inputs_and_of_weights_have_rows_of_their_own(tmp_path: Path, no_peaks: None) -> None:
+    file = stages.measure(job(pp=2, schedule="zb-h1"), "cpu", tmp_path / "stages.json", repeat=1, warmup=0)
+    rows = {row.name: row for row in file.rows}
     assert [name for name in rows if name.startswith("device 0")][:3] == [f"device 0 {kind}" for kind in "FBW"]
     for kind in "FBW":
         assert len(rows[f"device 1 {kind}"].samples) == 4 and rows[f"device 1 {kind}"].forecasts["catalog"].value > 0
@@ -204,55 +201,48 @@ def test_gradients_of_inputs_and_of_weights_have_rows_of_their_own(tmp_path: Pat
     assert (rows["step (put together)"].median or 0.0) > busiest
 
 
-@pytest.mark.parametrize(
-    ("plan", "words"),
-    [
-        ({"pp": 2, "schedule": "varuna", "recompute": "full"}, "choose their order at run time"),
-        ({"pp": 4, "schedule": "bpipe"}, "cannot run actions of this kind"),
-        ({"pp": 2, "schedule": "dualpipe-v"}, "cannot overlap a forward and a backward pass"),
-        ({"pp": 2, "schedule": "chimera"}, "do not form one chain"),
-        ({"pp": 2, "schedule": "terapipe"}, "slices"),
-        ({"pp": 2, "schedule": "pipedream"}, "while micro-batches are in flight"),
-    ],
-)
-def test_orders_that_no_stage_plays_are_refused(plan: dict[str, Any], words: str, tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=words):
-        stages.measure(job(4, **plan), "cpu", tmp_path / "stages.json")
+def test_weights_have_no_gradient_before_their_own_action(cpu: Device) -> None:
+    """The order of a split backward pass: B leaves the gradients of matrices as they are, W adds them."""
+    device = DeviceReplay(resolve_plan(load_job(job(1, pp=2, schedule="zb-h1"))), 0, cpu)
+    matrix = device.stages[0].layers["0"].mlp.up.weight
+    changed: dict[str, bool] = {}
+    run = device._run_action
+
+    def watch(action: Any, received: Any) -> Any:
+        before = gradient(matrix).clone()
+        message = run(action, received)
+        changed[action.kind] = not torch.equal(gradient(matrix), before)
+        return message
+
+    device._run_action = watch  # type: ignore[method-assign]
+    device.play()
+    assert changed == {"F": False, "B": False, "W": True}
 
 
-def test_experts_make_their_gradients_at_once(tmp_path: Path) -> None:
-    experts = {**LLAMA, "moe": {"experts": 4, "top_k": 2, "expert_ffn": 32}}
-    with pytest.raises(PlanError, match="input and weight gradients together"):
-        stages.measure(job(4, experts, pp=2, schedule="zb-h1"), "cpu", tmp_path / "stages.json")
-
-
-@pytest.mark.slow
 def test_memory_counters_and_states_of_a_gpu(tmp_path: Path, fake_cuda: Any) -> None:
     """Each action stands between two synchronisations, and each device of the pipeline begins with an empty cache."""
-    found = stages.measure(job(pp=2), "cuda", tmp_path / "stages.json", repeat=1, warmup=0)
-    values = {row.name: row.median for row in found.rows}
+    file = stages.measure(job(pp=2), "cuda", tmp_path / "stages.json", repeat=1, warmup=0)
+    values = {row.name: row.median for row in file.rows}
     assert [values[f"device 1 peak {what}"] for what in ("allocated", "reserved", "device")] == [1000, 2000, 3000]
-    assert set(found.machine.states) == {"before", "during", "after"}
-    during = found.machine.states["during"]
+    assert set(file.machine.states) == {"before", "during", "after"}
+    during = file.machine.states["during"]
     assert (during.sm_clock, during.power, during.throttled) == (1980.0, 650.1, ("power cap",))
     # Two devices, two passes each: eight actions, and the update behind them.
     assert fake_cuda.calls["synchronize"] >= 2 * 2 * (2 * 8 + 1)
     assert fake_cuda.calls["empty_cache"] >= 2 and fake_cuda.calls["reset_peaks"] == 2
 
 
-@pytest.mark.slow
 def test_a_stage_that_runs_out_of_memory_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(DeviceReplay, "play", full)
-    found = stages.measure(job(pp=2), "cpu", tmp_path / "stages.json")
-    assert found.notes == ("recompute none: device 0 does not fit, so no step is assembled",)
-    assert not any(row.samples for row in found.rows)
+    file = stages.measure(job(pp=2), "cpu", tmp_path / "stages.json")
+    assert file.notes == ("recompute none: device 0 does not fit, so no step is assembled",)
+    assert not any(row.samples for row in file.rows)
 
 
-@pytest.mark.slow
-def test_an_interrupt_keeps_finished_measurements(tmp_path: Path) -> None:
+def test_an_interrupt_keeps_finished_measurements(tmp_path: Path, no_peaks: None) -> None:
     out = tmp_path / "stages.json"
 
     def stop(text: str) -> None:
@@ -261,24 +251,12 @@ def test_an_interrupt_keeps_finished_measurements(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         stages.measure(job(pp=2), "cpu", out, repeat=1, progress=stop)
-    found = read(out)
-    measured = {row.name for row in found.rows if row.samples}
+    file = read(out)
+    measured = {row.name for row in file.rows if row.samples}
     assert measured == {"device 0 F", "device 0 BW", "device 0 optimizer", "device 0 peak allocated"}
-    assert "interrupted" in found.notes[0]
+    assert "interrupted" in file.notes[0]
 
 
-def test_unsupported_plans_and_options_are_refused(tmp_path: Path) -> None:
-    out = tmp_path / "stages.json"
-    with pytest.raises(PlanError, match="zero-1, which shards state"):
-        stages.measure(job(pp=2, dp=2), "cpu", out)
-    with pytest.raises(PlanError, match=r"--recompute.*'full'"):
-        stages.measure(job(pp=2), "cpu", out, recompute=["ful"])
-    with pytest.raises(PlanError, match="minimum is 1"):
-        stages.measure(job(pp=2), "cpu", out, repeat=0)
-    assert not out.exists()
-
-
-@pytest.mark.slow
-def test_replicas_with_whole_states_are_measured(tmp_path: Path) -> None:
-    found = stages.measure(job(pp=2, dp=2, zero=0), "cpu", tmp_path / "stages.json", repeat=1, warmup=0)
-    assert len(found.rows) == 9
+def test_replicas_with_whole_states_are_measured(tmp_path: Path, no_peaks: None) -> None:
+    file = stages.measure(job(pp=2, dp=2, zero=0), "cpu", tmp_path / "stages.json", repeat=1, warmup=0)
+    assert len(file.rows) == 9

@@ -20,53 +20,36 @@ from meshcast.simulator.report.tracing.names import is_launched, name_kernel
 from meshcast.validation.measurements.import_trace import import_trace
 from meshcast.validation.traces.comparison import compare_step
 
+_SHARDED = {"use": "data/zero-1", "over": "dp"}
+_LLAMA = {"preset": "llama3-8b", "layers": 4}
+
+
+def job_of(model: dict[str, Any], nodes: int, samples: int, sequence: int, **plan: Any) -> dict[str, Any]:
+    batch = {"global": samples, "micro": 1, "sequence": sequence}
+    return {"model": model, "cluster": f"dgx-h100:{nodes}", "batch": batch, "plan": plan}
+
+
 JOBS: dict[str, dict[str, Any]] = {
-    "dense": {
-        "model": {"preset": "llama3-8b", "layers": 8},
-        "cluster": "dgx-h100:2",
-        "batch": {"global": 32, "micro": 1, "sequence": 4096},
-        "plan": {"tp": 4, "pp": 2, "chunks": 2},
-    },
-    "experts": {
-        "model": {"preset": "mixtral-8x7b", "layers": 4},
-        "cluster": "dgx-h100:4",
-        "batch": {"global": 64, "micro": 1, "sequence": 4096},
-        "plan": {"pp": 2, "ep": 8},
-    },
-    "long sequences": {
-        "model": {"preset": "llama3-8b", "layers": 4},
-        "cluster": "dgx-h100:2",
-        "batch": {"global": 4, "micro": 1, "sequence": 16384},
-        "plan": {
-            "mesh": {"dp": 2, "cp": 4, "tp": 2},
-            "schemes": [
-                {"use": "data/zero-1", "over": "dp"},
-                {"use": "sequence/ring", "over": "cp"},
-                {"use": "tensor/megatron-sp", "over": "tp"},
-                {"use": "memory/recompute-full"},
-            ],
-        },
-    },
-    "deepep": {
-        "model": {"preset": "deepseek-v2-lite", "layers": 4},
-        "cluster": "dgx-h100:2",
-        "batch": {"global": 32, "micro": 1, "sequence": 4096},
-        "plan": {
-            "mesh": {"dp": 16},
-            "views": {"experts": {"ep": 16}},
-            "schemes": [{"use": "data/zero-1", "over": "dp"}, {"use": "expert/deepep", "over": "ep"}],
-        },
-    },
-    "offloaded": {
-        "model": {"preset": "llama3-8b", "layers": 4},
-        "cluster": "dgx-h100:1",
-        "batch": {"global": 8, "micro": 1},
-        "plan": {
-            "mesh": {"dp": 8},
-            "schemes": [{"use": "data/zero-1", "over": "dp"}, {"use": "memory/offload", "what": ["optimizer"]}],
-        },
-    },
-}
+    "dense": job_of({**_LLAMA, "layers": 8}, 2, 8, 4096, tp=4, pp=2, chunks=2),
+    "experts": job_of({"preset": "mixtral-8x7b", "layers": 4}, 4, 32, 4096, pp=2, ep=8),
+    "long sequences": job_of(
+        _LLAMA, 2, 4, 16384,
+        mesh={"dp": 2, "cp": 4, "tp": 2},
+        schemes=[
+            _SHARDED,
+            {"use": "sequence/ring", "over": "cp"},
+            {"use": "tensor/megatron-sp", "over": "tp"},
+            {"use": "memory/recompute-full"},
+        ],
+    ),
+    "deepep": job_of(
+        {"preset": "deepseek-v2-lite", "layers": 4}, 2, 32, 4096,
+        mesh={"dp": 16}, views={"experts": {"ep": 16}}, schemes=[_SHARDED, {"use": "expert/deepep", "over": "ep"}],
+    ),
+    "offloaded": job_of(
+        _LLAMA, 1, 8, 8192, mesh={"dp": 8}, schemes=[_SHARDED, {"use": "memory/offload", "what": ["optimizer"]}]
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=JOBS)
