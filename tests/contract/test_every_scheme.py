@@ -36,7 +36,7 @@ from meshcast.simulator.scheduling.schedule import (
     Schedule,
 )
 from tests.contract import of_data, of_experts, of_memory, of_overlap, of_pipeline, of_sequence, of_tensor
-from tests.contract.composed import SCHEMES, axes_for, entries_with
+from tests.contract.composed import DEFAULTS, SCHEMES, axes_for, entries_with
 from tests.contract.measure import (
     backward_ops,
     catalog_model,
@@ -47,7 +47,7 @@ from tests.contract.measure import (
     side_ops_of,
 )
 from tests.contract.played import FREE, Ideal, Played, play_job, stated
-from tests.draws import drawn
+from tests.draws import drawn, drawn_grid
 from tests.strategies import EVERY, SECONDS, SHARE, examples, jobs_of_all
 
 every_scheme = pytest.mark.parametrize("use", SCHEMES)
@@ -209,8 +209,7 @@ def products(stage_ops: StageOps) -> Counter[tuple[str, float]]:
     return Counter((op.phase, op.work.flops) for op in ops if isinstance(op.work, Gemm))
 
 
-@pytest.mark.parametrize("attention", ["flash", "unfused"])
-@every_scheme
+@pytest.mark.parametrize(("use", "attention"), drawn_grid(SCHEMES, ["flash", "unfused"]))
 def test_degree_one_is_the_identity(use: str, attention: str) -> None:
     mesh = Mesh({"x": 1})
     alone = a_stage_without_schemes(attention)
@@ -285,7 +284,7 @@ def a_step_without_schemes() -> Played:
 def test_all_degrees_one_is_the_plan_without_schemes(use: str) -> None:
     """With the default schemes of all other families."""
     bare = a_step_without_schemes()
-    schemes, mesh = entries_with(use, size=1, memory=False)
+    schemes, mesh = entries_with(use, 1, {name: other for name, other in DEFAULTS.items() if name != "memory"})
     views = {EXPERTS: {"edp": 1, "ep": 1, "etp": 1}}
     full = play_job({**ON_ONE_GPU, "plan": {"mesh": mesh, "views": views, "schemes": schemes}})
     assert [op_fields(op) for op in full.flat.ops] == [op_fields(op) for op in bare.flat.ops]
