@@ -58,19 +58,13 @@ RING_MISTAKES = {
         "sends zero bytes",
     ),
     "gradients of keys and values are never added": Mistake(
-        r"                gradients = self\._add_key_gradients\(.*\n",
-        "",
-        "no kernel reads core.d:part1",
+        r"                gradients = self\._add_key_gradients\(.*\n", "", "no kernel reads core.d:part1"
     ),
     "blocks are in the wrong order": Mistake(
-        r"rank, \(rank - i\) % ranks",
-        r"rank, (rank + i) % ranks",
-        "pairs of its block",
+        r"rank, \(rank - i\) % ranks", r"rank, (rank + i) % ranks", "pairs of its block"
     ),
     "gradients are sent to the wrong rank": Mistake(
-        r'(self\.shift\("ring back", .*), self\.by,',
-        r"\1, -self.by,",
-        "results for dk come to another rank",
+        r'(self\.shift\("ring back", .*), self\.by,', r"\1, -self.by,", "results for dk come to another rank"
     ),
     "gradients are added twice": Mistake(
         r"( +sums = self\.add_gradients\(.*block\.queries, )after(, ends\)\n)",
@@ -97,9 +91,7 @@ OVERLAP_MISTAKES = {
         "nobody waits for <F all_gather",
     ),
     "results are added before they have come back": Mistake(
-        r"sum_shards\(pair, \[\*pulls, parts\[-1\]\]\)",
-        "sum_shards(pair, parts)",
-        "nobody waits for <B reduce_scatter",
+        r"sum_shards\(pair, \[\*pulls, parts\[-1\]\]\)", "sum_shards(pair, parts)", "nobody waits for <B reduce_scatter"
     ),
     "buffers of messages have zero bytes": Mistake(
         r"self\.add_buffer\(rewrite, pair, shard, local,",

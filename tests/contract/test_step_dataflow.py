@@ -29,12 +29,12 @@ OPTIONS = [
 
 @pytest.mark.parametrize(("use", "options"), drawn([(use, options) for use, options in OPTIONS if options], keep=8))
 def test_data_flow_with_each_option(use: str, options: Options) -> None:
-    """Engines agree, too."""
+    """Memory is given back and engines agree, too."""
     job = job_with(use, options={use: options})
     if use.startswith("data/") and find_scheme(use).least_axes < 2:
         two_data_axes(job)
     played = play_job(job)
-    assert step_problems(played) == []
+    assert step_problems(played) == [] == [peak for peak in played.peaks if peak.left]
     by_matrices = play_forecast(played.plan, played.stages, played.program, engine="matrices")
     assert by_matrices.step.span == pytest.approx(played.step.span, rel=1e-9)
 

@@ -63,13 +63,6 @@ def test_under_a_pipeline_weights_move_once_per_step(schedule: str, m: int) -> N
     assert step_problems(played) == []
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", *FORWARD_FIRST])
-def test_without_it_they_move_in_every_micro_batch(schedule: str) -> None:
-    few, many = (play_job(job(schedule, m, across_microbatches=False)) for m in (2, 6))
-    for operation in ("all_gather", "reduce_scatter"):
-        assert moved(many, operation) == 3 * moved(few, operation) > 0
-
-
 @pytest.mark.parametrize("schedule", FORWARD_FIRST)
 def test_weights_that_are_not_freed_are_gathered_once(schedule: str) -> None:
     freed, kept = (play_job(job(schedule, reshard=reshard)) for reshard in (True, False))

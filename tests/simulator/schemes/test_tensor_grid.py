@@ -30,11 +30,7 @@ from tests.contract.of_tensor import LoweredLayer
 from tests.contract.played import Played, play_job
 from tests.strategies import examples
 
-AXES = {
-    "tensor/summa-2d": ("row", "col"),
-    "tensor/tesseract": ("depth", "row", "col"),
-    "tensor/3d": ("i", "j", "l"),
-}
+AXES = {"tensor/summa-2d": ("row", "col"), "tensor/tesseract": ("depth", "row", "col"), "tensor/3d": ("i", "j", "l")}
 TWOS = {use: (2,) * len(axes) for use, axes in AXES.items()}
 every_grid = pytest.mark.parametrize("use", AXES)
 MIB = 2**20

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, Gemm, HostCopy, HostUpdate, Op
-from tests.contract.played import Ideal, Played, play_job
+from tests.contract.played import Played, play_job
 from tests.draws import drawn_grid
-from tests.simulator.engine.engines import LAUNCH, check_alike, play_by_engines
-from tests.strategies import EVERY, examples, jobs
+from tests.strategies import examples
 
 USE = "data/zero-infinity"
 
@@ -162,22 +161,3 @@ def test_a_trillion_parameters_fit_on_one_dgx_2_in_tiles() -> None:
         assert report.job.model.parameters > 1e12
         fits[tiles] = report.fits
     assert fits == {1: False, 4: True}
-
-
-@pytest.mark.slow
-@examples(40)
-@given(
-    job=jobs(EVERY, launch=LAUNCH, passes=60), links=st.sampled_from([1e5, 1e7]), tiles=st.sampled_from([1, 1, 2, 3])
-)
-def test_all_engines_agree_and_memory_is_given_back(job: dict[str, Any], links: float, tiles: int) -> None:
-    plan = job["plan"]
-    schemes = [
-        {**entry, "use": USE, "tiles": tiles} if entry["use"].startswith("data/") else entry
-        for entry in plan["schemes"]
-    ]
-    job = {**job, "plan": {**plan, "schemes": schemes}}
-    ways = play_by_engines(job, Ideal(links=links))
-    check_alike(ways)
-    for peak in ways[0].peaks:
-        assert peak.left == 0
-        assert min(peak.by.values()) >= 0
