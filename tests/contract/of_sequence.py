@@ -84,7 +84,7 @@ def settings(kind: type[Scheme]) -> Iterator[SequenceLayer]:
             for regather in (False, True):
                 yield SequenceLayer(cp, b, s, kv_heads, h, regather)
             for name, value in OPTION_VALUES:
-                if name in kind.Options.model_fields:
+                if name in kind.Options.model_fields and (value != "a2a" or kv_heads % cp == 0):
                     yield SequenceLayer(cp, b, s, kv_heads, h, regather=cp % 4 == 0, options=((name, value),))
 
 

@@ -13,13 +13,13 @@ from meshcast.simulator.ir.ops import Collective
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from tests.contract.played import FREE, Ideal, Played, play_job
 from tests.draws import drawn_grid
+from tests.simulator.schemes.sharded_jobs import LAYER, H, V, job_on, moved
+from tests.simulator.schemes.sharded_jobs import MODEL as SIX_LAYERS
 
-N, S, H, V = 4, 16, 64, 128
-MODEL = {"layers": 4, "hidden": H, "heads": 4, "vocab": V, "seq": S, "positions": "rope", "norm": "rmsnorm"}
-LAYER = 2 * H + 12 * H * H
-"""Parameters of a layer: norms, four matrices of attention, two of the MLP."""
-UNITS = [V * H, *[LAYER] * 4, H + V * H]
-"""Of the embedding, the layers, the final norm with the output layer."""
+N, LAYERS = 4, 4
+MODEL = {**SIX_LAYERS, "layers": LAYERS}
+UNITS = [V * H, *[LAYER] * LAYERS, H + V * H]
+"""Parameters of the embedding, the layers, the final norm with the output layer."""
 
 
 def sharded(
@@ -27,21 +27,10 @@ def sharded(
 ) -> Played:
     """`batch` micro-batches on each of four ranks."""
     schemes = [{"use": "data/fsdp", "over": "dp"}, *({"use": use} for use in more)]
-    job = {
-        "model": {**MODEL, "tied": tied, "qkv_bias": False},
-        "cluster": {"gpu": "h100-sxm", "gpus": N},
-        "framework": {"set": {"launch_s": 0.0, **framework}},
-        "batch": {"global": N * batch},
-        "plan": {"mesh": {"dp": N}, "schemes": schemes},
-    }
+    model = {**MODEL, "tied": tied, "qkv_bias": False}
+    traits = {"set": {"launch_s": 0.0, **framework}}
+    job = job_on({"dp": N}, *schemes, samples=N * batch, model=model, framework=traits)
     return play_job(job, price, engine=engine)
-
-
-def moved(played: Played, operation: str) -> list[int]:
-    """Bytes of the collectives of one kind, in the order in which they run."""
-    queue = played.flat.queues[0, "data"]
-    works = [played.flat.ops[number].work for number in queue]
-    return [work.nbytes for work in works if isinstance(work, Collective) and work.operation == operation]
 
 
 ALONE = {"overlap": {"dp": False, "pp": True}}

@@ -22,9 +22,8 @@ from meshcast.simulator.program.program import Program
 from meshcast.simulator.report.report import Report
 from tests.contract.measure import sent
 from tests.contract.played import FREE, Ideal, Played, play_job
+from tests.simulator.schemes.sharded_jobs import GPT, job_on
 from tests.strategies import examples
-
-MODEL = {"layers": 4, "hidden": 64, "heads": 4, "vocab": 128, "seq": 16, "tied": False}
 
 ONE_AXIS = [use for use in scheme_names() if use.startswith("data/") and getattr(find_scheme(use), "least_axes", 0) < 2]
 """The data schemes that can be over a single axis."""
@@ -32,13 +31,8 @@ ONE_AXIS = [use for use in scheme_names() if use.startswith("data/") and getattr
 
 def job(use: str, n: int = 4, batches: int = 1, overlap: bool = True, **options: Any) -> dict[str, Any]:
     """`batches` micro-batches on each of `n` ranks, at a host that takes no time."""
-    return {
-        "model": MODEL,
-        "cluster": {"gpu": "h100-sxm", "gpus": n},
-        "framework": {"set": {"launch_s": 0.0, "step_overhead_s": 0.0, "overlap": {"dp": overlap}}},
-        "batch": {"global": n * batches},
-        "plan": {"mesh": {"dp": n}, "schemes": [{"use": use, "over": "dp", **options}]},
-    }
+    framework = {"set": {"launch_s": 0.0, "step_overhead_s": 0.0, "overlap": {"dp": overlap}}}
+    return job_on({"dp": n}, {"use": use, "over": "dp", **options}, samples=n * batches, framework=framework)
 
 
 def busy(played: Played, communication: bool) -> float:
@@ -376,7 +370,7 @@ def test_a_list_of_shards_takes_the_host_as_long_as_it_has_ranks() -> None:
     times, numbers = list[float](), list[float]()
     for shard_launches in (0.0, of_a_shard):
         given = job("data/zero-3", ranks, overlap=False, persistence=0, shard_launches=shard_launches)
-        given["model"] = {**MODEL, "layers": 1}
+        given["model"] = {**GPT, "layers": 1}
         given["framework"]["set"]["launch_s"] = launch
         times.append(simulate(load_job(given)).step_time)
         ops = [op for _, op in play_job(given).instances()]

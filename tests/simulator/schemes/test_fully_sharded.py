@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.simulator.ir.ops import Collective
-from tests.contract.played import Played, play_job
+from tests.contract.played import play_job
+from tests.simulator.schemes.sharded_jobs import GPT, job_on, moved
 from tests.strategies import examples
-
-MODEL = {"layers": 7, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "tied": False}
 
 
 def job(unit: int, pipeline: str = "pipeline/1f1b", layers: int = 7, **more: Any) -> dict[str, Any]:
@@ -23,21 +21,8 @@ def job(unit: int, pipeline: str = "pipeline/1f1b", layers: int = 7, **more: Any
         {"use": "tensor/megatron-sp", "over": "tp"},
         *({"use": use} for use in more.pop("memory", ())),
     ]
-    return {
-        "model": {**MODEL, "layers": layers, **more.pop("model", {})},
-        "cluster": {"gpu": "h100-sxm", "gpus": 8},
-        "batch": {"global": 16, "micro": 1},
-        "plan": {"mesh": {"pp": 1, "dp": 4, "tp": 2}, "schemes": schemes},
-    }
-
-
-def moved(played: Played, operation: str) -> list[int]:
-    """Bytes of the messages of one kind between sharded ranks."""
-    return [
-        op.work.nbytes
-        for _, op in played.instances()
-        if isinstance(op.work, Collective) and op.stream.startswith("data") and op.work.operation == operation
-    ]
+    model = {**GPT, "seq": 32, "layers": layers, **more.pop("model", {})}
+    return job_on({"pp": 1, "dp": 4, "tp": 2}, *schemes, samples=16, model=model)
 
 
 @examples(50)

@@ -17,6 +17,7 @@ from meshcast.simulator.lowering.rewrite import working_predecessors
 from meshcast.simulator.report.report import Report
 from tests.contract.measure import waits_for
 from tests.contract.played import play_job
+from tests.draws import drawn
 from tests.simulator.schemes.expert_layers import TIMES, E, F, H, K, all_sent, job, layer, moved, taken
 
 SHORT = st.integers(1, 64).map(lambda n: n / 256)
@@ -94,7 +95,7 @@ def test_two_levels_send_the_same_over_the_network_in_fewer_messages(p: int, nea
     assert all(isinstance(op.work, Memory) and op.work.read == moved(flat)[0].nbytes for op in copies)
 
 
-@pytest.mark.parametrize(("network", "ffn"), [(400, 64), (400, 14336), (25, 2048), (3200, 512)])
+@pytest.mark.parametrize(("network", "ffn"), drawn([(400, 14336), (400, 64), (25, 2048), (3200, 512)], keep=2))
 def test_an_adaptive_degree_is_that_of_the_fastest_layer(network: float, ffn: int) -> None:
     """Among experts on all ranks, nothing else is communicated: the shortest step has the fastest layers."""
 

@@ -12,6 +12,7 @@ from meshcast.simulator.models.flops import causal
 from meshcast.simulator.models.model import Model
 from tests.contract.measure import lowered_stage, make, saved, sent
 from tests.contract.played import play_job
+from tests.simulator.schemes.sharded_jobs import job_on
 
 GPT = Model(layers=1, hidden=192, heads=24, vocab=64, seq=96, dropout=0.1)
 
@@ -111,13 +112,7 @@ def test_a_step_with_projected_keys_does_the_work_of_one_rank(use: str) -> None:
 
 
 def linformer_job() -> dict[str, Any]:
-    return {
-        "model": {
-            "layers": 2, "hidden": 64, "heads": 8, "vocab": 64, "seq": 64, "bidirectional": True, "dropout": 0.1,
-            "projected_keys": 16,
-        },
-        "cluster": {"gpu": "h100-sxm", "gpus": 4},
-        "framework": {"name": "megatron-core", "set": {"attention": "unfused"}},
-        "batch": {"micro": 4},
-        "plan": {"mesh": {"x": 4}, "schemes": [{"use": "sequence/rsa", "over": "x"}]},
-    }  # fmt: skip
+    sizes = {"layers": 2, "hidden": 64, "heads": 8, "vocab": 64, "seq": 64}
+    model = {**sizes, "bidirectional": True, "dropout": 0.1, "projected_keys": 16}
+    more = {"framework": {"name": "megatron-core", "set": {"attention": "unfused"}}, "batch": {"micro": 4}}
+    return job_on({"x": 4}, {"use": "sequence/rsa", "over": "x"}, samples=4, model=model, **more)
