@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
+from meshcast.simulator.ir.moe_operators import EXPERTS
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
 from meshcast.simulator.ir.scheme import FAMILIES
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 from tests.contract import of_pipeline
+from tests.contract.of_sequence import has_frames, kernels_for
 from tests.strategies import chain_options, complete
 
 SCHEMES = [use for use in scheme_names() if complete(use)]
@@ -52,27 +55,58 @@ def chunks_for(use: str) -> int:
     return 1
 
 
-def entries_with(use: str, size: int = 2, memory: bool = True) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """The schemes of a plan with `use` in its family, all of its axes of `size`, and the mesh.
+def entries_with(
+    use: str, size: int = 2, defaults: Mapping[str, str] = DEFAULTS
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The schemes of a plan with `use` in its family, all of its axes of `size`, and the mesh. A scheme without axes,
+    in a family that has some, is added to the default of the family.
 
-    A scheme without axes, in a family that has some, is added to the default of the family.
+    defaults: scheme of each other family; a family without one is left out.
     """
     family = use.partition("/")[0]
     entries: list[dict[str, Any]] = []
     mesh: dict[str, int] = {}
     for name in FAMILIES:
-        uses = [use] if name == family else [DEFAULTS[name]]
-        if name in AXES and find_scheme(uses[0]).most_axes == 0:
-            uses = [uses[0], DEFAULTS[name]]
-        for one in uses if memory or name != "memory" else []:
-            axes = axes_for(one, AXES[name]) if name in AXES else ()
-            more = {"chunks": chunks_for(one), **chain_options(one)} if name == "pipeline" else {}
-            entries.append({"use": one, **({"over": list(axes)} if axes else {}), **more})
-    for name, axis in AXES.items():
-        if name != "expert":
-            own = use if name == family and find_scheme(use).most_axes != 0 else DEFAULTS[name]
-            mesh |= dict.fromkeys(axes_for(own, axis), size)
-    return entries, mesh
+        uses = [use] if name == family else [defaults[name]] if name in defaults else []
+        if name == family and name in AXES and find_scheme(use).most_axes == 0:
+            uses = [use, defaults[name]]
+        for scheme in uses:
+            axes = axes_for(scheme, AXES[name]) if name in AXES else ()
+            more = {"chunks": chunks_for(scheme), **chain_options(scheme)} if name == "pipeline" else {}
+            entries.append({"use": scheme, **({"over": list(axes)} if axes else {}), **more})
+            if name != "expert":
+                mesh |= dict.fromkeys(axes, size)
+    order = [*AXES.values()]
+    return entries, {axis: mesh[axis] for axis in sorted(mesh, key=lambda axis: order.index(axis.rstrip("0123456789")))}
+
+
+MOE = {"experts": 8, "top_k": 2, "expert_ffn": 24, "shared_experts": 1, "first_dense": 1, "every": 2}
+
+
+def job_with(use: str, overlap: bool = True, defaults: Mapping[str, str] = DEFAULTS, **more: Any) -> dict[str, Any]:
+    """Four micro-batches through two devices, with experts on four ranks.
+
+    more: `set`, of the framework; `options`, of schemes by their names; other fields of the job.
+    """
+    sizes = {"layers": 4, "hidden": 64, "heads": 8, "kv_heads": 4, "vocab": 128, "seq": 32}
+    kind_of_gpt = {"positions": "rope", "norm": "rmsnorm", "gated": True, "tied": False}
+    entries, mesh = entries_with(use, defaults={**DEFAULTS, **defaults})
+    options = more.pop("options", {})
+    gpus = math.prod(mesh.values())
+    replicas = math.prod(size for axis, size in mesh.items() if axis.startswith("dp"))
+    framework = {"overlap": {"dp": overlap, "pp": overlap}, "attention": kernels_for(use), **more.pop("set", {})}
+    return {
+        "model": {**sizes, **kind_of_gpt, **({"frames": 4} if has_frames(find_scheme(use)) else {}), "moe": MOE},
+        "cluster": {"gpu": "h100-sxm", "gpus": gpus},
+        "framework": {"name": "megatron-core", "set": framework},
+        "batch": {"global": 16 * replicas, "micro": 4},
+        "plan": {
+            "mesh": mesh,
+            "views": {EXPERTS: {"edp": gpus // 2 // 4, "ep": 4}},
+            "schemes": [{**entry, **options.get(entry["use"], {})} for entry in entries],
+        },
+        **more,
+    }
 
 
 def of_family(*families: str) -> list[str]:

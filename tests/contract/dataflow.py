@@ -37,6 +37,7 @@ from meshcast.simulator.ir.ops import (
     UnitRun,
 )
 from meshcast.simulator.ir.scheme import Scheme
+from tests.contract.measure import waits_for
 
 STATES = ("parameters", "gradients", "optimizer")
 """Memory categories of model states: ops hold them, and `Param.used` and `Param.ready` order their readers."""
@@ -244,10 +245,10 @@ class Flow:
         done: set[Op] = set()
         for param in self.fragment.params:
             if param.trained:
-                done |= {param.ready, *ancestors(param.ready)}
+                done |= {param.ready, *waits_for(param.ready)}
         for op in self.fragment.backward:
             if op.phase == "W" and {word.removeprefix("w") for word in op.name.split()} & self.borrowers:
-                done |= {op, *ancestors(op)}
+                done |= {op, *waits_for(op)}
         for op in self.fragment.backward:
             if op.phase != "W" or op.work is None:
                 continue
@@ -283,18 +284,6 @@ def through_marks(op: Op) -> Iterator[Op]:
         if other.work is None:
             yield from through_marks(other)
         yield other
-
-
-def ancestors(op: Op) -> set[Op]:
-    """All ops and marks that an op waits for through `after`."""
-    found: set[Op] = set()
-    left = [*op.after]
-    while left:
-        other = left.pop()
-        if other not in found:
-            found.add(other)
-            left += other.after
-    return found
 
 
 def run_problems(run: UnitRun, borrowers: Set[str] = frozenset()) -> list[str]:

@@ -29,7 +29,7 @@ from meshcast.simulator.program.messages import StageMessages
 from meshcast.simulator.program.timetable import timetable
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
-from tests.contract.measure import backward_ops, forward_ops, params_of, sent, side_ops_of
+from tests.contract.measure import backward_ops, forward_ops, params_of, remembered, sent, side_ops_of
 
 MODEL = Model(layers=2, hidden=64, heads=4, vocab=256, seq=32, tied=False)
 """A small GPT with an output layer of its own."""
@@ -77,6 +77,9 @@ class DataRanks(DataSetting):
 
     def lower_stages(self, use: str) -> tuple[StageOps, Plan, list[Fragment]]:
         """The lowered stage, the plan and the updates under a scheme."""
+        return _lower_stages(self, use)
+
+    def job(self, use: str) -> dict[str, Any]:
         kind = find_scheme(use)
         two = self.across > 1 or kind.least_axes > 1
         mesh = {"across": self.across, "dp": self.n // self.across} if two else {"dp": self.n}
@@ -85,16 +88,20 @@ class DataRanks(DataSetting):
             mesh = {"replicas": self.replicas, **mesh}
             entry["replicate"] = "replicas"
         gpus = math.prod(mesh.values())
-        job = {
+        return {
             "model": MODEL,
             "cluster": {"gpu": "h100-sxm", "gpus": gpus},
             "framework": {"set": {"overlap": {"dp": self.overlap}}},
             "batch": {"global": gpus * self.batches},
             "plan": {"mesh": mesh, "schemes": [entry]},
         }
-        ready = resolve_plan(load_job(job))
-        (stage_ops,), updates = lower_stages(ready)
-        return stage_ops, ready, updates
+
+
+@remembered
+def _lower_stages(setting: DataRanks, use: str) -> tuple[StageOps, Plan, list[Fragment]]:
+    plan = resolve_plan(load_job(setting.job(use)))
+    (stage_ops,), updates = lower_stages(plan)
+    return stage_ops, plan, updates
 
 
 def step_collectives(setting: DataRanks, use: str) -> tuple[list[Op], Plan]:

@@ -23,11 +23,6 @@ from tests.contract.of_tensor import LoweredLayer
 class GemmPair(OverlapSetting):
     """One GEMM and its collective at a setting."""
 
-    @property
-    def layer(self) -> LoweredLayer:
-        """A layer on the same ranks; see `sent`."""
-        return LoweredLayer(self.p, 1, 64, 128, 8, self.regather)
-
     def pair(self, gathers: bool, reduction: str = "reduce_scatter") -> Fragment:
         """All-gather and GEMM, or GEMM and reduction; on one rank the GEMM alone."""
         product = Op("product", work=self.gemm)
@@ -71,18 +66,9 @@ def reduce_seconds(setting: GemmPair, use: str) -> float:
     return seconds(overlapped_ops(setting, use, False, "all_reduce"), setting)
 
 
-def sent_per_reduced_layer(setting: GemmPair, use: str) -> float:
-    """Bytes that a rank sends in a layer of Megatron without sequence parallelism, with the overlap scheme."""
-    layer = setting.layer
-    with_overlap = LoweredLayer(layer.t, layer.b, layer.s, layer.h, layer.a, layer.regather, more=((use, ()),))
-    return of_tensor.sent_per_layer(with_overlap, "tensor/megatron")
-
-
-def sent_per_layer(setting: GemmPair, use: str) -> float:
-    """Bytes that a rank sends in a layer of Megatron sequence parallelism with the overlap scheme."""
-    layer = setting.layer
-    with_overlap = LoweredLayer(layer.t, layer.b, layer.s, layer.h, layer.a, layer.regather, more=((use, ()),))
-    return of_tensor.sent_per_layer(with_overlap, "tensor/megatron-sp")
+def sent_per_layer(setting: GemmPair, use: str, tensor: str = "tensor/megatron-sp") -> float:
+    """Bytes that a rank sends in a layer of Megatron with the overlap scheme."""
+    return of_tensor.sent_per_layer(LoweredLayer(setting.p, 1, 64, 128, 8, setting.regather, more=((use, ()),)), tensor)
 
 
 OPTION_VALUES: dict[str, tuple[Any, ...]] = {"schedule": ("split", "fuse"), "chunks": (1, 3)}
@@ -105,6 +91,6 @@ MEASURES = {
     "gather_seconds": gather_seconds,
     "scatter_seconds": scatter_seconds,
     "reduce_seconds": reduce_seconds,
-    "sent_per_reduced_layer": sent_per_reduced_layer,
+    "sent_per_reduced_layer": lambda setting, use: sent_per_layer(setting, use, "tensor/megatron"),
     "sent_per_layer": sent_per_layer,
 }

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
+from itertools import product
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule
 from meshcast.validation.pipelines import cases as pipeline
 from meshcast.validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
@@ -22,31 +20,22 @@ T_LOSS = 1.5
 """Time of a loss that couples the samples of a batch."""
 
 
-def settings(kind: type[Scheme]) -> Iterator[PipelineSetting]:
-    """Shapes that the schedule exists for, with the triples of `TIMES` in turn; of more than sixty shapes `make test`
-    checks every fifth."""
-    assert issubclass(kind, Schedule)
-    found = list(_settings(kind))
-    yield from found[:: 5 if SHARE > 1 and len(found) > 60 else 1]
+MOST_P, MOST_M = (8, 24) if SHARE == 1 else (4, 12)
+"""Devices and micro-batches of the largest shapes."""
 
 
-def _settings(kind: type[Schedule]) -> Iterator[PipelineSetting]:
-    count = 0
-    for p in range(1, 9):
-        for m in (1, 2, 3, 4, 5, 6, 7, 8, 12, 15, 16, 20, 21, 24):
-            for v in (1, 2, 3, 4):
-                for couples in {False, kind.couples_samples}:
-                    shape = PipelineShape(p, m, v * kind.directions, batch_loss=couples)
-                    if exists(kind, shape):
-                        count += 1
-                        yield PipelineSetting(shape, *TIMES[count % len(TIMES)])
+@cache
+def settings(kind: type[Schedule]) -> list[PipelineSetting]:
+    """Shapes that the schedule exists for, with the triples of `TIMES` in turn."""
+    found = [shape for shape in shapes(kind) if shape.m in (*range(1, 9), 12, 15, 16, 20, 21, 24)]
+    return [PipelineSetting(shape, *TIMES[number % len(TIMES)]) for number, shape in enumerate(found, 1)]
 
 
 @cache
 def shapes(kind: type[Schedule]) -> list[PipelineShape]:
-    """All shapes that the schedule exists for, up to 8 devices, 24 micro-batches and 4 chunks."""
-    every = (PipelineShape(p, m, v) for p in range(1, 9) for m in range(1, 25) for v in range(1, 5))
-    every = (replace(one, batch_loss=couples) for one in every for couples in {False, kind.couples_samples})
+    """All shapes that the schedule exists for, of up to 4 chunks and the most devices and micro-batches."""
+    sizes = product(range(1, MOST_P + 1), range(1, MOST_M + 1), range(1, 5), {False, kind.couples_samples})
+    every = (PipelineShape(p, m, v * kind.directions, batch_loss=couples) for p, m, v, couples in sizes)
     return [shape for shape in every if exists(kind, shape)]
 
 

@@ -59,6 +59,14 @@ def has_frames(kind: type[Scheme]) -> bool:
     return getattr(kind, "position_axes", 1) > 1
 
 
+OPTION_VALUES = (
+    *(("balance", order) for order in ("striped", "contiguous", "zigzag")),
+    *(("comm", way) for way in ("all_gather", "a2a", "p2p")),
+    ("merge", "eager"),
+)
+"""Values of options that appear in closed forms."""
+
+
 def settings(kind: type[Scheme]) -> Iterator[SequenceLayer]:
     """Numbers of ranks that divide the heads, or are multiples of the key-value heads; grids where a scheme has several
     axes, of as many groups as ranks in a team; videos where it needs them."""
@@ -75,8 +83,9 @@ def settings(kind: type[Scheme]) -> Iterator[SequenceLayer]:
         for b, s, h in ((1, 48, 192), (3, 96, 384)):
             for regather in (False, True):
                 yield SequenceLayer(cp, b, s, kv_heads, h, regather)
-            if "merge" in kind.Options.model_fields:
-                yield SequenceLayer(cp, b, s, kv_heads, h, options=(("merge", "eager"),))
+            for name, value in OPTION_VALUES:
+                if name in kind.Options.model_fields and (value != "a2a" or kv_heads % cp == 0):
+                    yield SequenceLayer(cp, b, s, kv_heads, h, regather=cp % 4 == 0, options=((name, value),))
 
 
 def of_family(ops: Sequence[Op]) -> list[Op]:

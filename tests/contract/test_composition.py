@@ -2,88 +2,79 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
-from itertools import product
 from typing import Any
 
 import pytest
 
+from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.forecast.shared_work import SharedWork
-from meshcast.simulator.forecast.stages import lower_stages
+from meshcast.simulator.forecast.step import play_forecast
 from meshcast.simulator.ir.capabilities import KeepsOwnStates, KeepsSecondaryShards, ShardsStates, schemes_with
-from meshcast.simulator.ir.moe_operators import EXPERTS
-from meshcast.simulator.ir.ops import HostUpdate, Memory
-from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.ops import COMPUTE, HostUpdate, Memory
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.program import one_of
-from tests.contract.composed import AXES, SCHEMES, chunks_for, entries_with
+from tests.contract.composed import AXES, SCHEMES, chunks_for, job_with
 from tests.contract.measure import saved
-from tests.contract.of_sequence import has_frames, kernels_for
-from tests.contract.played import FREE, PAID, Played, copies_of, play_job
+from tests.contract.played import Played, copies_of, play_job
 from tests.contract.step_dataflow import step_problems
-from tests.strategies import some
+from tests.draws import drawn_grid
 
 STATES = ("parameters", "gradients", "optimizer")
-
-MOE = {"experts": 8, "top_k": 2, "expert_ffn": 24, "shared_experts": 1, "first_dense": 1, "every": 2}
-
-
-def job_with(use: str, overlap: bool) -> dict[str, Any]:
-    """Four micro-batches through two devices, with experts on four ranks."""
-    sizes = {"layers": 8, "hidden": 64, "heads": 8, "kv_heads": 4, "vocab": 128, "seq": 32}
-    kind_of_gpt = {"positions": "rope", "norm": "rmsnorm", "gated": True, "tied": False}
-    entries, mesh = entries_with(use)
-    gpus = math.prod(mesh.values())
-    replicas = math.prod(size for axis, size in mesh.items() if axis.startswith("dp"))
-    framework = {"overlap": {"dp": overlap, "pp": overlap}, "attention": kernels_for(use)}
-    return {
-        "model": {**sizes, **kind_of_gpt, **({"frames": 4} if has_frames(find_scheme(use)) else {}), "moe": MOE},
-        "cluster": {"gpu": "h100-sxm", "gpus": gpus},
-        "framework": {"name": "megatron-core", "set": framework},
-        "batch": {"global": 16 * replicas, "micro": 4},
-        "plan": {"mesh": mesh, "views": {EXPERTS: {"edp": gpus // 2 // 4, "ep": 4}}, "schemes": entries},
-    }
-
 
 ALL_AT_ONCE = "pipeline x fsdp x ring x megatron-sp x experts"
 """A plan that has a demanding scheme of every family."""
 
-
-def all_at_once(overlap: bool) -> dict[str, Any]:
-    job = job_with("pipeline/interleaved-1f1b", overlap)
-    plan = job["plan"]
-    others = {"data/zero-1": "data/fsdp", "sequence/all-gather": "sequence/ring"}
-    schemes = [{**entry, "use": others.get(entry["use"], entry["use"])} for entry in plan["schemes"]]
-    schemes[0]["chunks"] = 2
-    return {**job, "plan": {**plan, "schemes": schemes}}
-
-
-PLANS = [
-    pytest.param((use, overlap), id=f"{use}-{overlap}", marks=() if overlap else pytest.mark.slow)
-    for use in (*SCHEMES, ALL_AT_ONCE)
-    for overlap in (True, False)
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"overlap": False, "defaults": {"memory": "memory/recompute-full"}, "set": {"regather": True}},
+    {
+        "defaults": {"data": "data/fsdp"},
+        "options": {"memory/recompute-selective": {"modules": ["attention", "mlp", "moe"]}},
+    },
+    {"precision": "fp8-blockwise", "defaults": {"memory": "memory/recompute-full"}},
+    {"set": {"attention": "unfused"}, "defaults": {"pipeline": "pipeline/zb-h1"}},
+    {"precision": "fp8-delayed", "defaults": {"tensor": "tensor/megatron", "sequence": "sequence/ring"}},
+    {"options": {"memory/recompute-selective": {"modules": ["core_attn", "moe"]}}, "set": {"regather": True}},
 ]
-"""Jobs with communication that is hidden; those without are slow tests."""
+"""Changes of the other families, of number formats and of kernels."""
+
+OF_ALL_REDUCES = ("tensor/domino", "tensor/coconet")
+"""Schemes that accompany tensor parallelism without sequence parallelism."""
 
 
-SHARED = SharedWork()
-"""Plans of this module differ in one scheme or two, and share the units that these leave as they are."""
+def job_of(use: str, variant: int) -> dict[str, Any]:
+    """A scheme in a variant of the job; in the job itself, where it refuses the variant."""
+    if use == ALL_AT_ONCE:
+        others = {"data": "data/fsdp", "sequence": "sequence/ring"}
+        return job_with(
+            "pipeline/interleaved-1f1b", defaults=others, options={"pipeline/interleaved-1f1b": {"chunks": 2}}
+        )
+    reduced = {"tensor": "tensor/megatron"} if use in OF_ALL_REDUCES else {}
+    changes = dict(VARIANTS[variant])
+    job = job_with(use, defaults={**changes.pop("defaults", {}), **reduced}, **changes)
+    try:
+        resolve_plan(load_job(job))
+    except PlanError:
+        return job_with(use, defaults=reduced)
+    return job
 
-Composed = tuple[str, dict[str, Any], Played, float]
+
+Composed = tuple[str, dict[str, Any], Played]
 
 
-@pytest.fixture(scope="module", params=PLANS)
+@pytest.fixture(
+    scope="module", params=drawn_grid((*SCHEMES, ALL_AT_ONCE), range(len(VARIANTS))), ids="{0[0]}-{0[1]}".format
+)
 def composed(request: pytest.FixtureRequest) -> Composed:
-    """A scheme, its job, the step, and the duration of a step with free communication."""
-    use, overlap = request.param
-    job = all_at_once(overlap) if use == ALL_AT_ONCE else job_with(use, overlap)
-    return use, job, play_job(job, shared=SHARED), play_job(job, FREE, engine="matrices", shared=SHARED).step.span
+    """A scheme, its job, and the step."""
+    use, variant = request.param
+    job = job_of(use, variant)
+    return use, job, play_job(job)
 
 
 def test_every_pass_is_made_once(composed: Composed) -> None:
-    use, _, played, _ = composed
+    use, _, played = composed
     shape, ways = played.plan.shape, played.plan.schedule.directions
     assert (shape.p, shape.v) == (2, (2 if use == ALL_AT_ONCE else chunks_for(use)) * ways)
     kinds = Counter(action.kind for action in played.program.timetable.actions)
@@ -94,12 +85,12 @@ def test_every_pass_is_made_once(composed: Composed) -> None:
 
 
 def test_data_flow(composed: Composed) -> None:
-    _, _, played, _ = composed
+    _, _, played = composed
     assert step_problems(played) == []
 
 
 def test_memory_is_given_back_and_flops_are_conserved(composed: Composed) -> None:
-    _, _, played, _ = composed
+    _, _, played = composed
     assert all(peak.left == 0 for peak in played.peaks)
     wanted = played.wanted
     assert played.flops("F", dispatch=False) == pytest.approx(wanted)
@@ -108,16 +99,36 @@ def test_memory_is_given_back_and_flops_are_conserved(composed: Composed) -> Non
 
 
 def test_all_families_communicate_and_weights_are_updated(composed: Composed) -> None:
-    _, _, played, free = composed
-    assert played.times.span > free > 0
+    """So a step takes longer than the kernels of a device."""
+    _, _, played = composed
+    busy = [0.0, 0.0]
+    for number, op in played.instances():
+        busy[played.flat.device[number]] += played.flat.seconds[number] * (op.stream == COMPUTE)
+    assert played.times.span > max(busy) > 0
     families = {op.stream.partition("-")[0] for op in played.counts} - {"memory", "host"}
     assert families == {"compute", *AXES}
     assert any(isinstance(op.work, Memory | HostUpdate) and op.phase == "U" for op in played.counts)
 
 
+def test_engines_agree(composed: Composed) -> None:
+    _, _, played = composed
+    by_matrices = play_forecast(played.plan, played.stages, played.program, engine="matrices")
+    assert by_matrices.step.span == pytest.approx(played.step.span, rel=1e-9)
+    assert [peak.total for peak in by_matrices.peaks] == [peak.total for peak in played.peaks]
+
+
+def test_full_recompute_keeps_the_inputs_of_layers_alone(composed: Composed) -> None:
+    """Whatever a scheme does inside a layer, its result is discarded with the rest."""
+    use, job, played = composed
+    if {"use": "memory/recompute-full"} in job["plan"]["schemes"] and not use.startswith("pipeline/"):
+        for stage_ops in map(one_of, played.stages):
+            assert all(saved(run) == run.nbytes for run in stage_ops.unit_runs if run.name == "layer")
+            assert any(op.phase == "R" for run in stage_ops.unit_runs for op in run.fragment.backward)
+
+
 def test_all_parameters_are_held_as_often_as_is_declared(composed: Composed) -> None:
     """Each way through the devices has weights of its own."""
-    _, _, played, _ = composed
+    _, _, played = composed
     plan = played.plan
     once = 0.0
     for device in range(2):
@@ -129,7 +140,7 @@ def test_all_parameters_are_held_as_often_as_is_declared(composed: Composed) -> 
 
 def test_resting_states_are_sharded_as_declared(composed: Composed) -> None:
     """bf16 weights, fp32 gradients, fp32 main weights and two moments; sharded weights are the main weights."""
-    _, _, played, _ = composed
+    _, _, played = composed
     (scheme,) = schemes_with(played.plan.schemes, ShardsStates)
     for device in range(2):
         wanted: dict[str, float] = defaultdict(float)
@@ -143,19 +154,3 @@ def test_resting_states_are_sharded_as_declared(composed: Composed) -> None:
             if isinstance(scheme, KeepsOwnStates):
                 wanted["optimizer"] += scheme.own_states(param).get("gpu", 0.0)
         assert played.resting(device) == pytest.approx(wanted)
-
-
-INSIDE = [use for use in SCHEMES if use.partition("/")[0] not in ("pipeline", "memory")]
-
-
-@pytest.mark.parametrize(("regather", "use"), some([*product((True, False), INSIDE)], 8))
-def test_full_recompute_keeps_the_inputs_of_layers_alone(use: str, regather: bool) -> None:
-    """Whatever a scheme does inside a layer, its result is discarded with the rest."""
-    job = job_with(use, overlap=True)
-    job["framework"]["set"]["regather"] = regather
-    schemes = [entry for entry in job["plan"]["schemes"] if not entry["use"].startswith("memory/")]
-    whole = {**job["plan"], "schemes": [*schemes, {"use": "memory/recompute-full"}]}
-    stages, _ = lower_stages(resolve_plan(load_job({**job, "plan": whole}), price=PAID))
-    for stage_ops in stages:
-        for unit_run in one_of(stage_ops).unit_runs:
-            assert saved(unit_run) == unit_run.nbytes or unit_run.name != "layer"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
@@ -10,14 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from meshcast.simulator.ir.operators import Boundary
-from meshcast.simulator.ir.ops import BYTES, Attention, Collective
+from meshcast.simulator.ir.ops import BYTES, Attention, Collective, Op
 from meshcast.simulator.lowering.scope import Scope
 from meshcast.simulator.models.flops import forward_matmul_flops
-from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS
+from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, GRADIENT_SUMS, Action
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
-from tests.contract.measure import (
-    params_of,
-)
+from tests.contract.measure import backward_ops, forward_ops, params_of, side_ops_of
 from tests.contract.played import Played, copies_of, play_job, sent_between_stages, summed_over
 from tests.strategies import EVERY, FREE, WHOLE, changed, examples, jobs, jobs_of_all
 
@@ -66,27 +64,30 @@ def test_full_recompute_does_the_layers_forward_pass_again(job: dict[str, Any], 
     assert played.flops("R") == pytest.approx(again, rel=1e-12)
 
 
-@examples(50)
+TIED: dict[str, Any] = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "tied": True}
+
+
+def tied_job(gpus: int, plan: dict[str, int], **model: Any) -> dict[str, Any]:
+    """A model whose table lies at both ends."""
+    cluster = {"gpu": "h100-sxm", "gpus": gpus}
+    return {"model": TIED | model, "cluster": cluster, "batch": {"global": gpus}, "plan": plan}
+
+
+@examples(100)
 @given(job=jobs_of_all(EVERY))
-@example(
-    job={
-        "model": {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "tied": True},
-        "cluster": {"gpu": "h100-sxm", "gpus": 8},
-        "batch": {"global": 8},
-        "plan": {"pp": 2, "tp": 2, "chunks": 2},
-    }
-)
-@example(
-    job={
-        "model": {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 16, "tied": True, "mtp": 1},
-        "cluster": {"gpu": "h100-sxm", "gpus": 2},
-        "batch": {"global": 2},
-        "plan": {"pp": 2},
-    }
-)
-def test_parameters_are_conserved(job: dict[str, Any]) -> None:
-    """Over all ranks: the model's parameters times the declared copies, and a table that both ends need twice."""
+@example(job=tied_job(8, {"pp": 2, "tp": 2, "chunks": 2}))
+@example(job=tied_job(2, {"pp": 2}, mtp=1))
+def test_any_step(job: dict[str, Any]) -> None:
+    """Conserves parameters and bytes between stages, gives all memory back, and runs every action and op once."""
     played = play_job(job)
+    parameters_are_conserved(played)
+    bytes_between_stages_are_conserved(played)
+    memory_returns_to_its_baseline(played)
+    every_action_happens_once(played)
+
+
+def parameters_are_conserved(played: Played) -> None:
+    """Over all ranks: the model's parameters times the declared copies, and a table that both ends need twice."""
     plan = played.plan
     once = 0.0
     for stage in range(plan.shape.stages):
@@ -99,6 +100,55 @@ def test_parameters_are_conserved(job: dict[str, Any]) -> None:
     alone = set(plan.model_parts.holders(plan.model_parts.count - 1)) - set(plan.model_parts.holders(0))
     copied = len(alone) * model.vocab * model.hidden if model.tied or model.mtp else 0
     assert once == pytest.approx(plan.schedule.directions * model.parameters + copied)
+
+
+def memory_returns_to_its_baseline(played: Played) -> None:
+    for peak in played.peaks:
+        assert peak.left == 0
+        assert peak.total == pytest.approx(sum(peak.by.values()))
+        assert min(peak.by.values()) >= 0
+
+
+ASIDE = (*ACTIVATION_TRANSFERS, *GRADIENT_SUMS, "O")
+"""Actions that are no passes."""
+
+
+def every_action_happens_once(played: Played) -> None:
+    plan, table, flat = played.plan, played.program.timetable, played.flat
+    counts = Counter(action for action in table.actions if action.kind not in ASIDE)
+    assert set(counts.values()) == {1}
+    units: dict[int, int] = {}
+    for stage in range(plan.shape.stages):
+        passing = [
+            (k, part)
+            for k in plan.schedule.microbatches(plan.passes.played_shape, stage)
+            for part in range(plan.shape.slices)
+        ]
+        units[stage] = len(passing)
+        for k, part in passing:
+            done = [kind for kind in ["F", "BW", "B", "W", "R"] if Action(stage, kind, k, part) in counts]
+            assert done[0] == "F" and [kind for kind in done[1:] if kind != "R"] in (["BW"], ["B", "W"])
+    assert sum(units.values()) == sum(1 for action in counts if action.kind == "F")
+    # All actions together run all ops of their stages, of every pass and layer.
+    ran = Counter(flat.ops[at] for number in range(len(table.actions)) for at in played.ops(number))
+    wanted: Counter[Op] = Counter()
+    for number, action in enumerate(table.actions):
+        task = played.task(number)
+        wanted.update(side_ops_of((*task.ahead, *task.behind)))
+        if action.kind == "F":
+            stage_ops = played.stage_ops(action.stage, action.slice)
+            wanted.update((*forward_ops(stage_ops), *backward_ops(stage_ops)))
+        elif action.kind in ASIDE:
+            wanted.update(op for part in task.parts for op in part.block.ops)
+    assert ran == wanted
+    # Each op has a time of its own, after all that it waits for.
+    times = played.times
+    assert sorted(n for queue in flat.queues.values() for n in queue) == list(range(len(flat.ops)))
+    for number, after in enumerate(flat.after):
+        assert times.end[number] == pytest.approx(times.begin[number] + flat.seconds[number])
+        for other in after:
+            assert other < number
+            assert times.begin[number] >= times.end[other] + flat.latency[other] - 1e-12
 
 
 def test_key_and_value_heads_are_copied_where_there_are_fewer_than_ranks() -> None:
@@ -153,11 +203,8 @@ def boundaries(played: Played) -> dict[tuple[int, str], int]:
     return found
 
 
-@examples(50)
-@given(job=jobs_of_all(EVERY))
-def test_bytes_between_stages_are_conserved(job: dict[str, Any]) -> None:
+def bytes_between_stages_are_conserved(played: Played) -> None:
     """A micro-batch sends b s h elements over every boundary each way, a rank its cut of the positions."""
-    played = play_job(job)
     wanted = {key: [each] * passes(played, key[0]) for key, each in boundaries(played).items()}
     sent: dict[tuple[int, str], list[int]] = defaultdict(list)
     for (stage, kind), messages in sent_between_stages(played).items():

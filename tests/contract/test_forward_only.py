@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import cycle
 from typing import Any
 
 import pytest
@@ -17,44 +16,26 @@ from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.timetable import Timetable, timetable
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule, VShape
-from tests.contract.composed import SCHEMES, of_family
+from tests.contract.composed import SCHEMES, job_with, of_family
 from tests.contract.of_pipeline import exists
 from tests.contract.played import PAID, Played, play_job
 from tests.contract.step_dataflow import step_problems
-from tests.contract.test_composition import job_with
+from tests.draws import drawn
 from tests.simulator.engine.engines import check_alike, play_by_engines
 from tests.strategies import chain_options, examples, jobs_of_all
 
 FORWARD_ONLY = {"train": {"mode": "forward-only"}}
 
-ONE_STEP = {"period": 1}
+ONE_STEP = {use: {"period": 1} for use in SCHEMES if "period" in find_scheme(use).Options.model_fields}
 """A period counts updates, of which there are none."""
-
-
-def training_job(use: str, overlap: bool) -> dict[str, Any]:
-    job = job_with(use, overlap)
-    schemes = [{**entry, **(ONE_STEP if of_a_period(entry["use"]) else {})} for entry in job["plan"]["schemes"]]
-    return {**job, "plan": {**job["plan"], "schemes": schemes}}
-
-
-def of_a_period(use: str) -> bool:
-    return find_scheme(use).family == "data" and "period" in find_scheme(use).Options.model_fields
-
-
-PLANS = [
-    pytest.param((use, overlap), id=f"{use}-{overlap}", marks=() if overlap and fast else pytest.mark.slow)
-    for use, fast in zip(SCHEMES, cycle((True, *[False] * 5)), strict=False)
-    for overlap in (True, False)
-]
-"""One in six jobs with communication that is hidden; the others are slow tests."""
 
 Both = tuple[dict[str, Any], Played, Played]
 
 
-@pytest.fixture(scope="module", params=PLANS)
+@pytest.fixture(scope="module", params=drawn(SCHEMES, keep=6))
 def both(request: pytest.FixtureRequest) -> Both:
     """The job, its step of training, and its forward-only step."""
-    job = training_job(*request.param)
+    job = job_with(request.param, options=ONE_STEP)
     return job, play_job(job, engine="matrices"), play_job(job | FORWARD_ONLY)
 
 
@@ -92,10 +73,6 @@ def test_memory_holds_weights_and_what_later_operators_read(both: Both) -> None:
 def test_it_takes_no_longer_than_training(both: Both) -> None:
     _, training, forward = both
     assert 0 < forward.times.span < training.step.span
-
-
-def test_all_engines_agree(both: Both) -> None:
-    check_alike(play_by_engines(both[0] | FORWARD_ONLY, PAID))
 
 
 @given(job=jobs_of_all())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -12,10 +11,8 @@ from hypothesis import strategies as st
 from meshcast.simulator.ir.ops import Collective
 from tests.contract.measure import sent
 from tests.contract.played import Played, play_job
-from tests.strategies import examples
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 64, "tied": False, "norm": "rmsnorm"}
-SHARDED = {"data/fsdp", "data/zero-3"}
 
 
 def played(
@@ -74,36 +71,3 @@ def test_tensor_traffic_of_a_micro_batch_is_that_of_its_tokens(tp: int, dp: int,
 
     alone, many = played(tp=tp), played(pp, dp, cp, tp)
     assert layers(many) * cp == pytest.approx(layers(alone))
-
-
-@pytest.mark.parametrize("data", sorted(SHARDED))
-def test_doubling_ranks_at_one_batch_halves_work_but_not_bytes(data: str) -> None:
-    """Why sharded weights stop scaling at a fixed batch: bytes of a rank and micro-batch stay, and there is one
-    micro-batch at least."""
-    few, many = (played(dp=dp, data=data, m=1) for dp in (4, 8))
-    assert sent_by(many, "data") / sent_by(few, "data") == pytest.approx((7 / 8) / (3 / 4), rel=1e-3)
-    assert sum(many.flops("F").values()) == pytest.approx(2 * sum(few.flops("F").values()))
-
-
-@examples(50)
-@given(
-    pp=st.sampled_from([1, 2, 4]), dp=st.sampled_from([1, 2]), cp=st.sampled_from([1, 2, 4]), tp=st.sampled_from([1, 2])
-)
-def test_work_of_a_batch_is_the_same_on_any_plan(pp: int, dp: int, cp: int, tp: int) -> None:
-    one, alone = played(pp, dp, cp, tp, m=8 // dp), played(m=8)
-    for phases in (("F",), ("B", "W")):
-        assert one.flops(*phases) == pytest.approx(alone.flops(*phases))
-
-
-@pytest.mark.parametrize("replicas", [1, 2, 4, 8])
-def test_hybrid_sharding_lies_between_its_limits(replicas: int) -> None:
-    """3 (F-1)/F M + 2 (R-1)/R M/F: of all ranks in one group, to all ranks as copies."""
-    shard = 8 // replicas
-    schemes = [{"use": "data/fsdp", "over": "shard", "replicate": "replicate"}]
-    mesh = {"replicate": replicas, "shard": shard}
-    cluster = {"gpu": "h100-sxm", "gpus": 8}
-    one = play_job({"model": MODEL, "cluster": cluster, "plan": {"mesh": mesh, "schemes": schemes}})
-    n = one.plan.job.model.parameters
-    wanted = (shard - 1) / shard * (2 * 2 + 4) * n + 2 * (replicas - 1) / replicas * 4 * n / shard
-    assert sent_by(one, "data") == pytest.approx(wanted)
-    assert math.prod(mesh.values()) == one.ranks

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,19 +58,13 @@ RING_MISTAKES = {
         "sends zero bytes",
     ),
     "gradients of keys and values are never added": Mistake(
-        r"                gradients = self\._add_key_gradients\(.*\n",
-        "",
-        "no kernel reads core.d:part1",
+        r"                gradients = self\._add_key_gradients\(.*\n", "", "no kernel reads core.d:part1"
     ),
     "blocks are in the wrong order": Mistake(
-        r"rank, \(rank - i\) % ranks",
-        r"rank, (rank + i) % ranks",
-        "pairs of its block",
+        r"rank, \(rank - i\) % ranks", r"rank, (rank + i) % ranks", "pairs of its block"
     ),
     "gradients are sent to the wrong rank": Mistake(
-        r'(self\.shift\("ring back", .*), self\.by,',
-        r"\1, -self.by,",
-        "results for dk come to another rank",
+        r'(self\.shift\("ring back", .*), self\.by,', r"\1, -self.by,", "results for dk come to another rank"
     ),
     "gradients are added twice": Mistake(
         r"( +sums = self\.add_gradients\(.*block\.queries, )after(, ends\)\n)",
@@ -97,9 +91,7 @@ OVERLAP_MISTAKES = {
         "nobody waits for <F all_gather",
     ),
     "results are added before they have come back": Mistake(
-        r"sum_shards\(pair, \[\*pulls, parts\[-1\]\]\)",
-        "sum_shards(pair, parts)",
-        "nobody waits for <B reduce_scatter",
+        r"sum_shards\(pair, \[\*pulls, parts\[-1\]\]\)", "sum_shards(pair, parts)", "nobody waits for <B reduce_scatter"
     ),
     "buffers of messages have zero bytes": Mistake(
         r"self\.add_buffer\(rewrite, pair, shard, local,",
@@ -154,7 +146,7 @@ def mutated(mistake: Mistake, *modules: ModuleType) -> dict[str, Any]:
     return names
 
 
-def ring_problems(names: dict[str, Any] | None = None) -> list[str]:
+def ring_problems(names: dict[str, Any] | None = None) -> Iterator[str]:
     """Violations in a ring over four ranks, with each order of positions. names: of a mutant."""
     kind: Any = find_scheme(RING)
 
@@ -171,7 +163,7 @@ def ring_problems(names: dict[str, Any] | None = None) -> list[str]:
         return [Ring(("cp",), kind.Options(balance=balance), mesh), make("tensor/megatron-sp", mesh, ("tp",))]
 
     orders = ("zigzag", "striped", "contiguous")
-    return [found for balance in orders for found in layer_problems(mesh, partial(schemes, balance))]
+    return (problem for balance in orders for problem in layer_problems(mesh, partial(schemes, balance)))
 
 
 def overlap_problems(names: dict[str, Any] | None = None) -> list[str]:
@@ -192,14 +184,14 @@ def overlap_problems(names: dict[str, Any] | None = None) -> list[str]:
 
 
 def test_nothing_is_seen_in_the_schemes_themselves() -> None:
-    assert ring_problems() == []
+    assert [*ring_problems()] == []
     assert overlap_problems() == []
 
 
 @pytest.mark.parametrize("mistake", RING_MISTAKES)
 def test_a_mistake_in_a_ring_is_seen(mistake: str) -> None:
-    found = ring_problems(mutated(RING_MISTAKES[mistake], ring_attention, attention_steps))
-    assert any(RING_MISTAKES[mistake].seen in problem for problem in found), found
+    problems = ring_problems(mutated(RING_MISTAKES[mistake], ring_attention, attention_steps))
+    assert any(RING_MISTAKES[mistake].seen in problem for problem in problems)
 
 
 @pytest.mark.parametrize("mistake", OVERLAP_MISTAKES)

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
 
+from meshcast.simulator.forecast.step import play_forecast
 from meshcast.simulator.ir.moe_operators import EXPERTS
 from meshcast.simulator.ir.registry import find_scheme
-from tests.contract.composed import Options, of_family, with_options
+from tests.contract.composed import Options, job_with, of_family, with_options
 from tests.contract.played import Played, play_job
 from tests.contract.step_dataflow import StepFlow, step_problems
-from tests.contract.test_composition import job_with
-from tests.strategies import MODULES, changed, some
+from tests.draws import drawn, drawn_grid
+from tests.strategies import MODULES, changed
 
 OPTIONS = [
     *with_options("expert", "data", "memory"),
@@ -27,14 +27,16 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("use", "options"), some([(use, options) for use, options in OPTIONS if options], 8))
+@pytest.mark.parametrize(("use", "options"), drawn([(use, options) for use, options in OPTIONS if options], keep=8))
 def test_data_flow_with_each_option(use: str, options: Options) -> None:
-    job = job_with(use, True)
+    """Memory is given back and engines agree, too."""
+    job = job_with(use, options={use: options})
     if use.startswith("data/") and find_scheme(use).least_axes < 2:
         two_data_axes(job)
-    for entry in job["plan"]["schemes"]:
-        entry |= options if entry["use"] == use else {}
-    assert step_problems(play_job(job)) == []
+    played = play_job(job)
+    assert step_problems(played) == [] == [peak for peak in played.peaks if peak.left]
+    by_matrices = play_forecast(played.plan, played.stages, played.program, engine="matrices")
+    assert by_matrices.step.span == pytest.approx(played.step.span, rel=1e-9)
 
 
 def two_data_axes(job: dict[str, Any]) -> None:
@@ -49,11 +51,11 @@ def two_data_axes(job: dict[str, Any]) -> None:
 
 
 def small_buckets(use: str, **model: Any) -> Played:
-    job = changed(job_with(use, True), bucket={"elements": 3000, "elements_per_rank": 0})
+    job = changed(job_with(use), bucket={"elements": 3000, "elements_per_rank": 0})
     return play_job({**job, "model": {**job["model"], **model}})
 
 
-@pytest.mark.parametrize(("tied", "use"), some([*product((False, True), of_family("data"))], 2))
+@pytest.mark.parametrize(("use", "tied"), drawn_grid(of_family("data"), (False, True)))
 def test_reductions_wait_for_their_gradients(use: str, tied: bool) -> None:
     assert step_problems(small_buckets(use, tied=tied)) == []
 
@@ -78,7 +80,7 @@ def without(step: StepFlow, number: int, other: int) -> StepFlow:
 
 
 def test_each_dependency_that_is_taken_away_is_seen() -> None:
-    played = small_buckets("data/zero-1", layers=4)
+    played = small_buckets("data/zero-1")
     step = StepFlow(played, played.flat)
     assert [*step.problems()] == []
     found = [*dependencies_between_passes(step)]

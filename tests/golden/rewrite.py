@@ -103,11 +103,7 @@ def summary(report: Report, whole: bool) -> dict[str, Any]:
         kept = whole_answer(answer)
     else:
         peaks = [stage["peak_allocated_gib"] for stage in answer["memory"]["stages"]]
-        kept = {
-            "step_time_s": answer["step_time_s"],
-            "peak_allocated_gib": peaks,
-            "breakdown_s": answer["breakdown_s"],
-        }
+        kept = {"step_time_s": answer["step_time_s"], "peak_allocated_gib": peaks, "breakdown_s": answer["breakdown_s"]}
     return _rounded(kept, NOISE * answer["step_time_s"])
 
 

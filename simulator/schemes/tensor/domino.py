@@ -79,17 +79,16 @@ class Domino(TensorScheme):
 
     def _places(self, issued: list[Op], halves: dict[Op, list[Op]]) -> dict[Op, tuple[int, int, int]]:
         """Returns segment, half and number of every new op: a segment ends before the first kernel that waits for a
-        sum."""
-        places, segment, sums = dict[Op, tuple[int, int, int]](), 0, set[Op]()
+        sum, or for a message of both halves."""
+        places, segment, sums, whole = dict[Op, tuple[int, int, int]](), 0, set[Op](), set[Op]()
         for number, op in enumerate(issued):
             before = working_predecessors(op)
-            if op.stream == COMPUTE and before & sums:
-                segment, sums = segment + 1, set()
+            if (op.stream == COMPUTE and before & sums) or (op in halves and before & whole):
+                segment, sums, whole = segment + 1, set(), set()
             sums |= {op} if self._is_reduction(op) else set()
-            whole = int(bool(before & halves.keys()))  # what is not split follows both halves, or goes before them
-            places |= {
-                part: (segment, i if op in halves else whole, number) for i, part in enumerate(halves.get(op, [op]))
-            }
+            # What is not split follows both halves, or goes before them.
+            whole |= {op} if op not in halves and before & (halves.keys() | whole) else set()
+            places |= {part: (segment, i + (op in whole), number) for i, part in enumerate(halves.get(op, [op]))}
         return places
 
     def closed_forms(self, setting: OverlapSetting) -> Iterable[ClosedForm]:

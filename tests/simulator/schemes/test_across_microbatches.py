@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcast.simulator import simulate
-from meshcast.simulator.ir.ops import BYTES, Collective
+from meshcast.simulator.ir.ops import BYTES
 from tests.contract.played import Played, play_job
 from tests.contract.step_dataflow import step_problems
 from tests.draws import drawn_grid
 from tests.simulator.engine.engines import check_alike, play_by_engines
+from tests.simulator.schemes.sharded_jobs import job_on
+from tests.simulator.schemes.sharded_jobs import moved as sizes_moved
 from tests.strategies import PRICES, examples
 
 MODEL = {"layers": 8, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "tied": False}
@@ -23,26 +25,14 @@ FORWARD_FIRST = ("gpipe", "breadth-first")
 
 def job(schedule: str = "1f1b", m: int = 4, pp: int = 2, chunks: int = 1, **options: Any) -> dict[str, Any]:
     """A small model on stages of four ranks with sharded weights."""
-    given = {"chunks": chunks} if chunks > 1 else {}
-    return {
-        "model": MODEL,
-        "cluster": {"gpu": "h100-sxm", "gpus": 4 * pp},
-        "framework": {"name": "torchtitan"},
-        "batch": {"global": 4 * m, "micro": 1},
-        "plan": {
-            "mesh": {"pp": pp, "dp": 4},
-            "schemes": [
-                {"use": f"pipeline/{schedule}", "over": "pp", **given},
-                {"use": "data/fsdp", "over": "dp", **options},
-            ],
-        },
-    }
+    pipeline = {"use": f"pipeline/{schedule}", "over": "pp", **({"chunks": chunks} if chunks > 1 else {})}
+    fsdp = {"use": "data/fsdp", "over": "dp", **options}
+    return job_on({"pp": pp, "dp": 4}, pipeline, fsdp, samples=4 * m, model=MODEL, framework={"name": "torchtitan"})
 
 
 def moved(played: Played, operation: str, device: int = 0) -> int:
     """Bytes of all collectives of one kind among the ranks of a stage."""
-    found = [op.work for _, op in played.instances(device) if op.stream.startswith("data")]
-    return sum(work.nbytes for work in found if isinstance(work, Collective) and work.operation == operation)
+    return sum(sizes_moved(played, operation, device))
 
 
 def whole(played: Played, device: int, dtype: str) -> int:
@@ -61,13 +51,6 @@ def test_under_a_pipeline_weights_move_once_per_step(schedule: str, m: int) -> N
         assert moved(played, "all_gather", device) == gathers * weights
         assert moved(played, "reduce_scatter", device) == gradients
     assert step_problems(played) == []
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", *FORWARD_FIRST])
-def test_without_it_they_move_in_every_micro_batch(schedule: str) -> None:
-    few, many = (play_job(job(schedule, m, across_microbatches=False)) for m in (2, 6))
-    for operation in ("all_gather", "reduce_scatter"):
-        assert moved(many, operation) == 3 * moved(few, operation) > 0
 
 
 @pytest.mark.parametrize("schedule", FORWARD_FIRST)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshcast.simulator.ir.ops import Gemm, Memory, Op
-from tests.contract.played import play_job
-from tests.simulator.schemes.expert_layers import TOKENS, K, S, divided, job, moved
+from tests.simulator.schemes.expert_layers import TOKENS, K, S, divided, moved
 
 USE = "expert/all-gather-dispatch"
 
@@ -55,12 +54,3 @@ def test_fewer_ranks_than_choices_of_a_token_send_less_than_all_to_alls() -> Non
         ]
         # What a rank sends of a collective's bytes is (P-1)/P of the whole: of P T tokens, or of k T copies.
         assert (tokens[0] < tokens[1]) == (p < K) and tokens == [2 * p * TOKENS, 2 * K * TOKENS]
-
-
-def test_all_memory_is_freed_under_every_other_scheme() -> None:
-    for more in ((), ({"use": "memory/recompute-full"},), ({"use": "memory/recompute-selective", "modules": ["moe"]},)):
-        plan = job(USE, *more)
-        plan["plan"]["views"]["experts"] = {"edp": 4, "ep": 4}
-        plan["plan"]["schemes"][3]["over"] = "ep"
-        played = play_job(plan)
-        assert [peak.left for peak in played.peaks] == [0, 0]

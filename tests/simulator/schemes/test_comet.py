@@ -9,14 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcast.hardware import load_cluster
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, Fragment, Gemm, Op
 from tests.contract.measure import sent
 from tests.contract.of_experts import span
-from tests.contract.played import play_job
-from tests.simulator.schemes.expert_layers import TIMES, TOKENS, H, K, S, divided, job, layer, moved, taken
+from tests.simulator.schemes.expert_layers import TIMES, TOKENS, H, K, S, divided, layer, moved, taken
 
 
 @given(t=TIMES, u=TIMES, tile=st.sampled_from([4, 8, 16, 32]), phase=st.sampled_from("FB"))
@@ -150,5 +148,3 @@ def test_multiprocessors_of_a_fused_kernel_are_shared() -> None:
     assert costs.estimate(fused).seconds == pytest.approx(costs.estimate(plain).seconds * 132 / 112)
     gather = next(op.work for op in fragment.forward if op.name == "all_gather sent")
     assert costs.use(gather).multiprocessors == 0 < costs.use(replace(gather, sms=None)).multiprocessors
-    with pytest.raises(PlanError, match="sms below 132"):
-        play_job(job("expert/comet", sms=132))

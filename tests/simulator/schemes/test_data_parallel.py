@@ -13,13 +13,13 @@ from meshcast.simulator.ir.ops import Collective
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from tests.contract.played import FREE, Ideal, Played, play_job
 from tests.draws import drawn_grid
+from tests.simulator.schemes.sharded_jobs import LAYER, H, V, job_on, moved
+from tests.simulator.schemes.sharded_jobs import MODEL as SIX_LAYERS
 
-N, S, H, V = 4, 16, 64, 128
-MODEL = {"layers": 4, "hidden": H, "heads": 4, "vocab": V, "seq": S, "positions": "rope", "norm": "rmsnorm"}
-LAYER = 2 * H + 12 * H * H
-"""Parameters of a layer: norms, four matrices of attention, two of the MLP."""
-UNITS = [V * H, *[LAYER] * 4, H + V * H]
-"""Of the embedding, the layers, the final norm with the output layer."""
+N, LAYERS = 4, 4
+MODEL = {**SIX_LAYERS, "layers": LAYERS}
+UNITS = [V * H, *[LAYER] * LAYERS, H + V * H]
+"""Parameters of the embedding, the layers, the final norm with the output layer."""
 
 
 def sharded(
@@ -27,21 +27,10 @@ def sharded(
 ) -> Played:
     """`batch` micro-batches on each of four ranks."""
     schemes = [{"use": "data/fsdp", "over": "dp"}, *({"use": use} for use in more)]
-    job = {
-        "model": {**MODEL, "tied": tied, "qkv_bias": False},
-        "cluster": {"gpu": "h100-sxm", "gpus": N},
-        "framework": {"set": {"launch_s": 0.0, **framework}},
-        "batch": {"global": N * batch},
-        "plan": {"mesh": {"dp": N}, "schemes": schemes},
-    }
+    model = {**MODEL, "tied": tied, "qkv_bias": False}
+    traits = {"set": {"launch_s": 0.0, **framework}}
+    job = job_on({"dp": N}, *schemes, samples=N * batch, model=model, framework=traits)
     return play_job(job, price, engine=engine)
-
-
-def moved(played: Played, operation: str) -> list[int]:
-    """Bytes of the collectives of one kind, in the order in which they run."""
-    queue = played.flat.queues[0, "data"]
-    works = [played.flat.ops[number].work for number in queue]
-    return [work.nbytes for work in works if isinstance(work, Collective) and work.operation == operation]
 
 
 ALONE = {"overlap": {"dp": False, "pp": True}}
@@ -74,40 +63,6 @@ def test_a_table_of_both_ends_is_gathered_once_and_stays(framework: dict[str, An
     assert backward.memory.top[place[1]] == 4 * (V * H + 2 * LAYER), "and those of a layer and the one after it"
 
 
-@pytest.mark.parametrize("framework", [{}, ALONE])
-def test_computing_the_forward_pass_again_gathers_no_third_time(framework: dict[str, Any]) -> None:
-    """It is done again in the backward pass, with the weights that this has gathered."""
-    again, plain = sharded(1, FREE, "simpy", "memory/recompute-full", **framework), sharded(1, **framework)
-    assert any(op.phase == "R" for _, op in again.instances())
-    for operation in ("all_gather", "reduce_scatter"):
-        assert moved(again, operation) == moved(plain, operation)
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("price", [Ideal(links=1e6), Ideal(links=1e7)])
-def test_nothing_computes_before_its_weights_are_whole(price: Ideal, overlap: bool) -> None:
-    """Each unit's first kernel begins when its gather has ended, forward and backward; its gradients are scattered
-    when they exist."""
-    played = sharded(2, price, overlap={"dp": overlap, "pp": True})
-    flat, times = played.flat, played.times
-    gathers = iter([n for n in flat.queues[0, "data"] if flat.ops[n].work.operation == "all_gather"])  # type: ignore[union-attr]
-    unit_runs = played.stages[0].unit_runs
-    for number, action in enumerate(played.program.timetable.actions):
-        at = flat.first[number]
-        for unit_run in unit_runs if action.kind == "F" else unit_runs[::-1]:
-            for _ in range(unit_run.count):
-                ops = unit_run.fragment.forward if action.kind == "F" else unit_run.fragment.backward
-                own = range(at, at + len(ops))
-                whole = times.end[next(gathers)]
-                assert min(times.begin[i] for i in own if flat.ops[i].stream == "compute") >= whole - 1e-15
-                if action.kind == "BW":
-                    (scatter,) = [i for i in own if flat.ops[i].name == "reduce grads"]
-                    made = [times.end[i] for i in own if flat.ops[i].stream == "compute" and flat.ops[i].phase == "W"]
-                    assert times.begin[scatter] >= max(made) - 1e-15
-                at += len(ops)
-    assert next(gathers, None) is None
-
-
 def computing(played: Played) -> tuple[list[float], list[float]]:
     """Seconds that each unit computes forward and backward, from the embedding to the loss."""
     found: list[list[float]] = []
@@ -118,14 +73,6 @@ def computing(played: Played) -> tuple[list[float], list[float]]:
             each += [sum(seconds for op, seconds in prices if op.stream == "compute")] * part.count
         found.append(each)
     return found[0], found[1][::-1]
-
-
-@pytest.mark.parametrize("engine", ["simpy", "sweep", "matrices"])
-def test_with_free_links_a_step_is_its_computing(engine: Engine) -> None:
-    played = sharded(3, FREE, engine)
-    forward, backward = computing(played)
-    update = sum(played.flat.seconds[number] for number, op in played.instances() if op.phase == "U")
-    assert played.step.span == pytest.approx(3 * (sum(forward) + sum(backward)) + update)
 
 
 @pytest.mark.parametrize(("engine", "overlap"), drawn_grid(["simpy", "sweep", "matrices"], [True, False]))
@@ -184,30 +131,6 @@ def test_the_next_unit_is_gathered_while_one_computes(links: float) -> None:
     assert played.times.span == pytest.approx(now + update)
 
 
-@pytest.mark.parametrize(("overlap", "whole"), [(True, 2), (False, 1)])
-def test_two_units_are_whole_at_a_time(overlap: bool, whole: int) -> None:
-    """The computing unit and, if it is gathered ahead, the next; all other units stay sharded."""
-    played = sharded(2, overlap={"dp": overlap, "pp": True})
-    resting = played.resting(0)
-    assert resting == {name: n * sum(UNITS) / N for name, n in (("parameters", 4), ("gradients", 4), ("optimizer", 8))}
-    assert played.category_peak(0, "parameters") == whole * 2 * LAYER
-    assert played.peaks[0].left == 0
-
-
 def test_gradients_are_whole_until_they_are_scattered() -> None:
     """Gradients of the computing unit, and of the one before, which are still being reduced."""
     assert sharded(1).category_peak(0, "gradients") == 2 * 4 * LAYER
-
-
-def test_sequence_ranks_hold_the_same_weights() -> None:
-    """Weights are cut over the ranks of other samples and of other positions."""
-    schemes = [{"use": "data/fsdp", "over": "dp"}, {"use": "sequence/all-gather", "over": "cp"}]
-    job = {
-        "model": {**MODEL, "tied": False},
-        "cluster": {"gpu": "h100-sxm", "gpus": 8},
-        "plan": {"mesh": {"dp": 4, "cp": 2}, "schemes": schemes},
-    }
-    played = play_job(job)
-    works = {op.work.axes for _, op in played.instances() if op.stream == "data" and isinstance(op.work, Collective)}
-    assert works == {("dp", "cp")}
-    assert sum(played.resting(0).values()) == 16 * sum(param.size for param in played.held(0)) / 8

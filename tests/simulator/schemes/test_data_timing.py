@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import build_program
-from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.forecast.step import play_forecast
 from meshcast.simulator.ir.capabilities import HoldsStates
@@ -23,10 +22,8 @@ from meshcast.simulator.program.program import Program
 from meshcast.simulator.report.report import Report
 from tests.contract.measure import sent
 from tests.contract.played import FREE, Ideal, Played, play_job
-from tests.draws import drawn_grid
+from tests.simulator.schemes.sharded_jobs import GPT, job_on
 from tests.strategies import examples
-
-MODEL = {"layers": 4, "hidden": 64, "heads": 4, "vocab": 128, "seq": 16, "tied": False}
 
 ONE_AXIS = [use for use in scheme_names() if use.startswith("data/") and getattr(find_scheme(use), "least_axes", 0) < 2]
 """The data schemes that can be over a single axis."""
@@ -34,13 +31,8 @@ ONE_AXIS = [use for use in scheme_names() if use.startswith("data/") and getattr
 
 def job(use: str, n: int = 4, batches: int = 1, overlap: bool = True, **options: Any) -> dict[str, Any]:
     """`batches` micro-batches on each of `n` ranks, at a host that takes no time."""
-    return {
-        "model": MODEL,
-        "cluster": {"gpu": "h100-sxm", "gpus": n},
-        "framework": {"set": {"launch_s": 0.0, "step_overhead_s": 0.0, "overlap": {"dp": overlap}}},
-        "batch": {"global": n * batches},
-        "plan": {"mesh": {"dp": n}, "schemes": [{"use": use, "over": "dp", **options}]},
-    }
+    framework = {"set": {"launch_s": 0.0, "step_overhead_s": 0.0, "overlap": {"dp": overlap}}}
+    return job_on({"dp": n}, {"use": use, "over": "dp", **options}, samples=n * batches, framework=framework)
 
 
 def busy(played: Played, communication: bool) -> float:
@@ -76,16 +68,6 @@ def test_a_step_takes_the_longer_of_both_at_least_and_their_sum_at_most(
     assert max(by_stream.values()) * (1 - 1e-12) <= span <= (sum(by_stream.values()) + waits) * (1 + 1e-12)
 
 
-@given(n=st.sampled_from([2, 4, 16]), m=st.integers(1, 4), wire=unit_runs)
-def test_the_last_bucket_of_ddp_is_never_hidden(n: int, m: int, wire: float) -> None:
-    played = play_job(job("data/ddp", n, m), Ideal(links=wire))
-    flat = played.flat
-    last = flat.seconds[flat.queues[0, "data"][-1]]
-    kernels = sum(flat.seconds[i] for i, op in played.instances() if op.stream == COMPUTE)
-    # The gradient of the embedding is the last thing that a backward pass makes.
-    assert played.times.span >= kernels + last - 1e-15
-
-
 def test_buckets_can_be_too_small_and_too_large() -> None:
     """Small ones pay the latency of a collective each, a single one hides behind nothing: the best lie in between."""
 
@@ -109,13 +91,6 @@ def test_one_rank_sends_nothing_and_all_schemes_that_do_not_offload_take_the_sam
         if find_scheme(use).offloaded_to is HoldsStates.offloaded_to:
             spans[use] = played.times.span
     assert len(spans) > 5 and len(set(spans.values())) == 1, spans
-
-
-@pytest.mark.parametrize("use", ONE_AXIS)
-def test_twice_the_bandwidth_halves_the_communication_time(use: str) -> None:
-    slow, fast = (play_job(job(use), Ideal(links=wire)) for wire in (1e6, 2e6))
-    assert busy(fast, True) == pytest.approx(busy(slow, True) / 2)
-    assert fast.times.span <= slow.times.span
 
 
 @pytest.mark.parametrize("use", [f"data/{name}" for name in ("ddp", "local-sgd", "weight-update-sharding", "zero-1")])
@@ -222,24 +197,6 @@ def test_horovod_keeps_a_buffer_and_no_states_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "schedule"),
-    drawn_grid(
-        ["data/horovod", "data/weight-update-sharding", "data/local-sgd", "data/power-sgd"],
-        ["1f1b", "zb-h1", "dualpipev"],
-    ),
-)
-def test_all_engines_agree(use: str, schedule: str) -> None:
-    name = {"dualpipev": "dualpipe-v"}.get(schedule, schedule)
-    config = job(use, 4, 8) | {"model": MODEL | {"layers": 8}, "batch": {"global": 16}}
-    chunks = {"chunks": 2} if name == "dualpipe-v" else {}
-    pipeline = {"use": f"pipeline/{name}", "over": "pp", **chunks}
-    config["plan"] = {"mesh": {"pp": 2, "dp": 2}, "schemes": [pipeline, {"use": use, "over": "dp"}]}
-    shared, price, engines = SharedWork(), Ideal(links=3e6), ("matrices", "sweep", "simpy")
-    spans = {one: play_job(config, price, engine=one, shared=shared).step.span for one in engines}  # type: ignore[arg-type]
-    assert spans["sweep"] == spans["simpy"] == pytest.approx(spans["matrices"], rel=1e-9)
-
-
-@pytest.mark.parametrize(
     ("options", "factor"),
     [
         ({}, 2 * 3 / 4),  # as a ring
@@ -319,21 +276,6 @@ def test_a_step_of_local_sgd_computes_and_pays_its_part_of_an_average(
     assert met(usual) == 0 and met(rare) == pytest.approx(nbytes / wire)
     assert report.seconds == pytest.approx(alone.seconds + met(rare) / period)
     assert sum(report.breakdown.parts.values()) == pytest.approx(report.seconds)
-
-
-def test_efficiency_rises_with_the_period() -> None:
-    """eff(H) = t_comp / (t_comp + t_AR / H): half for one step makes 0.8 for four and 0.889 for eight."""
-    alone, _ = of_a_period(job("data/local-sgd", 1), FREE)
-    nbytes = 4 * alone.job.model.parameters
-    price = Ideal(links=nbytes / alone.seconds)
-    found = [alone.seconds / of_a_period(job("data/local-sgd", 8, period=h), price)[0].seconds for h in (1, 4, 8)]
-    assert found == pytest.approx([0.5, 0.8, 8 / 9])
-
-
-def test_an_average_in_every_step_sends_the_bytes_of_ddp() -> None:
-    each = [play_job(job(use, 8, **more)) for use, more in (("data/ddp", {}), ("data/local-sgd", {"period": 1}))]
-    one, other = (sent((op for _, op in p.instances() if op.stream == "data"), p.plan.mesh) for p in each)
-    assert one == other == pytest.approx(2 * 7 / 8 * 4 * each[0].plan.job.model.parameters)
 
 
 @pytest.mark.parametrize(("options", "width"), [({}, 4), ({"outer_gradients": "bf16"}, 2), ({"outer": "cpu"}, 4)])
@@ -428,7 +370,7 @@ def test_a_list_of_shards_takes_the_host_as_long_as_it_has_ranks() -> None:
     times, numbers = list[float](), list[float]()
     for shard_launches in (0.0, of_a_shard):
         given = job("data/zero-3", ranks, overlap=False, persistence=0, shard_launches=shard_launches)
-        given["model"] = {**MODEL, "layers": 1}
+        given["model"] = {**GPT, "layers": 1}
         given["framework"]["set"]["launch_s"] = launch
         times.append(simulate(load_job(given)).step_time)
         ops = [op for _, op in play_job(given).instances()]

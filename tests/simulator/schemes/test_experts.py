@@ -349,12 +349,6 @@ def test_biases_of_divided_experts_are_no_partial_sums() -> None:
     assert set(partial.values()) == {("dp.0",)}
 
 
-def test_shared_experts_have_the_bias_of_an_mlp() -> None:
-    for shared in (0, 1):
-        played = spread({"dp": 1}, None, norm="layernorm", moe={"shared_experts": shared})
-        assert sum(param.size for param in played.held(0)) == played.plan.job.model.parameters
-
-
 def test_buckets_of_experts_do_not_wait_for_other_buckets() -> None:
     """Buckets begin in the order in which they fill, whatever they are reduced over."""
     framework = {"bucket": {"elements": 1.0, "elements_per_rank": 0.0}}

@@ -8,12 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.simulator.ir.ops import Collective
-from tests.contract.played import Played, play_job
-from tests.draws import drawn_grid
+from tests.contract.played import play_job
+from tests.simulator.schemes.sharded_jobs import GPT, job_on, moved
 from tests.strategies import examples
-
-MODEL = {"layers": 7, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "tied": False}
 
 
 def job(unit: int, pipeline: str = "pipeline/1f1b", layers: int = 7, **more: Any) -> dict[str, Any]:
@@ -24,21 +21,8 @@ def job(unit: int, pipeline: str = "pipeline/1f1b", layers: int = 7, **more: Any
         {"use": "tensor/megatron-sp", "over": "tp"},
         *({"use": use} for use in more.pop("memory", ())),
     ]
-    return {
-        "model": {**MODEL, "layers": layers, **more.pop("model", {})},
-        "cluster": {"gpu": "h100-sxm", "gpus": 8},
-        "batch": {"global": 16, "micro": 1},
-        "plan": {"mesh": {"pp": 1, "dp": 4, "tp": 2}, "schemes": schemes},
-    }
-
-
-def moved(played: Played, operation: str) -> list[int]:
-    """Bytes of the messages of one kind between sharded ranks."""
-    return [
-        op.work.nbytes
-        for _, op in played.instances()
-        if isinstance(op.work, Collective) and op.stream.startswith("data") and op.work.operation == operation
-    ]
+    model = {**GPT, "seq": 32, "layers": layers, **more.pop("model", {})}
+    return job_on({"pp": 1, "dp": 4, "tp": 2}, *schemes, samples=16, model=model)
 
 
 @examples(50)
@@ -74,11 +58,3 @@ def test_two_units_are_whole_at_a_time(unit: int) -> None:
     layer = next(unit_run for unit_run in played.stage_ops(0).unit_runs if unit_run.name == "layer")
     each = 2 * sum(param.size for param in layer.fragment.params) / unit
     assert played.category_peak(0, "parameters") == pytest.approx(2 * unit * each, rel=0.01)
-
-
-@pytest.mark.parametrize(("pipeline", "unit"), drawn_grid(["pipeline/1f1b", "pipeline/zb-h1"], [1, 2, 4]))
-def test_engines_agree(unit: int, pipeline: str) -> None:
-    plan = job(unit, pipeline, memory=("memory/recompute-selective",))
-    slow, fast = (play_job(plan, engine=engine) for engine in ("simpy", "matrices"))
-    assert fast.step.span == pytest.approx(slow.step.span, rel=1e-9)
-    assert [peak.total for peak in fast.peaks] == [peak.total for peak in slow.peaks]

@@ -43,10 +43,7 @@ def test_a_layer_has_four_pairs_forward_and_four_backward(regather: bool) -> Non
         ("F", "reduce_scatter proj", ["proj"]),
     ]
     assert found(embedding, 4) == []
-    assert found(ending, 4) == [
-        ("B", "reduce_scatter dnorm.out", ["dhead"]),
-        ("F", "all_gather norm.out", ["head"]),
-    ]
+    assert found(ending, 4) == [("B", "reduce_scatter dnorm.out", ["dhead"]), ("F", "all_gather norm.out", ["head"])]
 
 
 def test_recomputed_gemms_are_overlapped_again() -> None:

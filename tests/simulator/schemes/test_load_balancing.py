@@ -19,7 +19,6 @@ from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.program import one_of
 from meshcast.simulator.schemes.expert.shared.load_balancing import BalancedScheme
-from tests.draws import drawn_grid
 
 P, E, H, F = 8, 16, 1024, 2048
 WEIGHTS = 2 * H * F
@@ -251,13 +250,6 @@ def test_steps_are_those_of_jobs_of_one_step_each(tmp_path: Path) -> None:
     assert sum(report.parts.values()) == pytest.approx(report.step_time)
     assert "steps" not in alone[0].to_dict()
     assert json.dumps(answer)
-
-
-@pytest.mark.parametrize(("use", "engine"), drawn_grid(BALANCED, ["sweep", "simpy"]))
-def test_engines_agree(use: str, engine: Any) -> None:
-    config = job(use, {"zipf": 0.8, "steps": 2}, **({"interval": 1} if use == "smartmoe" else {}))
-    wanted = simulate(config, shared_work=SHARED).times_of_step_kinds
-    assert simulate(config, engine, shared_work=SHARED).times_of_step_kinds == pytest.approx(wanted, rel=1e-9)
 
 
 def test_sharded_weights_may_be_lowered_first() -> None:

@@ -11,11 +11,7 @@ from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import Collective
 from meshcast.simulator.ir.routing import Routing
-from tests.contract.played import play_job
-from tests.contract.step_dataflow import step_problems
 from tests.simulator.schemes.expert_layers import H, K, S, layer
-
-Options = dict[str, Any]
 
 
 def job(use: str, nodes: int, capacity: float | None = None, **options: Any) -> dict[str, Any]:
@@ -104,9 +100,3 @@ def test_capacities_of_pairs_follow_the_targets() -> None:
     # Near experts are wanted 1.5 times as often as on average, so a third of three quarters finds no even slot.
     assert targets.exceeding(Routing(), 16, 1.0) == pytest.approx(0.25)
     assert targets.exceeding(Routing(), 16, 1.5) == pytest.approx(0.0)
-
-
-@pytest.mark.parametrize("options", [{}, {"routing": {"zipf": 0.7}}])
-@pytest.mark.parametrize("capacity", [None, 1.0])
-def test_data_flow(options: Options, capacity: float | None) -> None:
-    assert step_problems(play_job(job("expert/ta-moe", 2, capacity, **options))) == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from meshcast.simulator.ir.mesh import Mesh
@@ -15,25 +13,16 @@ from tests.contract.placement import Contents
 from tests.contract.played import Ideal, Played, play_job
 from tests.contract.step_dataflow import step_problems
 from tests.draws import drawn_grid
+from tests.simulator.schemes.sharded_jobs import GPT, job_on
 
 LAYERS, SEQUENCE, HIDDEN = 4, 32, 64
 PLACES = ["gpu", "cpu"]
 
 
 def play(partition: str, tensor: str = "tensor/megatron", p: int = 4, batches: int = 2, pp: int = 1) -> Played:
-    job: dict[str, Any] = {
-        "model": {"layers": LAYERS, "hidden": HIDDEN, "heads": 4, "vocab": 128, "seq": SEQUENCE, "tied": False},
-        "cluster": {"gpu": "h100-sxm", "gpus": p * pp},
-        "batch": {"global": batches},
-        "plan": {
-            "mesh": {"pp": pp, "tp": p},
-            "schemes": [
-                {"use": "pipeline/1f1b", "over": "pp"},
-                {"use": "memory/recompute-full", "partition": partition},
-                {"use": tensor, "over": "tp"},
-            ],
-        },
-    }
+    schemes = [{"use": "pipeline/1f1b", "over": "pp"}, {"use": "memory/recompute-full", "partition": partition}]
+    model = {**GPT, "layers": LAYERS, "hidden": HIDDEN, "seq": SEQUENCE}
+    job = job_on({"pp": pp, "tp": p}, *schemes, {"use": tensor, "over": "tp"}, samples=batches, model=model)
     return play_job(job, Ideal(links=1e7))
 
 

@@ -15,10 +15,9 @@ from meshcast.simulator.models.model import Model
 from tests.contract.checked import layer_problems
 from tests.contract.measure import lowered_stage, make, sent, waits_for
 from tests.contract.of_sequence import of_family
+from tests.simulator.schemes.ring_layers import LLAMA
 
 MIB = 2**20
-LLAMA = {"hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "seq": 8192, "gated": True}
-"""The shapes of Llama-3-8B at 8192 tokens."""
 
 
 def under(use: str, *sizes: int, **model: Any) -> tuple[UnitRun, Mesh]:

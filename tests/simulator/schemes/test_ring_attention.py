@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from meshcast.simulator.ir.attention_mask import share_of_tiles
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Op, UnitRun
-from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.routing import slowest_rank
 from meshcast.simulator.schemes.sequence.shared.attention_steps import mask_blocks
 from tests.contract.measure import listed, saved
-from tests.contract.of_sequence import MEASURES, SequenceLayer
 from tests.simulator.schemes.ring_layers import LLAMA, ORDERS, Entry, attending, layer, sent_by, under
 from tests.strategies import examples
 
@@ -64,18 +62,6 @@ def test_blocks_have_the_pairs_of_a_count_one_by_one(order: str, p: int, s: int)
                 assert pace == pytest.approx(float(max(shares) / mean))
         total += p * block.mean_share(n)
     assert total * n * n == Fraction(s * s, 2)
-
-
-def test_token_pairs_of_64_tokens_on_8_ranks() -> None:
-    """Zigzag n(n+1)/2, then n^2/2; striped n(n+1)/2 or n(n-1)/2; contiguous n(n+1)/2, then all or none."""
-    p, s, n = 8, 64, 8
-    for rank in range(p):
-        pairs = {order: [counted(order, p, s, step, rank)[0] for step in range(p)] for order in ORDERS}
-        assert pairs["zigzag"] == [n * (n + 1) // 2] + [n * n // 2] * (p - 1)
-        assert pairs["striped"] == [n * (n + 1) // 2] * (rank + 1) + [n * (n - 1) // 2] * (p - 1 - rank)
-        assert pairs["contiguous"] == [n * (n + 1) // 2] + [n * n] * rank + [0] * (p - 1 - rank)
-    for order in ORDERS:
-        assert sum(counted(order, p, s, step, rank)[0] for step in range(p) for rank in range(p)) == s * (s + 1) // 2
 
 
 def helped_pairs(p: int) -> list[list[tuple[int, int] | None]]:
@@ -194,20 +180,6 @@ def test_each_way_of_megatron_is_the_scheme_of_its_own(comm: str, use: str, rega
             assert fields == [(t.key, t.nbytes, t.op.name, t.made, t.category) for t in other.fragment.tensor_uses]
 
 
-@pytest.mark.parametrize("regather", [True, False])
-@pytest.mark.parametrize(
-    ("use", "option", "values"),
-    [("sequence/ring", "balance", ORDERS), ("sequence/megatron-cp", "comm", ("p2p", "all_gather", "a2a"))],
-)
-def test_the_laws_hold_for_every_option(use: str, option: str, values: tuple[str, ...], regather: bool) -> None:
-    kind = find_scheme(use)
-    for value in values:
-        for cp, kv_heads, s in ((2, 6, 48), (3, 6, 48), (8, 24, 96)):
-            setting = SequenceLayer(cp, 2, s, kv_heads, regather=regather, options=((option, value),))
-            for closed_form in kind(options=kind.Options(**{option: value})).closed_forms(setting):
-                assert MEASURES[closed_form.quantity](setting, use) == pytest.approx(closed_form.value, rel=1e-12)
-
-
 @examples(50)
 @given(
     order=st.sampled_from(ORDERS),
@@ -236,9 +208,6 @@ def test_no_order_changes_the_computation(order: str, p: int, n: int, inner: int
     assert attention_work(ring, ("all-gather", inner, {})) == pytest.approx(whole)
     if attention == "flash":
         assert attention_work(("all-gather", inner, {}), ("dist-flash-attn", p, {})) == pytest.approx(whole)
-
-
-# --------------------------------------------------------------------------------------------- timelines
 
 
 # ------------------------------------------------------------------------------------------------ memory

@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.engine.play import ENGINES
-from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import Collective
-from meshcast.simulator.loading.load import load_job
 from tests.contract.played import play_job
 from tests.draws import drawn
 
@@ -108,32 +105,6 @@ def test_other_tokens_and_tensor_ranks_commute() -> None:
 # ---------------------------------------------------------------------------------------------- refusals
 
 
-def refused(job: dict[str, Any]) -> str:
-    with pytest.raises(PlanError) as caught:
-        resolve_plan(load_job(job))
-    return str(caught.value)
-
-
-def test_windows_are_left_to_schemes_that_see_whole_sequences() -> None:
-    for name in ("ring", "helpers", "megatron"):
-        text = refused(a_job(name, model={"window": 8}))
-        assert "supports no sliding windows" in text and "sequence/ulysses" in text
-        assert "supports no chunked attention" in refused(a_job(name, model={"attention_chunk": 8}))
-    # A window or a chunk that nothing leaves is none.
-    resolve_plan(load_job(a_job("ring", model={"window": 96})))
-    resolve_plan(load_job(a_job("ring", model={"attention_chunk": 96})))
-
-
-def test_slices_of_sequences_are_left_to_them_too() -> None:
-    job = a_job("ring")
-    job["plan"]["schemes"][0] = {"use": "pipeline/seq1f1b", "over": "pp", "slices": 2}
-    assert "splits sequences into slices" in refused(job)
-    job["plan"]["schemes"][0] = {"use": "pipeline/seq1f1b", "over": "pp", "slices": 1}
-    resolve_plan(load_job(job))
-    job["plan"]["schemes"][0] = {"use": "pipeline/terapipe", "over": "pp", "slices": "auto"}
-    assert "splits sequences into slices" in refused(job)
-
-
 def test_slices_pass_where_heads_are_cut() -> None:
     job = a_job("ring")
     job["plan"]["schemes"][0] = {"use": "pipeline/seq1f1b", "over": "pp", "slices": 2}
@@ -141,27 +112,3 @@ def test_slices_pass_where_heads_are_cut() -> None:
     played = play_job(job)
     assert all(peak.left == 0 for peak in played.peaks)
     assert played.flops("F") == pytest.approx(played.wanted)
-
-
-def test_zigzag_needs_two_parts_for_every_rank() -> None:
-    text = refused(a_job("ring", model={"seq": 100}))
-    assert "a multiple of 8 tokens" in text and "would work" in text
-    assert "batch.sequence" in text
-
-
-def test_two_rings_lay_sequences_out_alike() -> None:
-    job = a_job("double ring")
-    job["plan"]["schemes"][3]["balance"] = "zigzag"
-    assert "one token order" in refused(job)
-    job["plan"]["schemes"][3] = {"use": "sequence/dist-flash-attn", "over": "near"}
-    assert "one token order" in refused(job)
-    job["plan"]["schemes"][2] = {"use": "sequence/dist-flash-attn", "over": "far"}
-    assert "schedule of helpers" in refused(job)
-
-
-def test_helpers_need_kernels_that_skip_masked_blocks() -> None:
-    assert "framework.set.attention" in refused(a_job("helpers", attention="unfused"))
-
-
-def test_all_to_alls_of_megatron_copy_no_heads() -> None:
-    assert "never copied" in refused(a_job("megatron", model={"kv_heads": 1}))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,27 +12,11 @@ from meshcast.simulator.ir.routing import slowest_rank
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.report.tracing.lanes import THREADS
 from tests.contract.measure import forward_ops, lowered_stage, make, waits_for
+from tests.contract.of_experts import span
 from tests.contract.of_sequence import efficiency, of_family
 from tests.draws import drawn_grid
 from tests.ideal_costs import IdealCosts
 from tests.simulator.schemes.ring_layers import ORDERS, attending, layer, sent_by, under
-
-
-def timeline(ops: Sequence[Op], seconds: Callable[[Op], float]) -> float:
-    """When the last kernel ends: in-order streams, data dependencies, nothing shared."""
-    free: dict[str, float] = {}
-    ends: dict[int, float] = {}
-
-    def end(op: Op) -> float:
-        """The end of an issued op; of a mark the end of its predecessors; inputs are there."""
-        if op not in ends:
-            ends[op] = max((end(other) for other in op.after), default=0.0)
-        return ends[op]
-
-    for op in ops:
-        begin = max(free.get(op.stream, 0.0), max((end(other) for other in op.after), default=0.0))
-        free[op.stream] = ends[op] = begin + seconds(op)
-    return free[COMPUTE]
 
 
 @pytest.mark.parametrize(("rate", "p", "order"), drawn_grid([0.2, 1.0, 3.0], [2, 4, 6], ORDERS))
@@ -48,7 +30,7 @@ def test_a_step_of_a_ring_takes_its_block_or_its_transfer(order: str, p: int, ra
         return hop if isinstance(op.work, Collective) else slowest_rank(op.work).flops
 
     wanted = sum(max(block, hop) for block in blocks_[:-1]) + blocks_[-1]
-    assert timeline(attending(unit_run), seconds) == pytest.approx(wanted)
+    assert span(attending(unit_run), seconds) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(("rate", "p", "order"), drawn_grid([0.2, 0.7, 3.0], [2, 4, 6], ORDERS))
@@ -73,7 +55,7 @@ def test_a_step_back_takes_its_block_or_its_message(order: str, p: int, rate: fl
 
     messages = [hop, *[2 * hop] * (p - 2), hop]
     wanted = sum(max(block, message) for block, message in zip(blocks_, messages, strict=True))
-    assert timeline(ops, seconds) == pytest.approx(wanted)
+    assert span(ops, seconds) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("name", ["ring", "dist-flash-attn"])
@@ -197,10 +179,10 @@ def test_a_double_ring_hides_far_transfers_behind_a_whole_inner_ring(
         return block
 
     wanted = (outer - 1) * max(inner, far) + inner
-    assert timeline(attending(unit_run), seconds) == pytest.approx(wanted * block)
+    assert span(attending(unit_run), seconds) == pytest.approx(wanted * block)
     if (outer, inner) != (3, 2):
         one = layer("ring", outer * inner)
-        slow = timeline(attending(one), lambda op: block * (far if isinstance(op.work, Collective) else 1))
+        slow = span(attending(one), lambda op: block * (far if isinstance(op.work, Collective) else 1))
         assert slow == pytest.approx(((outer * inner - 1) * max(1, far) + 1) * block)
         assert sent_by(one, outer * inner) == sent_by(unit_run, outer, inner)
 
@@ -211,7 +193,7 @@ def test_with_free_links_helpers_take_half_a_block_and_p_over_two(p: int) -> Non
     block = 4 * 48 * 48 * 192
     for backward, times in ((False, 1), (True, 2.5)):
         ops = attending(unit_run, backward)
-        path = timeline(ops, lambda op: slowest_rank(op.work).flops if isinstance(op.work, Attention) else 0.0)
+        path = span(ops, lambda op: slowest_rank(op.work).flops if isinstance(op.work, Attention) else 0.0)
         assert path == pytest.approx(times * block * (0.5 + p // 2))
         assert efficiency(ops) == pytest.approx(1 if p % 2 else p / (p + 1))
 

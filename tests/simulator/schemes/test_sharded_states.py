@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcast.simulator import simulate
-from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective
 from meshcast.simulator.models.model import Model
@@ -22,8 +21,8 @@ from meshcast.simulator.schemes.data.shared.gather_plan import GatheredWeights, 
 from tests.contract.measure import lowered_stage, make
 from tests.contract.played import FREE, Ideal, play_job
 from tests.draws import drawn_grid
-from tests.simulator.schemes.sharded_jobs import LAYER, LAYERS, UNITS, H, V, data_ops, job_of, wire
-from tests.strategies import EVERY, examples, jobs
+from tests.simulator.schemes.sharded_jobs import LAYER, LAYERS, UNITS, H, V, job_of, wire
+from tests.strategies import examples
 
 # ----------------------------------------------------------------------------------------------------------- prefetch
 
@@ -85,32 +84,6 @@ def test_a_forward_pass_by_hand(depth: int, rate: float) -> None:
     assert max(times.end[n] for n in kernels) == pytest.approx(done)
     gathers = [n for n in played.ops(0) if isinstance(flat.ops[n].work, Collective)]
     assert [times.end[n] for n in gathers] == pytest.approx(came)
-
-
-@pytest.mark.parametrize(("rate", "depth"), drawn_grid([1e6, 1e7], DEPTHS))
-def test_nothing_computes_before_its_weights_have_come(depth: int, rate: float) -> None:
-    """Forward and backward, in every micro-batch, however far ahead they were gathered."""
-    played = play_job(job_of("data/fsdp", {"dp": 4}, 2, prefetch=depth), Ideal(links=rate))
-    flat, times = played.flat, played.times
-    gathers = iter([n for n, op in data_ops(played) if op.work.operation == "all_gather"])  # type: ignore[union-attr]
-    unit_runs = played.stages[0].unit_runs  # type: ignore[union-attr]
-    for number, action in enumerate(played.program.timetable.actions):
-        at = flat.first[number]
-        for unit_run in unit_runs if action.kind == "F" else unit_runs[::-1]:
-            for _ in range(unit_run.count):
-                ops = unit_run.fragment.forward if action.kind == "F" else unit_run.fragment.backward
-                begins = [times.begin[i] for i in range(at, at + len(ops)) if flat.ops[i].stream == "compute"]
-                assert min(begins) >= times.end[next(gathers)] - 1e-15
-                at += len(ops)
-    assert next(gathers, None) is None
-
-
-@pytest.mark.parametrize("depth", (2, 3))
-def test_engines_agree_on_all_gathers_far_ahead(depth: int) -> None:
-    engines: tuple[Engine, ...] = ("simpy", "sweep", "matrices")
-    job = job_of("data/fsdp", {"dp": 4}, 3, prefetch=depth)
-    spans = [play_job(job, Ideal(links=5e6), engine=engine).step.span for engine in engines]
-    assert spans == pytest.approx([spans[0]] * 3, rel=1e-12)
 
 
 def test_without_backward_prefetch_a_gather_stands_behind_the_scatter() -> None:
@@ -314,61 +287,6 @@ def test_gradients_in_buckets_take_the_memory_of_two() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- all of them
-
-
-@st.composite
-def sharded_jobs(draw: st.DrawFn) -> dict[str, Any]:
-    """A plan with a sharded scheme on two axes, and any options of it."""
-    job, flags = draw(jobs(EVERY, datas=("data/ddp",))), [draw(st.booleans()) for _ in range(3)]
-    plan, outer = job["plan"], draw(st.sampled_from([1, 2, 3]))
-    options: dict[str, Any] = {
-        "data/fsdp": {"replicate": "outer", "prefetch": draw(st.sampled_from([None, *DEPTHS]))}
-        | {"reshard": flags[0], "backward_prefetch": flags[1]},
-        "data/zero-2": {},
-        "data/zero-3": {"persistence": 50 * flags[0], "prefetch_bucket": draw(st.sampled_from([1, 3000]))},
-        "data/mics": {"hierarchical": True} if flags[0] else {"replicate": "outer"},
-        "data/zero-plus-plus": dict(zip(("qwz", "hpz", "qgz"), flags, strict=True)),
-    }
-    use = draw(st.sampled_from([*options]))
-    over = ["dp"] if "replicate" in options[use] else ["outer", "dp"]
-    entry = {"use": use, "over": over, **options[use]}
-    schemes = [entry if scheme["use"] == "data/ddp" else scheme for scheme in plan["schemes"]]
-    mesh = {"pp": plan["mesh"]["pp"], "outer": outer, **plan["mesh"]}
-    views = {name: {**view, "edp": view["edp"] * outer} for name, view in plan["views"].items()}
-    cluster = {**job["cluster"], "gpus": job["cluster"]["gpus"] * outer}
-    batch = {**job["batch"], "global": job["batch"]["global"] * outer}
-    return {
-        **job,
-        "cluster": cluster,
-        "batch": batch,
-        "plan": {**plan, "mesh": mesh, "views": views, "schemes": schemes},
-    }
-
-
-@examples(40)
-@given(job=sharded_jobs())
-def test_any_plan_gives_its_memory_back_and_all_engines_agree(job: dict[str, Any]) -> None:
-    played = play_job(job)
-    assert all(peak.left == 0 for peak in played.peaks)
-    engines: tuple[Engine, ...] = ("sweep", "matrices")
-    spans = [play_job(job, engine=engine).step.span for engine in engines]
-    assert spans == pytest.approx([played.step.span] * 2, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("use", "mesh", "options"),
-    [
-        ("data/fsdp", {"dp": 1}, {"prefetch": 3}),
-        ("data/zero-2", {"dp": 1}, {}),
-        ("data/zero-3", {"dp": 1}, {}),
-        ("data/mics", {"dp": 1}, {}),
-        ("data/zero-plus-plus", {"across": 1, "within": 1}, {}),
-    ],
-)
-def test_alone_a_rank_only_computes(use: str, mesh: dict[str, int], options: dict[str, Any]) -> None:
-    played, plain = play_job(job_of(use, mesh, 2, **options)), play_job(job_of("data/ddp", {"dp": 1}, 2))
-    assert not data_ops(played)
-    assert (played.times, played.peaks) == (plain.times, plain.peaks)
 
 
 @pytest.mark.parametrize("use", ["data/fsdp", "data/mics"])

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.resident_memory import resident_bytes
 from meshcast.simulator.forecast.stages import device_params, lower_stages
@@ -146,8 +145,6 @@ def test_a_hierarchical_gather_goes_across_nodes_and_then_within() -> None:
     for one, other in zip(parts, played.flat.queues[0, "data-within"], strict=True):
         assert played.times.begin[other] >= played.times.end[one]
     assert all(peak.left == 0 for peak in played.peaks)
-    with pytest.raises(PlanError, match="across nodes"):
-        resolve_plan(load_job(job_of("data/mics", {"dp": 4}, hierarchical=True)))
 
 
 def test_sequence_ranks_share_the_shards_of_every_copy() -> None:

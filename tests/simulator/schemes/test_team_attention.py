@@ -15,9 +15,9 @@ from meshcast.simulator.models.model import Model
 from meshcast.simulator.schemes.sequence.wallfacer import first_keys, team_blocks
 from tests.contract.measure import lowered_stage, make, sent
 from tests.contract.of_sequence import of_family
+from tests.simulator.schemes.ring_layers import LLAMA
 
 MIB = 2**20
-LLAMA = {"hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "seq": 8192, "gated": True}
 SHAPES = [(1, 4), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2)]
 """Ranks of a team, and ranks of a ring."""
 

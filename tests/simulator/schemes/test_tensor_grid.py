@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from math import ceil, log2, prod
+from math import ceil, log2
 from typing import Any
 
 import pytest
@@ -28,13 +28,10 @@ from meshcast.simulator.program.memory_profile import memory_events
 from tests.contract.measure import backward_ops, catalog_model, forward_ops, make, params_of, sent, waits_for
 from tests.contract.of_tensor import LoweredLayer
 from tests.contract.played import Played, play_job
+from tests.simulator.schemes.sharded_jobs import job_on
 from tests.strategies import examples
 
-AXES = {
-    "tensor/summa-2d": ("row", "col"),
-    "tensor/tesseract": ("depth", "row", "col"),
-    "tensor/3d": ("i", "j", "l"),
-}
+AXES = {"tensor/summa-2d": ("row", "col"), "tensor/tesseract": ("depth", "row", "col"), "tensor/3d": ("i", "j", "l")}
 TWOS = {use: (2,) * len(axes) for use, axes in AXES.items()}
 every_grid = pytest.mark.parametrize("use", AXES)
 MIB = 2**20
@@ -210,9 +207,8 @@ def test_gradients_of_matrices_are_summed_over_the_depth_once_a_step(d: int, q: 
     h, layers_ = 64, 3
     model = {"layers": layers_, "hidden": h, "heads": 8, "vocab": 64, "seq": 4, "tied": False, "positions": "none"}
     sides = {"depth": d, "row": q, "col": q}
-    plan = {"mesh": sides, "schemes": [{"use": "tensor/tesseract", "over": list(sides)}]}
-    cluster = {"gpu": "h100-sxm", "gpus": prod(sides.values())}
-    played = play_job({"model": model, "cluster": cluster, "batch": {"global": 48, "micro": 24}, "plan": plan})
+    tesseract = {"use": "tensor/tesseract", "over": list(sides)}
+    played = play_job(job_on(sides, tesseract, samples=48, model=model, batch={"global": 48, "micro": 24}))
     sums = {op.work.axes: op.work.nbytes for _, op in played.instances() if op.name == "reduce"}  # type: ignore[union-attr]
     matrices = layers_ * 12 * h * h + 2 * played.plan.model_parts.vocab * h
     assert sums == {("depth",): 4 * matrices / q**2, ("depth", "row"): 4 * (layers_ * 13 * h + 2 * h) / q}
@@ -311,9 +307,8 @@ def test_broadcasts_hide_behind_the_product_before(q: int, links: float) -> None
 def test_two_blocks_of_each_operand_are_there_at_a_time(q: int) -> None:
     """2 (TK + KN) / q^2 elements of the largest linear, whichever two of its matrices are on their way."""
     model = {"layers": 2, "hidden": 64, "heads": 8, "vocab": 128, "seq": 16}
-    plan = {"mesh": {"row": q, "col": q}, "schemes": [{"use": "tensor/summa-2d", "over": ["row", "col"]}]}
-    cluster = {"gpu": "h100-sxm", "gpus": q * q}
-    played = play_job({"model": model, "cluster": cluster, "batch": {"global": 8, "micro": 4}, "plan": plan})
+    summa = {"use": "tensor/summa-2d", "over": ["row", "col"]}
+    played = play_job(job_on({"row": q, "col": q}, summa, samples=8, model=model, batch={"global": 8, "micro": 4}))
     down = 4 * 16 * 4 * 64 + 4 * 64 * 64
     assert played.category_peak(0, "buffers") == 2 * down * 2 / q**2
 

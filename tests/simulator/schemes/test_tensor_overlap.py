@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
-from math import inf
 from typing import Any
 
 import pytest
@@ -12,21 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcast.hardware import load_cluster
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.costs.kernel_prices import KernelTraits
-from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, Gemm
-from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.lowering.rewrite import wave_count
 from tests.contract.measure import listed, make, sent
 from tests.contract.of_overlap import GemmPair, gather_seconds, overlapped_ops, scatter_seconds, seconds
-from tests.contract.played import FREE, play_job
 from tests.simulator.schemes.overlap_schemes import ALL, ASYNC, FLUX, USERBUFFERS, every
-from tests.strategies import some
 
 SECONDS = {True: gather_seconds, False: scatter_seconds}
 either = pytest.mark.parametrize("gathers", [True, False])
@@ -143,31 +135,12 @@ def test_a_kernel_of_flux_takes_no_longer_in_parts(gathers: bool) -> None:
 @every
 @either
 @given(setting=PAIRS)
-def test_without_transfers_a_pair_is_its_product_and_without_products_its_collective(
-    use: str, gathers: bool, setting: GemmPair
-) -> None:
-    assert SECONDS[gathers](replace(setting, bytes_per_s=inf), use) == pytest.approx(setting.gemm_s)
-    assert SECONDS[gathers](replace(setting, flop_per_s=inf), use) == pytest.approx(moved(setting, gathers))
-
-
-@every
-@either
-@given(setting=PAIRS)
 def test_work_and_bytes_stay(use: str, gathers: bool, setting: GemmPair) -> None:
     ops, plain, mesh = overlapped_ops(setting, use, gathers), setting.pair(gathers).forward, Mesh({"tp": setting.p})
     assert sum(op.work.flops for op in ops if op.work) == pytest.approx(setting.gemm.flops)
     assert sent(ops, mesh) == pytest.approx(sent(plain, mesh))
     if setting.p == 1:
         assert listed(ops) == listed(plain)
-
-
-@either
-def test_one_wave_is_sent_when_all_is_computed(gathers: bool) -> None:
-    setting = GemmPair(4, 1536, 64, 2816, 1e11, 1e6)
-    assert wave_count(setting.gemm, 132) == 1
-    taken = SECONDS[gathers](setting, FLUX)
-    serial = setting.gemm_s + moved(setting, gathers)
-    assert taken == pytest.approx(moved(setting, True) + setting.gemm_s / 4 if gathers else serial)
 
 
 def test_waves_count_tiles_that_hang_over_and_every_expert() -> None:
@@ -177,111 +150,18 @@ def test_waves_count_tiles_that_hang_over_and_every_expert() -> None:
     assert wave_count(Gemm(129, 257, 8, batch=34), 132) == 2
 
 
-# ------------------------------------------------------------------------------------------- finding pairs
-
-
-# ---------------------------------------------------------------------------------------------- whole jobs
-
-
-def job(use: str | None, pipeline: str = "pipeline/1f1b", data: str = "data/zero-1", **more: Any) -> dict[str, Any]:
-    model = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 64, "tied": False, "gated": True}
-    others = [{"use": use, **more.get("options", {})}] if use else []
-    last = more.get("memory", [])
-    return {
-        "model": {**model, **more.get("model", {})},
-        "cluster": {"gpu": "h100-sxm", "gpus": 16},
-        "framework": {"name": "megatron-core", "set": {"regather": more.get("regather", True)}},
-        "precision": more.get("precision", "bf16"),
-        "batch": {"global": 16},
-        "plan": {
-            "mesh": {"pp": 2, "dp": 2, "tp": 4},
-            "schemes": [
-                {"use": pipeline, "over": "pp"},
-                {"use": data, "over": "dp"},
-                *(others if not more.get("inside") else []),
-                *last,
-                {"use": "tensor/megatron-sp", "over": "tp"},
-                *(others if more.get("inside") else []),
-            ],
-        },
-    }
-
-
-FULL = [{"use": "memory/recompute-full"}]
-SELECTIVE = [{"use": "memory/recompute-selective", "modules": ["attention", "mlp"]}]
-
-
-WHOLE_STEPS: list[dict[str, Any]] = [
-    {},
-    {"inside": True},
-    {"regather": False},
-    {"pipeline": "pipeline/zb-h1"},
-    {"pipeline": "pipeline/zb-v", "regather": False},
-    {"memory": FULL},
-    {"memory": FULL, "inside": True, "pipeline": "pipeline/zb-h1"},
-    {"memory": SELECTIVE},
-    {"data": "data/fsdp"},
-    {"data": "data/fsdp", "memory": FULL, "pipeline": "pipeline/zb-h1"},
-    {"precision": "fp8-blockwise"},
-    {"model": {"moe": {"experts": 4, "top_k": 2, "expert_ffn": 32, "shared_experts": 1}}},
-]
-
-
-@pytest.mark.parametrize(("more", "use"), some([*product(WHOLE_STEPS, ALL)], 3))
-def test_whole_steps_do_the_same_and_forget_nothing(use: str, more: dict[str, Any]) -> None:
-    check_whole_steps(use, more)
-
-
-@pytest.mark.parametrize("more", [{}, {"memory": FULL, "pipeline": "pipeline/zb-h1"}], ids=str)
-def test_whole_steps_in_both_directions_do_the_same(more: dict[str, Any]) -> None:
-    check_whole_steps(ASYNC, {**more, "options": {"directions": 2}})
-
-
-def check_whole_steps(use: str, more: dict[str, Any]) -> None:
-    """Work, bytes and memory at rest are those without the overlap, and no step is shorter where links are free."""
-    shared = SharedWork()
-    plain, played = play_job(job(None, **more), shared=shared), play_job(job(use, **more), shared=shared)
-    for phases in ("F", "B", "W", "R", "BWR"):
-        assert played.flops(*phases) == pytest.approx(plain.flops(*phases))
-    assert all(peak.left == 0 for peak in played.peaks)
-    for device in range(2):
-        assert played.resting(device) == plain.resting(device)
-        assert [param.name for param in played.held(device)] == [param.name for param in plain.held(device)]
-        if "pipeline" not in more:
-            assert played.kept(device) == plain.kept(device)
-    mesh = plain.plan.mesh
-    volumes = [sent((one for _, one in p.instances() if one.stream == "tensor"), mesh) for p in (plain, played)]
-    assert volumes[0] == pytest.approx(volumes[1])
-    assert len(played.flat.ops) > len(plain.flat.ops)
-    # Whatever waits, waits for what was issued before.
-    assert all(other < number for number, after in enumerate(played.flat.after) for other in after)
-    free = [play_job(job(one, **more), FREE, engine="matrices", shared=shared).step.span for one in (None, use)]
-    assert free[1] >= free[0] * (1 - 1e-9)
-
-
-def test_async_tp_stays_where_gpus_reach_each_others_memory() -> None:
-    across = job(ASYNC)
-    across["plan"]["mesh"] = {"tp": 16}
-    across["plan"]["schemes"] = [{"use": ASYNC}, {"use": "tensor/megatron-sp", "over": "tp"}]
-    across["model"]["heads"] = 16
-    with pytest.raises(PlanError, match="pull from each other's memory in a scale-up domain of 8"):
-        resolve_plan(load_job(across))
-    across["plan"]["schemes"][0]["use"] = FLUX
-    resolve_plan(load_job(across))
-
-
 # --------------------------------------------------------------------------------------------- at real prices
 
 
 @pytest.mark.parametrize("regather", [True, False])
 def test_on_h100s_both_are_faster_than_none_where_much_is_sent(regather: bool) -> None:
-    """Llama 3 of 70 B parameters, 8 tensor ranks of a node, 4096 tokens a micro-batch."""
+    """Layers of Llama 3 70B, 8 tensor ranks of a node, 4096 tokens a micro-batch."""
     steps = {}
     for use in (None, *ALL):
         schemes = [{"use": "data/zero-1", "over": "dp"}, {"use": "tensor/megatron-sp", "over": "tp"}]
         steps[use] = simulate(
             {
-                "model": "llama3-70b",
+                "model": {"preset": "llama3-70b", "layers": 8},
                 "cluster": "dgx-h100:32",
                 "framework": {"name": "megatron-core", "set": {"regather": regather, "launch_s": 1e-5}},
                 "batch": {"global": 128, "micro": 1, "sequence": 4096},
@@ -322,6 +202,3 @@ def test_async_tp_gains_the_speedup_measured_by_torchtitan(
         }
         steps.append(simulate(job).step_time)
     assert steps[0] / steps[1] == pytest.approx(gain, abs=off)
-
-
-# ------------------------------------------------------------------------------------------------ CoCoNeT

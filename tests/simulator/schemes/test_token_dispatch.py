@@ -56,10 +56,7 @@ def test_a_limit_of_nodes_chooses_among_their_experts_only() -> None:
 
 
 @given(
-    nodes=st.sampled_from([1, 2, 4]),
-    each=st.sampled_from([1, 2]),
-    own=st.sampled_from([1, 2]),
-    topk=st.integers(1, 4),
+    nodes=st.sampled_from([1, 2, 4]), each=st.sampled_from([1, 2]), own=st.sampled_from([1, 2]), topk=st.integers(1, 4)
 )
 def test_bytes_are_those_of_all_choices_counted_one_by_one(nodes: int, each: int, own: int, topk: int) -> None:
     """The distinct remote nodes and ranks of every set of experts that a token on the first rank may have."""
@@ -75,13 +72,6 @@ def test_bytes_are_those_of_all_choices_counted_one_by_one(nodes: int, each: int
     # A copy comes to each distinct rank; of those on a node, one comes from the network.
     assert one.scale_up_bytes == pytest.approx(token * sum(hops) / len(hops) * (1 - nodes / ranks))
     assert one.network_bytes <= token * min(topk, nodes) * (1 - 1 / nodes) + 1e-9
-
-
-def test_where_no_two_experts_share_a_node_nothing_is_saved() -> None:
-    """One expert on each node, all of them chosen: the bytes of an all-to-all."""
-    work = Exchange("combine", 16, 64, 4, 4, ("ep",), "bf16")
-    one = spread(work, 4, 4)
-    assert one.network_bytes == pytest.approx(work.nbytes * 3 / 4)
 
 
 def test_fp8_out_and_bf16_back_are_three_quarters_of_bf16_both_ways() -> None:

@@ -11,30 +11,19 @@ from hypothesis import strategies as st
 
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, Gemm, HostCopy, HostUpdate, Op
-from tests.contract.played import Ideal, Played, play_job
+from tests.contract.played import Played, play_job
 from tests.draws import drawn_grid
-from tests.simulator.engine.engines import LAUNCH, check_alike, play_by_engines
-from tests.strategies import EVERY, examples, jobs
+from tests.simulator.schemes.sharded_jobs import GPT, copied, job_on
+from tests.strategies import examples
 
 USE = "data/zero-infinity"
 
 
 def job(n: int, batches: int = 1, gradients: str = "fp32", layers: int = 3, micro: int = 1, **options: Any) -> Any:
     """A small GPT on n ranks."""
-    model = {"layers": layers, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "tied": False}
-    return {
-        "model": model,
-        "cluster": {"gpu": "h100-sxm", "gpus": n},
-        "batch": {"global": n * batches * micro, "micro": micro},
-        "precision": {"compute": "bf16", "gradients": gradients},
-        "plan": {"mesh": {"dp": n}, "schemes": [{"use": USE, "over": "dp", **options}]},
-    }
-
-
-def moved(found: Played, back: bool, to: str | None = None) -> int:
-    """Bytes over one rank's link to its host."""
-    works = [op.work for _, op in found.instances() if isinstance(op.work, HostCopy)]
-    return sum(work.nbytes for work in works if work.back == back and to in (None, work.to))
+    more = {"batch": {"global": n * batches * micro, "micro": micro}, "precision": {"gradients": gradients}}
+    scheme = {"use": USE, "over": "dp", **options}
+    return job_on({"dp": n}, scheme, samples=n, model={**GPT, "layers": layers, "seq": 32}, **more)
 
 
 @pytest.mark.parametrize(("batches", "n"), drawn_grid([1, 3], [2, 4, 8, 64]))
@@ -42,8 +31,8 @@ def test_two_shards_of_the_weights_come_and_one_of_the_gradients_goes(n: int, ba
     """2 M/N down and M/N up, per rank and micro-batch."""
     found = play_job(job(n, batches, "bf16"))
     whole = 2 * found.plan.job.model.parameters
-    assert moved(found, back=True) == pytest.approx(batches * 2 * whole / n, rel=1e-3)
-    assert moved(found, back=False) == pytest.approx(batches * whole / n, rel=1e-3)
+    assert copied(found, back=True) == pytest.approx(batches * 2 * whole / n, rel=1e-3)
+    assert copied(found, back=False) == pytest.approx(batches * whole / n, rel=1e-3)
     assert all(peak.left == 0 for peak in found.peaks)
     assert set(found.resting(0).values()) == {0}
 
@@ -69,7 +58,7 @@ def test_the_efficiency_is_that_of_the_arithmetic_intensity(n: int, micro: int, 
     found = play_job(job(n, 1, "bf16", micro=micro))
     linear = sum(op.work.m * op.work.n * op.work.k * op.work.batch for _, op in found.instances() if _linear(op))
     compute = sum(op.work.flops for _, op in found.instances() if isinstance(op.work, Gemm)) / peak
-    copies = (moved(found, True) + moved(found, False)) / unit_run
+    copies = (copied(found, True) + copied(found, False)) / unit_run
     ait, bw = linear / found.plan.job.model.parameters, n * unit_run
     assert 0.5 * micro * 32 < ait < micro * 32
     assert compute / (compute + copies) == pytest.approx(ait * bw / (ait * bw + peak), rel=1e-3)
@@ -91,8 +80,8 @@ def test_states_are_stored_where_the_options_state(parameters: str, optimizer: s
     held = {"parameters": 2 * elements / n if parameters == "gpu" else 0, "gradients": 0, "optimizer": 0}
     assert found.resting(0) == pytest.approx(held, rel=1e-3)
     weights = 2 * elements / n if parameters == "gpu" else 4 * elements / n
-    assert moved(found, True, "cpu" if parameters == "gpu" else parameters) == pytest.approx(weights, rel=1e-2)
-    assert moved(found, False, optimizer) == pytest.approx(4 * elements / n, rel=1e-3)
+    assert copied(found, True, "cpu" if parameters == "gpu" else parameters) == pytest.approx(weights, rel=1e-2)
+    assert copied(found, False, optimizer) == pytest.approx(4 * elements / n, rel=1e-3)
     (step,) = [op.work for _, op in found.instances() if op.name == "adam on the host"]
     assert isinstance(step, HostUpdate)
     assert step.nbytes == pytest.approx(30 * elements / n, rel=1e-3)
@@ -105,8 +94,8 @@ def test_one_rank_offloads_without_collectives(batches: int) -> None:
     found = play_job(job(1, batches))
     elements = found.plan.job.model.parameters
     assert found.resting(0) == {"parameters": 0, "gradients": 0, "optimizer": 0}
-    assert moved(found, True) == 4 * elements * batches
-    assert moved(found, False) == 4 * elements * batches
+    assert copied(found, True) == 4 * elements * batches
+    assert copied(found, False) == 4 * elements * batches
     assert not any(isinstance(op.work, Collective) for _, op in found.instances())
     assert found.peaks[0].left == 0
 
@@ -140,10 +129,10 @@ def test_tiles_do_the_same_work_in_less_memory(n: int, tiles: int, recompute: bo
     before, after = play_job(whole), play_job(tiled)
     assert gemms(after) == pytest.approx(gemms(before))
     assert after.held(0) and sum(p.size for p in after.held(0)) == sum(p.size for p in before.held(0))
-    assert moved(after, False) == pytest.approx(moved(before, False), rel=1e-2)
+    assert copied(after, False) == pytest.approx(copied(before, False), rel=1e-2)
     assert after.peaks[0].left == 0
     if not recompute:  # else how often a module is gathered depends on `max_reuse_distance`
-        assert moved(after, True) == pytest.approx(moved(before, True), rel=1e-2)
+        assert copied(after, True) == pytest.approx(copied(before, True), rel=1e-2)
     layers = [next(run for run in found.stage_ops(0).unit_runs if run.name == "layer") for found in (before, after)]
     most = [max(param.size for param in run.fragment.params) for run in layers]
     assert most == [4 * 64 * 64, -(-4 * 64 * 64 // tiles)]
@@ -162,22 +151,3 @@ def test_a_trillion_parameters_fit_on_one_dgx_2_in_tiles() -> None:
         assert report.job.model.parameters > 1e12
         fits[tiles] = report.fits
     assert fits == {1: False, 4: True}
-
-
-@pytest.mark.slow
-@examples(40)
-@given(
-    job=jobs(EVERY, launch=LAUNCH, passes=60), links=st.sampled_from([1e5, 1e7]), tiles=st.sampled_from([1, 1, 2, 3])
-)
-def test_all_engines_agree_and_memory_is_given_back(job: dict[str, Any], links: float, tiles: int) -> None:
-    plan = job["plan"]
-    schemes = [
-        {**entry, "use": USE, "tiles": tiles} if entry["use"].startswith("data/") else entry
-        for entry in plan["schemes"]
-    ]
-    job = {**job, "plan": {**plan, "schemes": schemes}}
-    ways = play_by_engines(job, Ideal(links=links))
-    check_alike(ways)
-    for peak in ways[0].peaks:
-        assert peak.left == 0
-        assert min(peak.by.values()) >= 0

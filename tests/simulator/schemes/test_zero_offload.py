@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from meshcast.simulator import simulate
-from meshcast.simulator.ir.ops import Collective, HostCopy, HostUpdate, Op
+from meshcast.simulator.ir.ops import Collective, HostUpdate, Op
 from tests.contract.played import Ideal, Played, play_job
 from tests.draws import drawn_grid
-from tests.simulator.engine.engines import LAUNCH, check_alike, play_by_engines
-from tests.strategies import EVERY, examples, jobs
+from tests.simulator.schemes.sharded_jobs import GPT, copied, job_on
 
 USE = "data/zero-offload"
 DELAYED = {"delayed_update": True}
@@ -21,20 +18,9 @@ DELAYED = {"delayed_update": True}
 
 def job(n: int, batches: int = 1, use: str = USE, **options: Any) -> dict[str, Any]:
     """A small GPT on n ranks with 16-bit gradients, at a host that takes no time."""
-    return {
-        "model": {"layers": 4, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "tied": False},
-        "cluster": {"gpu": "h100-sxm", "gpus": n},
-        "framework": {"set": {"launch_s": 0.0, "step_overhead_s": 0.0}},
-        "batch": {"global": n * batches},
-        "precision": {"compute": "bf16", "gradients": "bf16"},
-        "plan": {"mesh": {"dp": n}, "schemes": [{"use": use, "over": "dp", **options}]},
-    }
-
-
-def moved(found: Played, back: bool) -> int:
-    """Bytes over one rank's link to its host."""
-    works = [op.work for _, op in found.instances() if isinstance(op.work, HostCopy)]
-    return sum(work.nbytes for work in works if work.back == back)
+    more = {"framework": {"set": {"launch_s": 0.0, "step_overhead_s": 0.0}}, "precision": {"gradients": "bf16"}}
+    scheme = {"use": use, "over": "dp", **options}
+    return job_on({"dp": n}, scheme, samples=n * batches, model={**GPT, "seq": 32}, **more)
 
 
 def updates(found: Played) -> list[tuple[int, Op]]:
@@ -46,8 +32,8 @@ def test_four_bytes_a_parameter_go_over_the_links(n: int, batches: int, delayed:
     """2 M of gradients out and 2 M of weights back, for M parameters (section 4.2), by all ranks together."""
     found = play_job(job(n, batches, delayed_update=delayed))
     elements = found.plan.job.model.parameters
-    assert n * moved(found, False) == pytest.approx(2 * elements * batches, rel=1e-3)
-    assert n * moved(found, True) == pytest.approx(2 * elements, rel=1e-3)
+    assert n * copied(found, False) == pytest.approx(2 * elements * batches, rel=1e-3)
+    assert n * copied(found, True) == pytest.approx(2 * elements, rel=1e-3)
     ((_, step),) = updates(found)
     assert isinstance(step.work, HostUpdate)
     assert n * step.work.nbytes == pytest.approx(28 * elements, rel=1e-3)
@@ -120,28 +106,12 @@ def test_a_model_of_thirteen_billion_parameters_trains_on_one_v100() -> None:
             "cluster": {"node": "dgx-2", "nodes": 1, "gpus": 1},
             "precision": {"compute": "fp16", "gradients": "fp16"},
             "batch": {"global": 1},
-            "plan": {
-                "mesh": {"dp": 1},
-                "schemes": [{"use": USE, "over": "dp"}, {"use": "memory/recompute-full"}],
-            },
+            "plan": {"mesh": {"dp": 1}, "schemes": [{"use": USE, "over": "dp"}, {"use": "memory/recompute-full"}]},
         }
     )
     assert 13e9 < report.job.model.parameters < 14e9
     assert report.fits
     assert 16 * report.job.model.parameters > 6 * report.capacity
-
-
-@examples(40)
-@given(
-    drawn=jobs(EVERY, datas=(USE,), launch=LAUNCH, passes=60), delayed=st.booleans(), links=st.sampled_from([1e5, 1e7])
-)
-def test_all_engines_agree_and_memory_is_given_back(drawn: dict[str, Any], delayed: bool, links: float) -> None:
-    for entry in drawn["plan"]["schemes"]:
-        if entry["use"] == USE:
-            entry["delayed_update"] = delayed
-    ways = play_by_engines(drawn, Ideal(links=links))
-    check_alike(ways)
-    assert all(peak.left == 0 for peak in ways[0].peaks)
 
 
 # ------------------------------------------------------------------------------------------------ FSDP
@@ -158,8 +128,8 @@ def test_fsdp_copies_shards_in_before_each_gather_and_gradients_out(batches: int
     config["framework"]["set"]["root_stays_gathered"] = False
     played = play_job(config)
     weights = played.plan.job.model.parameters
-    assert moved(played, True) == pytest.approx(2 * batches * 4 * weights / ranks)
-    assert moved(played, False) == pytest.approx(batches * 2 * weights / ranks)
+    assert copied(played, True) == pytest.approx(2 * batches * 4 * weights / ranks)
+    assert copied(played, False) == pytest.approx(batches * 2 * weights / ranks)
     assert sum(played.resting(0).values()) == 0
     assert played.peaks[0].left == 0
     ((_, update),) = updates(played)
