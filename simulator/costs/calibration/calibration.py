@@ -236,8 +236,8 @@ class Calibration:
         model = composed.model
         if composed.distance == "generation" and hasattr(model, "peak_share"):
             more = _power_ratio(gpu, load("gpus", composed.lender))
-            others = [(name, distance) for name, distance in lenders if distance not in ("", "generation")]
-            if more > 1 and any("common" in self.sections(name).get(section, {}) for name, _ in others):
+            others = self._least_limited(section, lenders)
+            if more > 1 and others:
                 most = self._compose(KERNEL_MODELS[section], section, others, library, form, kind).model.peak_share
                 model = _raise_shares(model, more, most)
                 assumption += f", up to {more:.3g} times higher for its power"
@@ -331,6 +331,19 @@ class Calibration:
         sigmas = _sigmas(named, first.section["unnamed"], form, kind, BORROWED.get(first.distance, 0.0))
         return _Composed(model(**values, **sigmas), first.file, first.distance, gaps)
 
+    def _least_limited(self, section: str, lenders: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Returns the lenders of other generations that have a section: of the nearest generation first the GPU with
+        the most power for each FLOP/s, since the share of one that is limited by its power is no bound for others."""
+        others = [
+            (name, distance)
+            for name, distance in lenders
+            if distance not in ("", "generation") and "common" in self.sections(name).get(section, {})
+        ]
+        gpus = {name: load("gpus", name) for name, _ in others}
+        nearest = [other for other in others if gpus[other[0]].architecture == gpus[others[0][0]].architecture]
+        by_power = sorted(nearest, key=lambda other: -_power_ratio(gpus[other[0]], gpus[others[0][0]]))
+        return by_power + others[len(nearest) :]
+
     def _sources(self, section: str, lenders: Sequence[tuple[str, str]]) -> Iterator[_Source]:
         """Yields a section of the files `lenders`, each followed by that of the shipped file that it replaces."""
         for name, distance in lenders:
@@ -420,7 +433,7 @@ def _raise_shares(model: Any, more: float, most: float) -> Any:
 
     What power leaves of the peak grows with it: GEMMs reach 0.5 of the peak of an L40S (362 TFLOP/s at 350 W) and 0.90
     of that of an L20 (119.5 at 275 W; bytedance/flux @19831ca, docs/performance.md), which have the same chip. most:
-    the share that other generations reach.
+    the share that the GPU of another generation reaches that its power limits least.
     """
     shares = {"peak_share": max(model.peak_share, min(most, model.peak_share * more))}
     if hasattr(model, "power_limited_rate"):
