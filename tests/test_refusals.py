@@ -25,6 +25,11 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from meshcast import search
+from meshcast.experiments.planning.planner import find_planner
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.experiments.planning.profile import NetworkLevel, ProfileProblem
 from meshcast.experiments.search.space.space import Space
 from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import CatalogError, MeshcastError, ModelError, PlanError
@@ -33,6 +38,8 @@ from meshcast.simulator.formats.launch.imported_job import OpenQuestions
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
+from tests.experiments.planning.conftest import HUGE
+from tests.experiments.search.spaces import COMPARED, SEARCHES
 from tests.jobs import CLUSTERS, JOBS, MODELS, SPACES, change
 from tests.simulator.models.configs import CONFIGS, ROUND_TRIP, VISION
 
@@ -65,6 +72,24 @@ def span_space(job: dict[str, Any]) -> object:
     return Space(job, Path("."))
 
 
+def search_plans(job: Any) -> object:
+    """Searches the plans of a job with `options`, as those of `meshcast.search`."""
+    return search(job, **(job.pop("options", {}) if isinstance(job, dict) else {}))
+
+
+def compare_plan(job: dict[str, Any]) -> object:
+    """Holds a plan against the best one of a search."""
+    return search(SEARCHES["tiny"], compare=[job])
+
+
+def plan_problem(problem: dict[str, Any]) -> object:
+    """Has a `planner` plan a job, or a profile with `levels` of (GPUs, bytes/s) and other settings."""
+    planner, levels = find_planner(problem.pop("planner", "pipedream"))(), problem.pop("levels", [])
+    job = problem.pop("job", None)
+    levels = [NetworkLevel(*level) for level in levels]
+    return planner.plan(JobProblem(job) if job else ProfileProblem(levels=levels, **problem), SearchBudget(steps=100))
+
+
 READERS: dict[str, Reader] = {
     "job": Reader(simulate_changed, PlanError, JOBS, "job.yaml"),
     "space": Reader(span_space, PlanError, SPACES),
@@ -72,6 +97,9 @@ READERS: dict[str, Reader] = {
     "config": Reader(from_config, ModelError, {**ROUND_TRIP, **CONFIGS, **VISION}),
     "config file": Reader(load_model, ModelError, {}, "config.json"),
     "cluster": Reader(load_cluster, CatalogError, CLUSTERS, "c.yaml"),
+    "search": Reader(search_plans, PlanError, SEARCHES, "job.yaml"),
+    "compared plan": Reader(compare_plan, PlanError, COMPARED),
+    "planner": Reader(plan_problem, PlanError, {"huge": {"job": HUGE}}),
 }
 
 
