@@ -26,6 +26,11 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from meshcast import search
+from meshcast.experiments.planning.planner import find_planner
+from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.experiments.planning.profile import NetworkLevel, ProfileProblem
 from meshcast.experiments.search.space.space import Space
 from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import CatalogError, MeshcastError, ModelError, PlanError
@@ -44,6 +49,8 @@ from meshcast.simulator.runs.failure_log import read_failure_log
 from meshcast.simulator.runs.inputs import make_run
 from meshcast.simulator.runs.least_run import LeastRun
 from meshcast.validation.pipelines.cases import ScheduleCase, period, replay
+from tests.experiments.planning.conftest import HUGE
+from tests.experiments.search.spaces import COMPARED, SEARCHES
 from tests.hardware.test_catalog import Box
 from tests.jobs import CLUSTERS, JOBS, MODELS, SPACES, change
 from tests.launch_files import LAUNCHES, import_launch, load_launch
@@ -96,6 +103,24 @@ def read_axes(mesh: dict[str, Any]) -> object:
     return Mesh(mesh["axes"], {"experts": mesh["view"]} if mesh["view"] else {}, tuple(mesh["axes"]))
 
 
+def search_plans(job: Any) -> object:
+    """Searches the plans of a job with `options`, as those of `meshcast.search`."""
+    return search(job, **(job.pop("options", {}) if isinstance(job, dict) else {}))
+
+
+def compare_plan(job: dict[str, Any]) -> object:
+    """Holds a plan against the best one of a search."""
+    return search(SEARCHES["tiny"], compare=[job])
+
+
+def plan_problem(problem: dict[str, Any]) -> object:
+    """Has a `planner` plan a job, or a profile with `levels` of (GPUs, bytes/s) and other settings."""
+    planner, levels = find_planner(problem.pop("planner", "pipedream"))(), problem.pop("levels", [])
+    job = problem.pop("job", None)
+    levels = [NetworkLevel(*level) for level in levels]
+    return planner.plan(JobProblem(job) if job else ProfileProblem(levels=levels, **problem), SearchBudget(steps=100))
+
+
 READERS: dict[str, Reader] = {
     "job": Reader(simulate_changed, PlanError, JOBS, "job.yaml"),
     "space": Reader(span_space, PlanError, SPACES),
@@ -119,6 +144,9 @@ READERS: dict[str, Reader] = {
     "changed launch file": Reader(load_launch, PlanError, LAUNCHES),
     "script": Reader(lambda text: run_script(text, "run.sh"), PlanError),
     **{name: Reader(*reader) for name, reader in MEASURED.items()},
+    "search": Reader(search_plans, PlanError, SEARCHES, "job.yaml"),
+    "compared plan": Reader(compare_plan, PlanError, COMPARED),
+    "planner": Reader(plan_problem, PlanError, {"huge": {"job": HUGE}}),
 }
 
 

@@ -55,6 +55,7 @@ LAPTOP = "--device cpu --out out.json"
 IMPORTED = "--model gpt2-124m --cluster dgx-h100:1 --set batch.sequence=1024"
 OPEN = "--set model=gpt2-124m --set cluster=dgx-h100:1 --set batch.sequence=1024"
 """What many launch files leave open."""
+PLAIN = "predict plain.yaml --json --set"
 FIT = "--out out --no-leave-out --json"
 NODE_OF_LINK = json.dumps({"node": {**NODE, "scale_up": {"link": "FILE"}}, "nodes": 2})
 
@@ -321,6 +322,15 @@ def list_readers(form: str, name: str, make_seeds: Seeds, **shares: float) -> Ca
     }
 
 
+def read_figures(job: str, folder: str, source: str, **names: str) -> dict[str, Reader]:
+    """Returns readers of the files of a calibration, by their names, and those of the valid files where they differ."""
+    command = f"predict {job} --json --calibration {folder}"
+    return {
+        f"{folder}/{name}": Reader("yaml", f"{folder}/{name}.yaml", command, of_files(f"{source}/{other or name}.yaml"))
+        for name, other in names.items()
+    }
+
+
 job, jobs_slow = as_yaml(*JOBS), as_yaml(seeds.SMALL, *JOBS)
 rows = list_readers("parquet", "rows.parquet", seeds.finish_sweep)
 runs = of_files(f"{DATA}/published_runs.jsonl", 2)
@@ -414,18 +424,9 @@ READERS: dict[str, Reader] = {
         f"run FILE --json --workers 1 --assume-defaults --set run.steps=9 {OPEN}",
     ),
     # files that a job or a sweep names
-    "cluster": Reader(
-        "yaml", "given.yaml", "predict plain.yaml --json --set cluster=FILE", of_files(f"{CATALOG}/clusters/[ejs]*")
-    ),
-    "model": Reader(
-        "yaml",
-        "given.yaml",
-        "predict plain.yaml --json --set model=FILE",
-        of_files("simulator/models/presets/[dlm]*.yaml"),
-    ),
-    "config.json": Reader(
-        "json", "config.json", "predict job.yaml --json --set model=FILE", of_files("examples/*/config.json")
-    ),
+    "cluster": Reader("yaml", "given.yaml", f"{PLAIN} cluster=FILE", of_files(f"{CATALOG}/clusters/[ejs]*")),
+    "model": Reader("yaml", "given.yaml", f"{PLAIN} model=FILE", of_files("simulator/models/presets/[dlm]*.yaml")),
+    "config.json": Reader("json", "config.json", f"{PLAIN} model=FILE", of_files("examples/*/config.json")),
     "gpu": Reader("yaml", "given.yaml", place_entry("{gpu: FILE, gpus: 16}"), of_files(f"{CATALOG}/gpus/[ahv]*")),
     "node": Reader("yaml", "given.yaml", place_entry("{node: FILE, nodes: 2}"), of_files(f"{CATALOG}/nodes/*[0-9]00*")),
     "link": Reader("yaml", "given.yaml", place_entry(NODE_OF_LINK), of_files(f"{CATALOG}/links/[inp]*")),
@@ -439,24 +440,8 @@ READERS: dict[str, Reader] = {
         "import failure-log FILE --gpus 64 --json", "import failure-log FILE --out out.yaml"
     ),
     # calibrations
-    **{
-        f"calibration/{name}": Reader(
-            "yaml",
-            f"calibration/{name}.yaml",
-            "predict job.yaml --json --calibration calibration",
-            of_files(f"{CALIBRATIONS}/{source}.yaml"),
-        )
-        for name, source in {"h100-sxm": "v100-sxm2-32", "infiniband": "infiniband", "steps": "steps"}.items()
-    },
-    **{
-        f"machine/{name}": Reader(
-            "yaml",
-            f"machine/{name}.yaml",
-            "predict on-core.yaml --json --calibration machine",
-            of_files(f"{CPU}/{name}.yaml"),
-        )
-        for name in ("device", "steps", "this-core")
-    },
+    **read_figures("job.yaml", "calibration", CALIBRATIONS, **{"h100-sxm": "v100-sxm2-32"}, infiniband="", steps=""),
+    **read_figures("on-core.yaml", "machine", CPU, device="", steps="", **{"this-core": ""}),
     **list_readers("yaml", "calibration/h100-sxm.yaml", of_files(f"{CALIBRATIONS}/v100-sxm2-32.yaml"), share=0.3)(
         "validate kernels kernels.csv --calibration calibration --json",
         "validate trace trace.json --job job.yaml --calibration calibration",

@@ -35,78 +35,62 @@ MEASURED = ROOT / "validation/measured/cpu"
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 96, "seq": 32}
 SMALL: dict[str, Any] = {"model": MODEL, "cluster": "dgx-h100:2", "batch": {"global": 16}, "plan": {"tp": 2, "pp": 2}}
 LAPTOP: dict[str, Any] = {
-    "model": {**MODEL, "tied": True, "dropout": 0.0},
-    "cluster": {"gpu": "cpu-core", "gpus": 2},
-    "framework": "reference",
-    "precision": "fp32",
-    "batch": {"global": 4, "micro": 1, "sequence": 32},
+    "model": {**MODEL, "tied": True, "dropout": 0.0}, "cluster": {"gpu": "cpu-core", "gpus": 2},
+    "framework": "reference", "precision": "fp32", "batch": {"global": 4, "micro": 1, "sequence": 32},
     "plan": {"pp": 2},
-}
+}  # fmt: skip
 """A job that the reference trainer runs."""
-EXPERTS: dict[str, Any] = {
-    "model": {**MODEL, "moe": {"experts": 4, "top_k": 2, "expert_ffn": 32}},
-    "cluster": "dgx-h100:1",
-    "plan": {
-        "mesh": {"dp": 8},
-        "views": {"experts": {"edp": 2, "ep": 4}},
-        "schemes": [
-            {"use": "data/ddp", "over": "dp"},
-            {"use": "expert/all-to-all", "over": "ep", "routing": {"counts": "counts.json"}},
-        ],
-    },
-}
-"""A job whose experts' tokens are counted in a file beside it."""
+
+
+def place_schemes(*schemes: str, **options: Any) -> list[dict[str, Any]]:
+    """Returns the schemes of a plan in long form, written `name axis`; the last one has these options."""
+    entries: list[dict[str, Any]] = [{"use": use, "over": over} for use, over in map(str.split, schemes)]
+    return [*entries[:-1], {**entries[-1], **options}]
+
+
+def route(routing: dict[str, str]) -> dict[str, Any]:
+    """Returns a job whose experts' tokens are counted in a file beside it."""
+    schemes = place_schemes("data/ddp dp", "expert/all-to-all ep", routing=routing)
+    model = {**MODEL, "moe": {"experts": 4, "top_k": 2, "expert_ffn": 32}}
+    plan = {"mesh": {"dp": 8}, "views": {"experts": {"edp": 2, "ep": 4}}, "schemes": schemes}
+    return {"model": model, "cluster": "dgx-h100:1", "plan": plan}
+
+
 FROM_FILE: dict[str, Any] = {
-    **SMALL,
-    "batch": {"global": 8, "micro": 1},
+    **SMALL, "batch": {"global": 8, "micro": 1},
     "plan": {
         "mesh": {"pp": 2, "dp": 4, "tp": 2},
-        "schemes": [
-            {"use": "pipeline/from-file", "over": "pp", "path": "given.csv"},
-            {"use": "data/ddp", "over": "dp"},
-            {"use": "tensor/megatron", "over": "tp"},
-        ],
+        "schemes": place_schemes("data/ddp dp", "tensor/megatron tp", "pipeline/from-file pp", path="given.csv"),
     },
-}
+}  # fmt: skip
 """A job whose schedule is a file beside it."""
-SWEEP = {
-    "job": SMALL,
-    "vary": {"plan.tp": {"powers": [1, 4]}, "batch.micro": [1, 2]},
-    "where": ["plan.tp * plan.pp <= 8"],
-}
+SWEEP: dict[str, Any] = {
+    "job": SMALL, "vary": {"plan.tp": {"powers": [1, 4]}, "batch.micro": [1, 2]}, "where": ["plan.tp * plan.pp <= 8"],
+}  # fmt: skip
 SEARCH: list[dict[str, Any]] = [
     {**SMALL, "plan": {"tp": "auto", "pp": [1, 2], "chunks": "auto", "zero": [0, 1]}},
     {**SMALL, "batch": {"global": 16, "micro": [1, 2]}, "plan": {"tp": 2, "recompute": "auto", "partition": "auto"}},
 ]
 """Jobs with open fields of the plan."""
 HETEROGENEOUS: dict[str, Any] = {
-    **SMALL,
-    "cluster": {"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]},
-    "batch": {"global": 8, "micro": [4]},
-    "plan": {"tp": [8], "pp": [2], "schedule": "1f1b", "recompute": "none"},
-}
+    **SMALL, "cluster": {"groups": [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]},
+    "batch": {"global": 8, "micro": [4]}, "plan": {"tp": [8], "pp": [2], "schedule": "1f1b", "recompute": "none"},
+}  # fmt: skip
 """A job of heterogeneous nodes with open fields."""
+EPISODES = {"slow": {"per": "node", "every_hours": 50.0, "minutes": 5.0, "slowdown": 1.5}}
 RUN: dict[str, Any] = {
     **SMALL,
     "run": {
-        "steps": 200,
-        "seeds": 2,
-        "price_per_gpu_hour": 2.0,
+        "steps": 200, "seeds": 2, "price_per_gpu_hour": 2.0,
         "failures": {"components": {"gpu": {"per": "gpu", "mtbf_hours": 5000.0, "loses": "node"}}},
         "checkpoints": {"kind": "asynchronous", "every_s": 30.0, "write_gb_per_s": 10.0},
         "recovery": {"spares": 1, "elastic": "none", "detection_s": 5.0},
-        "stragglers": {
-            "jitter": 0.1,
-            "episodes": {"slow": {"per": "node", "every_hours": 50.0, "minutes": 5.0, "slowdown": 1.5}},
-        },
+        "stragglers": {"jitter": 0.1, "episodes": EPISODES},
     },
-}
+}  # fmt: skip
 """A training run."""
-SEARCH_RUNS: dict[str, Any] = {
-    **SMALL,
-    "plan": {"tp": [1, 2]},
-    "run": {"steps": 200, "seeds": 1, "checkpoints": {"kind": ["asynchronous", "in-memory"], "every_s": "auto"}},
-}
+KINDS = {"kind": ["asynchronous", "in-memory"], "every_s": "auto"}
+SEARCH_RUNS: dict[str, Any] = {**SMALL, "plan": {"tp": [1, 2]}, "run": {"steps": 200, "seeds": 1, "checkpoints": KINDS}}
 """A job with open fields of its plan and of its run."""
 LENGTHS = "tokens\n" + "20\n9\n" * 8
 FAILURES = "time_h,component,nodes,repair_h,remark\n0.5,gpu,1,24,replaced\n2.25,software,,,NCCL\n5,end,,,\n"
@@ -121,51 +105,31 @@ torchrun --nproc_per_node $GPUS pretrain_gpt.py --tensor-model-parallel-size $TP
 """
 VARIABLES = ("2 TP=4 GPUS=8 MODE=full", "1 GPUS=16 ARGS=--use-distributed-optimizer", "--bf16 MODE=full TP=1")
 """Arguments of the script, and variables of its shell."""
+CLAIM_OF_CASE = {
+    "id": "a", "says": "one", "source": "s", "provenance": "checked", "relation": "even", "measure": "bubble_rate",
+    "value": 0.2, "tolerance": 0.01,
+}  # fmt: skip
+CLAIM_OF_JOBS = {
+    "id": "b", "says": "two", "source": "s", "provenance": "recalled", "relation": "base / more", "at_least": 0.1,
+    "jobs": {"more": {"from": "base", "set": {"plan.tp": 4}}}, "assumed": {"batch.micro": [1, 2]},
+}  # fmt: skip
 CLAIMS = {
-    "system": "GPipe",
-    "family": "pipeline",
-    "paper": "arXiv",
+    "system": "GPipe", "family": "pipeline", "paper": "arXiv", "jobs": {"base": SMALL},
     "cases": {"even": {"schedule": "gpipe", "p": 2, "m": 4, "t_f": 1, "t_b": 1, "t_w": 1}},
-    "jobs": {"base": SMALL},
-    "claims": [
-        {
-            "id": "a",
-            "says": "one",
-            "source": "s",
-            "provenance": "checked",
-            "relation": "even",
-            "measure": "bubble_rate",
-            "value": 0.2,
-            "tolerance": 0.01,
-        },
-        {
-            "id": "b",
-            "says": "two",
-            "source": "s",
-            "provenance": "recalled",
-            "jobs": {"more": {"from": "base", "set": {"plan.tp": 4}}},
-            "relation": "base / more",
-            "at_least": 0.1,
-            "assumed": {"batch.micro": [1, 2]},
-        },
-    ],
-}
+    "claims": [CLAIM_OF_CASE, CLAIM_OF_JOBS],
+}  # fmt: skip
 CAMPAIGN = {
-    "title": "a test",
-    "device": "cpu",
-    "calibrate": {"processes": 2, "refresh": True},
+    "title": "a test", "device": "cpu", "calibrate": {"processes": 2, "refresh": True},
     "jobs": {"a": {**SMALL, "cluster": {"gpu": "cpu-core", "gpus": 2}, "precision": "fp32", "plan": {"tp": 2}}},
     "runs": [
         {"name": "k", "measure": "kernels", "job": "a", "options": {"tps": [1, 2]}},
         {"name": "d", "measure": "distributed", "job": "a", "set": {"plan": {"tp": 1}}, "options": {"steps": 2}},
     ],
-}
+}  # fmt: skip
 STARTED = {
-    "title": "a campaign that was interrupted",
-    "device": "cpu",
-    "jobs": {"a": LAPTOP},
+    "title": "a campaign that was interrupted", "device": "cpu", "jobs": {"a": LAPTOP},
     "runs": [{"name": "step", "measure": "distributed", "job": "a"}],
-}
+}  # fmt: skip
 TRACE = {
     "traceEvents": [
         event("ProfilerStep#1", "user_annotation", 0, 100),
@@ -191,7 +155,7 @@ def prepare(folder: Path) -> None:
         "small": SMALL,
         "laptop": LAPTOP,
         "on-core": on_core,
-        "experts": EXPERTS,
+        "experts": route({"counts": "counts.json"}),
         "from-file": FROM_FILE,
         "started": STARTED,
         "search": SEARCH[0],
@@ -199,8 +163,8 @@ def prepare(folder: Path) -> None:
         "run": RUN,
         "logged": {**RUN, "run": {"steps": 1000, "seeds": 1, "failures": {"log": "failures.csv"}}},
         "samples": {**SMALL, "batch": {"sequence": 32, "samples": {"file": "lengths.csv", "join": "padding"}}},
-        "table": _route({"counts": "counts.csv"}),
-        "steps": _route({"trace": "trace-counts.json"}),
+        "table": route({"counts": "counts.csv"}),
+        "steps": route({"trace": "trace-counts.json"}),
         "claims": CLAIMS,
     }
     for name, job in {**others, "sweep": SWEEP}.items():
@@ -220,12 +184,6 @@ def prepare(folder: Path) -> None:
     shutil.copytree(MEASURED / "calibration", folder / "machine", ignore=shutil.ignore_patterns("measured.json"))
     shutil.copytree(folder / "machine", folder / "started" / "calibration")
     shutil.copytree(MEASURED / "calibration", folder / "measured" / "calibration")
-
-
-def _route(routing: dict[str, str]) -> dict[str, Any]:
-    """The job of experts with another file of the tokens that they get."""
-    first, second = EXPERTS["plan"]["schemes"]
-    return {**EXPERTS, "plan": {**EXPERTS["plan"], "schemes": [first, {**second, "routing": routing}]}}
 
 
 # -------------------------------------------------------------------------------------------- formats

@@ -50,11 +50,8 @@ def test_a_valid_file_is_accepted_and_malformed_ones_are_read_or_refused(name: s
 def test_what_is_no_file_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "choose_place", lambda reader, seed: kind)
     prepare(tmp_path)
-    for name in (
-        "predict given.yaml --json",
-        "predict launch.sh --json --assume-defaults " + OPEN,
-        "failures of a run",
-    ):
+    launch = f"predict launch.sh --json --assume-defaults {OPEN}"
+    for name in ("predict given.yaml --json", launch, "failures of a run"):
         outcome = run_seed(name, 0, [], tmp_path)
         assert (outcome.answer, outcome.failure) == ("refused", "")
 
@@ -157,17 +154,15 @@ def fill_memory(path: Path) -> None:
     bytearray(3 * 2**30)
 
 
-@pytest.mark.parametrize(
-    ("read", "words"),
-    [
-        (refuse, ""),
-        (fail, "ValueError: two lines"),
-        (wait, "more than 1 s"),
-        (end, "it ended or stopped the process"),
-        (fill_memory, "MemoryError"),
-    ],
-)
-def test_failures_of_a_reader_are_reported(monkeypatch: pytest.MonkeyPatch, read: Any, words: str) -> None:
+ENDS: dict[Any, str] = {
+    refuse: "", fail: "ValueError: two lines", wait: "more than 1 s", end: "it ended or stopped the process",
+    fill_memory: "MemoryError",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("read", ENDS)
+def test_failures_of_a_reader_are_reported(monkeypatch: pytest.MonkeyPatch, read: Any) -> None:
+    words = ENDS[read]
     monkeypatch.setattr(run, "SECONDS", 1)
     monkeypatch.setattr(run, "PATIENCE", 1)
     monkeypatch.setitem(READERS, "link", READERS["link"]._replace(read=read))

@@ -13,7 +13,7 @@ from meshcast.simulator import load_job
 JOB: dict[str, Any] = {
     "model": "llama3-8b",
     "cluster": "dgx-h100:2",
-    "batch": {"global": 32, "micro": 1, "sequence": 8192},
+    "batch": {"global": 8, "micro": 1, "sequence": 8192},
     "plan": {"tp": 4, "pp": 2},
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,15 +23,19 @@ from meshcast.experiments.render.terminal.forecast import list_memory_changes, r
 from meshcast.hardware.units import GIB
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.step import StepAndMemory
+from meshcast.simulator.job.hardware_figures import hardware_figures
 from tests.draws import drawn
 from tests.experiments.cli.samples import run
 
 JOB: dict[str, Any] = {
     "model": "llama3-70b",
     "cluster": "dgx-h100:8",
-    "batch": {"global": 256, "micro": 2, "sequence": 8192},
+    "batch": {"global": 64, "micro": 2, "sequence": 8192},
     "plan": {"tp": 4, "pp": 2},
 }
+CHUNKS = {"plan": {"tp": 4, "pp": 4, "chunks": 5, "recompute": "full"}, "batch": {"global": 256, "micro": 16}}
+
+changes_of_job = cache(lambda: fitting_changes(simulate(JOB)))
 
 
 @pytest.mark.parametrize(
@@ -39,37 +45,34 @@ JOB: dict[str, Any] = {
             ({}, SHOWN),
             ({"model": "llama3-405b", "plan": {"tp": 8}, "cluster": "dgx-h100:2"}, 0),
             ({"model": "llama3-8b", "plan": {"tp": 8}}, 0),
-            (
-                {"plan": {"tp": 4, "pp": 4, "chunks": 5, "recompute": "full"}, "batch": {"global": 256, "micro": 16}},
-                SHOWN,
-            ),
+            (CHUNKS, SHOWN),
             ({"model": "mixtral-8x7b", "plan": {"pp": 2}, "cluster": "dgx-h100:4"}, SHOWN),
         ],
         keep=lambda case: case[0].get("batch") is None and "mixtral" not in case[0].get("model", ""),
     ),
 )
-def test_every_change_makes_the_plan_fit(changes: dict[str, Any], number: int, tmp_path) -> None:
+def test_every_change_makes_the_plan_fit(changes: dict[str, Any], number: int, tmp_path: Path) -> None:
     job = {**JOB, **changes}
     report = simulate(job)
-    found, lever = fitting_changes(report)
-    assert len(found) == number and report.fits == (job["model"] == "llama3-8b")
+    fitting, lever = fitting_changes(report) if changes else changes_of_job()
+    assert len(fitting) == number and report.fits == (job["model"] == "llama3-8b")
     assert (lever is None) == report.fits
-    assert all(lever is not None and lever.saved >= one.saved > 0 for one in found if len(one.changes) == 1)
-    steps = [one.forecast.step_time for one in found]
+    assert all(lever is not None and lever.saved >= one.saved > 0 for one in fitting if len(one.changes) == 1)
+    steps = [change.forecast.step_time for change in fitting]
     assert steps == sorted(steps)
     (path := tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    for one in found:
-        words = shlex.split(str(one))
-        with_change = simulate(load_job(path, [word for word in words if word != "--set"]))
-        assert with_change.fit.verdict == "fits" and with_change.step_time == one.forecast.step_time
-        assert with_change.peak_device == one.forecast.peak_device
-        assert report.fit.held - with_change.fit.held == one.saved
-        assert with_change.job.batch.total == report.job.batch.total
+    for change in fitting:
+        words = shlex.split(str(change))
+        changed = simulate(load_job(path, [word for word in words if word != "--set"]))
+        assert changed.fit.verdict == "fits" and changed.step_time == change.forecast.step_time
+        assert changed.peak_device == change.forecast.peak_device
+        assert report.fit.held - changed.fit.held == change.saved
+        assert changed.job.batch.total == report.job.batch.total
 
 
 @pytest.mark.slow
 def test_no_single_change_of_the_fields_tried_is_faster() -> None:
-    best = fitting_changes(simulate(JOB)).fitting[0]
+    best = changes_of_job().fitting[0]
     plans = [{"recompute": "selective"}, {"recompute": "full"}, {"zero": 2}, {"zero": 3}, {"fsdp": True}]
     plans += [{"tp": 8}, {"pp": 4}, {"pp": 8}, {"cp": 2}, {"offload": ["optimizer"]}]
     for plan in plans:
@@ -87,8 +90,8 @@ def test_plans_that_recompute_by_operator_or_module_have_changes(recompute: str 
 @pytest.mark.slow
 def test_pairs_are_tried_where_few_single_changes_fit() -> None:
     job = {"model": "llama3-405b", "cluster": "dgx-h100:16", "batch": {"global": 128, "sequence": 8192}}
-    found = fitting_changes(simulate({**job, "plan": {"tp": 8, "pp": 8, "partition": "ends-as-layers"}})).fitting
-    assert any(len(one.changes) == 2 for one in found) and len({frozenset(one.changes) for one in found}) == SHOWN
+    fitting = fitting_changes(simulate({**job, "plan": {"tp": 8, "pp": 8, "partition": "ends-as-layers"}})).fitting
+    assert any(len(one.changes) == 2 for one in fitting) and len({frozenset(one.changes) for one in fitting}) == SHOWN
 
 
 def test_long_plans_have_none() -> None:
@@ -96,31 +99,32 @@ def test_long_plans_have_none() -> None:
     assert not report.fits and fitting_changes(report) == NO_CHANGES
 
 
-def test_predict_shows_them_and_lists_unstated_fields(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = fitting_changes(simulate(JOB))  # once for both forms of the answer
-    monkeypatch.setattr("meshcast.experiments.explain.fitting_changes.fitting_changes", lambda _: found)
-    (path := tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
-    answer = json.loads(run("predict", str(path), "--json", "--verbose").stdout)
-    assert len(answer["fitting_changes"]) == SHOWN and answer["largest_lever"] == found.lever.to_dict()
-    assert answer["unstated"]["precision.compute"] == "bf16" and "plan.tp" not in answer["unstated"]
-    page = run("predict", str(path), "--verbose").stdout
-    assert "fits with" in page and f"lever      {found.lever}: -" in page and "precision.moments: fp32" in page
-    plain = json.loads(run("predict", str(path), "--json", "--set", "plan.tp=8", "--set", "plan.pp=8").stdout)
-    assert plain["status"] == "fits" and "fitting_changes" not in plain and "unstated" not in plain
-
-
 def test_more_tensor_parallel_ranks_bring_sequence_parallelism() -> None:
     plan = {"tp": 2, "pp": 2, "chunks": 10, "sequence_parallel": False}
-    found = fitting_changes(simulate({**JOB, "cluster": "dgx-h100:16", "plan": plan}))
-    assert found.fitting[0].changes.items() >= {"plan.tp": 8, "plan.sequence_parallel": True}.items()
+    fitting = fitting_changes(
+        simulate({**JOB, "batch": {**JOB["batch"], "global": 128}, "cluster": "dgx-h100:16", "plan": plan})
+    ).fitting
+    assert fitting[0].changes.items() >= {"plan.tp": 8, "plan.sequence_parallel": True}.items()
 
 
-def test_why_and_run_begin_with_what_does_not_fit(tmp_path) -> None:
+def test_commands_show_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`predict` in both forms of its answer, beside unstated fields; `why` and `run` at their beginning."""
+    changes = changes_of_job()  # once for all
+    monkeypatch.setattr("meshcast.experiments.explain.fitting_changes.fitting_changes", lambda _: changes)
+    figures = "meshcast.experiments.explain.sensitivity.hardware_figures"
+    monkeypatch.setattr(figures, lambda *given: hardware_figures(*given)[:2])
     (path := tmp_path / "job.yaml").write_text(yaml.safe_dump({**JOB, "run": {"steps": 100}}))
-    why = run("why", str(path)).stdout.splitlines()
+    answer = json.loads(run("predict", path, "--json", "--verbose").stdout)
+    assert len(answer["fitting_changes"]) == SHOWN and answer["largest_lever"] == changes.lever.to_dict()
+    assert answer["unstated"]["precision.compute"] == "bf16" and "plan.tp" not in answer["unstated"]
+    page = run("predict", path, "--verbose").stdout
+    assert "fits with" in page and f"lever      {changes.lever}: -" in page and "precision.moments: fp32" in page
+    plain = json.loads(run("predict", path, "--json", "--set", "plan.tp=8", "--set", "plan.pp=8").stdout)
+    assert plain["status"] == "fits" and "fitting_changes" not in plain and "unstated" not in plain
+    why = run("why", path).stdout.splitlines()
     assert why[1].startswith("It does not fit") and why[2].startswith("lever      --set plan.")
     assert why[3].startswith("fits with  --set plan.")
-    lines = run("run", str(path), "--set", "run.seeds=1").stdout.splitlines()
+    lines = run("run", path, "--set", "run.seeds=1").stdout.splitlines()
     assert re.match(r"does not fit, with .* it does: [\d.,]+ GiB more than the 79.19 GiB of a GPU", lines[1])
 
 

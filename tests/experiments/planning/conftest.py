@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
-import pytest
-
 from meshcast.experiments.planning.pricing.job import JobProblem
+from tests.experiments.shared_work import one_work
+
+__all__ = ["one_work"]
+
+HUGE = {"model": "gpt3-175b", "cluster": "dgx-h100:1", "batch": {"global": 64, "micro": 1}, "plan": {"tp": 8}}
+"""A job that no plan makes fit."""
 
 
 def problem_of(model: str = "gpt3-5b", gpus: int = 8, layers: int = 4, **batch: Any) -> JobProblem:
@@ -21,11 +26,6 @@ def problem_of(model: str = "gpt3-5b", gpus: int = 8, layers: int = 4, **batch: 
     )
 
 
-@pytest.fixture(scope="session")
+@cache
 def gpt() -> JobProblem:
     return problem_of()
-
-
-@pytest.fixture(scope="session")
-def llama() -> JobProblem:
-    return problem_of("llama3-8b")

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from meshcast.experiments.cli.app import app
 from meshcast.experiments.planning.benchmark.optimum import CertifiedOptimum, explain_faster, find_optimum
 from meshcast.experiments.planning.benchmark.rows import planners_of_jobs
 from meshcast.experiments.planning.cores.elimination import eliminate
@@ -18,6 +16,7 @@ from meshcast.experiments.planning.pricing.mixed import open_problem
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
+from tests.experiments.cli.samples import run
 from tools.pages.benchmark import COLUMNS, TABLE, format_table
 
 JOB = {
@@ -34,14 +33,16 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "job.yaml"
 
 
-def run(*words: Any) -> Any:
-    return CliRunner().invoke(app, ["plan", *map(str, words)])
+def plan(*words: Any) -> str:
+    """Returns what `meshcast plan` prints."""
+    ended = run("plan", *words)
+    assert ended.exit_code == 0, ended.output
+    return ended.stdout
 
 
 def test_the_answer_has_jobs_with_their_forecasts_best_first(job: Path) -> None:
-    done = run(job, "--with", "optcnn,alpa,gspmd", "--json", "--no-optimum")
-    assert done.exit_code == 0, done.output
-    rows = json.loads(done.stdout)["rows"]
+    shown = plan(job, "--with", "optcnn,alpa,gspmd", "--json", "--no-optimum")
+    rows = json.loads(shown)["rows"]
     assert {one["planner"] for one in rows} == {"optcnn", "alpa", "gspmd"}
     times = [one["step_time_s"] for one in rows]
     assert times == sorted(times)
@@ -58,9 +59,9 @@ def test_plans_that_the_program_does_not_run_are_not_executable(job: Path) -> No
     stated = {**JOB, "framework": "torchtitan", "plan": {"tp": 2, "fsdp": True}}
     job.write_text(yaml.safe_dump(stated), "utf-8")
     options = ("--with", "optcnn", "--json", "--no-optimum")
-    (row,) = json.loads(run(job, *options).stdout)["rows"]
+    (row,) = json.loads(plan(job, *options))["rows"]
     assert row["executable"].startswith("torchtitan has no tensor scheme annotated")
-    (row,) = json.loads(run(job, *options, "--any-program").stdout)["rows"]
+    (row,) = json.loads(plan(job, *options, "--any-program"))["rows"]
     assert row["executable"] is True
 
 
@@ -68,9 +69,8 @@ def test_plans_that_the_program_does_not_run_are_not_executable(job: Path) -> No
 def test_no_planner_beats_the_certified_optimum_or_that_of_its_own_space(job: Path, tmp_path: Path) -> None:
     """A small version of the tables of docs/planners.md: every planner of jobs."""
     plot = tmp_path / "benchmark.png"
-    done = run(job, "--with", "all", "--json", "--plot", plot, "--steps", 200, "--seconds", 5)
-    assert done.exit_code == 0, done.output
-    answer = json.loads(done.stdout)
+    shown = plan(job, "--with", "all", "--json", "--plot", plot, "--steps", 200, "--seconds", 5)
+    answer = json.loads(shown)
     optimum, rows = answer["certificate"], {one["planner"]: one for one in answer["rows"]}
     assert sorted(rows) == planners_of_jobs()
     assert optimum["gap"] <= 0.01 and optimum["plans"] > 100 and optimum["plan"]
@@ -104,19 +104,12 @@ def test_a_plan_that_is_faster_is_outside_of_the_space_or_a_defect(job: Path) ->
     assert explain_faster(problem, annotated, optimum.step_time / 2, optimum)
 
 
-def test_the_table_shows_refusals_with_their_reason(job: Path) -> None:
+def test_the_table_is_whole_and_shows_refusals_with_their_reason(job: Path) -> None:
     cluster, batch = {"node": "dgx-h100", "nodes": 1, "gpus": 6}, {"global": 48, "micro": 4}
     job.write_text(yaml.safe_dump({**JOB, "cluster": cluster, "batch": batch}), "utf-8")
-    done = run(job, "--with", "alpa,hypar", "--no-optimum")
-    assert done.exit_code == 0, done.output
-    assert "refused" in done.stdout and "no power of two" in " ".join(done.stdout.split())
-
-
-def test_the_columns_of_the_table_are_whole_and_explained(job: Path) -> None:
-    done = run(job, "--with", "optcnn,alpa", "--no-optimum")
-    assert done.exit_code == 0, done.output
-    assert "…" not in done.stdout, "nothing is cut"
-    words = " ".join(done.stdout.split())
+    shown = plan(job, "--with", "alpa,hypar", "--no-optimum")
+    words = " ".join(shown.split())
+    assert "refused" in words and "no power of two" in words and "…" not in shown, "nothing is cut"
     assert "own regret objective s priced CPU s" in words and "own regret: against the best plan" in words
 
 
@@ -137,14 +130,14 @@ def test_the_jobs_of_the_benchmark_are_accepted() -> None:
     ],
 )
 def test_planners_of_profiles_and_unknown_ones_are_refused(job: Path, given: str, words: str) -> None:
-    done = run(job, "--with", given)
+    done = run("plan", job, "--with", given)
     assert done.exit_code == 2 and words in done.output
 
 
 @pytest.mark.slow
 def test_the_page_of_planners_has_a_row_for_every_planner(job: Path) -> None:
     # The optimum that is proven within a second has the same row.
-    done = json.loads(run(job, "--with", "optcnn,hypar,dapple", "--json", "--seconds", 1).stdout)
+    done = json.loads(plan(job, "--with", "optcnn,hypar,dapple", "--json", "--seconds", 1))
     lines = format_table(done).splitlines()
     assert len(lines) == 3 + len(done["rows"])
     assert {line.count("|") for line in lines} == {len(COLUMNS) + 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 
@@ -20,33 +21,28 @@ from meshcast.hardware.errors import PlanError
 
 JOB = {
     "model": {"preset": "gpt2-124m", "layers": 2},
-    "cluster": {"node": "dgx-h100", "nodes": 1, "gpus": 4},
-    "batch": {"global": 8, "micro": 2},
+    "cluster": {"node": "dgx-h100", "nodes": 1, "gpus": 2},
+    "batch": {"global": 4, "micro": 1},
     "plan": {"tp": 2},
 }
 
 AT_ONCE = {"gspmd", "mesh-tensorflow", "partir"}
 """Planners that complete one plan from the layouts of a few tensors, once the table is priced."""
 
-
-@pytest.fixture(scope="module")
-def problem() -> JobProblem:
-    return JobProblem(JOB)
+problem = cache(lambda: JobProblem(JOB))
 
 
 @pytest.mark.parametrize("name", planners_of_jobs())
-def test_no_planner_goes_on_when_its_time_is_over(
-    problem: JobProblem, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_planner_goes_on_when_its_time_is_over(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where all prices are known, so that the search alone takes time."""
     planner = find_planner(name)()
     monkeypatch.setattr(ilp, "seconds_left", lambda: 0.2)  # a solver looks at a clock of its own
     try:
-        whole = planner.plan(problem, SearchBudget(steps=200))
+        whole = planner.plan(problem(), SearchBudget(steps=100))
     except (OutOfTime, PlanError):
         pytest.skip("it has no plan of this job")
     try:
-        cut = planner.plan(problem, SearchBudget(seconds=0.0, steps=200))
+        cut = planner.plan(problem(), SearchBudget(seconds=0.0, steps=100))
     except (OutOfTime, PlanError):
         return
     assert cut.visited < whole.visited or name in AT_ONCE
@@ -63,7 +59,7 @@ def test_a_search_out_of_time_has_a_plan_and_a_gap(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(space_search, "PATIENCE", math.inf)
     proof = search_in_time(search, 1, 1e-9)
     assert not proof.complete and search.best and 0 < proof.gap < 1
-    monkeypatch.setattr(space_search, "run_search", lambda *given: proof)
+    monkeypatch.setattr(space_search, "run_search", lambda *_: proof)
     with pytest.raises(KeyboardInterrupt):
         search_in_time(search, 1, 1e9)
 

@@ -14,11 +14,12 @@ from meshcast.experiments.planning.cores.elimination import bound_objective, eli
 from meshcast.experiments.planning.cores.ilp import solve_table
 from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP, start_costs
 from meshcast.experiments.planning.cores.stage_dp import plan_stages
-from meshcast.experiments.planning.graph import find_contained, piece_totals
+from meshcast.experiments.planning.graph import LayerGraph, find_contained, piece_totals
 from meshcast.experiments.planning.planners.autoddl import descend_table
 from meshcast.experiments.planning.planners.automap import search_tree
 from meshcast.experiments.planning.planners.flexflow import walk_table
 from meshcast.experiments.planning.planners.unity import bisect_weight
+from meshcast.experiments.planning.stages import StageOption
 from meshcast.experiments.planning.table import Factor, FactorTable, Optimum, PendingFactor, PendingTable
 from tests.draws import drawn
 from tests.experiments.planning.random_tables import (
@@ -27,84 +28,73 @@ from tests.experiments.planning.random_tables import (
     draw_stages,
     draw_table,
     every_assignment,
+    every_pipeline,
+    pipeline_value,
     stages_by_brute_force,
     weigh_memory,
 )
 
-SEEDS = range(30)
+SEEDS = drawn(range(30), keep=5)
+any_seed = pytest.mark.parametrize("seed", SEEDS)
 
 
 def search_by_tree(table: FactorTable, rollouts: int, seed: int = 0) -> Optimum:
     """A tree search that decides variables in their order and draws the others."""
 
     def complete(options: dict[str, int], draw: random.Random) -> dict[str, int]:
-        return {name: options.get(name, draw.randrange(len(own))) for name, own in table.choices.items()}
+        return {name: options.get(name, draw.randrange(len(values))) for name, values in table.choices.items()}
 
     return search_tree(table, rollouts, [*table.choices], complete, seed, table.value)
 
 
-@pytest.mark.parametrize("seed", drawn(SEEDS, keep=3))
+@any_seed
 def test_elimination_and_the_integer_program_find_the_optimum(seed: int) -> None:
     table = draw_table(seed)
-    best = best_by_brute_force(table)
-    found, program = eliminate(table), solve_table(table)
-    if math.isinf(best):
-        assert found is None and program is None
-        return
-    assert found is not None and program is not None
-    assert found.value == pytest.approx(best, rel=1e-12) and table.value(found.assignment) == pytest.approx(best)
-    assert program.value == pytest.approx(best, rel=1e-9) and program.bound == pytest.approx(best, rel=1e-6)
+    best, optimum, program = best_by_brute_force(table), eliminate(table), solve_table(table)
+    assert (optimum is None) == (program is None) == math.isinf(best)
+    if optimum is not None and program is not None:
+        assert optimum.value == pytest.approx(best, rel=1e-12) == table.value(optimum.assignment)
+        assert program.value == pytest.approx(best, rel=1e-9) and program.bound == pytest.approx(best, rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", drawn(SEEDS, keep=3))
-def test_the_frontier_is_that_of_brute_force(seed: int) -> None:
+@any_seed
+def test_the_frontier_is_that_of_brute_force_and_of_the_program(seed: int) -> None:
     table = draw_table(seed)
-    costs = [(table.value(one), table.cost(one).nbytes) for one in every_assignment(table)]
-    points = sorted({(value, nbytes) for value, nbytes in costs if math.isfinite(value)}, key=lambda one: one[::-1])
-    front: list[tuple[float, float]] = []
-    for value, nbytes in points:
-        if not front or value < front[-1][0] - 1e-9:
-            front.append((value, nbytes))
-    found = trace_frontier(table)
-    assert [one.nbytes for one in found] == [nbytes for _, nbytes in front]
-    assert [one.value for one in found] == pytest.approx([value for value, _ in front])
-    for one in found:
-        assert table.value(one.assignment) == pytest.approx(one.value)
-        assert table.cost(one.assignment).nbytes == pytest.approx(one.nbytes)
-
-
-@pytest.mark.parametrize("seed", SEEDS[::3])
-def test_the_ends_of_the_frontier_and_the_program_within_every_memory(seed: int) -> None:
-    table = draw_table(seed)
-    front, best = trace_frontier(table), eliminate(table)
-    assert bool(front) == (best is not None)
-    if best is None:
-        return
-    assert front[-1].value == pytest.approx(best.value)
-    for point in front:
+    costs = [(table.cost(options).nbytes, table.value(options)) for options in every_assignment(table)]
+    front = list[tuple[float, float]]()
+    for nbytes, value in sorted({cost for cost in costs if math.isfinite(cost[1])}):
+        if not front or value < front[-1][1] - 1e-9:
+            front.append((nbytes, value))
+    points, best = trace_frontier(table), eliminate(table)
+    assert [point.nbytes for point in points] == [nbytes for nbytes, _ in front]
+    assert [point.value for point in points] == pytest.approx([value for _, value in front])
+    assert bool(points) == (best is not None)
+    for point in points:
+        assert table.value(point.assignment) == pytest.approx(point.value)
+        assert table.cost(point.assignment).nbytes == pytest.approx(point.nbytes)
         program = solve_table(table, point.nbytes)
         assert program is not None and program.value == pytest.approx(point.value)
-        assert program.value == pytest.approx(best_by_brute_force(table, point.nbytes))
-    assert solve_table(table, front[0].nbytes - 0.5) is None
+    if best is not None:
+        assert points[-1].value == pytest.approx(best.value)
+        assert solve_table(table, points[0].nbytes - 0.5) is None
 
 
-@pytest.mark.parametrize("seed", drawn(SEEDS, keep=3))
+@pytest.mark.parametrize("seed", drawn(range(30), keep=8))
 def test_random_searches_never_beat_the_optimum_and_come_near(seed: int) -> None:
     table = draw_table(seed, forbidden=0.0)
     best = eliminate(table)
     assert best is not None
-    for found in (
+    for optimum in (
         walk_table(table, 4000, seed=seed),
         search_by_tree(table, 1500, seed),
         descend_table(table, restarts=30, seed=seed),
     ):
-        assert table.value(found.assignment) == pytest.approx(found.value)
-        assert best.value * (1 - 1e-12) <= found.value <= best.value * 1.05
+        assert table.value(optimum.assignment) == pytest.approx(optimum.value)
+        assert best.value * (1 - 1e-12) <= optimum.value <= best.value * 1.05
 
 
 def test_a_walk_leaves_a_start_that_is_not_allowed_or_does_not_fit() -> None:
-    cells = np.array([[math.inf, 5.0], [3.0, 9.0]])
-    zeros = np.zeros((2, 2))
+    cells, zeros = np.array([[math.inf, 5.0], [3.0, 9.0]]), np.zeros((2, 2))
     table = FactorTable({"a": "xy", "b": "xy"}, [Factor(("a", "b"), cells, zeros, np.array([[0, 1], [8, 2]]) * 1.0)])
     assert walk_table(table, 200, {"a": 0, "b": 0}).value == 3.0
     assert walk_table(table, 200, {"a": 1, "b": 0}, memory=4.0).value == 5.0
@@ -115,36 +105,36 @@ def test_a_tree_search_ends_when_it_has_tried_everything() -> None:
     assert search_by_tree(table, 10_000).visited <= 2 * table.assignments + 3
 
 
-@pytest.mark.parametrize("seed", SEEDS[::3])
+@any_seed
 def test_a_bisected_weight_of_memory_fits_and_is_no_better_than_the_program(seed: int) -> None:
     table = draw_table(seed, forbidden=0.0)
     front = trace_frontier(table)
     memory = front[len(front) // 2].nbytes
     gaps = (float(np.ptp(factor.nbytes)) for factor in table.factors)
     memory_alone = 10 * front[0].value / min(gap for gap in gaps if gap > 0)  # [s/byte]
-    found = bisect_weight(
+    optimum = bisect_weight(
         lambda weight: eliminate(weigh_memory(table, weight)),
-        lambda one: one is not None and table.cost(one.assignment).nbytes <= memory,
+        lambda found: found is not None and table.cost(found.assignment).nbytes <= memory,
         memory_alone,
         40,
     )
     program = solve_table(table, memory)
-    assert found is not None and program is not None
-    assert table.value(found.assignment) >= program.value * (1 - 1e-9)
+    assert optimum is not None and program is not None
+    assert table.value(optimum.assignment) >= program.value * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@any_seed
 def test_the_least_objective_with_every_option_is_that_of_brute_force(seed: int) -> None:
     table = draw_table(seed, forbidden=0.3)
     least = {name: np.full(len(options), np.inf) for name, options in table.choices.items()}
-    for one in every_assignment(table):
-        for name, option in one.items():
-            least[name][option] = min(least[name][option], table.value(one))
-    for name, found in least_objectives(table).items():
-        assert found == pytest.approx(least[name]), name
+    for assignment in every_assignment(table):
+        for name, option in assignment.items():
+            least[name][option] = min(least[name][option], table.value(assignment))
+    for name, values in least_objectives(table).items():
+        assert values == pytest.approx(least[name]), name
 
 
-@pytest.mark.parametrize("seed", range(12))
+@any_seed
 def test_pruned_options_leave_the_optimum_or_a_bound(seed: int) -> None:
     """Also where a worse objective is known, and where only some factors are priced."""
     table = draw_table(seed)
@@ -152,11 +142,11 @@ def test_pruned_options_leave_the_optimum_or_a_bound(seed: int) -> None:
     if not math.isfinite(best):
         return
     alone = [factor for factor in table.factors if len(factor.scope) == 1]
-    pending = [PendingFactor(one.scope, one.take) for one in table.factors if len(one.scope) > 1]
+    pending = [PendingFactor(factor.scope, factor.take) for factor in table.factors if len(factor.scope) > 1]
     lazy = PendingTable(table.choices, alone, pending, table.microbatches)
     bounds = [bound_objective(lazy, known, cells) for known in (best, 1.3 * best) for cells in (0, 30, 10**6)]
-    for one in bounds:
-        assert one.value == pytest.approx(best) if one.exact else one.value <= best * (1 + 1e-9)
+    for bound in bounds:
+        assert bound.value == pytest.approx(best) if bound.exact else bound.value <= best * (1 + 1e-9)
     assert bounds[2].exact and bounds[5].exact and not bounds[0].exact
     assert bounds[0].value <= bounds[1].value * (1 + 1e-9)
     with pytest.raises(ValueError, match="is part of an assignment"):
@@ -170,95 +160,107 @@ def test_a_restriction_keeps_the_costs_of_what_is_left() -> None:
     best, restricted = eliminate(table), eliminate(smaller)
     assert best is not None and restricted is not None and restricted.value >= best.value
     assert smaller.value(restricted.assignment) == pytest.approx(table.value(restricted.assignment))
+
+
+def test_tables_and_graphs_that_are_none_are_refused() -> None:
     with pytest.raises(ValueError, match="leaves v0 no option"):
-        table.restrict(lambda name, option: name != "v0")
-
-
-def test_a_factor_of_another_shape_is_refused() -> None:
+        draw_table(3).restrict(lambda name, option: name != "v0")
     with pytest.raises(ValueError, match="must have arrays of shape"):
         FactorTable({"a": (0, 1)}, [Factor(("a",), np.zeros(3), np.zeros(3), np.zeros(3))])
+    with pytest.raises(ValueError, match="cycle"):
+        LayerGraph(["a", "b"], [(0, 1), (1, 0)], {})
+    with pytest.raises(ValueError, match="more than 10 ideals"):
+        LayerGraph([str(i) for i in range(9)], [], {}).ideals(10)
 
 
-@pytest.mark.parametrize("seed", drawn(SEEDS, keep=3))
+# ---------------------------------------------------------------------------------------------- stages
+
+
+@any_seed
 def test_stages_are_those_of_brute_force(seed: int) -> None:
     microbatches = (1, 2, 8)[seed % 3]
     table = draw_stages(seed, layers=5, gpus=4)
-    best, found = stages_by_brute_force(table, 4, microbatches), plan_stages(table, 4, microbatches)
-    assert (found is None) == math.isinf(best)
-    if found is not None:
-        assert found.value == pytest.approx(best) == pytest.approx(found.bound)
-        assert [layer for one in found.stages for layer in one.layers] == [*range(5)]
-        assert sum(table.options[one.option].gpus for one in found.stages) == 4
+    best, plan = stages_by_brute_force(table, 4, microbatches), plan_stages(table, 4, microbatches)
+    assert (plan is None) == math.isinf(best)
+    if plan is not None:
+        assert plan.value == pytest.approx(best) == pytest.approx(plan.bound)
+        assert [layer for stage in plan.stages for layer in stage.layers] == [*range(5)]
+        assert sum(table.options[stage.option].gpus for stage in plan.stages) == 4
 
 
-@pytest.mark.parametrize("seed", drawn(SEEDS, keep=3))
+@any_seed
 def test_stages_inside_nodes_are_those_of_brute_force(seed: int) -> None:
     """Two nodes of 2 GPUs: stages of 2 and of 4 begin with a node; those of 3 fill none."""
+    table, values = draw_stages(seed, layers=4, gpus=4), [math.inf]
+    for cells in every_pipeline(table, 4):
+        sizes = [option + 1 for _, _, option in cells]
+        places = itertools.accumulate([0, *sizes[:-1]])
+        crosses = (a // 2 != (a + size - 1) // 2 and (a % 2 or size % 2) for a, size in zip(places, sizes, strict=True))
+        values += [] if any(crosses) else [pipeline_value(table, cells, 8)]
+    plan = plan_stages(table, 4, 8, per_node=2)
+    assert (plan is None) == math.isinf(min(values))
+    assert plan is None or plan.value == pytest.approx(min(values))
+
+
+@any_seed
+def test_stages_in_their_places_are_those_of_brute_force(seed: int) -> None:
+    """Options of the first kind on the first two GPUs, those of the second on the other three."""
     table = draw_stages(seed, layers=4, gpus=4)
-    best = math.inf
-    for cuts in range(8):
-        borders = [0, *(layer + 1 for layer in range(3) if cuts >> layer & 1), 4]
-        for options in itertools.product(range(4), repeat=len(borders) - 1):
-            place, seconds = 0, []
-            for number, option in enumerate(options):
-                cell = borders[number], borders[number + 1] - 1, option
-                crosses = place // 2 != (place + option) // 2 and (place % 2 or option not in (1, 3))
-                fits = table.behind[cell] >= len(options) - 1 - number
-                seconds.append(math.inf if crosses or not fits else float(table.seconds[cell]))
-                place += option + 1
-            if place == 4:
-                best = min(best, sum(seconds) + 7 * max(seconds))
-    found = plan_stages(table, 4, 8, per_node=2)
-    assert (found is None) == math.isinf(best)
-    assert found is None or found.value == pytest.approx(best)
+    table = table._replace(options=tuple(StageOption(size, {}) for size in (1, 1, 2, 2)))
+    places, values = [range(2), range(2, 5), range(2), range(2, 5)], [math.inf]
+    for cells in every_pipeline(table, 5):
+        ends = [*itertools.accumulate(table.options[option].gpus for _, _, option in cells)]
+        inside = (
+            places[option].start <= first and end <= places[option].stop
+            for (_, _, option), first, end in zip(cells, [0, *ends], ends, strict=False)
+        )
+        values += [pipeline_value(table, cells, 7)] if all(inside) else []
+    plan = plan_stages(table, 5, 7, places=places)
+    assert (plan is None) == math.isinf(min(values))
+    assert plan is None or plan.value == pytest.approx(min(values)) == pytest.approx(plan.bound)
 
 
-@pytest.mark.parametrize("seed", drawn(SEEDS, keep=3))
+@any_seed
 def test_stages_without_time_have_a_bound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     table = draw_stages(seed, layers=5, gpus=4)
     monkeypatch.setattr(stage_dp, "is_over", lambda: True)
-    best, found = stages_by_brute_force(table, 4, 8), plan_stages(table, 4, 8)
-    assert (found is None) == math.isinf(best)
-    if found is not None:
-        assert found.bound <= best * (1 + 1e-9) and best <= found.value * (1 + 1e-9)
-        own = [float(table.seconds[one.layers[0], one.layers[-1], one.option]) for one in found.stages]
-        assert found.value == pytest.approx(sum(own) + 7 * max(own))
+    best, plan = stages_by_brute_force(table, 4, 8), plan_stages(table, 4, 8)
+    assert (plan is None) == math.isinf(best)
+    if plan is not None:
+        assert plan.bound <= best * (1 + 1e-9) and best <= plan.value * (1 + 1e-9)
+        cells = [(stage.layers[0], stage.layers[-1], stage.option) for stage in plan.stages]
+        assert plan.value == pytest.approx(pipeline_value(table, cells, 8))
 
 
-@pytest.mark.parametrize("seed", drawn(SEEDS, keep=3))
+# ---------------------------------------------------------------------------------------------- pieces of graphs
+
+
+@any_seed
 def test_ideals_are_all_sets_that_hold_their_predecessors(seed: int) -> None:
     graph = draw_graph(seed)
-    rows = {tuple(row) for row in graph.ideals().tolist()}
     every = {
         tuple(bool(bits >> node & 1) for node in range(7))
         for bits in range(2**7)
         if all(not bits >> b & 1 or bits >> a & 1 for a, b in graph.edges)
     }
-    assert rows == every
+    assert {tuple(row) for row in graph.ideals().tolist()} == every
 
 
-@pytest.mark.parametrize("seed", drawn(SEEDS, keep=3))
+@any_seed
 def test_pieces_are_those_of_brute_force(seed: int) -> None:
     """Two devices that run a piece alone, or together in half the time and 1 more."""
     graph = draw_graph(seed, nodes=6)
     ideals = graph.ideals()
     load = piece_totals(ideals, graph.figures["forward"])
-    loads = {1: load, 2: load / 2 + 1}
-    inside = find_contained(ideals)
+    loads, inside = {1: load, 2: load / 2 + 1}, find_contained(ideals)
 
     def least(ideal: int, devices: int) -> float:
         if ideal == 0:
             return 0.0 if devices == 0 else math.inf
-        below = [one for one in range(len(ideals)) if inside[one, ideal]]
-        return min(
-            (
-                max(least(one, devices - uses), load[one, ideal])
-                for one in below
-                for uses, load in loads.items()
-                if uses <= devices
-            ),
-            default=math.inf,
-        )
+        before = [other for other in range(len(ideals)) if inside[other, ideal]]
+        ways = [(uses, load) for uses, load in loads.items() if uses <= devices]
+        values = (max(least(other, devices - uses), load[other, ideal]) for other in before for uses, load in ways)
+        return min(values, default=math.inf)
 
     def end(devices: int) -> list[LastPiece]:
         return [LastPiece(devices - uses, load, uses) for uses, load in loads.items() if uses <= devices]
@@ -272,7 +274,7 @@ def test_pieces_are_those_of_brute_force(seed: int) -> None:
     assert sum(piece.option for piece in pieces) == 3
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("combine", [np.add, np.maximum])
 def test_counted_resources_are_named_ones(seed: int, combine: np.ufunc) -> None:
     """Also where arrays are joined in blocks, and pieces may follow some counts only."""
@@ -300,12 +302,3 @@ def test_counted_resources_are_named_ones(seed: int, combine: np.ufunc) -> None:
         assert value == named.costs((15, units_used))[-1, 0]
         if np.isfinite(value):
             assert counted.trace(15, units=units_used) == named.trace((15, units_used))
-
-
-def test_a_cycle_is_refused() -> None:
-    from meshcast.experiments.planning.graph import LayerGraph
-
-    with pytest.raises(ValueError, match="cycle"):
-        LayerGraph(["a", "b"], [(0, 1), (1, 0)], {})
-    with pytest.raises(ValueError, match="more than 10 ideals"):
-        LayerGraph([str(i) for i in range(9)], [], {}).ideals(10)

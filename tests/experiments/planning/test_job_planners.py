@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations, product
+from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -18,14 +19,13 @@ from meshcast.experiments.planning.planners.tensoropt import TensorOpt
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.planning.stages import PlannedStage, StageOption, StageTable
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import Collective
 from meshcast.simulator.loading.load import load_job
 from tests.draws import drawn
-from tests.experiments.planning.conftest import problem_of
-from tests.experiments.planning.random_tables import draw_stages, every_assignment, weigh_memory
+from tests.experiments.planning.conftest import gpt, problem_of
+from tests.experiments.planning.random_tables import draw_stages, every_assignment, every_pipeline, weigh_memory
 
 JOB_PLANNERS = [name for name in planner_names() if "ours" in find_planner(name).modes]
 
@@ -34,32 +34,21 @@ PLAYED = ("alpa-intra", "autoddl", "flexflow", "gspmd", "hypar", "mcap", "optcnn
 """A planner of each kind: intervals of stages, searches without a proof, annotations, levels, bytes, eliminations."""
 
 
-class Proposals(dict[str, Proposal]):
-    """What each planner proposes for a problem, by its name; planned when it is first asked for."""
-
-    def __init__(self, problem: JobProblem) -> None:
-        super().__init__()
-        self.problem = problem
-
-    def __missing__(self, name: str) -> Proposal:
-        self[name] = find_planner(name)().plan(self.problem, SearchBudget())
-        return self[name]
-
-
-@pytest.fixture(scope="module")
-def found(gpt: JobProblem) -> dict[str, Proposal]:
-    return Proposals(gpt)
+@cache
+def propose(name: str) -> Proposal:
+    """Returns what a planner proposes for four layers of GPT-3 5B on eight GPUs."""
+    return find_planner(name)().plan(gpt(), SearchBudget())
 
 
 @pytest.mark.parametrize("name", drawn(JOB_PLANNERS, keep=PLAYED))
-def test_a_plan_is_a_job_that_the_engine_plays(gpt: JobProblem, found: dict[str, Proposal], name: str) -> None:
-    one = found[name]
-    assert not one.not_executable and one.visited > 0
-    assert load_job(gpt.job_of(one.plan)).cluster.gpus == 8
-    forecast = gpt.forecast(one.plan)
+def test_a_plan_is_a_job_that_the_engine_plays(name: str) -> None:
+    proposal = propose(name)
+    assert not proposal.not_executable and proposal.visited > 0
+    assert load_job(gpt().job_of(proposal.plan)).cluster.gpus == 8
+    forecast = gpt().forecast(proposal.plan)
     expected = forecast.peak_allocated if find_planner(name).unit == "bytes" else forecast.step_time
-    assert forecast.fits and 0.8 < one.value / expected < 1.1
-    assert one.proof is None or one.proof.gap >= 0
+    assert forecast.fits and 0.8 < proposal.value / expected < 1.1
+    assert proposal.proof is None or proposal.proof.gap >= 0
 
 
 @pytest.mark.parametrize("name", planner_names())
@@ -68,9 +57,9 @@ def test_a_planner_states_its_paper_and_its_space(name: str) -> None:
     assert planner.paper.year >= 2016 and planner.restrictions and {*planner.modes} <= {"paper", "ours"}
 
 
-def test_the_program_the_elimination_and_brute_force_agree(gpt: JobProblem) -> None:
+def test_the_program_the_elimination_and_brute_force_agree() -> None:
     """On the operators of an MLP and of attention, all others as in the optimum."""
-    table = gpt.operators({"x": 8})
+    table = gpt().operators({"x": 8})
     best = eliminate(table)
     assert best is not None
     program = solve_table(table)
@@ -81,33 +70,33 @@ def test_the_program_the_elimination_and_brute_force_agree(gpt: JobProblem) -> N
     assert least == pytest.approx(best.value, rel=1e-12)
 
 
-def test_the_program_within_a_memory_is_on_the_frontier(gpt: JobProblem) -> None:
-    front = TensorOpt().frontier(gpt)
-    table = gpt.operators({"x": 8})
+def test_the_program_within_a_memory_is_on_the_frontier() -> None:
+    front = TensorOpt().frontier(gpt())
+    table = gpt().operators({"x": 8})
     assert len(front) > 5
     for point in front[:: len(front) // 4]:
         program = solve_table(table, point.nbytes * (1 + 1e-6))
         assert program is not None and program.value == pytest.approx(point.value, rel=1e-5)
 
 
-def test_the_ends_of_the_frontier(gpt: JobProblem, found: dict[str, Proposal]) -> None:
-    front = TensorOpt().frontier(gpt)
-    assert front[-1].value == pytest.approx(found["optcnn"].value, rel=1e-12)
-    lightest = eliminate(weigh_memory(gpt.operators({"x": 8}), 1.0))
+def test_the_ends_of_the_frontier() -> None:
+    front = TensorOpt().frontier(gpt())
+    assert front[-1].value == pytest.approx(propose("optcnn").value, rel=1e-12)
+    lightest = eliminate(weigh_memory(gpt().operators({"x": 8}), 1.0))
     assert lightest is not None
-    assert gpt.operators({"x": 8}).cost(lightest.assignment).nbytes == pytest.approx(front[0].nbytes, rel=1e-6)
+    assert gpt().operators({"x": 8}).cost(lightest.assignment).nbytes == pytest.approx(front[0].nbytes, rel=1e-6)
 
 
-def test_alpa_tries_every_mesh_and_is_never_worse_than_optcnn(found: dict[str, Proposal]) -> None:
-    assert found["alpa-intra"].value <= found["optcnn"].value * (1 + 1e-6)
-    proof = found["alpa-intra"].proof
+def test_alpa_tries_every_mesh_and_is_never_worse_than_optcnn() -> None:
+    assert propose("alpa-intra").value <= propose("optcnn").value * (1 + 1e-6)
+    proof = propose("alpa-intra").proof
     assert proof is not None and proof.optimal
 
 
 @pytest.mark.parametrize("name", ["flexflow", "automap", "autoddl"])
-def test_searches_without_a_proof_come_near_the_optimum(found: dict[str, Proposal], name: str) -> None:
-    best = min(found[other].value for other in ("optcnn", "alpa-intra"))
-    assert found[name].proof is None and best * (1 - 1e-9) <= found[name].value <= best * 1.05
+def test_searches_without_a_proof_come_near_the_optimum(name: str) -> None:
+    best = min(propose(other).value for other in ("optcnn", "alpa-intra"))
+    assert propose(name).proof is None and best * (1 - 1e-9) <= propose(name).value <= best * 1.05
 
 
 def test_a_level_of_hypar_is_the_best_of_brute_force() -> None:
@@ -153,27 +142,14 @@ def test_operators_cost_the_same_in_any_order_of_interchangeable_levels() -> Non
         assert np.ptp(factor.seconds) == np.ptp(factor.once) == np.ptp(factor.nbytes) == 0
 
 
-def test_levels_keep_what_is_decided_and_are_no_better_than_all_at_once(
-    gpt: JobProblem, found: dict[str, Proposal]
-) -> None:
+def test_levels_keep_what_is_decided_and_are_no_better_than_all_at_once(found: dict[str, Proposal]) -> None:
     for name in ("hypar", "tofu"):
-        (scheme,) = found[name].plan["plan"]["schemes"]
+        (scheme,) = propose(name).plan["plan"]["schemes"]
         assert scheme["over"] == ["level0", "level1", "level2"]
     layouts = [
-        layout for one in found["tofu"].plan["plan"]["schemes"] for layout in one["tables"][0]["divide"].values()
+        layout for one in propose("tofu").plan["plan"]["schemes"] for layout in one["tables"][0]["divide"].values()
     ]
     assert all(dim for layout in layouts if layout for dim in layout.values())
-
-
-def test_restrictions_are_errors_that_name_a_remedy() -> None:
-    with pytest.raises(PlanError, match="no power of two"):
-        HyPar().plan(problem_of(gpus=6, **{"global": 48, "micro": 4}), SearchBudget())
-    huge = JobProblem(
-        {"model": "gpt3-175b", "cluster": "dgx-h100:1", "batch": {"global": 64, "micro": 1}, "plan": {"tp": 8}}
-    )
-    with pytest.raises(PlanError, match="no plan of alpa fits 8 devices"):
-        find_planner("alpa")().plan(huge, SearchBudget())
-    assert math.isfinite(huge.memory)
 
 
 @pytest.mark.parametrize("gpus", drawn([8, 16], keep=2))
@@ -194,21 +170,18 @@ def test_gspmd_completes_the_annotations_to_megatron_inside_data_parallelism(gpu
 
 
 @pytest.mark.parametrize("microbatches", [2, 8])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", drawn(range(10), keep=3))
 def test_dapple_is_no_better_than_brute_force_over_its_latency_nor_that_than_the_bound(
     seed: int, microbatches: int
 ) -> None:
     table = draw_stages(seed, layers=5, gpus=4)
-    search = PrefixSearch(table, 4, microbatches)
-    stages, value = search.run()
-    best = math.inf
-    for number in range(1, 5):
-        for cuts in combinations(range(1, 5), number - 1):
-            borders = [0, *cuts, 5]
-            for options in product(range(4), repeat=number):
-                if sum(table.options[one].gpus for one in options) == 4:
-                    own = [PlannedStage(range(*borders[i : i + 2]), options[i]) for i in range(number)]
-                    best = min(best, pipeline_latency(table, own, microbatches))
+    stages, value = PrefixSearch(table, 4, microbatches).run()
+    best = min(
+        pipeline_latency(
+            table, [PlannedStage(range(first, last + 1), option) for first, last, option in cells], microbatches
+        )
+        for cells in every_pipeline(table, 4, fits=False)
+    )
     assert value >= best * (1 - 1e-12)
     if math.isfinite(value):
         assert value == pytest.approx(pipeline_latency(table, stages, microbatches)) and value <= 1.5 * best
@@ -225,22 +198,20 @@ def test_the_latency_of_equal_stages_is_that_of_1f1b() -> None:
 
 
 def test_one_gpu_has_one_plan() -> None:
-    problem = problem_of(gpus=1, layers=1, **{"global": 8, "micro": 1})
-    values = {}
-    for name in ("optcnn", "hypar", "tensoropt", "autoddl"):
-        values[name] = find_planner(name)().plan(problem, SearchBudget()).value
-    assert len({round(value, 9) for value in values.values()}) == 1
+    problem, names = (
+        problem_of(gpus=1, layers=1, **{"global": 8, "micro": 1}),
+        ("optcnn", "hypar", "tensoropt", "autoddl"),
+    )
+    values = {round(find_planner(name)().plan(problem, SearchBudget()).value, 9) for name in names}
+    assert len(values) == 1
 
 
-def test_a_cluster_of_gpus_without_a_node_is_priced_and_one_of_several_kinds_refused() -> None:
-    job = {"model": {"preset": "gpt3-5b", "layers": 2}, "batch": {"global": 64, "micro": 4}, "plan": {"tp": 2}}
+def test_a_cluster_of_gpus_without_a_node_is_priced() -> None:
     inter = {"kind": "infiniband", "gbps_per_gpu": 400}
     cluster = {"gpu": "h800-sxm", "gpus": 8, "gpus_per_node": 8, "scale_up_domain": 8, "inter": inter}
+    job = {"model": {"preset": "gpt3-5b", "layers": 2}, "batch": {"global": 64, "micro": 4}, "plan": {"tp": 2}}
     problem = JobProblem({**job, "cluster": cluster})
     assert problem.forecast(find_planner("alpa")().plan(problem, SearchBudget()).plan).fits
-    groups = [{"node": "dgx-a100", "nodes": 1}, {"node": "dgx-h100", "nodes": 1}]
-    with pytest.raises(PlanError, match="GPUs of one kind"):
-        JobProblem({**job, "cluster": {"groups": groups}})
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.block import CompiledBlocks
 from meshcast.simulator.program.task import make_task
 from tests.draws import drawn, drawn_grid
-from tests.experiments.planning.conftest import problem_of
+from tests.experiments.planning.conftest import gpt, problem_of
+from tests.experiments.planning.random_tables import has_memory, pipeline_value
 
 MESHES = [{"x": 8}, {"x": 2, "y": 4}]
 
@@ -64,11 +66,9 @@ def table_layer(problem: JobProblem, table: FactorTable, assignment: Assignment)
     return sum(one.seconds for one in costs) / layers, sum(one.nbytes for one in costs) / layers
 
 
-@pytest.mark.parametrize(("axes", "model"), drawn_grid(MESHES, ["llama", "gpt"]), ids=str)
-def test_named_plans_and_the_optimum_cost_what_the_forecast_says(
-    model: str, axes: dict[str, int], request: pytest.FixtureRequest
-) -> None:
-    problem = request.getfixturevalue(model)
+@pytest.mark.parametrize(("axes", "model"), drawn_grid(MESHES, ["llama3-8b", "gpt3-5b"]), ids=str)
+def test_named_plans_and_the_optimum_cost_what_the_forecast_says(model: str, axes: dict[str, int]) -> None:
+    problem = problem_of(model) if model != "gpt3-5b" else gpt()
     table = problem.operators(axes)
     best = eliminate(table)
     assert best is not None
@@ -84,36 +84,40 @@ def test_named_plans_and_the_optimum_cost_what_the_forecast_says(
 
 
 @pytest.mark.parametrize("axes", MESHES, ids=str)
-def test_drawn_plans_cost_little_more_than_the_forecast(gpt: JobProblem, axes: dict[str, int]) -> None:
+def test_drawn_plans_cost_little_more_than_the_forecast(axes: dict[str, int]) -> None:
     """More may overlap in the forecast than a factor sees."""
-    table, draw = gpt.operators(axes), random.Random(1)
+    table, draw = gpt().operators(axes), random.Random(1)
     for _ in range(8):
         assignment = {name: draw.randrange(len(options)) for name, options in table.choices.items()}
-        plan, stage = lower_layer(gpt, table, assignment, axes)
-        real, (seconds, nbytes) = forecast_layer(gpt, plan, stage), table_layer(gpt, table, assignment)
+        plan, stage = lower_layer(gpt(), table, assignment, axes)
+        real, (seconds, nbytes) = forecast_layer(gpt(), plan, stage), table_layer(gpt(), table, assignment)
         assert 0.9 < real / seconds < 1.0 + 1e-9
         states = sum(resident_bytes(plan, DeviceParams(stage.params())).values())
         saved = sum(saved_activations(stage.unit_runs[0]).values())
         assert 0.95 < (states + saved) / nbytes < 1.0 + 1e-9
 
 
-def test_a_forecast_of_the_whole_plan_is_near_its_value(gpt: JobProblem) -> None:
+def test_a_forecast_of_the_whole_plan_is_near_its_value() -> None:
     """Apart from what the host takes at every step, which no plan changes."""
-    table = gpt.operators({"x": 8})
+    table = gpt().operators({"x": 8})
     for dims, stream in ((("a", "f", "v"), ()), (("a", "f", "v", "s"), ("s",)), (("b",), ("b",))):
         assignment = assign(table, dims, stream)
-        found = gpt.forecast(gpt.annotate(table, assignment, {"x": 8}))
-        assert found.step_time - gpt.job.framework.step_overhead_s == pytest.approx(table.value(assignment), rel=0.02)
+        found = gpt().forecast(gpt().annotate(table, assignment, {"x": 8}))
+        assert found.step_time - gpt().job.framework.step_overhead_s == pytest.approx(table.value(assignment), rel=0.02)
         assert found.peak_allocated == pytest.approx(table.cost(assignment).nbytes, rel=0.25)
 
 
-def test_axes_must_have_all_gpus(gpt: JobProblem) -> None:
-    with pytest.raises(PlanError, match="axes of 4 ranks on 8 GPUs"):
-        gpt.operators({"x": 4})
-    with pytest.raises(PlanError, match="leave qkv no layout"):
-        gpt.operators({"x": 8}, lambda name, layout: name != "qkv")
-    with pytest.raises(PlanError, match="leave qkv no layout"):
-        gpt.operators({"w": 2, "x": 2, "y": 2}, lambda name, layout: name != "qkv")
+@pytest.mark.parametrize(
+    ("axes", "allows", "words"),
+    [
+        ({"x": 4}, None, "axes of 4 ranks on 8 GPUs"),
+        ({"x": 8}, lambda name, layout: name != "qkv", "leave qkv no layout"),
+        ({"w": 2, "x": 2, "y": 2}, lambda name, layout: name != "qkv", "leave qkv no layout"),
+    ],
+)
+def test_axes_have_all_gpus_and_operators_a_layout(axes: dict[str, int], allows: Any, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        gpt().operators(axes, *[allows] * bool(allows))
 
 
 @pytest.mark.parametrize(
@@ -157,26 +161,19 @@ def test_layers_of_several_kinds_share_their_variables() -> None:
     assert len(dense) == 1 and np.allclose(dense[0].seconds, again[0].seconds, rtol=1e-12)
 
 
-def test_a_stage_costs_what_its_plan_says(gpt: JobProblem) -> None:
+def test_a_stage_costs_what_its_plan_says() -> None:
     """One stage, and two of them: sum + (m - 1) x maximum is near the engine's step."""
-    table = submeshes(gpt.stages(), 8)
-    layers, tried = table.layers, 0
+    problem, tried = gpt(), 0
+    table = submeshes(problem.stages(), 8)
+    last = table.layers - 1
     for number, option in enumerate(table.options):
-        for cut in (0, layers // 2):
-            stages = (PlannedStage(range(layers), number),)
-            if cut:
-                stages = (PlannedStage(range(cut), number), PlannedStage(range(cut, layers), number))
-            if option.gpus * len(stages) != 8:
+        for cells in ([(0, last, number)], [(0, last // 2, number), (last // 2 + 1, last, number)]):
+            if option.gpus * len(cells) != 8 or not has_memory(table, cells):
                 continue
-            cells = [(one.layers[0], one.layers[-1], number) for one in stages]
-            if any(table.behind[cell] < len(stages) - 1 - place for place, cell in enumerate(cells)):
-                continue
-            own = [float(table.seconds[cell]) for cell in cells]
-            once = max(float(table.once[cell]) for cell in cells)
-            found = gpt.forecast(gpt.stage_plan(table, stages))
-            assert found.fits
-            step = sum(own) + (gpt.microbatches - 1) * max(own) + once
-            assert step == pytest.approx(found.step_time, rel=0.15), option
+            stages = tuple(PlannedStage(range(first, end + 1), number) for first, end, _ in cells)
+            step = pipeline_value(table, cells, problem.microbatches) + max(float(table.once[cell]) for cell in cells)
+            forecast = problem.forecast(problem.stage_plan(table, stages))
+            assert forecast.fits and step == pytest.approx(forecast.step_time, rel=0.15), option
             tried += 1
     assert tried >= 6
 

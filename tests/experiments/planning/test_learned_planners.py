@@ -8,23 +8,16 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import find_planner
 from meshcast.experiments.planning.planners.tarnawski_ip import TarnawskiIP
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.hardware.errors import PlanError
 from tests.draws import drawn
-from tests.experiments.planning.random_tables import draw_graph
-from tests.experiments.planning.test_profile_planners import GraphProblem
+from tests.experiments.planning.random_tables import GraphProblem, draw_placement
 
 
 def small_problem() -> GraphProblem:
-    graph = draw_graph(0, nodes=8)
-    figures = {"accelerator": graph.figures["forward"], "cpu": graph.figures["cpu"]}
-    figures |= {"send": graph.figures["output"] / 4, "bytes": graph.figures["parameters"]}
-    problem = GraphProblem(LayerGraph(graph.names, graph.edges, figures), 2, cpus=1)
-    problem.memory = float(figures["bytes"].sum()) * 0.7
-    return problem
+    return draw_placement(0, nodes=8)
 
 
 class FreePlacement(TarnawskiIP):

@@ -17,11 +17,12 @@ from meshcast.experiments.planning.graph import LayerGraph, antichain_states, fi
 from meshcast.experiments.planning.planner import find_planner, planner_names
 from meshcast.experiments.planning.planners.automap import Automap
 from meshcast.experiments.planning.planners.dapple import MachineNetwork, PlacedPipelines, PlacedStage
-from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.problem import Dims, SearchBudget
 from meshcast.experiments.planning.profile import NetworkLevel, ProfileProblem
 from meshcast.simulator import load_job, simulate
 from meshcast.validation.claims.measures import read_measure
+from tests.draws import drawn
+from tests.experiments.planning.conftest import gpt
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -87,9 +88,9 @@ class OneModelAxis(Automap):
         return all(dim not in ("b", "s") for _, dim in layout)
 
 
-def test_automap_finds_megatrons_layer_on_a_model_axis(gpt: JobProblem) -> None:
+def test_automap_finds_megatrons_layer_on_a_model_axis() -> None:
     """Heads, and columns and rows of the feed-forward layer."""
-    found = OneModelAxis().plan(gpt, SearchBudget(steps=4_000))
+    found = OneModelAxis().plan(gpt(), SearchBudget(steps=4_000))
     (scheme,) = found.plan["plan"]["schemes"]
     divide = scheme["tables"][0]["divide"]
     assert {name: divide[name]["x"] for name in ("qkv", "core", "proj", "up", "act", "down")} == {
@@ -126,11 +127,27 @@ def test_conversions_send_the_bytes_of_oneflows_table(ranks: int) -> None:
     assert gathered >= scattered
 
 
+DAPPLE = ("vgg19", 2048, 32), ("bert24", 96, 6), ("bert48", 64, 2), ("xlnet36", 128, 1), ("amoebanet36", 128, 1)
+"""Profiles, with the batch and the micro-batch."""
+
+
 @pytest.mark.parametrize(
-    ("profile", "batch", "micro"),
-    [("vgg19", 2048, 32), ("bert24", 96, 6), ("bert48", 64, 2), ("xlnet36", 128, 1), ("amoebanet36", 128, 1)],
+    ("profile", "batch", "micro", "machines"),
+    drawn(
+        [
+            (*row, machines)
+            for machines in ((8, 2), (1, 16))
+            for row in (
+                ("vgg19", 2048, 32),
+                ("bert24", 96, 6),
+                ("bert48", 64, 2),
+                ("xlnet36", 128, 1),
+                ("amoebanet36", 128, 1),
+            )
+        ],
+        keep=3,
+    ),
 )
-@pytest.mark.parametrize("machines", [(8, 2), (1, 16)])
 def test_plans_of_dapple_are_up_to_three_times_as_fast_as_those_of_pipedream(
     profile: str, batch: int, micro: int, machines: tuple[int, int]
 ) -> None:

@@ -9,31 +9,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import Planner, Proposal, find_planner
 from meshcast.experiments.planning.planners.auto_mtf import every_map, find_map
 from meshcast.experiments.planning.planners.dapple import MachineNetwork
 from meshcast.experiments.planning.planners.piper import choose_variants
 from meshcast.experiments.planning.planners.tarnawski_ip import TarnawskiIP
-from meshcast.experiments.planning.problem import SearchBudget, UnknownPart
+from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.planning.profile import PROFILES, NetworkLevel, ProfileProblem, profile_names
 from meshcast.hardware.errors import PlanError
 from tests.draws import drawn
-from tests.experiments.planning.random_tables import draw_graph
+from tests.experiments.planning.random_tables import GraphProblem, draw_graph, draw_placement
 
 TEN_GIGABITS = 1.25e9
+TARNAWSKI = {
+    "bert24-inference": 17.7899,
+    "bert24-training": 41.7458,
+    "resnet50-inference": 33.7747,
+    "resnet50-training": 78.6318,
+}
+"""Milliseconds of the authors' own plans."""
 
-
-class GraphProblem(UnknownPart):
-    """A drawn graph on some devices."""
-
-    def __init__(self, graph: LayerGraph, gpus: int, levels: tuple[NetworkLevel, ...] = (), cpus: int = 0) -> None:
-        self.name, self.gpus, self.levels, self._graph = "drawn", gpus, levels, graph
-        self.settings: dict[str, Any] = {"devices": {"cpus": cpus}}
-        self.memory = 1e9
-
-    def graph(self) -> LayerGraph:
-        return self._graph
+any_seed = pytest.mark.parametrize("seed", drawn(range(12), keep=4))
 
 
 def plan(name: str, problem: Any, budget: SearchBudget | None = None) -> Proposal:
@@ -68,27 +64,14 @@ def test_pipedream_finds_what_its_authors_code_finds(
         assert [len(stage["nodes"]) for stage in stages] == [17, 23]
 
 
-@pytest.mark.parametrize(
-    ("graph", "milliseconds"),
-    [
-        ("bert24-inference", 17.7899),
-        ("bert24-training", 41.7458),
-        ("resnet50-inference", 33.7747),
-        ("resnet50-training", 78.6318),
-    ],
-)
+@pytest.mark.parametrize(("graph", "milliseconds"), TARNAWSKI.items())
 def test_tarnawski_finds_what_its_authors_code_finds(graph: str, milliseconds: float) -> None:
     found = plan("tarnawski-dp", ProfileProblem(f"tarnawski-{graph}"))
     assert 1e3 * found.value == pytest.approx(milliseconds, abs=5.1e-5 * max(1, milliseconds / 10))
     assert sum(piece["device"] == "cpu" for piece in found.plan["pieces"]) <= 1
 
 
-@pytest.mark.parametrize(
-    "graph",
-    drawn(
-        ["bert24-inference", "bert24-training", "resnet50-inference", "resnet50-training"], keep=("bert24-inference",)
-    ),
-)
+@pytest.mark.parametrize("graph", drawn(TARNAWSKI, keep=4))
 def test_the_integer_program_proves_the_placement_of_the_dynamic_program(graph: str) -> None:
     """On six accelerators. The authors gave Gurobi 20 minutes and a gap of 1 %."""
     problem = ProfileProblem(f"tarnawski-{graph}")
@@ -97,40 +80,46 @@ def test_the_integer_program_proves_the_placement_of_the_dynamic_program(graph: 
     assert found.proof is not None and found.proof.optimal
 
 
-@pytest.mark.parametrize("seed", drawn(range(12), keep=3))
+@pytest.mark.parametrize("seed", drawn(range(12), keep=4))
 @pytest.mark.parametrize("chain", [False, True])
 def test_the_integer_program_is_the_dynamic_program(seed: int, chain: bool) -> None:
     """On chains; elsewhere pieces of the program may read from each other, and only it finds them."""
-    graph = draw_graph(seed, nodes=6, chain=chain)
-    figures = {"accelerator": graph.figures["forward"], "cpu": graph.figures["cpu"]}
-    figures |= {"send": graph.figures["output"] / 4, "bytes": graph.figures["parameters"]}
-    graph = LayerGraph(graph.names, graph.edges, figures)
-    problem = GraphProblem(graph, 2, cpus=1)
-    problem.memory = float(graph.figures["bytes"].sum()) * 0.7
-    one, other = plan("tarnawski-dp", problem), plan("tarnawski-ip", problem)
-    assert other.value <= one.value * (1 + 1e-6)
-    assert not chain or other.value == pytest.approx(one.value, rel=1e-6)
 
     class Free(TarnawskiIP):
         contiguous = False
 
-    assert Free().plan(problem, SearchBudget()).value <= other.value * (1 + 1e-6)
+    problem = draw_placement(seed, 6, chain)
+    dynamic, program = plan("tarnawski-dp", problem), plan("tarnawski-ip", problem)
+    assert program.value <= dynamic.value * (1 + 1e-6)
+    assert not chain or program.value == pytest.approx(dynamic.value, rel=1e-6)
+    assert Free().plan(problem, SearchBudget()).value <= program.value * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@any_seed
 def test_tarnawski_on_a_chain_is_pipedream_without_replicas(seed: int) -> None:
     """With free transfers, where both count the seconds of pieces alone."""
     graph = draw_graph(seed, chain=True)
     both = graph.figures["forward"] + graph.figures["backward"]
-    figures = {**graph.figures, "accelerator": both, "cpu": both, "send": 0 * both, "bytes": both * 0}
-    graph = LayerGraph(graph.names, graph.edges, figures)
-    planner = find_planner("pipedream")
 
-    class Straight(planner):  # type: ignore[valid-type,misc]
+    class Straight(find_planner("pipedream")):  # type: ignore[misc]
         most_replicas = 1
 
     straight = Straight().plan(GraphProblem(graph, 3, (NetworkLevel(3, math.inf),)), SearchBudget())
-    assert plan("tarnawski-dp", GraphProblem(graph, 3)).value == pytest.approx(straight.value)
+    problem = GraphProblem(graph, 3, accelerator=both, cpu=both, send=0 * both, bytes=0 * both)
+    assert plan("tarnawski-dp", problem).value == pytest.approx(straight.value)
+
+
+@any_seed
+def test_pipedream_is_piper_without_tensor_parallelism(seed: int) -> None:
+    """With free messages and gradient sums, whose formulas differ, and memory for everything."""
+    graph = draw_graph(seed, chain=True)
+    both = graph.figures["forward"] + graph.figures["backward"]
+    problem = GraphProblem(graph, 4, (NetworkLevel(4, TEN_GIGABITS),), parameters=0 * both, activations=0 * both)
+    edges = [list(edge) for edge in graph.edges]
+    problem.settings |= {"batch": 12, "bandwidth": TEN_GIGABITS, "edge_order": edges, "edge_bytes": [0.0] * len(edges)}
+    variants = [[node, 1, 0, float(seconds), 0, 0, 0] for node, seconds in enumerate(both)]
+    problem.settings |= {"variants": variants, "sync": []}
+    assert plan("piper", problem).value == pytest.approx(plan("pipedream", problem).value)
 
 
 @pytest.mark.parametrize(
@@ -152,20 +141,6 @@ def test_piper_finds_what_its_authors_code_finds(
     degrees = [(one["tp"], one["dp"]) for one in found.plan["stages"]]
     assert len(degrees) == 13 if stages is None else degrees == stages
     assert sorted(node for one in found.plan["stages"] for node in one["nodes"]) == [*range(37)]
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_pipedream_is_piper_without_tensor_parallelism(seed: int) -> None:
-    """With free messages and gradient sums, whose formulas differ, and memory for everything."""
-    graph = draw_graph(seed, chain=True)
-    both = graph.figures["forward"] + graph.figures["backward"]
-    figures = {**graph.figures, "parameters": 0 * both, "activations": 0 * both}
-    graph = LayerGraph(graph.names, graph.edges, figures)
-    problem = GraphProblem(graph, 4, (NetworkLevel(4, TEN_GIGABITS),))
-    edges = [list(edge) for edge in graph.edges]
-    problem.settings |= {"batch": 12, "bandwidth": TEN_GIGABITS, "edge_order": edges, "edge_bytes": [0.0] * len(edges)}
-    problem.settings |= {"variants": [[node, 1, 0, float(one), 0, 0, 0] for node, one in enumerate(both)], "sync": []}
-    assert plan("piper", problem).value == pytest.approx(plan("pipedream", problem).value)
 
 
 @pytest.mark.parametrize(
@@ -199,13 +174,6 @@ def test_dapple_finds_what_its_authors_code_finds(
     assert nodes == [*range(len(problem.graph().names))]
 
 
-def test_dapple_says_what_its_profile_lacks() -> None:
-    with pytest.raises(PlanError, match="levels of the network"):
-        plan("dapple", ProfileProblem("dapple-vgg19", batch=32))
-    with pytest.raises(PlanError, match="and a batch"):
-        plan("dapple", ProfileProblem("dapple-vgg19", [NetworkLevel(4, 25e9)]))
-
-
 def test_policies_choose_gpus_of_empty_machines_of_those_in_use_and_of_all() -> None:
     network = MachineNetwork(3, 2, 25e9, 3e9, 1e9)
     used = frozenset({0})
@@ -227,14 +195,6 @@ def test_variants_are_chosen_within_the_memory(seed: int) -> None:
         best = min((float(seconds[np.arange(6), one].sum()) for one in fitting), default=math.inf)
         found = float(choose_variants(seconds, memory[None], limit)[0])
         assert found >= best * (1 - 1e-12) and math.isinf(found) == math.isinf(best)
-
-
-def test_piper_says_what_its_profile_lacks() -> None:
-    with pytest.raises(PlanError, match="needs the variants of every layer"):
-        plan("piper", ProfileProblem("piper-bert32-a100", gpus=8))
-    problem = ProfileProblem("piper-bert32-a100", gpus=2, memory=2**20, batch=512, bandwidth=1e9)
-    with pytest.raises(PlanError, match="no plan of piper fits 2 devices"):
-        plan("piper", problem)
 
 
 @pytest.mark.parametrize(
@@ -262,16 +222,15 @@ def test_maps_of_three_dims_that_meet_over_two_axes() -> None:
         find_map(dict.fromkeys("abcdefghijklmnop", 2), {"x": 2, "y": 2}, [], lambda one: 0.0)
 
 
-def test_auto_mtf_says_what_its_profile_lacks() -> None:
-    with pytest.raises(PlanError, match="there is no `dims`"):
-        plan("auto-mtf", ProfileProblem("pipedream-vgg16"))
+@pytest.mark.parametrize("name", drawn(profile_names(), keep=4))
+def test_a_profile_names_its_source(name: str) -> None:
+    problem = ProfileProblem(name)
+    source = problem.settings["source"]
+    assert {"repository", "commit", "file", "licence"} <= source.keys() and len(source["commit"]) == 40
+    assert len(problem.graph().names) >= 3
 
 
-def test_a_profile_names_its_source() -> None:
-    for name in profile_names():
-        problem = ProfileProblem(name)
-        assert {"repository", "commit", "file", "licence"} <= {*problem.settings["source"]}
-        assert len(problem.settings["source"]["commit"]) == 40 and len(problem.graph().names) >= 3
+def test_profiles_stay_small() -> None:
     assert sum(path.stat().st_size for path in PROFILES.iterdir()) < 400_000
 
 
@@ -281,18 +240,4 @@ def test_problems_say_what_they_lack() -> None:
         problem.operators({"x": 2})
     with pytest.raises(PlanError, match="no stage tables"):
         problem.stages()
-    with pytest.raises(PlanError, match="levels of the network"):
-        plan("pipedream", problem)
-    with pytest.raises(PlanError, match="no such profile"):
-        ProfileProblem("pipedream-vgg")
-    with pytest.raises(PlanError, match="no such planner"):
-        find_planner("pipedreams")
     assert issubclass(find_planner("tarnawski-dp"), Planner)
-
-
-def test_nothing_fits_is_an_error_with_a_remedy() -> None:
-    problem = ProfileProblem("tarnawski-bert24-training")
-    problem.memory = 1e6
-    problem.settings["devices"]["cpus"] = 0
-    with pytest.raises(PlanError, match="no plan of tarnawski-dp fits 6 devices"):
-        plan("tarnawski-dp", problem)

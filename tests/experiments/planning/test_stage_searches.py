@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations, pairwise, product
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -21,79 +21,49 @@ from meshcast.experiments.planning.planners.autopipe import (
     play_stages,
 )
 from meshcast.experiments.planning.planners.nnscaler import NnScaler
-from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.planning.profile import ProfileProblem
 from meshcast.experiments.planning.stages import PlannedStage, StageOption, StageTable
-from meshcast.hardware.errors import PlanError
 from tests.draws import drawn
-from tests.experiments.planning.conftest import problem_of
-from tests.experiments.planning.random_tables import draw_graph, draw_stages
-from tests.experiments.planning.test_profile_planners import GraphProblem
-
-
-def every_pipeline(table: StageTable, gpus: int) -> list[list[tuple[int, int, int]]]:
-    """All pipelines that use all GPUs and fit: for each stage its first layer, its last layer and its option."""
-    found = []
-    for number in range(1, min(table.layers, gpus) + 1):
-        for cuts in combinations(range(1, table.layers), number - 1):
-            borders = [0, *cuts, table.layers]
-            for options in product(range(len(table.options)), repeat=number):
-                cells = [(borders[i], borders[i + 1] - 1, options[i]) for i in range(number)]
-                fits = all(table.behind[cell] >= number - 1 - i for i, cell in enumerate(cells))
-                if fits and sum(table.options[one].gpus for one in options) == gpus:
-                    found.append(cells)
-    return found
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_stages_in_their_places_are_those_of_brute_force(seed: int) -> None:
-    """Options of the first kind on the first two GPUs, those of the second on the other three."""
-    table = draw_stages(seed, layers=4, gpus=4)
-    places = [range(2), range(2, 5), range(2), range(2, 5)]
-    table = table._replace(options=tuple(StageOption(size, {}) for size in (1, 1, 2, 2)))
-    best = math.inf
-    for cells in every_pipeline(table, 5):
-        first, inside = 0, True
-        for _, _, number in cells:
-            end = first + table.options[number].gpus
-            inside, first = inside and places[number].start <= first and end <= places[number].stop, end
-        if inside:
-            seconds = [float(table.seconds[cell]) for cell in cells]
-            best = min(best, sum(seconds) + 6 * max(seconds))
-    found = plan_stages(table, 5, 7, places=places)
-    assert (found is None) == math.isinf(best)
-    assert found is None or (found.value == pytest.approx(best) and found.bound == pytest.approx(best))
-
+from tests.experiments.planning.conftest import gpt, problem_of
+from tests.experiments.planning.random_tables import (
+    GraphProblem,
+    cut_layers,
+    draw_graph,
+    draw_stages,
+    every_pipeline,
+    has_memory,
+    pipeline_value,
+)
 
 # -------------------------------------------------------------------------------------------------- nnScaler
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", drawn(range(20), keep=3))
 def test_nnscalers_stages_are_those_of_brute_force(seed: int) -> None:
     microbatches = (1, 4, 16)[seed % 3]
     planner = NnScaler(degrees=(1, 2, 4))
     whole = draw_stages(seed, layers=5, gpus=4)
     table = planner.narrow(whole, 4, microbatches)
-    assert [one.gpus for one in table.options] == [1, 2, 4]
+    assert [option.gpus for option in table.options] == [1, 2, 4]
     most = min(4, planner.most_stages(microbatches))
     values = [
         (microbatches - 1 + len(cells)) * max(float(table.seconds[cell]) for cell in cells)
         for cells in every_pipeline(table, 4)
         if len(cells) <= most
     ]
-    best, found = min(values, default=math.inf), balance_stages(table, 4, microbatches, most)
-    assert (found is None) == math.isinf(best)
-    if found is not None:
-        assert found.value == pytest.approx(best) and len(found.stages) <= most
-        assert [layer for one in found.stages for layer in one.layers] == [*range(5)]
+    best, plan = min(values, default=math.inf), balance_stages(table, 4, microbatches, most)
+    assert (plan is None) == math.isinf(best)
+    if plan is not None:
+        assert plan.value == pytest.approx(best) and len(plan.stages) <= most
+        assert [layer for stage in plan.stages for layer in stage.layers] == [*range(5)]
 
 
-def test_the_defaults_of_nnscaler_bound_stages_and_their_forward_passes(gpt: JobProblem) -> None:
+def test_the_defaults_of_nnscaler_bound_stages_and_their_forward_passes() -> None:
     """A fifth of bubbles at most: (s - 1) / (s - 1 + m) <= 0.2; a forward pass of half to twice its share."""
     planner = NnScaler()
     assert [planner.most_stages(count) for count in (1, 4, 8, 64)] == [1, 2, 3, 17]
-    table = planner.narrow(gpt.stages(), 8, gpt.microbatches)
+    table = planner.narrow(gpt().stages(), 8, gpt().microbatches)
     for number, option in enumerate(table.options):
         kept = np.isfinite(table.seconds[:, :, number])
         if option.gpus == 8:
@@ -102,19 +72,19 @@ def test_the_defaults_of_nnscaler_bound_stages_and_their_forward_passes(gpt: Job
             assert not kept[0, -1]
 
 
-def test_one_stage_of_nnscaler_is_an_integer_program_under_constraints(gpt: JobProblem) -> None:
+def test_one_stage_of_nnscaler_is_an_integer_program_under_constraints() -> None:
     """Without constraints no worse than the one-axis program; a constraint leaves a smaller space."""
-    free = NnScaler().plan(gpt, SearchBudget())
-    program = solve_table(gpt.operators({"x": 8}), gpt.memory)
+    free = NnScaler().plan(gpt(), SearchBudget())
+    program = solve_table(gpt().operators({"x": 8}), gpt().memory)
     assert program is not None and free.value <= program.value * (1 + 1e-9)
     planner = NnScaler({"up": {"f"}, "qkv": {"a"}})
-    bound = planner.plan(gpt, SearchBudget())
+    bound = planner.plan(gpt(), SearchBudget())
     assert bound.value > free.value
     (scheme,) = bound.plan["plan"]["schemes"]
     divide = scheme["tables"][0]["divide"]
     assert divide["up"] in ({"x": "f"}, {"x": None}) and divide["qkv"] in ({"x": "a"}, {"x": None})
-    assert not any(planner.allows_stage(one) for one in gpt.stages().options if one.plan["dp"] > 1)
-    table = gpt.operators({"x": 8})
+    assert not any(planner.allows_stage(one) for one in gpt().stages().options if one.plan["dp"] > 1)
+    table = gpt().operators({"x": 8})
     assert table.restrict(planner.allows).assignments < table.assignments  # type: ignore[arg-type]
 
 
@@ -152,58 +122,51 @@ def test_a_slow_stage_is_the_master_and_bounds_the_step() -> None:
     assert played.seconds == pytest.approx(16 * 12 + 2 + 4)
 
 
-@pytest.mark.parametrize("seed", drawn(range(24), keep=2))
+@pytest.mark.parametrize("seed", drawn(range(24), keep=6))
 def test_moves_end_near_the_best_of_all_partitions(seed: int) -> None:
     """Blocks of attention and of feed-forward layers, of different times, at the price of the simulated step."""
-    rng = np.random.default_rng(seed)
-    forward = rng.uniform(1, 4, 10)
+    forward = np.random.default_rng(seed).uniform(1, 4, 10)
     table = chain_table(forward, 2 * forward)
-    found = move_blocks(table, 4, 8)
-    assert found is not None
-    best = min(play_borders(table, [0, *cuts, 10], 8) for cuts in combinations(range(1, 10), 3))
-    seed_plan = balance_stages(table, 4, 8)
-    assert seed_plan is not None
-    start = play_borders(table, [0, *(one.layers.stop for one in seed_plan.stages)], 8)
-    assert best * (1 - 1e-12) <= found.value <= min(start, 1.05 * best)
-    assert [one.layers.stop for one in found.stages][-1] == 10
+    balanced, moved = balance_stages(table, 4, 8), move_blocks(table, 4, 8)
+    assert balanced is not None and moved is not None
+    best = min(play_borders(table, borders, 8) for borders in cut_layers(10, 4))
+    start = play_borders(table, [0, *(stage.layers.stop for stage in balanced.stages)], 8)
+    assert best * (1 - 1e-12) <= moved.value <= min(start, 1.05 * best)
+    assert [stage.layers.stop for stage in moved.stages][-1] == 10
 
 
 def test_the_master_stage_is_not_always_the_slowest() -> None:
     """With few micro-batches the way back from the last stage counts: a move improves on the balanced partition."""
     improved = 0
-    for seed in range(24):
+    for seed in range(12):
         forward = np.random.default_rng(seed).uniform(1, 4, 10)
         table = chain_table(forward, 2 * forward)
-        start, found = balance_stages(table, 4, 4), move_blocks(table, 4, 4)
-        assert start is not None and found is not None
-        before = play_borders(table, [0, *(one.layers.stop for one in start.stages)], 4)
-        improved += found.value < before * (1 - 1e-9)
-    assert improved >= 5
+        balanced, moved = balance_stages(table, 4, 4), move_blocks(table, 4, 4)
+        assert balanced is not None and moved is not None
+        start = play_borders(table, [0, *(stage.layers.stop for stage in balanced.stages)], 4)
+        improved += moved.value < start * (1 - 1e-9)
+    assert improved >= 3
 
 
-def test_blocks_of_a_chain_are_planned_and_graphs_with_branches_refused() -> None:
+def test_blocks_of_a_chain_are_planned() -> None:
     problem = GraphProblem(draw_graph(1, chain=True), 3)
     problem.settings["microbatches"] = 8
-    found = AutoPipe().plan(problem, SearchBudget())
-    assert [node for one in found.plan["stages"] for node in one] == [*range(7)] and found.not_executable
-    with pytest.raises(PlanError, match="a chain of blocks"):
-        AutoPipe().plan(ProfileProblem("pipedream-resnet50", gpus=4), SearchBudget())
+    proposal = AutoPipe().plan(problem, SearchBudget())
+    assert [node for stage in proposal.plan["stages"] for node in stage] == [*range(7)] and proposal.not_executable
     vgg = AutoPipe().plan(ProfileProblem("pipedream-vgg16", gpus=4, microbatches=8), SearchBudget())
     assert len(vgg.plan["stages"]) == 4
 
 
-def test_the_simulated_step_of_a_job_is_near_the_engines(gpt: JobProblem) -> None:
-    found = find_planner("autopipe")().plan(gpt, SearchBudget())
-    assert found.value == pytest.approx(gpt.forecast(found.plan).step_time, rel=0.1)
-    table = gpt.stages()
-    number = next(
-        place for place, one in enumerate(table.options) if one.plan == {"tp": 1, "dp": 4, "recompute": "none"}
-    )
-    own = table.take([number])
-    half = move_blocks(own, 8, gpt.microbatches)
-    assert half is not None and len(half.stages) == 2
-    stages = tuple(PlannedStage(one.layers, 0) for one in half.stages)
-    assert half.value == pytest.approx(gpt.forecast(gpt.stage_plan(own, stages)).step_time, rel=0.15)
+def test_the_simulated_step_of_a_job_is_near_the_engines() -> None:
+    found = find_planner("autopipe")().plan(gpt(), SearchBudget())
+    assert found.value == pytest.approx(gpt().forecast(found.plan).step_time, rel=0.1)
+    table = gpt().stages()
+    number = [option.plan for option in table.options].index({"tp": 1, "dp": 4, "recompute": "none"})
+    halves = table.take([number])
+    plan = move_blocks(halves, 8, gpt().microbatches)
+    assert plan is not None and len(plan.stages) == 2
+    stages = tuple(PlannedStage(stage.layers, 0) for stage in plan.stages)
+    assert plan.value == pytest.approx(gpt().forecast(gpt().stage_plan(halves, stages)).step_time, rel=0.15)
 
 
 # ----------------------------------------------------------------------------------------------------- Aceso
@@ -221,12 +184,10 @@ def test_the_walk_reaches_or_nears_the_optimum_of_alpas_dynamic_program(seed: in
         return
     value, stages = walk.price(found).value, walk.list_stages(found)
     assert best.value * (1 - 1e-12) <= value <= 1.02 * best.value
-    cells = [(one.layers[0], one.layers[-1], one.option) for one in stages]
-    own = [float(table.seconds[cell]) for cell in cells]
-    assert value == pytest.approx(sum(own) + (microbatches - 1) * max(own))
-    assert all(table.behind[cell] >= len(cells) - 1 - place for place, cell in enumerate(cells))
-    assert sum(table.options[one.option].gpus for one in stages) == 8
-    assert [layer for one in stages for layer in one.layers] == [*range(8)]
+    cells = [(stage.layers[0], stage.layers[-1], stage.option) for stage in stages]
+    assert value == pytest.approx(pipeline_value(table, cells, microbatches)) and has_memory(table, cells)
+    assert sum(table.options[stage.option].gpus for stage in stages) == 8
+    assert [layer for stage in stages for layer in stage.layers] == [*range(8)]
 
 
 @pytest.mark.slow
@@ -281,8 +242,3 @@ def test_aceso_finds_what_the_dynamic_program_finds_on_a_job() -> None:
     best = plan_stages(problem.stages(), 8, problem.microbatches)
     found = find_planner("aceso")().plan(problem, SearchBudget())
     assert best is not None and best.value * (1 - 1e-12) <= found.value <= 1.02 * best.value
-    huge = JobProblem(
-        {"model": "gpt3-175b", "cluster": "dgx-h100:1", "batch": {"global": 64, "micro": 1}, "plan": {"tp": 8}}
-    )
-    with pytest.raises(PlanError, match="no plan of aceso fits 8 devices"):
-        find_planner("aceso")().plan(huge, SearchBudget())

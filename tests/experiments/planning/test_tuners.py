@@ -13,13 +13,11 @@ from meshcast.experiments.planning.cores.ilp import solve_table
 from meshcast.experiments.planning.planner import find_planner
 from meshcast.experiments.planning.planners.slapo import walk_grid
 from meshcast.experiments.planning.planners.unity import RewriteSearch, Unity
-from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.planning.profile import ProfileProblem
 from meshcast.experiments.planning.table import Factor, FactorTable
-from meshcast.hardware.errors import PlanError
 from tests.draws import drawn
-from tests.experiments.planning.conftest import problem_of
+from tests.experiments.planning.conftest import gpt, problem_of
 
 # ----------------------------------------------------------------------------------------------------- Unity
 
@@ -38,7 +36,7 @@ def draw_layouts(seed: int, operators: int = 4) -> FactorTable:
     return FactorTable(dict.fromkeys(names, options), factors)
 
 
-@pytest.mark.parametrize("seed", drawn(range(10), keep=3))
+@pytest.mark.parametrize("seed", drawn(range(10), keep=5))
 def test_rewrites_without_pruning_reach_the_optimum(seed: int) -> None:
     """There are 4^4 graphs: none, p, q, or both for each operator; a rewrite changes one operator or one tensor's."""
     table = draw_layouts(seed)
@@ -52,7 +50,7 @@ def test_rewrites_without_pruning_reach_the_optimum(seed: int) -> None:
     assert pruned is not None and pruned.value >= best.value * (1 - 1e-12)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_placement_of_a_graph_is_that_of_brute_force(seed: int) -> None:
     table = draw_layouts(seed)
     walk = RewriteSearch(table)
@@ -67,8 +65,8 @@ def test_the_placement_of_a_graph_is_that_of_brute_force(seed: int) -> None:
         assert found.value == pytest.approx(best) and table.value(found.assignment) == pytest.approx(best)
 
 
-def test_rewrites_lead_from_the_whole_model_on_every_gpu_to_the_optimum(gpt: JobProblem) -> None:
-    table = gpt.operators({"x": 8})
+def test_rewrites_lead_from_the_whole_model_on_every_gpu_to_the_optimum() -> None:
+    table = gpt().operators({"x": 8})
     walk = RewriteSearch(table, most=2500)
     start = walk.place(walk.graph_of({}))
     found, best = walk.run([walk.graph_of({})]), eliminate(table)
@@ -139,13 +137,3 @@ def test_slapo_tunes_a_job_by_forecasts() -> None:
         plan = {"tp": tensor, "dp": 8 // tensor, "recompute": "full"}
         rival = problem.forecast({"plan": plan, "batch": {"global": 64, "micro": micro}})
         assert not rival.fits or rival.step_time >= found.value * (1 - 1e-9)
-    huge = JobProblem(
-        {"model": "gpt3-175b", "cluster": "dgx-h100:1", "batch": {"global": 64, "micro": 1}, "plan": {"tp": 8}}
-    )
-    with pytest.raises(PlanError, match="no plan of slapo fits 8 devices"):
-        find_planner("slapo")().plan(huge, SearchBudget())
-
-
-def test_slapo_says_what_its_profile_lacks() -> None:
-    with pytest.raises(PlanError, match="throughput of every batch size"):
-        find_planner("slapo")().plan(ProfileProblem("pipedream-vgg16"), SearchBudget())

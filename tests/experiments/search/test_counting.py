@@ -24,7 +24,7 @@ from meshcast.experiments.search.search_job import open_search
 from meshcast.experiments.search.space.limits import LimitedSpace, Limits
 from meshcast.experiments.search.space.space import Space
 from tests.experiments.cli.samples import run
-from tests.experiments.search.spaces import TINY
+from tests.experiments.search.spaces import TINY, interrupt, open_space
 
 MANY: dict[str, Any] = {
     "model": {"preset": "mixtral-8x7b", "layers": 6},
@@ -39,7 +39,7 @@ MANY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "limits",
+    "options",
     [
         {},
         {"where": ["plan.chunks * plan.pp <= 4", "plan.dp > 1 or plan.zero == 0"]},
@@ -48,9 +48,10 @@ MANY: dict[str, Any] = {
         {"where": ["plan.partition == 'even'"], "near_measured": True},
     ],
 )
-def test_counts_are_those_of_the_points(limits: dict[str, Any]) -> None:
-    space = LimitedSpace(MANY, Path("."), SearchOptions(**limits).limits)
-    measured, plans = space._measured, 0
+def test_counts_are_those_of_the_points(options: dict[str, Any]) -> None:
+    limits = SearchOptions(**options).limits
+    space, plans = LimitedSpace(MANY, Path("."), limits), 0
+    measured = space._measured
     for group in space.groups():
         admitted, excluded = 0, {"where": 0, "program": 0, "near_measured": 0}
         for pipeline in space.pipelines(group):
@@ -61,21 +62,21 @@ def test_counts_are_those_of_the_points(limits: dict[str, Any]) -> None:
             excluded["near_measured"] += len(kept) * (not is_measured)
         assert space.size(group) == admitted and space.count_excluded(group) == excluded
         plans += admitted + sum(excluded.values())
-    made = open_search(MANY, limits=SearchOptions(**limits).limits)
-    made.count()
-    assert made.certificate.plans == plans > 2_000
+    search = open_search(MANY, limits=limits)
+    search.count()
+    assert search.certificate.plans == plans > 2_000
 
 
 def test_pipelines_are_distinct_and_valid() -> None:
-    space = Space(MANY, Path("."))
+    space = open_space(MANY)
     for group in space.groups():
-        found = space.pipelines(group)
-        assert len({*found}) == len(found)
-        for one in found:
-            ranks = group.tp * group.cp * one.pp
+        pipelines = space.pipelines(group)
+        assert len({*pipelines}) == len(pipelines)
+        for pipeline in pipelines:
+            ranks = group.tp * group.cp * pipeline.pp
             assert 16 % ranks == 0 and 32 % (group.micro * 16 // ranks) == 0
-            assert one.mesh_order == "pp-dp-cp-tp" or 1 < one.pp < 16 // (group.tp * group.cp)
-            assert one.recomputed is None or group.recompute == "full"
+            assert pipeline.mesh_order == "pp-dp-cp-tp" or 1 < pipeline.pp < 16 // (group.tp * group.cp)
+            assert pipeline.recomputed is None or group.recompute == "full"
 
 
 def test_the_watch_sees_the_count() -> None:
@@ -84,19 +85,18 @@ def test_the_watch_sees_the_count() -> None:
     def watch(found: Certificate) -> None:
         seen.append((found.counting, found.plans, found.opened, found.cpu))
 
-    result = meshcast.search(TINY, top=1, watch=watch, workers=1)
-    counted = [one for one in seen if one[0]]
+    certificate = meshcast.search(TINY, top=1, watch=watch, workers=1).certificate
+    counted = [report for report in seen if report[0]]
     assert counted and seen[: len(counted)] == counted and not any(opened for *_, opened, _ in counted)
-    plans = [one[1] for one in counted]
-    assert plans == sorted(plans) and plans[-1] == result.certificate.plans
-    assert not result.certificate.counting and result.certificate.cpu >= counted[-1][3]
+    plans = [report[1] for report in counted]
+    assert plans == sorted(plans) and plans[-1] == certificate.plans
+    assert not certificate.counting and certificate.cpu >= counted[-1][3]
 
 
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_count_is_part_of_the_effort(monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
     monkeypatch.setattr(workers, "PLANS_OF_A_PROCESS", 10)
-    clock, spent = time.process_time, [0.0]
-    size = Space.size
+    clock, spent, size = time.process_time, [0.0], Space.size
 
     def take_a_minute(self: Space, group: Any) -> int:
         spent[0] += 60.0
@@ -104,19 +104,14 @@ def test_the_count_is_part_of_the_effort(monkeypatch: pytest.MonkeyPatch, proces
 
     monkeypatch.setattr(Space, "size", take_a_minute)
     monkeypatch.setattr(time, "process_time", lambda: clock() + spent[0])
-    made = open_search(TINY)
-    found = workers.run_on_workers(made, processes, lambda _: None)
-    asked = 60.0 * len([group for one in made.clusters for group in one.space.groups()])
-    assert found.complete and asked <= found.cpu < asked + 60.0
-
-
-def interrupt(*_: object) -> Any:
-    raise KeyboardInterrupt
+    search = open_search({**TINY, "plan": {"tp": [1, 2], "zero": [0, 1]}})
+    certificate = workers.run_on_workers(search, processes, lambda _: None)
+    counting = 60.0 * sum(len(cluster.space.groups()) for cluster in search.clusters)
+    assert certificate.complete and counting <= certificate.cpu < counting + 60.0
 
 
 def test_an_interrupted_count_proves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    job = tmp_path / "job.yaml"
-    job.write_text(yaml.safe_dump(TINY), "utf-8")
+    (job := tmp_path / "job.yaml").write_text(yaml.safe_dump(TINY), "utf-8")
     words = "meshcast: interrupted before the search began, while its plans were counted; nothing is proven yet"
     for place in (
         "meshcast.experiments.search.space.space.Space.size",
@@ -133,15 +128,14 @@ def test_an_interrupted_count_proves_nothing(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_count_that_was_interrupted_can_be_made_again() -> None:
-    made = open_search(TINY, limits=Limits())
+    search, again = open_search(TINY, limits=Limits()), open_search(TINY)
     with pytest.raises(CountInterrupted):
-        made.count(interrupt)
-    assert made.certificate.counting
-    made.count()
-    again = open_search(TINY)
+        search.count(interrupt)
+    assert search.certificate.counting
+    search.count()
     again.count()
-    assert made.certificate.plans == again.certificate.plans and not made.certificate.counting
-    assert made.certificate.groups == again.certificate.groups == len(made.list_groups())
+    assert search.certificate.plans == again.certificate.plans and not search.certificate.counting
+    assert search.certificate.groups == again.certificate.groups == len(search.list_groups())
 
 
 # ------------------------------------------------------------------------------------------- repeated interrupts
@@ -186,27 +180,3 @@ def test_an_interrupt_at_once_after_another_is_the_same(apart: float, raised: in
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (130, "") and done.stdout.split() == [f"{raised}", f"{raised}", "True"]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--workers", "0"], "--workers is 0: it is a number of processes, 1 or more. Leave it out for one a core"),
-        (["--top", "0"], "--top is 0: it is a whole number from 1 to 1,000. Write for example 10"),
-        (["--top", "1001"], "--top is 1001: it is a whole number from 1 to 1,000. Write for example 10"),
-        (
-            ["--heterogeneous", "--runs", "0"],
-            "--runs is 0: it is a number of runs of stages, 1 or more. Leave it out for the",
-        ),
-        (
-            ["--heterogeneous", "--near-measured"],
-            "--near-measured: a search of heterogeneous plans does not have this option",
-        ),
-    ],
-)
-def test_wrong_numbers_are_explained_in_a_line(tmp_path: Path, options: list[str], words: str) -> None:
-    job = tmp_path / "job.yaml"
-    job.write_text(yaml.safe_dump(TINY), "utf-8")
-    result = run("search", job, *options)
-    assert (result.exit_code, result.stdout) == (2, "") and len(result.stderr.splitlines()) == 1
-    assert words in result.stderr
