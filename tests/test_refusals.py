@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from pathlib import Path
@@ -26,6 +27,7 @@ import pytest
 import yaml
 
 from meshcast.experiments.search.space.space import Space
+from meshcast.experiments.sweeps.run import load_sweep
 from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import CatalogError, MeshcastError, ModelError, PlanError
 from meshcast.simulator import simulate
@@ -33,7 +35,8 @@ from meshcast.simulator.formats.launch.imported_job import OpenQuestions
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
-from tests.jobs import CLUSTERS, JOBS, MODELS, SPACES, change
+from tests.experiments.cli.samples import COMMAND_FILES, run
+from tests.jobs import CLUSTERS, JOBS, MODELS, SPACES, SWEEPS, change
 from tests.simulator.models.configs import CONFIGS, ROUND_TRIP, VISION
 
 TABLES = Path(__file__).with_name("refusals")
@@ -46,12 +49,14 @@ class Reader(NamedTuple):
     error: class of the error.
     bases: inputs by name, which entries change.
     file: name of the file that holds an input which is `text`.
+    files: files that are there for every input, by their names.
     """
 
     read: Callable[[Any], object]
     error: type[MeshcastError]
     bases: Mapping[str, Any] = {}
     file: str = ""
+    files: Mapping[str, str] = {}
 
 
 def simulate_changed(job: dict[str, Any]) -> object:
@@ -65,6 +70,17 @@ def span_space(job: dict[str, Any]) -> object:
     return Space(job, Path("."))
 
 
+def run_command(line: str) -> object:
+    """Runs a command line in this process; raises the error whose message it prints, after its remarks."""
+    ended = run(*shlex.split(line))
+    assert ended.exc_info and ended.exc_info[1], ended.output
+    error = ended.exc_info[1].__context__
+    if not isinstance(error, MeshcastError):  # typer's, of words that are none of the command
+        raise PlanError("usage", f"{error}", "See --help")
+    assert (ended.exit_code, ended.stdout) == (2, "") and ended.stderr.endswith(f"meshcast: {error}\n"), ended.output
+    raise error
+
+
 READERS: dict[str, Reader] = {
     "job": Reader(simulate_changed, PlanError, JOBS, "job.yaml"),
     "space": Reader(span_space, PlanError, SPACES),
@@ -72,6 +88,8 @@ READERS: dict[str, Reader] = {
     "config": Reader(from_config, ModelError, {**ROUND_TRIP, **CONFIGS, **VISION}),
     "config file": Reader(load_model, ModelError, {}, "config.json"),
     "cluster": Reader(load_cluster, CatalogError, CLUSTERS, "c.yaml"),
+    "sweep": Reader(load_sweep, PlanError, SWEEPS, "sweep.yaml"),
+    "command": Reader(run_command, MeshcastError, files=COMMAND_FILES),
 }
 
 
@@ -90,7 +108,7 @@ def read_entry(reader: Reader, base: Any, entry: dict[str, Any]) -> Refusal:
     wrong: Any
     changes = dict(entry)
     says, error, times = changes.pop("says"), changes.pop("as", reader.error.__name__), changes.pop("times", 1)
-    files, without = changes.pop("files", {}), changes.pop("without", [])
+    files, without = {**reader.files, **changes.pop("files", {})}, changes.pop("without", [])
     if "text" in changes:
         wrong, files = reader.file, {**files, reader.file: changes["text"] * times}
     elif "input" in changes:
@@ -103,7 +121,7 @@ def read_entry(reader: Reader, base: Any, entry: dict[str, Any]) -> Refusal:
     return Refusal(reader, wrong, files, says, ERRORS[error])
 
 
-ERRORS = {error.__name__: error for error in (CatalogError, ModelError, OpenQuestions, PlanError)}
+ERRORS = {error.__name__: error for error in (CatalogError, MeshcastError, ModelError, OpenQuestions, PlanError)}
 
 
 def read_tables() -> Iterator[Any]:
