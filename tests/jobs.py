@@ -83,6 +83,12 @@ SPACES: dict[str, dict[str, Any]] = {
 }
 """A job to which an entry adds open fields, or none."""
 
+SWEEPS: dict[str, dict[str, Any]] = {
+    "job": {"job": {"model": "gpt2-124m", "cluster": "dgx-h100:2", "batch": {"global": 64}}},
+}
+SWEEPS["two fields"] = {**SWEEPS["job"], "vary": {"plan.tp": [1, 2], "plan.recompute": ["none", "full"]}}
+"""A job of which nothing varies, and one of which two fields do."""
+
 CLUSTERS: dict[str, dict[str, Any]] = {
     "nodes": {"node": "dgx-h100", "nodes": 8},
     "gpus": {"gpu": "h100-sxm", "gpus": 16, "gpus_per_node": 8},

@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from pathlib import Path
@@ -32,6 +33,7 @@ from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.planning.profile import NetworkLevel, ProfileProblem
 from meshcast.experiments.search.space.space import Space
+from meshcast.experiments.sweeps.run import load_sweep
 from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import CatalogError, MeshcastError, ModelError, PlanError
 from meshcast.hardware.load import read_yaml, validate_data
@@ -49,10 +51,11 @@ from meshcast.simulator.runs.failure_log import read_failure_log
 from meshcast.simulator.runs.inputs import make_run
 from meshcast.simulator.runs.least_run import LeastRun
 from meshcast.validation.pipelines.cases import ScheduleCase, period, replay
+from tests.experiments.cli.samples import COMMAND_FILES, run
 from tests.experiments.planning.conftest import HUGE
 from tests.experiments.search.spaces import COMPARED, SEARCHES
 from tests.hardware.test_catalog import Box
-from tests.jobs import CLUSTERS, JOBS, MODELS, SPACES, change
+from tests.jobs import CLUSTERS, JOBS, MODELS, SPACES, SWEEPS, change
 from tests.launch_files import LAUNCHES, import_launch, load_launch
 from tests.simulator.models.configs import CONFIGS, ROUND_TRIP, VISION
 from tests.validation.refused import READERS as MEASURED
@@ -67,12 +70,14 @@ class Reader(NamedTuple):
     error: class of the error.
     bases: inputs by name, which entries change.
     file: name of the file that holds an input which is `text`.
+    files: files that are there for every input, by their names.
     """
 
     read: Callable[[Any], object]
     error: type[MeshcastError]
     bases: Mapping[str, Any] = {}
     file: str = ""
+    files: Mapping[str, str] = {}
 
 
 def simulate_changed(job: dict[str, Any]) -> object:
@@ -121,6 +126,17 @@ def plan_problem(problem: dict[str, Any]) -> object:
     return planner.plan(JobProblem(job) if job else ProfileProblem(levels=levels, **problem), SearchBudget(steps=100))
 
 
+def run_command(line: str) -> object:
+    """Runs a command line in this process; raises the error whose message it prints, after its remarks."""
+    ended = run(*shlex.split(line))
+    assert ended.exc_info and ended.exc_info[1], ended.output
+    error = ended.exc_info[1].__context__
+    if not isinstance(error, MeshcastError):  # typer's, of words that are none of the command
+        raise PlanError("usage", f"{error}", "See --help")
+    assert (ended.exit_code, ended.stdout) == (2, "") and ended.stderr.endswith(f"meshcast: {error}\n"), ended.output
+    raise error
+
+
 READERS: dict[str, Reader] = {
     "job": Reader(simulate_changed, PlanError, JOBS, "job.yaml"),
     "space": Reader(span_space, PlanError, SPACES),
@@ -147,6 +163,8 @@ READERS: dict[str, Reader] = {
     "search": Reader(search_plans, PlanError, SEARCHES, "job.yaml"),
     "compared plan": Reader(compare_plan, PlanError, COMPARED),
     "planner": Reader(plan_problem, PlanError, {"huge": {"job": HUGE}}),
+    "sweep": Reader(load_sweep, PlanError, SWEEPS, "sweep.yaml"),
+    "command": Reader(run_command, MeshcastError, files=COMMAND_FILES),
 }
 
 
@@ -165,7 +183,7 @@ def read_entry(reader: Reader, base: Any, entry: dict[str, Any]) -> Refusal:
     wrong: Any
     changes = dict(entry)
     says, error, times = changes.pop("says"), changes.pop("as", reader.error.__name__), changes.pop("times", 1)
-    files, without = changes.pop("files", {}), changes.pop("without", [])
+    files, without = {**reader.files, **changes.pop("files", {})}, changes.pop("without", [])
     if "text" in changes:
         wrong, files = reader.file, {**files, reader.file: changes["text"] * times}
     elif "input" in changes:
@@ -178,7 +196,7 @@ def read_entry(reader: Reader, base: Any, entry: dict[str, Any]) -> Refusal:
     return Refusal(reader, wrong, files, says, ERRORS[error])
 
 
-ERRORS = {error.__name__: error for error in (CatalogError, ModelError, OpenQuestions, PlanError)}
+ERRORS = {error.__name__: error for error in (CatalogError, MeshcastError, ModelError, OpenQuestions, PlanError)}
 
 
 def read_tables() -> Iterator[Any]:

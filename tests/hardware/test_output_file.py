@@ -7,8 +7,8 @@ import os
 import signal
 import stat
 import tempfile
-import time
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

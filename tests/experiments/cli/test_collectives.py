@@ -116,25 +116,3 @@ def test_a_group_over_all_stages_has_the_ranks_of_the_cluster(job: Path) -> None
 def test_only_some_operations(job: Path) -> None:
     answer = json.loads(run("collectives", job, "--operation", "all_gather", "--json").stdout)
     assert {table["operation"] for table in answer["tables"]} == {"all_gather"}
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "it takes either a JOB or --cluster"),
-        (("job.yaml", "--cluster", "dgx-h100:1"), "it takes either a JOB or --cluster"),
-        (("--cluster", "dgx-h100:1", "--operation", "all_redice"), "Did you mean 'all_reduce'"),
-        (("--cluster", "dgx-h100:1", "--gpus", "9"), "dgx-h100:1 has 8 GPUs"),
-        (("--cluster", "dgx-h100:1", "-b", "8x"), "a size is a number of bytes"),
-        (("--cluster", "dgx-h100:1", "-b", "8G", "-e", "8"), "a range of sizes goes up"),
-        (("--cluster", "dgx-h100:1", "-f", "1"), "by a factor of 2"),
-    ],
-)
-def test_mistakes_are_explained(words: tuple[str, ...], said: str) -> None:
-    result = run("collectives", *words)
-    assert result.exit_code == 2 and said in result.stderr and len(result.stderr.strip().splitlines()) == 1
-
-
-def test_a_stage_that_is_not_there(job: Path) -> None:
-    result = run("collectives", job, "--stage", "2")
-    assert result.exit_code == 2 and "the plan has stages 0 to 1" in result.stderr

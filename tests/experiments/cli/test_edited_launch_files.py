@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.experiments.cli.test_app import run
+from tests.draws import drawn
+from tests.experiments.cli.samples import run
 
-SHAPE = "--num-layers 8 --hidden-size 2048 --ffn-hidden-size 8192 --num-attention-heads 16 --swiglu --vocab-size 32000"
+SHAPE = "--num-layers 4 --hidden-size 512 --ffn-hidden-size 2048 --num-attention-heads 8 --swiglu --vocab-size 1000"
 MEGATRON = f"""\
 #!/bin/bash
-ARGS="{SHAPE} --seq-length 2048 --max-position-embeddings 2048 --untie-embeddings-and-output-weights"
+ARGS="{SHAPE} --seq-length 512 --max-position-embeddings 512 --untie-embeddings-and-output-weights"
 PLAN=(
     --tensor-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer  # as last time
 )
@@ -48,20 +49,35 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("name", "nodes"), [("run.sh", 2), ("moe.sh", 1), ("job.toml", 2)])
-def test_ten_plans_of_a_search_make_ten_scripts(folder: Path, name: str, nodes: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "nodes", "plan"),
+    drawn(
+        [
+            ("run.sh", 2, "{tp: [1, 2], pp: [1, 2], zero: [0, 1]}"),
+            ("moe.sh", 1, "{tp: 1, pp: [1, 2], ep: [1, 2]}"),
+            ("job.toml", 1, "{tp: [1, 2], fsdp: true, recompute: [none, full]}"),
+            *(("run.sh", 2, "auto"), ("moe.sh", 1, "auto"), ("job.toml", 2, "auto")),
+        ],
+        keep=lambda case: case[2] != "auto",
+    ),
+)
+def test_the_plans_of_a_search_make_scripts(folder: Path, name: str, nodes: int, plan: str) -> None:
     """All are exportable: the edited files give the announced step and memory."""
-    searched = run("search", name, "--set", "plan=auto", "--set", f"cluster=dgx-h100:{nodes}", "--jobs-to", "best")
+    kept = (folder / name).read_text("utf-8")
+    count = 10 if plan == "auto" else 2
+    changes = ("--set", f"plan={plan}", "--set", f"cluster=dgx-h100:{nodes}")
+    searched = run("search", name, *changes, "--jobs-to", "best", "--top", count, "--workers", 1)
     jobs = sorted((folder / "best").glob("*.yaml"))
-    assert searched.exit_code == 0 and len(jobs) == 10, searched.stderr
+    assert searched.exit_code == 0 and len(jobs) == count, searched.stderr
     diffs = set()
     for job in jobs:
-        edited = run("export", str(job), "--against", name)
+        edited = run("export", job, "--against", name)
         assert edited.exit_code == 0, (job.read_text(), edited.stdout, edited.stderr)
         assert f"{name} with these edits is forecast as the job is: " in edited.stderr
         diffs.add(edited.stdout)
-    assert len(diffs) == 10 and all(f"--- {name}\n+++ {name}\n@@" in diff for diff in diffs)
-    assert (folder / name).read_text("utf-8") == {"run.sh": MEGATRON, "moe.sh": EXPERTS, "job.toml": TITAN}[name]
+    same = f"{name} says the same already\n"
+    assert len(diffs) == count and all(f"--- {name}\n+++ {name}\n@@" in diff for diff in diffs - {same})
+    assert (folder / name).read_text("utf-8") == kept
 
 
 def job_with(folder: Path, **plan: object) -> str:
@@ -73,10 +89,10 @@ def job_with(folder: Path, **plan: object) -> str:
 
 
 def test_edits_are_a_diff_of_the_lines_that_change(folder: Path) -> None:
-    found = run("export", job_with(folder, tp=4, recompute="full"), "--against", "run.sh")
-    changed = [line for line in found.stdout.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    done = run("export", job_with(folder, tp=4, recompute="full"), "--against", "run.sh")
+    changed = [line for line in done.stdout.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     old, new = changed
-    assert found.exit_code == 0 and old == "-" + MEGATRON.splitlines()[3]
+    assert done.exit_code == 0 and old == "-" + MEGATRON.splitlines()[3]
     for words in ("--tensor-model-parallel-size 4 ", "--recompute-granularity full", "  # as last time"):
         assert words in new
     same = run("export", job_with(folder, tp=2), "--against", "run.sh")
@@ -90,17 +106,17 @@ def test_edits_are_a_diff_of_the_lines_that_change(folder: Path) -> None:
 def test_what_the_program_cannot_be_told_is_named_and_nothing_is_written(
     folder: Path, plan: dict[str, object], named: str
 ) -> None:
-    found = run("export", job_with(folder, **plan), "--against", "run.sh", "--write")
-    assert found.exit_code == 1 and "run.sh with these edits is another job" in found.stderr
-    assert "Megatron-LM cannot be told" in found.stderr and named in found.stderr
+    done = run("export", job_with(folder, **plan), "--against", "run.sh", "--write")
+    assert done.exit_code == 1 and "run.sh with these edits is another job" in done.stderr
+    assert "Megatron-LM cannot be told" in done.stderr and named in done.stderr
     assert (folder / "run.sh").read_text("utf-8") == MEGATRON
 
 
 def test_a_batch_that_follows_from_the_degrees_is_stated_where_these_change(folder: Path) -> None:
     """torchtitan's global batch is that of all replicas: with half of them, the file has to say it."""
     run("import", "torchtitan", "job.toml", "--cluster", "dgx-h100:2", "--out", "job.yaml")
-    found = run("export", "job.yaml", "--set", "plan.tp=4", "--against", "job.toml")
-    assert found.exit_code == 0 and "+global_batch_size = 32\n" in found.stdout
+    done = run("export", "job.yaml", "--set", "plan.tp=4", "--against", "job.toml")
+    assert done.exit_code == 0 and "+global_batch_size = 32\n" in done.stdout
 
 
 def test_written_files_keep_their_mode_and_links_stay_inside(folder: Path) -> None:
@@ -112,33 +128,25 @@ def test_written_files_keep_their_mode_and_links_stay_inside(folder: Path) -> No
     refused = run("export", job, "--against", "inner/outside.sh", "--write")
     assert refused.exit_code == 2 and "it is a link to a file in another folder" in refused.stderr
     assert (folder / "run.sh").read_text("utf-8") == MEGATRON
-    found = run("export", job, "--against", "link.sh", "--write")
-    assert found.exit_code == 0 and "wrote link.sh" in found.stderr and (folder / "link.sh").is_symlink()
+    done = run("export", job, "--against", "link.sh", "--write")
+    assert done.exit_code == 0 and "wrote link.sh" in done.stderr and (folder / "link.sh").is_symlink()
     assert "--tensor-model-parallel-size 4" in (folder / "run.sh").read_text("utf-8")
     assert stat.S_IMODE((folder / "run.sh").stat().st_mode) == 0o750
     assert not [*folder.glob(".*")], "no file is left beside it"
     assert run("export", job, "--against", "run.sh").stdout == "run.sh says the same already\n"
 
 
-def test_files_that_are_only_read_and_options_alone_are_refused(folder: Path) -> None:
-    recipe = "{model_name_or_path: llama3-8b, max_length: 512, use_peft: false, dataset_num_proc: 1, fsdp: full_shard}"
-    (folder / "recipe.yaml").write_text(recipe, "utf-8")
-    refused = run("export", job_with(folder, tp=2), "--against", "recipe.yaml")
-    assert refused.exit_code == 2 and "such files are read, not written" in refused.stderr
-    assert run("export", "wanted.yaml", "--to", "megatron", "--write").exit_code == 2
-
-
 @pytest.mark.parametrize("words", [["predict", "two.yaml"], ["run", "two.yaml"], ["compare", "two.yaml", "two.yaml"]])
 def test_every_page_of_a_forecast_names_what_the_program_would_refuse(folder: Path, words: list[str]) -> None:
     job = {
-        "model": {"preset": "llama3-8b", "layers": 4, "kv_heads": 2},
+        "model": {"preset": "llama3-8b", "layers": 1, "kv_heads": 2},
         **{"cluster": "dgx-h100:1", "framework": "torchtitan", "batch": {"global": 8}},
-        **{"plan": {"tp": 4, "fsdp": True}, "run": {"steps": 100, "seeds": 1}},
+        **{"plan": {"tp": 4, "fsdp": True}, "run": {"steps": 10, "seeds": 1}},
     }
     (folder / "two.yaml").write_text(yaml.safe_dump(job), "utf-8")
-    found = run(*words)
-    assert found.exit_code == 0, found.stderr
-    assert "torchtitan would refuse this: 4 tensor ranks do not divide 2 key/value" in " ".join(found.stdout.split())
+    done = run(*words)
+    assert done.exit_code == 0, done.stderr
+    assert "torchtitan would refuse this: 4 tensor ranks do not divide 2 key/value" in " ".join(done.stdout.split())
 
 
 def test_settings_of_other_files_are_edited_where_they_stand(folder: Path) -> None:
@@ -173,9 +181,6 @@ def test_settings_of_other_files_are_edited_where_they_stand(folder: Path) -> No
 def test_the_end_of_a_name_says_what_is_written(folder: Path) -> None:
     """torchtitan reads Python today, and TOML before 2026."""
     job = job_with(folder, tp=2, fsdp=True)
-    refused = run("export", job, "--to", "torchtitan", "--out", "made.sh")
-    assert refused.exit_code == 2 and "it names a shell script, and torchtitan reads a Python file" in refused.stderr
-    assert "Write made.py" in refused.stderr and not (folder / "made.sh").exists()
     release = ("--set", "framework=torchtitan", "--set", "framework.release=2025-06")
     assert run("export", job, "--to", "torchtitan", *release, "--out", "made.toml").exit_code == 0
     assert run("export", job, "--to", "megatron", "--out", "made.slurm").exit_code == 0
@@ -185,7 +190,7 @@ def test_a_file_that_leaves_its_batch_and_recomputation_to_others(folder: Path) 
     """The job says the micro-batch; recomputation that no file states is bounded by a second forecast."""
     text = '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": "auto"}'
     (folder / "ds.json").write_text(text, "utf-8")
-    changes = ("--set", "model=llama3-8b", "--set", "cluster=dgx-h100:1", "--set", "batch.micro=2")
+    changes = ("--set", "model={preset: llama3-8b, layers: 2}", "--set", "cluster=dgx-h100:1", "--set", "batch.micro=2")
     forecast = run("predict", "ds.json", *changes, "--set", "batch.sequence=2048")
     assert "approximated recomputation: the code of the model says" in forecast.stderr, forecast.stderr
     assert "approx     recomputation" in forecast.stdout
@@ -210,7 +215,7 @@ def test_a_configuration_in_python_is_overridden_by_arguments(folder: Path) -> N
     registry.write_text(
         "def a_run():\n"
         "    return Trainer.Config(\n"
-        '        model_spec=model_registry("8B"),\n'
+        '        model_spec=model_registry("debugmodel"),\n'
         "        training=TrainingConfig(local_batch_size=1, seq_len=4096, steps=10),\n"
         "        parallelism=ParallelismConfig(tensor_parallel_degree=2),\n"
         "        activation_checkpoint=SelectiveAC.Config(),\n"

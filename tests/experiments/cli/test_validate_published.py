@@ -84,16 +84,6 @@ def test_the_page_names_every_group_and_the_naive_forecast(answer: dict[str, Any
     assert float(stages_to_show[3]) == pytest.approx(100 * answer["summary"]["median"], abs=0.051)
 
 
-def test_groups_without_a_run_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_text("not json\n", "utf-8")
-    stages_to_show = run(tmp_path / "bad.jsonl").stdout
-    assert (
-        stages_to_show.startswith("1 published run: ")
-        and "by source" not in stages_to_show
-        and "None" not in stages_to_show
-    )
-
-
 def test_the_page_names_runs_that_do_not_fit(tmp_path: Path) -> None:
     shipped = next(one for one in read_shipped() if one.id == "korthikanti-530b-selective")
     line = shipped.model_dump(mode="json", by_alias=True)
@@ -116,14 +106,6 @@ def test_files_with_bad_lines_are_answered_in_full(tmp_path: Path) -> None:
         assert "one.jsonl:2" in rows[1]["reason"] and "attention" in rows[2]["reason"]
     page = run("--data", one, two)
     assert page.exit_code == 0 and "3 refused" in page.stdout and "kind of attention" in page.stdout
-
-
-def test_mistakes_end_in_one_message(tmp_path: Path) -> None:
-    for words in (("--data", tmp_path / "absent"), ("--jobs", 0), ("--plot", tmp_path / "a.txt")):
-        result = run(*words)
-        assert result.exit_code == 2 and result.stdout == "" and "Traceback" not in result.output
-    pipeline = CliRunner().invoke(cli.app, ["validate", "pipeline", "--jobs", "2"])
-    assert pipeline.exit_code == 2 and "--jobs" in pipeline.stderr
 
 
 def test_an_interrupted_run_prints_finished_rows(known: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,15 +215,8 @@ def test_the_page_of_a_fit_fits_its_width(found: dict[str, Any]) -> None:
         assert words in text
 
 
-def test_a_fit_draws_no_plot() -> None:
-    result = CliRunner().invoke(cli.app, ["validate", "fit", "--plot", "fit.png"])
-    assert result.exit_code != 0 and "validate fit takes no such option" in result.output
-
-
 @pytest.mark.slow
 def test_a_fit_lists_what_was_left_out(found: dict[str, Any]) -> None:
     text = render(fit_page(found | {"leave_out": "model"}))
     models = [one["group"] for one in found["classes"]["dense"]["left_out"]["model"]]
     assert "model left out" in text and len(models) > 3 and all(model in text for model in models)
-    result = CliRunner().invoke(cli.app, ["validate", "fit", "--leave-out", "gpu"])
-    assert result.exit_code != 0 and "it is one of source, family, model" in result.output

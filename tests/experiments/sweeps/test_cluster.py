@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -12,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from meshcast.experiments.cli.app import app
 from meshcast.experiments.sweeps import cluster
 from meshcast.experiments.sweeps import run as sweeps
 from meshcast.experiments.sweeps.fingerprint import SweepInputs
@@ -143,19 +140,6 @@ def test_a_worker_that_cannot_forecast_is_one_message(
     monkeypatch.setattr(sweeps, "forecast_numbered", fail)
     with pytest.raises(PlanError, match=r"cannot run meshcast \(ModuleNotFoundError: No module named 'simulator'\)"):
         run(load_sweep(GRID), tmp_path / "rows.parquet", on=on(threads))
-
-
-@pytest.mark.parametrize(
-    "address", ["127.0.0.1:8786", "tcp://127.0.0.1:8786", "dask://", "dask://host", "dask://a b:1"]
-)
-def test_an_address_of_another_form_is_refused(address: str, tmp_path: Path) -> None:
-    (tmp_path / "sweep.json").write_text(json.dumps(GRID))
-    words = ["sweep", str(tmp_path / "sweep.json"), "--out", str(tmp_path / "rows.parquet"), "--on", address]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
-    assert f"--on is '{address}': a cluster is the address of a Dask scheduler" in result.stderr
-    both = CliRunner().invoke(app, [*words, "--workers", "2"])
-    assert both.exit_code == 2 and "Leave out --workers or --on" in both.stderr
 
 
 def test_a_scheduler_that_does_not_answer_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

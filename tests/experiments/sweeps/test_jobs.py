@@ -86,15 +86,6 @@ def test_experts_that_are_read_otherwise_share_nothing_that_differs() -> None:
         assert list(forecast_lines(lines(jobs[::step]), "jobs", Path("."))) == alone[::step]
 
 
-def test_a_plan_has_one_data_scheme() -> None:
-    schemes = [{"use": "data/ddp", "over": "a"}, {"use": "data/fsdp", "over": "b"}]
-    plan = {"mesh": {"a": 2, "b": 4}, "schemes": schemes}
-    (answer,) = forecast_lines(
-        lines([{"model": "llama3-8b", "cluster": "dgx-h100:1", "plan": plan}]), "jobs", Path(".")
-    )
-    assert answer["error"]["rule"] == "a plan has one data scheme"
-
-
 def test_answers_do_not_depend_on_earlier_jobs() -> None:
     """Micro-batches of other plans leave states behind that differ from ours by rounding."""
     plans = [{"tp": tp, "pp": pp, "recompute": kind} for tp in (2, 8) for pp in (2, 4) for kind in ("none", "full")]
@@ -122,29 +113,6 @@ def test_no_accepted_value_ends_the_run() -> None:
     found = list(forecast_lines(lines(jobs), "jobs", Path(".")))
     assert ["error" in answer for answer in found] == [False, True, False, True, False, True, False, True, True]
     json.dumps(found, allow_nan=False)
-
-
-@pytest.mark.parametrize(
-    ("line", "where", "words"),
-    [
-        ({**JOBS[0], "plan": {"tp": 7}}, "jobs.jsonl:2 plan.tp", "divide"),
-        ({**JOBS[0], "model": "llama4"}, "jobs.jsonl:2 model", "no preset"),
-        ({**JOBS[0], "batch": {"globl": 4}}, "jobs.jsonl:2", "globl"),
-        ("{", "jobs.jsonl:2", "JSON"),
-        ("[1]", "jobs.jsonl:2", "mapping"),
-        ('{"model": NaN}', "jobs.jsonl:2", "NaN"),
-        ('{"model": "gpt2", "model": "gpt2"}', "jobs.jsonl:2", "twice"),
-        ("[" * 100_000, "jobs.jsonl:2", "nested too deeply"),
-    ],
-)
-def test_a_bad_line_answers_with_its_error(line: Any, where: str, words: str) -> None:
-    first, bad, last = forecast_lines(lines([JOBS[0], line, JOBS[1]]), "jobs.jsonl", Path("."))
-    assert first["id"] == "a" and last["id"] == 2 and first["status"] == last["status"] == "fits"
-    assert set(bad) == {"id", "line", "error"} and bad["line"] == 2
-    assert bad["id"] == (line.get("id") if isinstance(line, dict) else None)
-    error = bad["error"]
-    assert error["where"].startswith(where) and error["remedy"]
-    assert words in json.dumps(error)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("oh"), RecursionError("deep"), OSError(5, "lost"), MemoryError()])
@@ -222,26 +190,3 @@ def test_strict_exits_with_3_if_a_plan_does_not_fit(tmp_path: Path) -> None:
     given.write_text(json.dumps({"model": "llama3-70b", "cluster": "dgx-h100:1", "batch": {"global": 8}}))
     assert run("--jobs", str(given)).exit_code == 0
     assert run("--jobs", str(given), "--strict").exit_code == 3
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--jobs", "none.jsonl"], "no such file"),
-        (["--jobs", "none.jsonl", "--out", "jobs.jsonl"], "no such file"),
-        (["--jobs", "."], "it is a folder"),
-        (["--jobs", "jobs.jsonl", "--engine", "fast"], "no engine of this name"),
-        (["job.yaml", "--jobs", "jobs.jsonl"], "Leave them out"),
-        (["--jobs", "jobs.jsonl", "--plot", "a.png"], "Leave them out"),
-        (["--jobs", "jobs.jsonl", "--out", "jobs.jsonl"], "cannot be written"),
-        (["--jobs", "jobs.jsonl", "--out", "nowhere/out.jsonl"], "no folder"),
-        (["job.yaml", "--out", "out.jsonl"], "--jobs FILE"),
-        ([], "--jobs FILE"),
-    ],
-)
-def test_words_that_do_not_go_together(tmp_path: Path, monkeypatch: Any, words: list[str], message: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "jobs.jsonl").write_text(json.dumps(JOBS[0]))
-    result = run(*words)
-    assert result.exit_code == 2 and message in result.stderr
-    assert json.loads((tmp_path / "jobs.jsonl").read_text()) == JOBS[0]

@@ -149,20 +149,6 @@ def test_a_read_only_folder_is_refused_before_the_work(tmp_path: Path, monkeypat
         run(of, tmp_path / "rows.parquet", Lazy())
 
 
-def test_a_missing_folder_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeps, "forecast_chunk", None)
-    for out in (tmp_path / "none" / "rows.parquet", tmp_path):
-        with pytest.raises(PlanError, match=r"--out"):
-            run(load_sweep(GRID), out, Lazy())
-
-
-def test_a_name_of_another_format_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeps, "forecast_chunk", None)
-    with pytest.raises(PlanError, match=r"rows are written as Parquet, whatever the name. Write rows\.parquet"):
-        run(load_sweep(GRID), tmp_path / "rows.csv", Lazy())
-    assert not [*tmp_path.iterdir()]
-
-
 class Dying:
     """An object whose unpickling ends the process."""
 

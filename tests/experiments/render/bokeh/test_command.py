@@ -80,24 +80,6 @@ def test_a_sweep_and_a_search(reference: Path, out: Path) -> None:
     assert done.exit_code == 2 and "--set" in done.output
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("missing.yaml",), "missing.yaml"),
-        (("missing.parquet",), "no such file"),
-        (("job.yaml", "--out", "report.pdf"), "Write report.html"),
-        (("job.yaml", "--out", "nowhere/report.html"), "there is no folder"),
-    ],
-)
-def test_what_it_refuses(
-    job: Path, words: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = run(*words)
-    assert done.exit_code == 2 and says in done.output
-    assert not [path for path in tmp_path.iterdir() if path.suffix in (".html", ".pdf")]
-
-
 def test_without_the_library(job: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bokeh", None)
     done = run(job, "--out", out)
