@@ -22,7 +22,7 @@ from meshcast.simulator.program.program import Program
 from meshcast.simulator.report.report import Report
 from tests.contract.measure import sent
 from tests.contract.played import FREE, Ideal, Played, play_job
-from tests.simulator.schemes.sharded_jobs import GPT, job_on
+from tests.simulator.schemes.small_jobs import GPT, job_on
 from tests.strategies import examples
 
 ONE_AXIS = [use for use in scheme_names() if use.startswith("data/") and getattr(find_scheme(use), "least_axes", 0) < 2]
