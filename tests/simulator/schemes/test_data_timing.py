@@ -107,7 +107,7 @@ def test_without_overlap_a_step_of_late_reductions_is_the_sum(use: str) -> None:
 
 @given(n=st.sampled_from([2, 4, 8, 64, 1024]))
 def test_a_cut_update_saves_all_but_one_part_of_its_time(n: int) -> None:
-    """The optimizer, and the norm of the gradients that clips them; the gradients are zeroed whole. So of a share s of a
+    """The optimizer, and the norm of the gradients that clips them; gradients are zeroed whole. So of a share s of a
     step it gains 1 / (1 - s + s/N): 1.8 times for 0.45 and many ranks (Google's Transformer of MLPerf 0.6).
     """
     whole, cut = (play_job(job(use, n, overlap=False), FREE) for use in ("data/ddp", "data/weight-update-sharding"))
