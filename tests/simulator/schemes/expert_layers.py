@@ -15,6 +15,7 @@ from meshcast.simulator.models.model import Model
 from meshcast.simulator.schemes.expert.shared.token_dispatch import find_rounds
 from tests.contract.measure import make, sent
 from tests.contract.of_experts import span
+from tests.simulator.schemes.small_jobs import job_on
 
 H, F, E, K, S = 32, 32, 32, 2, 64
 TOKENS = S * H * 2
@@ -87,17 +88,8 @@ def job(use: str, *more: dict[str, Any], ep: bool = True, **options: Any) -> dic
         {"use": "tensor/megatron-sp", "over": "tp"},
         {"use": use, "over": ["ep", "etp"], **options},
     ]
-    return {
-        "model": {
-            "layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 32, "tied": False,
-            "moe": {"experts": 8, "top_k": 2, "expert_ffn": 32, "shared_experts": 1},
-        },
-        "cluster": {"gpu": "h100-sxm", "gpus": 32},
-        "framework": {"name": "megatron-core"},
-        "batch": {"global": 32},
-        "plan": {
-            "mesh": {"pp": 2, "dp": 8, "tp": 2},
-            "views": {"experts": {"edp": 2, "ep": 4, "etp": 2}},
-            "schemes": [*schemes, *more],
-        },
-    }  # fmt: skip
+    sizes = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "seq": 32, "tied": False}
+    model = {**sizes, "moe": {"experts": 8, "top_k": 2, "expert_ffn": 32, "shared_experts": 1}}
+    mesh, views = {"pp": 2, "dp": 8, "tp": 2}, {"experts": {"edp": 2, "ep": 4, "etp": 2}}
+    framework = {"name": "megatron-core"}
+    return job_on(mesh, *schemes, *more, samples=32, model=model, views=views, framework=framework)

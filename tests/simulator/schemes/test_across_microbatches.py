@@ -14,8 +14,8 @@ from tests.contract.played import Played, play_job
 from tests.contract.step_dataflow import step_problems
 from tests.draws import drawn_grid
 from tests.simulator.engine.engines import check_alike, play_by_engines
-from tests.simulator.schemes.sharded_jobs import job_on
-from tests.simulator.schemes.sharded_jobs import moved as sizes_moved
+from tests.simulator.schemes.small_jobs import job_on
+from tests.simulator.schemes.small_jobs import moved as sizes_moved
 from tests.strategies import PRICES, examples
 
 MODEL = {"layers": 8, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "tied": False}

@@ -16,6 +16,7 @@ from meshcast.simulator.schemes.expert.shared.chunk_degree import fastest_degree
 from meshcast.simulator.schemes.expert.shared.expert_parallel import chunked_round_s
 from tests.contract.of_experts import span
 from tests.simulator.schemes.expert_layers import layer, moved
+from tests.simulator.schemes.small_jobs import job_on
 
 SECONDS = st.floats(1e-6, 1e-2)
 
@@ -47,17 +48,11 @@ def test_one_chunk_where_starts_are_long_and_many_where_they_are_not() -> None:
 
 
 def exchanges(schemes: dict[str, Any], gpus: int) -> tuple[Any, float]:
-    job = {
-        "model": {"preset": "mixtral-8x7b", "layers": 2, "moe": {"experts": 16, "top_k": 2, "expert_ffn": 14336}},
-        "cluster": f"dgx-a100:{gpus // 8}",
-        "batch": {"global": gpus, "micro": 1, "sequence": 4096},
-        "plan": {
-            "mesh": {"dp": gpus},
-            "views": {"experts": {"edp": 1, "ep": gpus}},
-            "schemes": [{"use": "data/zero-1", "over": "dp"}, {"use": "expert/pipemoe", "over": "ep", **schemes}],
-        },
-    }
-    plan = resolve_plan(load_job(job))
+    model = {"preset": "mixtral-8x7b", "layers": 2, "moe": {"experts": 16, "top_k": 2, "expert_ffn": 14336}}
+    both = {"use": "data/zero-1", "over": "dp"}, {"use": "expert/pipemoe", "over": "ep", **schemes}
+    more = {"cluster": f"dgx-a100:{gpus // 8}", "batch": {"global": gpus, "micro": 1, "sequence": 4096}}
+    views = {"experts": {"edp": 1, "ep": gpus}}
+    plan = resolve_plan(load_job(job_on({"dp": gpus}, *both, samples=gpus, model=model, views=views, **more)))
     (scheme,) = plan.family("expert")
     return scheme.options, plan.shape.m
 

@@ -69,12 +69,6 @@ def test_parts_of_a_kernel_take_its_time() -> None:
         assert sum(costs.estimate(one).seconds for one in two) == pytest.approx(costs.estimate(kernel).seconds)
 
 
-def test_bytes_are_those_of_all_to_alls() -> None:
-    plain, fused = layer("expert/all-to-all"), layer("expert/comet", tile=8, panel=8, sms=0, wave=1)
-    assert sum(work.nbytes for work in moved(plain)) == sum(work.nbytes for work in moved(fused))
-    assert len(moved(fused)) == 2 * len(moved(plain))
-
-
 @pytest.mark.parametrize(("p", "ep"), [(4, 1), (8, 1), (4, 2), (2, 2)])
 def test_divided_experts_gather_every_token_once(p: int, ep: int) -> None:
     """Not its copies, which all other schemes gather, as Megatron-Core's token dispatcher does: it permutes first."""

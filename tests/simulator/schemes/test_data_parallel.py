@@ -13,8 +13,8 @@ from meshcast.simulator.ir.ops import Collective
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from tests.contract.played import FREE, Ideal, Played, play_job
 from tests.draws import drawn_grid
-from tests.simulator.schemes.sharded_jobs import LAYER, H, V, job_on, moved
-from tests.simulator.schemes.sharded_jobs import MODEL as SIX_LAYERS
+from tests.simulator.schemes.small_jobs import LAYER, H, V, job_on, moved
+from tests.simulator.schemes.small_jobs import MODEL as SIX_LAYERS
 
 N, LAYERS = 4, 4
 MODEL = {**SIX_LAYERS, "layers": LAYERS}
@@ -34,17 +34,6 @@ def sharded(
 
 
 ALONE = {"overlap": {"dp": False, "pp": True}}
-
-
-@pytest.mark.parametrize("framework", [{}, ALONE])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_every_micro_batch_gathers_twice_and_scatters_once(batch: int, framework: dict[str, Any]) -> None:
-    """Units in order forward, and again backward; their gradients in the backward order."""
-    played = sharded(batch, **framework)
-    weights = [2 * size for size in UNITS]
-    assert moved(played, "all_gather") == [*weights, *weights[::-1]] * batch
-    assert moved(played, "reduce_scatter") == [4 * size for size in UNITS[::-1]] * batch
-    assert not [op for _, op in played.instances() if op.stream == "data" and op.phase == "U"]
 
 
 @pytest.mark.parametrize("framework", [{}, ALONE])

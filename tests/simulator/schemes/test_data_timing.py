@@ -22,7 +22,7 @@ from meshcast.simulator.program.program import Program
 from meshcast.simulator.report.report import Report
 from tests.contract.measure import sent
 from tests.contract.played import FREE, Ideal, Played, play_job
-from tests.simulator.schemes.sharded_jobs import GPT, job_on
+from tests.simulator.schemes.small_jobs import GPT, job_on
 from tests.strategies import examples
 
 ONE_AXIS = [use for use in scheme_names() if use.startswith("data/") and getattr(find_scheme(use), "least_axes", 0) < 2]
@@ -105,21 +105,15 @@ def test_without_overlap_a_step_of_late_reductions_is_the_sum(use: str) -> None:
 # ------------------------------------------------------------------------------- sharding of the update
 
 
-@given(n=st.sampled_from([2, 4, 8, 64]))
+@given(n=st.sampled_from([2, 4, 8, 64, 1024]))
 def test_a_cut_update_saves_all_but_one_part_of_its_time(n: int) -> None:
-    """The optimizer, and the norm of the gradients that clips them; the gradients are zeroed whole."""
+    """The optimizer, and the norm of the gradients that clips them; gradients are zeroed whole. So of a share s of a
+    step it gains 1 / (1 - s + s/N): 1.8 times for 0.45 and many ranks (Google's Transformer of MLPerf 0.6).
+    """
     whole, cut = (play_job(job(use, n, overlap=False), FREE) for use in ("data/ddp", "data/weight-update-sharding"))
     kernels = [i for i, op in whole.instances() if op.name in ("adam", "grad-norm") and op.work.flops == 0]  # type: ignore[union-attr]
     update = sum(whole.flat.seconds[i] for i in kernels)
     assert whole.times.span - cut.times.span == pytest.approx(update * (1 - 1 / n), rel=1e-3)
-
-
-def test_the_gain_of_a_cut_update_follows_from_its_share_of_the_step() -> None:
-    """1 / (1 - s + s/N) for a share s: 1.8 times for 0.45 and many ranks (Google's Transformer of MLPerf 0.6)."""
-    whole, cut = (play_job(job(use, 1024, overlap=False), FREE) for use in ("data/ddp", "data/weight-update-sharding"))
-    shared = sum(whole.flat.seconds[i] for i, op in whole.instances() if op.name in ("adam", "grad-norm"))
-    share = shared / whole.times.span
-    assert whole.times.span / cut.times.span == pytest.approx(1 / (1 - share + share / 1024), rel=1e-3)
 
 
 def test_gathered_states_cost_their_bytes_and_are_stored_whole() -> None:

@@ -12,6 +12,7 @@ from meshcast.simulator.ir.ops import Collective, Gemm, HostLaunch, Op
 from meshcast.simulator.ir.routing import Routing
 from tests.contract.played import Played, play_job
 from tests.contract.step_dataflow import step_problems
+from tests.simulator.schemes.small_jobs import job_on
 
 MODEL = {"layers": 2, "hidden": 64, "heads": 8, "vocab": 128, "seq": 32}
 MOE = {"experts": 8, "top_k": 1, "expert_ffn": 24, "capacity": 1.0}
@@ -27,14 +28,7 @@ def played(
         {"use": tensor, "over": "tp"},
         {"use": use, "over": ["ep", "etp"], **options},
     ]
-    return play_job(
-        {
-            "model": {**MODEL, "moe": moe},
-            "cluster": {"gpu": "h100-sxm", "gpus": 8},
-            "batch": {"global": 4},
-            "plan": {"mesh": {"dp": 4, "tp": 2}, "views": views, "schemes": schemes},
-        }
-    )
+    return play_job(job_on({"dp": 4, "tp": 2}, *schemes, samples=4, model={**MODEL, "moe": moe}, views=views))
 
 
 def exchanges(one: Played, operation: str) -> list[Collective]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from typing import Any
 
@@ -13,6 +12,7 @@ from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op
 from tests.contract.measure import saved
 from tests.contract.played import Played, play_job
+from tests.simulator.schemes.small_jobs import job_on
 
 S, H, E, K, F = 16, 32, 8, 2, 24
 MOE = {"experts": E, "top_k": K, "expert_ffn": F}
@@ -34,15 +34,9 @@ def spread(
         over = ["ep", "etp"] if "etp" in view else ["ep"]
         schemes.append({"use": "expert/all-to-all", "over": over})
     moe = {**MOE, **fields.pop("moe", {})}
-    framework = fields.pop("framework", {})
-    job = {
-        "model": {**MODEL, **fields, "moe": moe},
-        "cluster": {"gpu": "h100-sxm", "gpus": math.prod(mesh.values())},
-        "framework": {"name": "megatron-core", "set": framework},
-        "batch": {"global": mesh["dp"]},
-        "plan": {"mesh": mesh, "views": {"experts": view} if view else {}, "schemes": [*schemes, *more]},
-    }
-    return play_job(job)
+    framework = {"name": "megatron-core", "set": fields.pop("framework", {})}
+    model, views = {**MODEL, **fields, "moe": moe}, {"experts": view} if view else {}
+    return play_job(job_on(mesh, *schemes, *more, samples=mesh["dp"], model=model, views=views, framework=framework))
 
 
 def layer(played: Played) -> Fragment:
@@ -190,8 +184,7 @@ def test_the_streams_do_not_depend_on_the_order_of_the_schemes() -> None:
         {"use": "data/zero-1", "over": "dp"},
     ]
     for order in (schemes, schemes[::-1]):
-        plan = {"mesh": mesh, "views": {"experts": view}, "schemes": order}
-        job = {"model": MODEL, "cluster": {"gpu": "h100-sxm", "gpus": 4}, "batch": {"global": 2}, "plan": plan}
+        job = job_on(mesh, *order, samples=2, model=MODEL, views={"experts": view})
         found = defaultdict(set)
         for op in layer(play_job(job)).forward:
             if isinstance(op.work, Collective):
@@ -372,12 +365,9 @@ def test_experts_are_copies_where_tensor_ranks_are_the_only_others() -> None:
 
 def test_shared_work_keeps_views_separate() -> None:
     """The same mesh with and without a view that no scheme claims: experts are copies, or parts of copies."""
-    plan = {
-        "mesh": {"dp": 2, "tp": 2},
-        "schemes": [{"use": "data/ddp", "over": "dp"}, {"use": "tensor/megatron-sp", "over": "tp"}],
-    }
-    job = {"model": MODEL, "cluster": {"gpu": "h100-sxm", "gpus": 4}, "batch": {"global": 2}}
-    jobs = [{**job, "plan": {**plan, "views": views}} for views in ({}, {"experts": {"edp": 4}})]
+    schemes = [{"use": "data/ddp", "over": "dp"}, {"use": "tensor/megatron-sp", "over": "tp"}]
+    mesh, both = {"dp": 2, "tp": 2}, ({}, {"experts": {"edp": 4}})
+    jobs = [job_on(mesh, *schemes, samples=2, model=MODEL, views=views) for views in both]
     shop = SharedWork()
     alone = [simulate(one).to_dict() for one in jobs]
     assert [simulate(one, shared_work=shop).to_dict() for one in jobs] == alone

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.contract.played import play_job
-from tests.simulator.schemes.sharded_jobs import GPT, job_on, moved
+from tests.simulator.schemes.small_jobs import GPT, job_on, moved
 from tests.strategies import examples
 
 

@@ -15,6 +15,7 @@ from meshcast.simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Op
 from tests.contract.of_experts import span
 from tests.contract.played import play_job
 from tests.simulator.schemes.expert_layers import TIMES, E, F, K, all_sent, job, layer, moved
+from tests.simulator.schemes.small_jobs import job_on
 from tests.strategies import examples
 
 
@@ -90,23 +91,12 @@ def test_kernels_begin_with_the_experts_of_the_own_machine(near: float, far: flo
 
 
 def fetching_job(layers: int, regather: bool = False, **options: Any) -> dict[str, Any]:
-    return {
-        "model": {
-            "layers": layers, "hidden": 32, "heads": 4, "vocab": 64, "seq": 64, "tied": False,
-            "moe": {"experts": 8, "top_k": 2, "expert_ffn": 32},
-        },
-        "cluster": {"gpu": "h100-sxm", "gpus": 4},
-        "framework": {"name": "megatron-core", "set": {"regather": regather, "cuda_graphs": True}},
-        "batch": {"global": 4},
-        "plan": {
-            "mesh": {"dp": 4},
-            "views": {"experts": {"edp": 1, "ep": 4}},
-            "schemes": [
-                {"use": "data/ddp", "over": "dp"},
-                {"use": "expert/janus", "over": "ep", "when": "always", **options},
-            ],
-        },
-    }  # fmt: skip
+    sizes = {"layers": layers, "hidden": 32, "heads": 4, "vocab": 64, "seq": 64, "tied": False}
+    model = {**sizes, "moe": {"experts": 8, "top_k": 2, "expert_ffn": 32}}
+    schemes = {"use": "data/ddp", "over": "dp"}, {"use": "expert/janus", "over": "ep", "when": "always", **options}
+    framework = {"name": "megatron-core", "set": {"regather": regather, "cuda_graphs": True}}
+    views = {"experts": {"edp": 1, "ep": 4}}
+    return job_on({"dp": 4}, *schemes, samples=4, model=model, views=views, framework=framework)
 
 
 @examples(15)

@@ -19,6 +19,7 @@ from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.program import one_of
 from meshcast.simulator.schemes.expert.shared.load_balancing import BalancedScheme
+from tests.simulator.schemes.small_jobs import job_on
 
 P, E, H, F = 8, 16, 1024, 2048
 WEIGHTS = 2 * H * F
@@ -32,16 +33,9 @@ SKEWED = {"zipf": 0.8, "drift": 0.06, "steps": 6}
 def job(use: str, routing: Any, **options: Any) -> dict[str, Any]:
     moe = {"experts": E, "top_k": 2, "expert_ffn": F}
     expert = {"use": f"expert/{use}", "over": "ep", "routing": routing, **options}
-    return {
-        "model": {"layers": 2, "hidden": H, "heads": 16, "vocab": 1024, "seq": 4096, "moe": moe},
-        "cluster": "dgx-a100:1",
-        "batch": {"global": 4 * P, "micro": 2},
-        "plan": {
-            "mesh": {"dp": P},
-            "views": {"experts": {"edp": 1, "ep": P}},
-            "schemes": [{"use": "data/zero-1", "over": "dp"}, expert],
-        },
-    }
+    model = {"layers": 2, "hidden": H, "heads": 16, "vocab": 1024, "seq": 4096, "moe": moe}
+    more = {"cluster": "dgx-a100:1", "batch": {"global": 4 * P, "micro": 2}, "views": {"experts": {"edp": 1, "ep": P}}}
+    return job_on({"dp": P}, {"use": "data/zero-1", "over": "dp"}, expert, samples=4 * P, model=model, **more)
 
 
 def steps(use: str, routing: Any, **options: Any) -> list[float]:

@@ -12,22 +12,18 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import Collective
 from meshcast.simulator.ir.routing import Routing
 from tests.simulator.schemes.expert_layers import H, K, S, layer
+from tests.simulator.schemes.small_jobs import job_on
 
 
 def job(use: str, nodes: int, capacity: float | None = None, **options: Any) -> dict[str, Any]:
     """Two layers with an expert on each GPU."""
     gpus = 8 * nodes
     moe = {"experts": gpus, "top_k": 2, "expert_ffn": 3584, "capacity": capacity}
-    return {
-        "model": {"preset": "mixtral-8x7b", "layers": 2, "moe": moe},
-        "cluster": f"dgx-a100:{nodes}",
-        "batch": {"global": gpus, "micro": 1, "sequence": 4096},
-        "plan": {
-            "mesh": {"dp": gpus},
-            "views": {"experts": {"edp": 1, "ep": gpus}},
-            "schemes": [{"use": "data/zero-1", "over": "dp"}, {"use": use, "over": "ep", **options}],
-        },
-    }
+    model = {"preset": "mixtral-8x7b", "layers": 2, "moe": moe}
+    schemes = {"use": "data/zero-1", "over": "dp"}, {"use": use, "over": "ep", **options}
+    more = {"cluster": f"dgx-a100:{nodes}", "batch": {"global": gpus, "micro": 1, "sequence": 4096}}
+    views = {"experts": {"edp": 1, "ep": gpus}}
+    return job_on({"dp": gpus}, *schemes, samples=gpus, model=model, views=views, **more)
 
 
 def step(use: str, nodes: int, capacity: float | None = None, **options: Any) -> float:

@@ -13,7 +13,7 @@ from tests.contract.placement import Contents
 from tests.contract.played import Ideal, Played, play_job
 from tests.contract.step_dataflow import step_problems
 from tests.draws import drawn_grid
-from tests.simulator.schemes.sharded_jobs import GPT, job_on
+from tests.simulator.schemes.small_jobs import GPT, job_on
 
 LAYERS, SEQUENCE, HIDDEN = 4, 32, 64
 PLACES = ["gpu", "cpu"]

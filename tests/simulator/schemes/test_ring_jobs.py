@@ -10,6 +10,7 @@ from meshcast.simulator.engine.play import ENGINES
 from meshcast.simulator.ir.ops import Collective
 from tests.contract.played import play_job
 from tests.draws import drawn
+from tests.simulator.schemes.small_jobs import job_on
 
 # ---------------------------------------------------------------------------------------------- whole jobs
 
@@ -35,13 +36,9 @@ def a_job(name: str, data: str = "data/zero-1", **more: Any) -> dict[str, Any]:
         {"use": "tensor/megatron-sp", "over": "tp"},
         *more.get("memory", ()),
     ]
-    return {
-        "model": SHAPE | more.get("model", {}),
-        "cluster": {"gpu": "h100-sxm", "gpus": 32},
-        "framework": {"name": "megatron-core", "set": {"attention": more.get("attention", "flash")}},
-        "batch": {"global": 8},
-        "plan": {"mesh": {"pp": 2, "dp": 2, "far": 2, "near": 2, "tp": 2}, "schemes": schemes},
-    }
+    framework = {"name": "megatron-core", "set": {"attention": more.get("attention", "flash")}}
+    mesh = {"pp": 2, "dp": 2, "far": 2, "near": 2, "tp": 2}
+    return job_on(mesh, *schemes, samples=8, model=SHAPE | more.get("model", {}), framework=framework)
 
 
 VARIANTS: list[dict[str, Any]] = [

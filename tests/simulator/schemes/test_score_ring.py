@@ -12,7 +12,7 @@ from meshcast.simulator.models.flops import causal
 from meshcast.simulator.models.model import Model
 from tests.contract.measure import lowered_stage, make, saved, sent
 from tests.contract.played import play_job
-from tests.simulator.schemes.sharded_jobs import job_on
+from tests.simulator.schemes.small_jobs import job_on
 
 GPT = Model(layers=1, hidden=192, heads=24, vocab=64, seq=96, dropout=0.1)
 

@@ -21,7 +21,7 @@ from meshcast.simulator.schemes.data.shared.gather_plan import GatheredWeights, 
 from tests.contract.measure import lowered_stage, make
 from tests.contract.played import FREE, Ideal, play_job
 from tests.draws import drawn_grid
-from tests.simulator.schemes.sharded_jobs import LAYER, LAYERS, UNITS, H, V, job_of, wire
+from tests.simulator.schemes.small_jobs import LAYER, LAYERS, UNITS, H, V, job_of, wire
 from tests.strategies import examples
 
 # ----------------------------------------------------------------------------------------------------------- prefetch

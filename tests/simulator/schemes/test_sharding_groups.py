@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.resident_memory import resident_bytes
@@ -17,7 +15,7 @@ from meshcast.simulator.schemes.data.zero_plus_plus import SCALE
 from tests.contract.measure import backward_ops, catalog_model
 from tests.contract.of_data import DataRanks, sent_across_nodes, sent_per_step, state_bytes_per_parameter
 from tests.contract.played import Ideal, play_job
-from tests.simulator.schemes.sharded_jobs import LAYER, PSI, UNITS, data_ops, job_of, wire
+from tests.simulator.schemes.small_jobs import LAYER, PSI, UNITS, data_ops, job_of, wire
 
 # --------------------------------------------------------------------------------------------------- copies of groups
 
@@ -104,15 +102,6 @@ def test_one_group_is_full_sharding_and_groups_of_one_are_plain_copies(use: str)
     copies = DataRanks(1, batch, 8)
     assert sent_per_step(copies, use) == pytest.approx(sent_per_step(DataRanks(8, batch), "data/ddp"))
     assert state_bytes_per_parameter(copies, use) == pytest.approx(18)
-
-
-@given(f=st.sampled_from([1, 2, 4, 8]), r=st.sampled_from([1, 2, 3, 8]), batch=st.integers(1, 4))
-def test_mics_sums_copies_once_a_step(f: int, r: int, batch: int) -> None:
-    """With one micro-batch it sends the bytes of hybrid sharding; with more, fewer by the all-reduces of the copies."""
-    setting = DataRanks(f, batch, r)
-    between = 2 * (r - 1) / r * setting.grad_bytes / f
-    hybrid, mics = sent_per_step(setting, "data/fsdp"), sent_per_step(setting, "data/mics")
-    assert hybrid == pytest.approx(mics + (batch - 1) * between)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -283,13 +272,3 @@ def test_weights_are_dequantised_before_they_are_used() -> None:
     assert {op.work.axes for op in backward} == {("within",)}  # type: ignore[union-attr]
     assert {op.stream for op in backward} == {"data-within"}
     assert all(peak.left == 0 for peak in played.peaks)
-
-
-@pytest.mark.parametrize("within", [2, 4, 8])
-def test_the_copy_in_every_node_takes_two_bytes_a_parameter_and_node(within: int) -> None:
-    mesh = {"across": 2, "within": within}
-    with_it, without = (
-        sum(play_job(job_of("data/zero-plus-plus", mesh, hpz=hpz)).resting(0).values()) for hpz in (True, False)
-    )
-    assert with_it - without == pytest.approx(2 * PSI / within)
-    assert without == pytest.approx(18 * PSI / (2 * within))

@@ -14,6 +14,7 @@ from meshcast.simulator.forecast.stages import lower_stages
 from meshcast.simulator.ir.ops import Collective, Fragment
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.program import one_of
+from tests.simulator.schemes.small_jobs import job_on
 
 EP, R, H, F = 2, 4, 1024, 4096
 SHARED = SharedWork()
@@ -23,17 +24,11 @@ def job(parallelism: str, tokens: int, routing: Any = "balanced") -> dict[str, A
     """One layer of two experts over eight ranks, four for each of them."""
     moe = {"experts": EP, "top_k": 1, "expert_ffn": F}
     expert = {"use": "expert/tutel", "over": ["ep", "etp"], "parallelism": parallelism, "degree": 1}
-    return {
-        "model": {"layers": 1, "hidden": H, "heads": 16, "vocab": 1024, "seq": tokens, "moe": moe},
-        "cluster": "dgx-a100:1",
-        "framework": {"set": {"launch_s": 0.0, "step_overhead_s": 0.0}},
-        "batch": {"global": EP * R},
-        "plan": {
-            "mesh": {"dp": EP * R},
-            "views": {"experts": {"edp": 1, "ep": EP, "etp": R}},
-            "schemes": [{"use": "data/zero-1", "over": "dp"}, {**expert, "routing": routing}],
-        },
-    }
+    model = {"layers": 1, "hidden": H, "heads": 16, "vocab": 1024, "seq": tokens, "moe": moe}
+    schemes = {"use": "data/zero-1", "over": "dp"}, {**expert, "routing": routing}
+    more = {"cluster": "dgx-a100:1", "framework": {"set": {"launch_s": 0.0, "step_overhead_s": 0.0}}}
+    views = {"experts": {"edp": 1, "ep": EP, "etp": R}}
+    return job_on({"dp": EP * R}, *schemes, samples=EP * R, model=model, views=views, **more)
 
 
 def forecast(*given: Any) -> Report:

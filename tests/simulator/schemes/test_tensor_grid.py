@@ -28,7 +28,7 @@ from meshcast.simulator.program.memory_profile import memory_events
 from tests.contract.measure import backward_ops, catalog_model, forward_ops, make, params_of, sent, waits_for
 from tests.contract.of_tensor import LoweredLayer
 from tests.contract.played import Played, play_job
-from tests.simulator.schemes.sharded_jobs import job_on
+from tests.simulator.schemes.small_jobs import job_on
 from tests.strategies import examples
 
 AXES = {"tensor/summa-2d": ("row", "col"), "tensor/tesseract": ("depth", "row", "col"), "tensor/3d": ("i", "j", "l")}

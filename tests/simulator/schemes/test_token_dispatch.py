@@ -24,6 +24,7 @@ from meshcast.simulator.lowering.rewrite import split_work
 from meshcast.simulator.schemes.expert.hybrid_ep import exchange_buffer_bytes
 from tests.contract.of_experts import ExpertLayer
 from tests.contract.played import play_job
+from tests.simulator.schemes.small_jobs import job_on
 
 V3 = Exchange("dispatch", 4096, 7168, 8, 256, ("ep",), "fp8")
 
@@ -127,17 +128,10 @@ def job(use: str = "expert/deepep", sp: bool = True, memory: Any = None, **optio
         {"use": f"tensor/megatron{'-sp' * sp}", "over": "tp"},
         {"use": use, "over": "ep", **options},
     ]
-    return {
-        "model": MODEL,
-        "cluster": {"gpu": "h800-sxm", "gpus": 16, "gpus_per_node": 8},
-        "framework": {"name": "megatron-core"},
-        "batch": {"global": 16},
-        "plan": {
-            "mesh": {"dp": 8, "tp": 2},
-            "views": {"experts": {"edp": 1, "ep": 16}},
-            "schemes": [*schemes, *([memory] if memory else [])],
-        },
-    }
+    schemes += [memory] if memory else []
+    more = {"cluster": {"gpu": "h800-sxm", "gpus": 16, "gpus_per_node": 8}, "framework": {"name": "megatron-core"}}
+    views = {"experts": {"edp": 1, "ep": 16}}
+    return job_on({"dp": 8, "tp": 2}, *schemes, samples=16, model=MODEL, views=views, **more)
 
 
 def test_recomputed_experts_send_their_tokens_again() -> None:

@@ -13,7 +13,7 @@ from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, Gemm, HostCopy, HostUpdate, Op
 from tests.contract.played import Played, play_job
 from tests.draws import drawn_grid
-from tests.simulator.schemes.sharded_jobs import GPT, copied, job_on
+from tests.simulator.schemes.small_jobs import GPT, copied, job_on
 from tests.strategies import examples
 
 USE = "data/zero-infinity"

@@ -10,7 +10,7 @@ from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, HostUpdate, Op
 from tests.contract.played import Ideal, Played, play_job
 from tests.draws import drawn_grid
-from tests.simulator.schemes.sharded_jobs import GPT, copied, job_on
+from tests.simulator.schemes.small_jobs import GPT, copied, job_on
 
 USE = "data/zero-offload"
 DELAYED = {"delayed_update": True}

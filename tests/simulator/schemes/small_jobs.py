@@ -1,4 +1,4 @@
-"""Shared by tests of data schemes: jobs of one data scheme, what its streams move and what hosts hold."""
+"""Shared by tests of schemes: small jobs, what the streams of data schemes move, and what goes to hosts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ GPT = {"layers": 4, "hidden": H, "heads": 4, "vocab": V, "seq": 16, "tied": Fals
 
 
 def job_on(mesh: dict[str, int], *schemes: Any, samples: int, model: Any = GPT, **more: Any) -> dict[str, Any]:
-    """Some schemes on a mesh of H100s, and samples of a step."""
+    """Some schemes on a mesh of H100s, and samples of a step. more: `views` of the mesh; other fields of the job."""
+    plan = {"mesh": mesh, "views": more.pop("views", {}), "schemes": [*schemes]}
     return {
         "model": model,
         "cluster": {"gpu": "h100-sxm", "gpus": prod(mesh.values())},
         "batch": {"global": samples},
-        "plan": {"mesh": mesh, "schemes": [*schemes]},
+        "plan": plan,
         **more,
     }
 
