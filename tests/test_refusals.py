@@ -100,7 +100,7 @@ def span_space(job: dict[str, Any]) -> object:
 def play_case(case: dict[str, Any]) -> object:
     """Plays a case of `meshcast validate pipeline`."""
     checked = validate_data(ScheduleCase, case, "case", PlanError)
-    return replay(checked), period(checked)
+    return period(checked), replay(checked)
 
 
 def read_axes(mesh: dict[str, Any]) -> object:
