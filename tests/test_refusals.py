@@ -31,6 +31,7 @@ from meshcast.hardware.errors import CatalogError, MeshcastError, ModelError, Pl
 from meshcast.simulator import simulate
 from meshcast.simulator.formats.launch.bash.script import run_script
 from meshcast.simulator.formats.launch.imported_job import OpenQuestions
+from meshcast.simulator.formats.torch_schedule import parse_csv
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
@@ -76,6 +77,7 @@ READERS: dict[str, Reader] = {
     "cluster": Reader(load_cluster, CatalogError, CLUSTERS, "c.yaml"),
     "launch file": Reader(import_launch, OpenQuestions, LAUNCHES),
     "changed launch file": Reader(load_launch, PlanError, LAUNCHES),
+    "schedule": Reader(lambda text: parse_csv(text, "orders.csv").devices, PlanError),
     "script": Reader(lambda text: run_script(text, "run.sh"), PlanError),
 }
 
