@@ -42,6 +42,7 @@ from meshcast.simulator.costs.calibration.check import read_checked
 from meshcast.simulator.formats.expert_counts import read_counts, read_trace
 from meshcast.simulator.formats.launch.bash.script import run_script
 from meshcast.simulator.formats.launch.imported_job import OpenQuestions
+from meshcast.simulator.formats.torch_schedule import parse_csv
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.loading.load import load_job
@@ -158,6 +159,7 @@ READERS: dict[str, Reader] = {
     "expert trace": Reader(lambda path: read_trace(Path(path)), PlanError, {}, "a.json"),
     "launch file": Reader(import_launch, OpenQuestions, LAUNCHES),
     "changed launch file": Reader(load_launch, PlanError, LAUNCHES),
+    "schedule": Reader(lambda text: parse_csv(text, "orders.csv").devices, PlanError),
     "script": Reader(lambda text: run_script(text, "run.sh"), PlanError),
     **{name: Reader(*reader) for name, reader in MEASURED.items()},
     "search": Reader(search_plans, PlanError, SEARCHES, "job.yaml"),

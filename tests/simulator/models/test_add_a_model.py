@@ -9,7 +9,7 @@ import yaml
 
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
-from tests.simulator.models.test_huggingface import MIXTRAL
+from tests.simulator.models.configs import MIXTRAL
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "add-a-model.md").read_text("utf-8")

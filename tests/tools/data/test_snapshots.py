@@ -20,21 +20,13 @@ def event(action: str, addr: int, size: int) -> dict[str, Any]:
     return {"action": action, "addr": addr, "size": size, "stream": 0}
 
 
-HELD = {
-    "device": 0,
-    "stream": 0,
-    "address": 0,
-    "total_size": OWN,
-    "blocks": [{"size": OWN, "state": "active_allocated"}],
-}
-"""A tensor that was there before the first event and stays."""
-FREED = {
-    "device": 0,
-    "stream": 0,
-    "address": OWN,
-    "total_size": SHARED,
-    "blocks": [{"size": SHARED, "state": "inactive"}],
-}
+def segment(address: int, size: int, state: str) -> dict[str, Any]:
+    blocks = [{"size": size, "state": state}]
+    return {"device": 0, "stream": 0, "address": address, "total_size": size, "blocks": blocks}
+
+
+HELD, FREED = segment(0, OWN, "active_allocated"), segment(OWN, SHARED, "inactive")
+"""A tensor that was there before the first event and stays; one that is gone."""
 EVENTS = [
     event("segment_free", 9 * OWN, OWN),  # cached before the history begins
     event("segment_alloc", OWN, SHARED),

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.draws import drawn
+from tests.draws import MORE, drawn
 from tests.fuzz.launch_lines import drop_lines, mutate_states, read_text
 from tools.inputs.corpus import PROGRAMS, load_corpus
 from tools.pages.inputs import write_small_file
 
 CORPUS = load_corpus()
-EACH = 4
+EACH = min(MORE, 4)
 """Files of a program of which every line is dropped."""
 
 
@@ -26,7 +26,7 @@ def test_a_dropped_line_changes_the_job_or_was_listed_without_influence(program:
 
 def test_no_mutated_file_ends_in_a_traceback(tmp_path: Path) -> None:
     choose = random.Random(50)
-    for entry in choose.sample(CORPUS, 150):
+    for entry in choose.sample(CORPUS, min(30 * MORE, 150)):
         read_text(entry, write_small_file(entry, tmp_path), mutate_states(entry, choose))
 
 

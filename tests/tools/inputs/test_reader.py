@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.draws import MORE, drawn
 from tools.inputs.corpus import PROGRAMS, PublicFile, load_corpus
 from tools.inputs.judge import judge
 from tools.pages.inputs import write_small_file
@@ -17,17 +18,18 @@ NOT_ANSWERED = {"pai-megatron-patch": 1}
 """Files of a program that hold all that is needed and are not answered. The numbers only shrink."""
 
 
-@pytest.mark.parametrize("program", [program for program in PROGRAMS if any(e.program == program for e in CORPUS)])
+@pytest.mark.parametrize("program", [name for name in PROGRAMS if any(entry.program == name for entry in CORPUS)])
 def test_a_file_is_read_as_the_job_that_it_is_or_asked_about(program: str, tmp_path: Path) -> None:
     outcomes, wrong = Counter[str](), []
-    for number, entry in enumerate(entry for entry in CORPUS if entry.program == program):
+    for number, entry in enumerate(drawn([entry for entry in CORPUS if entry.program == program], keep=3)):
         (folder := tmp_path / str(number)).mkdir()
         judgement = judge(entry, write_small_file(entry, folder))
         outcomes[judgement.outcome] += 1
         if judgement.outcome == "another plan":
             wrong.append(f"{entry.name}: {'; '.join(judgement.misses)}")
     assert not wrong, "\n".join(wrong)
-    assert outcomes["asked needlessly"] + outcomes["not read"] == NOT_ANSWERED.get(program, 0), outcomes
+    unanswered = outcomes["asked needlessly"] + outcomes["not read"]
+    assert unanswered <= NOT_ANSWERED.get(program, 0) and (unanswered or MORE == 1 or program not in NOT_ANSWERED)
 
 
 def test_a_plan_that_the_answer_names_is_no_silent_one(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def text(rows: list[dict], fit: dict) -> str:
 def test_the_tables_have_the_figures_of_the_runs(rows: list[dict], text: str) -> None:
     found = compute_figures(rows)
     (counted,) = re.findall(r"^(\d+) runs, (\d+) forecast, (\d+) compared\.$", text, re.MULTILINE)
-    assert [int(one) for one in counted] == [found[key] for key in ("rows", "predicted", "compared")]
+    assert [int(number) for number in counted] == [found[key] for key in ("rows", "predicted", "compared")]
     (classes,) = re.findall(r"## Step time\n\n(.*?)\n\n", text, re.DOTALL)
     last = [cell.strip() for cell in classes.splitlines()[-1].split("|")[1:-1]]
     assert last[:4] == ["all", str(found["compared"]), f"{100 * found['median']:.1f}", f"{100 * found['p90']:.1f}"]
@@ -68,7 +68,7 @@ def test_the_largest_errors_come_first(rows: list[dict], text: str) -> None:
 
 def test_the_page_in_docs_has_the_sections_of_today(text: str) -> None:
     shown = (ROOT / "docs" / "accuracy.md").read_text("utf-8")
-    heads = [[line for line in one.splitlines() if line.startswith("#")] for one in (shown, text)]
+    heads = [[line for line in page.splitlines() if line.startswith("#")] for page in (shown, text)]
     assert heads[0] == heads[1]
 
 

@@ -44,7 +44,7 @@ def test_it_shows_paper_options_and_closed_forms_of_every_scheme(use: str) -> No
         (sentence,) = re.findall(rf"^\| `{option}` \| .+ \| (.*) \|$", text, re.MULTILINE)
         assert sentence, f"{use} has no sentence on its option {option}"
     found = list(closed_forms(use))
-    stated = next(one for one in kind.__mro__ if "closed_forms" in vars(one))
+    stated = next(base for base in kind.__mro__ if "closed_forms" in vars(base))
     assert inspect.getsource(stated).count("ClosedForm(") == len(found)
     for quantity, where, formula in found:
         assert quantity in text and " ".join(where.split()).replace("|", "\\|") in text and formula

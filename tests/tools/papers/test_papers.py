@@ -93,7 +93,7 @@ def test_provenance_is_that_of_the_claims(figures) -> None:
 
 def test_titles_and_anchors_are_unique(figures) -> None:
     assert len({file.title for file in figures}) == len(figures)
-    assert len({anchor_of(made(file)) for file in figures}) == len(figures)
+    assert len({anchor_of(forecast_above(file)) for file in figures}) == len(figures)
 
 
 @pytest.mark.parametrize(
@@ -158,15 +158,11 @@ def test_a_job_that_cannot_be_forecast_is_a_point_without_ours(write) -> None:
     assert len(figure.deviations) == 2
 
 
-@pytest.mark.parametrize(
-    "name, largest",
-    [
-        ("dualpipe-table-2", 1e-9),
-        ("chimera-table-2", 1e-3),
-        ("chimera-table-2-memory", 1e-9),
-        ("megatron-lm-figure-5", 0.15),
-    ],
-)
+LARGEST = {"dualpipe-table-2": 1e-9, "chimera-table-2": 1e-3, "chimera-table-2-memory": 1e-9}
+LARGEST |= {"megatron-lm-figure-5": 0.15}
+
+
+@pytest.mark.parametrize(("name", "largest"), LARGEST.items())
 def test_cheap_figures_are_as_near_as_the_page_says(name, largest) -> None:
     (file,) = read_figures([name])
     figure = ForecastFigure(file, forecast_points(file.parts))
@@ -179,30 +175,25 @@ def test_cheap_figures_are_as_near_as_the_page_says(name, largest) -> None:
 # -------------------------------------------------------------------------------- images and the page
 
 
-def made(file: FigureFile) -> ForecastFigure:
+def forecast_above(file: FigureFile) -> ForecastFigure:
     """A figure with forecasts that are 5 % above, so that no job runs."""
-    points = [ForecastPoint(one.series, one.x, one.claim.value, *[one.claim.value * 1.05] * 2) for one in file.parts]
-    return ForecastFigure(file, points)
+    values = [(part.series, part.x, part.claim.value) for part in file.parts]
+    return ForecastFigure(file, [ForecastPoint(*point, *[1.05 * point[-1]] * 2) for point in values])
 
 
-@pytest.mark.parametrize(
-    ("name", "width"),
-    drawn(
-        product(
-            ["ptd-p-figure-10", "torchtitan-tables", "zero-table-1-1t", "zero-bubble-tables-5-6"], ["page", "column"]
-        ),
-        keep=[("ptd-p-figure-10", "page"), ("torchtitan-tables", "column")],
-    ),
-)
+FORMS = ["ptd-p-figure-10", "torchtitan-tables", "zero-table-1-1t", "zero-bubble-tables-5-6"]
+
+
+@pytest.mark.parametrize(("name", "width"), drawn(product(FORMS, ["page", "column"]), keep=3))
 def test_figures_are_drawn(tmp_path, name, width) -> None:
     (file,) = read_figures([name])
-    draw(made(file), tmp_path / "plot.png", width)
+    draw(forecast_above(file), tmp_path / "plot.png", width)
     assert image.imread(tmp_path / "plot.png").shape[1] in (1400, 666)
 
 
 def test_a_figure_without_forecasts_is_drawn(tmp_path, write) -> None:
     file = read_figure(write(FIGURE))
-    figure = ForecastFigure(file, [ForecastPoint(one.series, one.x, 1.0, None, None, "no") for one in file.parts])
+    figure = ForecastFigure(file, [ForecastPoint(part.series, part.x, 1.0, None, None, "no") for part in file.parts])
     draw(figure, tmp_path / "plot.svg")
     assert "No forecast" in (tmp_path / "plot.svg").read_text("utf-8") or (tmp_path / "plot.svg").stat().st_size > 5000
     assert word_errors(figure) == "3 points, none of which has a forecast"
@@ -214,7 +205,7 @@ def test_the_page_has_every_figure_and_every_point(figures) -> None:
         figure = file.figure
         assert f"### {figure.place[0].upper()}{figure.place[1:]}: {figure.title}" in page, file.name
         assert figure.source in page and (not figure.note or figure.note.strip() in page)
-        assert f"(#{anchor_of(made(file))})" in page
+        assert f"(#{anchor_of(forecast_above(file))})" in page
         for part in file.parts:
             assert format_number(part.claim.value) in page
     links = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page)
@@ -229,7 +220,7 @@ def test_the_page_of_forecasts_is_written_as_the_file_is(figures) -> None:
     def keep(page: str) -> list[str]:
         return [line for line in page.splitlines() if not line.startswith("|") and " points, " not in line]
 
-    assert keep(write_page(sort_figures([made(file) for file in figures]))) == keep(PAGE.read_text("utf-8"))
+    assert keep(write_page(sort_figures([forecast_above(file) for file in figures]))) == keep(PAGE.read_text("utf-8"))
 
 
 def test_an_unknown_name_is_an_error(capsys) -> None:
@@ -247,22 +238,14 @@ def test_a_named_figure_is_drawn_and_its_errors_printed(tmp_path, capsys) -> Non
 # ---------------------------------------------------------------------------------------------- words
 
 
-@pytest.mark.parametrize(
-    "value, text",
-    [(0, "0"), (0.00105, "0.00105"), (0.5, "0.5"), (7.47, "7.47"), (100, "100"), (163.24, "163.2"), (5762, "5,762")],
-)
-def test_numbers_have_three_digits(value, text) -> None:
-    assert format_number(value) == text
+def test_numbers_have_three_digits() -> None:
+    texts = {0: "0", 0.00105: "0.00105", 0.5: "0.5", 7.47: "7.47", 100: "100", 163.24: "163.2", 5762: "5,762"}
+    assert {value: format_number(value) for value in texts} == texts
 
 
 def test_errors_in_words() -> None:
-    assert [format_error(value) for value in (None, 0.0001, 0.0123, 0.0999, 2.48)] == [
-        "",
-        "0 %",
-        "1.2 %",
-        "10 %",
-        "248 %",
-    ]
+    errors = {None: "", 0.0001: "0 %", 0.0123: "1.2 %", 0.0999: "10 %", 2.48: "248 %"}
+    assert {value: format_error(value) for value in errors} == errors
     assert format_share(ForecastPoint("", 1, 2.0, 2.1, 2.1)) == "+5.0 %"
     assert format_share(ForecastPoint("", 1, 0.0, 0.0, 0.0)) == "0"
     assert format_share(ForecastPoint("", 1, 2.0, None, None)) == ""

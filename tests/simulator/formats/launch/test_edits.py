@@ -77,8 +77,7 @@ module_fqns_per_model_part = [
 DEEPSPEED = """\
 {
   "train_micro_batch_size_per_gpu": 2,
-  "gradient_accumulation_steps": 4,
-  "bf16": {"enabled": true},
+  "gradient_accumulation_steps": 4, "bf16": {"enabled": true},
   "zero_optimization": {
     "stage": 2,
     "overlap_comm": true
@@ -147,18 +146,15 @@ def test_an_edited_file_says_what_it_can_and_leaves_the_rest(name: str, plan: di
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (SettingChange("--tensor-model-parallel-size", "run.sh:7", "2", 4), "--tensor-model-parallel-size 4 --seq"),
-        (
-            SettingChange("--recompute-granularity", "run.sh:8", "selective", "full"),
-            "--recompute-granularity=full  # of",
-        ),
-        (SettingChange("--sequence-parallel", "run.sh:7", True, None), "-size $TP --use-distributed-optimizer\n"),
-        (SettingChange("--bf16", "run.sh:11", True, None), '"${PLAN[@]}" \\\n    --micro-batch-size 1'),
-        (SettingChange("--vocab-size", "run.sh:5", "32000", 64000), '--vocab-size 64000"\n'),
+        (("--tensor-model-parallel-size", "run.sh:7", "2", 4), "--tensor-model-parallel-size 4 --seq"),
+        (("--recompute-granularity", "run.sh:8", "selective", "full"), "--recompute-granularity=full  # of"),
+        (("--sequence-parallel", "run.sh:7", True, None), "-size $TP --use-distributed-optimizer\n"),
+        (("--bf16", "run.sh:11", True, None), '"${PLAN[@]}" \\\n    --micro-batch-size 1'),
+        (("--vocab-size", "run.sh:5", "32000", 64000), '--vocab-size 64000"\n'),
     ],
 )
-def test_a_flag_is_edited_where_it_stands(change: SettingChange, line: str) -> None:
-    edited = edit_script(MEGATRON, change)
+def test_a_flag_is_edited_where_it_stands(change: tuple[str, str, Any, Any], line: str) -> None:
+    edited = edit_script(MEGATRON, SettingChange(*change))
     assert line in edited and "# --tensor-model-parallel-size 8 was slow" in edited
     assert len([*difflib.unified_diff(MEGATRON.splitlines(), edited.splitlines(), n=0, lineterm="")]) <= 5
 
@@ -183,6 +179,9 @@ python pretrain_gpt.py {SHAPE} --vocab-size 32000 --micro-batch-size 1 --global-
 """
 
 
+BLOCK = "--activations-checkpoint-method block --activations-checkpoint-num-layers"
+
+
 @pytest.mark.parametrize(
     ("flags", "plan", "told"),
     [
@@ -193,12 +192,8 @@ python pretrain_gpt.py {SHAPE} --vocab-size 32000 --micro-batch-size 1 --global-
             {"recompute_layers": 2},
             "--recompute-method block",
         ),
-        (
-            "--activations-checkpoint-method block --activations-checkpoint-num-layers 1",
-            {"recompute_layers": 2},
-            "--activations-checkpoint-num-layers 2",
-        ),
-        ("--activations-checkpoint-method block --activations-checkpoint-num-layers 1", {}, "--checkpoint-activations"),
+        (f"{BLOCK} 1", {"recompute_layers": 2}, "--activations-checkpoint-num-layers 2"),
+        (f"{BLOCK} 1", {}, "--checkpoint-activations"),
     ],
 )
 def test_a_flag_that_replaces_another_stands_where_that_stood(flags: str, plan: dict[str, Any], told: str) -> None:
@@ -248,15 +243,19 @@ def test_a_value_over_several_lines_of_toml() -> None:
     assert added.endswith('\n\n[activation_checkpoint]\nmode = "full"\n')
 
 
-def test_what_is_written_in_another_way_is_named() -> None:
-    inline = "training = {local_batch_size = 2}\n"
-    change = SettingChange("training.local_batch_size", "job.toml", 2, 4)
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        ("training = {local_batch_size = 2}\n", ("training.local_batch_size", "job.toml", 2, 4)),
+        (TITAN, ("zero_optimization.stage", "ds.json:3", 2, 3)),
+    ],
+)
+def test_what_is_written_in_another_way_is_named(text: str, change: tuple[str, str, Any, Any]) -> None:
     with pytest.raises(PlanError, match="not edited in place") as raised:
-        apply_setting_changes(EditedFiles(titan(inline)), [change])
-    assert "2 -> 4" in raised.value.remedy
-    elsewhere = SettingChange("zero_optimization.stage", "ds.json:3", 2, 3)
+        apply_setting_changes(EditedFiles(titan(text)), [SettingChange(*change)])
+    assert f"{change[2]} -> {change[3]}" in raised.value.remedy
+
+
+def test_yaml_that_one_parser_alone_reads_is_not_edited() -> None:
     with pytest.raises(PlanError, match="not edited in place"):
-        apply_setting_changes(EditedFiles(titan(TITAN)), [elsewhere])
-    tabbed = SettingChange("mixed_precision", "job.yaml:1", "bf16", "fp16")
-    with pytest.raises(PlanError, match="not edited in place"):
-        edit_yaml("mixed_precision:\t bf16\n", tabbed)  # libyaml alone reads it
+        edit_yaml("mixed_precision:\t bf16\n", SettingChange("mixed_precision", "job.yaml:1", "bf16", "fp16"))

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.formats.launch.convert import export_job
 from meshcast.simulator.formats.launch.programs.registry import EXPORTS
 from meshcast.simulator.formats.launch.quoting import quote_python, quote_shell, quote_toml, quote_yaml
 from meshcast.simulator.formats.launch.render import render_job
 from meshcast.simulator.loading.load import load_job, read_launch_job
+from tests.launch_files import RUNS, export
 from tests.payloads import PAYLOADS
 from tests.simulator.formats.launch.test_shell import arguments
 
@@ -57,12 +56,12 @@ def test_bash_reads_the_quoted_words_back() -> None:
 # ------------------------------------------------------------------------------------------- exports
 
 
-def export(folder: Path, name: str, form: str, framework: str | dict[str, str]) -> str:
-    """The text of a job on a cluster in a file of this name."""
+def export_cluster(folder: Path, name: str, form: str, framework: str | dict[str, str]) -> str:
+    """Returns the text of a job on a cluster in a file of this name."""
     (folder / f"{name}.yaml").write_text("{gpu: h100-sxm, gpus: 8}", "utf-8")
     plan = {"dp": 8, "zero": 1}
     job = load_job({"model": "llama3-8b", "cluster": f"{name}.yaml", "framework": framework, "plan": plan}, base=folder)
-    return export_job(job, form, lambda data, base: load_job(data, base=base), resolve_plan).text
+    return export(job, form, RUNS).text
 
 
 def parse(text: str, form: str) -> Any:
@@ -82,7 +81,7 @@ CASES += [("torchtitan", {"name": "torchtitan", "release": "2025-12"}), ("accele
 
 @pytest.mark.parametrize(("form", "framework"), CASES)
 def test_the_name_of_a_cluster_changes_nothing_of_an_export(tmp_path: Path, form: str, framework: Any) -> None:
-    evil, plain = (export(tmp_path, name, form, framework) for name in (EVIL, "plain"))
+    evil, plain = (export_cluster(tmp_path, name, form, framework) for name in (EVIL, "plain"))
     assert parse(evil, form) == parse(plain, form)
     assert "touch PWNED" in evil and "\x1b" not in evil and "\u2028" not in evil
 
@@ -93,7 +92,7 @@ def test_an_exported_script_starts_its_program_alone(tmp_path: Path, form: str) 
     """In a folder of its own, where every command is a stub that records its words."""
     for folder in ("job", "bin", "run"):
         (tmp_path / folder).mkdir()
-    (tmp_path / "job.sh").write_text(export(tmp_path / "job", EVIL, form, "deepspeed"), "utf-8")
+    (tmp_path / "job.sh").write_text(export_cluster(tmp_path / "job", EVIL, form, "deepspeed"), "utf-8")
     for name in ("torchrun", "accelerate", "touch"):
         stub = tmp_path / "bin" / name
         stub.write_text(f'#!/bin/sh\necho "{name} $#" >> "{tmp_path}/started"\n', "utf-8")
@@ -114,15 +113,12 @@ def test_the_path_of_a_schedule_is_one_string_of_torchtitan(tmp_path: Path, rele
     plan = {"pp": 2, "dp": 4, "schedule": f"{EVIL}.csv"}
     described = {"model": "llama3-8b", "cluster": {"gpu": "h100-sxm", "gpus": 8}, "plan": plan}
     described |= {"framework": {"name": "torchtitan", **release}, "batch": {"global": 8, "micro": 1}}
-    text = export_job(
-        load_job(described, base=tmp_path), "torchtitan", lambda data, base: load_job(data, base=base), resolve_plan
-    ).text
+    text = export(load_job(described, base=tmp_path), "torchtitan", RUNS).text
     if release:
         assert tomllib.loads(text)["parallelism"]["pipeline_parallel_schedule_csv"] == str(tmp_path / f"{EVIL}.csv")
     else:
-        assert str(tmp_path / f"{EVIL}.csv") in [
-            node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)
-        ]
+        constants = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+        assert str(tmp_path / f"{EVIL}.csv") in constants
 
 
 # ------------------------------------------------------------------------------------------- imports

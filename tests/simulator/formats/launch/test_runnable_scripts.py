@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from meshcast.simulator.formats.launch.changed_settings import list_changed_settings
-from meshcast.simulator.formats.launch.convert import export_job, import_text
+from meshcast.simulator.formats.launch.convert import import_text
 from meshcast.simulator.formats.launch.launch_file import parse_launch_text
 from meshcast.simulator.formats.launch.programs.registry import FORMATS
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
+from tests.launch_files import export
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
@@ -33,24 +34,24 @@ def make_job(cluster: str = "dgx-h100:1", **plan: Any) -> Job:
     return load_job({"model": "llama3-8b", "cluster": cluster, "batch": {"global": 64}, "plan": plan})
 
 
-def export(job: Job) -> str:
-    return export_job(job, "megatron", lambda data, folder: load_job(data, base=folder), lambda job: None).text
+def write(job: Job) -> str:
+    return export(job, "megatron").text
 
 
 def test_offloading_comes_with_its_optimizer() -> None:
-    assert "--use-precision-aware-optimizer" in export(make_job(offload=["optimizer"]))
-    assert "--use-precision-aware-optimizer" not in export(make_job())
+    assert "--use-precision-aware-optimizer" in write(make_job(offload=["optimizer"]))
+    assert "--use-precision-aware-optimizer" not in write(make_job())
 
 
 def test_fsdp_comes_with_its_checkpoints_and_queues() -> None:
     for plan in ({"fsdp": True, "tp": 2}, {"zero": 2}):
-        text = export(make_job(**plan))
+        text = write(make_job(**plan))
         assert "--ckpt-format fsdp_dtensor" in text and f"\nunset {CONNECTIONS}\n" in text
-    assert "--ckpt-format" not in export(make_job(tp=2))
+    assert "--ckpt-format" not in write(make_job(tp=2))
 
 
 @pytest.mark.parametrize(
-    ("cluster", "plan", "one"),
+    ("cluster", "plan", "single"),
     [
         ("dgx-h100:1", {"tp": 2}, True),
         ("dgx-h100:1", {"cp": 2, "cp_scheme": "megatron-cp"}, True),
@@ -58,22 +59,24 @@ def test_fsdp_comes_with_its_checkpoints_and_queues() -> None:
         ("dgx-b200:1", {"tp": 2}, False),
     ],
 )
-def test_kernels_of_tensor_and_context_parallelism_start_in_turn(cluster: str, plan: dict[str, Any], one: bool) -> None:
-    assert (f"\nexport {CONNECTIONS}=1\n" in export(make_job(cluster, **plan))) is one
+def test_kernels_of_tensor_and_context_parallelism_start_in_turn(
+    cluster: str, plan: dict[str, Any], single: bool
+) -> None:
+    assert (f"\nexport {CONNECTIONS}=1\n" in write(make_job(cluster, **plan))) is single
 
 
 def test_weights_are_gathered_only_where_something_is_sharded() -> None:
-    assert "--overlap-param-gather" in export(make_job())
-    plain = export(make_job(zero=0))
+    assert "--overlap-param-gather" in write(make_job())
+    plain = write(make_job(zero=0))
     assert "--overlap-param-gather" not in plain and "overlap.updated_weights" not in plain
 
 
 def test_a_script_says_what_it_is() -> None:
-    text = export(make_job())
+    text = write(make_job())
     assert "It is a benchmark script: learning rate and data are not in a job" in text and "--against" in text
     assert "--rotary-base is not in a job either" in text and "--lr 1e-4" in text
     assert "run the script with --train-iters" in text and text.endswith('"$@"\n')
-    learned = export(load_job({"model": "gpt2", "cluster": "dgx-h100:1", "run": {"tokens": 1e9}}))
+    learned = write(load_job({"model": "gpt2", "cluster": "dgx-h100:1", "run": {"tokens": 1e9}}))
     assert "--rotary-base" not in learned
 
 
@@ -102,4 +105,4 @@ def test_the_environment_of_a_script_that_exists(script: str, plan: dict[str, An
     after = load_job({**found.job, "plan": plan})
     file = parse_launch_text(script, "run.sh", ".sh")
     changes = list_changed_settings(found, file, load_job(found.job), after)
-    assert [str(one) for one in changes if "environment" in str(one)] == printed
+    assert [str(change) for change in changes if "environment" in str(change)] == printed
