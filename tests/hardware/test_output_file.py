@@ -8,6 +8,7 @@ import signal
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,7 +143,7 @@ def writer(path: Path) -> Iterator[Callable[[int], int]]:
                 file.flush()
                 os.write(told, b"x")
                 while True:
-                    signal.pause()
+                    time.sleep(0.01)  # `signal.pause` would wait for ever for a signal that came just before it
         except KeyboardInterrupt:
             os._exit(130)
         os._exit(1)
