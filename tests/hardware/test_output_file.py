@@ -143,7 +143,7 @@ def writer(path: Path) -> Iterator[Callable[[int], int]]:
                 file.flush()
                 os.write(told, b"x")
                 while True:
-                    time.sleep(0.05)  # not signal.pause, which a signal that comes just before it does not end
+                    time.sleep(0.01)  # `signal.pause` would wait for ever for a signal that came just before it
         except KeyboardInterrupt:
             os._exit(130)
         os._exit(1)

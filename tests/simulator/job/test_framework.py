@@ -139,6 +139,13 @@ def test_adapters_are_kept_in_the_format_of_their_program(mode: str, kept: str) 
     assert (precision.gradients, precision.main_weights) == (kept, kept)
 
 
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_compiler_fuses_the_kernels_of_adapters(compiles: bool) -> None:
+    framework = {"name": "hf-trainer", "set": {"compile": compiles}}
+    adapters = load_job({**JOB, "plan": {}, "framework": framework, "train": {"mode": "lora"}}).adapters
+    assert adapters is not None and adapters.kernels.separate and adapters.kernels.eager is not compiles
+
+
 @pytest.mark.parametrize(
     ("program", "compiles", "stops"),
     [("torchtitan", True, True), ("torchtitan", False, False), ("torchtune", False, True), ("xtuner", True, False)],

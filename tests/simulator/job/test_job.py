@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.ir.routing import DOCUMENT
-from tests.jobs import change
+from tests.jobs import JOBS, change
 from tests.strategies import examples, jobs
 
 MODEL = {"layers": 8, "hidden": 64, "heads": 12, "head_dim": 8, "vocab": 96, "seq": 48}
@@ -67,6 +67,21 @@ def test_the_job_of_an_answer_gives_the_same_answer() -> None:
     first = report(SHORT)
     assert report(first["job"]) == first
     assert report(json.loads(json.dumps(first["job"]))) == first
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"stages": [{"tp": 8, "layers": 3}, {"tp": 8, "layers": 5}]},
+        {"pp": 2, "dp": 8, "replicas": [{"dp": 2, "microbatches": 3}, {"dp": 6, "microbatches": 5}]},
+        {"replicas": [{"microbatches": 3, "stages": [{"tp": 8}]}, {"microbatches": 5, "stages": [{"tp": 4}] * 2}]},
+    ],
+    ids=["stages", "replicas", "both"],
+)
+def test_the_long_form_of_a_plan_whose_parts_differ_is_the_same_job(plan: dict[str, Any]) -> None:
+    job = load_job({**JOBS["gpt"], "plan": plan})
+    again = load_job(job.to_dict())
+    assert again.plan == job.plan and again.batch == job.batch and again.to_dict() == job.to_dict()
 
 
 @examples(10)

@@ -13,7 +13,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
-from tests.draws import drawn_grid
+from tests.draws import drawn
 
 MODEL = {"layers": 4, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 512, "positions": "rope"}
 LONG_TAIL = {"kind": "lognormal", "mean": 120, "sigma": 1.2}
@@ -66,14 +66,18 @@ def test_longer_samples_are_cut(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("join", "equal", "dp", "tokens"),
-    drawn_grid(["packing", "padding", "shortest-step"], [False, True], [1, 4, 2], [512, 2048]),
+    drawn(
+        product(["packing", "padding", "shortest-step"], [False, True], [1, 2, 4], [512, 2048]),
+        keep=lambda case: case[2:] in ((1, 2048), (4, 512)),
+    ),
 )
 def test_no_token_is_lost(join: str, equal: bool, dp: int, tokens: int, tmp_path: Path) -> None:
     """All samples run once, no micro-batch is larger than stated, and the replicas have about as much to do."""
     lengths = np.random.default_rng(dp).integers(1, 513, 101).tolist()
     plan = {"dp": dp, "tp": 8 // dp}
     one = load(tmp_path, lengths, plan, join=join, equal_replicas=equal, tokens=tokens, multiple=64)
-    assert simulate(one).tokens == sum(lengths)
+    real = [one.batch.lengths[number].real_tokens for order in orders_of(one) for number in order]
+    assert sum(real) * (dp if equal else 1) == pytest.approx(sum(lengths), rel=1e-12)
     assert max(each.padded_tokens for each in one.batch.lengths) <= tokens
     loads = [sum(one.batch.lengths[number].padded_tokens for number in order) for order in orders_of(one)]
     assert len(loads) == (1 if equal else dp)
