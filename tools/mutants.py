@@ -94,7 +94,7 @@ TESTS = {
         "tests/simulator/scheduling/test_heterogeneous_branches.py",
         "tests/simulator/schemes/test_gemini.py",
     ),
-    "experiments/explain": ("tests/experiments/views",),
+    "experiments/explain": ("tests/experiments/views", "tests/experiments/cli/test_collectives.py"),
     "validation/calibration": ("tests/simulator/costs",),
 }
 """Folders and files with tests of a room beside the folder of its name."""

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from meshcast.experiments.explain.assumed_fields import (
+    Alternative,
     AssumedFieldEffect,
     admitted_values,
     assumed_fields,
@@ -111,3 +112,13 @@ def test_half_of_the_bisection_lengthens_what_crosses_it() -> None:
     (other,) = effect(job, "cluster.fabric.oversubscription").alternatives
     assert other.value == 2.0 and other.step_time_s >= simulate(load_job(job)).step_time
     assert "cluster.fabric.oversubscription" not in names({**JOB, "cluster": "dgx-h100:1", "plan": {"tp": 8}})
+
+
+def test_a_field_without_an_alternative_has_no_effect() -> None:
+    field = assumed_fields(simulate(load_job(JOB)))[0]
+    nothing, both = (
+        AssumedFieldEffect(field, 2.0, 9.0, others)
+        for others in ((), (Alternative(1, 1.5, 12.0, True), Alternative(2, 2.2, 8.0, True)))
+    )
+    assert nothing.step_effect_s == nothing.memory_effect_gib == 0.0
+    assert both.step_effect_s == 0.5 and both.memory_effect_gib == 3.0

@@ -21,8 +21,8 @@ from meshcast.hardware.errors import PlanError
 
 JOB = {
     "model": {"preset": "gpt2-124m", "layers": 2},
-    "cluster": {"node": "dgx-h100", "nodes": 1, "gpus": 2},
-    "batch": {"global": 4, "micro": 1},
+    "cluster": {"node": "dgx-h100", "nodes": 1, "gpus": 4},
+    "batch": {"global": 8, "micro": 2},
     "plan": {"tp": 2},
 }
 
@@ -38,11 +38,11 @@ def test_no_planner_goes_on_when_its_time_is_over(name: str, monkeypatch: pytest
     planner = find_planner(name)()
     monkeypatch.setattr(ilp, "seconds_left", lambda: 0.2)  # a solver looks at a clock of its own
     try:
-        whole = planner.plan(problem(), SearchBudget(steps=100))
+        whole = planner.plan(problem(), SearchBudget(steps=200))
     except (OutOfTime, PlanError):
         pytest.skip("it has no plan of this job")
     try:
-        cut = planner.plan(problem(), SearchBudget(seconds=0.0, steps=100))
+        cut = planner.plan(problem(), SearchBudget(seconds=0.0, steps=200))
     except (OutOfTime, PlanError):
         return
     assert cut.visited < whole.visited or name in AT_ONCE

@@ -142,7 +142,7 @@ def test_operators_cost_the_same_in_any_order_of_interchangeable_levels() -> Non
         assert np.ptp(factor.seconds) == np.ptp(factor.once) == np.ptp(factor.nbytes) == 0
 
 
-def test_levels_keep_what_is_decided_and_are_no_better_than_all_at_once(found: dict[str, Proposal]) -> None:
+def test_levels_keep_what_is_decided_and_are_no_better_than_all_at_once() -> None:
     for name in ("hypar", "tofu"):
         (scheme,) = propose(name).plan["plan"]["schemes"]
         assert scheme["over"] == ["level0", "level1", "level2"]

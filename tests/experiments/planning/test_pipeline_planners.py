@@ -107,10 +107,9 @@ def test_a_stage_recomputes_as_few_layers_as_it_must() -> None:
     full, plain = (next(one for one in pipelines if one.option.plan["recompute"] == way) for way in ("full", "none"))
     saved = 3 * (plain.units.kept - full.units.kept)[1]
     slower = (full.units.forward + full.units.backward - plain.units.forward - plain.units.backward)[1]
-    needs, seen = (pipeline.stage_bytes(1, 4) for pipeline in (plain, full)), set[str]()
-    plain_bytes, full_bytes = needs
-    for gibibytes in (2.0, 4.0, 6.0):
-        problem.memory = gibibytes * 2**30
+    (plain_bytes, full_bytes), seen = (pipeline.stage_bytes(1, 4) for pipeline in (plain, full)), set[str]()
+    for whole in ((0, 2), (0, 4), (0, 7)):
+        problem.memory = (plain_bytes[whole] + full_bytes[whole]) / 2
         prices = AdaPipePlanner()._price(problem, plain, full, 1)
         for cell in combinations(range(8), 2):
             layers, again = cell[1] - cell[0] + 1, prices.recomputed[cell]
