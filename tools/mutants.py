@@ -84,6 +84,10 @@ TESTS = {
     "experiments/explain": ("tests/experiments/views",),
     "validation/calibration": ("tests/simulator/costs",),
 }
+TESTS |= {
+    f"validation/{room}": ("tests/test_refusals.py",)
+    for room in ["claims", "distributed", "kernels", "measurements", "pipelines", "published", "reference", "stages"]
+}
 """Folders and files with tests of a room beside the folder of its name."""
 
 PAIRS = {

@@ -35,18 +35,11 @@ GEMM, COMMUNICATION = "GEMMs in 16 bits", "communication"
 
 def row(log_ratio: float, source: str = "a", stack: str = "nemo", gpu: str = "h100-sxm", **shares: float) -> Row:
     return {
-        "id": f"{source}-{next(NUMBERS)}",
-        "source": source,
-        "stack": stack,
-        "model": f"{stack}'s",
-        "gpu": gpu,
-        "architecture": "hopper",
-        "format": "bf16",
-        "class": "dense",
-        "log_ratio": log_ratio,
-        "shares": SHARES | shares,
+        "id": f"{source}-{next(NUMBERS)}", "source": source, "stack": stack, "model": f"{stack}'s", "gpu": gpu,
+        "architecture": "hopper", "format": "bf16", "class": "dense",
+        "log_ratio": log_ratio, "shares": SHARES | shares,
         "residuals": [{"regime": "source", "log_ratio": log_ratio, "others": 0.0}],
-    }
+    }  # fmt: skip
 
 
 def planted(factor: float, noise: float = 0.01, sources: int = 8, each: int = 12) -> list[Row]:
