@@ -36,23 +36,23 @@ def put(tmp_path: Path) -> Any:
     return write
 
 
-def by_name(found: Measurement) -> dict[tuple[str, str], MeasurementRow]:
-    return {(row.group, row.name): row for row in found.rows}
+def by_name(file: Measurement) -> dict[tuple[str, str], MeasurementRow]:
+    return {(row.group, row.name): row for row in file.rows}
 
 
-def whole(found: Measurement, tmp_path: Path) -> bool:
+def whole(file: Measurement, tmp_path: Path) -> bool:
     """Whether the file holds the whole measurement, up to the seventh digit of a sample."""
-    return measurement.to_json(measurement.read(found.write(tmp_path / "out.json"))) == measurement.to_json(found)
+    return measurement.to_json(measurement.read(file.write(tmp_path / "out.json"))) == measurement.to_json(file)
 
 
 def test_nccl_tests_with_and_without_a_job(put: Any, tmp_path: Path) -> None:
     file = put(TABLE)
-    plain, found = import_nccl_tests(file, command="meshcast import"), import_nccl_tests(file, JOB)
-    assert whole(plain, tmp_path) and whole(found, tmp_path)
+    plain, file = import_nccl_tests(file, command="meshcast import"), import_nccl_tests(file, JOB)
+    assert whole(plain, tmp_path) and whole(file, tmp_path)
     assert (plain.kind, plain.machine.name, plain.machine.count) == ("collectives", "NVIDIA H100 80GB HBM3", 4)
     assert plain.versions["nccl"] == "2.28.9" and plain.command == "meshcast import"
     assert NOT_BLIND in plain.notes
-    rows = by_name(found)
+    rows = by_name(file)
     assert len(rows) == 6 and rows.keys() == by_name(plain).keys()
     row = rows["in-place", "all_reduce 1048576"]
     assert row.samples == pytest.approx((27.49e-6,))
@@ -67,8 +67,8 @@ def test_nccl_tests_with_and_without_a_job(put: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("test", ["all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv"])
 def test_every_operation_is_forecast(put: Any, test: str) -> None:
-    found = import_nccl_tests(put(TABLE.replace("all_reduce", test)), JOB)
-    seconds = [row.forecasts["catalog"].value for row in found.rows if row.group == "in-place"]
+    file = import_nccl_tests(put(TABLE.replace("all_reduce", test)), JOB)
+    seconds = [row.forecasts["catalog"].value for row in file.rows if row.group == "in-place"]
     assert len(seconds) == 3 and seconds == sorted(seconds) and all(map(math.isfinite, seconds)) and seconds[0] > 0
 
 
@@ -87,8 +87,8 @@ def test_notes_of_a_run(put: Any) -> None:
     notes = import_nccl_tests(put(stopped)).notes
     assert {"all_reduce: the run was stopped before its end", "all_reduce: 3 elements had wrong results"} <= {*notes}
     empty = TABLE.replace("        1024           256", "           0             0")
-    found = import_nccl_tests(put(empty), JOB)
-    assert len(found.rows) == 4 and "1 sizes of 0 bytes are left out" in found.notes[-1]
+    file = import_nccl_tests(put(empty), JOB)
+    assert len(file.rows) == 4 and "1 sizes of 0 bytes are left out" in file.notes[-1]
     # What the user's environment was is nobody's business.
     assert "somebody" not in measurement.to_json(import_nccl_tests(put(json.dumps(document()))))
 
@@ -118,18 +118,18 @@ def test_runs_that_cannot_be_compared(put: Any, text: str, job: Any, words: str 
 
 
 def test_a_log_of_megatron(put: Any, tmp_path: Path) -> None:
-    found = import_training_log(put(MEGATRON), "megatron", JOB, skip=1)
-    assert whole(found, tmp_path)
-    (row,) = found.rows
-    assert (row.name, row.samples, found.kind, found.machine.count) == ("step", (5.5338,), "distributed", 16)
+    file = import_training_log(put(MEGATRON), "megatron", JOB, skip=1)
+    assert whole(file, tmp_path)
+    (row,) = file.rows
+    assert (row.name, row.samples, file.kind, file.machine.count) == ("step", (5.5338,), "distributed", 16)
     assert row.forecasts["catalog"].value == pytest.approx(simulate(JOB).step_time)
-    assert "the first 1 of 2 logged lines" in found.notes[1]
+    assert "the first 1 of 2 logged lines" in file.notes[1]
     assert import_training_log(put(FORK), "megatron", skip=0).rows[0].samples == (3.21,)
 
 
 def test_a_log_of_torchtitan(put: Any, tmp_path: Path) -> None:
-    found = import_training_log(put(TITAN), "torchtitan", JOB, skip=0)
-    step, reserved = found.rows
+    file = import_training_log(put(TITAN), "torchtitan", JOB, skip=0)
+    step, reserved = file.rows
     tokens = 128 * 128
     assert step.samples == pytest.approx((tokens / 16 / 1850, tokens / 16 / 5593))
     assert reserved.quantity == "bytes" and reserved.samples[1] == pytest.approx(49.70 * 2**30)
@@ -165,9 +165,9 @@ def test_classes_of_kernels(put: Any, tmp_path: Path) -> None:
         kernel("flash_fwd_kernel", 150, 10, 3),
     ]
     data = {"deviceProperties": [{"name": "NVIDIA H100"}], "traceEvents": rows}
-    found = import_trace(put(json.dumps(data)), job)
-    assert whole(found, tmp_path) and found.rows[0].name == "step"
-    named = by_name(found)
+    file = import_trace(put(json.dumps(data)), job)
+    assert whole(file, tmp_path) and file.rows[0].name == "step"
+    named = by_name(file)
     assert named["compute", "gemm"].samples == pytest.approx((30e-6, 32e-6), rel=1e-4)
     assert named["compute", "attention"].samples == pytest.approx((0.0, 10e-6), rel=1e-4)
     value = named["compute", "gemm"].forecasts["catalog"]
@@ -175,5 +175,5 @@ def test_classes_of_kernels(put: Any, tmp_path: Path) -> None:
     sums = simulate(job).play.program.sums[0, :, 0].sum()
     compute = [row.forecasts["catalog"].value for (group, _), row in named.items() if group == "compute"]
     assert sum(compute) == pytest.approx(sums)
-    assert (found.kind, found.machine.name) == ("kernels", "NVIDIA H100")
+    assert (file.kind, file.machine.name) == ("kernels", "NVIDIA H100")
     assert named["", "step"].samples[0] == pytest.approx(30e-6)

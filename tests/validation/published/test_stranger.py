@@ -98,8 +98,8 @@ def test_fits_of_the_own_source_alone_are_forgotten(source: str, stack: str, fie
 def test_a_correction_never_uses_the_own_source() -> None:
     rows = [derived(0.1, name, gemm=0.5) for name in ("dgxc", "mlperf", "nemo") for _ in range(5)]
     first = corrections_without_source(rows)
-    for one in rows[:5]:
-        one["log_ratio"] = 0.7
+    for of_dgxc in rows[:5]:
+        of_dgxc["log_ratio"] = 0.7
     second = corrections_without_source(rows)
     assert first[:5] == second[:5] and first[5:] != second[5:]
     assert first[0] == pytest.approx(0.1, abs=0.01)
