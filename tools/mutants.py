@@ -97,6 +97,10 @@ TESTS = {
     "experiments/explain": ("tests/experiments/views", "tests/experiments/cli/test_collectives.py"),
     "validation/calibration": ("tests/simulator/costs",),
 }
+TESTS |= {
+    f"validation/{room}": ("tests/test_refusals.py",)
+    for room in ["claims", "distributed", "kernels", "measurements", "pipelines", "published", "reference", "stages"]
+}
 """Folders and files with tests of a room beside the folder of its name."""
 
 PAIRS = {

@@ -32,7 +32,7 @@ class FakeGraph:
     """A captured graph; replaying it does nothing."""
 
     def __init__(self, pool: Any) -> None:
-        self.given_pool, self.replays = pool, 0
+        self.of_pool, self.replays = pool, 0
 
     def replay(self) -> None:
         self.replays += 1
@@ -50,13 +50,13 @@ class FakeCuda(Cuda):
     spins: list[float] = []
     graphs: list[FakeGraph] = []
     clocks: Sequence[float] = (1980.0,)
-    capability_given = (9, 0)
+    compute_capability = (9, 0)
 
     @classmethod
     def begin(cls) -> None:
         """Forgets all calls."""
         cls.calls, cls.spins, cls.graphs = Counter(), [], []
-        cls.gpus, cls.clocks, cls.capability_given = 1, (1980.0,), (9, 0)
+        cls.gpus, cls.clocks, cls.compute_capability = 1, (1980.0,), (9, 0)
 
     def __init__(self, index: int = 0) -> None:
         super().__init__(index)
@@ -87,7 +87,7 @@ class FakeCuda(Cuda):
 
     @property
     def properties(self) -> Any:  # type: ignore[override]
-        major, minor = self.capability_given
+        major, minor = self.compute_capability
         return SimpleNamespace(
             name="NVIDIA H200",
             total_memory=141 * 10**9,
@@ -163,4 +163,4 @@ class FakeCuda(Cuda):
         place = self.calls["query"]
         self.calls["query"] += 1
         answers = {"clocks.sm": str(self.clocks[min(place, len(self.clocks) - 1)]), "power.draw": "650.1"}
-        return [answers.get(one, "0x4" if "reasons" in one else "[N/A]") for one in fields]
+        return [answers.get(field, "0x4" if "reasons" in field else "[N/A]") for field in fields]

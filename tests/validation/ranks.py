@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from meshcast.validation.distributed import worker
 
-TIMEOUT = timedelta(minutes=2)
+TIMEOUT = timedelta(minutes=1)
 
 
 def on_ranks(work: Callable[[int], Any], world: int = 2) -> list[Any]:

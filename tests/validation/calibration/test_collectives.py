@@ -26,16 +26,9 @@ from meshcast.validation.calibration.collectives.reader import COLUMNS, read
 from meshcast.validation.calibration.collectives.sample import lower_bound, model_of, predict, price, tier_models
 
 ROW = {
-    "gpu": "h100",
-    "interconnect": "NVLink4+NVSwitch",
-    "op": "all_reduce",
-    "gpus": 8,
-    "nodes": 1,
-    "bytes": 2**26,
-    "time_us": 325.0,
-    "algo": "default",
-    "source": "AIC h100_sxm nccl-tests (half)",
-}
+    "gpu": "h100", "interconnect": "NVLink4+NVSwitch", "op": "all_reduce", "gpus": 8, "nodes": 1, "bytes": 2**26,
+    "time_us": 325.0, "algo": "default", "source": "AIC h100_sxm nccl-tests (half)",
+}  # fmt: skip
 LINK = start_links()
 
 
@@ -188,12 +181,8 @@ def test_cost_models_fit_the_public_tables(tables):
         ).all()
         for name, rows in sample.classes.items():
             errors.setdefault((name, sample.gpu), []).extend(np.abs(seconds / sample.seconds - 1)[rows])
-    goals = {
-        "node-large": (0.07, 0.18),
-        "node-small": (0.15, 0.35),
-        "alltoall-large": (0.12, 0.30),
-        "multinode-large": (0.12, 0.30),
-    }
+    goals = {"node-large": (0.07, 0.18), "node-small": (0.15, 0.35)}
+    goals |= dict.fromkeys(("alltoall-large", "multinode-large"), (0.12, 0.30))
     scored = {key: of for key, of in errors.items() if key[0] in goals and len(of) >= 20}
     assert len(scored) > (8 if tables.whole else 1)
     for (name, gpu), of in scored.items():

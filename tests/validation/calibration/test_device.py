@@ -66,13 +66,8 @@ def test_the_measured_device_is_used_by_name(folder) -> None:
     for section in ("cpu-gemm", "cpu-attention", "cpu-memory"):
         model, borrowed = known.kernel_model(gpu, section)
         assert not borrowed and model.sigma > 0
-    job = {
-        "model": "gpt2-124m",
-        "cluster": {"gpu": "cpu-core", "gpus": 2},
-        "framework": "reference",
-        "precision": "fp32",
-        "plan": {"tp": 2},
-    }
+    cluster = {"gpu": "cpu-core", "gpus": 2}
+    job = {"model": "gpt2-124m", "cluster": cluster, "framework": "reference", "precision": "fp32", "plan": {"tp": 2}}
     named = use_calibrated_gpu(job, out)
     assert named["cluster"]["gpu"] == str(out / "device.yaml")
     assert simulate(named, calibration=known).step_time != simulate(job, calibration=known).step_time

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.validation.calibration.kernels.sample import describe_cell
 from meshcast.validation.calibration.tables import summary as summaries
 from meshcast.validation.calibration.tables.rows import RowForecasts, SampleComparison
-from meshcast.validation.calibration.tables.table import expand_source, read
+from meshcast.validation.calibration.tables.table import LibraryTable, expand_source, read
 
 
 @dataclass(frozen=True)
@@ -23,9 +26,9 @@ class Rows:
     operation: str = "gemm"
     library: str = "cublas"
     kind: str = "bf16"
-    classes: dict = field(default_factory=dict)
+    classes: dict[str, Any] = field(default_factory=dict)
 
-    def shape(self, at):
+    def shape(self, at: int) -> str:
         return f"row {self.index[at]}"
 
 
@@ -35,12 +38,11 @@ class Plain:
     COLUMNS = (frozenset({"size", "time_us"}),)
 
     @staticmethod
-    def read(table):
+    def read(table: Any) -> Any:
         good = table["size"].to_numpy() >= 1
         index = np.flatnonzero(good)
-        return [Rows(index, table["time_us"].to_numpy()[index] * 1e-6)], {
-            int(at): "a size is at least 1" for at in np.flatnonzero(~good)
-        }
+        refused = {int(at): "a size is at least 1" for at in np.flatnonzero(~good)}
+        return [Rows(index, table["time_us"].to_numpy()[index] * 1e-6)], refused
 
 
 class Finer:
@@ -49,150 +51,67 @@ class Finer:
     COLUMNS = (frozenset({"size", "time_us", "layout"}),)
 
     @staticmethod
-    def read(table):
+    def read(table: Any) -> Any:
         return [], dict.fromkeys(range(len(table)), "finer")
 
 
-def held(rows, ratio=1.0, sigma=0.1, least=0.0, borrowed=1.0):
+def held(rows: Any, ratio: Any = 1.0, sigma: float = 0.1, least: float = 0.0, borrowed: float = 1.0) -> Any:
     seconds, flat = rows.seconds * ratio, np.ones(len(rows.index))
     return SampleComparison(rows, RowForecasts(seconds, 0 * flat, sigma * flat), rows.seconds * borrowed, least * flat)
 
 
-def sized(count, **more):
+def sized(count: int, **more: Any) -> Rows:
     return Rows(np.arange(count), np.full(count, 1e-4), **more)
 
 
+Reads = Callable[..., LibraryTable]
+
+
 @pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "kernels.csv"
-    path.write_text("size,time_us,source\n4,100,AIC sglang 1.0\n0,50,AIC sglang 1.0\n8,200,somebody\n")
-    return path
+def read_text(tmp_path: Path) -> Reads:
+    """Reads the table of a text, or of bytes."""
+
+    def read_file(text: str | bytes, *readers: Any, name: str = "kernels.csv") -> LibraryTable:
+        path = tmp_path / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return read(path, readers or (Plain,))
+
+    return read_file
 
 
-def test_answers_stand_in_the_order_of_the_file(file):
-    table = read(file, [Finer, Plain])
+SOURCES = "size,time_us,source\n4,100,AIC sglang 1.0\n0,50,AIC sglang 1.0\n8,200,somebody\n"
+
+
+def test_answers_stand_in_the_order_of_the_file(read_text: Reads, tmp_path: Path) -> None:
+    table = read_text(SOURCES, Finer, Plain)
     rows = table.answers([held(table.samples[0], ratio=1.1)])
-    assert [row["line"] for row in rows] == [1, 2, 3] and all(row["file"] == str(file) for row in rows)
+    assert [row["line"] for row in rows] == [1, 2, 3]
+    assert {row["file"] for row in rows} == {str(tmp_path / "kernels.csv")}
     assert [row["status"] for row in rows] == ["predicted", "refused", "predicted"]
     assert rows[1]["reason"] == "a size is at least 1" and rows[1]["predicted_us"] is None
     assert rows[0]["predicted_us"] == pytest.approx(110) and rows[0]["error"] == pytest.approx(0.1)
-    low, high = rows[0]["interval_90_us"]
-    assert low == pytest.approx(110 * np.exp(-0.1645)) and high == pytest.approx(110 * np.exp(0.1645))
+    assert rows[0]["interval_90_us"] == pytest.approx([110 * np.exp(-0.1645), 110 * np.exp(0.1645)], rel=1e-4)
     assert [row["measured_us"] for row in rows] == [100, 50, 200]
 
 
-def test_the_reader_of_most_columns_reads(tmp_path):
-    path = tmp_path / "layouts.csv"
-    path.write_text("size,time_us,layout\n4,100,tn\n")
-    assert read(path, [Plain, Finer]).refused == {0: "finer"}
-
-
-def test_compressed_tables_are_read(tmp_path):
-    path = tmp_path / "kernels.csv.gz"
-    with gzip.open(path, "wt") as out:
-        out.write("size,time_us\n4,100\n")
-    assert len(read(path, [Plain]).samples[0].index) == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "words"), [(None, "cannot be read"), ("", "cannot be read"), ("a,b\n1,2\n", "no format of measurements")]
-)
-def test_a_file_that_is_no_table(tmp_path, text, words):
-    path = tmp_path / "odd.csv"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(PlanError, match=words) as caught:
-        read(path, [Plain])
-    assert caught.value.to_dict()["value"] == str(path)
-
-
-def test_a_damaged_archive_is_reported(tmp_path):
-    path = tmp_path / "odd.csv.gz"
-    path.write_bytes(gzip.compress(b"size,time_us\n1,2\n")[:-9])
-    with pytest.raises(PlanError, match=r"cannot be read \(compressed and incomplete\)"):
-        read(path, [Plain])
-
-
-def test_sources_name_their_repository(file):
-    table = read(file, [Plain])
-    assert table.source(table.samples[0]).startswith("ai-dynamo/aiconfigurator @095f58a51c4c")
-    assert table.source(table.samples[0]).endswith("somebody") and expand_source("somebody") == "somebody"
-
-
-def test_figures_of_known_errors():
-    rows = sized(100)
-    ratio = np.linspace(0.9, 1.1, 100)
-    got = summaries.figures([held(rows, ratio, sigma=0.05 / 1.645, borrowed=1.3)])
-    assert got["rows"] == 100 and got["median"] == pytest.approx(0.05, abs=2e-3)
-    assert got["p90"] == pytest.approx(0.09, abs=2e-3) and got["bias"] == pytest.approx(0, abs=1e-9)
-    assert got["inside_90"] == pytest.approx(0.5, abs=0.02) and got["borrowed"] == pytest.approx(0.3)
-
-
-def test_a_cell_is_held_against_its_goal_when_it_has_rows_enough():
-    def classes(count):
-        return {"large": np.arange(count) < count // 2, "none": np.zeros(count, bool)}
-
-    goals = {("gemm", "bf16", "large"): (0.05, 0.2)}
-    many, few = (held(sized(n, classes=classes(n)), ratio=1.02) for n in (100, 20))
-    (cell,) = summaries.cells([many], goals)
-    assert cell["class"] == "large" and cell["rows"] == 50 and cell["met"] is True
-    (cell,) = summaries.cells([held(sized(100, classes=classes(100)), ratio=1.2)], goals)
-    assert cell["met"] is False
-    (cell,) = summaries.cells([few], goals)
-    assert cell["met"] is None and cell["rows"] == 10
-
-
-def test_samples_of_a_cell_are_added_up():
-    parts = [held(sized(10, library=name, classes={"all": np.ones(10, bool)})) for name in ("a", "b")]
-    (cell,) = summaries.cells(parts, {})
-    assert cell["rows"] == 20 and [row["library"] for row in summaries.libraries(parts)] == ["a", "b"]
-
-
-def test_the_farthest_row_is_named():
-    rows = sized(5)
-    (one,) = summaries.worst([held(rows, np.array([1, 1, 3.0, 1, 0.9]))])
-    assert one["shape"] == "row 2" and one["error"] == pytest.approx(2.0)
-
-
-def test_rows_faster_than_the_hardware_are_counted():
-    rows = sized(4)
-    assert summaries.summary([held(rows, least=2e-4)], 6, {})["impossible"] == 4
-    got = summaries.summary([held(rows, least=0.5e-4)], 6, {})
-    assert got["impossible"] == 0 and got["refused"] == 2
-
-
-def test_nothing_at_all():
-    got = summaries.summary([], 3, {})
-    assert got["predicted"] == 0 and got["refused"] == 3 and got["median"] is None
-
-
-def test_rows_that_nothing_can_be_read_of_keep_their_place(tmp_path):
-    path = tmp_path / "kernels.csv"
-    path.write_text("time_us,size,note\n100,4,\n\n50,many,\n,8,\n20,1e16,\n10,0,\n5,2,a,b\n200,8,\n")
-    table = read(path, [Plain])
-    assert list(table.samples[0].index) == [0, 6] and len(table.frame) == 7
-    reasons = {1: "'many'", 2: "time_us is missing", 3: "above 1e+15", 4: "at least 1", 5: "4 fields"}
-    assert table.refused.keys() == reasons.keys() and all(word in table.refused[at] for at, word in reasons.items())
-    rows = table.answers([held(table.samples[0])])
-    assert [row["line"] for row in rows] == list(range(1, 8)) and rows[2]["measured_us"] is None
-
-
-def test_each_row_goes_to_the_reader_of_its_columns(tmp_path):
-    path = tmp_path / "kernels.csv"
-    path.write_text("size,time_us,layout\n4,100,tn\n8,200,\n2,50,\n")
-    table = read(path, [Plain, Finer])
+def test_each_row_goes_to_the_reader_of_most_of_its_columns(read_text: Reads) -> None:
+    assert read_text("size,time_us,layout\n4,100,tn\n", Plain, Finer).refused == {0: "finer"}
+    table = read_text("size,time_us,layout\n4,100,tn\n8,200,\n2,50,\n", Plain, Finer)
     assert table.refused == {0: "finer"} and list(table.samples[0].index) == [1, 2]
 
 
-def test_long_reasons_are_cut(tmp_path):
-    path = tmp_path / "kernels.csv"
-    path.write_text(f"size,time_us\n{'long ' * 100},1\n")
-    assert len(read(path, [Plain]).refused[0]) <= 160
+def test_compressed_tables_are_read(read_text: Reads) -> None:
+    packed = gzip.compress(b"size,time_us\n4,100\n")
+    assert len(read_text(packed, name="kernels.csv.gz").samples[0].index) == 1
+    with pytest.raises(PlanError, match=r"cannot be read \(compressed and incomplete\)"):
+        read_text(packed[:-9], name="odd.csv.gz")
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("", "cannot be read"),
+        ("a,b\n1,2\n", "no format of measurements"),
         ("size\ttime_us\n1\t2\n", "separated by tabs"),
         ("size,size,time_us\n1,2,3\n", "given twice"),
         ('size,time_us\n"1,2\n', "line 2"),
@@ -200,16 +119,68 @@ def test_long_reasons_are_cut(tmp_path):
         ("time_us,layout,length\n1,2,3\n", "add size"),
     ],
 )
-def test_an_unreadable_file_is_reported(tmp_path, text, words):
-    path = tmp_path / "odd.csv"
-    path.write_text(text)
-    with pytest.raises(PlanError, match=words):
-        read(path, [Plain, Finer])
+def test_a_file_that_is_no_table(read_text: Reads, tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(PlanError, match=words) as caught:
+        read_text(text, Plain, Finer)
+    assert caught.value.to_dict()["value"] == str(tmp_path / "kernels.csv")
+    with pytest.raises(PlanError, match="cannot be read"):
+        read(tmp_path / "absent.csv", [Plain])
 
 
-def test_rows_of_tables_count_refused_ones(file):
-    got = summaries.summary([held(sized(4))], 6, {})
-    assert (got["rows"], got["predicted"], got["refused"]) == (6, 4, 2)
+def test_sources_name_their_repository(read_text: Reads) -> None:
+    table = read_text(SOURCES)
+    source = table.source(table.samples[0])
+    assert source.startswith("ai-dynamo/aiconfigurator @095f58a51c4c") and source.endswith("somebody")
+    assert expand_source("somebody") == "somebody"
+
+
+def test_rows_that_nothing_can_be_read_of_keep_their_place(read_text: Reads) -> None:
+    table = read_text("time_us,size,note\n100,4,\n\n50,many,\n,8,\n20,1e16,\n10,0,\n5,2,a,b\n200,8,\n")
+    assert list(table.samples[0].index) == [0, 6] and len(table.frame) == 7
+    reasons = {1: "'many'", 2: "time_us is missing", 3: "above 1e+15", 4: "at least 1", 5: "4 fields"}
+    assert table.refused.keys() == reasons.keys() and all(word in table.refused[at] for at, word in reasons.items())
+    rows = table.answers([held(table.samples[0])])
+    assert [row["line"] for row in rows] == list(range(1, 8)) and rows[2]["measured_us"] is None
+    assert len(read_text(f"size,time_us\n{'long ' * 100},1\n").refused[0]) <= 160
+
+
+# ----------------------------------------------------------------------------------------- errors by cells
+
+
+def test_figures_of_known_errors() -> None:
+    sample = held(sized(100), np.linspace(0.9, 1.1, 100), sigma=0.05 / 1.645, borrowed=1.3)
+    figures = summaries.figures([sample])
+    assert figures["rows"] == 100 and figures["median"] == pytest.approx(0.05, abs=2e-3)
+    assert figures["p90"] == pytest.approx(0.09, abs=2e-3) and figures["bias"] == pytest.approx(0, abs=1e-9)
+    assert figures["inside_90"] == pytest.approx(0.5, abs=0.02) and figures["borrowed"] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("rows", "ratio", "met"), [(100, 1.02, True), (100, 1.2, False), (20, 1.02, None)])
+def test_a_cell_is_held_against_its_goal_when_it_has_rows_enough(rows: int, ratio: float, met: bool | None) -> None:
+    classes = {"large": np.arange(rows) < rows // 2, "none": np.zeros(rows, bool)}
+    sample = held(sized(rows, classes=classes), ratio=ratio)
+    (cell,) = summaries.cells([sample], {("gemm", "bf16", "large"): (0.05, 0.2)})
+    assert (cell["class"], cell["rows"], cell["met"]) == ("large", rows // 2, met)
+
+
+def test_samples_of_a_cell_are_added_up() -> None:
+    parts = [held(sized(10, library=name, classes={"all": np.ones(10, bool)})) for name in ("a", "b")]
+    (cell,) = summaries.cells(parts, {})
+    assert cell["rows"] == 20 and [row["library"] for row in summaries.libraries(parts)] == ["a", "b"]
+
+
+def test_the_farthest_row_is_named() -> None:
+    (worst,) = summaries.worst([held(sized(5), np.array([1, 1, 3.0, 1, 0.9]))])
+    assert worst["shape"] == "row 2" and worst["error"] == pytest.approx(2.0)
+
+
+def test_a_summary_counts_refused_rows_and_those_faster_than_the_hardware() -> None:
+    for least, impossible in ((2e-4, 4), (0.5e-4, 0)):
+        answer = summaries.summary([held(sized(4), least=least)], 6, {})
+        counts = {"rows": 6, "predicted": 4, "refused": 2, "impossible": impossible}
+        assert answer | counts == answer
+    nothing = summaries.summary([], 3, {})
+    assert nothing | {"predicted": 0, "refused": 3, "median": None} == nothing
 
 
 def test_an_empty_cell_is_called_empty() -> None:

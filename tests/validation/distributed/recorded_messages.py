@@ -113,12 +113,13 @@ class RecordedWork:
 
 
 @gloo_group()
-def record_steps(jobs: Mapping[str, Any], with_cuda: bool, rank: int) -> dict[str, Any]:
-    """Records the second step of each job; the first one also agrees on the shapes of messages."""
+def record_steps(jobs: Mapping[tuple[str, bool], Any], rank: int) -> dict[tuple[str, bool], Any]:
+    """Records the second step of each job, by its name and whether CUDA calls are recorded; the first one also agrees
+    on the shapes of messages."""
     recorder = Recorder(None)
     with pytest.MonkeyPatch.context() as patch:
         recorder.install(patch)
-        return {name: record_step(recorder, job, with_cuda) for name, job in jobs.items()}
+        return {case: record_step(recorder, job, with_cuda=case[1]) for case, job in jobs.items()}
 
 
 def record_step(recorder: Recorder, job: Mapping[str, Any], with_cuda: bool) -> dict[str, Any]:

@@ -55,8 +55,8 @@ BOTH_WAYS = ("interleaved-1f1b", "breadth-first", "zb-v", "hanayo")
 
 
 def plan_of(schedule: str, p: int, m: int, **degrees: Any) -> Plan:
-    given = job(p, model={**GPT, "layers": 16}, pp=p, **SCHEDULES[schedule], **degrees)
-    return resolve_plan(load_job({**given, "batch": {"global": 2 * m, "micro": 2, "sequence": 16}}))
+    fields = job(p, model={**GPT, "layers": 16}, pp=p, **SCHEDULES[schedule], **degrees)
+    return resolve_plan(load_job({**fields, "batch": {"global": 2 * m, "micro": 2, "sequence": 16}}))
 
 
 def devices_of(plan: Plan) -> list[int]:
@@ -112,8 +112,8 @@ def test_one_communicator_takes_longer(ranks: Any, schedule: str, p: int, second
     orders, devices = orders_of(plan, ranks), devices_of(plan)
     assert play(orders, devices, one_an_edge) == seconds
     for each in (one_a_direction, one_for_all):
-        found = play(orders, devices, each)
-        assert found is not None and found >= factor * seconds
+        took = play(orders, devices, each)
+        assert took is not None and took >= factor * seconds
 
 
 def test_directions_are_the_streams_of_the_program() -> None:
@@ -136,12 +136,12 @@ def test_every_pipeline_has_groups_of_its_own(ranks: Any) -> None:
     plan = resolve_plan(load_job(job(8, pp=4, tp=2)))
     for rank in range(8):
         ranks(plan, rank)
-        found = make_edge_groups(plan)
-        assert all(dist.get_process_group_ranks(group) == sorted(edge[:2]) for edge, group in found.items())
-        assert len(set(map(id, found.values()))) == len(found)
+        groups = make_edge_groups(plan)
+        assert all(dist.get_process_group_ranks(group) == sorted(edge[:2]) for edge, group in groups.items())
+        assert len(set(map(id, groups.values()))) == len(groups)
         ahead = {(rank, rank + 2, FORWARD), (rank + 2, rank, BACKWARD)} if rank < 6 else set()
         behind = {(rank - 2, rank, FORWARD), (rank, rank - 2, BACKWARD)} if rank > 1 else set()
-        assert set(found) == ahead | behind
+        assert set(groups) == ahead | behind
 
 
 # ------------------------------------------------------------------------------------- in real processes
@@ -149,18 +149,19 @@ def test_every_pipeline_has_groups_of_its_own(ranks: Any) -> None:
 STEPS = {"1f1b": job(pp=2), "interleaved-1f1b": job(pp=2, chunks=2), "zb-v": job(pp=2, schedule="zb-v")}
 
 
+RECORDED = {**{(name, True): job for name, job in STEPS.items()}, ("zb-v", False): STEPS["zb-v"]}
+"""Steps with recorded CUDA calls, and one of a CPU."""
+
+
 @pytest.fixture(scope="module")
-def recorded() -> dict[bool, Any]:
-    """What two ranks did in a step of each job, without CUDA calls and with recorded ones."""
-    return {cuda: on_ranks(partial(record_steps, STEPS, cuda)) for cuda in (False, True)}
+def recorded() -> list[dict[tuple[str, bool], Any]]:
+    """What each of two ranks did in a step of each job."""
+    return on_ranks(partial(record_steps, RECORDED))
 
 
-@pytest.mark.parametrize("cuda", [False, True])
-@pytest.mark.parametrize("name", STEPS)
-def test_every_message_is_batched_on_the_group_of_its_edge(
-    ranks: Any, recorded: dict[bool, Any], name: str, cuda: bool
-) -> None:
-    plan = resolve_plan(load_job(STEPS[name]))
+@pytest.mark.parametrize("case", RECORDED)
+def test_every_message_is_batched_on_the_group_of_its_edge(ranks: Any, recorded: Any, case: tuple[str, bool]) -> None:
+    plan = resolve_plan(load_job(RECORDED[case]))
     orders, devices = orders_of(plan, ranks), devices_of(plan)
     for rank, order in enumerate(orders):
         expected = []
@@ -170,24 +171,23 @@ def test_every_message_is_batched_on_the_group_of_its_edge(
                 other = devices[stage + (1 if forward == sends else -1)]
                 pair = (rank, other) if sends else (other, rank)
                 expected.append(("isend" if sends else "irecv", (*pair, FORWARD if forward else BACKWARD)))
-        found = recorded[cuda][rank][name]
-        assert found["batched"] == expected and found["unbatched"] == 0
-        assert found["equal"], "sharded training equals serial training"
+        step = recorded[rank][case]
+        assert step["batched"] == expected and step["unbatched"] == 0
+        assert step["equal"], "sharded training equals serial training"
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_on_a_gpu_no_computation_waits_for_a_send(recorded: dict[bool, Any], name: str) -> None:
-    for found in (each[name] for each in recorded[True]):
-        sends = [edge[2] for op, edge in found["batched"] if op == "isend"]
-        waits = found["waits"]
+def test_on_a_gpu_no_computation_waits_for_a_send(recorded: Any, name: str) -> None:
+    for step in (of_rank[name, True] for of_rank in recorded):
+        sends = [edge[2] for op, edge in step["batched"] if op == "isend"]
+        waits = step["waits"]
         assert [stream for op, stream in waits if op == "isend"] == sends, "the side stream of its direction waits"
         assert {stream for op, stream in waits if op == "irecv"} == {"compute"}
-        assert sum(op == "irecv" for op, _ in waits) == len(found["batched"]) - len(sends)
-        assert found["kept"] == sends, "the allocator keeps the tensor until that stream is past the wait"
+        assert sum(op == "irecv" for op, _ in waits) == len(step["batched"]) - len(sends)
+        assert step["kept"] == sends, "the allocator keeps the tensor until that stream is past the wait"
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_on_a_cpu_a_send_waits_for_the_one_before(recorded: dict[bool, Any], name: str) -> None:
-    for found in (each[name] for each in recorded[False]):
-        assert sum(op == "isend" for op, _ in found["waits"]) == sum(op == "isend" for op, _ in found["batched"])
-        assert found["most_sends"] <= 2, "one in each direction"
+def test_on_a_cpu_a_send_waits_for_the_one_before(recorded: Any) -> None:
+    for step in (of_rank["zb-v", False] for of_rank in recorded):
+        assert sum(op == "isend" for op, _ in step["waits"]) == sum(op == "isend" for op, _ in step["batched"])
+        assert step["most_sends"] <= 2, "one in each direction"

@@ -168,7 +168,7 @@ def test_graphs_are_captured_once_and_replayed(fake_cuda: Any) -> None:
     passes.forward()
     passes.before()()
     forward, backward = fake_cuda.graphs
-    assert (forward.given_pool, backward.given_pool) == (None, forward)
+    assert (forward.of_pool, backward.of_pool) == (None, forward)
     assert (forward.replays, backward.replays) == (1, 1)
     # Rehearsals run on a stream of their own, which waits for the current one and is waited for.
     assert fake_cuda.calls["new_stream"] == 1 and len(device.cuda.compute.waited_for) == 1
@@ -196,9 +196,9 @@ def test_products_in_fp8(cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_which_devices_multiply_fp8(fake_cuda: Any) -> None:
     plan, gpu = plan_of(), Device.of("cuda")
-    fake_cuda.capability_given = (8, 0)
+    fake_cuda.compute_capability = (8, 0)
     assert "8.0 has no" in fp8.why_missing(gpu, plan)
-    fake_cuda.capability_given = (9, 0)
+    fake_cuda.compute_capability = (9, 0)
     assert "cpu-core has no peak rate" in fp8.why_missing(gpu, plan)
     hopper = plan_of(cluster={"gpu": "h100-sxm", "gpus": 1})
     assert fp8.why_missing(gpu, hopper) == ""

@@ -17,14 +17,8 @@ from meshcast.simulator import load_job, simulate
 from meshcast.simulator.costs.kernels.roofline import peak
 from meshcast.simulator.models.flops import needed_flops
 from meshcast.simulator.report.report import Report
-from meshcast.validation.published.measured_range import combinations as combinations_module
-from meshcast.validation.published.measured_range.combinations import (
-    MeasuredPlan,
-    condense,
-    find_nearest,
-    read_combinations,
-    write_entry,
-)
+from meshcast.validation.published.measured_range import combinations
+from meshcast.validation.published.measured_range.combinations import MeasuredPlan, condense, find_nearest
 from meshcast.validation.published.measured_range.distance import SIGMAS, distance_from_measured, widened_interval
 from meshcast.validation.published.measured_range.envelope import (
     LARGE,
@@ -82,9 +76,9 @@ def winner() -> Report:
 
 def test_entries_have_a_source_and_their_own_keys() -> None:
     entries = read_envelope()
-    assert len({(one.gpu, one.number, one.kind) for one in entries}) == len(entries) > 30
-    for gpu in ("a100-sxm-80", "h100-sxm", "h200-sxm", "h800-sxm", "b200-sxm", "gb200", "gb300"):
-        assert any(one.gpu == gpu for one in entries), gpu
+    assert len({(entry.gpu, entry.number, entry.kind) for entry in entries}) == len(entries) > 30
+    gpus = {"a100-sxm-80", "h100-sxm", "h200-sxm", "h800-sxm", "b200-sxm", "gb200", "gb300"}
+    assert gpus <= {entry.gpu for entry in entries}
     for entry in entries:
         for run in filter(None, (entry.best, entry.best_causal, entry.large)):
             assert run.source and run.job["id"] == run.run
@@ -100,7 +94,11 @@ def test_an_entry_is_the_measured_step_with_our_flops() -> None:
     steps = {run.id: run.step_time for run in read(PUBLISHED) if isinstance(run, PublishedRun)}
     for entry in read_envelope()[::6]:
         job, seconds = load_job(entry.best.job), steps[entry.best.run]
-        assert (format_of(job), class_of(job), job.cluster.gpus) == (entry.number, entry.kind, entry.best.gpus)
+        assert (format_of(job), class_of(job), job.cluster.gpus) == (
+            entry.number,
+            entry.kind,
+            entry.best.gpus,
+        )
         assert seconds and job.batch.total and job.batch.sequence
         flops = needed_flops("palm", job.model, job.batch.sequence, job.adapters) * job.batch.total * job.batch.sequence
         rate = peak(load("gpus", entry.gpu), entry.number)
@@ -160,7 +158,7 @@ def measured(source: str, **fields: Any) -> MeasuredPlan:
 
 def test_combinations_condense_numbers_to_ranges() -> None:
     known = condense([measured("a"), measured("b", gpus=64, tp=2), measured("a", schedule="pipeline/gpipe")])
-    assert [one.runs for one in known] == [2, 1] and known[0].sources == ("a", "b")
+    assert [plan.runs for plan in known] == [2, 1] and known[0].sources == ("a", "b")
     assert known[0].list_outside(replace(PLAIN, gpus=256, tp=4)) == []
     assert known[0].list_outside(replace(PLAIN, gpus=1024, chunks=2)) == ["chunks", "gpus"]
     nearest, outside = find_nearest(replace(PLAIN, schedule="pipeline/gpipe", gpus=8), known)
@@ -168,11 +166,11 @@ def test_combinations_condense_numbers_to_ranges() -> None:
 
 
 def test_the_table_is_read_as_it_is_written() -> None:
-    every = read_combinations()
-    assert tuple(combinations_module._read(write_entry(one)) for one in every) == every
-    for one in every:
-        assert one.sources and len(one.names) == len(NAMED) and len(one.ranges) == len(NUMBERS)
-        assert all(low <= high for low, high in one.ranges)
+    every = combinations.read_combinations()
+    assert tuple(combinations._read(combinations.write_entry(known)) for known in every) == every
+    for known in every:
+        assert known.sources and len(known.names) == len(NAMED) and len(known.ranges) == len(NUMBERS)
+        assert all(low <= high for low, high in known.ranges)
 
 
 def test_fields_of_a_plan(winner: Report) -> None:
@@ -188,10 +186,10 @@ def test_fields_of_a_plan(winner: Report) -> None:
 
 
 def test_a_published_plan_is_measured() -> None:
-    run = next(one for one in read_shipped() if one.id == "korthikanti-175b-selective")
-    found = survey(run)
-    assert found is not None
-    report = simulate(found.job)
+    run = next(run for run in read_shipped() if run.id == "korthikanti-175b-selective")
+    surveyed = survey(run)
+    assert surveyed is not None
+    report = simulate(surveyed.job)
     distance = distance_from_measured(report.play.plan)
     assert distance.measured and distance.sigma == 0 and str(distance).startswith("measured:")
     assert widened_interval(report, distance) == pytest.approx(report.interval_90)
@@ -220,38 +218,40 @@ def test_an_architecture_without_runs() -> None:
 
 def draw(extra: float) -> list[HeldRun]:
     """Runs of eight sources, half of them with a schedule outside, whose errors have a further sigma `extra`."""
-    noise, found = np.random.default_rng(7).normal(size=(2, 800)), []
-    for number, (own, more) in enumerate(noise.T.tolist()):
-        outside = ("schedule",) if number % 2 else ()
-        found.append(
-            HeldRun(f"s{number % 8 // 2}{number % 2}", 0.08 * own + extra * more * bool(outside), 0.08, outside)
+    noise = np.random.default_rng(7).normal(size=(2, 800)).T.tolist()
+    return [
+        HeldRun(
+            f"s{number % 8 // 2}{number % 2}",
+            0.08 * usual + extra * more * (number % 2),
+            0.08,
+            ("schedule",) if number % 2 else (),
         )
-    return found
+        for number, (usual, more) in enumerate(noise)
+    ]
 
 
 def test_a_wider_error_is_found() -> None:
-    (one,) = fit_sigmas(draw(0.1))
-    assert one.kept and one.sigma == pytest.approx(0.1, abs=0.02) and one.least <= one.sigma <= one.most
-    assert (one.runs, one.sources) == (400, 4) and abs(one.bias) < 3 * one.bias_error
+    (fit,) = fit_sigmas(draw(0.1))
+    assert fit.kept and fit.sigma == pytest.approx(0.1, abs=0.02) and fit.least <= fit.sigma <= fit.most
+    assert (fit.runs, fit.sources) == (400, 4) and abs(fit.bias) < 3 * fit.bias_error
     together = fit_together(draw(0.1), ["schedule"])
     before, after = cover(draw(0.1), together)
-    assert together["schedule"] == pytest.approx(one.sigma) and before < 0.8 < after
+    assert together["schedule"] == pytest.approx(fit.sigma) and before < 0.8 < after
     assert "pipeline schedule" in format_fit(draw(0.1)) and "Kept" in format_fit(draw(0.1))
 
 
 def test_equal_errors_need_no_wider_interval() -> None:
-    (one,) = fit_sigmas(draw(0.0))
-    assert not one.kept and one.sigma < 0.03
+    (fit,) = fit_sigmas(draw(0.0))
+    assert not fit.kept and fit.sigma < 0.03
 
 
 def test_tables_of_two_runs(tmp_path: Path) -> None:
-    runs = [one for one in read_shipped() if one.id in ("korthikanti-22b-full", "korthikanti-22b-selective")]
-    found = [survey(run) for run in runs]
-    surveyed = [one for one in found if one is not None]
+    runs = [run for run in read_shipped() if run.id in ("korthikanti-22b-full", "korthikanti-22b-selective")]
+    surveyed = [answer for run in runs if (answer := survey(run)) is not None]
     assert len(surveyed) == 2 and hold_runs(surveyed) == []  # of one source
     write_tables(surveyed, tmp_path)
     (entry,) = yaml.safe_load((tmp_path / "envelope.yaml").read_text("utf-8"))
-    assert entry["best"]["run"] == max(surveyed, key=lambda one: one.mfu).id and entry["runs"] == 2
+    assert entry["best"]["run"] == max(surveyed, key=lambda run: run.mfu).id and entry["runs"] == 2
     assert "table 5" in entry["best"]["source"]
     (job,) = (json.loads(line) for line in (tmp_path / "envelope_jobs.jsonl").read_text("utf-8").splitlines())
     assert job["id"] == entry["best"]["run"]

@@ -63,7 +63,7 @@ def test_the_share_of_a_width_is_raised_until_left_out_sources_are_inside() -> N
     for number in range(12):
         shift = float(draw.normal(0, 0.08))
         rows += [row(shift + float(draw.normal(0, 0.02)), str(number)) for _ in range(20)]
-    found = {(one["regime"], one["class"]): one for one in measure_residuals(rows)}
+    found = {(answer["regime"], answer["class"]): answer for answer in measure_residuals(rows)}
     assert list(found) == [(regime, name) for regime in REGIMES for name in (None, *CLASSES)]
     source = found["source", None]
     assert source["level"] > INSIDE - TOLERANCE and source["inside"] >= source["inside_left_out"]
@@ -75,8 +75,8 @@ def test_only_residuals_of_strangers_have_their_source_left_out() -> None:
     """Communication takes exp(0.2) times as long in all fitted sources but one, whose steps are as forecast."""
     rows = [row(0.1, name, gemm=0.5) for name in ("dgxc", "mlperf", "nemo") for _ in range(20)]
     rows += [row(0.0, "simumax", gemm=0.5), row(0.0, "nobody-has-seen", gemm=0.5)]
-    for one in rows:
-        one["residuals"].append(one["residuals"][0] | {"regime": "program"})
-    found = {(one.row["source"], one.regime): one.log_ratio for one in list_errors(rows)}
+    for run in rows:
+        run["residuals"].append(run["residuals"][0] | {"regime": "program"})
+    found = {(error.row["source"], error.regime): error.log_ratio for error in list_errors(rows)}
     assert found["simumax", "source"] == 0.0 and found["simumax", "program"] == pytest.approx(-0.1, abs=0.01)
     assert found["nobody-has-seen", "program"] == 0.0  # nothing was fitted to its steps

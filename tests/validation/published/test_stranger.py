@@ -73,7 +73,7 @@ def test_words_of_the_source_change_nothing() -> None:
 
 
 def test_a_stranger_knows_the_release_of_a_round_of_mlperf() -> None:
-    run = row(stack="mlperf-nemo").model_copy(update={"id": "mlperf-v50-lab"})
+    run = row(of={"id": "mlperf-v50-lab"}, stack="mlperf-nemo")
     assert told(run)["framework"]["release"] == map_run(run).job["framework"]["release"] == "2025-05"
 
 
@@ -86,7 +86,7 @@ def test_a_stranger_knows_the_release_of_a_round_of_mlperf() -> None:
     ],
 )
 def test_fits_of_the_own_source_alone_are_forgotten(source: str, stack: str, field: str) -> None:
-    run = row(stack=stack, precision="fp16" if source == "bloom" else "bf16").model_copy(update={"id": f"{source}-1"})
+    run = row(of={"id": f"{source}-1"}, stack=stack, precision="fp16" if source == "bloom" else "bf16")
     job = told(run)
     assert job["framework"]["set"].get(field) != forget_fits(run, job)["framework"]["set"][field]
     other = run.model_copy(update={"id": "another-1"})
@@ -98,8 +98,8 @@ def test_fits_of_the_own_source_alone_are_forgotten(source: str, stack: str, fie
 def test_a_correction_never_uses_the_own_source() -> None:
     rows = [derived(0.1, name, gemm=0.5) for name in ("dgxc", "mlperf", "nemo") for _ in range(5)]
     first = corrections_without_source(rows)
-    for one in rows[:5]:
-        one["log_ratio"] = 0.7
+    for of_dgxc in rows[:5]:
+        of_dgxc["log_ratio"] = 0.7
     second = corrections_without_source(rows)
     assert first[:5] == second[:5] and first[5:] != second[5:]
     assert first[0] == pytest.approx(0.1, abs=0.01)

@@ -23,28 +23,15 @@ def row(
     memory: float | None = None,
 ) -> dict[str, Any]:
     return {
-        "id": f"{source}-1",
-        "status": "predicted",
-        "reason": None,
+        "id": f"{source}-1", "status": "predicted", "reason": None,
         "predicted": {
-            "step_time_s": predicted,
-            "interval_90_s": [predicted * low, predicted * high],
-            "peak_memory_gib": 1.0,
-            "peak_device_gib": 1.0,
-            "capacity_gib": 80.0,
-            "fits": True,
+            "step_time_s": predicted, "interval_90_s": [predicted * low, predicted * high],
+            "peak_memory_gib": 1.0, "peak_device_gib": 1.0, "capacity_gib": 80.0, "fits": True,
         },
-        "error": predicted / measured - 1 if measured else None,
-        "memory_error": memory,
-        "peak": "bf16",
-        "at_peak_s": seconds_at_peak,
-        "baseline": None,
-        "source": source,
-        "gpu": gpu,
-        "class": "dense",
-        "stack": "nemo",
-        "regime": "program",
-    }
+        "error": predicted / measured - 1 if measured else None, "memory_error": memory,
+        "peak": "bf16", "at_peak_s": seconds_at_peak, "baseline": None,
+        "source": source, "gpu": gpu, "class": "dense", "stack": "nemo", "regime": "program",
+    }  # fmt: skip
 
 
 def refused(reason: str, source: str | None = "a") -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.plan.plan import Plan
 from tests.contract.measure import saved
-from tests.strategies import some
+from tests.draws import drawn
 from tests.validation.reference.plans import GPT, LLAMA, MODELS, plan
 
 torch = pytest.importorskip("torch")
@@ -28,18 +28,18 @@ CPU = torch.device("cpu")
 
 def kept(work: Any, *outside: Any) -> int:
     """Bytes of the storages that `work` saves for its backward pass, without the tensors `outside`."""
-    found: dict[int, Any] = {}
+    storages: dict[int, Any] = {}
 
     def pack(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
-        found[storage.data_ptr()] = storage
+        storages[storage.data_ptr()] = storage
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = work()
     assert result.grad_fn is not None
-    inside = found.keys() - {tensor.untyped_storage().data_ptr() for tensor in outside}
-    return sum(found[place].nbytes() for place in inside)
+    inside = storages.keys() - {tensor.untyped_storage().data_ptr() for tensor in outside}
+    return sum(storages[place].nbytes() for place in inside)
 
 
 def layer(
@@ -62,11 +62,8 @@ def layer(
     stage = model.build_stage(given, None, TensorGroup(size, 0, None, sequence), CPU, None, context, expert)
     tokens = 2 * 64 // (size if sequence else 1) // context.size
     x = torch.randn(2, tokens // 2, 128).to(next(stage.parameters()).dtype).requires_grad_()
-    unit_run = next(
-        one
-        for one in Lowering(given.mesh, given.stage_schemes).run(given.model_parts.stage(0)).unit_runs
-        if one.name == "layer"
-    )
+    runs = Lowering(given.mesh, given.stage_schemes).run(given.model_parts.stage(0)).unit_runs
+    (unit_run,) = [run for run in runs if run.name == "layer"]
     return kept(lambda: stage.layers["0"](x), *stage.parameters()), saved(unit_run), tokens
 
 
@@ -77,18 +74,18 @@ def spared_on_cpu(name: str, precision: str, tokens: int) -> int:
 
 def ulysses(given: Plan) -> dict[str, Any]:
     """The plan with sequence/ulysses in place of sequence/all-gather."""
-    found: dict[str, Any] = given.job.to_dict()["plan"]
-    schemes = [{**one, "use": one["use"].replace("all-gather", "ulysses")} for one in found["schemes"]]
-    return {**found, "schemes": schemes}
+    fields: dict[str, Any] = given.job.to_dict()["plan"]
+    schemes = [{**scheme, "use": scheme["use"].replace("all-gather", "ulysses")} for scheme in fields["schemes"]]
+    return {**fields, "schemes": schemes}
 
 
 def resident(adam: Any) -> list[Any]:
     """Weights, gradients, main weights and moments, each storage once."""
     held = [*adam.params, *(optimizer.gradient(param) for param in adam.params)]
     held += [param.grad for param in adam.params if param.grad is not None]
-    for one, pairs in adam.adams:
+    for group, pairs in adam.adams:
         held += [main for _, main in pairs] + [main.grad for _, main in pairs if main.grad is not None]
-        held += [t for state in one.state.values() for name, t in state.items() if name != "step"]
+        held += [t for state in group.state.values() for name, t in state.items() if name != "step"]
     return list({t.untyped_storage().data_ptr(): t for t in held}.values())
 
 
@@ -145,7 +142,7 @@ def test_attention_is_the_fused_kernel(precision: Any, keys: int) -> None:
     b, s, d = 1, 256, 16
     qkv = torch.randn(b, s, (4 + 2 * keys) * d, dtype=precision, requires_grad=True)
     q, k, v = functions.split_heads(qkv, 4, keys, functions.rope_table(s, d, 1e4, CPU))
-    assert {one.untyped_storage().data_ptr() for one in (q, k, v)} == {qkv.untyped_storage().data_ptr()}
+    assert {part.untyped_storage().data_ptr() for part in (q, k, v)} == {qkv.untyped_storage().data_ptr()}
     result = functions.attention(q, k, v)
     assert result.is_contiguous()
     nodes, seen = [result.grad_fn], set()
@@ -188,7 +185,7 @@ def test_gradients_and_state_have_the_formats_of_the_plan(
         losses.append(loss.item())
     assert losses[0] > losses[1] > losses[2]
     assert [optimizer.gradient(param).data_ptr() for param in adam.params] == places
-    held = sum(one.untyped_storage().nbytes() for one in resident(adam))
+    held = sum(tensor.untyped_storage().nbytes() for tensor in resident(adam))
     assert held == bytes_a_parameter * sum(param.numel() for param in adam.params)
 
 
@@ -199,7 +196,9 @@ def test_long_gradients_are_shortened_to_norm_one() -> None:
     assert optimizer.clip_factor(torch.tensor(0.5)).item() == 1.0
 
 
-@pytest.mark.parametrize(("recompute", "name"), some([*product(("none", "full"), ("gpt", "llama", "experts"))], 4))
+@pytest.mark.parametrize(
+    ("recompute", "name"), drawn([*product(("none", "full"), ("gpt", "llama", "experts"))], keep=4)
+)
 def test_the_peak_of_a_step_is_the_forecast_one(name: str, recompute: str) -> None:
     precision = "fp32" if name == "gpt" else "bf16"
     shape = {**MODELS[name], "layers": 2, "hidden": 192, "heads": 6, "vocab": 512, "seq": 128, "ffn": 512}
@@ -222,7 +221,6 @@ def test_the_peak_of_a_step_is_the_forecast_one(name: str, recompute: str) -> No
     resting = sum(x.untyped_storage().nbytes() for x in resident(adam))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step(1)
-    level, changes = [0], [one for one in profile.profiler.kineto_results.events() if one.name() == "[memory]"]
-    for one in sorted(changes, key=lambda one: one.start_ns()):
-        level.append(level[-1] + one.nbytes())
-    assert resting + max(level) == pytest.approx(peak, rel=0.03)
+    events = sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    levels = accumulate((event.nbytes() for event in events if event.name() == "[memory]"), initial=0)
+    assert resting + max(levels) == pytest.approx(peak, rel=0.03)

@@ -62,7 +62,7 @@ def test_unequal_stages_are_played_like_orders_with_given_times(plan: dict[str, 
     kinds = {"F": forward, "BW": backward}
     seconds = {(stage, kind): times[stage] for stage in range(shape.stages) for kind, times in kinds.items()}
     # A case gives the time of all chunks of a device.
-    passes = {"t_f": [shape.v * one for one in forward], "t_b": [shape.v * one for one in backward]}
+    passes = {"t_f": [shape.v * time for time in forward], "t_b": [shape.v * time for time in backward]}
     schedule = "interleaved-1f1b" if shape.v > 1 else plan.get("schedule", "1f1b")
     wanted = replay(ScheduleCase(schedule=schedule, p=shape.p, m=shape.m, v=shape.v, hop=hop, **passes)).makespan
     assert assemble_step(of, price(hop), seconds, [0.0] * shape.p) == pytest.approx(wanted)
@@ -71,7 +71,7 @@ def test_unequal_stages_are_played_like_orders_with_given_times(plan: dict[str, 
 def test_messages_within_a_stage_are_forecast_separately() -> None:
     plan = resolve_plan(load_job(job(1, tp=2, sequence_parallel=False)))
     seconds = {(0, "F"): 1.0, (0, "BW"): 2.0}
-    alone, joined = (assemble_step(plan, price(collective=one), seconds, [0.5]) for one in (0.0, 0.01))
+    alone, joined = (assemble_step(plan, price(collective=each), seconds, [0.5]) for each in (0.0, 0.01))
     assert alone == pytest.approx(3.5)
     # Forward the embedding, two a layer, three of the loss; backward two a layer and the output layer's, behind weight
     # gradients that hide nothing; and the norm of all gradients.
@@ -81,15 +81,15 @@ def test_messages_within_a_stage_are_forecast_separately() -> None:
 def test_with_forecast_times_the_step_is_the_forecast() -> None:
     """The times of actions are read off the program that they are put into again."""
     (forecaster,) = forecasters(job(4, pp=2), None)
-    found, updates = forecast_actions(forecaster)
-    seconds = {turn: value.value for turn, value in found.items()}
-    again = assemble_step(forecaster.plan, make_price(forecaster), seconds, [one.value for one in updates])
+    actions, updates = forecast_actions(forecaster)
+    seconds = {turn: value.value for turn, value in actions.items()}
+    again = assemble_step(forecaster.plan, make_price(forecaster), seconds, [update.value for update in updates])
     _, program = build_program(forecaster.plan, make_price(forecaster))
     program.host = 0.0
     # The host is in the times of actions; on its own it would run ahead of them.
     assert again >= play(program).span
     assert again == pytest.approx(forecaster.step.value, rel=0.2)
-    for value in (*found.values(), *updates):
+    for value in (*actions.values(), *updates):
         assert 0 < value.low < value.value < value.high
 
 

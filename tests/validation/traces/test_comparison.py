@@ -25,6 +25,7 @@ from meshcast.simulator.report.report import Report
 from meshcast.validation.traces.comparison import Comparison, compare_step, differs, simulated_timeline
 from meshcast.validation.traces.gpu_timeline import ranks_along, stream_of
 from meshcast.validation.traces.timeline import UNATTRIBUTED, Slice
+from tests.draws import drawn as drawn_cases
 from tests.experiments.render.matplotlib.checks import check_figure, draw_styled
 from tests.simulator.formats.samples import event, kernel, launch
 
@@ -32,13 +33,10 @@ MODEL = {"layers": 4, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 128}
 JOBS: dict[str, dict[str, Any]] = {
     "alone": {"model": MODEL, "cluster": {"gpu": "a100-sxm-80", "gpus": 1}, "batch": {"global": 2}},
     "many": {
-        "model": MODEL,
-        "cluster": "dgx-h100:1",
-        "batch": {"global": 8, "micro": 1},
-        "plan": {"tp": 2, "pp": 2, "zero": 1},
-        "framework": {"set": {"launch_s": 1e-5}},
+        "model": MODEL, "cluster": "dgx-h100:1", "batch": {"global": 8, "micro": 1},
+        "plan": {"tp": 2, "pp": 2, "zero": 1}, "framework": {"set": {"launch_s": 1e-5}},
     },
-}
+}  # fmt: skip
 GPUS = {"a100-sxm-80": "NVIDIA A100-SXM4-80GB", "h100-sxm": "NVIDIA H100 80GB HBM3"}
 NAMES = {
     "gemm": "nvjet_tst_192x192",
@@ -63,13 +61,12 @@ GROUPS = {"tensor": "mesh_tp", "data": "DATA_PARALLEL_GROUP_WITH_CP", "pipeline"
 def pictured(report: Report, rank: int, device: int, slower: float = 1.0) -> dict[str, Any]:
     """The forecast as if a GPU had been traced; kernels of computation last `slower` times as long as forecast."""
     rows: list[dict[str, Any]] = []
-    for i, one in enumerate(simulated_timeline(report, device).slices):
-        fields: dict[str, Any] = {}
-        if one.stream != COMPUTE:
-            # The reduction of the gradients' norm is one over all ranks.
-            fields["Process Group Description"] = GROUPS.get(one.stream, "default_pg")
-        seconds = one.seconds * (slower if one.stream == COMPUTE else 1.0)
-        rows.append(kernel(NAMES[one.kind], one.begin * 1e6, seconds * 1e6, i, hash(one.stream) % 50, **fields))
+    for i, slice_ in enumerate(simulated_timeline(report, device).slices):
+        computes = slice_.stream == COMPUTE
+        # The reduction of the gradients' norm is one over all ranks.
+        group = {} if computes else {"Process Group Description": GROUPS.get(slice_.stream, "default_pg")}
+        length = slice_.seconds * (slower if computes else 1.0) * 1e6
+        rows.append(kernel(NAMES[slice_.kind], slice_.begin * 1e6, length, i, hash(slice_.stream) % 50, **group))
     info = {"rank": rank, "world_size": report.play.plan.mesh.world, "backend": "nccl"}
     devices = [{"name": GPUS[report.job.cluster.gpu.name]}]
     return {"deviceProperties": devices, "distributedInfo": info, "traceEvents": rows}
@@ -82,9 +79,11 @@ def reports() -> dict[str, Report]:
 
 @pytest.fixture
 def put(tmp_path: Path) -> Any:
+    """Writes a trace, or the events of one, and reads it."""
+
     def write(data: Any) -> kineto.Trace:
         path = tmp_path / "trace.json"
-        path.write_text(json.dumps(data), "utf-8")
+        path.write_text(json.dumps(data if isinstance(data, dict) else {"traceEvents": data}), "utf-8")
         return kineto.read(path)
 
     return write
@@ -95,19 +94,19 @@ def test_a_trace_made_from_the_forecast_agrees_with_it(
     reports: Any, put: Any, name: str, rank: int, device: int
 ) -> None:
     report = reports[name]
-    found = compare_step(put(pictured(report, rank, device)), report)
-    assert (found.device, found.on, found.notes) == (device, GPUS[report.job.cluster.gpu.name], (WHOLE,))
-    streams = {line.stream for line in found.lines}
+    compared = compare_step(put(pictured(report, rank, device)), report)
+    assert (compared.device, compared.on, compared.notes) == (device, GPUS[report.job.cluster.gpu.name], (WHOLE,))
+    streams = {line.stream for line in compared.lines}
     assert streams == ({COMPUTE} if name == "alone" else {COMPUTE, "tensor", "data", "pipeline", UNATTRIBUTED})
-    for line in found.lines:
+    for line in compared.lines:
         assert line.ratio == pytest.approx(1.0, rel=1e-6), line
         assert line.real_calls == line.simulated_calls > 0
-    real, forecast = found.real.account, found.simulated.account
+    real, forecast = compared.real.account, compared.simulated.account
     # Moments of a trace are far from zero: a nanosecond is all that they resolve.
     assert (real["compute"], real["exposed"]) == pytest.approx((forecast["compute"], forecast["exposed"]), rel=1e-4)
     # It reaches from kernel to kernel; the host issues the first one a moment earlier.
-    first = found.simulated.slices[0].begin
-    assert found.real.span == pytest.approx(report.play.step.span - first, rel=1e-4)
+    first = compared.simulated.slices[0].begin
+    assert compared.real.span == pytest.approx(report.play.step.span - first, rel=1e-4)
 
 
 def test_the_simulated_side_is_the_forecast(reports: Any) -> None:
@@ -122,11 +121,11 @@ def test_the_simulated_side_is_the_forecast(reports: Any) -> None:
 
 
 def test_ratios_show_slower_kernels(reports: Any, put: Any) -> None:
-    found = compare_step(put(pictured(reports["many"], 0, 0, slower=1.25)), reports["many"])
-    for line in found.lines:
+    compared = compare_step(put(pictured(reports["many"], 0, 0, slower=1.25)), reports["many"])
+    for line in compared.lines:
         assert line.ratio == pytest.approx(0.8 if line.stream == COMPUTE else 1.0, rel=1e-6)
-    answer = found.to_dict()
-    assert len(answer["rows"]) == len(found.lines) and json.dumps(answer)
+    answer = compared.to_dict()
+    assert len(answer["rows"]) == len(compared.lines) and json.dumps(answer)
 
 
 def test_operators_around_a_launch_and_the_marked_step(reports: Any, put: Any) -> None:
@@ -142,13 +141,12 @@ def test_operators_around_a_launch_and_the_marked_step(reports: Any, put: Any) -
         kernel("void gemm", 205, 5, 3),
         kernel("another GPU", 0, 1, 9, device=1),
     ]
-    trace, report = put({"traceEvents": rows}), reports["alone"]
+    trace, report = put(rows), reports["alone"]
     last, first = compare_step(trace, report), compare_step(trace, report, step=0)
     seconds = {line.kind: line.real for line in last.lines if line.real}
     assert seconds == pytest.approx({"norm": 10e-6, "gemm": 5e-6}, rel=1e-4)
-    assert last.real.span == pytest.approx(60e-6, rel=1e-4) and last.notes[0].startswith(
-        "compared is step 1 of the 2 steps (0 to 1)"
-    )
+    assert last.real.span == pytest.approx(60e-6, rel=1e-4)
+    assert last.notes[0].startswith("compared is step 1 of the 2 steps (0 to 1)")
     assert {line.kind: line.real for line in first.lines if line.real} == pytest.approx({"gemm": 30e-6}, rel=1e-4)
     for step in (2, -3):
         with pytest.raises(PlanError, match="marks 2 steps"):
@@ -157,11 +155,7 @@ def test_operators_around_a_launch_and_the_marked_step(reports: Any, put: Any) -
 
 def test_groups_of_a_collective(reports: Any, put: Any) -> None:
     plan = reports["many"].play.plan
-    assert (
-        ranks_along(plan, 6, "tp") == (6, 7)
-        and ranks_along(plan, 6, "pp") == (2, 6)
-        and ranks_along(plan, 6, "dp") == (4, 6)
-    )
+    assert [ranks_along(plan, 6, axis) for axis in ("tp", "pp", "dp")] == [(6, 7), (2, 6), (4, 6)]
     config = [{"pg_name": "3", "pg_desc": "undefined", "ranks": [4, 6]}, {"pg_name": "4", "ranks": [2, 6]}]
     gemm = kernel("gemm", 0, 1, 1)
     trace = put({"distributedInfo": {"rank": 6, "world_size": 8, "pg_config": config}, "traceEvents": [gemm]})
@@ -185,12 +179,12 @@ def test_collectives_without_a_group_in_the_trace_are_joined(reports: Any, put: 
     data = pictured(reports["many"], 0, 0)
     for row in data["traceEvents"]:
         row["args"].pop("Process Group Description", None)
-    found = compare_step(put(data), reports["many"])
-    lines = {(line.stream, line.kind): line for line in found.lines}
+    compared = compare_step(put(data), reports["many"])
+    lines = {(line.stream, line.kind): line for line in compared.lines}
     # Only one stream of the forecast sends messages; several reduce.
     assert lines["pipeline", "send_recv"].ratio == pytest.approx(1.0, rel=1e-6)
-    assert "all_reduce" in found.notes[-1] or "all_gather" in found.notes[-1]
-    for line in found.lines:
+    assert "all_reduce" in compared.notes[-1] or "all_gather" in compared.notes[-1]
+    for line in compared.lines:
         assert line.ratio == pytest.approx(1.0, rel=1e-6), line
 
 
@@ -207,16 +201,14 @@ def test_a_processor_waits_for_what_it_sends(reports: Any, put: Any) -> None:
         event("gloo:all_reduce", "user_annotation", 70, 80, tid=2),
         event("aten::copy_", "cpu_op", 80, 20, tid=2),  # gloo's own
     ]
-    found = compare_step(put({"traceEvents": rows}), reports["alone"]).real
-    times = {
-        key: pytest.approx(us * 1e-6, rel=1e-3) for key, us in {"gemm": 40, "addition": 10, "all_reduce": 80}.items()
-    }
-    assert {kind: seconds for (_, kind), (seconds, _) in found.sums.items() if kind != "other"} == times
-    assert found.sums[COMPUTE, "gemm"][1] == 1  # one product, called through another operator
+    compared = compare_step(put(rows), reports["alone"]).real
+    times = {kind: seconds for (_, kind), (seconds, _) in compared.sums.items() if kind != "other"}
+    assert times == pytest.approx({"gemm": 40e-6, "addition": 10e-6, "all_reduce": 80e-6}, rel=1e-3)
+    assert compared.sums[COMPUTE, "gemm"][1] == 1  # one product, called through another operator
     # What the function has for itself before and behind the collective is the host's work, what lies beside it is not.
-    assert found.sums[COMPUTE, "other"][0] == pytest.approx(20e-6, rel=1e-3)
+    assert compared.sums[COMPUTE, "other"][0] == pytest.approx(20e-6, rel=1e-3)
     account = {"compute": 70e-6, "exposed": 70e-6, "idle": 60e-6}
-    assert found.account == pytest.approx(account, rel=1e-3) and found.span == pytest.approx(200e-6, rel=1e-3)
+    assert compared.account == pytest.approx(account, rel=1e-3) and compared.span == pytest.approx(200e-6, rel=1e-3)
 
 
 def test_collectives_requested_from_gloo(reports: Any, put: Any) -> None:
@@ -226,18 +218,17 @@ def test_collectives_requested_from_gloo(reports: Any, put: Any) -> None:
         event("c10d::_allgather_base_", "cpu_op", 6, 5),
         event("gloo:all_gather", "user_annotation", 30, 20, tid=2),
     ]
-    found = compare_step(put({"traceEvents": rows}), reports["many"])
+    compared = compare_step(put(rows), reports["many"])
     # The forecast scatters and gathers for several, so the trace, which does not say for whom, has one line for all.
-    calls = {(line.stream, line.kind): line.real_calls for line in found.lines if line.real and line.stream != COMPUTE}
-    assert calls.keys() == {
-        (line.stream, line.kind) for line in found.lines if line.kind in ("reduce_scatter", "all_gather")
+    calls = {
+        (line.stream, line.kind): line.real_calls for line in compared.lines if line.real and line.stream != COMPUTE
     }
-    assert {kind for _, kind in calls} == {"reduce_scatter", "all_gather"} and set(calls.values()) == {1}
-    fewer = compare_step(put({"traceEvents": rows[1:]}), reports["many"])
-    assert {line.kind for line in fewer.lines if line.real_calls and line.stream != COMPUTE} == {
-        "all_reduce",
-        "all_gather",
-    }
+    sharded = {"reduce_scatter", "all_gather"}
+    assert calls.keys() == {(line.stream, line.kind) for line in compared.lines if line.kind in sharded}
+    assert {kind for _, kind in calls} == sharded and set(calls.values()) == {1}
+    fewer = compare_step(put(rows[1:]), reports["many"])
+    kinds = {line.kind for line in fewer.lines if line.real_calls and line.stream != COMPUTE}
+    assert kinds == {"all_reduce", "all_gather"}
 
 
 @pytest.mark.parametrize(
@@ -255,7 +246,7 @@ def test_a_trace_of_another_device_is_noted(reports: Any, put: Any) -> None:
     data = pictured(reports["many"], 0, 0)
     data["deviceProperties"] = [{"name": "NVIDIA H200"}]
     assert any(note.startswith(other) for note in compare_step(put(data), reports["many"]).notes)
-    on_cpu = put({"traceEvents": [event("aten::mm", "cpu_op", 2, 3)]})
+    on_cpu = put([event("aten::mm", "cpu_op", 2, 3)])
     assert any("is of CPU, the job of NVIDIA A100" in note for note in compare_step(on_cpu, reports["alone"]).notes)
     for name in ("", "NVIDIA H100", "h100-sxm"):
         data["deviceProperties"] = [{"name": name}] if name else []
@@ -270,15 +261,15 @@ def test_a_trace_of_another_device_is_noted(reports: Any, put: Any) -> None:
 def test_steps_without_work(reports: Any, put: Any) -> None:
     marks = [event("step", "user_annotation", 0, 5), event("step", "user_annotation", 50, 5)]
     with pytest.raises(PlanError, match="no operator ran"):
-        compare_step(put({"traceEvents": [*marks, event("aten::mm", "cpu_op", 2, 0)]}), reports["alone"])
+        compare_step(put([*marks, event("aten::mm", "cpu_op", 2, 0)]), reports["alone"])
     other = [kernel("gemm", 2, 1, 1, device=1), kernel("gemm", 20, 9, 2, device=0)]
     with pytest.raises(PlanError, match="no kernel was launched"):
-        compare_step(put({"traceEvents": [*marks, *other]}), reports["alone"])
+        compare_step(put([*marks, *other]), reports["alone"])
     # The second mark is that of a step which was not recorded.
-    found = compare_step(put({"traceEvents": [*marks, event("aten::mm", "cpu_op", 2, 3)]}), reports["alone"])
-    assert found.real.span == pytest.approx(5e-6, rel=1e-3)
+    compared = compare_step(put([*marks, event("aten::mm", "cpu_op", 2, 3)]), reports["alone"])
+    assert compared.real.span == pytest.approx(5e-6, rel=1e-3)
     with pytest.raises(PlanError, match="marks no steps"):
-        compare_step(put({"traceEvents": [kernel("gemm", 20, 1, 1)]}), reports["alone"], step=0)
+        compare_step(put([kernel("gemm", 20, 1, 1)]), reports["alone"], step=0)
 
 
 # -------------------------------------------------------------------------------------------- figure
@@ -309,9 +300,9 @@ def test_the_figure_shows_the_table(comparison: Comparison) -> None:
 
 @pytest.mark.parametrize("width", style.WIDTHS)
 def test_long_numbers_of_kernels_have_room(reports: Any, put: Any, width: style.Width) -> None:
-    found = compare_step(put(pictured(reports["many"], 0, 0)), reports["many"])
-    many = [replace(one, calls=1_234_567) for one in found.real.slices]
-    wide = replace(found, real=replace(found.real, slices=tuple(many)), framework_s=0.035)
+    compared = compare_step(put(pictured(reports["many"], 0, 0)), reports["many"])
+    many = [replace(slice_, calls=1_234_567) for slice_ in compared.real.slices]
+    wide = replace(compared, real=replace(compared.real, slices=tuple(many)), framework_s=0.035)
     figure = draw_styled(plot.traces, wide, width=width)
     check_figure(figure, width)
     words = {text.get_text(): text for text in figure.texts}
@@ -321,7 +312,7 @@ def test_long_numbers_of_kernels_have_room(reports: Any, put: Any, width: style.
         assert words["exposed comm."].get_window_extent().x1 < bars.x0, "words touch their bar"
 
 
-@pytest.mark.parametrize("kind", [pytest.param("png", marks=pytest.mark.slow), "svg"])
+@pytest.mark.parametrize("kind", drawn_cases(["svg", "png"], keep=2))
 def test_the_same_comparison_gives_the_same_bytes(comparison: Comparison, tmp_path: Path, kind: str) -> None:
     for name in ("first", "second"):
         save(lambda: plot.traces(comparison), tmp_path / f"{name}.{kind}")
@@ -332,9 +323,9 @@ def test_the_same_comparison_gives_the_same_bytes(comparison: Comparison, tmp_pa
 def test_columns_have_the_colours_of_their_kernels() -> None:
     edges = np.array([0.0, 1.0, 2.0, 3.0])
     slices = [Slice(COMPUTE, "gemm", 0.0, 1.5), Slice(COMPUTE, "norm", 2.0, 1.0), Slice(COMPUTE, "norm", 2.0, 1.0)]
-    found = plot.mix_colours(slices, edges)
+    colours = plot.mix_colours(slices, edges)
     gemm, norm = (np.array(plot.class_colour(COMPUTE, kind)) for kind in ("gemm", "norm"))
-    assert found == pytest.approx(np.array([gemm, (gemm + 1) / 2, norm]))
+    assert colours == pytest.approx(np.array([gemm, (gemm + 1) / 2, norm]))
 
 
 # ------------------------------------------------------------------------------------ a real trace
@@ -360,10 +351,10 @@ def test_a_real_step_on_a_processor(reports: Any, tmp_path: Path) -> None:
     with torch.profiler.profile(activities=activities) as profile, torch.profiler.record_function("step"):
         step()
     profile.export_chrome_trace(str(tmp_path / "trace.json"))
-    found = compare_step(kineto.read(tmp_path / "trace.json"), reports["alone"])
-    calls = {line.kind: line.real_calls for line in found.lines}
+    compared = compare_step(kineto.read(tmp_path / "trace.json"), reports["alone"])
+    calls = {line.kind: line.real_calls for line in compared.lines}
     # Two linear layers: a product each forward, and backward one for the weight, and for the input of the second.
     assert calls["gemm"] == 5 and calls["attention"] == 1 and calls["norm"] == calls["activation"] == 2
-    assert {"loss", "optimizer"} <= calls.keys() and found.on == "CPU"
-    assert sum(found.real.account.values()) == pytest.approx(found.real.span)
-    assert found.real.account["compute"] == pytest.approx(sum(line.real for line in found.lines))
+    assert {"loss", "optimizer"} <= calls.keys() and compared.on == "CPU"
+    assert sum(compared.real.account.values()) == pytest.approx(compared.real.span)
+    assert compared.real.account["compute"] == pytest.approx(sum(line.real for line in compared.lines))

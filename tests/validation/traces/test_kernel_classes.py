@@ -17,10 +17,7 @@ KERNELS = {
         "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel",
         "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn",
         "void splitKreduce_kernel<float, float, float, float, true, false, false>(cublasSplitKParams<float>, ...)",
-        "Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1",
-        "aten::addmm",
-        "aten::mm",
-        "MmBackward0",
+        "Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1", "aten::addmm", "aten::mm", "MmBackward0",
         "AddmmBackward0",
     ],
     "attention": [
@@ -33,8 +30,7 @@ KERNELS = {
     "norm": [
         "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>(int, float, ...)",
         "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernel<float, float>(long, long, ...)",
-        "void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<...>",
-        "_RMSNorm",
+        "void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<...>", "_RMSNorm",
         "NativeLayerNormBackward0",
     ],
     "activation": ["void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(...)>", "_SwiGLU"],
@@ -42,16 +38,13 @@ KERNELS = {
     "loss": ["_CrossEntropyBackward", "aten::nll_loss_forward", "cunn_LogSoftMaxForward log_softmax"],
     "optimizer": [
         "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<..., FusedAdamMathFunctor<...> >",
-        "Optimizer.step#AdamW.step",
-        "aten::_fused_adamw_",
-        "aten::linalg_vector_norm",
+        "Optimizer.step#AdamW.step", "aten::_fused_adamw_", "aten::linalg_vector_norm",
     ],
     "embedding": ["aten::embedding_dense_backward", "void at::native::indexSelectLargeIndex<...>"],
     "experts": ["_Permute", "_UnpermuteBackward", "aten::topk"],
     "copy": ["Memcpy DtoD (Device -> Device)", "Memset (Device)", "aten::copy_"],
     "addition": [
-        "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, ...>",
-        "aten::add",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, ...>", "aten::add",
     ],
     "other": ["aten::view", "aten::permute", "PermuteBackward0", "void at::native::elementwise_kernel<128, 2, ...>"],
     "all_reduce": ["ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "gloo:all_reduce"],
@@ -60,7 +53,7 @@ KERNELS = {
     "send_recv": ["ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "gloo:send", "gloo:recv", "c10d::recv_"],
     "all_to_all": ["gloo:all_to_all", "nccl:all_to_allv", "c10d::alltoall_base_"],
     "broadcast": ["ncclKernel_Broadcast_RING_LL_Sum_int8_t(ncclWorkElem)"],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in KERNELS.items() for name in names])
