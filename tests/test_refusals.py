@@ -128,7 +128,9 @@ def plan_problem(problem: dict[str, Any]) -> object:
 
 def run_command(line: str) -> object:
     """Runs a command line in this process; raises the error whose message it prints, after its remarks."""
+    there = sorted(Path().rglob("*"))
     ended = run(*shlex.split(line))
+    assert sorted(Path().rglob("*")) == there, "it is refused before anything is written"
     assert ended.exc_info and ended.exc_info[1], ended.output
     error = ended.exc_info[1].__context__
     if not isinstance(error, MeshcastError):  # typer's, of words that are none of the command

@@ -95,6 +95,12 @@ TESTS = {
         "tests/simulator/schemes/test_gemini.py",
     ),
     "experiments/explain": ("tests/experiments/views",),
+    "experiments/views": ("tests/experiments/render",),
+    "experiments/render": (
+        "tests/experiments/cli/test_schedule.py",
+        "tests/experiments/cli/test_snapshots.py",
+        "tests/experiments/cli/test_validate_published.py",
+    ),
     "validation/calibration": ("tests/simulator/costs",),
 }
 """Folders and files with tests of a room beside the folder of its name."""
