@@ -165,6 +165,7 @@ READERS: dict[str, Reader] = {
     "search": Reader(search_plans, PlanError, SEARCHES, "job.yaml"),
     "compared plan": Reader(compare_plan, PlanError, COMPARED),
     "planner": Reader(plan_problem, PlanError, {"huge": {"job": HUGE}}),
+    "calibration": Reader(lambda name: read_checked(Path(name)), CatalogError, file="h100-sxm.yaml"),
     "sweep": Reader(load_sweep, PlanError, SWEEPS, "sweep.yaml"),
     "command": Reader(run_command, MeshcastError, files=COMMAND_FILES),
 }
