@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills mutants gpu lint bench golden docs docs-accuracy docs-catalog docs-claims docs-envelope docs-excerpts docs-figures \
+.PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills mutants gpu lint bench golden snapshots docs docs-accuracy docs-catalog docs-claims docs-envelope docs-excerpts docs-figures \
         docs-benchmark docs-job docs-pages docs-peak-errors docs-plots docs-python docs-readme docs-regimes docs-schemes docs-site papers clean help
 
 help: ## list the targets
@@ -79,6 +79,9 @@ mutants: $(DEV) ## change N=30 places of every room, one at a time, and try its 
 
 bench: $(DEV) ## time the simulator itself
 	$(BIN)/python -m pytest benchmarks/ --benchmark-only
+
+snapshots: $(DEV) ## keep what commands print in tests/snapshots
+	$(BIN)/python -m tests.experiments.cli.test_snapshots
 
 golden: $(DEV) ## keep the forecasts of tests/golden as they are now, and print what changed
 	$(BIN)/python -m tests.golden.rewrite

@@ -129,7 +129,9 @@ def plan_problem(problem: dict[str, Any]) -> object:
 
 def run_command(line: str) -> object:
     """Runs a command line in this process; raises the error whose message it prints, after its remarks."""
+    there = sorted(Path().rglob("*"))
     ended = run(*shlex.split(line))
+    assert sorted(Path().rglob("*")) == there, "it is refused before anything is written"
     assert ended.exc_info and ended.exc_info[1], ended.output
     error = ended.exc_info[1].__context__
     if not isinstance(error, MeshcastError):  # typer's, of words that are none of the command
@@ -165,6 +167,7 @@ READERS: dict[str, Reader] = {
     "search": Reader(search_plans, PlanError, SEARCHES, "job.yaml"),
     "compared plan": Reader(compare_plan, PlanError, COMPARED),
     "planner": Reader(plan_problem, PlanError, {"huge": {"job": HUGE}}),
+    "calibration": Reader(lambda name: read_checked(Path(name)), CatalogError, file="h100-sxm.yaml"),
     "sweep": Reader(load_sweep, PlanError, SWEEPS, "sweep.yaml"),
     "command": Reader(run_command, MeshcastError, files=COMMAND_FILES),
 }

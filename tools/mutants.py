@@ -53,12 +53,9 @@ SECONDS = 600
 work may hold them up: it is caught, for its room needs less."""
 
 REFUSALS = "tests/test_refusals.py"
+"""What messages of errors say; it belongs to every room."""
 
 TESTS = {
-    "hardware": (REFUSALS,),
-    "simulator/job": (REFUSALS,),
-    "simulator/plan": (REFUSALS,),
-    "simulator/runs": (REFUSALS,),
     "simulator/schemes": (
         *("tests/contract", "tests/simulator/plan/test_by_memory.py"),
         "tests/simulator/scheduling/test_weight_copies.py",
@@ -72,9 +69,8 @@ TESTS = {
         "tests/simulator/schemes/test_fully_sharded.py",
         "tests/simulator/schemes/test_zero_offload.py",
     ),
-    "simulator/formats": ("tests/simulator/lowering/test_uneven_experts.py", REFUSALS),
-    "simulator/loading": ("tests/simulator/job", "tests/simulator/plan", REFUSALS),
-    "simulator/models": (REFUSALS,),
+    "simulator/formats": ("tests/simulator/lowering/test_uneven_experts.py",),
+    "simulator/loading": ("tests/simulator/job", "tests/simulator/plan"),
     "simulator/bounds": ("tests/experiments/search/test_bounds.py", "tests/simulator/costs/test_power.py"),
     "simulator/program": (
         "tests/contract/test_step_dataflow.py",
@@ -95,11 +91,13 @@ TESTS = {
         "tests/simulator/schemes/test_gemini.py",
     ),
     "experiments/explain": ("tests/experiments/views", "tests/experiments/cli/test_collectives.py"),
+    "experiments/views": ("tests/experiments/render",),
+    "experiments/render": (
+        "tests/experiments/cli/test_schedule.py",
+        "tests/experiments/cli/test_snapshots.py",
+        "tests/experiments/cli/test_validate_published.py",
+    ),
     "validation/calibration": ("tests/simulator/costs",),
-}
-TESTS |= {
-    f"validation/{room}": ("tests/test_refusals.py",)
-    for room in ["claims", "distributed", "kernels", "measurements", "pipelines", "published", "reference", "stages"]
 }
 """Folders and files with tests of a room beside the folder of its name."""
 
@@ -260,7 +258,7 @@ def _is_run(node: Any) -> bool:
 
 def list_room_tests(room: str) -> list[str]:
     """Returns the test files of a room, from the root."""
-    places = [ROOT / name for name in (f"tests/{room}", *TESTS.get(room, ()))]
+    places = [ROOT / name for name in (f"tests/{room}", *TESTS.get(room, ()), REFUSALS)]
     files = [path for place in places for path in (sorted(place.rglob("test_*.py")) if place.is_dir() else [place])]
     return [str(path.relative_to(ROOT)) for path in files]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Self
 
 from pydantic import ValidationInfo, field_validator, model_validator
@@ -28,6 +29,14 @@ class SweepOptions(Options):
             remedy = "Write 1 or more, or None for one a core"
             raise PlanError(place_of(info), "at least one process forecasts", remedy, workers)
         return workers
+
+    @field_validator("on", mode="before")
+    @classmethod
+    def _check_address(cls, on: Any, info: ValidationInfo) -> Any:
+        if isinstance(on, str) and re.fullmatch(r"dask://\S+:\d{1,5}", on) is None:
+            remedy = "Write dask://host:8786, as `dask scheduler` prints it after tcp://"
+            raise PlanError(place_of(info), "a cluster is the address of a Dask scheduler", remedy, on)
+        return on
 
     @model_validator(mode="after")
     def _check_together(self, info: ValidationInfo) -> Self:

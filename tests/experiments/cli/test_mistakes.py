@@ -142,6 +142,8 @@ def test_every_line_is_answered(tmp_path: Path) -> None:
     assert len(answers) == 2 * len(LINES)
     for i, (line, words) in enumerate(LINES):
         error: dict[str, Any] = answers[2 * i]["error"]
+        assert answers[2 * i].keys() == {"id", "line", "error"}
+        assert answers[2 * i]["id"] == (1 if "tp is" in words or "gpt2" in words else None)
         assert answers[2 * i]["line"] == 2 * i + 1 and error["where"].startswith(f"{path}:{2 * i + 1}")
         assert words in f"{error['where']} is {error['value']}: {error['rule']}. {error['remedy']}", line[:80]
         assert error["remedy"] and answers[2 * i + 1]["step_time_s"] == answers[1]["step_time_s"]

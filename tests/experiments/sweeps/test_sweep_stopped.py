@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from meshcast.experiments.cli.app import app
 from meshcast.experiments.sweeps import fingerprint as inputs
 from meshcast.experiments.sweeps import run as sweeps
+from meshcast.experiments.sweeps.output import parts_folder
 from meshcast.experiments.sweeps.run import Sweep, load_sweep, run
 from meshcast.hardware.errors import PlanError
 from tests.experiments.cli.samples import unprivileged
@@ -147,6 +148,21 @@ def test_a_read_only_folder_is_refused_before_the_work(tmp_path: Path, monkeypat
     monkeypatch.setattr(sweeps, "forecast_chunk", None)
     with unprivileged(), pytest.raises(PlanError, match="Permission denied"):
         run(of, tmp_path / "rows.parquet", Lazy())
+
+
+def test_a_file_that_another_process_writes_is_refused(tmp_path: Path) -> None:
+    parts = parts_folder(tmp_path / "rows.parquet")
+    parts.mkdir()
+    hold = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX)\n"
+    hold += "print('process 7 on a node', file=file, flush=True); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, parts / "_lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout and holder.stdout.readline()
+        with pytest.raises(PlanError, match=r"process 7 on a node.* is writing .*rows\.parquet\. Wait for it"):
+            run(load_sweep(GRID), tmp_path / "rows.parquet", Lazy())
+        holder.communicate()
+    assert not (tmp_path / "rows.parquet").exists()
 
 
 class Dying:

@@ -39,7 +39,10 @@ def list_passes(timeline: DeviceTimeline) -> list[tuple[Any, ...]]:
 def test_actions_begin_and_end_with_their_kernels(name: str) -> None:
     report = simulate(load_job(yaml.safe_load((GOLDEN / f"{name}.yaml").read_text("utf-8"))["job"], base=GOLDEN))
     edges = np.linspace(0.0, report.play.step.span, 501)
-    for exact in step_timelines(report, range(report.play.program.devices)):
+    exposed = {axis for axis in EXPOSED if report.breakdown.parts.get(axis)}
+    timelines = step_timelines(report, range(report.play.program.devices))
+    assert exposed <= {axis for exact in timelines for axis in exact.lanes}, "what is exposed has a lane"
+    for exact in timelines:
         timeline = matrix_timeline(report, exact.device)
         passes = [list_passes(each) for each in (timeline, exact)]
         assert [row[2:] for row in passes[0]] == [row[2:] for row in passes[1]]
