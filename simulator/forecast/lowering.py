@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from meshcast.simulator.ir.host_calls import CallKind, PassCalls
 from meshcast.simulator.job.framework import Framework
 from meshcast.simulator.job.host_launches import hidden_launch_s
 from meshcast.simulator.lowering.lower import LoweredUnits, Lowering
@@ -27,9 +28,20 @@ def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: S
         HostLaunches(
             framework.cuda_graphs if isinstance(framework.cuda_graphs, tuple) else (),
             host_waits(plan),
+            _count_calls(plan),
             _count_launches(framework),
         ),
     )
+
+
+def _count_calls(plan: Plan) -> tuple[tuple[CallKind, PassCalls], ...]:
+    """Returns the time of the host for each kind of ops, over that of a single op; empty where all take as long, as in
+    models with experts (`Framework.calls`)."""
+    number = plan.job.framework.op_calls
+    if number is None or plan.job.model.moe is not None:
+        return ()
+    kinds = plan.job.framework.calls.items()
+    return tuple((kind, PassCalls(*(calls / number for calls in passes))) for kind, passes in kinds)
 
 
 def _count_launches(framework: Framework) -> tuple[tuple[str, tuple[float, float]], ...]:

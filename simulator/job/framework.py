@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -23,6 +23,7 @@ from meshcast.simulator.costs.kernels.eager import EagerOperation, EagerPasses
 from meshcast.simulator.costs.kernels.libraries import AttentionLibrary
 from meshcast.simulator.costs.regimes import Regime
 from meshcast.simulator.ir.graph_parts import CudaGraphs
+from meshcast.simulator.ir.host_calls import CallKind, PassCalls
 from meshcast.simulator.ir.modules import UpdateWorkspace
 from meshcast.simulator.ir.ops import BYTES
 from meshcast.simulator.job.optimizers import OPTIMIZER_STATES, OptimizerName, OptimizerStates
@@ -354,8 +355,11 @@ class Framework(FrameworkPart):
     """Time of the host to launch an op [s]: a faster GPU waits for the host. A profile states it for hosts of H100,
     and those of other GPUs have another pace (`simulator.job.host_launches`); a job states that of its host."""
     op_calls: float | None = Field(default=None, ge=1, le=100)
-    """Calls of the host for an op, each as long as that for a kernel of an operation that runs as several (`eager`);
-    default: it launches these as a single op."""
+    """Calls of the host in `launch_s`, each as long as that for a kernel of an operation that runs as several
+    (`eager`); default: all ops take the host `launch_s`."""
+    calls: dict[CallKind, PassCalls] = {}
+    """Calls of the host for each kind of ops (`simulator.ir.host_calls`), where `op_calls` is stated: forward, for the
+    gradients of inputs, and for those of weights. Models with experts have `launch_s` for all ops."""
     deterministic: bool = False
     """What adds in a fixed order: the backward pass of fused attention, and what the program sets besides (the key
     `when_deterministic` of its file). For example ``--deterministic-mode`` of Megatron-LM."""
@@ -388,7 +392,9 @@ class Framework(FrameworkPart):
         return self
 
     @model_validator(mode="after")
-    def _check_graphs(self) -> Framework:
+    def _check_launches(self) -> Framework:
+        if missing := [kind for kind in get_args(CallKind) if self.op_calls and kind not in self.calls]:
+            raise ValueError(f"with op_calls there are calls of each kind of ops, and {missing[0]} has none. Add it")
         if self.cuda_graphs == ():
             raise ValueError("cuda_graphs names no modules. Write false for none, or those of all layers: [attn, mlp]")
         return self

@@ -30,6 +30,7 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
     for op in (*frag.forward, *frag.backward):
         op.launches *= operator.launches
     grads = list(frag.grad_entry.values())
+    scope.count_vectors(operator, [*inputs, *weights])
     ready = (weights or inputs or [Op(f"w{operator.name}", after=grads, phase="W")])[-1]
     params = [_make_param(scope, operator, weight, at, ready, end) for weight in operator.weights]
     # A tied output layer on the device of the embedding has no table of its own.

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from meshcast.simulator.ir.capabilities import HoldsUnequalShards, ShardsStates, schemes_with
 from meshcast.simulator.ir.graph_parts import find_graphed
+from meshcast.simulator.ir.host_calls import CallKind, PassCalls, name_kind
 from meshcast.simulator.ir.layout import PARTIAL, Layout, Tensor, required_layout
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, Operator, Unit, walk
@@ -40,12 +41,14 @@ class HostLaunches(NamedTuple):
 
     graphed: modules of layers whose ops CUDA graphs launch.
     waits: operations at which the host waits for the GPU, so that its launches are ops.
+    calls: time of the host for each kind of ops, over that of an op of the framework; empty: all take as long.
     kernels: operations that are several kernels, with the time of the host to launch these, forward and backward, over
         that of an op.
     """
 
     graphed: tuple[str, ...] = ()
     waits: frozenset[str] = frozenset()
+    calls: tuple[tuple[CallKind, PassCalls], ...] = ()
     kernels: tuple[tuple[str, tuple[float, float]], ...] = ()
 
 
@@ -88,7 +91,7 @@ class Scope:
         host: HostLaunches = ONE_BY_ONE,
     ) -> None:
         self.mesh, self.schemes, self.regather = mesh, tuple(schemes), regather
-        self.host, self._launches = host, dict(host.kernels)
+        self.host, self._calls, self._launches = host, dict(host.calls), dict(host.kernels)
         self.incoming_gradient = ""
         self.embeds = self.copies_table = self.in_layer = False
         self.producer: dict[str, tuple[Tensor, Operator]] = {}
@@ -200,16 +203,26 @@ class Scope:
             view = place.view
             inside = (s.family for s in self.schemes if s.view and s.view == view and work.axes[0] in s.over)
             stream = next(inside, self._families.get(work.axes[0], COMPUTE))
-        launches = 0.0 if place.graph else self._count_launches(work)
+        launches = 0.0 if place.graph else self._count_launches(work, phase)
         return Op(name, stream, work, list(after), phase, launches=launches, graph=place.graph)
 
-    def _count_launches(self, work: Work) -> float:
+    def _count_launches(self, work: Work, phase: str) -> float:
         """Counts the launches of an op of the framework that take the host as long as those of `work`."""
         if isinstance(work, Memory) and work.what in self._launches:
             return self._launches[work.what][work.backward]
+        if self._calls:
+            return self._calls[name_kind(work)].of_phase(phase)
         each = work.batch if isinstance(work, Gemm) and work.groups else 0
         # Where the host waits for routers, experts have different numbers of tokens.
         return 1.0 + (EXPERT_LAUNCHES if "router" in self.host.waits else PADDED_LAUNCHES) * each
+
+    def count_vectors(self, operator: Operator, backward: Sequence[Op]) -> None:
+        """Adds the launches for the gradients of an operator's vectors of weights to the last op of its backward pass;
+        the biases of a product are one."""
+        vectors = sum(len(weight.dims) == 1 for weight in operator.weights)
+        if vectors and backward and self._calls and not operator.frozen and not backward[-1].graph:
+            number = vectors if vectors == len(operator.weights) else 1
+            backward[-1].launches += number * self._calls["vector"].weights
 
     def serial_ops(
         self, name: str, works: Iterable[Work], after: list[Op], phase: str, place: OpPlace = NOWHERE
