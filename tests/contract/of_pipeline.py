@@ -20,7 +20,7 @@ T_LOSS = 1.5
 """Time of a loss that couples the samples of a batch."""
 
 
-MOST_P, MOST_M = (8, 24) if SHARE == 1 else (4, 12)
+MOST_P, MOST_M = (8, 24) if SHARE == 1 else (4, 20)
 """Devices and micro-batches of the largest shapes."""
 
 

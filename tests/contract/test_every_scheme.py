@@ -33,7 +33,7 @@ from tests.contract.composed import DEFAULTS, SCHEMES, axes_for, entries_with
 from tests.contract.measure import backward_ops, catalog_model, forget, forward_ops, make, op_fields
 from tests.contract.played import FREE, Ideal, Played, play_job, stated
 from tests.draws import drawn, drawn_grid
-from tests.strategies import EVERY, SECONDS, SHARE, examples, jobs_of_all
+from tests.strategies import EVERY, SECONDS, SHARE, chain_options, examples, jobs_of_all
 
 every_scheme = pytest.mark.parametrize("use", SCHEMES)
 
@@ -235,9 +235,9 @@ def test_a_pipeline_of_one_device_only_computes(use: str) -> None:
             assert of_pipeline.MEASURES["bubble"](setting, use) == pytest.approx(0, abs=1e-9)
 
 
-@pytest.mark.parametrize("use", [use for use in family("pipeline") if use not in ("pipeline/from-file", *ANY_CHUNKS)])
+@pytest.mark.parametrize("use", sorted({*family("pipeline"), "pipeline/distmm"} - {"pipeline/from-file", *ANY_CHUNKS}))
 def test_a_schedule_of_one_chunk_or_two_refuses_three(use: str) -> None:
-    schedule = find_scheme(use)(options=find_scheme(use).Options())
+    schedule = find_scheme(use)(options=find_scheme(use).Options(**chain_options(use)))
     assert isinstance(schedule, Schedule)
     with pytest.raises(PlanError) as refused:
         schedule.check(PipelineShape(4, 8, 3))
