@@ -70,6 +70,10 @@ TESTS = {
         "tests/simulator/schemes/test_zero_offload.py",
     ),
     "simulator/formats": ("tests/simulator/lowering/test_uneven_experts.py",),
+    "simulator/ir": (
+        "tests/simulator/lowering/test_host_launches.py",
+        "tests/simulator/lowering/test_uneven_experts.py",
+    ),
     "simulator/loading": ("tests/simulator/job", "tests/simulator/plan"),
     "simulator/bounds": ("tests/experiments/search/test_bounds.py", "tests/simulator/costs/test_power.py"),
     "simulator/program": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
@@ -20,6 +21,7 @@ from meshcast.simulator.ir.ops import Attention, Collective, Exchange, Gemm, Mem
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.routing import slowest_rank
 from meshcast.simulator.ir.saved import TURNED, Composition, saved_by
+from meshcast.simulator.ir.settings import LayerSetting
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.schemes.expert.shared.token_gather import fuse_permutations
@@ -179,6 +181,12 @@ def test_slices_of_a_sequence_attend_to_what_the_whole_does(cuts: set[int], of: 
     assert flops[0] == pytest.approx(flops[1])
 
 
+def test_the_squares_of_a_grid_have_all_of_its_ranks() -> None:
+    for grid in ((2, 2), (2, 2, 2), (4, 3, 3)):
+        setting = LayerSetting(t=math.prod(grid), grid=grid)
+        assert setting.d * setting.q**2 == setting.t
+
+
 def test_axes_of_one_rank_shard_nothing() -> None:
     at = LocalShapes({"x": "s", "y": "s", "z": "h"}, Mesh({"x": 1, "y": 2, "z": 3}))
     assert (at.axes_of("s"), at.axes_of("h"), at.axes_of("b")) == (["y"], ["z"], [])
@@ -229,7 +237,7 @@ def test_the_order_of_tokens_is_two_indices_a_copy() -> None:
 BYTES_EACH = st.integers(0, 8)
 
 
-@examples(400)
+@examples(1000)
 @given(
     workspace=st.builds(UpdateWorkspace, *[BYTES_EACH] * 6, st.booleans()),
     elements=st.tuples(*[st.integers(0, 100)] * 4),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from random import Random
 from statistics import NormalDist
@@ -125,6 +126,12 @@ def test_tokens_of_experts_that_all_ranks_have_stay(data: st.DataObject, places:
 def ranks_of(ranks: int, experts: int) -> Iterator[range]:
     own = experts // ranks
     return (range(rank * own, (rank + 1) * own) for rank in range(ranks))
+
+
+def test_a_routing_says_where_it_comes_from() -> None:
+    counts = Routing(counts=((1.0, 2.0),), file="c.json")
+    assert "as c.json counts them" in str(counts) and "of 3 steps" in str(replace(counts, steps=3))
+    assert "a trained router" in str(Routing(trained="natural")) and "counts" not in str(Routing(zipf=1.0))
 
 
 # ----------------------------------------------------------------------------------------------- capacity
