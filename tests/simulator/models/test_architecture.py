@@ -146,6 +146,13 @@ def test_further_layers_have_experts_where_the_last_layer_has() -> None:
         assert any(op.name == "mtp0.router" for op in ending) == routed
 
 
+def test_experts_have_as_many_slots_as_their_capacity_says() -> None:
+    """Of 2000 tokens with two experts each, by a factor in thousandths."""
+    played = run(seq=2000, layers=1, moe={**MOE, "capacity": 1.001})
+    (rows,) = [op.work.m * op.work.batch for op in ops(played) if op.name == "expert.up" and isinstance(op.work, Gemm)]
+    assert rows == 4004
+
+
 # ------------------------------------------------------------------------------------------------- windows
 
 
