@@ -55,6 +55,11 @@ def test_a_field_is_listed_until_the_job_states_it() -> None:
     assert after == open_fields - set(stated)
 
 
+def test_the_assumed_value_is_no_alternative_to_itself() -> None:
+    for field in assumed_fields(simulate(load_job(JOB))):
+        assert field.value not in field.others and len({*map(str, field.others)}) == len(field.others), field.name
+
+
 def test_a_plan_in_long_form_leaves_only_options_open() -> None:
     plan = {"mesh": {"dp": 16}, "schemes": [{"use": "data/fsdp", "over": "dp", "reshard": True}]}
     found = {name for name in names({**JOB, "plan": plan}) if name.startswith("plan.")}
