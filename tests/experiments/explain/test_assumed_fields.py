@@ -55,6 +55,12 @@ def test_a_field_is_listed_until_the_job_states_it() -> None:
     assert after == open_fields - set(stated)
 
 
+def test_counts_have_half_and_twice_as_alternatives() -> None:
+    others = {field.name: field.others for field in assumed_fields(simulate(load_job(JOB)))}
+    assert others["cluster.gpus_per_node"] == others["cluster.scale_up_domain"] == (4, 16)
+    assert others["batch.micro"] == (2,)
+
+
 def test_a_plan_in_long_form_leaves_only_options_open() -> None:
     plan = {"mesh": {"dp": 16}, "schemes": [{"use": "data/fsdp", "over": "dp", "reshard": True}]}
     found = {name for name in names({**JOB, "plan": plan}) if name.startswith("plan.")}

@@ -79,12 +79,15 @@ def test_both_trees_span_all_nodes_with_at_most_two_children(nodes: int) -> None
 
 
 def test_a_switch_is_a_direct_exchange_whose_links_carry_less() -> None:
-    """Eight members: an eighth from each to each and back as a sum; a link carries 1 + 1 / 8."""
+    """Eight members: an eighth from each to each and back as a sum; a link carries 1 + 1 / 8. Between four nodes each
+    eighth goes round a ring, 2 x 3 / 4 of it, or once to a switch that adds."""
     found = matrix(collective_messages("all_reduce", "NVLS", [0] * 8), 8)
     assert found == pytest.approx((1 - np.eye(8)) * 2 / 8)
     assert switch_link_shares([0] * 8, False) == (1.125, 0.0)
     assert switch_link_shares([0] * 8 + [1] * 8, False) == (1.25, 1 / 8)
     assert switch_link_shares([0] * 8 + [1] * 8, True) == (1.25, 1 / 8)
+    four = [node for node in range(4) for _ in range(8)]
+    assert (switch_link_shares(four, False), switch_link_shares(four, True)) == ((1.25, 1.5 / 8), (1.25, 1 / 8))
 
 
 def test_pat_sends_most_to_near_ranks() -> None:

@@ -94,6 +94,15 @@ def test_pairs_are_tried_where_few_single_changes_fit() -> None:
     assert any(len(one.changes) == 2 for one in fitting) and len({frozenset(one.changes) for one in fitting}) == SHOWN
 
 
+def test_smaller_micro_batches_that_divide_the_stated_one_are_tried() -> None:
+    job = {"model": {"preset": "llama3-8b", "layers": 8}, "cluster": "dgx-h100:1", "plan": {"zero": 1}}
+    report = simulate({**job, "batch": {"global": 288, "micro": 36, "sequence": 8192}})
+    sizes = {
+        change.changes["batch.micro"] for change in fitting_changes(report).fitting if "batch.micro" in change.changes
+    }
+    assert not report.fits and sizes and all(size < 36 and 36 % size == 0 for size in sizes)
+
+
 def test_long_plans_have_none() -> None:
     report = simulate({**JOB, "plan": simulate(JOB).to_dict()["job"]["plan"]})
     assert not report.fits and fitting_changes(report) == NO_CHANGES

@@ -23,8 +23,8 @@ def price(counts: list[int], replicas: list[int], micro: int) -> tuple[list[Pric
         stages.append(profile.price(stage, micro, len(counts) - 1 - place))
         first += count
     assert first == len(profile.names) == 315
-    whole = sum(one.seconds for one in stages)
-    return stages, [(512 // micro - 1) * one.seconds + whole for one in stages]
+    whole = sum(stage.seconds for stage in stages)
+    return stages, [(512 // micro - 1) * stage.seconds + whole for stage in stages]
 
 
 PLANS = {
@@ -55,10 +55,10 @@ def test_plans_cost_what_the_authors_code_says(number: int) -> None:
 def test_the_walk_is_no_slower_than_the_authors_search() -> None:
     """Their best plan takes 58.76092 s: 4 stages of one GPU, micro-batches of one sample."""
     problem = ProfileProblem("aceso-gpt-1.3b")
-    found = find_planner("aceso")().plan(problem, SearchBudget(steps=500))
-    assert 0.99 * 58.76092 < found.value <= 58.76092
-    stages = found.plan["stages"]
-    assert found.plan["micro_batch"] == 1 and [(one["tp"], one["dp"]) for one in stages] == [(1, 1)] * 4
+    proposal = find_planner("aceso")().plan(problem, SearchBudget(steps=500))
+    assert 0.99 * 58.76092 < proposal.value <= 58.76092
+    stages = proposal.plan["stages"]
+    assert proposal.plan["micro_batch"] == 1 and [(stage["tp"], stage["dp"]) for stage in stages] == [(1, 1)] * 4
     theirs = [78, 81, 83, 73]
-    assert all(abs(len(one["nodes"]) - other) <= 3 for one, other in zip(stages, theirs, strict=True))
-    assert [node for one in stages for node in one["nodes"]] == [*range(315)]
+    assert all(abs(len(stage["nodes"]) - other) <= 3 for stage, other in zip(stages, theirs, strict=True))
+    assert [node for stage in stages for node in stage["nodes"]] == [*range(315)]

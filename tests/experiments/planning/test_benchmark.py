@@ -43,16 +43,16 @@ def plan(*words: Any) -> str:
 def test_the_answer_has_jobs_with_their_forecasts_best_first(job: Path) -> None:
     shown = plan(job, "--with", "optcnn,alpa,gspmd", "--json", "--no-optimum")
     rows = json.loads(shown)["rows"]
-    assert {one["planner"] for one in rows} == {"optcnn", "alpa", "gspmd"}
-    times = [one["step_time_s"] for one in rows]
+    assert {row["planner"] for row in rows} == {"optcnn", "alpa", "gspmd"}
+    times = [row["step_time_s"] for row in rows]
     assert times == sorted(times)
-    for one in rows:
-        report = simulate(one["plan"])
-        assert report.step_time == pytest.approx(one["step_time_s"])
-        assert one["interval_90_s"] == pytest.approx([*report.interval_90])
-        assert one["executable"] is True and one["evaluations"] > 0 and one["cpu_s"] >= 0
-        assert one["regret"] is None and one["regret_restricted"] >= 0
-    assert next(one for one in rows if one["planner"] == "optcnn")["proven_gap"] == 0
+    for row in rows:
+        report = simulate(row["plan"])
+        assert report.step_time == pytest.approx(row["step_time_s"])
+        assert row["interval_90_s"] == pytest.approx([*report.interval_90])
+        assert row["executable"] is True and row["evaluations"] > 0 and row["cpu_s"] >= 0
+        assert row["regret"] is None and row["regret_restricted"] >= 0
+    assert next(row for row in rows if row["planner"] == "optcnn")["proven_gap"] == 0
 
 
 def test_plans_that_the_program_does_not_run_are_not_executable(job: Path) -> None:
@@ -71,16 +71,16 @@ def test_no_planner_beats_the_certified_optimum_or_that_of_its_own_space(job: Pa
     plot = tmp_path / "benchmark.png"
     shown = plan(job, "--with", "all", "--json", "--plot", plot, "--steps", 200, "--seconds", 5)
     answer = json.loads(shown)
-    optimum, rows = answer["certificate"], {one["planner"]: one for one in answer["rows"]}
+    optimum, rows = answer["certificate"], {row["planner"]: row for row in answer["rows"]}
     assert sorted(rows) == planners_of_jobs()
     assert optimum["gap"] <= 0.01 and optimum["plans"] > 100 and optimum["plan"]
-    fitting = {name: one for name, one in rows.items() if one["executable"] is True}
+    fitting = {name: row for name, row in rows.items() if row["executable"] is True}
     assert len(fitting) > 20
-    for name, one in fitting.items():
-        assert one["regret"] == pytest.approx(one["step_time_s"] / optimum["step_time_s"] - 1)
-        assert one["regret"] >= -optimum["gap"] - 1e-9 and not one["outside"], name
-        assert one["regret_restricted"] is None or one["regret_restricted"] >= -1e-6, name
-    unknown = {name for name, one in fitting.items() if one["regret_restricted"] is None}
+    for name, row in fitting.items():
+        assert row["regret"] == pytest.approx(row["step_time_s"] / optimum["step_time_s"] - 1)
+        assert row["regret"] >= -optimum["gap"] - 1e-9 and not row["outside"], name
+        assert row["regret_restricted"] is None or row["regret_restricted"] >= -1e-6, name
+    unknown = {name for name, row in fitting.items() if row["regret_restricted"] is None}
     assert unknown <= {"metis"}
     assert plot.stat().st_size > 10_000
 
@@ -121,7 +121,7 @@ def test_the_jobs_of_the_benchmark_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("names", "words"),
     [
         ("piper", "not jobs"),
         ("alpas", "alpa"),
@@ -129,8 +129,8 @@ def test_the_jobs_of_the_benchmark_are_accepted() -> None:
         ("alpa,", "--with is 'alpa,': a name is missing beside a comma"),
     ],
 )
-def test_planners_of_profiles_and_unknown_ones_are_refused(job: Path, given: str, words: str) -> None:
-    done = run("plan", job, "--with", given)
+def test_planners_of_profiles_and_unknown_ones_are_refused(job: Path, names: str, words: str) -> None:
+    done = run("plan", job, "--with", names)
     assert done.exit_code == 2 and words in done.output
 
 
@@ -148,5 +148,5 @@ def test_the_page_of_planners_has_a_row_for_every_planner(job: Path) -> None:
 
 def test_the_page_of_planners_has_a_table_for_every_job_of_the_benchmark() -> None:
     root = Path(__file__).parents[3]
-    jobs = [found[1] for found in TABLE.finditer((root / "docs/planners.md").read_text("utf-8"))]
-    assert sorted(jobs) == sorted(str(one.relative_to(root)) for one in root.glob("examples/benchmark/*.yaml"))
+    jobs = [match[1] for match in TABLE.finditer((root / "docs/planners.md").read_text("utf-8"))]
+    assert sorted(jobs) == sorted(str(path.relative_to(root)) for path in root.glob("examples/benchmark/*.yaml"))

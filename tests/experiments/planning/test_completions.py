@@ -36,9 +36,9 @@ from tests.experiments.planning.random_tables import best_by_brute_force, draw_t
 from tests.strategies import EVERY_EXAMPLE
 
 
-def layouts_of(problem: JobProblem, axes: dict[str, int], found: dict[str, int]) -> dict[str, dict[str, str]]:
+def layouts_of(problem: JobProblem, axes: dict[str, int], assignment: dict[str, int]) -> dict[str, dict[str, str]]:
     """The dims of every operator, by axis; axes that shard nothing are left out."""
-    options = problem.operators(axes).options(found)
+    options = problem.operators(axes).options(assignment)
     return {name: {axis: dim for axis, dim in layout if dim} for name, layout in options.items()}  # type: ignore[attr-defined]
 
 
@@ -49,7 +49,7 @@ def test_layouts_of_mesh_tensorflow_are_the_maps_of_auto_mtf() -> None:
     """A map is accepted if and only if no axis shards two dims of an operator: all 3^6 maps over two axes."""
     mesh = {"x": 2, "y": 4}
     table = gpt().operators(mesh)
-    meet = [{dim for one in given for _, dim in one if dim} for given in table.choices.values()]  # type: ignore[attr-defined]
+    meet = [{dim for layout in layouts for _, dim in layout if dim} for layouts in table.choices.values()]  # type: ignore[attr-defined]
     legal = [*every_map(dict.fromkeys("abfhsv", 8), mesh, meet)]
     layouts = [layout for layout in every_map(dict.fromkeys("abfhsv", 8), mesh, []) if layout]  # no rules: the default
 
@@ -66,14 +66,16 @@ def test_layouts_of_mesh_tensorflow_are_the_maps_of_auto_mtf() -> None:
 
 
 def test_samples_over_all_gpus_are_data_parallelism() -> None:
-    found = MeshTensorFlow({"b": "x"}).plan(gpt(), SearchBudget())
-    assert gpt().forecast(found.plan).fits
+    proposal = MeshTensorFlow({"b": "x"}).plan(gpt(), SearchBudget())
+    assert gpt().forecast(proposal.plan).fits
     table = gpt().operators({"x": 8})
-    data = {name: given.index((("x", "b"),)) if (("x", "b"),) in given else 0 for name, given in table.choices.items()}
-    assert found.value == table.value(data)
+    data = {
+        name: layouts.index((("x", "b"),)) if (("x", "b"),) in layouts else 0 for name, layouts in table.choices.items()
+    }
+    assert proposal.value == table.value(data)
     real = gpt().forecast({"plan": {"dp": 8}, "batch": {"global": 64, "micro": 2}})
     # Data parallelism reduces gradients in buckets beside the backward pass, an annotation does not.
-    assert real.step_time < gpt().forecast(found.plan).step_time < 1.15 * real.step_time
+    assert real.step_time < gpt().forecast(proposal.plan).step_time < 1.15 * real.step_time
 
 
 @pytest.mark.parametrize("gpus", drawn([8, 16], keep=2))
@@ -81,7 +83,7 @@ def test_the_papers_layout_is_the_completion_of_gspmd_and_of_partir(gpus: int) -
     """Three ways to say the Transformer's layout: rules for dims, annotated matrices, tactics."""
     problem = problem_of(gpus=gpus)
     plans = [find_planner(name)().plan(problem, SearchBudget()) for name in ("mesh-tensorflow", "gspmd", "partir")]
-    assert len({one.value for one in plans}) == 1
+    assert len({proposal.value for proposal in plans}) == 1
     assert plans[0].plan == plans[2].plan
 
 
@@ -104,11 +106,11 @@ def test_a_layer_has_the_all_reduces_of_the_paper(tactics: list[Tactic], counts:
     plan = gpt().annotate(table, PartIR().apply(table, tactics, [*axes]), axes)
     resolved = resolve_plan(load_job(gpt().job_of(plan)), gpt().shared)
     (run,) = make_lowering(resolved).run(resolved.model_parts.architecture.stage(range(0, 1), False, False)).unit_runs
-    found = [
+    operations = [
         [op.work.operation for op in ops if isinstance(op.work, Collective)]
         for ops in (run.fragment.forward, run.fragment.backward)
     ]
-    assert found == [["all_reduce"] * count for count in counts]
+    assert operations == [["all_reduce"] * count for count in counts]
 
 
 def test_later_tactics_keep_what_earlier_ones_decided() -> None:
@@ -154,13 +156,13 @@ def test_propagation_stops_where_neighbours_disagree() -> None:
 @pytest.mark.parametrize("seed", drawn(range(30), keep=6))
 def test_eliminations_and_neighbourhoods_find_the_optimum_or_come_near(seed: int) -> None:
     table = draw_table(seed)
-    best, found = best_by_brute_force(table), search_neighbourhoods(table)
-    assert (found is None) == math.isinf(best)
-    if found is not None:
-        assert found.value == pytest.approx(table.value(found.assignment))
-        assert best * (1 - 1e-12) <= found.value <= best * 1.05
+    best, optimum = best_by_brute_force(table), search_neighbourhoods(table)
+    assert (optimum is None) == math.isinf(best)
+    if optimum is not None:
+        assert optimum.value == pytest.approx(table.value(optimum.assignment))
+        assert best * (1 - 1e-12) <= optimum.value <= best * 1.05
         if not ReducedTable(table).groups:
-            assert found.value == pytest.approx(best, rel=1e-12)
+            assert optimum.value == pytest.approx(best, rel=1e-12)
 
 
 def draw_dense_table(seed: int, variables: int = 7, options: int = 4) -> FactorTable:
@@ -180,12 +182,12 @@ def test_neighbourhoods_of_entangled_tables_end_in_a_local_optimum(seed: int) ->
     table = draw_dense_table(seed)
     reduced = ReducedTable(table, most=1)
     assert len(reduced.groups) == 7
-    found, best = search_neighbourhoods(table, most=1), eliminate(table)
-    assert found is not None and best is not None
-    assert best.value * (1 - 1e-12) <= found.value <= best.value * 1.25
-    for name, given in table.choices.items():
-        values = [table.value({**found.assignment, name: option}) for option in range(len(given))]
-        assert min(values) >= found.value * (1 - 1e-12)
+    optimum, best = search_neighbourhoods(table, most=1), eliminate(table)
+    assert optimum is not None and best is not None
+    assert best.value * (1 - 1e-12) <= optimum.value <= best.value * 1.25
+    for name, layouts in table.choices.items():
+        values = [table.value({**optimum.assignment, name: option}) for option in range(len(layouts))]
+        assert min(values) >= optimum.value * (1 - 1e-12)
     merged = search_neighbourhoods(table)
     assert merged is not None and merged.value >= best.value * (1 - 1e-12)
 
@@ -194,9 +196,9 @@ def test_oneflow_finds_the_optimum_of_a_job_and_keeps_set_signatures() -> None:
     best = find_planner("optcnn")().plan(gpt(), SearchBudget())
     assert OneFlow().plan(gpt(), SearchBudget()).value == pytest.approx(best.value, rel=1e-12)
     planner = OneFlow({"qkv": {"x": "a"}, "stream": {}})
-    found = planner.plan(gpt(), SearchBudget())
-    (scheme,) = found.plan["plan"]["schemes"]
+    proposal = planner.plan(gpt(), SearchBudget())
+    (scheme,) = proposal.plan["plan"]["schemes"]
     assert scheme["tables"][0]["divide"]["qkv"] == {"x": "a"} and scheme["stream"] == {"x": None}
     fixed = eliminate(gpt().operators({"x": 8}).restrict(planner.allows))  # type: ignore[arg-type]
-    assert fixed is not None and found.value == pytest.approx(fixed.value, rel=1e-12)
-    assert found.value > best.value
+    assert fixed is not None and proposal.value == pytest.approx(fixed.value, rel=1e-12)
+    assert proposal.value > best.value

@@ -66,7 +66,7 @@ def test_the_program_the_elimination_and_brute_force_agree() -> None:
     assert program is not None and program.value == pytest.approx(best.value, rel=1e-7)
     free = ("qkv", "core", "proj", "up", "act", "down")
     fixed = table.restrict(lambda name, option: name in free or option == table.choices[name][best.assignment[name]])
-    least = min(fixed.value(one) for one in every_assignment(fixed))
+    least = min(fixed.value(assignment) for assignment in every_assignment(fixed))
     assert least == pytest.approx(best.value, rel=1e-12)
 
 
@@ -133,12 +133,12 @@ def test_operators_cost_the_same_in_any_order_of_interchangeable_levels() -> Non
     groups, allows = group_levels([2] * 5, 8), HyPar().allows
     assert groups == [[0, 1], [2, 3, 4]]
     ordered = problem.pending_operators(axes, SpaceRule(allows, groups))
-    mixed = [[dim for _, dim in own] for own in ordered.choices["qkv"]]
+    mixed = [[dim for _, dim in layout] for layout in ordered.choices["qkv"]]
     place = next(place for place, (b, d, *inner) in enumerate(mixed) if b != d and len({*inner}) > 1)
     kept = {name: [options[place % len(options)]] for name, options in ordered.choices.items()}
     table = problem.pending_operators(axes, SpaceRule(allows, groups, kept))
     assert len(table.choices["qkv"]) >= 6
-    for factor in (one for one in table.factors if len(one.scope) == 1):
+    for factor in (factor for factor in table.factors if len(factor.scope) == 1):
         assert np.ptp(factor.seconds) == np.ptp(factor.once) == np.ptp(factor.nbytes) == 0
 
 
@@ -147,7 +147,9 @@ def test_levels_keep_what_is_decided_and_are_no_better_than_all_at_once() -> Non
         (scheme,) = propose(name).plan["plan"]["schemes"]
         assert scheme["over"] == ["level0", "level1", "level2"]
     layouts = [
-        layout for one in propose("tofu").plan["plan"]["schemes"] for layout in one["tables"][0]["divide"].values()
+        layout
+        for scheme in propose("tofu").plan["plan"]["schemes"]
+        for layout in scheme["tables"][0]["divide"].values()
     ]
     assert all(dim for layout in layouts if layout for dim in layout.values())
 
@@ -224,6 +226,6 @@ def test_a_cluster_of_gpus_without_a_node_is_priced() -> None:
 def test_planners_of_operators_plan_models_with_experts(name: str) -> None:
     job = {"model": {"preset": "mixtral-8x7b", "layers": 2}, "cluster": "dgx-h100:1"}
     problem = JobProblem({**job, "batch": {"global": 64, "micro": 1}, "plan": {"tp": 1, "dp": 8, "ep": 8}})
-    found = find_planner(name)().plan(problem, SearchBudget(5.0, 200))
-    assert found.plan["plan"]["views"]["experts"] == {"edp": 1, "ep": 8}
-    assert 0.8 < found.value / problem.forecast(found.plan).step_time < 1.06
+    proposal = find_planner(name)().plan(problem, SearchBudget(5.0, 200))
+    assert proposal.plan["plan"]["views"]["experts"] == {"edp": 1, "ep": 8}
+    assert 0.8 < proposal.value / problem.forecast(proposal.plan).step_time < 1.06

@@ -34,12 +34,12 @@ MESHES = [{"x": 8}, {"x": 2, "y": 4}]
 
 def assign(table: FactorTable, dims: tuple[str, ...], stream: tuple[str, ...]) -> dict[str, int]:
     """Every operator sharded along the first of some dims that it has, over all axes."""
-    found = {}
+    assignment = {}
     for name, options in table.choices.items():
         legal = {dim for option in options for _, dim in option}  # type: ignore[attr-defined]
         wanted = next((dim for dim in (stream if name == "stream" else dims) if dim in legal), "")
-        found[name] = options.index(tuple((axis, wanted) for axis, _ in options[0]))  # type: ignore[attr-defined]
-    return found
+        assignment[name] = options.index(tuple((axis, wanted) for axis, _ in options[0]))  # type: ignore[attr-defined]
+    return assignment
 
 
 def lower_layer(
@@ -61,9 +61,9 @@ def table_layer(problem: JobProblem, table: FactorTable, assignment: Assignment)
     """Seconds and bytes of one layer by the table."""
     (unit,) = resolve_plan(problem.job, problem.shared).model_parts.architecture.stage(range(0, 1), False, False).units
     inside = {operator.name for operator in unit.operators()} | {"stream"}
-    costs = [one.at(assignment) for one in table.factors if set(one.scope) <= inside]
+    costs = [factor.at(assignment) for factor in table.factors if set(factor.scope) <= inside]
     layers = problem.job.model.layers
-    return sum(one.seconds for one in costs) / layers, sum(one.nbytes for one in costs) / layers
+    return sum(cost.seconds for cost in costs) / layers, sum(cost.nbytes for cost in costs) / layers
 
 
 @pytest.mark.parametrize(("axes", "model"), drawn_grid(MESHES, ["llama3-8b", "gpt3-5b"]), ids=str)
@@ -102,9 +102,11 @@ def test_a_forecast_of_the_whole_plan_is_near_its_value() -> None:
     table = gpt().operators({"x": 8})
     for dims, stream in ((("a", "f", "v"), ()), (("a", "f", "v", "s"), ("s",)), (("b",), ("b",))):
         assignment = assign(table, dims, stream)
-        found = gpt().forecast(gpt().annotate(table, assignment, {"x": 8}))
-        assert found.step_time - gpt().job.framework.step_overhead_s == pytest.approx(table.value(assignment), rel=0.02)
-        assert found.peak_allocated == pytest.approx(table.cost(assignment).nbytes, rel=0.25)
+        forecast = gpt().forecast(gpt().annotate(table, assignment, {"x": 8}))
+        assert forecast.step_time - gpt().job.framework.step_overhead_s == pytest.approx(
+            table.value(assignment), rel=0.02
+        )
+        assert forecast.peak_allocated == pytest.approx(table.cost(assignment).nbytes, rel=0.25)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +132,8 @@ def test_experts_have_the_layout_of_their_scheme(axes: dict[str, int], ep: int) 
     table = problem.operators(axes)
     best, draw = eliminate(table), random.Random(0)
     assert best is not None and table.choices["expert.up"] == ((),)
-    drawn = [{name: draw.randrange(len(own)) for name, own in table.choices.items()} for _ in range(5)]
-    for assignment in (best.assignment, *(one for one in drawn if table.value(one) < math.inf)):
+    drawn = [{name: draw.randrange(len(options)) for name, options in table.choices.items()} for _ in range(5)]
+    for assignment in (best.assignment, *(assignment for assignment in drawn if table.value(assignment) < math.inf)):
         plan = problem.annotate(table, assignment, axes)
         assert plan["plan"]["views"] == {"experts": {"edp": 8 // ep, "ep": ep}}
         step = problem.forecast(plan).step_time - problem.job.framework.step_overhead_s
@@ -156,8 +158,8 @@ def test_layers_of_several_kinds_share_their_variables() -> None:
         forecast = problem.forecast(problem.annotate(table, best.assignment, {"x": 8})) if layers == 3 else None
         assert forecast is None or 0.85 < sums[layers] / forecast.step_time < 1.06
     assert sums[2] < sums[3]
-    dense = [one for one in few.factors if one.scope == ("up",)]
-    again = [one for one in many.factors if one.scope == ("up",)]
+    dense = [factor for factor in few.factors if factor.scope == ("up",)]
+    again = [factor for factor in many.factors if factor.scope == ("up",)]
     assert len(dense) == 1 and np.allclose(dense[0].seconds, again[0].seconds, rtol=1e-12)
 
 

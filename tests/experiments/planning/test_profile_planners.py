@@ -53,10 +53,10 @@ def test_pipedream_finds_what_its_authors_code_finds(
 ) -> None:
     """Values of `optimizer_graph_hierarchical.py --activation_compression_ratio 1`; plans of equal value differ."""
     problem = ProfileProblem(f"pipedream-{profile}", [NetworkLevel(*level) for level in levels])
-    found = plan("pipedream", problem)
-    assert found.value == pytest.approx(seconds, rel=1e-9)
-    assert found.proof is not None and found.proof.optimal and found.not_executable
-    stages = found.plan["stages"]
+    proposal = plan("pipedream", problem)
+    assert proposal.value == pytest.approx(seconds, rel=1e-9)
+    assert proposal.proof is not None and proposal.proof.optimal and proposal.not_executable
+    stages = proposal.plan["stages"]
     assert sorted(node for stage in stages for node in stage["nodes"]) == [*range(len(problem.graph().names))]
     if replicas is not None:
         assert [stage["replicas"] for stage in stages] == replicas
@@ -66,18 +66,18 @@ def test_pipedream_finds_what_its_authors_code_finds(
 
 @pytest.mark.parametrize(("graph", "milliseconds"), TARNAWSKI.items())
 def test_tarnawski_finds_what_its_authors_code_finds(graph: str, milliseconds: float) -> None:
-    found = plan("tarnawski-dp", ProfileProblem(f"tarnawski-{graph}"))
-    assert 1e3 * found.value == pytest.approx(milliseconds, abs=5.1e-5 * max(1, milliseconds / 10))
-    assert sum(piece["device"] == "cpu" for piece in found.plan["pieces"]) <= 1
+    proposal = plan("tarnawski-dp", ProfileProblem(f"tarnawski-{graph}"))
+    assert 1e3 * proposal.value == pytest.approx(milliseconds, abs=5.1e-5 * max(1, milliseconds / 10))
+    assert sum(piece["device"] == "cpu" for piece in proposal.plan["pieces"]) <= 1
 
 
 @pytest.mark.parametrize("graph", drawn(TARNAWSKI, keep=4))
 def test_the_integer_program_proves_the_placement_of_the_dynamic_program(graph: str) -> None:
     """On six accelerators. The authors gave Gurobi 20 minutes and a gap of 1 %."""
     problem = ProfileProblem(f"tarnawski-{graph}")
-    found = plan("tarnawski-ip", problem, SearchBudget(seconds=120))
-    assert found.value == pytest.approx(plan("tarnawski-dp", problem).value, rel=1e-6)
-    assert found.proof is not None and found.proof.optimal
+    proposal = plan("tarnawski-ip", problem, SearchBudget(seconds=120))
+    assert proposal.value == pytest.approx(plan("tarnawski-dp", problem).value, rel=1e-6)
+    assert proposal.proof is not None and proposal.proof.optimal
 
 
 @pytest.mark.parametrize("seed", drawn(range(12), keep=4))
@@ -136,11 +136,11 @@ def test_piper_finds_what_its_authors_code_finds(
     """`algo.cpp` with its fast heuristic for variants, bandwidth 25 GiB/s, batches of 512; stages as (t, d)."""
     memory, bandwidth = gibibytes * 2**30, 25 * 2**30
     problem = ProfileProblem("piper-bert32-a100", gpus=gpus, memory=memory, batch=512, bandwidth=bandwidth)
-    found = plan("piper", problem)
-    assert 1e3 * found.value == pytest.approx(milliseconds, rel=1e-6)
-    degrees = [(one["tp"], one["dp"]) for one in found.plan["stages"]]
+    proposal = plan("piper", problem)
+    assert 1e3 * proposal.value == pytest.approx(milliseconds, rel=1e-6)
+    degrees = [(stage["tp"], stage["dp"]) for stage in proposal.plan["stages"]]
     assert len(degrees) == 13 if stages is None else degrees == stages
-    assert sorted(node for one in found.plan["stages"] for node in one["nodes"]) == [*range(37)]
+    assert sorted(node for stage in proposal.plan["stages"] for node in stage["nodes"]) == [*range(37)]
 
 
 @pytest.mark.parametrize(
@@ -165,12 +165,12 @@ def test_dapple_finds_what_its_authors_code_finds(
     """Values of `SyncOrchestrate::orchestrate`, GPUs a stage; bandwidths of 25, 3 and 1 GB/s are those of its code."""
     levels = [NetworkLevel(machines[0], 25e9), NetworkLevel(machines[1], 3e9)]
     problem = ProfileProblem(f"dapple-{profile}", levels, batch=batch, micro_batch=micro, message_bandwidth=1e9)
-    found = plan("dapple", problem)
+    proposal = plan("dapple", problem)
     figures = problem.graph().figures
     whole = float((figures["forward"] + figures["backward"]).sum()) * batch / problem.settings["profile_batch"]
-    assert whole / found.value == pytest.approx(speedup, rel=1e-12)
-    assert found.plan["copies"] == copies and [len(one["gpus"]) for one in found.plan["stages"]] == stages
-    nodes = sorted(node for one in found.plan["stages"] for node in one["nodes"])
+    assert whole / proposal.value == pytest.approx(speedup, rel=1e-12)
+    assert proposal.plan["copies"] == copies and [len(stage["gpus"]) for stage in proposal.plan["stages"]] == stages
+    nodes = sorted(node for stage in proposal.plan["stages"] for node in stage["nodes"])
     assert nodes == [*range(len(problem.graph().names))]
 
 
@@ -190,11 +190,11 @@ def test_variants_are_chosen_within_the_memory(seed: int) -> None:
     seconds = np.stack([rng.uniform(1, 2, 6), rng.uniform(2, 3, 6)], axis=1)
     memory = np.stack([rng.uniform(5, 9, 6), rng.uniform(1, 4, 6)], axis=1)
     for limit in (memory[:, 1].sum() * 0.99, memory[:, 1].sum() * 1.01, 30.0, 60.0):
-        choices = [np.array(one) for one in product((0, 1), repeat=6)]
-        fitting = [one for one in choices if memory[np.arange(6), one].sum() <= limit]
-        best = min((float(seconds[np.arange(6), one].sum()) for one in fitting), default=math.inf)
-        found = float(choose_variants(seconds, memory[None], limit)[0])
-        assert found >= best * (1 - 1e-12) and math.isinf(found) == math.isinf(best)
+        choices = [np.array(choice) for choice in product((0, 1), repeat=6)]
+        fitting = [choice for choice in choices if memory[np.arange(6), choice].sum() <= limit]
+        best = min((float(seconds[np.arange(6), choice].sum()) for choice in fitting), default=math.inf)
+        value = float(choose_variants(seconds, memory[None], limit)[0])
+        assert value >= best * (1 - 1e-12) and math.isinf(value) == math.isinf(best)
 
 
 @pytest.mark.parametrize(
@@ -207,10 +207,10 @@ def test_variants_are_chosen_within_the_memory(seed: int) -> None:
 )
 def test_auto_mtf_finds_what_its_authors_tests_expect(settings: dict[str, Any], layout: dict[str, str]) -> None:
     """`layout_optimizer_test.py`: the plain graph, dims that cannot be divided, and a tie broken by an axis of one."""
-    found = plan("auto-mtf", ProfileProblem("auto-mtf-einsum", **settings))
-    assert found.plan["layout"] == layout
+    proposal = plan("auto-mtf", ProfileProblem("auto-mtf-einsum", **settings))
+    assert proposal.plan["layout"] == layout
     if not settings:
-        assert found.value == (3 + 1) * (25 + 25 + 25) * 4 - 2
+        assert proposal.value == (3 + 1) * (25 + 25 + 25) * 4 - 2
 
 
 def test_maps_of_three_dims_that_meet_over_two_axes() -> None:
@@ -219,7 +219,7 @@ def test_maps_of_three_dims_that_meet_over_two_axes() -> None:
     assert len(maps) == 13 and {} in maps and {"s1": "m2", "s2": "m1"} in maps
     assert {"s1": "m2", "s3": "m2"} not in maps
     with pytest.raises(ValueError, match="over 2000000 maps"):
-        find_map(dict.fromkeys("abcdefghijklmnop", 2), {"x": 2, "y": 2}, [], lambda one: 0.0)
+        find_map(dict.fromkeys("abcdefghijklmnop", 2), {"x": 2, "y": 2}, [], lambda layout: 0.0)
 
 
 @pytest.mark.parametrize("name", drawn(profile_names(), keep=4))

@@ -83,7 +83,7 @@ def test_one_stage_of_nnscaler_is_an_integer_program_under_constraints() -> None
     (scheme,) = bound.plan["plan"]["schemes"]
     divide = scheme["tables"][0]["divide"]
     assert divide["up"] in ({"x": "f"}, {"x": None}) and divide["qkv"] in ({"x": "a"}, {"x": None})
-    assert not any(planner.allows_stage(one) for one in gpt().stages().options if one.plan["dp"] > 1)
+    assert not any(planner.allows_stage(option) for option in gpt().stages().options if option.plan["dp"] > 1)
     table = gpt().operators({"x": 8})
     assert table.restrict(planner.allows).assignments < table.assignments  # type: ignore[arg-type]
 
@@ -92,11 +92,11 @@ def test_a_pipeline_wins_for_nnscaler_where_operators_may_not_be_split() -> None
     problem = problem_of(gpus=2, **{"global": 64, "micro": 2})
     names = [name for name in problem.operators({"x": 2}).choices if name != "stream"]
     planner = NnScaler(dict.fromkeys([*names, "stream"], ()))
-    found = planner.plan(problem, SearchBudget())
-    stages = found.plan["plan"]["stages"]
-    assert [(one["tp"], one["dp"]) for one in stages] == [(1, 1)] * 2
-    assert problem.forecast(found.plan).fits
-    assert found.value == pytest.approx(problem.forecast(found.plan).step_time, rel=0.15)
+    proposal = planner.plan(problem, SearchBudget())
+    stages = proposal.plan["plan"]["stages"]
+    assert [(stage["tp"], stage["dp"]) for stage in stages] == [(1, 1)] * 2
+    assert problem.forecast(proposal.plan).fits
+    assert proposal.value == pytest.approx(problem.forecast(proposal.plan).step_time, rel=0.15)
 
 
 # -------------------------------------------------------------------------------------------------- AutoPipe
@@ -158,8 +158,8 @@ def test_blocks_of_a_chain_are_planned() -> None:
 
 
 def test_the_simulated_step_of_a_job_is_near_the_engines() -> None:
-    found = find_planner("autopipe")().plan(gpt(), SearchBudget())
-    assert found.value == pytest.approx(gpt().forecast(found.plan).step_time, rel=0.1)
+    proposal = find_planner("autopipe")().plan(gpt(), SearchBudget())
+    assert proposal.value == pytest.approx(gpt().forecast(proposal.plan).step_time, rel=0.1)
     table = gpt().stages()
     number = [option.plan for option in table.options].index({"tp": 1, "dp": 4, "recompute": "none"})
     halves = table.take([number])
@@ -178,11 +178,11 @@ def test_the_walk_reaches_or_nears_the_optimum_of_alpas_dynamic_program(seed: in
     microbatches = (4, 16)[seed % 2]
     table = draw_stages(seed, layers=8, gpus=2)
     best, walk = plan_stages(table, 8, microbatches), LayerWalk(table, 8, microbatches, 1000)
-    found = walk.run()
-    assert (found is None) == (best is None)
-    if found is None or best is None:
+    state = walk.run()
+    assert (state is None) == (best is None)
+    if state is None or best is None:
         return
-    value, stages = walk.price(found).value, walk.list_stages(found)
+    value, stages = walk.price(state).value, walk.list_stages(state)
     assert best.value * (1 - 1e-12) <= value <= 1.02 * best.value
     cells = [(stage.layers[0], stage.layers[-1], stage.option) for stage in stages]
     assert value == pytest.approx(pipeline_value(table, cells, microbatches)) and has_memory(table, cells)
@@ -198,10 +198,10 @@ def test_the_walk_leaves_a_start_far_from_the_optimum() -> None:
         table = draw_stages(seed, layers=8, gpus=2)
         walk = LayerWalk(table, 8, 4, 1000)
         starts = [walk.price(start) for number in range(1, 9) if (start := walk.start(number)) is not None]
-        fitting = [one.value for one in starts if not max(one.lacking)]
-        found = walk.run()
-        assert found is not None
-        improved += bool(fitting) and walk.price(found).value < 0.9 * min(fitting)
+        fitting = [priced.value for priced in starts if not max(priced.lacking)]
+        state = walk.run()
+        assert state is not None
+        improved += bool(fitting) and walk.price(state).value < 0.9 * min(fitting)
         rescued += not fitting
     assert improved >= 5 and rescued >= 2
 
@@ -212,10 +212,12 @@ def two_shapes(seconds: float, recompute: float) -> StageTable:
     options = tuple(StageOption(t * d, {"tp": t, "dp": d, "recompute": again}) for t, d, again in shapes)
     first, last = np.indices((6, 6))
     layers = np.where(first <= last, last - first + 1.0, np.inf)
-    own = np.stack([layers * seconds, layers * (seconds + recompute), layers * seconds / 2, layers * seconds / 1.6], -1)
+    times = np.stack(
+        [layers * seconds, layers * (seconds + recompute), layers * seconds / 2, layers * seconds / 1.6], -1
+    )
     behind = np.stack([3 - layers, 6 - layers, 4 - layers, 6 - layers], -1)
     behind = np.where(np.isfinite(behind), np.maximum(behind, -1), -1).astype(int)
-    return StageTable(options, own, own / 3, 0 * behind, behind)
+    return StageTable(options, times, times / 3, 0 * behind, behind)
 
 
 def test_groups_follow_what_makes_a_stage_slow_and_primitives_trade_what_they_say() -> None:
@@ -224,7 +226,7 @@ def test_groups_follow_what_makes_a_stage_slow_and_primitives_trade_what_they_sa
     heavy = (StageState(0, 3, one), StageState(3, 4, one), StageState(4, 6, two))
     assert walk.price(heavy).options == (1, 0, 2)  # only the first must recompute
     names = [[primitive.name for primitive in group] for group in walk.groups(heavy, 0)]
-    assert sorted(name for group in names for name in group) == sorted(one.name for one in walk.primitives)
+    assert sorted(name for group in names for name in group) == sorted(primitive.name for primitive in walk.primitives)
     assert names[0] == ["move layers", "more replicas", "more tensor parallelism", "tensor parallelism for replicas"]
     by_name = {primitive.name: primitive for primitive in walk.primitives}
     (grown,) = by_name["more tensor parallelism"].apply(heavy, 0)
@@ -232,7 +234,7 @@ def test_groups_follow_what_makes_a_stage_slow_and_primitives_trade_what_they_sa
     (traded,) = by_name["tensor parallelism for replicas"].apply(heavy, 2)
     assert traded[2].shape == split
     moved = [*by_name["move layers"].apply(heavy, 0)]
-    assert all(one[0].stop < 3 and one[-1].stop == 6 for one in moved) and moved
+    assert all(stages[0].stop < 3 and stages[-1].stop == 6 for stages in moved) and moved
     assert walk.start(8) is None
 
 
@@ -240,5 +242,5 @@ def test_groups_follow_what_makes_a_stage_slow_and_primitives_trade_what_they_sa
 def test_aceso_finds_what_the_dynamic_program_finds_on_a_job() -> None:
     problem = problem_of(gpus=8, layers=4)
     best = plan_stages(problem.stages(), 8, problem.microbatches)
-    found = find_planner("aceso")().plan(problem, SearchBudget())
-    assert best is not None and best.value * (1 - 1e-12) <= found.value <= 1.02 * best.value
+    proposal = find_planner("aceso")().plan(problem, SearchBudget())
+    assert best is not None and best.value * (1 - 1e-12) <= proposal.value <= 1.02 * best.value

@@ -25,7 +25,7 @@ from tests.experiments.planning.conftest import gpt, problem_of
 def draw_layouts(seed: int, operators: int = 4) -> FactorTable:
     """A chain of operators that shard dims p or q over two axes, with a factor of three operators."""
     rng = np.random.default_rng(seed)
-    options = tuple((("x", one), ("y", other)) for one, other in product(("", "p", "q"), repeat=2))
+    options = tuple((("x", first), ("y", second)) for first, second in product(("", "p", "q"), repeat=2))
     names = [f"v{place}" for place in range(operators)]
     scopes = [(name,) for name in names] + list(pairwise(names)) + [tuple(names[:3])]
     factors = []
@@ -41,11 +41,11 @@ def test_rewrites_without_pruning_reach_the_optimum(seed: int) -> None:
     """There are 4^4 graphs: none, p, q, or both for each operator; a rewrite changes one operator or one tensor's."""
     table = draw_layouts(seed)
     walk = RewriteSearch(table, most=10_000, alpha=math.inf)
-    assert all(len(own) == 4 for own in walk.options)
-    best, found = eliminate(table), walk.run([walk.graph_of({})])
-    assert best is not None and found is not None
-    assert found.value == pytest.approx(best.value, rel=1e-12)
-    assert table.value(found.assignment) == pytest.approx(found.value) and walk.visited <= 4**4
+    assert all(len(parts) == 4 for parts in walk.options)
+    best, optimum = eliminate(table), walk.run([walk.graph_of({})])
+    assert best is not None and optimum is not None
+    assert optimum.value == pytest.approx(best.value, rel=1e-12)
+    assert table.value(optimum.assignment) == pytest.approx(optimum.value) and walk.visited <= 4**4
     pruned = RewriteSearch(table).run([walk.graph_of({})])
     assert pruned is not None and pruned.value >= best.value * (1 - 1e-12)
 
@@ -55,23 +55,23 @@ def test_the_placement_of_a_graph_is_that_of_brute_force(seed: int) -> None:
     table = draw_layouts(seed)
     walk = RewriteSearch(table)
     graph = walk.graph_of({"v0": frozenset("pq"), "v1": frozenset("p"), "v3": frozenset("q")})
-    kept = [own[part] for own, part in zip(walk.options, graph, strict=True)]
+    kept = [parts[part] for parts, part in zip(walk.options, graph, strict=True)]
     assert [len(numbers) for numbers in kept] == [2, 3, 1, 3]
     best = min(table.value(dict(zip(table.choices, numbers, strict=True))) for numbers in product(*kept))
-    found = walk.place(graph)
-    assert (found is None) == math.isinf(best)
+    optimum = walk.place(graph)
+    assert (optimum is None) == math.isinf(best)
     assert walk.bound(graph) <= best
-    if found is not None:
-        assert found.value == pytest.approx(best) and table.value(found.assignment) == pytest.approx(best)
+    if optimum is not None:
+        assert optimum.value == pytest.approx(best) and table.value(optimum.assignment) == pytest.approx(best)
 
 
 def test_rewrites_lead_from_the_whole_model_on_every_gpu_to_the_optimum() -> None:
     table = gpt().operators({"x": 8})
     walk = RewriteSearch(table, most=2500)
     start = walk.place(walk.graph_of({}))
-    found, best = walk.run([walk.graph_of({})]), eliminate(table)
-    assert start is not None and found is not None and best is not None
-    assert start.value > 5 * best.value and found.value == pytest.approx(best.value, rel=1e-9)
+    optimum, best = walk.run([walk.graph_of({})]), eliminate(table)
+    assert start is not None and optimum is not None and best is not None
+    assert start.value > 5 * best.value and optimum.value == pytest.approx(best.value, rel=1e-9)
 
 
 @pytest.mark.slow
@@ -83,11 +83,11 @@ def test_a_share_of_memory_finds_a_plan_that_fits(share: float) -> None:
     best = eliminate(table)
     assert best is not None
     problem.memory = share * table.cost(best.assignment).nbytes
-    found = Unity().solve(table, problem, SearchBudget())
+    optimum = Unity().solve(table, problem, SearchBudget())
     program = solve_table(table, problem.memory)
-    assert found is not None and program is not None
-    assert table.cost(found.assignment).nbytes <= problem.memory
-    assert program.value * (1 - 1e-9) <= found.value <= 1.08 * program.value
+    assert optimum is not None and program is not None
+    assert table.cost(optimum.assignment).nbytes <= problem.memory
+    assert program.value * (1 - 1e-9) <= optimum.value <= 1.08 * program.value
     problem.memory = 1.0
     nothing = Unity().solve(table, problem, SearchBudget(steps=400))
     assert nothing is not None and math.isinf(nothing.value)
@@ -103,11 +103,11 @@ EXPLORED = {
 
 
 def test_slapo_measures_the_points_of_its_authors_and_finds_their_best() -> None:
-    found = find_planner("slapo")().plan(ProfileProblem("slapo-batch-recompute"), SearchBudget())
-    assert (found.plan["batch"], found.plan["share"]) == (144, 0.5)
-    assert 1 / found.value == pytest.approx(130.9)
-    points = [tuple(one) for one in found.plan["explored"]]
-    assert len(points) == found.visited == 17 and set(points) == EXPLORED
+    proposal = find_planner("slapo")().plan(ProfileProblem("slapo-batch-recompute"), SearchBudget())
+    assert (proposal.plan["batch"], proposal.plan["share"]) == (144, 0.5)
+    assert 1 / proposal.value == pytest.approx(130.9)
+    points = [tuple(point) for point in proposal.plan["explored"]]
+    assert len(points) == proposal.visited == 17 and set(points) == EXPLORED
 
 
 @pytest.mark.parametrize("largest", [1, 3, 12, 30])
@@ -118,9 +118,9 @@ def test_the_walk_bisects_to_the_largest_batch_that_fits(largest: int) -> None:
     def measure(batch: int, share: float) -> float:
         return batch * (2 - share) if batch * (2 - share) <= largest else 0.0
 
-    found, explored = walk_grid(batches, shares, measure, patience=100)
-    assert found is not None
-    assert found.throughput == max(measure(batch, share) for batch in batches for share in shares)
+    best, explored = walk_grid(batches, shares, measure, patience=100)
+    assert best is not None
+    assert best.throughput == max(measure(batch, share) for batch in batches for share in shares)
     first = [point.batch for point in explored if point.throughput]
     assert max(first) == min(20, largest)
     assert walk_grid(batches, shares, lambda batch, share: 0.0)[0] is None
@@ -130,10 +130,10 @@ def test_the_walk_bisects_to_the_largest_batch_that_fits(largest: int) -> None:
 def test_slapo_tunes_a_job_by_forecasts() -> None:
     """The best of what it measures, and of a memory in which everything must be recomputed, a plan that recomputes."""
     problem = problem_of()
-    found = find_planner("slapo")().plan(problem, SearchBudget())
-    step = problem.forecast(found.plan)
-    assert step.fits and found.value == pytest.approx(step.step_time)
+    proposal = find_planner("slapo")().plan(problem, SearchBudget())
+    step = problem.forecast(proposal.plan)
+    assert step.fits and proposal.value == pytest.approx(step.step_time)
     for tensor, micro in product((1, 2, 4, 8), (1, 2)):
         plan = {"tp": tensor, "dp": 8 // tensor, "recompute": "full"}
         rival = problem.forecast({"plan": plan, "batch": {"global": 64, "micro": micro}})
-        assert not rival.fits or rival.step_time >= found.value * (1 - 1e-9)
+        assert not rival.fits or rival.step_time >= proposal.value * (1 - 1e-9)
