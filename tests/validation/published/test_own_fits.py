@@ -22,9 +22,9 @@ def forecast_both(run: PublishedRun) -> tuple[Report, Report]:
 
 
 def test_facts_of_a_program_and_a_cluster_stay() -> None:
-    run = published(stack="megatron-deepspeed", gpu="a100-sxm-80", gpus=192, mesh__dp=24, precision="fp16", **OPEN)
-    run = run.model_copy(update={"id": "bloom-1", "hardware": PublishedHardware(inter="Jean Zay, Omni-Path")})
-    whole, without = forecast_both(run)
+    of = {"id": "bloom-1", "hardware": PublishedHardware(inter="Jean Zay, Omni-Path")}
+    on_jean_zay = {"stack": "megatron-deepspeed", "gpu": "a100-sxm-80", "gpus": 192, "mesh__dp": 24}
+    whole, without = forecast_both(published(of=of, **on_jean_zay, precision="fp16", **OPEN))
     own, left = whole.job.framework, without.job.framework
     assert left.name == own.name and left.launch_blocking and own.launch_blocking
     changed = {name for name in type(own).model_fields if getattr(own, name) != getattr(left, name)}
