@@ -113,9 +113,15 @@ parse = cache(ast.parse)
 
 
 @cache
+def walk(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes of a syntax tree."""
+    return tuple(ast.walk(tree))
+
+
+@cache
 def nodes_of(source: str) -> tuple[ast.AST, ...]:
     """All nodes of the syntax tree of a module."""
-    return tuple(ast.walk(parse(source)))
+    return walk(parse(source))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,6 +130,7 @@ def parsed_once() -> Iterator[None]:
     yield
     parse.cache_clear()
     nodes_of.cache_clear()
+    walk.cache_clear()
 
 
 @cache
@@ -435,7 +442,7 @@ def branch_points(function: ast.AST) -> int:
     """Returns the number of places at which a function goes one way or another."""
     ways = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.IfExp, ast.match_case)
     count = 0
-    for node in ast.walk(function):
+    for node in walk(function):
         count += isinstance(node, ways)
         count += len(node.values) - 1 if isinstance(node, ast.BoolOp) else 0
         count += len(node.ifs) if isinstance(node, ast.comprehension) else 0
@@ -447,13 +454,13 @@ def local_names(function: ast.AST) -> set[str]:
     these alone."""
     comprehended = {
         name
-        for node in ast.walk(function)
+        for node in walk(function)
         if isinstance(node, ast.comprehension)
         for name in ast.walk(node.target)
         if isinstance(name, ast.Name)
     }
     names = set()
-    for node in ast.walk(function):
+    for node in walk(function):
         if isinstance(node, ast.arg):
             names.add(node.arg)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node not in comprehended:

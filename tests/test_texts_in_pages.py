@@ -44,6 +44,7 @@ from meshcast.hardware.documents.document import read_yaml
 from meshcast.hardware.errors import escape_controls
 from meshcast.simulator import load_job, simulate
 from tests.browser import LISTEN, LOOK, Browser
+from tests.draws import drawn
 from tests.payloads import FILE_NAMES, HARMLESS, PAYLOADS
 from tools.pages import catalog as catalog_page
 
@@ -201,7 +202,7 @@ def write_rows(folder: Path, texts: Texts, name: str = "rows", fields: int = 3) 
 # --------------------------------------------------------------------------------------------------------------- laws
 
 
-@pytest.mark.parametrize("what", PAYLOADS)
+@pytest.mark.parametrize("what", drawn(PAYLOADS, keep=3))
 def test_a_text_stays_a_text(what: str) -> None:
     """In texts, attributes, titles and contents of a page, alone and behind all others."""
 
@@ -245,7 +246,7 @@ def test_the_report_of_many_plans(write: Callable[[Path, Texts], Path], tmp_path
     assert page.text.count(escape_controls(EVERY)) >= 5
 
 
-@pytest.mark.parametrize("name", FILE_NAMES.values())
+@pytest.mark.parametrize("name", drawn(FILE_NAMES.values(), keep=3))
 def test_names_of_files(name: str, tmp_path: Path) -> None:
     def make(texts: Texts) -> str:
         plans = load_plans(write_answer(tmp_path, lambda number: f"{HARMLESS}{number}", name))
@@ -298,7 +299,7 @@ def test_only_literals_are_html() -> None:
     assert {name for name, _ in calls} == {"page.py", "html.py"}
 
 
-@pytest.mark.parametrize("what", PAYLOADS)
+@pytest.mark.parametrize("what", drawn(PAYLOADS, keep=3))
 def test_texts_on_pages_of_the_docs(what: str) -> None:
     """In cells, lists of points and numbered ones."""
 

@@ -32,7 +32,7 @@ class SweepOptions(Options):
 
     @field_validator("on", mode="before")
     @classmethod
-    def _check_address(cls, on: Any, info: ValidationInfo) -> Any:
+    def _check_address(cls, on: object, info: ValidationInfo) -> object:
         if isinstance(on, str) and re.fullmatch(r"dask://\S+:\d{1,5}", on) is None:
             remedy = "Write dask://host:8786, as `dask scheduler` prints it after tcp://"
             raise PlanError(place_of(info), "a cluster is the address of a Dask scheduler", remedy, on)
