@@ -21,7 +21,7 @@ from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.program import Program
 from meshcast.simulator.report.report import Report
 from tests.contract.measure import sent
-from tests.contract.played import FREE, Ideal, Played, play_job
+from tests.contract.played import FREE, Ideal, Played, play_job, summed_over
 from tests.simulator.schemes.small_jobs import GPT, job_on
 from tests.strategies import examples
 
@@ -165,6 +165,20 @@ def test_fused_gradients_fit_into_the_buffer(fusion: int) -> None:
     if fusion == 0:
         assert len(works) == len(played.held(0)) and len(on_data(played)) == len(works), "nothing is packed"
     assert sum(work.nbytes for work in works) == 4 * played.plan.job.model.parameters
+
+
+def test_a_clock_reduces_each_gradient_over_the_ranks_that_see_other_tokens() -> None:
+    """Gradients of experts over their copies alone."""
+    schemes = {"use": "data/horovod", "over": "dp"}, {"use": "expert/all-to-all", "over": "ep"}
+    model, views = {**GPT, "moe": {"experts": 4, "top_k": 2, "expert_ffn": 32}}, {"experts": {"edp": 2, "ep": 2}}
+    played = play_job(job_on({"dp": 4}, *schemes, samples=4, model=model, views=views))
+    reduced, wanted = (defaultdict[tuple[str, ...], int](int) for _ in range(2))
+    for _, op in on_data(played):
+        if isinstance(op.work, Collective):
+            reduced[op.work.axes] += op.work.nbytes
+    for param in played.held(0):
+        wanted[summed_over(param, played.plan)] += 4 * param.size
+    assert reduced == wanted and len(reduced) == 2
 
 
 def test_of_a_slow_clock_one_sum_follows_its_first_tick() -> None:
