@@ -11,7 +11,16 @@ from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.huggingface.config import Config, Decoder, check_every_layer, key, refuse
 from meshcast.simulator.models.parts import Count, Depth, Flag, Probability, Share, Size
 
-LETTERS = {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "mlp": "-", "moe": "E"}
+Block = Literal["linear_attention", "mamba", "full_attention", "attention", "mlp", "moe"]
+
+LETTERS: dict[Block, str] = {
+    "linear_attention": "M",
+    "mamba": "M",
+    "full_attention": "*",
+    "attention": "*",
+    "mlp": "-",
+    "moe": "E",
+}
 """Letters of `StateSpace.pattern` for the kinds of layers in configs of transformers 5."""
 
 
@@ -33,10 +42,7 @@ class NemotronH(Config):
     tied: Flag = key("tie_word_embeddings", default=False)
     attention_bias: Flag = key("attention_bias", default=False)
     mlp_bias: Flag = key("mlp_bias", default=False)
-    pattern: str | None = key("hybrid_override_pattern", default=None)
-    blocks: list[Literal["linear_attention", "mamba", "full_attention", "attention", "mlp", "moe"]] | None = key(
-        "layers_block_type", default=None
-    )
+    pattern: str | list[Block] = key("hybrid_override_pattern", "layers_block_type")
     mamba_heads: Size = key("mamba_num_heads")
     mamba_head_dim: Size = key("mamba_head_dim")
     state: Size = key("ssm_state_size")
@@ -63,10 +69,7 @@ class NemotronH(Config):
     )
 
     def fields(self) -> dict[str, Any]:
-        pattern = self.pattern or "".join(LETTERS[block] for block in self.blocks or ())
-        if not pattern:
-            rule = "one of hybrid_override_pattern and layers_block_type says what each layer is"
-            raise ModelError("pattern", rule, "Give one of them")
+        pattern = self.pattern if isinstance(self.pattern, str) else "".join(LETTERS[block] for block in self.pattern)
         shape = self.same_fields("hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "tied")
         shape["layers"] = self.layers or len(pattern)
         ssm = self.same_fields("state", "groups", "conv", "chunk") | {"pattern": pattern}
