@@ -154,7 +154,7 @@ def test_levels_keep_what_is_decided_and_are_no_better_than_all_at_once() -> Non
     assert all(dim for layout in layouts if layout for dim in layout.values())
 
 
-@pytest.mark.parametrize("gpus", drawn([8, 16], keep=2))
+@pytest.mark.parametrize("gpus", [8, 16])
 def test_gspmd_completes_the_annotations_to_megatron_inside_data_parallelism(gpus: int) -> None:
     """Heads and columns of four linear layers are annotated: a layer has two all-reduces a pass, as in Megatron-LM."""
     problem = problem_of(gpus=gpus)
