@@ -117,8 +117,8 @@ def test_a_preset_is_one_file_and_its_parameter_count(project: Path) -> None:
     apply(*count, project)
     # Tests go through all presets, and one through the exact counts, in which the line stands.
     name = Path(preset[1]).stem
-    assert f'"{name}": ' in added(count[2])
-    assert passed(run(project, "", f"{name} or preset", count[1])) > 2
+    assert f"{name}: " in added(count[2])
+    assert passed(run(project, "", f"{name} or preset", "tests/simulator/models/test_load.py")) > 2
     assert changed(project) <= {preset[1], count[1]}
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.layout import Tensor
 from meshcast.simulator.ir.modules import LocalShapes, Module, Operator
 from meshcast.simulator.ir.operators import Linear

@@ -19,7 +19,7 @@ from meshcast.simulator.program.timetable import timetable
 from meshcast.simulator.scheduling.schedule import PipelineShape
 from tests.contract.played import PAID, play_job
 from tests.draws import drawn, drawn_grid
-from tests.simulator.plan.test_asymmetric import HOP, play_ideally
+from tests.simulator.plan.ideally import HOP, pass_seconds, play_ideally
 from tests.simulator.scheduling.schedules import make_schedule
 
 VISION = {"name": "vision", "layers": 4, "hidden": 256, "heads": 4, "tokens": 128, "input_width": 48}
@@ -60,10 +60,11 @@ def test_every_stage_of_heterogeneous_branches_is_one_deeper_than_its_successor(
 def test_heterogeneous_branches_take_as_long_as_the_formula(m: int) -> None:
     """Where the trunk is the slowest stage: the longer path there, m micro-batches of the trunk, and the path back."""
     model = {**MODEL, "layers": 16, "branches": [{**VISION, "layers": 4}, AUDIO]}
-    span, seconds = play_ideally(job([{"tp": 1}] * 4, graph(2, 1), model, m))
+    step = play_ideally(job([{"tp": 1}] * 4, graph(2, 1), model, m))
+    seconds = {(stage, kind): time for (stage, kind, _), time in pass_seconds(step).items()}
     there, back = (max(seconds[0, kind] + seconds[1, kind] + 2 * HOP, seconds[2, kind] + HOP) for kind in ("F", "BW"))
     assert seconds[3, "F"] > there - 2 * HOP
-    assert span == pytest.approx(there + m * (seconds[3, "F"] + seconds[3, "BW"]) + back, rel=1e-12)
+    assert step.span == pytest.approx(there + m * (seconds[3, "F"] + seconds[3, "BW"]) + back, rel=1e-12)
 
 
 def test_equal_branches_in_a_list_are_those_of_a_number() -> None:

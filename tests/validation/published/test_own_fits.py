@@ -30,7 +30,7 @@ def test_facts_of_a_program_and_a_cluster_stay() -> None:
     changed = {name for name in type(own).model_fields if getattr(own, name) != getattr(left, name)}
     assert changed == {"launch_s", "step_overhead_s", "rates"}
     assert left.rates["memory_bound"] == own.rates["memory_bound"]  # of other sources
-    assert left.launch_s == pytest.approx(160e-6) and left.step_overhead_s == pytest.approx(0.035)
+    assert left.launch_s == pytest.approx(140e-6) and left.step_overhead_s == pytest.approx(0.035)
     # The rate of NVLink was fitted to the steps of this source; its network was not.
     assert whole.job.cluster.node.name == "jean-zay-a100" != without.job.cluster.node.name
 
