@@ -60,7 +60,7 @@ def with_tensor(**overlap: bool) -> dict[str, Any]:
         "cluster": "dgx-h100:1",
         "framework": {"name": "megatron-core", "set": {"overlap": overlap}},
         "plan": {"tp": 8},
-        "batch": {"global": 4, "micro": 4},  # with less work on a GPU the host's calls for the parts take longer
+        "batch": {"global": 8, "micro": 4},  # with less work on a GPU the host's calls for the parts take longer
     }
 
 
