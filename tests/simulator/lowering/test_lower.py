@@ -457,3 +457,10 @@ def test_recompute_waits_for_the_gradient_and_comes_before_its_use() -> None:
     assert names(fragment.backward[first : first + 4]) == ["re up", "re act", "re down", "ddown"]
     (mark,) = [mark for name, mark in fragment.grad_entry.items() if name == "y"]
     assert all(mark in waits_for(op) for op in again)
+
+
+def test_the_gradient_of_an_embedding_is_whole_in_the_format_of_its_weights() -> None:
+    """Autograd makes it, and a hook adds it to the gradients: it is in memory beside these."""
+    stage = lowered_stage(MODEL, Mesh({}), ends=(True, False))
+    uses = [use for run in stage.unit_runs for use in run.fragment.tensor_uses if use.key == "w:embedding"]
+    assert {use.nbytes for use in uses} == {MODEL.vocab * MODEL.hidden * 2} and len(uses) == 2

@@ -247,3 +247,13 @@ def test_leading_communication_is_issued_for_all_parts_first() -> None:
     turns = ["dispatch 0", "dispatch 1", "up 0", "down 0", "combine 0", "up 1", "down 1", "combine 1"]
     assert [op.name for op in frag.forward] == turns
     assert [op.name for op in frag.exit["y"].after] == ["combine 0", "combine 1"]
+
+
+@pytest.mark.parametrize("one_kernel", [False, True])
+def test_parts_are_launched_as_often_as_the_whole(one_kernel: bool) -> None:
+    """A part of a kernel of its own has its share of the launches; of a kernel in parts, the first has them all."""
+    op = Op("product", work=Gemm(12, 8, 4), launches=3.0)
+    (parts,) = Rewrite(Fragment([op])).chunk([op], [1, 1, 2], one_kernel)
+    launches = [part.launches for part in parts]
+    assert sum(launches) == op.launches and min(launches) >= 0
+    assert (launches == [3.0, 0.0, 0.0]) == one_kernel
