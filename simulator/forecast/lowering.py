@@ -37,19 +37,20 @@ def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: S
 def _count_calls(plan: Plan) -> tuple[tuple[CallKind, PassCalls], ...]:
     """Returns the time of the host for each kind of ops, over that of a single op; empty where all take as long, as in
     models with experts (`Framework.calls`)."""
-    number = plan.job.framework.op_calls
-    if number is None or plan.job.model.moe is not None:
+    kinds = plan.job.framework.calls
+    if not kinds or plan.job.model.moe is not None:
         return ()
-    kinds = plan.job.framework.calls.items()
-    return tuple((kind, PassCalls(*(calls / number for calls in passes))) for kind, passes in kinds)
+    number = kinds["op"].forward
+    return tuple((kind, PassCalls(*(calls / number for calls in passes))) for kind, passes in kinds.items())
 
 
 def _count_launches(framework: Framework) -> tuple[tuple[str, tuple[float, float]], ...]:
     """Returns the time of the host to launch the kernels of each operation that runs as several, forward and backward,
     over that of a single op; empty where the host launches them as a single op."""
-    eager, calls = framework.kernel_traits.eager, framework.op_calls
-    if calls is None:
+    eager = framework.kernel_traits.eager
+    if not framework.calls:
         return ()
+    calls = framework.calls["op"].forward
     return tuple((what, (each.forward.kernels / calls, each.backward.kernels / calls)) for what, each in eager.items())
 
 

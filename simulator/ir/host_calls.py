@@ -12,9 +12,9 @@ from meshcast.simulator.ir.ops import BYTES, Attention, Collective, Exchange, Ge
 
 CallKind = Literal[
     "linear", "quantised-linear", "norm", "attention", "rope", "residual", "add", "activation", "cast", "collective",
-    "vector", "other",
+    "vector", "other", "op",
 ]  # fmt: skip
-"""Kinds of ops by what the host does for them. `vector` is the gradient of a vector of weights, such as a norm's or a
+"""Kinds of ops by what the host does for them. `op` is that of which `Framework.launch_s` is the time. `vector` is the gradient of a vector of weights, such as a norm's or a
 bias, which no product adds to the accumulated one."""
 
 KINDS: Mapping[str, CallKind] = {

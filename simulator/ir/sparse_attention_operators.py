@@ -18,10 +18,7 @@ from meshcast.simulator.ir.ops import Attention, Memory, Work
 
 
 class DetachedLinear(Linear):
-    """A linear layer without a gradient of its input."""
-
-    def backward_inputs(self, at: LocalShapes) -> list[Work]:
-        return []
+    """A linear layer whose input gets no gradient from it (`Scope.inputs_with_gradient`)."""
 
 
 def detach(module: Module) -> Module:

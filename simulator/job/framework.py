@@ -354,12 +354,10 @@ class Framework(FrameworkPart):
     launch_s: float = Field(ge=0, le=1)
     """Time of the host to launch an op [s]: a faster GPU waits for the host. A profile states it for hosts of H100,
     and those of other GPUs have another pace (`simulator.job.host_launches`); a job states that of its host."""
-    op_calls: float | None = Field(default=None, ge=1, le=100)
-    """Calls of the host in `launch_s`, each as long as that for a kernel of an operation that runs as several
-    (`eager`); default: all ops take the host `launch_s`."""
     calls: dict[CallKind, PassCalls] = {}
-    """Calls of the host for each kind of ops (`simulator.ir.host_calls`), where `op_calls` is stated: forward, for the
-    gradients of inputs, and for those of weights. Models with experts have `launch_s` for all ops."""
+    """Calls of the host for each kind of ops (`simulator.ir.host_calls`): forward, for the gradients of inputs, and for
+    those of weights. Each is as long as that for a kernel of an operation that runs as several (`eager`). Models with
+    experts have `launch_s`, the time of the calls of an `op`, for all ops; empty: so have all."""
     deterministic: bool = False
     """What adds in a fixed order: the backward pass of fused attention, and what the program sets besides (the key
     `when_deterministic` of its file). For example ``--deterministic-mode`` of Megatron-LM."""
@@ -393,8 +391,8 @@ class Framework(FrameworkPart):
 
     @model_validator(mode="after")
     def _check_launches(self) -> Framework:
-        if missing := [kind for kind in get_args(CallKind) if self.op_calls and kind not in self.calls]:
-            raise ValueError(f"with op_calls there are calls of each kind of ops, and {missing[0]} has none. Add it")
+        if missing := [kind for kind in get_args(CallKind) if self.calls and kind not in self.calls]:
+            raise ValueError(f"calls are of all kinds of ops or of none, and {missing[0]} has none. Add it")
         if self.cuda_graphs == ():
             raise ValueError("cuda_graphs names no modules. Write false for none, or those of all layers: [attn, mlp]")
         return self

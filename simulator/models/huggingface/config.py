@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from meshcast.hardware.errors import ModelError
-from meshcast.simulator.models.parts import Depth, Flag, Probability, Size
+from meshcast.simulator.models.parts import Count, Depth, Flag, Probability, Size
 
 Gelu = Literal["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"]
 """GELU, exact or in any of its approximations: a kernel each but for gelu_new and gelu_fast."""
@@ -109,7 +109,8 @@ class Config(Keys, ABC):
 
 
 class Decoder(Config):
-    """A decoder of the Llama family: RMS norms, gated MLPs and RoPE. Dropout on attention is refused."""
+    """A decoder of the Llama family: RMS norms, gated MLPs and RoPE. Dropout on attention is refused. Layers of
+    multi-token prediction are those that a config names, also where ``transformers`` leaves them out."""
 
     layers: Depth = key("num_hidden_layers")
     hidden: Size = key("hidden_size")
@@ -120,12 +121,14 @@ class Decoder(Config):
     seq: Size = key("max_position_embeddings")
     activation: Literal["silu", "swish"] = key("hidden_act", default="silu")
     tied: Flag = key("tie_word_embeddings", default=False)
+    mtp: Count = key("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules", default=0)
     attention_dropout: Annotated[Probability, refuse("dropout on attention alone")] = key(
         "attention_dropout", default=0.0
     )
 
     def fields(self) -> dict[str, Any]:
         shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "tied")
+        shape |= {"mtp": self.mtp} if self.mtp else {}
         return shape | {"norm": "rmsnorm", "positions": "rope", "gated": True}
 
 
@@ -156,6 +159,22 @@ def check_every_layer(flags: Sequence[Any], layers: int, word: str) -> None:
     if len(flags) != layers:
         rule = f"it must say the type of each of the {layers} layers"
         raise ModelError(word, rule, "Correct the list, or leave it out", list(flags))
+
+
+MlpTypes = list[Literal["dense", "sparse"]]
+
+
+def sparse_layers(types: MlpTypes | None, layers: int, first_dense: int) -> dict[str, int]:
+    """Returns the fields of `MoEShape` that say which layers have experts.
+
+    types: the kind of each layer; None: all but the first `first_dense` have experts.
+    Raises ModelError if no values of the fields describe the layers.
+    """
+    flags = [layer >= first_dense for layer in range(layers)]
+    if types is not None:
+        flags = [each == "sparse" for each in types]
+    check_every_layer(flags, layers, "mlp_layer_types")
+    return expert_layers(flags, "mlp_layer_types")
 
 
 def expert_layers(flags: Sequence[bool], word: str) -> dict[str, int]:

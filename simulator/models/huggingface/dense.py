@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.huggingface.config import Decoder, check_every_layer, full_fields, key, refuse
 from meshcast.simulator.models.huggingface.gemma import Cap, Olmo2, window_fields
 from meshcast.simulator.models.huggingface.llama import Granite, LayerTypes, Llama
@@ -51,8 +52,8 @@ class SeedOss(Decoder):
 
 
 class Olmo(Decoder):
-    """``OlmoConfig`` (OLMo 1): norms without weights. Clipping queries, keys and values is part of kernels that run
-    anyway, and is left out."""
+    """``OlmoConfig`` (OLMo 1): norms without weights. Clipping queries, keys and values, an elementwise kernel each, is
+    left out."""
 
     bias: Flag = key("attention_bias", default=False)
 
@@ -218,12 +219,13 @@ class CWM(Decoder):
 
     kv_heads: Size | None = key("num_key_value_heads", default=8)
     head_dim: Size | None = key("head_dim", default=128)
+    mlp_bias: Flag = key("mlp_bias", default=False)
     window: Size | None = key("sliding_window", default=8192)
     layer_types: LayerTypes | None = key("layer_types", default=None)
 
     def fields(self) -> dict[str, Any]:
         windows = window_fields(self.window, self.layers, self.layer_types or first_full(self.layers), None)
-        return super().fields() | self.same_fields("head_dim") | windows
+        return super().fields() | self.same_fields("head_dim", "mlp_bias") | windows
 
 
 def first_full(layers: int) -> LayerTypes:
@@ -238,10 +240,25 @@ class GraniteSWA(Granite):
     tied: Flag = key("tie_word_embeddings", default=True)
     window: Size | None = key("sliding_window", default=128)
     layer_types: LayerTypes | None = key("layer_types", default=None)
+    thetas: list[float] | None = key("layer_rope_theta", default=None)
 
     def fields(self) -> dict[str, Any]:
         types = self.layer_types or first_full(self.layers)
-        return super().fields() | window_fields(self.window, self.layers, types, None) | {"sinks": True}
+        windows = window_fields(self.window, self.layers, types, None)
+        return super().fields() | windows | self._ropes(types) | {"sinks": True}
+
+    def _ropes(self, types: LayerTypes) -> dict[str, Any]:
+        """Returns the fields of `Model` for layers without RoPE, whose base is 0."""
+        thetas = self.thetas or [1.0] * self.layers
+        check_every_layer(thetas, self.layers, "layer_rope_theta")
+        if all(thetas):
+            return {}
+        if not any(thetas):
+            return {"positions": "none"}
+        if [bool(theta) for theta in thetas] != [each == "sliding_attention" for each in types]:
+            rule = "only the layers with full attention among those with a window can be without RoPE"
+            raise ModelError("thetas", rule, "Give the fields of `model:` themselves", self.thetas)
+        return {"full_rope": False}
 
 
 class HyperClovaX(Granite):

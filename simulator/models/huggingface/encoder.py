@@ -1,20 +1,30 @@
-"""Configs of encoders of the BERT family: a token attends to all others, and the loss is over masked tokens.
+"""Configs of encoders of the BERT family: a token attends to all others, and the loss is over masked tokens; or, with
+``is_decoder``, to those before it.
 
 ``transformers`` computes the logits of all tokens. The pooler, and a head for pairs of sentences, are left out.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from meshcast.simulator.models.huggingface.config import Config, Gelu, key
+from pydantic import AfterValidator
+
+from meshcast.simulator.models.huggingface.config import Config, Gelu, key, refuse
 from meshcast.simulator.models.parts import Count, Depth, Flag, Probability, Size
+
+
+def _absolute(word: str | None) -> str | None:
+    if word not in (None, "absolute"):
+        raise ValueError("only absolute positions are supported. Remove the key if the model works without it")
+    return word
 
 
 class BERT(Config):
     """``BertConfig`` and those like it: norms behind residual additions, a transformation in front of the output layer.
 
-    The rows of the table of token types count as rows of that of positions: both are added by the kernels of the input.
+    The rows of the tables of token types and of tasks (ERNIE) count as rows of that of positions: all are added by the
+    kernels of the input.
     """
 
     layers: Depth = key("num_hidden_layers")
@@ -24,6 +34,11 @@ class BERT(Config):
     vocab: Size = key("vocab_size")
     seq: Size = key("max_position_embeddings", default=512)
     types: Count = key("type_vocab_size", default=2)
+    has_tasks: Flag = key("use_task_id", default=False)
+    tasks: Count = key("task_type_vocab_size", default=3)
+    relative: Annotated[str | None, AfterValidator(_absolute)] = key("position_embedding_type", default=None)
+    causal: Flag = key("is_decoder", default=False)
+    cross_attention: Annotated[Flag, refuse("cross-attention")] = key("add_cross_attention", default=False)
     activation: Gelu = key("hidden_act", default="gelu")
     tied: Flag = key("tie_word_embeddings", default=True)
     dropout: Probability = key("hidden_dropout_prob", default=0.1)
@@ -31,10 +46,11 @@ class BERT(Config):
 
     def fields(self) -> dict[str, Any]:
         shape = self.same_fields("layers", "hidden", "heads", "ffn", "vocab", "seq", "tied")
-        kind = {"norm": "layernorm", "positions": "learned", "gated": False, "bidirectional": True}
+        kind = {"norm": "layernorm", "positions": "learned", "gated": False, "bidirectional": not self.causal}
         head = {"norm_residual": True, "head": ("transform", "bias")}
         dropout = self.read_dropout("dropout", "attention_dropout")
-        return shape | dropout | self.read_activation() | kind | head | {"position_rows": self.seq + self.types}
+        rows = self.seq + self.types + (self.tasks if self.has_tasks else 0)
+        return shape | dropout | self.read_activation() | kind | head | {"position_rows": rows}
 
 
 class MegatronBERT(BERT):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -11,38 +11,25 @@ from meshcast.simulator.models.huggingface.config import (
     Config,
     Decoder,
     Keys,
+    MlpTypes,
     check_every_layer,
     expert_layers,
     key,
     local_fields,
     refuse,
+    sparse_layers,
 )
 from meshcast.simulator.models.huggingface.dense import GraniteSWA
 from meshcast.simulator.models.huggingface.gemma import Cohere2, Exaone4, window_fields
 from meshcast.simulator.models.huggingface.llama import Granite, LayerTypes, Llama
-from meshcast.simulator.models.huggingface.moe import DeepSeekV2, DeepSeekV3, published_in
+from meshcast.simulator.models.huggingface.moe import DeepSeekV2, ListedExperts, published_in
 from meshcast.simulator.models.parts import Count, Depth, Flag, Probability, Share, Size
-
-MlpTypes = list[Literal["dense", "sparse"]]
-
-
-def sparse_layers(types: MlpTypes | None, layers: int, first_dense: int) -> dict[str, int]:
-    """Returns the fields of `MoEShape` that say which layers have experts.
-
-    types: the kind of each layer; None: all but the first `first_dense` have experts.
-    Raises ModelError if no values of the fields describe the layers.
-    """
-    flags = [layer >= first_dense for layer in range(layers)]
-    if types is not None:
-        flags = [each == "sparse" for each in types]
-    check_every_layer(flags, layers, "mlp_layer_types")
-    return expert_layers(flags, "mlp_layer_types")
 
 
 class Olmoe(Llama):
-    """``OlmoeConfig``: experts in all layers, norms over all heads of queries and of keys."""
+    """``OlmoeConfig``: experts in all layers, norms over all heads of queries and of keys. Clipping queries, keys and
+    values, an elementwise kernel each, is left out."""
 
-    clip: Annotated[float | None, refuse("clipped queries, keys and values")] = key("clip_qkv", default=None)
     experts: Size = key("num_experts", default=64)
     top_k: Size = key("num_experts_per_tok", default=8)
 
@@ -112,7 +99,7 @@ class Dbrx(Config):
     """``DbrxConfig``: experts in all layers, one matrix for queries, keys and values.
 
     Its layer norm has no bias, and is read as an RMS norm, which has the same weights and memory traffic. Clipping
-    queries, keys and values is part of kernels that run anyway, and is left out.
+    queries, keys and values, an elementwise kernel each, is left out.
     """
 
     layers: Depth = key("n_layers")
@@ -165,13 +152,12 @@ class Mellum(Decoder):
     experts: Size = key("num_experts", default=64)
     top_k: Size = key("num_experts_per_tok", default=8)
     expert_ffn: Size = key("moe_intermediate_size", default=896)
-    mtp: Count = key("num_mtp_layers", default=0)
 
     def fields(self) -> dict[str, Any]:
         windows = window_fields(self.window, self.layers, self.layer_types or ["full_attention"] * self.layers, None)
         moe = self.same_fields("experts", "top_k", "expert_ffn") | sparse_layers(self.kinds, self.layers, 0)
         biases = {"qkv_bias": self.bias, "proj_bias": self.bias, "qk_layernorm": True}
-        return super().fields() | self.same_fields("head_dim", "mtp") | windows | biases | {"moe": moe}
+        return super().fields() | self.same_fields("head_dim") | windows | biases | {"moe": moe}
 
 
 class MiniMaxM2(Decoder):
@@ -185,7 +171,6 @@ class MiniMaxM2(Decoder):
     rope_share: Share = key("partial_rotary_factor", default=1.0)
     experts: Size = key("num_local_experts", default=256)
     top_k: Size = key("num_experts_per_tok", default=8)
-    mtp: Count = key("num_mtp_modules", default=0)
 
     def fields(self) -> dict[str, Any]:
         share = self.rope_share if self.rotary is None else min(1.0, self.rotary / self.head_dim)
@@ -249,7 +234,8 @@ class SolarOpen(DeepSeekExperts):
 
 
 class HYV3(Decoder):
-    """``HYV3Config`` (Hunyuan 3): experts beside a shared one in all but the first layer, norms of queries and keys."""
+    """``HYV3Config`` (Hunyuan 3): experts beside a shared one in all but the first layer, norms of queries and keys.
+    Sums of their results in fp32 (``enable_moe_fp32_combine``) are left out."""
 
     kv_heads: Size | None = key("num_key_value_heads", default=8)
     head_dim: Size | None = key("head_dim", default=128)
@@ -323,12 +309,8 @@ class Youtu(MiniCPM3):
     v: Size | None = key("v_head_dim", default=128)
 
 
-class Glm4MoELite(DeepSeekV3):
-    """``Glm4MoeLiteConfig`` (GLM-4.7-Flash): the architecture of DeepSeek-V3, with a list of the layers that have
-    experts."""
-
-    kinds: MlpTypes | None = key("mlp_layer_types", default=None)
-    first_dense: Count = key("first_k_dense_replace", default=1)
+class Glm4MoELite(ListedExperts):
+    """``Glm4MoeLiteConfig`` (GLM-4.7-Flash): the architecture of DeepSeek-V3."""
 
     kv_heads: Size | None = key("num_key_value_heads", default=20)
     q_lora_rank: Size | None = key("q_lora_rank", default=768)
@@ -337,10 +319,7 @@ class Glm4MoELite(DeepSeekV3):
     experts: Size | None = key("n_routed_experts", default=64)
     top_k: Size = key("num_experts_per_tok", default=4)
     expert_ffn: Size = key("moe_intermediate_size", default=1536)
-
-    def _moe(self) -> dict[str, Any] | None:
-        moe = super()._moe()
-        return moe and moe | sparse_layers(self.kinds, self.layers, self.first_dense)
+    first_dense: Count = key("first_k_dense_replace", default=1)
 
 
 class GraniteMoESWA(GraniteSWA, GraniteMoE):
@@ -351,14 +330,28 @@ class GraniteMoESWA(GraniteSWA, GraniteMoE):
 
 
 class Cohere2MoE(Cohere2):
-    """``Cohere2MoeConfig``: experts beside shared ones, side by side with attention behind a single norm."""
+    """``Cohere2MoeConfig``: experts beside shared ones, side by side with attention behind a single norm. The first,
+    dense layers have windows by a pattern of their own."""
 
     kinds: MlpTypes | None = key("mlp_layer_types", default=None)
+    first_dense: Count = key("first_k_dense_replace", default=0)
+    dense_pattern: Size = key("prefix_dense_sliding_window_pattern", default=1)
     experts: Size = key("num_experts", default=8)
     top_k: Size = key("num_experts_per_tok", default=2)
     shared_experts: Count = key("num_shared_experts", default=0)
     dense_ffn: Size | None = key("prefix_dense_intermediate_size", default=None)
 
+    @property
+    def local(self) -> LayerTypes:
+        """The types of all layers."""
+        dense = self.kinds.count("dense") if self.kinds else self.first_dense
+        patterns = [(dense, self.dense_pattern), (self.layers - dense, self.pattern)]
+        return self.layer_types or [
+            "sliding_attention" if (layer + 1) % pattern else "full_attention"
+            for layers, pattern in patterns
+            for layer in range(layers)
+        ]
+
     def fields(self) -> dict[str, Any]:
         moe = self.same_fields("experts", "top_k", "shared_experts", "dense_ffn") | {"expert_ffn": self.ffn}
-        return super().fields() | {"moe": moe | sparse_layers(self.kinds, self.layers, 0)}
+        return super().fields() | {"moe": moe | sparse_layers(self.kinds, self.layers, self.first_dense)}

@@ -176,10 +176,12 @@ class GraniteHybrid(MixerLayers):
 class Bamba(MixerLayers):
     """``BambaConfig``: MLPs behind Mamba-2 blocks, and behind attention with RoPE on half of a head."""
 
+    mlp_bias: Flag = key("mlp_bias", default=False)
+
     kv_heads: Size | None = key("num_key_value_heads", default=8)
     rope_share: Share = key("partial_rotary_factor", default=0.5)
     attention: list[Annotated[int, Field(strict=True, ge=0)]] | None = key("attn_layer_indices", default=None)
 
     def fields(self) -> dict[str, Any]:
         attention = [layer in (self.attention or ()) for layer in range(self.layers)]
-        return self._blocks(attention, "-") | self.same_fields("rope_share")
+        return self._blocks(attention, "-") | self.same_fields("rope_share", "mlp_bias")

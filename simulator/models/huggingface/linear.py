@@ -81,7 +81,8 @@ class Qwen3Next(Decoder):
 
 
 class Qwen35(Qwen3Next):
-    """``Qwen3_5TextConfig``: the mixers of Qwen3-Next over dense MLPs."""
+    """``Qwen3_5TextConfig``: the mixers of Qwen3-Next over dense MLPs. Multi-token prediction of the released
+    checkpoints (``mtp_num_hidden_layers``) is left out, as ``transformers`` does."""
 
     kv_heads: Size | None = key("num_key_value_heads", default=4)
     experts: Count = key("num_experts", default=0)

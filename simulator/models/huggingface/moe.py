@@ -9,11 +9,13 @@ from pydantic import AfterValidator, Field
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.huggingface.config import (
     Decoder,
+    MlpTypes,
     check_every_layer,
     expert_layers,
     key,
     local_fields,
     refuse,
+    sparse_layers,
 )
 from meshcast.simulator.models.huggingface.gemma import window_fields
 from meshcast.simulator.models.huggingface.llama import HunyuanDense, LayerTypes
@@ -127,8 +129,8 @@ def published_in(method: str) -> AfterValidator:
 class DeepSeekV2(Decoder):
     """``DeepseekV2Config``: latent attention; routed and shared experts from layer ``first_k_dense_replace`` on.
 
-    ``n_routed_experts: null`` means no experts, ``q_lora_rank: null`` no latent of queries. ``moe_layer_freq`` and
-    ``num_nextn_predict_layers`` are keys of DeepSeek's code.
+    ``n_routed_experts: null`` means no experts, ``q_lora_rank: null`` no latent of queries. ``moe_layer_freq`` is a key
+    of DeepSeek's code.
     """
 
     quantization: Annotated[Any, published_in("fp8")] = key("quantization_config", default=None)
@@ -146,11 +148,10 @@ class DeepSeekV2(Decoder):
     first_dense: Count = key("first_k_dense_replace", default=0)
     every: Size = key("moe_layer_freq", default=1)
     selection: str = key("topk_method", default="greedy")
-    mtp: Count = key("num_nextn_predict_layers", default=0)
 
     def fields(self) -> dict[str, Any]:
         mla = self.same_fields("q_lora_rank", "kv_lora_rank", "qk_nope", "qk_rope", "v")
-        return super().fields() | self.same_fields("mlp_bias", "mtp") | {"mla": mla, "moe": self._moe()}
+        return super().fields() | self.same_fields("mlp_bias") | {"mla": mla, "moe": self._moe()}
 
     def _moe(self) -> dict[str, Any] | None:
         flags = [layer >= self.first_dense and layer % self.every == 0 for layer in range(self.layers)]
@@ -173,12 +174,23 @@ class DeepSeekV3(DeepSeekV2):
     selection: Literal["noaux_tc", "greedy", "group_limited_greedy"] = key("topk_method", default="noaux_tc")
 
 
-class DeepSeekV32(DeepSeekV3):
+class ListedExperts(DeepSeekV3):
+    """The architecture of DeepSeek-V3, whose configs may list the layers that have experts."""
+
+    kinds: MlpTypes | None = key("mlp_layer_types", default=None)
+
+    def _moe(self) -> dict[str, Any] | None:
+        moe = super()._moe()
+        return moe and moe | sparse_layers(self.kinds, self.layers, self.first_dense)
+
+
+class DeepSeekV32(ListedExperts):
     """``DeepseekV32Config``: DeepSeek-V3 with attention to the keys that an indexer chooses."""
 
     index_heads: Size = key("index_n_heads", default=64)
     index_dim: Size = key("index_head_dim", default=128)
     index_top_k: Size = key("index_topk", default=2048)
+    layer_types: list[Literal["indexed_attention"]] | None = key("layer_types", default=None)
 
     def fields(self) -> dict[str, Any]:
         shape = super().fields()
@@ -266,10 +278,9 @@ class Glm4MoE(Decoder):
     expert_ffn: Size = key("moe_intermediate_size", default=1408)
     shared_experts: Count = key("n_shared_experts", default=1)
     first_dense: Count = key("first_k_dense_replace", default=1)
-    mtp: Count = key("num_nextn_predict_layers", default=0)
 
     def fields(self) -> dict[str, Any]:
-        shape = super().fields() | self.same_fields("head_dim", "rope_share", "mtp")
+        shape = super().fields() | self.same_fields("head_dim", "rope_share")
         biases = {"qkv_bias": self.attention_bias, "proj_bias": False, "qk_layernorm": self.qk_norm}
         if self.first_dense >= self.layers:
             return shape | biases

@@ -38,8 +38,7 @@ def layer(**changes: Any) -> dict[str, Op]:
 
 def share(kind: CallKind, phase: str = "F", framework: Framework = MEGATRON) -> float:
     """Launches of an op of this kind, by the calls of the profile."""
-    assert framework.op_calls is not None
-    return framework.calls[kind].of_phase(phase) / framework.op_calls
+    return framework.calls[kind].of_phase(phase) / framework.calls["op"].forward
 
 
 @pytest.mark.parametrize(("compute", "kind"), [("bf16", "linear"), ("fp8-delayed", "quantised-linear")])

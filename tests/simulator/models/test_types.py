@@ -55,6 +55,27 @@ def test_the_share_of_rope_is_read_from_either_place() -> None:
         assert from_config(glm | said).rope_share == 0.25
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        ("bamba", {"mlp_bias": True}, {"mlp_bias": True}),
+        ("bert", {"is_decoder": True}, {"bidirectional": False}),
+        ("ernie", {"use_task_id": True}, {"position_rows": 512 + 2 + 3}),
+        ("cohere2_moe", {"first_k_dense_replace": 2}, {"full_every": (0, 1, *range(5, 40, 4))}),
+        ("cwm", {"mlp_bias": True}, {"mlp_bias": True}),
+        ("granite_swa", {"layer_rope_theta": [0, 1e4, 1e4, 1e4] * 6}, {"full_rope": False}),
+        ("granite_swa", {"layer_rope_theta": [0] * 24}, {"positions": "none"}),
+        ("minimax_m2", {"num_mtp_modules": 3}, {"mtp": 3}),
+        ("hy_v3", {"num_nextn_predict_layers": 1}, {"mtp": 1}),
+    ],
+)
+def test_keys_that_change_a_step_change_the_model(kind: str, changes: dict[str, Any], words: dict[str, Any]) -> None:
+    config = next(config for config in TYPES if config["model_type"] == kind)
+    plain, changed = from_config(config), from_config(config | changes)
+    assert changed == plain.model_copy(update={word: getattr(changed, word) for word in {*words, "moe"}})
+    assert {word: getattr(changed, word) for word in words} == words != {word: getattr(plain, word) for word in words}
+
+
 def test_layers_of_two_blocks_are_twice_as_many() -> None:
     """A layer of Granite 4 is a Mamba-2 block or attention, and then experts."""
     granite = SMOLLM3 | {
