@@ -14,8 +14,8 @@ CallKind = Literal[
     "linear", "quantised-linear", "norm", "attention", "rope", "residual", "add", "activation", "cast", "collective",
     "vector", "other", "op",
 ]  # fmt: skip
-"""Kinds of ops by what the host does for them. `op` is that of which `Framework.launch_s` is the time. `vector` is the gradient of a vector of weights, such as a norm's or a
-bias, which no product adds to the accumulated one."""
+"""Kinds of ops by what the host does for them. `vector` is the gradient of a vector of weights, such as a norm's or a
+bias, which no product adds to the accumulated one; `op` is the mean op, whose time is `Framework.launch_s`."""
 
 KINDS: Mapping[str, CallKind] = {
     **{"rms-norm": "norm", "norm": "norm", "rope": "rope", "residual": "residual", "add": "add", "cast": "cast"},

@@ -101,5 +101,5 @@ WORKS: dict[CallKind, Work] = {
 
 def test_every_kind_of_calls_has_an_op() -> None:
     assert {kind: name_kind(work) for kind, work in WORKS.items()} == {kind: kind for kind in WORKS}
-    assert {*WORKS, "vector"} == {*get_args(CallKind)} == MEGATRON.calls.keys()
+    assert {*WORKS, "vector", "op"} == {*get_args(CallKind)} == MEGATRON.calls.keys()
     assert [PassCalls(1, 2, 3).of_phase(phase) for phase in "FRBW"] == [1, 1, 2, 3]
