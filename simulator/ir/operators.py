@@ -388,6 +388,17 @@ class Rope(Operator):
         return self._rotate(at, backward=True)
 
 
+def count_pairs(tokens: int, document: int | None, window: int | None) -> float:
+    """Returns the pairs of queries and keys of a sequence that the causal mask leaves.
+
+    document: tokens of the documents that fill it, within each of which queries see keys; None: a single one.
+    window: keys that a query sees at most; None: all.
+    """
+    document = min(document or tokens, tokens)
+    visible = min(window or document, document)
+    return tokens / document * visible * (document - visible / 2) if tokens else 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class CoreAttention(Operator):
     """Attention core: softmax(Q K^T) V for queries [b, s, a] over keys and values [b, t, a].
@@ -447,9 +458,7 @@ class CoreAttention(Operator):
         it cuts."""
         if self.bidirectional:
             return tokens * min(self.document or tokens, tokens)
-        document = min(self.document or tokens, tokens)
-        visible = min(self.window or document, document)
-        return tokens / document * visible * (document - visible / 2) if tokens else 0.0
+        return count_pairs(tokens, self.document, self.window)
 
     @property
     def along(self) -> str:

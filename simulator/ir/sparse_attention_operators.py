@@ -13,7 +13,7 @@ import math
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.layout import Tensor
 from meshcast.simulator.ir.modules import LocalShapes, Module, Operator
-from meshcast.simulator.ir.operators import Linear
+from meshcast.simulator.ir.operators import Linear, count_pairs
 from meshcast.simulator.ir.ops import Attention, Memory, Work
 
 
@@ -39,44 +39,37 @@ class ChooseKeys(Operator):
     and of keys.
 
     width: elements of a head.
-    tokens_before: tokens of the sequence before this slice.
+    document: tokens of the documents packed into a sequence, within each of which keys are chosen; None: a single one.
     """
 
     width: int = 128
-    tokens_before: int = 0
+    document: int | None = None
 
-    def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int, int]:
-        """Returns samples, queries, keys, heads and chosen keys."""
+    def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int]:
+        """Returns samples, positions, heads and chosen keys."""
         queries = at.dims(self.ins[0])
         samples = math.prod(n for dim, n in queries.items() if dim not in ("p", "i"))
-        tokens, chosen = queries["p"], at.dims(self.outs[0])["k"]
-        return samples, tokens, self.tokens_before + tokens, queries["i"] // self.width, chosen
+        return samples, queries["p"], queries["i"] // self.width, at.dims(self.outs[0])["k"]
 
-    def _products(self, at: LocalShapes, most: int, count: int) -> list[Work]:
+    def _products(self, at: LocalShapes, most: int | None, count: int) -> list[Work]:
         """Returns products of all heads with the keys before each query, with at most so many of them.
 
         A kernel keeps the scores on the chip as fused attention does, so it is priced as fused attention of as many
         FLOPs, with half of the width in each of its two products.
         """
-        samples, queries, keys, heads, _ = self._sizes(at)
-        share = (count_pairs(keys, most) - count_pairs(self.tokens_before, most)) / (queries * keys)
+        samples, tokens, heads, _ = self._sizes(at)
+        share = count_pairs(tokens, self.document, most) / tokens**2
         half, dtype = max(1, self.width // 2), self.ins[0].dtype
-        return [Attention(samples, queries, keys, heads, 1, half, half, share, False, dtype)] * count
+        return [Attention(samples, tokens, tokens, heads, 1, half, half, share, False, dtype)] * count
 
     def forward(self, at: LocalShapes) -> list[Work]:
-        samples, queries, keys, _, chosen = self._sizes(at)
-        sums = 4 * samples * round(count_pairs(keys, keys) - count_pairs(self.tokens_before, keys))
-        return [*self._products(at, keys, 1), Memory("softmax", 2 * sums, sums + 4 * samples * queries * chosen)]
+        samples, tokens, _, chosen = self._sizes(at)
+        sums = 4 * samples * round(count_pairs(tokens, self.document, None))
+        return [*self._products(at, None, 1), Memory("softmax", 2 * sums, sums + 4 * samples * tokens * chosen)]
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
-        return self._products(at, self._sizes(at)[4], 3)
+        return self._products(at, self._sizes(at)[3], 3)
 
     @property
     def saved_tensors(self) -> tuple[Tensor, ...]:
         return (*self.ins, *self.outs)
-
-
-def count_pairs(tokens: int, most: int) -> float:
-    """Returns the pairs of queries among the first `tokens` and keys before them, of which each has at most `most`."""
-    few = min(tokens, most)
-    return few * (tokens - few / 2)

@@ -131,7 +131,7 @@ class BlockBuilder(Shapes):
         return [
             *map(detach, linears),
             Norm("index.k.norm", (k,), (normed,), scales, modules=("norm",)),
-            ChooseKeys("index.choose", (q, normed, weights), (chosen,), (), index.dim, self.tokens_before),
+            ChooseKeys("index.choose", (q, normed, weights), (chosen,), (), index.dim, self.document),
         ]
 
     def _project_down(self, modules: list[Module], x: Tensor, name: str, rank: int, *more: Tensor) -> Tensor:

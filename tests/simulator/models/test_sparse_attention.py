@@ -10,8 +10,8 @@ import pytest
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
+from meshcast.simulator.ir.operators import count_pairs
 from meshcast.simulator.ir.ops import Attention, Gemm
-from meshcast.simulator.ir.sparse_attention_operators import count_pairs
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
@@ -38,7 +38,8 @@ def played(index: dict[str, int] | None, **plan: Any) -> Played:
 @pytest.mark.parametrize(("tokens", "most"), [(8, 3), (8, 8), (8, 20), (5, 1)])
 def test_pairs_are_those_of_a_window(tokens: int, most: int) -> None:
     """Twice the pairs of queries and keys, with a query's own counted half."""
-    assert count_pairs(tokens, most) == sum(min(n, most) for n in range(tokens)) + min(tokens, most) / 2
+    assert count_pairs(3 * tokens, tokens, most) == 3 * count_pairs(tokens, None, most)
+    assert count_pairs(tokens, None, most) == sum(min(n, most) for n in range(tokens)) + min(tokens, most) / 2
 
 
 def test_flops_of_deepseek_v32_by_hand() -> None:
