@@ -36,8 +36,9 @@ def lower_operator(scope: Scope, operator: Operator, fused_gradients: bool = Tru
     # A tied output layer on the device of the embedding has no table of its own.
     copied = scope.copies_table and isinstance(operator, Head)
     borrows = getattr(operator, "tied", False) and (scope.embeds or copied)
-    frag.params = [] if borrows else params
-    frag.shared_weights = [param.name for param in params] if borrows else []
+    shared = [len(weight.dims) > 1 and borrows for weight in operator.weights]  # the table, but not a bias
+    frag.params = [param for param, is_shared in zip(params, shared, strict=True) if not is_shared]
+    frag.shared_weights = [param.name for param, is_shared in zip(params, shared, strict=True) if is_shared]
     frag.tensor_uses = [
         *_forward_uses(scope, operator, at, frag),
         *(_backward_uses(scope, operator, at, frag, inputs, weights) if frag.backward else ()),

@@ -19,6 +19,8 @@ from meshcast.simulator.formats.launch.convert import export_job, import_file
 from meshcast.simulator.formats.launch.launch_file import read_launch_file
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.huggingface import from_config
+from meshcast.simulator.models.load import load_model
+from tests.contract.played import play_job
 
 TYPES = [json.loads(line) for line in Path(__file__).with_name("types.jsonl").read_text().splitlines()]
 
@@ -107,3 +109,26 @@ def test_norms_behind_residual_additions_are_those_of_bert() -> None:
     assert model.parameters == tables + norms + layers + 1024 * 1025 + 2048 + 30522 == 335_174_458
     flops = forward_matmul_flops(model, 1, 512, causal=True)
     assert sum(flops.values()) == 2 * (24 * 12 * 1024**2 + 24 * 2 * 512 * 1024 + 1024 * (1024 + 30522))
+
+
+SMALL = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "positions": "rope"}
+LATENT = {"q_lora_rank": 32, "kv_lora_rank": 24, "qk_nope": 16, "qk_rope": 8, "v": 16}
+TOWER = {"layers": 2, "tokens": 8, "input_width": 12, "hidden": 48, "projector": "mlp", "projector_ffn": 40}
+PARTS: list[dict[str, Any]] = [
+    {"head": ["transform", "bias"], "tied": True},
+    {"head": ["bias"], "tied": False},
+    {"norm": "rmsnorm0"},
+    {"norm": "layernorm0"},
+    {"branches": [{**TOWER, "projector_depth": 4}, {"layers": 0}]},
+    {"mla": {**LATENT, "index": {"heads": 2, "dim": 16, "top_k": 32}}, "norm": "rmsnorm"},
+]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=str)
+def test_a_device_has_the_parameters_and_products_that_are_counted(part: dict[str, Any]) -> None:
+    model = load_model({**SMALL, **part})
+    played = play_job({"model": {**SMALL, **part}, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 1}})
+    assert sum(param.size for param in played.held(0)) == model.parameters
+    counted = forward_matmul_flops(model, 32, 32, causal=True)
+    attention = counted.pop("attention")
+    assert played.flops("F") == {"gemm": sum(counted.values()), "attention": pytest.approx(attention)}
