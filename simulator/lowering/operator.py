@@ -90,7 +90,7 @@ def _make_param(scope: Scope, operator: Operator, weight: Tensor, at: LocalShape
         partial=tuple(axis for axis in summed if axis not in layout),
         ready=ready,
         used=used,
-        tied=getattr(operator, "tied", False),
+        tied=getattr(operator, "tied", False) and len(weight.dims) > 1,
         copies=_copies(weight, at),
         view=operator.view if operator.view in scope.mesh.views else "",
         trained=not operator.frozen,

@@ -132,3 +132,13 @@ def test_a_device_has_the_parameters_and_products_that_are_counted(part: dict[st
     counted = forward_matmul_flops(model, 32, 32, causal=True)
     attention = counted.pop("attention")
     assert played.flops("F") == {"gemm": sum(counted.values()), "attention": pytest.approx(attention)}
+
+
+def test_stages_share_the_table_of_a_tied_output_layer_but_not_its_bias() -> None:
+    shape = {**SMALL, "head": ["transform", "bias"], "tied": True}
+    ends = [
+        play_job({"model": shape, "cluster": {"gpu": "h100-sxm", "gpus": 2}, "plan": {"pp": 2}}).held(device)
+        for device in (0, 1)
+    ]
+    assert [{param.name for param in held if param.tied} for held in ends] == [set(), {"head"}]
+    assert sum(param.size for held in ends for param in held) == load_model(shape).parameters + 128 * 64
