@@ -29,11 +29,12 @@ SHARE = 1 if EVERY_EXAMPLE else 16
 """One example of so many is drawn in `make test`."""
 
 
-def examples(number: int) -> settings:
-    """Settings of a property whose examples take long: `number` of them in `make test-all`, in `make test` a sixteenth,
-    but not fewer than three.
+def examples(number: int, daily: int | None = None) -> settings:
+    """Settings of a property whose examples take long: `number` of them in `make test-all`, in `make test` `daily`, or
+    a sixteenth, but not fewer than three.
     """
-    return settings(max_examples=max(number // SHARE, min(number, 3)))
+    few = max(number // SHARE, min(number, 3)) if daily is None else daily
+    return settings(max_examples=number if EVERY_EXAMPLE else few)
 
 
 def some(values: Sequence[Any], of: int) -> list[Any]:

@@ -35,6 +35,7 @@ from tests.experiments.planning.random_tables import (
     has_memory,
     pipeline_value,
 )
+from tests.strategies import EVERY_EXAMPLE
 
 # -------------------------------------------------------------------------------------------------- nnScaler
 
@@ -137,15 +138,15 @@ def test_moves_end_near_the_best_of_all_partitions(seed: int) -> None:
 
 def test_the_master_stage_is_not_always_the_slowest() -> None:
     """With few micro-batches the way back from the last stage counts: a move improves on the balanced partition."""
-    improved = 0
-    for seed in range(12):
+    improved, seeds = 0, 24 if EVERY_EXAMPLE else 12
+    for seed in range(seeds):
         forward = np.random.default_rng(seed).uniform(1, 4, 10)
         table = chain_table(forward, 2 * forward)
         balanced, moved = balance_stages(table, 4, 4), move_blocks(table, 4, 4)
         assert balanced is not None and moved is not None
         start = play_borders(table, [0, *(stage.layers.stop for stage in balanced.stages)], 4)
         improved += moved.value < start * (1 - 1e-9)
-    assert improved >= 3
+    assert improved >= 5 / 24 * seeds
 
 
 def test_blocks_of_a_chain_are_planned() -> None:

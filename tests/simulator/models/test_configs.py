@@ -11,12 +11,13 @@ from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, Gemm, Memory
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.huggingface import from_config
-from meshcast.simulator.models.load import find_preset, load_model
+from meshcast.simulator.models.huggingface.readers import find_reader
+from meshcast.simulator.models.load import find_preset, load_model, presets
 from meshcast.simulator.models.model import Model
 from tests.contract.measure import params_of
 from tests.contract.played import Played, play_job
 from tests.draws import drawn
-from tests.simulator.models.configs import CONFIGS, COUNTS, PRINTED
+from tests.simulator.models.configs import CONFIGS, COUNTS, PRINTED, VISION
 from tests.simulator.models.lowered import PLANS, describe_job, forward_ops
 
 
@@ -254,3 +255,96 @@ def test_whole_forecasts(name: str, plan: str) -> None:
 def test_experts_over_ranks(name: str) -> None:
     forecast = simulate(job(name, LAYERS.get(name, 4), 8, {"ep": 4, "dp": 8, "tp": 1}) | {"batch": {"global": 16}})
     assert forecast.step_time > 0
+
+
+# -------------------------------------------------------------------------------------------------- presets
+
+
+def emit_config(kind: str, model: Model, **other: Any) -> dict[str, Any]:
+    """A config of `kind` from the fields of a model that the reader of this kind knows."""
+    config: dict[str, Any] = {"model_type": kind}
+    parts = [model, *(part for part in (model.mla, model.moe) if part is not None)]
+    for name, field in find_reader(kind).model_fields.items():
+        for part in parts:
+            if hasattr(part, name):
+                config[field.validation_alias.choices[0]] = getattr(part, name)  # type: ignore[union-attr]
+                break
+    return config | other
+
+
+def preset_config(name: str) -> dict[str, Any] | None:
+    """A config that describes a preset; None: no supported kind does, or no short one."""
+    if name in NO_KIND:
+        return None
+    model, family = load_model(name), name.partition("-")[0]
+    dropouts = {"attn_pdrop": model.dropout, "embd_pdrop": model.dropout, "attention_dropout": model.dropout}
+    masks = {"use_sliding_window": False, "layer_types": None}
+    if model.branches:
+        like = {"clip-vit-l-14": "openai/clip-vit-large-patch14", "llava-1.5-7b": "llava-hf/llava-1.5-7b-hf"}
+        return VISION[like[name]] if name in like else None
+    if family.startswith("nemotron") and model.ssm:
+        ssm = model.ssm
+        return emit_config("nemotron_h", model, hybrid_override_pattern=ssm.pattern) | {
+            **{"mamba_num_heads": ssm.heads, "mamba_head_dim": ssm.head_dim, "ssm_state_size": ssm.state},
+            **{"n_groups": ssm.groups, "conv_kernel": ssm.conv, "chunk_size": ssm.chunk, "attention_bias": False},
+        }
+    if family == "deepseek" and not model.mla:
+        return emit_config("llama", model)
+    if family in ("deepseek", "kimi"):
+        kind = "kimi_k2" if family == "kimi" else "deepseek_v3" if name == "deepseek-v3" else "deepseek_v2"
+        corrected = model.moe is not None and model.moe.router_bias
+        return emit_config(kind, model, topk_method="noaux_tc" if corrected else "greedy")
+    if family == "llama4":
+        chunked = ["full_attention" if (layer + 1) % 4 == 0 else "chunked_attention" for layer in range(model.layers)]
+        return emit_config("llama4_text", model, intermediate_size=8192, layer_types=chunked, no_rope_layers=[])
+    if family == "gpt" and model.moe:
+        return emit_config("gpt_oss", model, layer_types=None)
+    if family == "opt":
+        return emit_config("opt", model)
+    if family == "mpt":
+        return emit_config("mpt", model, expansion_ratio=4, no_bias=False, attn_config={"alibi": False})
+    if name.startswith("bloom-prequel"):
+        return emit_config("falcon", model, multi_query=False, parallel_attn=False, bias=True, alibi=True)
+    kinds = {
+        **{"bloom": "bloom", "grok": "grok-1", "mistral": "mistral", "mixtral": "mixtral", "gemma": "gemma"},
+        **{"nemotron3": "nemotron", "nemotron4": "nemotron", "qwen2": "qwen2", "qwen2.5": "qwen2", "qwen3": "qwen3"},
+        **{
+            "qwen1.5": "qwen2",
+            "starcoder2": "starcoder2",
+            "olmo2": "olmo2",
+            "phi3": "phi3",
+            "phi4": "phi3",
+            "phi3.5": "phi3",
+        },
+        **{"gemma2": "gemma2"},
+    }
+    if family in kinds:
+        kind = kinds[family] + ("_moe" if family == "qwen3" and model.moe else "")
+        ends = {"embedding_dropout": 0.1, "attention_dropout": 0.1} if family == "starcoder2" else {}
+        return emit_config(kind, model, attention_bias=False, **ends, **(masks if "qwen" in family else {}))
+    if name == "gpt-neox-20b":
+        return emit_config("gpt_neox", model)
+    if model.norm == "rmsnorm":
+        return emit_config("llama", model)
+    return emit_config("gpt2", model) | dropouts
+
+
+NO_KIND = {
+    *("two-towers-2.3b", "seed-oss-36b", "olmo3-7b", "falcon-7b", "falcon-40b", "gemma3-1b", "deepseek-moe-16b"),
+    *("glm4-9b", "glm4.5-air-106b", "glm4.6-355b", "hunyuan-a13b-80b", "minimax-m2-230b-a10b", "moonlight-16b-a3b"),
+    *("olmoe-7b-a1b", "qwen2-57b-a14b", "qwen3-next-80b-a3b"),
+}
+"""Presets whose config is compared as it is (below), or is of a kind that is not read."""
+
+
+@pytest.mark.parametrize("name", presets())
+def test_presets_come_back_from_configs(name: str) -> None:
+    config = preset_config(name)
+    assert (config is None) == (name in NO_KIND)
+    if config is not None:
+        expected = load_model({"preset": name, "name": name})
+        if name == "llava-1.5-7b":  # of which transformers pads the vocabulary, and the sequence is that of training
+            expected = load_model({"preset": name, "name": name, "vocab": 32064, "seq": 4096})
+        if config["model_type"] in ("gpt2", "falcon"):  # GPTs of other programs, as Transformers would write them
+            expected = expected.model_copy(update={"fused_qkv": True})
+        assert from_config(config, name=name) == expected

@@ -190,3 +190,32 @@ def test_a_loss_that_couples_a_batch_follows_the_last_forward_pass(couples: bool
 
 def test_the_nearest_multiple() -> None:
     assert [nearest_multiple(value, 4) for value in (1, 2, 5, 6, 7, 8, 9)] == [4, 4, 4, 8, 8, 8, 8]
+
+
+@given(shape=shapes(st.integers(1, 4), most_p=6, most_m=48), use=st.sampled_from(["gpipe", "1f1b", "interleaved-1f1b"]))
+def test_rounds_repeat_and_need_nothing_that_comes_later(shape: PipelineShape, use: str) -> None:
+    """In every round the same tasks on every device, with inputs from the same round or the one before."""
+    if not fits(use, shape):
+        return
+    table = timetable(make_schedule(use), shape)
+    rounds = table.rounds
+    if rounds is None:
+        # GPipe has no rounds; the others have some for enough micro-batches.
+        assert use == "gpipe" or shape.m < 6 * shape.p * shape.v
+        return
+    length, slot, need = rounds.length, table.slot, table.need
+    ends = [begin + rounds.count * length for begin in rounds.first]
+    assert rounds.count >= 2
+    for device, begin in enumerate(rounds.first):
+        assert table.starts[device] <= begin and ends[device] <= table.starts[device + 1]
+        for i in range(begin, ends[device] - length):
+            assert slot[i + length] == slot[i]
+            assert need[i + length] == (need[i] + length if need[i] >= 0 else -1)
+        for i in range(table.starts[device], ends[device]):
+            if need[i] >= 0:
+                # No action depends on a later round; none before the rounds depends on any.
+                other = need[i] - rounds.first[table.device_of[need[i]]]
+                assert other // length <= max((i - begin) // length, -1)
+    before = {n for n, d in enumerate(table.device_of) if n < rounds.first[d]}
+    wanted = {need[n] for n in range(len(need)) if n not in before} & before
+    assert set(rounds.waiting) == wanted

@@ -55,7 +55,7 @@ def export_and_import(job: Job, form: str) -> Job | None:
 
 
 @given(jobs_of_all(pipelines=EVERY, tensors=TENSORS), st.sampled_from(["", *FRAMEWORKS]), st.sampled_from(EXPORTS))
-@examples(96)
+@examples(192, daily=6)
 def test_export_writes_what_import_reads(described: dict[str, Any], framework: str, form: str) -> None:
     """framework: whose profile is as it is; empty: the drawn one, with settings that few programs have."""
     export_and_import(load({**described, "framework": framework} if framework else described), form)

@@ -264,19 +264,19 @@ def compose(keys: Keys, model: Any = None) -> Job:
 
 @pytest.mark.parametrize(("form", "framework"), [("megatron", "megatron-core"), ("megatron-bridge", "megatron-bridge")])
 @given(st.data())
-@examples(160)
+@examples(400, daily=10)
 def test_jobs_of_megatron_and_nemo(form: str, framework: str, data: st.DataObject) -> None:
     assert_round_trip(compose(draw_megatron(Drawing(data.draw), framework)), form)
 
 
 @given(st.data())
-@examples(160)
+@examples(400, daily=10)
 def test_jobs_of_torchtitan(data: st.DataObject) -> None:
     assert_round_trip(compose(*draw_torchtitan(Drawing(data.draw))), "torchtitan")
 
 
 @given(st.data())
-@examples(160)
+@examples(400, daily=10)
 def test_jobs_of_deepspeed(data: st.DataObject) -> None:
     assert_round_trip(compose(*draw_deepspeed(Drawing(data.draw))), "deepspeed")
 
@@ -287,7 +287,7 @@ PROFILES = {"accelerate": "hf-trainer", "llamafactory": "llama-factory", "axolot
 @pytest.mark.parametrize("framework", ["", "deepspeed"])
 @pytest.mark.parametrize("form", PROFILES)
 @given(st.data())
-@examples(80)
+@examples(100, daily=5)
 def test_jobs_of_programs_on_the_trainer(form: str, framework: str, data: st.DataObject) -> None:
     assert_round_trip(compose(*draw_trainer(Drawing(data.draw), framework or PROFILES[form], form)), form)
 
