@@ -201,6 +201,7 @@ class Report(Metrics):
             *self._from_recipes,
             *self._old_attention,
             *self._no_tensor_overlap,
+            *self._chosen_keys,
             f"{framework.step_overhead_s} s a step for data, logging and launch",
             *([f"{self.play.program.host * 1e6:.4g} us of the host to issue an op"] if self.play.program.host else []),
             *self._slowest,
@@ -222,6 +223,17 @@ class Report(Metrics):
             if acts(self.job, key):
                 by_source.setdefault(source, []).append(f"{key}: {describe_value(value)}")
         return [f"{', '.join(keys)}, as recipes of {name}: {source}" for source, keys in by_source.items()]
+
+    @property
+    def _chosen_keys(self) -> list[str]:
+        """How attention to chosen keys is priced, of which no kernel of training is published."""
+        latent = self.job.model.mla
+        if latent is None or latent.index is None:
+            return []
+        how = (
+            "its scores take as long as fused attention of as many FLOPs, and attention to its keys as that of a window"
+        )
+        return [f"indexer of sparse attention (model.mla.index): {how}"]
 
     @property
     def _old_attention(self) -> list[str]:

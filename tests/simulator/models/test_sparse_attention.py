@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.operators import count_pairs
 from meshcast.simulator.ir.ops import Attention, Gemm
@@ -83,14 +82,14 @@ def test_fewer_chosen_keys_are_faster_and_their_numbers_stay_in_memory() -> None
     assert many - few == 4 * 256 * 4 * (128 - 64)
 
 
+def test_the_forecast_says_how_it_is_priced() -> None:
+    told = [sum("model.mla.index" in text for text in simulate(job_of(index)).assumed) for index in (INDEX, None)]
+    assert told == [1, 0]
+
+
 def test_every_rank_of_tensor_parallelism_has_the_whole_indexer() -> None:
     def own(ranks: int) -> float:
         ops = (op for _, op in played(INDEX, tp=ranks).instances(0) if "index." in op.name)
         return sum(op.work.flops for op in ops if isinstance(op.work, Attention | Gemm))
 
     assert own(2) == own(1) > 0
-
-
-def test_sequences_stay_whole() -> None:
-    with pytest.raises(PlanError, match=r"all-gather.*the indexer of small \(model.mla.index\).*whole sequences"):
-        simulate(job_of(INDEX) | {"cluster": {"gpu": "h100-sxm", "gpus": 2}, "plan": {"cp": 2}})
