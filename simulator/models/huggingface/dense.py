@@ -47,8 +47,8 @@ class SeedOss(Decoder):
     attention_dropout: Probability = key("attention_dropout", default=0.1)  # type: ignore[assignment]
 
     def fields(self) -> dict[str, Any]:
-        own = self.same_fields("head_dim", "qkv_bias", "proj_bias", "mlp_bias")
-        return super().fields() | own | self.read_dropout("dropout", "attention_dropout")
+        biases = self.same_fields("head_dim", "qkv_bias", "proj_bias", "mlp_bias")
+        return super().fields() | biases | self.read_dropout("dropout", "attention_dropout")
 
 
 class Olmo(Decoder):
@@ -172,7 +172,7 @@ class Helium(Decoder):
         return super().fields() | self.same_fields("head_dim", "qkv_bias", "mlp_bias")
 
 
-class HeadsOf128(Llama):
+class InternLM3(Llama):
     """``InternLM3Config`` and ``IQuestCoderConfig``: Llama with heads 128 wide."""
 
     head_dim: Size | None = key("head_dim", default=128)
@@ -224,11 +224,11 @@ class CWM(Decoder):
     layer_types: LayerTypes | None = key("layer_types", default=None)
 
     def fields(self) -> dict[str, Any]:
-        windows = window_fields(self.window, self.layers, self.layer_types or first_full(self.layers), None)
+        windows = window_fields(self.window, self.layers, self.layer_types or list_layer_types(self.layers), None)
         return super().fields() | self.same_fields("head_dim", "mlp_bias") | windows
 
 
-def first_full(layers: int) -> LayerTypes:
+def list_layer_types(layers: int) -> LayerTypes:
     """Returns types of layers of which the first of every four has full attention."""
     return ["sliding_attention" if layer % 4 else "full_attention" for layer in range(layers)]
 
@@ -243,7 +243,7 @@ class GraniteSWA(Granite):
     thetas: list[float] | None = key("layer_rope_theta", default=None)
 
     def fields(self) -> dict[str, Any]:
-        types = self.layer_types or first_full(self.layers)
+        types = self.layer_types or list_layer_types(self.layers)
         windows = window_fields(self.window, self.layers, types, None)
         return super().fields() | windows | self._ropes(types) | {"sinks": True}
 

@@ -14,7 +14,7 @@ from meshcast.simulator.models.huggingface.config import Config, Gelu, key, refu
 from meshcast.simulator.models.parts import Count, Depth, Flag, Probability, Size
 
 
-def _absolute(word: str | None) -> str | None:
+def _refuse_relative(word: str | None) -> str | None:
     if word not in (None, "absolute"):
         raise ValueError("only absolute positions are supported. Remove the key if the model works without it")
     return word
@@ -36,7 +36,7 @@ class BERT(Config):
     types: Count = key("type_vocab_size", default=2)
     has_tasks: Flag = key("use_task_id", default=False)
     tasks: Count = key("task_type_vocab_size", default=3)
-    relative: Annotated[str | None, AfterValidator(_absolute)] = key("position_embedding_type", default=None)
+    relative: Annotated[str | None, AfterValidator(_refuse_relative)] = key("position_embedding_type", default=None)
     causal: Flag = key("is_decoder", default=False)
     cross_attention: Annotated[Flag, refuse("cross-attention")] = key("add_cross_attention", default=False)
     activation: Gelu = key("hidden_act", default="gelu")

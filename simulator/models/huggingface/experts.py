@@ -342,7 +342,7 @@ class Cohere2MoE(Cohere2):
     dense_ffn: Size | None = key("prefix_dense_intermediate_size", default=None)
 
     @property
-    def local(self) -> LayerTypes:
+    def types(self) -> LayerTypes:
         """The types of all layers."""
         dense = self.kinds.count("dense") if self.kinds else self.first_dense
         patterns = [(dense, self.dense_pattern), (self.layers - dense, self.pattern)]

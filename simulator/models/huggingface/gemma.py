@@ -125,13 +125,13 @@ class Cohere2(Decoder):
     layer_types: LayerTypes | None = key("layer_types", default=None)
 
     @property
-    def local(self) -> LayerTypes | None:
+    def types(self) -> LayerTypes | None:
         """The types of all layers; None: all but every `pattern`-th have the window."""
         return self.layer_types
 
     def fields(self) -> dict[str, Any]:
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
-        windows = window_fields(self.window, self.layers, self.local, self.pattern)
+        windows = window_fields(self.window, self.layers, self.types, self.pattern)
         ropes = {"full_rope": False} if "full_every" in windows else {} if windows else {"positions": "none"}
         shape = super().fields() | self.same_fields("head_dim") | biases
         return shape | windows | ropes | {"parallel_residual": True, "shared_norm": True}
