@@ -138,3 +138,15 @@ def test_members_stand_for_all_groups_that_they_divide_an_axis_into() -> None:
     assert [one.tolist() for one in split_positions((0, 4), 8)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
     assert [one.tolist() for one in split_positions((0, 7), 8)] == [[0, 7]]
     assert [one.tolist() for one in split_positions((1, 2), 4)] == [[1, 2]]
+
+
+def test_a_tied_table_is_summed_between_the_first_ranks_of_unequal_stages() -> None:
+    """Once between the two, all of it: rank 1 has no peer in the stage of one rank."""
+    stages = [{"tp": 2}, {"tp": 1}]
+    size = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 512, "seq": 64}
+    tied, untied = (
+        communication_matrix(small({"stages": stages}, 3, model={**size, "tied": tied}, batch={"global": 2})).total
+        for tied in (True, False)
+    )
+    table = 4.0 * 512 * 64
+    assert (tied - untied).tolist() == [[0, 0, table], [0, 0, 0], [table, 0, 0]]

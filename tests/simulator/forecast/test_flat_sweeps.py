@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from meshcast.simulator import SharedWork
+from meshcast.simulator import SharedWork, simulate
 from meshcast.simulator.forecast import shared_work
 from meshcast.simulator.forecast.step import forecast_step
 
@@ -109,3 +109,13 @@ def test_a_grid_that_is_forecast_again_finds_all_that_it_made(monkeypatch: pytes
     made = [len(store) for store in shared.stores]
     assert [forecast_step(job, shared) for job in grid] == first
     assert [len(store) for store in shared.stores] == made
+
+
+def test_prices_of_every_kind_count() -> None:
+    shared, job = SharedWork(), draw_job(random.Random(0)) | {"plan": {"tp": 2, "pp": 2}}
+    simulate(job, engine="shared", shared_work=shared)
+    for prices in (shared._kernels, shared._communication, shared._uses, shared._pairs):
+        before = shared.price_count
+        prices.clear()
+        assert shared.price_count < before
+    assert shared.price_count == 0

@@ -17,7 +17,8 @@ from meshcast.simulator.forecast.layer_costs import stage_layer_costs
 from meshcast.simulator.forecast.planning import ForecastPricing, resolve_plan
 from meshcast.simulator.forecast.program import build_program
 from meshcast.simulator.forecast.resident_memory import stashed_weight_bytes
-from meshcast.simulator.forecast.stages import device_params
+from meshcast.simulator.forecast.shared_gradients import sum_shared_gradients
+from meshcast.simulator.forecast.stages import device_params, lower_stages
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
 from meshcast.simulator.forecast.workers import ALLOCATIONS, collect_garbage_rarely
 from meshcast.simulator.ir.ops import Op, Param, StoredFormat
@@ -178,3 +179,14 @@ def test_sharded_weights_are_whole_unit_by_unit_while_they_are_saved() -> None:
     model = report.job.model
     (outside,) = report.play.outside_steps
     assert outside.saved == 4 * model.layer_parameters() > 4 * (2 * model.vocab + 2) * model.hidden
+
+
+def test_a_tied_table_is_summed_between_the_ends_of_each_pipeline() -> None:
+    model = {"layers": 6, "hidden": 64, "heads": 4, "vocab": 512, "seq": 64}
+    sides = [{"microbatches": 2, "stages": [{"layers": 6 // depth}] * depth} for depth in (2, 3)]
+    job = {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 5}, "plan": {"replicas": sides}}
+    plan = resolve_plan(load_job({**job, "batch": {"global": 4}}))
+    sums = sum_shared_gradients(plan, lower_stages(plan)[0])
+    within = [[each.meeting for each in of_device if not each.replicas] for of_device in sums]
+    first, second = ["sum among devices [0, 1]"], ["sum among devices [2, 4]"]
+    assert within == [first, first, second, [], second]

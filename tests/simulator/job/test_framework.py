@@ -171,3 +171,10 @@ def test_liger_cuts_logits_into_chunks_as_large_as_the_hidden_states(tokens: int
 def test_all_engines_agree_on_framework_settings(plan: dict[str, Any]) -> None:
     times = [simulate(job(plan), engine).step_time for engine in ("matrices", "sweep", "simpy")]  # type: ignore[arg-type]
     assert times == pytest.approx([times[0]] * 3, rel=1e-9)
+
+
+@pytest.mark.parametrize(("compute", "zero", "kept"), [("bf16", 1, "fp32"), ("bf16", 2, "bf16"), ("fp16", 1, "fp16")])
+def test_whole_gradients_of_bf16_weights_alone_are_accumulated_in_fp32(compute: str, zero: int, kept: str) -> None:
+    """BF16_Optimizer of DeepSpeed; its FP16_Optimizer, and ZeRO-2, accumulate in the format of the weights."""
+    stated = {"framework": "megatron-deepspeed", "precision": {"compute": compute}, "plan": {"zero": zero}}
+    assert load_job({**JOB, **stated}).precision.gradients == kept
