@@ -12,7 +12,7 @@ from meshcast.hardware import load
 from meshcast.simulator.costs.coefficients import coefficients
 from meshcast.simulator.costs.kernels.attention import AttentionCostModel, price, seconds
 from meshcast.simulator.ir.ops import Attention
-from meshcast.validation.calibration.kernels.attention import read
+from meshcast.validation.calibration.kernels.attention import _refetched_bytes, _width, read
 
 H100 = load("gpus", "h100-sxm")
 MODEL = AttentionCostModel(**{name: one.start for name, one in coefficients(AttentionCostModel).items()}, sigma=0.1)
@@ -128,3 +128,15 @@ def test_unknown_programs_have_no_name():
 def test_padded_heads_are_computed_whole():
     (sample,), _ = read(table(ROW | {"head_dim": 80, "kv_heads": 32}, source="AIC trtllm 9 encoder (torch_flow)"))
     assert sample.parts[0].qk_dim[0] == 128
+
+
+def test_heads_wider_than_any_kernel_keep_their_width() -> None:
+    widths = np.array([32, 64, 65, 256, 300])
+    assert _width("flash-attention", "h100-sxm", "bf16", widths).tolist() == [64, 64, 96, 256, 300]
+
+
+def test_blocks_of_few_sequences_share_what_they_fetch() -> None:
+    """Three run on each of 132 multiprocessors: 49.5 of each of eight heads fetch the same keys and values."""
+    fetched, alone = (_refetched_bytes(H100, 1, 131072, heads, 8, 128, 128) for heads in (8, 132 * 3))
+    once = 2 * 8 * 131072 * 256
+    assert (fetched, alone) == (pytest.approx(once * 2048 / 49.5), pytest.approx(once * 2048))

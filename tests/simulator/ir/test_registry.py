@@ -8,7 +8,7 @@ import pytest
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir import registry
-from meshcast.simulator.ir.registry import find_scheme
+from meshcast.simulator.ir.registry import describe_scheme, find_scheme, scheme_names
 
 
 def test_a_scheme_is_one_class_wherever_it_is_named() -> None:
@@ -32,3 +32,7 @@ def test_a_file_with_a_mistake_is_named(code: str, words: str, tmp_path: Path, m
     with pytest.raises(PlanError, match=words):
         find_scheme("pipeline/broken")
     registry.is_scheme.cache_clear()
+
+
+def test_every_scheme_says_its_idea_in_a_sentence() -> None:
+    assert all(len(describe_scheme(name).split()) > 3 for name in scheme_names())

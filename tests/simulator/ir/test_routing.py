@@ -235,6 +235,8 @@ def test_what_ranks_send_is_the_sum_over_experts(
     placement = Placement(tuple(hosts), stays)
     alone = [placement._sent_to(expert, shares, ranks) for expert in range(experts)]
     np.testing.assert_allclose(placement.distribute(shares, ranks), sum(alone))
+    everything = shares.sum(axis=1) if heterogeneous_sources else shares.sum(axis=1).repeat(ranks)
+    np.testing.assert_allclose(placement.distribute(shares, ranks).sum(axis=1), everything)
     for rank in range(ranks):
         arrived = [one[:, rank].mean() for one, at in zip(alone, hosts, strict=True) if rank in at]
         np.testing.assert_allclose(placement.arrivals(rank, shares, ranks), arrived)

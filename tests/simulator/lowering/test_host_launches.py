@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.graph_parts import SHARED, GraphModule
+from meshcast.simulator.ir.host_calls import PassCalls
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Fragment, HostLaunch, Memory, Op
 from meshcast.simulator.job.framework import load_framework
@@ -172,3 +173,7 @@ def test_the_host_waits_for_all_before_it_reads_the_lengths_of_documents() -> No
     pairs = [[simulate(packed(launch, fused=fused)).step_time for launch in (0.0, 2e-6)] for fused in (False, True)]
     (waiting, more), (fused, same) = pairs
     assert more - waiting > 5 * (same - fused) > 0
+
+
+def test_each_phase_has_its_calls() -> None:
+    assert [PassCalls(forward=1, backward=2, weights=3).of_phase(phase) for phase in "FBW"] == [1, 2, 3]

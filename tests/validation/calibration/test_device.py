@@ -99,6 +99,11 @@ def test_the_set_has_every_kind_of_kernel_at_sizes_of_no_model() -> None:
     assert {type(work) for work in every} == {Gemm, Attention, Memory}
     kinds = {(work.what, work.backward) for work in every if isinstance(work, Memory)}
     assert {("norm", True), ("rms-norm", True), ("rope", True), ("adam", False), ("cross-entropy", False)} <= kinds
+    # A backward pass reads what the forward pass read, and the gradient of what it wrote.
+    passes = {(work.what, work.backward): work for work in every if isinstance(work, Memory)}
+    for what in ("rms-norm", "norm", "activation", "gelu"):
+        forward, backward = passes[what, False], passes[what, True]
+        assert (backward.read, backward.write) == (forward.read + forward.write, forward.read), what
     assert {work.layout for work in every if isinstance(work, Gemm)} == {"tn", "nn", "nt"}
 
 
@@ -131,3 +136,7 @@ def test_samples_are_taken_and_warmed_up_for() -> None:
     calls = []
     found = Device.of("cpu").seconds(lambda: calls.append(1), warmup=2, repeat=5, cold=True)
     assert len(found) == 5 and len(calls) == 7 and all(one >= 0 for one in found)
+
+
+def test_naming_a_gpu_takes_no_memory_of_it(fake_cuda, tmp_path) -> None:
+    assert calibrating.gpu_name("cuda", tmp_path) == "h200-sxm" and not fake_cuda.calls["select"]

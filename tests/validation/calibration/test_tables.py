@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,8 @@ def test_answers_stand_in_the_order_of_the_file(read_text: Reads, tmp_path: Path
     assert rows[0]["predicted_us"] == pytest.approx(110) and rows[0]["error"] == pytest.approx(0.1)
     assert rows[0]["interval_90_us"] == pytest.approx([110 * np.exp(-0.1645), 110 * np.exp(0.1645)], rel=1e-4)
     assert [row["measured_us"] for row in rows] == [100, 50, 200]
+    of_rates = replace(table, frame=table.frame.drop(columns="time_us"))
+    assert [row["measured_us"] for row in of_rates.answers([held(table.samples[0])])] == pytest.approx([100, None, 200])
 
 
 def test_each_row_goes_to_the_reader_of_most_of_its_columns(read_text: Reads) -> None:

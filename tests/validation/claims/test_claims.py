@@ -16,7 +16,7 @@ from meshcast.experiments.render.terminal.claims import validate_claims
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator import load_job, simulate
 from meshcast.validation.claims.claim_file import Claim, ClaimFile, Family, read_claim_file, read_claims
-from meshcast.validation.claims.judge import judge
+from meshcast.validation.claims.judge import describe_target, judge
 from meshcast.validation.claims.measures import read_measure
 from meshcast.validation.claims.planner_run import PlannerRun
 from meshcast.validation.claims.relation import parse_relation
@@ -217,6 +217,9 @@ def test_jobs_are_measured_and_lists_are_searched() -> None:
     assert row["status"] == "holds"
     values = row["alternatives"][0]["values"]
     assert len(values["each"]) == 4 and values["base"] in values["each"]  # 3 ranks do not divide the heads
+    vast = {"from": "base", "set": {"model": "gpt3-175b"}}
+    memory = verdict({**claim, "jobs": {"base": JOB, "vast": vast}, "relation": "base / vast"})
+    assert memory["alternatives"][0]["does_not_fit"] == ["vast"]
     sizes = verdict({**claim, "measure": "sent_gib.tp.all_gather", "relation": "max(base) + 1"})
     assert sizes["ours"] > 1
     share = verdict({**claim, "relation": "base.bubble_s / base.step_time_s + 1"})
@@ -232,6 +235,7 @@ def test_recalled_claims_are_shown_and_not_scored(tmp_path: Path) -> None:
     assert [row["status"] for row in answer["rows"]] == ["holds", "holds"]
     summary = answer["summary"]
     assert (summary["claims"], summary["judged"], summary["recalled"], summary["holds"]) == (2, 1, 1, 1)
+    assert sum(counts["holds"] for counts in summary["by_family"].values()) == 1
 
 
 def test_the_answer_does_not_depend_on_the_number_of_processes() -> None:
@@ -267,7 +271,21 @@ def test_relations_are_arithmetic(text: str, found: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a().b", "a if b else c", "f(a)", "min()", "a == b", "a < b > c", "__import__('os')", "a[b]", "[a]", "a +"]
+    "text",
+    [
+        "a().b",
+        "a if b else c",
+        "f(a)",
+        "min()",
+        "a == b",
+        "a < b > c",
+        "__import__('os')",
+        "a[b]",
+        "[a]",
+        "a +",
+        "a < True",
+        "a < 1e999",
+    ],
 )
 def test_what_is_no_arithmetic_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\. "):
@@ -317,3 +335,14 @@ def test_the_time_of_a_checkpoint_is_read_off_a_run() -> None:
     run = {"steps": 10, "checkpoints": {"kind": "asynchronous", "stall_s": 2, "write_s": 5}}
     job = {"model": "gpt2-124m", "cluster": "dgx-h100:1", "run": run}
     assert read_measure(simulate(load_job(job)), "run.checkpoint_s") == pytest.approx(5.0)
+
+
+def test_a_ring_of_four_sends_one_and_a_half_gradients() -> None:
+    job = {**JOB, "plan": {"dp": 4, "zero": 0}, "cluster": {"gpu": "h100-sxm", "gpus": 4}}
+    sent = read_measure(report := simulate(load_job(job)), "sent_gib.dp.all_reduce")
+    assert sent == pytest.approx([2 * 3 / 4 * 4 * report.job.model.parameters / 2**30], rel=1e-3)
+
+
+def test_a_target_is_said_as_the_paper_has_it() -> None:
+    claim = make({"cases": {"a": CASE}, "relation": "a", "value": 12.0, "tolerance": 0.1}).entries[0]
+    assert describe_target(claim) == "12 within 10 %"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from meshcast.validation.measurements import gpu_state  # noqa: E402
 from meshcast.validation.measurements.cuda import Cuda  # noqa: E402
-from meshcast.validation.measurements.device import MAX_SPIN, MIN_SPIN, Device  # noqa: E402
+from meshcast.validation.measurements.device import MAX_SPIN, MIN_SPIN, Device, _highest_level  # noqa: E402
 from meshcast.validation.measurements.gpu_state import read_state  # noqa: E402
 from meshcast.validation.measurements.measurement import GPUState, Machine  # noqa: E402
 from meshcast.validation.measurements.recording import versions  # noqa: E402
@@ -191,3 +193,17 @@ def test_a_measurement_names_its_commit() -> None:
     found = versions()
     assert found["torch"] == torch.__version__
     assert len(found.get("commit", "0" * 40).removesuffix("-dirty")) == 40
+
+
+def test_a_processor_has_the_memory_of_its_machine() -> None:
+    (line,) = (line for line in Path("/proc/meminfo").read_text("utf-8").splitlines() if line.startswith("MemTotal"))
+    assert Device.of("cpu").machine().memory == 1024 * int(line.split()[1])
+
+
+def test_the_peak_of_a_profile_is_above_its_begin_in_order_of_time() -> None:
+    changes = [(3, -4), (1, 4), (2, 3), (4, 2)]
+    events = [
+        SimpleNamespace(start_ns=lambda at=at: at, nbytes=lambda n=n: n, name=lambda: "[memory]") for at, n in changes
+    ]
+    results = SimpleNamespace(events=lambda: events)
+    assert _highest_level(SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))) == 7

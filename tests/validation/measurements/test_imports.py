@@ -147,6 +147,7 @@ def test_a_log_of_torchtitan(put: Any, tmp_path: Path) -> None:
         (MEGATRON, "nemo", {}, "megatron, torchtitan"),
         (MEGATRON, "megatron", {"skip": 0, "job": JOB | {"batch": {"global": 64}}}, "batch is 64, the log's is 128"),
         (TITAN, "torchtitan", {"skip": 0}, "--tokens"),
+        (TITAN, "torchtitan", {"skip": 0, "tokens": 65536}, "--gpus"),
         (TITAN.replace("5,593", "1e-320"), "torchtitan", {"skip": 0, **RUN}, "longer than a number can say"),
     ],
 )

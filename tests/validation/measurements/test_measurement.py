@@ -6,6 +6,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from meshcast.experiments.schema import schema
+from meshcast.hardware.errors import PlanError
 from meshcast.validation.measurements import row_errors
 from meshcast.validation.measurements.measurement import (
     ForecastValue,
@@ -15,6 +16,7 @@ from meshcast.validation.measurements.measurement import (
     read,
     to_json,
 )
+from meshcast.validation.measurements.recording import record
 
 
 def value(x: float) -> ForecastValue:
@@ -91,3 +93,14 @@ def test_scatter_leaves_out_the_outermost_samples() -> None:
 def test_a_row_without_a_name_has_no_class(begun) -> None:
     row = begun.rows[0].model_copy(update={"name": " "})
     assert row_errors.row_class(row) == "" and row_errors.row_class(begun.rows[0]) == "step"
+
+
+@pytest.mark.parametrize(
+    ("error", "note"), [(KeyboardInterrupt(), "interrupted: "), (PlanError("a", "b", "c"), "not finished: ")]
+)
+def test_a_measurement_that_stops_says_why_and_keeps_its_rows(begun, tmp_path, error, note) -> None:
+    with pytest.raises(type(error)), record(begun, tmp_path / "m.json") as recording:
+        recording.rows.append(begun.rows[0].model_copy(update={"samples": (1.0,)}))
+        raise error
+    done = read(tmp_path / "m.json")
+    assert done.notes[-1].startswith(note) and [row.samples for row in done.rows] == [(1.0,), ()]

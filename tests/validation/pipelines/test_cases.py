@@ -265,3 +265,8 @@ def test_a_key_of_the_contract_is_known(key: str) -> None:
 @given(fields=st.dictionaries(st.sampled_from([*GOOD, "v", "hop", "order", "x"]), st.none() | st.text(max_size=3)))
 def test_nonsense_never_raises(fields: dict[str, Any]) -> None:
     assert answer(fields)["status"] == "refused"
+
+
+def test_the_loss_of_a_batch_takes_its_time_between_all_passes() -> None:
+    spans = [played(case("gpipe", 2, 4, t_loss=loss))["makespan"] for loss in (0.5, 3.0)]
+    assert spans[1] - spans[0] == pytest.approx(2.5)

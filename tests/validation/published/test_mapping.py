@@ -284,6 +284,9 @@ def test_adapters_are_those_of_the_run_or_the_usual_ones() -> None:
     for silent in (map_run(row(kind="lora", lora={"rank": None, "targets": None})), map_run(row(kind="lora"))):
         assert silent.job["train"] == {"mode": "lora", "rank": 16, "targets": ["attn_qkv"]}
         assert {"lora.rank", "lora.targets"} <= {*silent.assumed} and sigma(silent) > sigma(mapped)
+    for precision in ("bf16", "fp8"):
+        kept = map_run(row(**LORA, stack="mlperf-nemo", precision=precision)).job["framework"]["set"]
+        assert ("fp8_activation_inputs" in kept) == (precision == "fp8")
     assert load_job(map_run(row(**LORA)).job).adapters is not None and load_job(map_run(row()).job).adapters is None
 
 

@@ -179,6 +179,7 @@ def test_derivatives_of_a_run_say_what_its_step_consists_of() -> None:
     shares = result["shares"]
     assert result["class"] == "dense" and result["architecture"] == "hopper"
     assert 0.5 < shares["gemm"] < 1 and 0 < shares["communication"] < 0.3 and 0.8 < sum(shares.values()) < 1.1
+    assert 0 < result["efficiency"] < 1
     (stranger,) = result["residuals"]  # no coefficient was fitted to a source of this name
     assert stranger["regime"] == "program" and stranger["others"] > 0
     assert derive(published(), SharedWork())["shares"] is None  # no measured step

@@ -12,6 +12,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from meshcast.validation.reference import model, tokens  # noqa: E402
+from meshcast.validation.reference.deferred_weight_gradients import DeferredWeightGradients  # noqa: E402
+from meshcast.validation.reference.functions import linear  # noqa: E402
 from meshcast.validation.reference.tensor_parallel import TensorGroup  # noqa: E402
 from tests.draws import drawn_grid  # noqa: E402
 
@@ -100,3 +102,14 @@ def test_tokens_depend_on_their_place_alone() -> None:
     other, _ = tokens.make_tokens(given, 2, 0, 0)
     assert torch.equal(ids, again) and not torch.equal(ids, other)
     assert torch.equal(ids[:, 1:], targets[:, :-1]) and ids.dtype == torch.int64 and ids.shape == (2, 16)
+
+
+def test_a_deferred_weight_gradient_is_added_when_its_work_is_done() -> None:
+    weight, inputs = (torch.ones(2, 2, requires_grad=True) for _ in range(2))
+    queue = DeferredWeightGradients([weight])
+    with queue.defer():
+        linear(inputs, weight).sum().backward()
+    assert weight.grad is None and inputs.grad.tolist() == [[2, 2]] * 2
+    weight.grad = torch.ones(2, 2)
+    queue.take_work()()
+    assert weight.grad.tolist() == [[3, 3]] * 2
