@@ -71,6 +71,7 @@ TESTS = {
     ),
     "simulator/formats": ("tests/simulator/lowering/test_uneven_experts.py",),
     "simulator/ir": (
+        "tests/simulator/costs/test_eager.py",
         "tests/simulator/lowering/test_host_launches.py",
         "tests/simulator/lowering/test_uneven_experts.py",
     ),
@@ -102,6 +103,11 @@ TESTS = {
         "tests/experiments/cli/test_validate_published.py",
     ),
     "validation/calibration": ("tests/simulator/costs",),
+    "validation/pipelines": (
+        "tests/simulator/scheduling/test_bidirectional.py",
+        "tests/simulator/scheduling/test_list_scheduler.py",
+        "tests/simulator/scheduling/test_weight_copies.py",
+    ),
 }
 """Folders and files with tests of a room beside the folder of its name."""
 

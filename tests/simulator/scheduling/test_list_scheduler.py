@@ -17,6 +17,7 @@ from meshcast.simulator import simulate
 from meshcast.simulator.program.timetable import timetable
 from meshcast.simulator.scheduling.activation_transfer import time_orders
 from meshcast.simulator.scheduling.list_scheduler import PartialSchedule, reorder_at_run_time
+from meshcast.simulator.scheduling.repeating_kernel import find_kernel
 from meshcast.simulator.scheduling.schedule import (
     Action,
     PassDurations,
@@ -334,6 +335,15 @@ def test_tessel_balances_a_stage_that_takes_longer() -> None:
     times = {"t_f": [1, 3, 1, 1], "t_b": [1, 3, 1, 1], "t_w": [1, 3, 1, 1]}
     found, fixed = search(4, 12, **times), answer({"schedule": "1f1b", "p": 4, "m": 12, **times})
     assert 1 + 12 * 9 + 2 <= found["makespan"] <= min(18 + 11 * 9, fixed["makespan"])
+
+
+def test_the_first_microbatch_of_a_tessel_kernel_is_through_as_soon_as_it_can_be() -> None:
+    """By hand, in a period of 8: the way back reaches stage 0 at 15, where B and W fit behind an F at 16 alone."""
+    pytest.importorskip("ortools", reason="needs ortools: pip install 'meshcast[search]'")
+    durations = PassDurations((3, 2, 4), (2, 2, 1), (1, 4, 2), (0, 0, 0))
+    kernel = find_kernel(make_schedule("tessel"), PipelineShape(3, 2), durations, 4, 1, split_backward=True)
+    end = max(begin + 15 * durations.of(action) for action, begin in kernel.begin.items())
+    assert (kernel.period, end) == (8 * 15, 22 * 15)
 
 
 def test_tessel_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

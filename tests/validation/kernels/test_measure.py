@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +18,12 @@ from meshcast.simulator.ir.ops import Collective, Gemm, Memory  # noqa: E402
 from meshcast.simulator.loading.load import load_job  # noqa: E402
 from meshcast.simulator.plan.plan import Plan  # noqa: E402
 from meshcast.validation.kernels import fp8  # noqa: E402
-from meshcast.validation.kernels.measure import measure  # noqa: E402
-from meshcast.validation.kernels.modes import Bench, capture_graph, sample  # noqa: E402
+from meshcast.validation.kernels.measure import _measure_copy, measure  # noqa: E402
+from meshcast.validation.kernels.modes import REHEARSALS, Bench, capture_graph, sample  # noqa: E402
 from meshcast.validation.kernels.operators import kernels, local_operators, optimizer  # noqa: E402
 from meshcast.validation.measurements.device import Device  # noqa: E402
 from meshcast.validation.measurements.measurement import read  # noqa: E402
+from meshcast.validation.measurements.row_errors import WORK  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -72,6 +75,8 @@ def test_modules_have_the_sizes_of_their_operators(model: str, tp: int, cpu: Dev
             assert sum(one.numel() for one in outs) == part.at.size(*part.operator.outs), part.name
         if isinstance(part.operator, Norm) or (isinstance(part.operator, Linear) and model != "gpt"):
             assert sum(one.numel() for one in module.weights) == part.weights, part.name
+        if model == "gpt" and part.name in ("proj", "down"):
+            assert len(module.weights) == (2 if tp == 1 else 1)  # a sum over ranks comes before the bias
         grads = torch.autograd.grad(outs, module.wanted, [torch.ones_like(one) for one in outs])
         assert all(one.isfinite().all() for one in grads), part.name
 
@@ -132,6 +137,7 @@ def test_degrees_and_formats_are_groups(tmp_path: Path) -> None:
         f"tp {tp} {dtype} eager" for tp in (1, 2) for dtype in ("fp32", "bf16")
     }
     sizes = {row.group: row.shape["weights"] for row in measured.rows if row.name == "up forward"}
+    assert next(row.shape[WORK]["dtype"] for row in measured.rows if row.name == "up forward") == "fp32"
     assert sizes["tp 1 fp32 eager"] == 2 * sizes["tp 2 fp32 eager"] == 2 * 64 * 32
     assert measured.notes == ("fp8: not measured, torch has its GEMMs on GPUs only",)
 
@@ -163,8 +169,10 @@ def test_a_compiler_that_fails_is_a_note(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_graphs_are_captured_once_and_replayed(fake_cuda: Any) -> None:
     device = Device.of("cuda")
-    module = Bench(plan_of(), device).module(local_operators(plan_of())[1])
-    passes = capture_graph(module, device)
+    module, calls = Bench(plan_of(), device).module(local_operators(plan_of())[1]), []
+    counted = replace(module, forward=lambda *inputs: calls.append(1) or module.forward(*inputs))
+    passes = capture_graph(counted, device)
+    assert len(calls) == REHEARSALS + 1
     passes.forward()
     passes.before()()
     forward, backward = fake_cuda.graphs
@@ -234,3 +242,12 @@ def test_fp8_by_libraries_is_measured_where_they_are_installed(
     ours, gemm = (some["down forward"].forecasts["catalog"].value for some in (rows, bare))
     assert ours > gemm  # casts come on top
     assert (64, 32) in made and (32, 64) in made
+
+
+def test_a_copy_goes_to_the_gpu_and_back() -> None:
+    """From a device without data nothing can be copied."""
+    device = SimpleNamespace(pin_memory=lambda tensor: tensor, torch=torch.device("meta"))
+    how = SimpleNamespace(device=device, seconds=lambda copy: copy())
+    assert _measure_copy(how, 8, True, None).device.type == "meta"
+    with pytest.raises(NotImplementedError):
+        _measure_copy(how, 8, False, None)
