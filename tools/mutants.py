@@ -66,6 +66,7 @@ TESTS = {
         "tests/contract/test_dataflow.py",
         "tests/contract/test_step_dataflow.py",
         "tests/simulator/engine/test_engines.py",
+        "tests/simulator/schemes/test_annotated.py",
         "tests/simulator/schemes/test_fully_sharded.py",
         "tests/simulator/schemes/test_zero_offload.py",
     ),

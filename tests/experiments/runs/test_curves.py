@@ -62,11 +62,15 @@ def test_the_best_interval_is_near_dalys(curves: RunCurves, plan: RunPlan) -> No
     assert max(one.goodput for one in curves.interval) > max(ends)
 
 
-def test_fewer_failures_and_fewer_gpus_are_better(curves: RunCurves) -> None:
+def test_fewer_failures_and_fewer_gpus_are_better(curves: RunCurves, plan: RunPlan) -> None:
     rising = [one.goodput for one in curves.mtbf]
     assert rising == sorted(rising)
     assert [one.value for one in curves.scale] == [8, 16, 32, 64, 128]
     assert curves.scale[0].goodput > curves.scale[-1].goodput
+    for each in (*curves.interval, *curves.mtbf, *curves.scale):
+        assert 0 <= each.interval[0] <= each.goodput <= each.interval[1] <= 1
+    steps = [each.value / plan.report.step_time for each in curves.interval]
+    assert steps == pytest.approx([round(count) for count in steps]) and min(steps) > 0.5
 
 
 def test_spare_nodes_and_a_faster_store_are_worth_something(curves: RunCurves) -> None:

@@ -1,5 +1,6 @@
 """Many runs: the same on one process or several, stored, resumed after an interruption."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,15 @@ def test_intervals_hold_the_forecast_of_a_step(plan: RunPlan) -> None:
     found = RunAnswer(timed, simulate_runs(timed, 1)).to_dict()
     assert found["days_interval_90"] == found["days_interval_90_simulated"]
     assert found["tokens_interval_90"][0] < found["tokens"] < found["tokens_interval_90"][1]
+
+
+def test_stored_runs_are_told_chunk_by_chunk(plan: RunPlan, tmp_path: Path, monkeypatch) -> None:
+    """Half of the runs each, where there may be two chunks; a simulator without processes gives the same runs."""
+    monkeypatch.setattr(seeds, "MAX_CHUNKS", 2)
+    told: list[tuple[int, int]] = []
+    runs = store_runs(plan, JOB, Path(), tmp_path / "runs.parquet", 1, watch=lambda *done: told.append(done))
+    assert told == [(0, 40), (20, 40), (40, 40)] and seeds.RunSimulator().run(plan) == runs
+
+
+def test_numbers_of_runs_are_finite_and_not_negative() -> None:
+    assert [seeds._is_count(cell) for cell in (0.0, 2.5, None, math.inf, -1.0)] == [True, True, False, False, False]

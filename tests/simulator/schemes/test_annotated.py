@@ -11,7 +11,7 @@ import pytest
 from meshcast.simulator import simulate
 from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Op
-from tests.contract.measure import forward_ops, params_of
+from tests.contract.measure import backward_ops, forward_ops, params_of
 from tests.contract.played import Played, play_job
 from tests.draws import drawn, drawn_grid
 from tests.simulator.schemes.drawn_tables import DrawnJob, draw_job
@@ -184,6 +184,11 @@ def check_conservation(drawn: DrawnJob) -> None:
             assert flops * world == pytest.approx(wanted[name, what] * copies, rel=1e-12), (name, what)
         check_parameters(drawn, table, ours)
         check_tensors(drawn, ours, theirs)
+    # The gradient of a weight is whole behind the last of its scatters.
+    scatters = [op for op in backward_ops(played.stage_ops(0)) if op.name.startswith("scatter w")]
+    assert not {param.ready for param in params_of(played.stage_ops(0))} & {
+        before for op in scatters for before in op.after if before in scatters
+    }
     assert all(peak.left == 0 for peak in played.peaks)
     spans = [play_job(drawn.job, engine=engine).times.span for engine in get_args(Engine) if engine != "shared"]
     assert spans == pytest.approx([played.times.span] * len(spans), rel=1e-9)
