@@ -94,8 +94,10 @@ TESTS = {
         "tests/simulator/plan/test_mixed_clusters.py",
         "tests/simulator/report/test_phases.py",
         "tests/simulator/scheduling/test_heterogeneous_branches.py",
+        "tests/simulator/scheduling/test_weight_copies.py",
         "tests/simulator/schemes/test_gemini.py",
     ),
+    "experiments/search": ("tests/validation/published/test_choice.py",),
     "experiments/explain": ("tests/experiments/views", "tests/experiments/cli/test_collectives.py"),
     "experiments/views": ("tests/experiments/render",),
     "experiments/render": (

@@ -184,5 +184,7 @@ def test_the_graph_of_a_job_is_a_chain_with_its_levels() -> None:
     problem = problem_of(gpus=16)
     graph = problem.graph()
     assert graph.is_chain and len(graph.names) == problem.job.model.layers + 2
+    model = problem.job.model  # whose tied table is at both ends
+    assert sum(graph.figures["parameters"]) == pytest.approx(2 * (model.parameters + model.vocab * model.hidden))
     assert [level.width for level in problem.levels] == [8, 2]
     assert problem.levels[0].bandwidth > problem.levels[1].bandwidth > 1e9

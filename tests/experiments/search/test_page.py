@@ -206,6 +206,7 @@ def test_the_plot_shows_time_and_memory() -> None:
     assert len(points) == certificate.exact
     best = result.best[0].report
     assert any(x in (best.step_time, best.step_time * 1e3) for x, _ in points)
+    assert all(0 < y < 1 for marker in figure.artists for y in marker.get_ydata())
     words = " ".join(text.get_text() for text in [*figure.texts, *axes.texts])
     assert "tensor-parallel ranks" in words and "best: " in words and "with the margin" in words
 

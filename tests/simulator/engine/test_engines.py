@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshcast.simulator import simulate
+from meshcast.simulator.engine.maxplus import Coordinates
 from meshcast.simulator.engine.play import ByMatrices
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.ops import HostLaunch
@@ -201,3 +202,13 @@ def test_chunks_on_one_gpu_are_scheduled_without_messages(use: str) -> None:
     job = {"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 2}, "plan": plan}
     parts = simulate(job).parts
     assert parts["pp"] == parts["bubble"] == 0
+
+
+@pytest.mark.parametrize(("use", "axis", "follows"), [("tensor/megatron", "tp", True), ("data/fsdp", "dp", False)])
+def test_a_stream_whose_results_are_awaited_at_once_follows_the_compute_stream(
+    use: str, axis: str, follows: bool
+) -> None:
+    """All-reduces of a layer stand in the chain of its ops, and weights are gathered ahead of theirs."""
+    program = play_job(job({"mesh": {axis: 4}, "schemes": [{"use": use, "over": axis}]}, 4, 4)).program
+    axes = Coordinates(program.tasks)
+    assert {axes.parts_follow(task.parts, s) for task in program.tasks for s in axes.inside} == {follows}
