@@ -188,6 +188,8 @@ def test_an_expert_block() -> None:
     # 8192 x 8 / 4 = 16,384 rows of 32 experts; three matrices of 4096 x 768.
     assert up.flops + down.flops == pytest.approx(2 * 16384 * 3 * 4096 * 768)
     assert (up.batch, up.m, up.n, up.k) == (32, 512, 1536, 4096) and (down.n, down.k) == (4096, 768)
+    (alone,), _ = experts.read(pd.DataFrame([BLOCK | {"num_tokens": 64, "num_experts": 1, "topk": 1, "ep": 1}]))
+    assert alone.parts[0].m == 64
 
 
 TRITON = BLOCK | {"source": "AIC sglang 0.5.14 (sglang_fused_moe_triton)"}

@@ -43,7 +43,10 @@ def folder(tmp_path_factory):
         patch.setattr(
             calibrating, "measure_sustained_rate", lambda *_: {"sustained": {"value": 0.9, "sigma": 0.05, "rows": 1}}
         )
+        neighbours, run_neighbours = [], calibrating.run_neighbours
+        patch.setattr(calibrating, "run_neighbours", lambda count: neighbours.append(count) or run_neighbours(count))
         calibrated = calibrating.calibrate("cpu", out, 2, lambda steps, total, what: steps)
+        assert set(neighbours) == {1}  # of two processes one is measured
     return out, calibrated
 
 
