@@ -247,7 +247,9 @@ def test_fp8_by_libraries_is_measured_where_they_are_installed(
 def test_a_copy_goes_to_the_gpu_and_back() -> None:
     """From a device without data nothing can be copied."""
     device = SimpleNamespace(pin_memory=lambda tensor: tensor, torch=torch.device("meta"))
-    how = SimpleNamespace(device=device, seconds=lambda copy: copy())
-    assert _measure_copy(how, 8, True, None).device.type == "meta"
+    how: Any = SimpleNamespace(device=device, seconds=lambda copy: copy())
+    bench: Any = None
+    on: Any = _measure_copy(how, 8, True, bench)
+    assert on.device.type == "meta"
     with pytest.raises(NotImplementedError):
-        _measure_copy(how, 8, False, None)
+        _measure_copy(how, 8, False, bench)
