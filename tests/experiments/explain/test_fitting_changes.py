@@ -132,7 +132,7 @@ def test_commands_show_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert plain["status"] == "fits" and "fitting_changes" not in plain and "unstated" not in plain
     why = run("why", path).stdout.splitlines()
     assert why[1].startswith("It does not fit") and why[2].startswith("lever      --set plan.")
-    assert why[3].startswith("fits with  --set plan.")
+    assert why[3].startswith("fits with  --set ")
     lines = run("run", path, "--set", "run.seeds=1").stdout.splitlines()
     assert re.match(r"does not fit, with .* it does: [\d.,]+ GiB more than the 79.19 GiB of a GPU", lines[1])
 

@@ -106,8 +106,9 @@ def test_plans_are_ranked_by_the_upper_ends_of_widened_intervals(tmp_path: Path)
 
 
 def test_wide_fields_stand_below_the_table_and_no_figure_is_shortened() -> None:
-    opened = {"auto": True, "tp": [1, 2], "pp": [1, 2], "schedule": ["1f1b", "interleaved-1f1b"]}
-    result = run_with_progress(open_search({**TINY, "plan": opened}, top=6))
+    opened = dict.fromkeys(("recompute", "recompute_layers", "partition", "offload", "sequence_parallel"), "auto")
+    opened |= {"tp": [2], "pp": [1, 2], "schedule": ["1f1b", "interleaved-1f1b"], "chunks": [1, 2], "zero": [1]}
+    result = run_with_progress(open_search({**FEW, "plan": opened}, top=6))
     text = render(page(result))
     assert "…" not in text and "null" not in text and "[" not in text
     rows = re.findall(r"^ \d +([\d.]+ m?s) +[\d.]+ m?s to [\d.]+ m?s +[\d.]+%", text, re.MULTILINE)
