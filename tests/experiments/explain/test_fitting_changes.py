@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from meshcast.experiments.explain import sensitivity
 from meshcast.experiments.explain.fitting_changes import (
     NO_CHANGES,
     SHOWN,
@@ -23,7 +24,6 @@ from meshcast.experiments.render.terminal.forecast import list_memory_changes, r
 from meshcast.hardware.units import GIB
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.step import StepAndMemory
-from meshcast.simulator.job.hardware_figures import hardware_figures
 from tests.draws import drawn
 from tests.experiments.cli.samples import run
 
@@ -120,8 +120,9 @@ def test_commands_show_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """`predict` in both forms of its answer, beside unstated fields; `why` and `run` at their beginning."""
     changes = changes_of_job()  # once for all
     monkeypatch.setattr("meshcast.experiments.explain.fitting_changes.fitting_changes", lambda _: changes)
-    figures = "meshcast.experiments.explain.sensitivity.hardware_figures"
-    monkeypatch.setattr(figures, lambda *given: hardware_figures(*given)[:2])
+    for name in ("hardware_figures", "assumed_fields"):
+        every = getattr(sensitivity, name)
+        monkeypatch.setattr(sensitivity, name, lambda *given, every=every: every(*given)[:2])
     (path := tmp_path / "job.yaml").write_text(yaml.safe_dump({**JOB, "run": {"steps": 100}}))
     answer = json.loads(run("predict", path, "--json", "--verbose").stdout)
     assert len(answer["fitting_changes"]) == SHOWN and answer["largest_lever"] == changes.lever.to_dict()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +17,20 @@ from meshcast.experiments.sweeps import output
 from meshcast.experiments.sweeps import run as sweeps
 from meshcast.experiments.sweeps.merge import merge
 from meshcast.experiments.sweeps.output import parts_folder
-from meshcast.experiments.sweeps.run import Chunk, load_sweep, run
+from meshcast.experiments.sweeps.run import load_sweep, run
 from meshcast.experiments.sweeps.store import Shard, parse_shard
 from meshcast.hardware.errors import PlanError
-from tests.experiments.sweeps.sweeps import GRID, Counting, Lazy
+from tests.experiments.sweeps.sweeps import GRID, Counting, Lazy, know_forecasts
 from tests.experiments.sweeps.test_sweep_rows import Stopping
 
-
-@pytest.fixture(scope="module", autouse=True)
-def known_forecasts(reference: Path) -> Iterator[None]:
-    """Gives every point the forecast that `reference` has of its index, and leaves out those that it leaves out."""
-    known = {row["index"]: row for row in pq.read_table(reference).to_pylist()}
-
-    def forecast_chunk(chunk: Chunk) -> list[dict[str, Any]]:
-        points = enumerate(chunk.points, chunk.start)
-        return [{**known[index], **changes} for index, changes in points if index in known]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweeps, "forecast_chunk", forecast_chunk)
-        yield
+pytestmark = pytest.mark.usefixtures("known_forecasts")
 
 
 @pytest.fixture(scope="module")
-def shards(known_forecasts: None, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def shards(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The three shards of GRID, in chunks of four."""
-    return make_shards(tmp_path_factory.mktemp("shards"), 3)
+    with know_forecasts(reference):
+        return make_shards(tmp_path_factory.mktemp("shards"), 3)
 
 
 def make_shards(folder: Path, of: int, grid: dict[str, Any] = GRID, chunk: int = 4) -> list[Path]:
