@@ -89,7 +89,9 @@ def _alive(process: str) -> bool:
         return False
 
 
-def test_ctrl_c_prints_how_to_resume(reference: Path, small_chunks: None, tmp_path: Path) -> None:
+def test_ctrl_c_prints_how_to_resume(
+    reference: Path, known_forecasts: None, small_chunks: None, tmp_path: Path
+) -> None:
     at_work = process(tmp_path, "--workers", "2", slow=True)
     wait_for(tmp_path, 2, at_work)
     at_work.send_signal(signal.SIGINT)
