@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner, Result
 
 from meshcast.experiments.cli import app as cli
-from meshcast.experiments.render.matplotlib import breakdown, memory, sheet
+from meshcast.experiments.render.matplotlib import breakdown, memory, sheet, style
 from meshcast.experiments.views import memory as views
 from meshcast.experiments.views import palette
 from meshcast.experiments.views.breakdown import STEP_GROUPS
@@ -141,8 +141,8 @@ def test_parts_add_up_to_the_step(report: Any) -> None:
     assert hidden == pytest.approx({name: s for name, s in report.breakdown.hidden.items() if s})
 
 
-def test_every_part_has_a_name_and_a_colour(report: Any) -> None:
-    answer = report.to_dict()["breakdown_s"]
+def test_every_part_has_a_name_and_a_colour(reports: dict[str, Any]) -> None:
+    answer = reports["one stage"].to_dict()["breakdown_s"]
     parts = [*answer.pop("compute"), *answer.pop("exposed"), *answer]
     assert set(parts_of_step()) == set(palette.PARTS) == set(parts)
     assert sorted(key for keys in STEP_GROUPS for key in keys) == sorted(parts)
@@ -177,7 +177,7 @@ def test_no_words_leave_the_paper(name: str, report: Any, memory_figures: dict[s
     check_figure(draw_styled(breakdown.breakdown, [("", report)]))
 
 
-@pytest.mark.parametrize("count", [*(pytest.param(count, marks=pytest.mark.slow) for count in (2, 9)), 4])
+@pytest.mark.parametrize("count", drawn([2, 4, 9], keep=(2,)))
 def test_no_words_of_a_comparison_leave_the_paper(reports: dict[str, Any], count: int) -> None:
     named = [(f"{name}, {'with a name that is far too long for a line ' * 4}", reports[name]) for name in reports]
     check_figure(draw_styled(breakdown.breakdown, (named * 3)[:count]))
@@ -207,9 +207,6 @@ def test_widths_of_words() -> None:
 # ------------------------------------------------------------------------------------- command line
 
 
-NAMES = ["breakdown.png", "memory.png", "timeline.png"]
-
-
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     path = tmp_path / "job.yaml"
@@ -221,16 +218,16 @@ def run(job: Path, plot: str) -> Result:
     return CliRunner().invoke(cli.app, ["predict", str(job), "--plot", plot])
 
 
-def test_a_folder_gets_every_figure(job: Path) -> None:
-    folder = job.parent / "figures"
-    new = run(job, f"{folder}/")
-    assert new.exit_code == 0, new.output
-    assert sorted(path.name for path in folder.iterdir()) == NAMES
-    assert all(name in new.stdout for name in NAMES)
-    held = [path.read_bytes() for path in sorted(folder.iterdir())]
-    again = run(job, str(folder))  # it is there now and needs no sign that it is a folder
-    assert again.exit_code == 0 and again.stdout == new.stdout
-    assert [path.read_bytes() for path in sorted(folder.iterdir())] == held
+def test_a_folder_gets_every_figure(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that is there needs no sign that it is one."""
+    names = ["breakdown.png", "memory.png", "timeline.png"]
+    (folder := job.parent / "figures").mkdir()
+    monkeypatch.setattr(style, "DPI", 20)
+    for path, plot in ((folder, str(folder)), (job.parent / "new", f"{job.parent}/new/")):
+        drawn = run(job, plot)
+        assert drawn.exit_code == 0 and all(name in drawn.stdout for name in names), drawn.output
+        assert sorted(file.name for file in path.iterdir()) == names
+    assert all((folder / name).read_bytes() == (path / name).read_bytes() for name in names)
 
 
 def test_a_file_gets_the_timeline_alone(job: Path) -> None:
