@@ -219,25 +219,3 @@ def test_a_search_without_a_plan_writes_no_rows_and_draws_a_sentence(job: Path, 
     assert "no plan of the space fits with 95 %, by the model" in result.stdout and "100.00%" not in result.stdout
     assert pq.read_table(out).num_rows == 0 and "plan.tp" in pq.read_schema(out).names
     assert plot.stat().st_size > 1000
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--out", "plans.csv"], "--out is 'plans.csv': rows are written as .parquet. Write plans.parquet"),
-        (["--out", "absent/plans.parquet"], "--out is 'absent/plans.parquet': the file cannot be written (there is no"),
-        (["--out", "job.parquet"], "--out is 'job.parquet': the file exists and is not the result of a search"),
-        (["--plot", "plans.jpg"], "--plot is 'plans.jpg': a figure is drawn as .png, .svg or .pdf. Write plans.png"),
-        (["--jobs-to", "job.parquet"], "--jobs-to is 'job.parquet': no files can be written into this folder (job.par"),
-        (["--memory-margin", "100%"], "--memory-margin is '100%': a margin is a share of the memory of a GPU from 0"),
-        (["--memory-risk", "ten"], "--memory-risk is 'ten': it is the most probability of lacking memory"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_explained_before_the_search(
-    job: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], words: str
-) -> None:
-    monkeypatch.chdir(job.parent)
-    Path("job.parquet").write_text("mine", "utf-8")
-    result = run("search", job, *options)
-    assert result.exit_code == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
-    assert words in result.stderr and Path("job.parquet").read_text("utf-8") == "mine"

@@ -18,7 +18,7 @@ from meshcast.experiments.sweeps import run as sweeps
 from meshcast.experiments.sweeps.merge import merge
 from meshcast.experiments.sweeps.output import parts_folder
 from meshcast.experiments.sweeps.run import load_sweep, run
-from meshcast.experiments.sweeps.store import Shard, parse_shard
+from meshcast.experiments.sweeps.store import Shard
 from meshcast.hardware.errors import PlanError
 from tests.experiments.sweeps.sweeps import GRID, Counting, Lazy, know_forecasts
 from tests.experiments.sweeps.test_sweep_rows import Stopping
@@ -109,23 +109,6 @@ def test_the_commands(shards: list[Path], reference: Path, tmp_path: Path, small
 
 
 # ------------------------------------------------------------------------------------------ what is refused
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("16/16", "the shards of 16 are 0/16 to 15/16. Count them from 0"),
-        ("3", "Write 3/16"),
-        ("-1/4", "Write 3/16"),
-        ("1.5/4", "Write 3/16"),
-        ("0/0", "1 to 10,000 shards"),
-        ("1/10001", "1 to 10,000 shards"),
-    ],
-)
-def test_shards_that_there_are_not(text: str, words: str) -> None:
-    with pytest.raises(PlanError, match=r"--shard") as error:
-        parse_shard(text)
-    assert words in str(error.value)
 
 
 def test_missing_and_doubled_shards_are_named(shards: list[Path], tmp_path: Path) -> None:
