@@ -84,7 +84,7 @@ def test_no_single_change_of_the_fields_tried_is_faster() -> None:
 
 @pytest.mark.parametrize("recompute", ["operators", ["mlp"]])
 def test_plans_that_recompute_by_operator_or_module_have_changes(recompute: str | list[str]) -> None:
-    job = {"model": {"preset": "llama3-8b", "layers": 16}, "cluster": "dgx-h100:1"}
+    job: dict[str, Any] = {"model": {"preset": "llama3-8b", "layers": 16}, "cluster": "dgx-h100:1"}
     job["batch"] = {"global": 8, "micro": 1, "sequence": 65536}
     report = simulate({**job, "plan": {"fsdp": True, "recompute": recompute}})
     assert not report.fits and len(fitting_changes(report).fitting) == SHOWN

@@ -127,7 +127,7 @@ OUTSIDE: list[tuple[dict[str, Any], str, Any, str]] = [
 
 def test_a_field_outside_is_named() -> None:
     """What no search varies is left out of the restated plan."""
-    plans = meshcast.search(TINY, top=1, compare=[{**PLAN, **change} for change, *_ in OUTSIDE]).compared
+    plans: Any = meshcast.search(TINY, top=1, compare=[{**PLAN, **change} for change, *_ in OUTSIDE]).compared
     for compared, (_, field, value, why) in zip(plans, OUTSIDE, strict=True):
         (outside,) = [outside for outside in compared.outside if outside.field == field]
         assert not compared.inside and outside.value == value and outside.why.startswith(why)

@@ -106,7 +106,8 @@ def test_plans_are_ranked_by_the_upper_ends_of_widened_intervals(tmp_path: Path)
 
 
 def test_wide_fields_stand_below_the_table_and_no_figure_is_shortened() -> None:
-    opened = dict.fromkeys(("recompute", "recompute_layers", "partition", "offload", "sequence_parallel"), "auto")
+    auto = ("recompute", "recompute_layers", "partition", "offload", "sequence_parallel")
+    opened: dict[str, Any] = {**dict.fromkeys(auto, "auto")}
     opened |= {"tp": [2], "pp": [1, 2], "schedule": ["1f1b", "interleaved-1f1b"], "chunks": [1, 2], "zero": [1]}
     result = run_with_progress(open_search({**FEW, "plan": opened}, top=6))
     text = render(page(result))
