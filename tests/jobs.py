@@ -89,6 +89,10 @@ SWEEPS: dict[str, dict[str, Any]] = {
 SWEEPS["two fields"] = {**SWEEPS["job"], "vary": {"plan.tp": [1, 2], "plan.recompute": ["none", "full"]}}
 """A job of which nothing varies, and one of which two fields do."""
 
+_ROW = {"index": 0, "plan.tp": 2, "plan.schedule": "1f1b", "status": "invalid", "reason": "a rule"}
+ROWS: dict[str, list[dict[str, Any]]] = {"two": [_ROW, _ROW]}
+"""Rows of a file of a sweep."""
+
 CLUSTERS: dict[str, dict[str, Any]] = {
     "nodes": {"node": "dgx-h100", "nodes": 8},
     "gpus": {"gpu": "h100-sxm", "gpus": 16, "gpus_per_node": 8},

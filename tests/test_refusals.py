@@ -34,6 +34,7 @@ from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.planning.profile import NetworkLevel, ProfileProblem
 from meshcast.experiments.search.space.space import Space
 from meshcast.experiments.sweeps.run import load_sweep
+from meshcast.experiments.sweeps.selection import check_rows
 from meshcast.hardware import load_cluster
 from meshcast.hardware.errors import CatalogError, MeshcastError, ModelError, PlanError
 from meshcast.hardware.load import read_yaml, validate_data
@@ -56,7 +57,7 @@ from tests.experiments.cli.samples import COMMAND_FILES, run
 from tests.experiments.planning.conftest import HUGE
 from tests.experiments.search.spaces import COMPARED, SEARCHES
 from tests.hardware.test_catalog import Box
-from tests.jobs import CLUSTERS, JOBS, MODELS, SPACES, SWEEPS, change
+from tests.jobs import CLUSTERS, JOBS, MODELS, ROWS, SPACES, SWEEPS, change
 from tests.launch_files import LAUNCHES, import_launch, load_launch
 from tests.simulator.models.configs import CONFIGS, ROUND_TRIP, VISION
 from tests.validation.refused import READERS as MEASURED
@@ -169,6 +170,7 @@ READERS: dict[str, Reader] = {
     "planner": Reader(plan_problem, PlanError, {"huge": {"job": HUGE}}),
     "calibration": Reader(lambda name: read_checked(Path(name)), CatalogError, file="h100-sxm.yaml"),
     "sweep": Reader(load_sweep, PlanError, SWEEPS, "sweep.yaml"),
+    "rows": Reader(lambda rows: check_rows("rows.parquet", rows, "Name a file"), PlanError, ROWS),
     "command": Reader(run_command, MeshcastError, files=COMMAND_FILES),
 }
 

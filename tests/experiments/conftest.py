@@ -16,7 +16,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeps, "CHUNK", 4)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The rows of GRID, made in one go by one worker, in chunks of four."""
     out = tmp_path_factory.mktemp("reference") / "rows.parquet"

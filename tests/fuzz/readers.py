@@ -29,10 +29,11 @@ from meshcast.experiments.cli.app import app
 from meshcast.experiments.sweeps.output import parts_folder
 from meshcast.simulator.formats.launch.programs.registry import EXPORTS, FORMATS
 from meshcast.validation.pipelines.cases import EXAMPLES
-from tests.experiments.cli.test_fuzz import JOBS, NODE
 from tests.fuzz import seeds
 from tests.fuzz.seeds import (
     CALIBRATIONS,
+    JOBS,
+    NODE,
     PART,
     Seeds,
     as_json,

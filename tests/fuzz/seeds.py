@@ -34,6 +34,64 @@ CALIBRATIONS = "simulator/costs/calibration"
 MEASURED = ROOT / "validation/measured/cpu"
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 96, "seq": 32}
 SMALL: dict[str, Any] = {"model": MODEL, "cluster": "dgx-h100:2", "batch": {"global": 16}, "plan": {"tp": 2, "pp": 2}}
+GROUPED = {**MODEL, "kv_heads": 4, "head_dim": 8}
+EXPERTS = {"experts": 8, "top_k": 2, "expert_ffn": 32, "shared_experts": 1, "first_dense": 1, "capacity": 1.25}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope": 8, "qk_rope": 4, "v": 8}
+FIGURE = {"value": 8, "kind": "assumed", "source": "a test"}
+NODE = {
+    "gpu": "a100-sxm-80",
+    "gpus": FIGURE,
+    "scale_up": {"link": "nvlink3", "domain": {**FIGURE, "value": 4}},
+    "nics": {"link": "infiniband-hdr", "count": FIGURE, "rail_optimised": {**FIGURE, "value": True}},
+}
+
+JOBS: list[dict[str, Any]] = [
+    {
+        "id": "short",
+        "model": {**GROUPED, "gated": True, "positions": "rope", "tied": False, "norm": "rmsnorm", "dropout": 0.1},
+        "cluster": "dgx-h100:2",
+        "framework": "torchtitan",
+        "batch": {"global": 16, "micro": 1, "sequence": 32},
+        "precision": "fp8-delayed",
+        "plan": {"tp": 2, "pp": 2, "dp": 4, "cp": 1, "chunks": 2, "zero": 1, "recompute": "selective"},
+        "run": {"tokens": 1e9, "price_per_gpu_hour": 2.5},
+    },
+    {
+        "model": {**GROUPED, "moe": EXPERTS, "window": 16, "full_every": 2, "mtp": 1},
+        "cluster": {"gpu": "h100-sxm", "gpus": 16, "gpus_per_node": 8, "inter": {"kind": "roce", "gbps_per_gpu": 400}},
+        "framework": {
+            "name": "megatron-core",
+            "release": "0.12",
+            "set": {"overlap": {"dp": False}, "bucket": {"elements": 1000}, "rates": {"kernel": 1.1}, "launch_s": 1e-6},
+        },
+        "batch": {"global": 32, "micro": 2},
+        "precision": {"compute": "bf16", "gradients": "fp32", "main_weights": "fp32", "moments": "bf16"},
+        "optimizer": "adam",
+        "plan": {
+            "mesh": {"pp": 2, "dp": 2, "cp": 2, "tp": 2},
+            "views": {"experts": {"edp": 2, "ep": 4, "etp": 1}},
+            "schemes": [
+                {"use": "pipeline/1f1b", "over": "pp"},
+                {"use": "data/fsdp", "over": ["dp"]},
+                {"use": "sequence/all-gather", "over": "cp"},
+                {"use": "tensor/megatron-sp", "over": "tp"},
+                {"use": "expert/all-to-all", "over": ["ep"]},
+                {"use": "memory/recompute-selective", "modules": ["core_attn", "moe"]},
+            ],
+            "partition": [2, 2],
+        },
+    },
+    {
+        "model": {"preset": "gpt2-124m", "layers": 4, "mla": LATENT, "positions": "rope"},
+        "cluster": {
+            "groups": [{"node": NODE, "nodes": 2}, {"node": "dgx-h100", "nodes": 1}],
+            "fabric": {"levels": [{"nodes": 2}, {"oversubscription": 2}], "hop_latency": {**FIGURE, "value": "1 us"}},
+        },
+        "plan": {"pp": 2, "schedule": "gpipe", "fsdp": True, "recompute": "full", "partition": "even"},
+    },
+]
+"""Jobs in short and in long form, on GPUs and on nodes of several kinds, with fields of every kind."""
+
 LAPTOP: dict[str, Any] = {
     "model": {**MODEL, "tied": True, "dropout": 0.0}, "cluster": {"gpu": "cpu-core", "gpus": 2},
     "framework": "reference", "precision": "fp32", "batch": {"global": 4, "micro": 1, "sequence": 32},

@@ -25,11 +25,12 @@ from tests.fuzz.run import make_file, run_seed, try_file
 from tests.fuzz.seeds import prepare
 from tests.strategies import EVERY_EXAMPLE
 
-FILES = 3 if EVERY_EXAMPLE else 1
-"""Files of each reader."""
+FILES, FILES_OF_JOBS, LINES = (3, 10_000, 3_000) if EVERY_EXAMPLE else (1, 20, 4)
+MANY = {"predict given.yaml --json": FILES_OF_JOBS, "predict --jobs given.jsonl": LINES}
+"""Files of readers; of others there are `FILES`."""
 
 QUICK = [name for name, reader in READERS.items() if reader.share >= 1 and not needs_torch(reader)]
-SOME = [*QUICK[::12], "set"]
+SOME = [*QUICK[::12], *MANY, "set"]
 """Readers whose files `make test` reads; `make test-all` reads those of all."""
 
 
@@ -42,7 +43,7 @@ def test_a_valid_file_is_accepted_and_malformed_ones_are_read_or_refused(name: s
     content = reader.make_seeds(tmp_path)
     (tmp_path / reader.name).write_bytes(content[0])
     assert try_file(reader, tmp_path, content[0]) == "accepted" or reader.form == "script"
-    outcomes = [run_seed(name, seed, content, tmp_path) for seed in range(FILES)]
+    outcomes = [run_seed(name, seed, content, tmp_path) for seed in range(MANY.get(name, FILES))]
     assert not [outcome for outcome in outcomes if outcome.failure]
 
 

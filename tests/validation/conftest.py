@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 from typing import Any
 
 import pytest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hide_objects_of_other_tests() -> None:
+    """Keeps what other tests have left from the garbage collections and the count of tensors of a measured peak."""
+    gc.freeze()
 
 
 @pytest.fixture

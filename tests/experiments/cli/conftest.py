@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from meshcast.experiments.render.matplotlib import style
 from tests.experiments.cli.samples import JOB
+
+
+@pytest.fixture(autouse=True)
+def coarse_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws few pixels: what a plot looks like is tested where it is made."""
+    monkeypatch.setattr(style, "DPI", 40)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from meshcast.experiments.cli.app import load_command
 from meshcast.experiments.cli.commands import COMMANDS, find_options
 from meshcast.experiments.cli.parameters import list_parameters
 from meshcast.experiments.cli.plain import read_values
+from tests.draws import drawn
 
 
 def read_by_typer(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any] | None:
@@ -37,7 +38,7 @@ def make_lines(name: str) -> list[list[str]]:
     return lines
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", drawn(COMMANDS, keep=2))
 def test_a_line_is_read_as_typer_reads_it_or_left_to_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for words in make_lines(name):
         read = read_values(name, words)

@@ -39,8 +39,8 @@ def test_schedules_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert rows[0] == ["schedule", "chunks", "slots", "bubble", "%", "activations", "held"]
     assert rows[2][:4] == ["1f1b", "1", "15", "20.0"] and rows[3][:2] == ["interleaved-1f1b", "2"]
     assert is_png(tmp_path / "schedules.png")
-    again = run("plot", "schedules", "zb-h1", "--p", 2, "--m", 4, "--width", "slide", "--out", "a.png")
-    assert again.exit_code == 0 and is_png(tmp_path / "a.png", "slide")
+    again = run("plot", "schedules", "zb-h1", "--p", 2, "--m", 4, "--width", "column", "--out", "a.png")
+    assert again.exit_code == 0 and is_png(tmp_path / "a.png", "column")
 
 
 @pytest.mark.parametrize("kind", drawn(OF_JOBS, keep=("timeline", "communication")))

@@ -45,9 +45,9 @@ def test_a_change_opens_a_field(job: Path) -> None:
     assert "search" not in json.loads(run("predict", job, "--json").stdout)
     answer = json.loads(run("predict", job, "--json", "--set", "plan.tp=[1, 2]").stdout)
     assert {*answer["search"]["plan"]} == {"plan.tp"} and answer["search"]["certificate"]["space"]["plans"] == 2
-    whole = json.loads(
-        run("predict", job, "--json", "--set", "plan=auto", "--set", "cluster={gpu: h100-sxm, gpus: 2}").stdout
-    )
+    plan = "plan={auto: true, zero: 1, offload: [], partition: even, schedule: 1f1b}"
+    small = ("--set", plan, "--set", "cluster={gpu: h100-sxm, gpus: 2}", "--set", "model.layers=2")
+    whole = json.loads(run("predict", job, "--json", *small, "--set", "batch.global=2").stdout)
     assert {"plan.tp", "plan.recompute"} <= {*whole["search"]["plan"]}
     assert whole["search"]["certificate"]["gap"] == 0
 

@@ -48,10 +48,9 @@ def test_runs_are_stored_and_go_on(job: Path, tmp_path: Path) -> None:
 
 
 def test_figures_are_drawn(job: Path, tmp_path: Path) -> None:
-    assert run("run", job, "--plot", tmp_path / "run.png").exit_code == 0
-    result = run(
-        "run", job, "--set", "run.steps=500", "--set", "run.seeds=2", "--plot", f"{tmp_path}/figures/", "--json"
-    )
+    short = ("--set", "run.steps=500", "--set", "run.seeds=2")
+    assert run("run", job, *short, "--plot", tmp_path / "run.png").exit_code == 0
+    result = run("run", job, *short, "--plot", f"{tmp_path}/figures/", "--json")
     assert result.exit_code == 0, result.output
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"run.png", "curves.png"}
     assert {"curves", "best_interval_s", "worth"} <= json.loads(result.stdout).keys()

@@ -3,56 +3,40 @@
 from __future__ import annotations
 
 import json
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from typer.testing import CliRunner, Result
 
 from meshcast.experiments.cli import app as cli
-from meshcast.experiments.render.matplotlib import style
 from meshcast.experiments.render.matplotlib.measured import published as plots
 from meshcast.experiments.render.terminal.forecast import render
 from meshcast.experiments.render.terminal.published import fit_page
 from meshcast.validation.published import answer as module
 from meshcast.validation.published.rows import read_shipped
+from tests.experiments.render.matplotlib.checks import draw_styled, shown_texts
+from tests.validation.published.runs import answer_shipped
 
 
 def run(*words: object) -> Result:
     return CliRunner().invoke(cli.app, ["validate", "published", *map(str, words)])
 
 
-@pytest.fixture(scope="module")
-def forecasts() -> dict[str, Any]:
-    """The answer to each shipped run by its identifier, as they were before they were compared; filled by `answer`."""
-    return {}
-
-
-@pytest.fixture(scope="module")
-def answer(forecasts: dict[str, Any]) -> dict[str, Any]:
-    real = module.answer
-
-    def keep(run: Any, shared_work: Any) -> Any:
-        made = real(run, shared_work)
-        forecasts[run.id] = deepcopy(made)
-        return made
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "answer", keep)
-        result = run("--json", "--jobs", 1)
-    assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shipped runs have the answers that were made once for all tests."""
+    forecasts = {row["id"]: row for row in answer_shipped()}
+    monkeypatch.setattr(module, "answer", lambda run, shared_work: forecasts[run.id])
 
 
 @pytest.fixture
-def known(answer: dict[str, Any], forecasts: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs in this process have the answers that `answer` has made."""
-    monkeypatch.setattr(module, "answer", lambda run, shared_work: deepcopy(forecasts[run.id]))
+def answer(known: None) -> dict[str, Any]:
+    result = run("--json", "--jobs", 1)
+    assert result.exit_code == 0, result.output
+    answered: dict[str, Any] = json.loads(result.stdout)
+    return answered
 
 
 def test_without_data_the_shipped_tables_are_run(answer: dict[str, Any]) -> None:
@@ -70,18 +54,10 @@ def test_the_page_names_every_group_and_the_naive_forecast(answer: dict[str, Any
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 100 and "…" not in result.stdout
-    for words in (
-        f"{len(read_shipped())} published runs",
-        "korthikanti",
-        "smith",
-        "a100-sxm-80",
-        "megatron-lm-2021",
-        "naive",
-        "blind",
-    ):
-        assert words in result.stdout
-    stages_to_show = next(line for line in lines if line.startswith(" all")).split()
-    assert float(stages_to_show[3]) == pytest.approx(100 * answer["summary"]["median"], abs=0.051)
+    words = f"{len(read_shipped())} published runs", "korthikanti", "smith", "a100-sxm-80", "megatron-lm-2021"
+    assert all(word in result.stdout for word in (*words, "naive", "blind"))
+    total = next(line for line in lines if line.startswith(" all")).split()
+    assert float(total[3]) == pytest.approx(100 * answer["summary"]["median"], abs=0.051)
 
 
 def test_the_page_names_runs_that_do_not_fit(tmp_path: Path) -> None:
@@ -127,27 +103,24 @@ def test_an_interrupted_run_prints_finished_rows(known: None, monkeypatch: pytes
 # ------------------------------------------------------------------------------------------- figures
 
 
-def styled(dots: list[plots.Dot]) -> Figure:
-    with matplotlib.rc_context(style.RC):
-        figure = plots.compare_dots(dots, "Step time", "s", 30)
-        FigureCanvasAgg(figure).draw()
-    return figure
+def draw(dots: list[plots.Dot]) -> Figure:
+    return draw_styled(plots.compare_dots, dots, "Step time", "s", 30)
 
 
 @pytest.mark.slow
 def test_figures_are_drawn_into_a_folder_or_a_file(tmp_path: Path) -> None:
     some = [run.model_dump(by_alias=True) for run in read_shipped()[::8]]
     (tmp_path / "some.jsonl").write_text("\n".join(map(json.dumps, some)), "utf-8")
-    draw = ("--data", tmp_path / "some.jsonl", "--plot")
-    assert run(*draw, f"{tmp_path}/out/", "--jobs", 1).exit_code == 0
+    plot = ("--data", tmp_path / "some.jsonl", "--plot")
+    assert run(*plot, f"{tmp_path}/out/", "--jobs", 1).exit_code == 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["step-time.png"], "no paper prints its memory"
     read = {**some[0], "measured": {"peak_memory_gib": 40.0}}
     (tmp_path / "runs.jsonl").write_text(json.dumps(read), "utf-8")
     assert run("--data", tmp_path / "runs.jsonl", "--plot", f"{tmp_path}/both/").exit_code == 0
     assert sorted(path.name for path in (tmp_path / "both").iterdir()) == ["memory.png", "step-time.png"]
-    assert run(*draw, tmp_path / "alone.svg", "--jobs", 1).exit_code == 0
+    assert run(*plot, tmp_path / "alone.svg", "--jobs", 1).exit_code == 0
     again = (tmp_path / "alone.svg").read_bytes()
-    assert run(*draw, tmp_path / "alone.svg", "--jobs", 2).exit_code == 0
+    assert run(*plot, tmp_path / "alone.svg", "--jobs", 2).exit_code == 0
     assert (tmp_path / "alone.svg").read_bytes() == again
 
 
@@ -155,20 +128,20 @@ def test_points_of_the_plot_are_those_of_the_answers(answer: dict[str, Any]) -> 
     dots = plots.step_time_dots(answer["rows"])
     assert [dot.predicted for dot in dots] == [row["predicted"]["step_time_s"] for row in answer["rows"]]
     assert [dot.measured for dot in dots] == pytest.approx([row["measured"]["step_time_s"] for row in answer["rows"]])
-    figure = styled(dots)
+    figure = draw(dots)
     drawn = sorted(point for group in figure.axes[0].collections for point in _offsets(group))
     expected = sorted((dot.measured, dot.predicted) for dot in dots)
     assert [x for x, _ in drawn] == pytest.approx([x for x, _ in expected])
     assert [y for _, y in drawn] == pytest.approx([y for _, y in expected])
-    stages_to_show = " ".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
-    assert f"{len(dots)} of 30 runs" in stages_to_show and "korthikanti" in stages_to_show
+    shown = " ".join(text.get_text() for text in shown_texts(figure))
+    assert f"{len(dots)} of 30 runs" in shown and "korthikanti" in shown
 
 
 def test_many_sources_have_distinct_markers_inside_the_plot() -> None:
     dots = [plots.Dot(f"source {i}", 10.0**i, 10.0**i * (0.01 if i else 100), 1.0, 1e9) for i in range(17)]
     looks = plots._source_looks(dots)
     assert len({(look["color"], look["marker"]) for look in looks.values()}) == 17
-    figure = styled(dots)
+    figure = draw(dots)
     low, high = figure.axes[1].get_ylim()
     assert 1 / high == pytest.approx(low) and high <= plots.FARTHEST
     edges = figure.bbox
@@ -178,8 +151,7 @@ def test_many_sources_have_distinct_markers_inside_the_plot() -> None:
 
 
 def test_a_plot_without_runs_states_the_reason() -> None:
-    stages_to_show = " ".join(text.get_text() for text in styled([]).findobj(matplotlib.text.Text))
-    assert "None of the 30 runs" in stages_to_show
+    assert "None of the 30 runs" in " ".join(text.get_text() for text in shown_texts(draw([])))
 
 
 def _offsets(group: Any) -> list[tuple[float, float]]:

@@ -120,20 +120,6 @@ def test_the_jobs_of_the_benchmark_are_accepted() -> None:
         assert open_problem(file).gpus in (24, 64, 1024)
 
 
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        ("piper", "not jobs"),
-        ("alpas", "alpa"),
-        ("optcnn,tarnawski-dp", "not jobs"),
-        ("alpa,", "--with is 'alpa,': a name is missing beside a comma"),
-    ],
-)
-def test_planners_of_profiles_and_unknown_ones_are_refused(job: Path, names: str, words: str) -> None:
-    done = run("plan", job, "--with", names)
-    assert done.exit_code == 2 and words in done.output
-
-
 @pytest.mark.slow
 def test_the_page_of_planners_has_a_row_for_every_planner(job: Path) -> None:
     # The optimum that is proven within a second has the same row.

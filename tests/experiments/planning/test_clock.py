@@ -18,6 +18,7 @@ from meshcast.experiments.planning.pricing.space_search import search_in_time
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.search.search_job import open_search
 from meshcast.hardware.errors import PlanError
+from tests.draws import drawn
 
 JOB = {
     "model": {"preset": "gpt2-124m", "layers": 2},
@@ -32,7 +33,7 @@ AT_ONCE = {"gspmd", "mesh-tensorflow", "partir"}
 problem = cache(lambda: JobProblem(JOB))
 
 
-@pytest.mark.parametrize("name", planners_of_jobs())
+@pytest.mark.parametrize("name", drawn(planners_of_jobs(), keep=2))
 def test_no_planner_goes_on_when_its_time_is_over(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where all prices are known, so that the search alone takes time."""
     planner = find_planner(name)()

@@ -43,7 +43,7 @@ def test_workers_change_nothing(plan: RunPlan, tmp_path: Path) -> None:
 def busy(plan: RunPlan) -> RunPlan:
     """Runs of some 500 events each."""
     setting = replace(plan.setting, sources=(FailingUnits("node", 1, 50.0, 1.0, 0, 2),), tiers=(CheckpointTier(1),))
-    return replace(plan, setting=replace(setting, detection=1.0, restart=1.0))
+    return replace(plan, setting=replace(setting, detection=1.0, restart=1.0), seeds=9)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -29,7 +29,7 @@ from tests.experiments.cli.samples import run
 from tests.experiments.search.spaces import TINY, every_point, interrupt_if, is_accounted
 
 ONE = {"global": 16, "micro": 1, "sequence": 2048}
-MORE = {**TINY, "batch": ONE, "plan": {"tp": [1, 2, 4], "pp": [1, 2], "zero": [0, 1], "recompute": ["none", "full"]}}
+MORE = {**TINY, "batch": ONE, "plan": {"tp": [1, 4], "pp": [1, 2], "zero": [0, 1], "recompute": ["none", "full"]}}
 SIZES: dict[str, Any] = {
     **TINY,
     "batch": ONE,

@@ -106,8 +106,10 @@ def test_plans_are_ranked_by_the_upper_ends_of_widened_intervals(tmp_path: Path)
 
 
 def test_wide_fields_stand_below_the_table_and_no_figure_is_shortened() -> None:
-    opened = {"auto": True, "tp": [1, 2], "pp": [1, 2], "schedule": ["1f1b", "interleaved-1f1b"]}
-    result = run_with_progress(open_search({**TINY, "plan": opened}, top=6))
+    auto = ("recompute", "recompute_layers", "partition", "offload", "sequence_parallel")
+    opened: dict[str, Any] = {**dict.fromkeys(auto, "auto")}
+    opened |= {"tp": [2], "pp": [1, 2], "schedule": ["1f1b", "interleaved-1f1b"], "chunks": [1, 2], "zero": [1]}
+    result = run_with_progress(open_search({**FEW, "plan": opened}, top=6))
     text = render(page(result))
     assert "…" not in text and "null" not in text and "[" not in text
     rows = re.findall(r"^ \d +([\d.]+ m?s) +[\d.]+ m?s to [\d.]+ m?s +[\d.]+%", text, re.MULTILINE)
@@ -219,25 +221,3 @@ def test_a_search_without_a_plan_writes_no_rows_and_draws_a_sentence(job: Path, 
     assert "no plan of the space fits with 95 %, by the model" in result.stdout and "100.00%" not in result.stdout
     assert pq.read_table(out).num_rows == 0 and "plan.tp" in pq.read_schema(out).names
     assert plot.stat().st_size > 1000
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--out", "plans.csv"], "--out is 'plans.csv': rows are written as .parquet. Write plans.parquet"),
-        (["--out", "absent/plans.parquet"], "--out is 'absent/plans.parquet': the file cannot be written (there is no"),
-        (["--out", "job.parquet"], "--out is 'job.parquet': the file exists and is not the result of a search"),
-        (["--plot", "plans.jpg"], "--plot is 'plans.jpg': a figure is drawn as .png, .svg or .pdf. Write plans.png"),
-        (["--jobs-to", "job.parquet"], "--jobs-to is 'job.parquet': no files can be written into this folder (job.par"),
-        (["--memory-margin", "100%"], "--memory-margin is '100%': a margin is a share of the memory of a GPU from 0"),
-        (["--memory-risk", "ten"], "--memory-risk is 'ten': it is the most probability of lacking memory"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_explained_before_the_search(
-    job: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], words: str
-) -> None:
-    monkeypatch.chdir(job.parent)
-    Path("job.parquet").write_text("mine", "utf-8")
-    result = run("search", job, *options)
-    assert result.exit_code == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
-    assert words in result.stderr and Path("job.parquet").read_text("utf-8") == "mine"

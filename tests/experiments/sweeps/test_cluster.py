@@ -21,6 +21,8 @@ from meshcast.experiments.sweeps.store import Shard
 from meshcast.hardware.errors import PlanError
 from tests.experiments.sweeps.sweeps import GRID, Lazy
 
+pytestmark = pytest.mark.usefixtures("known_forecasts")
+
 
 def on(scheduler: Any) -> str:
     return scheduler.scheduler_address.replace("tcp://", "dask://")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +17,20 @@ from meshcast.experiments.sweeps import output
 from meshcast.experiments.sweeps import run as sweeps
 from meshcast.experiments.sweeps.merge import merge
 from meshcast.experiments.sweeps.output import parts_folder
-from meshcast.experiments.sweeps.run import Chunk, load_sweep, run
-from meshcast.experiments.sweeps.store import Shard, parse_shard
+from meshcast.experiments.sweeps.run import load_sweep, run
+from meshcast.experiments.sweeps.store import Shard
 from meshcast.hardware.errors import PlanError
-from tests.experiments.sweeps.sweeps import GRID, Counting, Lazy
+from tests.experiments.sweeps.sweeps import GRID, Counting, Lazy, know_forecasts
 from tests.experiments.sweeps.test_sweep_rows import Stopping
 
-
-@pytest.fixture(scope="module", autouse=True)
-def known_forecasts(reference: Path) -> Iterator[None]:
-    """Gives every point the forecast that `reference` has of its index, and leaves out those that it leaves out."""
-    known = {row["index"]: row for row in pq.read_table(reference).to_pylist()}
-
-    def forecast_chunk(chunk: Chunk) -> list[dict[str, Any]]:
-        points = enumerate(chunk.points, chunk.start)
-        return [{**known[index], **changes} for index, changes in points if index in known]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweeps, "forecast_chunk", forecast_chunk)
-        yield
+pytestmark = pytest.mark.usefixtures("known_forecasts")
 
 
 @pytest.fixture(scope="module")
-def shards(known_forecasts: None, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def shards(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The three shards of GRID, in chunks of four."""
-    return make_shards(tmp_path_factory.mktemp("shards"), 3)
+    with know_forecasts(reference):
+        return make_shards(tmp_path_factory.mktemp("shards"), 3)
 
 
 def make_shards(folder: Path, of: int, grid: dict[str, Any] = GRID, chunk: int = 4) -> list[Path]:
@@ -121,23 +109,6 @@ def test_the_commands(shards: list[Path], reference: Path, tmp_path: Path, small
 
 
 # ------------------------------------------------------------------------------------------ what is refused
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("16/16", "the shards of 16 are 0/16 to 15/16. Count them from 0"),
-        ("3", "Write 3/16"),
-        ("-1/4", "Write 3/16"),
-        ("1.5/4", "Write 3/16"),
-        ("0/0", "1 to 10,000 shards"),
-        ("1/10001", "1 to 10,000 shards"),
-    ],
-)
-def test_shards_that_there_are_not(text: str, words: str) -> None:
-    with pytest.raises(PlanError, match=r"--shard") as error:
-        parse_shard(text)
-    assert words in str(error.value)
 
 
 def test_missing_and_doubled_shards_are_named(shards: list[Path], tmp_path: Path) -> None:

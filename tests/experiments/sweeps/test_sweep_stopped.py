@@ -89,7 +89,9 @@ def _alive(process: str) -> bool:
         return False
 
 
-def test_ctrl_c_prints_how_to_resume(reference: Path, small_chunks: None, tmp_path: Path) -> None:
+def test_ctrl_c_prints_how_to_resume(
+    reference: Path, known_forecasts: None, small_chunks: None, tmp_path: Path
+) -> None:
     at_work = process(tmp_path, "--workers", "2", slow=True)
     wait_for(tmp_path, 2, at_work)
     at_work.send_signal(signal.SIGINT)
@@ -118,7 +120,13 @@ def test_two_processes_do_not_write_the_same_file(reference: Path, tmp_path: Pat
     ("flushes", "kept"), [(1, ""), pytest.param(2, "", marks=pytest.mark.slow), (4, "; 4 of 32 "), (18, "; 32 of 32 ")]
 )
 def test_a_full_disk_ends_in_one_message_and_keeps_the_rows(
-    flushes: int, kept: str, reference: Path, small_chunks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flushes: int,
+    kept: str,
+    reference: Path,
+    known_forecasts: None,
+    small_chunks: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "sweep.json").write_text(json.dumps(GRID))
     out = tmp_path / "rows.parquet"

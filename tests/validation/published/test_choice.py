@@ -26,6 +26,7 @@ from meshcast.validation.published.choice import (
 )
 from meshcast.validation.published.measured_range.survey import SurveyedRun, survey
 from meshcast.validation.published.rows import PublishedRun, UnreadableLine
+from tests.draws import drawn
 
 
 def run(name: str, seconds: float, micro: int = 1, tp: int = 1, **spec: Any) -> PublishedRun:
@@ -214,7 +215,7 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("name", drawn(GROUPS, keep=("recomputation", "mixed", "modules")))
 def test_a_search_of_published_plans_chooses_what_the_forecasts_choose(tmp_path: Path, name: str) -> None:
     group, _ = answer_choice(tmp_path, GROUPS[name])
     assert group["search"]["reason"] is None and group["search"]["defect"] is None

@@ -37,6 +37,7 @@ from meshcast.validation.selfcheck.relations import (
     takes_its_flops,
 )
 from meshcast.validation.selfcheck.run import check_job, has_violations, run_checks
+from tests.draws import drawn
 from tests.experiments.cli.samples import run
 
 
@@ -146,7 +147,7 @@ def test_other_orders_of_longer_passes_may_hold_less() -> None:
     assert memory_grows_with_the_work(described, report, shared) == ""
 
 
-@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("micro", drawn([1, 2], keep=2))
 def test_paired_passes_copy_a_bucket_at_a_time_however_slow_the_network_is(micro: int) -> None:
     """The host of DeepSpeed's stage 3 makes the copy in which a bucket is reduced, and frees it, before it issues what
     is behind (`reduce_scatter_coalesced` of runtime/comm/coalesced_collectives.py)."""

@@ -165,7 +165,9 @@ def test_other_plans_have_pages(name: str) -> None:
 
 
 def test_several_kinds_of_nodes_have_no_sensitivities() -> None:
-    job = load_job(Path(__file__).resolve().parents[4] / "examples" / "llama3-8b-a100-h100.yaml")
+    groups = [{"node": node, "nodes": 1} for node in ("dgx-a100", "dgx-h100")]
+    model, batch = {"preset": "llama3-8b", "layers": 4}, {"global": 4, "micro": 1}
+    job = load_job({"model": model, "cluster": {"groups": groups}, "batch": batch, "plan": {"tp": 8, "pp": 2}})
     assert "Left out: cluster" in report_job(job, simulate(job))
 
 

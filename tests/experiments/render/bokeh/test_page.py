@@ -69,4 +69,5 @@ def test_colours_and_bytes() -> None:
     colours = sequential("#0072b2")
     assert len(colours) == 64 and colours[0] > colours[-1]
     assert palette.to_hex((1.0, 0.0, 0.5)) == "#ff0080"
-    assert [format_bytes(one) for one in (999, 2e6, 3.14159e15)] == ["999 B", "2 MB", "3.14 PB"]
+    sizes = (12, 999, 1500, 2e6, 3e12, 3.14159e15)
+    assert [format_bytes(size) for size in sizes] == ["12 B", "999 B", "1.5 kB", "2 MB", "3 TB", "3.14 PB"]

@@ -89,10 +89,6 @@ def test_the_finest_grouping_that_can_be_told_apart(report: Any) -> None:
     assert choose_grouping(large.job.cluster, communication.CLEAR) == "node"
 
 
-def test_bytes_have_units() -> None:
-    assert format_bytes(3e12) == "3 TB" and format_bytes(1500) == "1.5 kB" and format_bytes(12) == "12 B"
-
-
 def test_curves_keep_the_peaks_of_all_devices(report: Any) -> None:
     figure = draw_styled(stage_memory.stage_memory, report)
     bars = device_memories(report)

@@ -89,6 +89,8 @@ def test_ink_is_readable() -> None:
     for hue in HUES.values():
         ink = (1.0, 1.0, 1.0) if palette.ink_on(palette.rgb(hue)) == "white" else (0.0, 0.0, 0.0)
         assert palette.contrast(palette.rgb(hue), ink) >= 3.4, hue
+    dark, *_, light = palette.shades(palette.BLUE, 5)
+    assert (palette.ink_on(dark), palette.ink_on(light)) == ("white", "black")
 
 
 # -------------------------------------------------------------------------------------------- widths

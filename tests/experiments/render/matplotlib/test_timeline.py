@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from meshcast.experiments.render.matplotlib import style
-from meshcast.experiments.views import palette
 from meshcast.experiments.views.devices import choose_devices
 from meshcast.experiments.views.timeline import busy_shares, measure_occupation, replay_timelines, step_timelines
 from meshcast.simulator import load_job, simulate
@@ -102,12 +101,6 @@ def test_long_steps_get_windows_and_short_ones_do_not(report: Any) -> None:
     with matplotlib.rc_context(style.RC):
         assert [panel.numbers for panel in choose_panels(rows(report), span, 4, ["tp"], 7.0)] == [True]
         assert [panel.letter for panel in choose_panels(rows(report), 20 * span, 4, ["tp"], 7.0)] == ["", "a", "b"]
-
-
-def test_shades_are_distinct_and_take_text() -> None:
-    tones = palette.shades(palette.BLUE, 5)
-    assert len(set(tones)) == 5 and tones == sorted(tones)
-    assert palette.ink_on(tones[0]) == "white" and palette.ink_on(tones[-1]) == "black"
 
 
 # ---------------------------------------------------------------------------- waits, windows, numbers
