@@ -115,7 +115,23 @@ parse = cache(ast.parse)
 @cache
 def walk(tree: ast.AST) -> tuple[ast.AST, ...]:
     """All nodes of a syntax tree."""
-    return tuple(ast.walk(tree))
+    nodes = [tree]
+    for node in nodes:
+        nodes += children(node)
+    return tuple(nodes)
+
+
+@cache
+def children(node: ast.AST) -> list[ast.AST]:
+    """The nodes right below one, without those that are the same in all trees (`ast.Load`)."""
+    below: list[ast.AST] = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            below += [item for item in value if isinstance(item, ast.AST)]
+        elif isinstance(value, ast.AST) and value._fields:
+            below.append(value)
+    return below
 
 
 @cache
@@ -131,6 +147,7 @@ def parsed_once() -> Iterator[None]:
     parse.cache_clear()
     nodes_of.cache_clear()
     walk.cache_clear()
+    children.cache_clear()
 
 
 @cache
@@ -488,7 +505,7 @@ def measure(path: str, source: str) -> Iterator[tuple[str, str, int]]:
     """
 
     def visit(node: ast.AST, name: str) -> Iterator[tuple[str, str, int]]:
-        for child in ast.iter_child_nodes(node):
+        for child in children(node):
             inside = f"{name}.{child.name}" if isinstance(child, (*FUNCTION, ast.ClassDef)) else name
             inside = inside.replace(":.", ":")
             if isinstance(child, FUNCTION):

@@ -183,6 +183,7 @@ assert {{plan.changes["plan.{key}"]: plan.report.step_time for plan in found.bes
     assert changed(project) <= {diff[1], "docs/job.md"}
 
 
+@pytest.mark.slow
 def test_a_program_is_one_module_and_a_line_of_the_registry(project: Path) -> None:
     found = diffs("add-a-program.md")
     for diff in found:

@@ -20,6 +20,19 @@ def test_every_command_and_every_excerpt(tmp_path: Path, monkeypatch: pytest.Mon
     assert follow_page(PAGE) == 3
     assert {path.name for path in tmp_path.iterdir()} == {"job.yaml", "step.json.gz", "ranks", "memory.pickle"}
     assert len(list((tmp_path / "ranks").iterdir())) == 2
+    check_table_of_perfetto(Path("step.json.gz"))
+
+
+def check_table_of_perfetto(written: Path) -> None:
+    """The table states the kernels of the trace."""
+    trace = json.loads(gzip.decompress(written.read_bytes()))
+    lengths = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event.get("cat") == "kernel":
+            lengths[str(event["args"]["stream"])].append(event["dur"])
+    ours = {stream: (f"{len(found):,}", f"{sum(found) / 1e3:,.3f}") for stream, found in lengths.items()}
+    rows = re.findall(r"^\| (\d+) \| [a-z-]+ \| ([\d,]+) \| ([\d,.]+) \|$", PAGE, re.MULTILINE)
+    assert {stream: (number, ms) for stream, number, ms in rows} == ours
 
 
 def test_the_table_of_hta_states_the_figures_of_the_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,18 +55,3 @@ def test_the_table_of_hta_states_the_figures_of_the_forecast(tmp_path: Path, mon
     assert overhead == pytest.approx(0.035, abs=1e-6)
     for key, seconds in ours.items():
         assert shown[key] == pytest.approx(1e3 * seconds, abs=6e-4), key
-
-
-def test_the_table_of_perfetto_states_the_kernels_of_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    ((name, _, text),) = [found.groups() for found in BLOCK.finditer(PAGE) if found[1]]
-    Path(name).write_text(text, "utf-8")
-    run_command("meshcast predict job.yaml --trace step.json.gz")
-    trace = json.loads(gzip.decompress(Path("step.json.gz").read_bytes()))
-    lengths = defaultdict(list)
-    for event in trace["traceEvents"]:
-        if event.get("cat") == "kernel":
-            lengths[str(event["args"]["stream"])].append(event["dur"])
-    ours = {stream: (f"{len(found):,}", f"{sum(found) / 1e3:,.3f}") for stream, found in lengths.items()}
-    rows = re.findall(r"^\| (\d+) \| [a-z-]+ \| ([\d,]+) \| ([\d,.]+) \|$", PAGE, re.MULTILINE)
-    assert {stream: (number, ms) for stream, number, ms in rows} == ours

@@ -148,7 +148,7 @@ def test_its_closed_forms_hold(use: str) -> None:
     if SHARE > 1:
         Random(use).shuffle(settings)
         by_options = {getattr(setting, "options", ()): setting for setting in settings}
-        settings, enough = [*dict.fromkeys([*by_options.values(), *settings])], max(4, len(by_options))
+        settings, enough = [*dict.fromkeys([*by_options.values(), *settings])], max(3, len(by_options))
     for number, setting in enumerate(settings):
         if 0 < enough <= number and min(asked.values(), default=0) >= 3:
             break

@@ -76,7 +76,7 @@ def test_it_takes_no_longer_than_training(both: Both) -> None:
 
 
 @given(job=jobs_of_all())
-@examples(60)
+@examples(60, daily=2)
 def test_any_job(job: dict[str, Any]) -> None:
     """Engines agree, memory returns to its baseline, and a step of training takes longer."""
     forward = job | FORWARD_ONLY

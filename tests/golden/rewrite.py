@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,9 +82,15 @@ def stored(name: str) -> Golden:
     return Golden(job, fields.get("keep") == "all", fields.get("forecast"))
 
 
+@cache
+def uses(name: str) -> tuple[str, ...]:
+    """The schemes of a job."""
+    return tuple(entry.use for entry in load_job(stored(name).job).plan.schemes)
+
+
 def playable(name: str) -> bool:
     """Whether the packages are installed that the schemes of a job need."""
-    return all(installed(entry.use) for entry in load_job(stored(name).job).plan.schemes)
+    return all(map(installed, uses(name)))
 
 
 def reports(names: Iterable[str]) -> Iterator[tuple[str, Report]]:

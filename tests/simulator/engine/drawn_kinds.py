@@ -13,9 +13,12 @@ from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.model import Model
 from tests.simulator.engine.engines import LAUNCH
 from tests.simulator.scheduling.schedules import job as pipeline_job
-from tests.strategies import EVERY, FREE, NO_FLUSH, SLICED, TWO_WAYS, changed, jobs
+from tests.strategies import EVERY, EVERY_EXAMPLE, FREE, NO_FLUSH, SLICED, TWO_WAYS, changed, jobs
 
 Job = dict[str, Any]
+
+PASSES = 80 if EVERY_EXAMPLE else 32
+"""Of micro-batches through layers, up to which a job may have more of them."""
 
 
 def with_schemes(job: Job, schemes: Sequence[Job], **plan: Any) -> Job:
@@ -79,7 +82,7 @@ MODULES = ("core_attn", "attention", "mlp", "moe", "shared_experts", "layernorm"
 @st.composite
 def recomputed_jobs(draw: st.DrawFn) -> Job:
     """Selective recompute of any modules."""
-    job = draw(jobs(FREE, recompute=False, launch=LAUNCH, passes=60))
+    job = draw(jobs(FREE, recompute=False, launch=LAUNCH, passes=PASSES))
     modules = draw(st.lists(st.sampled_from(MODULES), min_size=1, max_size=4, unique=True))
     return with_schemes(job, [*job["plan"]["schemes"], {"use": "memory/recompute-selective", "modules": modules}])
 
@@ -87,7 +90,7 @@ def recomputed_jobs(draw: st.DrawFn) -> Job:
 @st.composite
 def offloaded_jobs(draw: st.DrawFn) -> Job:
     """Activations of layers or states of the optimizer on the host."""
-    job = draw(jobs(tuple(use for use in EVERY if use != "pipeline/varuna"), launch=LAUNCH, passes=60))
+    job = draw(jobs(tuple(use for use in EVERY if use != "pipeline/varuna"), launch=LAUNCH, passes=PASSES))
     what = draw(st.sampled_from([["activations"], ["optimizer"], ["activations", "optimizer"]]))
     offload = {"use": "memory/offload", "layers": draw(st.sampled_from([None, 1, 2])), "what": what}
     return with_schemes(job, [*job["plan"]["schemes"], offload])
@@ -106,9 +109,9 @@ def without_barrier(name: str, pp: int = 4, m: int = 12, **more: Any) -> Job:
 
 
 KINDS: dict[str, st.SearchStrategy[Job]] = {
-    "pipelines": jobs(launch=LAUNCH, passes=80),
+    "pipelines": jobs(launch=LAUNCH, passes=PASSES),
     "every schedule": jobs(EVERY, launch=LAUNCH, passes=40),
-    "two ways": jobs(TWO_WAYS, launch=LAUNCH, passes=80),
+    "two ways": jobs(TWO_WAYS, launch=LAUNCH, passes=PASSES),
     "no flush": jobs(NO_FLUSH, launch=LAUNCH, passes=24),
     "no barrier": st.builds(without_barrier, st.sampled_from(ZERO_BUBBLE), m=st.integers(8, 12)),
     "slices": sliced_jobs(launch=LAUNCH, passes=40),

@@ -59,7 +59,7 @@ def flat_of(job: dict[str, Any], price: Any = PRICE, shared: SharedWork | None =
 
 
 @examples(40)
-@given(job=jobs(launch=(0.0, 2e-6, 1e-4), passes=40))
+@given(job=jobs(launch=(0.0, 2e-6, 1e-4), passes=24))
 def test_sharing_makes_no_op_earlier_and_no_op_shorter(job: dict[str, Any]) -> None:
     """Without sharing the times are those of SimPy bit by bit; nearly so if streams have links so wide that all fit."""
     flat, devices = flat_of(job)
@@ -74,7 +74,7 @@ def test_sharing_makes_no_op_earlier_and_no_op_shorter(job: dict[str, Any]) -> N
 
 
 @examples(30)
-@given(job=jobs(launch=(0.0, 1e-4), passes=40))
+@given(job=jobs(launch=(0.0, 1e-4), passes=24))
 def test_every_op_does_its_work_and_no_link_more_than_it_can(job: dict[str, Any]) -> None:
     flat, devices = flat_of(job)
     seen: list[Watched] = []

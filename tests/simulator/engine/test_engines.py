@@ -140,7 +140,7 @@ def issued(played: Played, device: int) -> float:
     return launched or sum(op.issued for op in own)
 
 
-@examples(40)
+@examples(40, daily=2)
 @given(job=jobs(launch=(1e-6, 1e-4, 5e-3)))
 def test_a_slow_host_takes_its_time_for_every_op(job: dict[str, Any]) -> None:
     launch = job["framework"]["set"]["launch_s"]
@@ -163,7 +163,7 @@ def test_where_the_host_takes_longest_the_step_is_its_time() -> None:
     assert run.step.span == pytest.approx(issued(run, 0) * 1.0 + last)
 
 
-@examples(12)
+@examples(12, daily=2)
 @given(job=jobs())
 def test_a_slower_host_never_makes_a_step_shorter(job: dict[str, Any]) -> None:
     launches = (0.0, 1e-12, 1e-7, 1e-6, 1e-3)

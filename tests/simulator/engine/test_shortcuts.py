@@ -18,7 +18,7 @@ SHOP = SharedWork()
 """Shared by all plans that are drawn."""
 
 
-@examples(60)
+@examples(60, daily=2)
 @given(job=jobs(EVERY, launch=(0.0, 2e-6, 1e-4), passes=80))
 def test_without_any_shortcut_the_step_and_its_memory_are_the_same(job: dict[str, Any]) -> None:
     """Op by op, every round, nothing shared with other jobs; and every rank by itself, also if all are as slow."""

@@ -16,7 +16,7 @@ from meshcast.simulator import SharedWork, simulate
 from meshcast.simulator.forecast import shared_work
 from meshcast.simulator.forecast.step import forecast_step
 
-ROWS = 12
+ROWS = 8
 """Rows of each half of a drawn sweep."""
 
 

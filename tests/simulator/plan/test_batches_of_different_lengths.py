@@ -32,7 +32,7 @@ PLANS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("plan", drawn(PLANS, keep=2), ids=str)
 def test_one_class_is_a_batch_of_equal_micro_batches(plan: dict[str, Any]) -> None:
     """To the bit: time, its parts, MFU and memory. Padding in a second class takes time and no credit."""
     full = {"samples": 2, "sequence": 512}
@@ -199,8 +199,8 @@ def test_asymmetric_replicas_run_classes_of_their_own() -> None:
 
 
 def test_every_class_runs_once_without_an_order() -> None:
-    plan = {"pp": 2, "tp": 4}
-    assert answers(job({"lengths": FIVE}, plan)) == answers(job({"lengths": FIVE, "order": [*range(5)]}, plan))
+    plan, three = {"pp": 2, "tp": 4}, FIVE[:3]
+    assert answers(job({"lengths": three}, plan)) == answers(job({"lengths": three, "order": [0, 1, 2]}, plan))
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_a_job_with_zb_auto_takes_no_longer() -> None:
     assert seconds == pytest.approx(sorted(seconds, reverse=True))
     peaks = [max(peak.total for peak in report.play.peaks) for report in reports]
     assert peaks == sorted(peaks) and peaks[0] < peaks[-1]
-    for layers in ([3, 2, 2, 1], [1, 2, 2, 3], [1, 1, 1, 5], [4, 2, 1, 1]):
+    for layers in ([3, 2, 2, 1], [1, 1, 1, 5]):
         plans = (pipeline(use) | {"partition": layers} for use in ("zb-auto", "zb-h1"))
         auto, handmade = (simulate(job_of(plan, 12)).step_time for plan in plans)
         assert auto <= handmade * (1 + 1e-6)
