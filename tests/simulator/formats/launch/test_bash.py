@@ -114,7 +114,7 @@ P=^7; [[ 70 =~ $P && '' -eq 0 && N+1 -eq 4 && ! x -lt 0 ]] && X+=3
 [[ ! $A == *'b'* ]] && X+=3; [[ c < b || ( a != a ) || ! x ]] || X+=4
 
 case 7 in [!0-5[:space:]]) X+=1;; esac; case A in [[:upper:]x]) X+=2;; esac
-P='[]^a-b]'; [[ ^ == $P && c != $P && a$P != \[ && b == [^a] ]] && X+=3
+P='[]^a-b]'; [[ ^ == $P && a == [a-c] && c != $P && a$P != \[ && b == [^a] ]] && X+=3
 
 g() { while getopts 'ab:c' o; do X+=$o${OPTARG-}; done; shift $((OPTIND-1)); X+=$*; }; g -ac -b 3 -b4 rest -a
 
@@ -248,17 +248,19 @@ def test_arguments_and_variables_come_from_outside() -> None:
 
 
 def test_files_beside_a_script_are_followed(tmp_path: Path) -> None:
-    (tmp_path / "env.sh").write_text("TP=4\n")
+    (tmp_path / "env.sh").write_text("TP=$1\n")
     (tmp_path / "start.sh").write_text("torchrun t.py --tp $TP $1\n")
-    script = 'source "$(dirname "$0")/env.sh"\nexport TP\nbash start.sh --bf16'
+    script = 'source "$(dirname "$0")/env.sh" 4\nexport TP\nbash start.sh --bf16'
     assert values(script, tmp_path) == {"tp": "4", "bf16": True}
     assert launch(script, tmp_path).arguments["tp"].place == "start.sh:1"
     assert run_script("source /etc/passwd\nsource ../../../../etc/passwd", "run.sh", tmp_path).variables == {}
 
 
 def test_what_a_script_writes_is_kept() -> None:
-    run = run_script('Z=3\ncat > ds.json <<X\n{"stage": $Z}\nX\necho "a: 1" >> c.yaml', "run.sh")
-    assert run.files == {"ds.json": ('{"stage": 3}\n', 3), "c.yaml": ("a: 1\n", 5)}
+    run = run_script(
+        'Z=3\ncat > ds.json <<X\n{"stage": $Z}\nX\necho "a: 1" >> c.yaml\necho "b: 2" | tee -a c.yaml', "run.sh"
+    )
+    assert run.files == {"ds.json": ('{"stage": 3}\n', 3), "c.yaml": ("a: 1\nb: 2\n", 5)}
 
 
 FILLED = {"s/N/3/": '{"n": 3, "N": 1}\n', "s|N|a/b|g": '{"n": a/b, "a/b": 1}\n', "s/N*/3/": None, "s/$U/3/": None}
@@ -316,6 +318,13 @@ def test_what_is_not_computed_stays_as_it_is_written() -> None:
     formulas = ["1 << 70", "2 ** -1", "1 +", "(1", "U", "1**" * 200 + "1", "-" * 200 + "1", "B=" * 200 + "1", "9" * 30]
     formulas += ["2 ** 63", "16#x", "1 / 0", "08"]
     scripts = [
+        *["A=${U:?no}", "L=(1); A=${L[@]:U}", "cd $U; A=$PWD", "L[$(x)]=1; L=([$(x)]=2 [$(y)]=3); A=${L[1]}"],
+        *["if test 1 2 3 || command -v x; then A=1; fi", "case $(x) in a) A=1;; esac", "for ((;U;)); do A=1; done"],
+        *[
+            "for ((A=0; A<1; A=U)); do A=$U; done",
+            "export $(x); [ $(x) = a ] && A=1",
+            f"B={'a' * 1000}; A=${{B/a*a/b}}",
+        ],
         *(f"A=$({command})" for command in commands.split("; ")),
         *(f"F='{text}'; A=$((F))" for text in formulas),
     ]
