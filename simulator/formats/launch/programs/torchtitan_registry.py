@@ -251,7 +251,8 @@ class ConfigModule:
             case ast.BoolOp(op=kind, values=parts):
                 words = [self._value(part, values, depth) for part in parts]
                 known = not any(isinstance(word, UnknownValue) for word in words)
-                return (all(words) if isinstance(kind, ast.And) else any(words)) if known else UnknownValue("...")
+                decides = (word for word in words if bool(word) is isinstance(kind, ast.Or))
+                return next(decides, words[-1]) if known else UnknownValue(ast.unparse(node))
             case ast.Call():
                 return self._call(node, values, depth)
         return UnknownValue(ast.unparse(node))
