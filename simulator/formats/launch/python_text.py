@@ -235,6 +235,15 @@ class PythonText:
                 self.evaluate(value, scope)
             case ast.Return(value=value):
                 raise _Return(self.evaluate(value, scope) if value is not None else None)
+            case ast.Break() | ast.Continue():
+                raise _LeaveRound(isinstance(node, ast.Break))
+            case ast.Raise():
+                raise _Return(OpenValue(ast.unparse(node)))
+            case _:
+                self._run_compound(node, scope)
+
+    def _run_compound(self, node: ast.stmt, scope: dict[str, Value]) -> None:
+        match node:
             case ast.If():
                 self._branch(node, scope)
             case ast.For():
@@ -245,10 +254,6 @@ class PythonText:
                 self._run(body, scope)
             case ast.Try(body=body, orelse=orelse, finalbody=final):
                 self._run([*body, *orelse, *final], scope)
-            case ast.Break() | ast.Continue():
-                raise _LeaveRound(isinstance(node, ast.Break))
-            case ast.Raise():
-                raise _Return(OpenValue(ast.unparse(node)))
 
     def _import(self, node: ast.stmt, names: Sequence[ast.alias], scope: dict[str, Value]) -> None:
         module = f"{node.module}." if isinstance(node, ast.ImportFrom) and node.module else ""

@@ -102,11 +102,11 @@ class Conditions:
         more, as ``!`` more than ``==``, and ``&&`` more than ``=``."""
         self.shell.limits.step(source.line_of(parts[0]))
         self.shell.limits.enter()
-        status = self._joined(source, parts) or self._single(source, parts)
+        status = self._judge_joined(source, parts) or self._judge_single(source, parts)
         self.shell.limits.leave()
         return status
 
-    def _joined(self, source: Source, parts: list[Node]) -> Status | None:
+    def _judge_joined(self, source: Source, parts: list[Node]) -> Status | None:
         for sign in ("||", "&&"):
             if (place := _find_outside(parts, sign)) is not None:
                 status = self._expression(source, parts[:place])
@@ -116,7 +116,7 @@ class Conditions:
                 return status.join(other, other.holds)
         return None
 
-    def _single(self, source: Source, parts: list[Node]) -> Status:
+    def _judge_single(self, source: Source, parts: list[Node]) -> Status:
         first, *others = parts
         if first.type == "!" and others:
             return self._expression(source, others).negate()

@@ -165,15 +165,7 @@ def read_shape(reading: Reading, rows: tuple[SettingRow, ...]) -> None:
         return
     reading.read_rows((*SHAPE, *rows))
     keys = reading.keys
-    if reading.take_switch("group_query_attention"):
-        if "model.kv_heads" not in keys:  # a default of arguments.py
-            reading.set_key("model.kv_heads", 1, "group_query_attention")
-    elif "group_query_attention" in reading.stated and "use_checkpoint_args" not in reading.stated:
-        keys.pop("model.kv_heads", None)
-    if (
-        reading.take_word("attention_head_type") == "multiquery"
-    ):  # of bigcode-project/Megatron-LM, arguments.py line 575
-        reading.set_key("model.kv_heads", 1, "attention_head_type")
+    _read_key_heads(reading)
     if (function := FUNCTIONS.get(reading.take_word("activation"))) is not None:
         reading.set_key("model.activation", function, "activation")
     _read_biases(reading)
@@ -264,6 +256,18 @@ def _read_biases(reading: Reading) -> None:
             reading.origins[key] = reading.origins["model.mlp_bias"]
     if qkv:
         reading.set_key("model.qkv_bias", True, "add_qkv_bias", "qkv_bias")
+
+
+def _read_key_heads(reading: Reading) -> None:
+    """Reads how many heads of queries share keys and values."""
+    if reading.take_switch("group_query_attention"):
+        if "model.kv_heads" not in reading.keys:  # a default of arguments.py
+            reading.set_key("model.kv_heads", 1, "group_query_attention")
+    elif "group_query_attention" in reading.stated and "use_checkpoint_args" not in reading.stated:
+        reading.keys.pop("model.kv_heads", None)
+    # of bigcode-project/Megatron-LM, arguments.py line 575
+    if reading.take_word("attention_head_type") == "multiquery":
+        reading.set_key("model.kv_heads", 1, "attention_head_type")
 
 
 def _read_experts(reading: Reading) -> None:
