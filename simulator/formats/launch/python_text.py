@@ -229,7 +229,7 @@ class PythonText:
             case ast.AnnAssign(target=target, value=value) if value is not None:
                 self._assign(target, self.evaluate(value, scope), scope)
             case ast.AugAssign(target=target, op=op, value=value):
-                before = self.evaluate(ast.BinOp(_as_load(target), op, value), scope)
+                before = self.evaluate(ast.BinOp(target, op, value), scope)
                 self._assign(target, before, scope)
             case ast.Expr(value=value):
                 self.evaluate(value, scope)
@@ -578,8 +578,3 @@ def _parse_word(word: Value) -> Value:
         return ast.literal_eval(word) if isinstance(word, str) else word
     except (ValueError, SyntaxError):
         return word
-
-
-def _as_load(target: ast.expr) -> ast.expr:
-    """Returns the expression that reads what a target is assigned to."""
-    return ast.parse(ast.unparse(target), mode="eval").body

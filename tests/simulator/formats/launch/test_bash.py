@@ -284,8 +284,10 @@ def test_templates_are_filled_by_sed(program: str, printed: str | None) -> None:
         ('G=16; T=2; echo "${U:=$((G / (T * 2)))}"', "4"),
         ('G=16; echo "${U:-$((G / 4))}$((G/(2*4)))"', "42"),
         ("if getopts ab 2>/dev/null; then echo 1; else echo 2; fi", "2"),
-        ("echo 'a b c' | awk '{print $2}'", "b"),
-        ("echo 'a,b' | awk -F, '{ print $2 }'; echo '3 4' | awk '{print $0;}'", "b\n3 4"),
+        (
+            "echo 'a,b' | awk -F, '{ print $2 }'; echo '3 4' | awk '{print $2;}'; echo '3 4' | awk '{print $0}'",
+            "b\n4\n3 4",
+        ),
         (
             "seq 3 | wc -l; seq 5 -2 1 | head -n 2; seq 9 | head -1; seq 30 | head | wc -l; echo a b | wc -w",
             "3\n5\n3\n1\n10\n2",

@@ -189,26 +189,8 @@ def m(p, q=2, *, r=3, **s):
 k = [m(1), m(2, r=5, t=6), m(4, t=7), m(5), m(1, **{'q': 9}), typing.cast(int, 8), int('7'), str(1.5), bool(0)]
 o = [isinstance(c, int), isinstance(a, list), len(f), list((1, 2)), tuple([c]), float(2), dict(u=1), f'{a}-{c}']
 """
-OPEN = [
-    "a.strip('A')",
-    "int('x')",
-    "1 / 0",
-    "'a' + 1",
-    "x.y if x.z else 2",
-    "f[99]",
-    "f[x.y]",
-    "[n for n in x.z]",
-    "lambda: 1",
-]
-OPEN += [
-    "not x.y",
-    "-x.y",
-    "[1][0:1]",
-    "{n: n for n in f}",
-    "'%9d' % 1",
-    "endless(1)",
-    "refuse(1)",
-]
+OPEN = """a.strip('A'); int('x'); 1 / 0; 'a' + 1; x.y if x.z else 2; f[99]; f[x.y]; [n for n in x.z]; lambda: 1; not x.y
+-x.y; [1][0:1]; {n: n for n in f}; '%9d' % 1; endless(1); refuse(1)""".replace("\n", "; ").split("; ")
 BRANCHES = """
 class C: pass
 def endless(n): return endless(n)
