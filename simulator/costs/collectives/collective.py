@@ -56,9 +56,7 @@ def price(work: Collective, reach: Reach, links: Links) -> Estimate:
 def seconds(work: Collective, reach: Reach, links: Links) -> tuple[Any, Any]:
     """Computes the time [s] and the part of it that moves no bytes; arrays where `work.nbytes` is an array."""
     group = find_group(work.operation, reach, links)
-    if not isinstance(work.nbytes, np.ndarray):
-        return choose_algorithm(work.nbytes, group)[0], group.overhead
-    size = work.nbytes.astype(float)
+    size = np.asarray(work.nbytes, float)
     best = np.full(size.shape, math.inf)
     for algorithm in group.algorithms:
         moving = algorithm.byte * size

@@ -90,6 +90,13 @@ class _Return(Exception):
         self.value = value
 
 
+class _LeaveRound(Exception):
+    """A round of a loop ends. is_last: whether the loop does."""
+
+    def __init__(self, is_last: bool) -> None:
+        self.is_last = is_last
+
+
 PARSED = "parse_args"
 """Name of the arguments of a command line (``argparse``)."""
 
@@ -222,20 +229,31 @@ class PythonText:
             case ast.AnnAssign(target=target, value=value) if value is not None:
                 self._assign(target, self.evaluate(value, scope), scope)
             case ast.AugAssign(target=target, op=op, value=value):
-                before = self.evaluate(ast.BinOp(_as_load(target), op, value), scope)
+                before = self.evaluate(ast.BinOp(target, op, value), scope)
                 self._assign(target, before, scope)
             case ast.Expr(value=value):
                 self.evaluate(value, scope)
             case ast.Return(value=value):
                 raise _Return(self.evaluate(value, scope) if value is not None else None)
+            case ast.Break() | ast.Continue():
+                raise _LeaveRound(isinstance(node, ast.Break))
+            case ast.Raise():
+                raise _Return(OpenValue(ast.unparse(node)))
+            case _:
+                self._run_compound(node, scope)
+
+    def _run_compound(self, node: ast.stmt, scope: dict[str, Value]) -> None:
+        match node:
             case ast.If():
                 self._branch(node, scope)
             case ast.For():
                 self._loop(node, scope)
-            case ast.With(body=body) | ast.Try(body=body):
+            case ast.While(test=test):
+                self._open_names(node.body, ast.unparse(test), scope)
+            case ast.With(body=body):
                 self._run(body, scope)
-            case ast.Raise():
-                raise _Return(OpenValue(ast.unparse(node)))
+            case ast.Try(body=body, orelse=orelse, finalbody=final):
+                self._run([*body, *orelse, *final], scope)
 
     def _import(self, node: ast.stmt, names: Sequence[ast.alias], scope: dict[str, Value]) -> None:
         module = f"{node.module}." if isinstance(node, ast.ImportFrom) and node.module else ""
@@ -255,7 +273,7 @@ class PythonText:
                     self._assign(inner, owner, scope)
                 owner.set_field(name, value, target.lineno)
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
-                values = value if isinstance(value, list | tuple) and len(value) == len(elements) else None
+                values = value if isinstance(value, list) and len(value) == len(elements) else None
                 for index, element in enumerate(elements):
                     self._assign(element, OpenValue(ast.unparse(element)) if values is None else values[index], scope)
             case ast.Subscript(value=inner, slice=key):
@@ -269,17 +287,27 @@ class PythonText:
         if not isinstance(test, OpenValue | Built | Named):
             self._run(node.body if test else node.orelse, scope)
             return
-        for statement in (*node.body, *node.orelse):
-            for inner in ast.walk(statement):
-                targets = inner.targets if isinstance(inner, ast.Assign) else []
-                for target in targets:
-                    self._assign(target, OpenValue(f"{ast.unparse(target)} if {ast.unparse(node.test)}"), scope)
+        self._open_names([*node.body, *node.orelse], ast.unparse(node.test), scope)
+
+    def _open_names(self, body: Sequence[ast.stmt], test: str, scope: dict[str, Value]) -> None:
+        """Leaves open what statements set which may be run, or run again, or not."""
+        for inner in (inner for statement in body for inner in ast.walk(statement)):
+            if isinstance(inner, ast.Assign | ast.AugAssign | ast.AnnAssign):
+                for target in inner.targets if isinstance(inner, ast.Assign) else [inner.target]:
+                    self._assign(target, OpenValue(f"{ast.unparse(target)} if {test}"), scope)
 
     def _loop(self, node: ast.For, scope: dict[str, Value]) -> None:
         items = self.evaluate(node.iter, scope)
-        for item in items if isinstance(items, list | tuple) else ():
+        if not isinstance(items, list):
+            self._open_names(node.body, ast.unparse(node.iter), scope)
+            return
+        for item in items:
             self._assign(node.target, item, scope)
-            self._run(node.body, scope)
+            try:
+                self._run(node.body, scope)
+            except _LeaveRound as leaving:
+                if leaving.is_last:
+                    break
 
     # ------------------------------------------------------------------------------------ expressions
 
@@ -308,7 +336,7 @@ class PythonText:
                 chosen = self.evaluate(test, scope)
                 return (
                     OpenValue(ast.unparse(node))
-                    if isinstance(chosen, OpenValue)
+                    if isinstance(chosen, OpenValue | Named)
                     else self.evaluate(body if chosen else orelse, scope)
                 )
             case ast.JoinedStr():
@@ -550,8 +578,3 @@ def _parse_word(word: Value) -> Value:
         return ast.literal_eval(word) if isinstance(word, str) else word
     except (ValueError, SyntaxError):
         return word
-
-
-def _as_load(target: ast.expr) -> ast.expr:
-    """Returns the expression that reads what a target is assigned to."""
-    return ast.parse(ast.unparse(target), mode="eval").body

@@ -73,6 +73,7 @@ def test_a_trace_has_counts_for_each_step(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     assert read_trace(a) == (((1, 2),), ((3, 4), (5, 6))) and read_trace(b) == (((1, 2),), ((3, 4),))
     assert read_counts(c) == ((1, 2, 3.5),) and read_counts(d) == ((1, 2), (4, 5))
+    assert read_routing("natural") == read_routing({"trained": "natural"}) == read_routing(read_routing("natural"))
     routing = read_routing({"trace": str(b)})
     assert routing.steps == 2 and routing.at_step(1).shares(2).tolist() == [[6 / 7, 8 / 7]]
 

@@ -15,7 +15,7 @@ LONGEST_NUMBER = 64
 """Bits of bash's numbers; what is beyond is not computed."""
 
 DEEPEST = 100
-"""Brackets inside of each other."""
+"""Brackets, signs, assignments and exponents inside of each other."""
 
 
 def _divide(left: int, right: int) -> int:
@@ -107,10 +107,13 @@ class Formula:
             value = self._assignment()
         return value
 
-    def _assignment(self) -> int:
+    def _deepen(self) -> None:
         self.depth += 1
         if self.depth > DEEPEST:
             raise ArithmeticError("depth")
+
+    def _assignment(self) -> int:
+        self._deepen()
         after = self.tokens[self.position + 1] if self.position + 1 < len(self.tokens) else ""
         name = self._next()
         if re.match(r"[A-Za-z_]", name) and after.endswith("=") and after not in ("==", "!=", "<=", ">="):
@@ -144,15 +147,15 @@ class Formula:
             strength, compute = BINARY[sign]
             unneeded = (sign == "&&" and not left) or (sign == "||" and bool(left))
             self.skipping += unneeded
+            self._deepen()
             right = self._binary(strength if sign == "**" else strength + 1)
+            self.depth -= 1
             self.skipping -= unneeded
             left = 0 if self.skipping else _limit(compute(left, right))
         return left
 
     def _unary(self) -> int:
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise ArithmeticError("depth")
+        self._deepen()
         if sign := self._take("++", "--"):
             name = self._next()
             self.position += 1
@@ -205,6 +208,13 @@ def _limit(value: int) -> int:
     if value.bit_length() >= LONGEST_NUMBER:
         raise ArithmeticError("too large")
     return value
+
+
+def read_decimal_number(text: str) -> int:
+    """Returns a number as ``[`` reads it: ``010`` is ten. Raises ArithmeticError for anything else."""
+    if not re.fullmatch(r"[-+]?[0-9]{1,19}", text):
+        raise ArithmeticError(text)
+    return _limit(int(text))
 
 
 def read_whole_number(text: str) -> int:

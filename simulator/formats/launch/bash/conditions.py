@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshcast.hardware.records import dataclass
-from meshcast.simulator.formats.launch.bash.arithmetic import read_whole_number
+from meshcast.simulator.formats.launch.bash.arithmetic import read_decimal_number, read_whole_number
 from meshcast.simulator.formats.launch.bash.expansion import Expander
 from meshcast.simulator.formats.launch.bash.files import file_exists
 from meshcast.simulator.formats.launch.bash.grammar import Source
@@ -30,6 +30,8 @@ COMPARED: dict[str, Callable[[int, int], bool]] = {
 }
 
 TEXTS = ("=", "==", "!=", "<", ">")
+
+EXPRESSIONS = ("binary_expression", "unary_expression", "parenthesized_expression")
 
 LONGEST_SUBJECT = 1_000
 """Letters of the longest text that a regular expression is looked for in."""
@@ -77,13 +79,13 @@ class Conditions:
             words = [value for child in inside for value in self._flatten(source, child)]
             status = self.test_words([word for word in words if word is not _DROPPED])
             return status if _DROPPED not in words else replace(status, sure=False)
-        if len(inside) != 1:
+        if node.has_error:
             return UNKNOWN
-        return self._expression(source, inside[0])
+        return self._expression(source, [*_list_parts(inside[0])])
 
     def _flatten(self, source: Source, node: Node) -> Iterator[Value]:
         """Yields the words between ``[`` and ``]``, as a command would get them."""
-        if node.type in ("binary_expression", "unary_expression", "parenthesized_expression"):
+        if node.type in EXPRESSIONS:
             for child in node.children:
                 yield from self._flatten(source, child)
         elif node.is_named and node.type != "test_operator":
@@ -95,46 +97,44 @@ class Conditions:
 
     # --------------------------------------------------------------------------------------------------- [[ ... ]]
 
-    def _expression(self, source: Source, node: Node) -> Status:
-        self.shell.limits.step(source.line_of(node))
+    def _expression(self, source: Source, parts: list[Node]) -> Status:
+        """Evaluates parts of a test as bash binds them: ``||`` least, then ``&&``, then ``!``; the grammar binds others
+        more, as ``!`` more than ``==``, and ``&&`` more than ``=``."""
+        self.shell.limits.step(source.line_of(parts[0]))
         self.shell.limits.enter()
-        if node.type == "parenthesized_expression" and node.child_count > 2:
-            status = self._expression(source, node.children[1])
-        elif node.type == "unary_expression" and node.child_count > 1:
-            status = self._unary(source, node)
-        elif node.type == "binary_expression" and node.child_count > 2:
-            status = self._binary(source, node)
-        else:
-            value = self.expander.text(source, node)
-            status = judge(bool(read_as_bash(value)), value)
+        status = self._judge_joined(source, parts) or self._judge_single(source, parts)
         self.shell.limits.leave()
         return status
 
-    def _unary(self, source: Source, node: Node) -> Status:
-        sign, operand = source.text(node.children[0]), node.children[-1]
-        if sign == "!":
-            return self._expression(source, operand).negate()
-        return self.test_value(sign, self.expander.text(source, operand))
+    def _judge_joined(self, source: Source, parts: list[Node]) -> Status | None:
+        for sign in ("||", "&&"):
+            if (place := _find_outside(parts, sign)) is not None:
+                status = self._expression(source, parts[:place])
+                if status.holds == (sign == "||"):
+                    return status
+                other = self._expression(source, parts[place + 1 :])
+                return status.join(other, other.holds)
+        return None
 
-    def _binary(self, source: Source, node: Node) -> Status:
-        left, sign, right = node.children[0], source.text(node.children[1]), node.children[-1]
-        if sign in ("&&", "||"):
-            status = self._expression(source, left)
-            if status.holds == (sign == "||"):
-                return status
-            other = self._expression(source, right)
-            return status.join(other, other.holds)
-        value = self.expander.text(source, left)
+    def _judge_single(self, source: Source, parts: list[Node]) -> Status:
+        first, *others = parts
+        if first.type == "!" and others:
+            return self._expression(source, others).negate()
+        if first.type == "(" and len(others) > 1:
+            return self._expression(source, others[:-1])
+        if not others:
+            value = self.expander.text(source, first)
+            return judge(bool(read_as_bash(value)), value)
+        if len(others) == 1:
+            return self.test_value(source.text(first), self.expander.text(source, others[0]))
+        return self._compare(source, self.expander.text(source, first), source.text(others[0]), others[1:])
+
+    def _compare(self, source: Source, value: Value, sign: str, nodes: list[Node]) -> Status:
         if sign in COMPARED:
-            return self.compare_numbers(value, sign, self.expander.text(source, right), arithmetic=True)
+            return self.compare_numbers(value, sign, self.expander.text(source, nodes[-1]), arithmetic=True)
         if sign == "=~":
-            return self._search(source, value, right)
-        # the grammar divides *"text"*
-        first = source.start_of(node.children[2])
-        if node.child_count > 3:
-            pattern = self.expander.pattern_between(source, node, first, right.end_byte)
-        else:
-            pattern = self.expander.pattern(source, right)
+            return self._search(source, value, nodes[-1])
+        pattern = self.expander.pattern(source, *nodes)  # the grammar divides *"text"*
         if sign in ("=", "==", "!="):
             text, form = read_as_bash(value), read_as_bash(pattern)
             if form.count("*") * len(text) > MAX_COMPARISONS:
@@ -214,7 +214,7 @@ class Conditions:
         for value in (left, right):
             text = read_as_bash(value).strip()
             try:
-                number = read_whole_number(text) if text or not arithmetic else 0
+                number = (read_whole_number(text) if text else 0) if arithmetic else read_decimal_number(text)
             except ArithmeticError:
                 computed = self.expander.calculate(text)[0] if arithmetic else None
                 if computed is None:
@@ -222,6 +222,25 @@ class Conditions:
                 number = computed
             numbers.append(number)
         return judge(COMPARED[sign](*numbers), left, right)
+
+
+def _list_parts(node: Node) -> Iterator[Node]:
+    """Yields the operands, signs and brackets of a test."""
+    if node.type in EXPRESSIONS:
+        for child in node.children:
+            yield from _list_parts(child)
+    else:
+        yield node
+
+
+def _find_outside(parts: list[Node], sign: str) -> int | None:
+    """Returns the place of the first sign of a kind that is not in brackets; None without."""
+    depth = 0
+    for place, part in enumerate(parts):
+        depth += {"(": 1, ")": -1}.get(part.type, 0)
+        if part.type == sign and not depth:
+            return place
+    return None
 
 
 def judge(holds: bool, *values: Value) -> Status:

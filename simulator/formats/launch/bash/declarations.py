@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from meshcast.simulator.formats.launch.bash.conditions import Status
 from meshcast.simulator.formats.launch.bash.expansion import Expander, group_nodes
-from meshcast.simulator.formats.launch.bash.grammar import Source
+from meshcast.simulator.formats.launch.bash.grammar import Source, field_of
 from meshcast.simulator.formats.launch.bash.state import Shell, Variable
 from meshcast.simulator.formats.launch.bash.values import Segment, Value, is_resolved, merge_segments, read_as_bash
 
@@ -27,23 +27,21 @@ class Declarations:
 
     def read(self, source: Source, node: Node) -> tuple[str, Value]:
         """Returns name and text of an assignment in front of a command."""
-        label, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-        name = source.text(label) if label is not None else ""
-        return name, self.expander.text(source, value) if value is not None else ()
+        value = node.child_by_field_name("value")
+        return source.text(field_of(node, "name")), self.expander.text(source, value) if value is not None else ()
 
     def assign(self, source: Source, node: Node) -> Status:
         """Sets a variable, an array, or an element of an array."""
         before = self.expander.lost
         self.expander.lost = []
-        label, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-        if label is not None:
-            adds = any(child.type == "+=" for child in node.children)
-            if label.type == "subscript":
-                self._assign_element(source, label, value, adds)
-            elif value is not None and value.type == "array":
-                self._assign_array(source, source.text(label), value, adds)
-            else:
-                self._assign_text(source, source.text(label), value, adds)
+        label, value = field_of(node, "name"), node.child_by_field_name("value")
+        adds = any(child.type == "+=" for child in node.children)
+        if label.type == "subscript":
+            self._assign_element(source, label, value, adds)
+        elif value is not None and value.type == "array":
+            self._assign_array(source, source.text(label), value, adds)
+        else:
+            self._assign_text(source, source.text(label), value, adds)
         self.expander.lost = before
         return Status()
 
@@ -64,10 +62,7 @@ class Declarations:
         self._set(name, replace(old, elements=elements), adds)
 
     def _assign_element(self, source: Source, label: Node, node: Node | None, adds: bool) -> None:
-        target = label.child_by_field_name("name")
-        if target is None:
-            return
-        name = source.text(target)
+        name = source.text(field_of(label, "name"))
         start = source.content.find(b"[", label.start_byte) + 1
         key = self.expander.read_key(source, label, name, start, label.end_byte - 1)
         value = self.expander.text(source, node) if node is not None else ()
@@ -110,8 +105,7 @@ class Declarations:
                 options += text[1:] if text[0] == "-" else ""
                 continue
             if child.type == "variable_assignment":
-                label = child.child_by_field_name("name")
-                name = source.text(label) if label is not None else ""
+                name = source.text(field_of(child, "name"))
                 self._prepare(name, kind, options)
                 self.assign(source, child)
             elif child.type in ("variable_name", "word", "string", "concatenation", "simple_expansion"):

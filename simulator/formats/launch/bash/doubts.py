@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from meshcast.simulator.formats.launch.bash.grammar import Source
+from meshcast.simulator.formats.launch.bash.grammar import Source, field_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -50,12 +50,11 @@ def find_doubtful(source: Source, node: Node) -> Iterator[str]:
     while waiting:
         child = waiting.pop()
         if child.type == "variable_assignment":
-            label, value = child.child_by_field_name("name"), child.child_by_field_name("value")
-            name = source.text(label) if label is not None else ""
+            name, value = source.text(field_of(child, "name")), child.child_by_field_name("value")
             if name not in names and value is not None and _decides(name, source.text(value)):
                 names.add(name)
                 yield name
-        elif child.type not in ("function_definition",):
+        elif child.type != "function_definition":
             waiting += child.children
 
 

@@ -88,11 +88,11 @@ class Expander(ParameterExpander):
         groups = group_nodes(written, command.children[1:])
         return [field for group in groups for field in self.fields(written, *group)]
 
-    def _word_parts(self, source: Source, nodes: Sequence[Node]) -> Iterator[Part]:
+    def _word_parts(self, source: Source, nodes: Sequence[Node], raw: bool = False) -> Iterator[Part]:
         if len(nodes) == 1:
-            return self.parts(source, nodes[0], quoted=False)
+            return self.parts(source, nodes[0], quoted=False, raw=raw)
         inner = [part for node in nodes for part in (node.children if node.type == "concatenation" else (node,))]
-        return self.expand(source, inner, nodes[0].start_byte, nodes[-1].end_byte)
+        return self.expand(source, inner, source.start_of(nodes[0]), nodes[-1].end_byte, raw=raw)
 
     def text(self, source: Source, node: Node) -> Value:
         """Returns the text that a word stands for where it is not divided, as behind ``X=``."""
@@ -116,10 +116,10 @@ class Expander(ParameterExpander):
         self.shell.limits.spend(measure(tuple(segments)))
         return tuple(segments)
 
-    def pattern(self, source: Source, node: Node) -> Value:
+    def pattern(self, source: Source, *nodes: Node) -> Value:
         """Expands a word to a pattern, as after ``case`` or ``==``: ``*``, ``?`` and ``[`` in quotes match
         themselves."""
-        return self.join(self._escape_quoted(self.parts(source, node, quoted=False, raw=True)))
+        return self.join(self._escape_quoted(self._word_parts(source, nodes, raw=True)))
 
     def pattern_between(self, source: Source, node: Node, start: int, end: int) -> Value:
         """Returns the pattern that stands between two places of a node."""
@@ -394,7 +394,9 @@ def _list_range(inside: str, most: int) -> list[str]:
         first, last = int(span[1]), int(span[2])
         step = abs(int(span[3] or 1)) or 1
         numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
-        return [str(number) for number in numbers[: most + 1]]
+        padded = any(re.match("-?0.", bound) for bound in span.groups()[:2])
+        width = max(map(len, span.groups()[:2])) if padded else 0
+        return [f"{number:0{width}}" for number in numbers[: most + 1]]
     if re.fullmatch(r"[A-Za-z]\.\.[A-Za-z]", inside):
         first, last = ord(inside[0]), ord(inside[-1])
         return [*map(chr, range(first, last + 1) if first <= last else range(first, last - 1, -1))]

@@ -109,6 +109,11 @@ def parse(text: str, where: str, lines: tuple[tuple[int, int, str], ...] = SCRIP
     return Source(content, root, lines or SCRIPT, ends)
 
 
+def field_of(node: Node, name: str) -> Node:
+    """Returns a field without which the grammar makes no such node, errors or not."""
+    return node.children_by_field_name(name)[0]
+
+
 def _quote_formula(place: re.Match[bytes]) -> bytes:
     """Returns a formula in quotes, which stand where the spaces around it were."""
     return b'"$((' + place[1].strip().ljust(len(place[1]) - 2) + b'))"'

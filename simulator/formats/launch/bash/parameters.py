@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.units import read_digits
-from meshcast.simulator.formats.launch.bash.grammar import Source
+from meshcast.simulator.formats.launch.bash.grammar import Source, field_of
 from meshcast.simulator.formats.launch.bash.patterns import cut_back, cut_front, find_parts, is_costly
 from meshcast.simulator.formats.launch.bash.records import LostPlace
 from meshcast.simulator.formats.launch.bash.state import Shell, Variable
@@ -40,7 +40,11 @@ CASES: dict[str, Callable[[str], str]] = {
     "^": lambda text: text[:1].upper() + text[1:],
 }
 
-TRANSFORMED: dict[str, Callable[[str], str]] = {"U": str.upper, "L": str.lower, "Q": str}
+TRANSFORMED: dict[str, Callable[[str], str]] = {
+    "U": str.upper,
+    "L": str.lower,
+    "Q": lambda text: "'" + text.replace("'", r"'\''") + "'",
+}
 
 
 @dataclass(frozen=True)
@@ -211,8 +215,7 @@ class ParameterExpander(ABC):
 
     def _read_index(self, source: Source, target: Node) -> tuple[str, str, int | str | None]:
         """Returns the name of an array, "@" or "*" for all elements, and the index; None where it is not known."""
-        label = target.child_by_field_name("name")
-        name = source.text(label) if label is not None else ""
+        name = source.text(field_of(target, "name"))
         start = source.content.find(b"[", target.start_byte) + 1
         written = source.text_of(start, target.end_byte - 1)
         if written in ("@", "*"):
@@ -235,6 +238,8 @@ class ParameterExpander(ABC):
         if kind == "+":
             if not missing:
                 yield from self._operand(source, node, parameter, quoted)
+            elif quoted:
+                yield Part(((),), quoted)
         elif not missing:
             yield Part(content.values, quoted)
         elif kind == "?":

@@ -20,7 +20,7 @@ from meshcast.simulator.formats.launch.bash.directives import list_slurm_variabl
 from meshcast.simulator.formats.launch.bash.doubts import find_doubtful, hides_launch
 from meshcast.simulator.formats.launch.bash.expansion import Expander, group_nodes
 from meshcast.simulator.formats.launch.bash.files import read_file, resolve
-from meshcast.simulator.formats.launch.bash.grammar import Source, find_errors, parse
+from meshcast.simulator.formats.launch.bash.grammar import Source, field_of, find_errors, parse
 from meshcast.simulator.formats.launch.bash.patterns import matches
 from meshcast.simulator.formats.launch.bash.records import Command, LostPlace, ScriptRun, Word
 from meshcast.simulator.formats.launch.bash.state import (
@@ -53,7 +53,10 @@ class _ExitShell(Exception):
 
 
 class _ReturnFromFunction(Exception):
-    """A function, or a sourced file, ends."""
+    """A function, or a sourced file, ends, and how."""
+
+    def __init__(self, status: Status) -> None:
+        self.status = status
 
 
 class _LeaveLoop(Exception):
@@ -232,8 +235,7 @@ class Interpreter:
         return Status(taken.holds)
 
     def _case(self, source: Source, node: Node) -> Status:
-        subject_node = node.child_by_field_name("value")
-        subject = self.expander.text(source, subject_node) if subject_node is not None else ()
+        subject = self.expander.text(source, field_of(node, "value"))
         known = is_resolved(subject)
         sure = known and not any(segment.unset for segment in subject)
         status = Status()
@@ -265,14 +267,11 @@ class Interpreter:
 
     def _for(self, source: Source, node: Node) -> Status:
         """Follows ``for`` over words; over words that are not known, once."""
-        label, body = node.child_by_field_name("variable"), node.child_by_field_name("body")
-        if label is None or body is None:
-            return self._sequence(source, node)
+        name, body = source.text(field_of(node, "variable")), field_of(node, "body")
         words = node.children_by_field_name("value")
         values = [value for group in group_nodes(source, words) for value in self.expander.fields(source, *group)]
         if not any(child.type == "in" for child in node.children):
             values = list(self.shell.frame.arguments)
-        name = source.text(label)
         status = Status()
         for rounds, value in enumerate(values):
             self._check_rounds(source, node, rounds)
@@ -284,11 +283,10 @@ class Interpreter:
     def _count(self, source: Source, node: Node) -> Status:
         """Follows ``for ((i = 0; i < 8; i++))``."""
         start = source.content.find(b"((", node.start_byte) + 2
-        body = next((child for child in node.children if child.type in ("do_group", "compound_statement")), None)
-        limit = body.start_byte if body is not None else 0
-        ends = [child.start_byte for child in node.children if child.type == ";" and child.end_byte <= limit]
-        close = next((child.start_byte for child in node.children if child.type == "))"), node.end_byte)
-        if body is None or len(ends) < 2:
+        body = field_of(node, "body")
+        close = next(child.start_byte for child in node.children if child.type == "))")
+        ends = [child.start_byte for child in node.children if child.type == ";" and child.end_byte <= close]
+        if len(ends) < 2:
             return self._sequence(source, node)
         self.expander.compute(source, node, start, ends[0])
         rounds = 0
@@ -307,11 +305,11 @@ class Interpreter:
 
     def _while(self, source: Source, node: Node) -> Status:
         """Follows ``while`` and ``until`` until the test fails, is not known, or a round changes nothing."""
-        body = node.child_by_field_name("body")
+        body = field_of(node, "body")
         tests = [child for child in node.children[1:] if child != body]
         until = node.children[0].type == "until"
         rounds = 0
-        while body is not None:
+        while True:
             before = dict(self.shell.variables), list(self.shell.frame.arguments), self.shell.stdin
             self.shell.limits.spend(len(self.shell.variables))
             status = self._run_all(source, tests)
@@ -383,10 +381,8 @@ class Interpreter:
                 self.shell.stdin = None if content is None else (Segment(content, source.line_of(redirect)),)
 
     def _heredoc(self, source: Source, redirect: Node) -> Value:
-        body = next((child for child in redirect.children if child.type == "heredoc_body"), None)
-        label = next((child for child in redirect.children if child.type == "heredoc_start"), None)
-        if body is None or label is None:
-            return ()
+        parts = {child.type: child for child in redirect.children}
+        body, label = parts["heredoc_body"], parts["heredoc_start"]
         start = source.content.rfind(b"\n", 0, body.start_byte) + 1
         end = source.content.rfind(b"\n", 0, body.end_byte) + 1 or body.end_byte
         if source.text(label)[:1] in ("'", '"', "\\"):
@@ -412,9 +408,7 @@ class Interpreter:
     # -------------------------------------------------------------------------------------------------------- commands
 
     def _define(self, source: Source, node: Node) -> Status:
-        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
-        if name is not None and body is not None:
-            self.shell.functions[source.text(name)] = (source, body)
+        self.shell.functions[source.text(field_of(node, "name"))] = (source, field_of(node, "body"))
         return Status()
 
     def _command(self, source: Source, node: Node) -> Status:
@@ -426,6 +420,11 @@ class Interpreter:
         redirected = False
         end = -1  # of an assignment, with what the grammar takes for other words
         for child in node.children:
+            if assignments and re.search(r"(?<!\\)\n", source.text_of(end, source.start_of(child))):
+                # lines above with several assignments, which the grammar takes for parts of this command
+                for assignment in assignments:
+                    self.declarations.assign(source, assignment)
+                assignments = []
             if child.type == "variable_assignment" or source.start_of(child) == end:
                 end = child.end_byte
                 assignments += [child] if child.type == "variable_assignment" else []
@@ -524,9 +523,9 @@ class Interpreter:
         depth = self.shell.limits.depth
         try:
             return self.run(source, body)
-        except _ReturnFromFunction:
+        except _ReturnFromFunction as returning:
             self.shell.limits.depth = depth
-            return Status()
+            return returning.status
         finally:
             self.shell.frames.remove(frame)
             for variable_name, variable in frame.hidden.items():
@@ -550,9 +549,9 @@ class Interpreter:
         depth = self.shell.limits.depth
         try:
             return self.run_source(source)
-        except _ReturnFromFunction:
+        except _ReturnFromFunction as returning:
             self.shell.limits.depth = depth
-            return Status()
+            return returning.status
         finally:
             frame.arguments, frame.is_given = arguments, is_given
 
@@ -596,8 +595,8 @@ class Interpreter:
         raise _ExitShell
 
     def return_(self, words: list[Value]) -> Status:
-        """Ends a function."""
-        raise _ReturnFromFunction
+        """Ends a function: with success, unless its word is another number than 0."""
+        raise _ReturnFromFunction(Status(not words or read_as_bash(words[0]) in ("0", ""), sure=not self.unsure))
 
     def change_folder(self, words: list[Value]) -> Status:
         """Changes the folder from which paths start."""
@@ -660,6 +659,7 @@ class Interpreter:
             return Status(holds=False)
         letter, rest, line = text[1], text[2:], self.shell.limits.line
         known = letter in options.replace(":", "")
+        self.shell.variables.pop("OPTARG", None)
         self.shell.assign_text(name, (Segment(letter if known else "?", line),))
         if known and options[options.index(letter) + 1 :].startswith(":"):
             value = (Segment(rest, line),) if rest else arguments[place] if place < len(arguments) else ()

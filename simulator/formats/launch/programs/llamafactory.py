@@ -17,7 +17,7 @@ from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.megatron_model import omit_derived
 from meshcast.simulator.formats.launch.programs.megatron_plan import DEGREES, TRAITS, read_plan, write_plan
 from meshcast.simulator.formats.launch.programs.optimizers import set_optimizer
-from meshcast.simulator.formats.launch.programs.sharding import FSDP, offload_checkpoints, state_fsdp
+from meshcast.simulator.formats.launch.programs.sharding import FSDP, offload_checkpoints, read_accelerate, state_fsdp
 from meshcast.simulator.formats.launch.programs.trainer import (
     LIGER_LOSS,
     TrainerProgram,
@@ -219,6 +219,7 @@ def _read_switches(reading: Reading) -> None:
     stated = reading.take("use_reentrant_gc")
     if stated is not None and not is_null(stated.value):
         reading.stated["gradient_checkpointing_kwargs.use_reentrant"] = stated
+    read_accelerate(reading)
     if reading.take_word("accelerate.fsdp_config.version") == "2":
         # prepare_model_for_training: FSDP 2 takes no reentrant checkpoints.
         reading.stated["gradient_checkpointing_kwargs.use_reentrant"] = Stated(False, "fsdp_version")

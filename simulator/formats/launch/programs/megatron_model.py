@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshcast.hardware.units import read_digits
@@ -165,13 +165,7 @@ def read_shape(reading: Reading, rows: tuple[SettingRow, ...]) -> None:
         return
     reading.read_rows((*SHAPE, *rows))
     keys = reading.keys
-    if not reading.take_switch("group_query_attention") and "use_checkpoint_args" not in reading.stated:
-        if "group_query_attention" in reading.stated:
-            keys.pop("model.kv_heads", None)
-    if (
-        reading.take_word("attention_head_type") == "multiquery"
-    ):  # of bigcode-project/Megatron-LM, arguments.py line 575
-        reading.set_key("model.kv_heads", 1, "attention_head_type")
+    _read_key_heads(reading)
     if (function := FUNCTIONS.get(reading.take_word("activation"))) is not None:
         reading.set_key("model.activation", function, "activation")
     _read_biases(reading)
@@ -264,6 +258,18 @@ def _read_biases(reading: Reading) -> None:
         reading.set_key("model.qkv_bias", True, "add_qkv_bias", "qkv_bias")
 
 
+def _read_key_heads(reading: Reading) -> None:
+    """Reads how many heads of queries share keys and values."""
+    if reading.take_switch("group_query_attention"):
+        if "model.kv_heads" not in reading.keys:  # a default of arguments.py
+            reading.set_key("model.kv_heads", 1, "group_query_attention")
+    elif "group_query_attention" in reading.stated and "use_checkpoint_args" not in reading.stated:
+        reading.keys.pop("model.kv_heads", None)
+    # of bigcode-project/Megatron-LM, arguments.py line 575
+    if reading.take_word("attention_head_type") == "multiquery":
+        reading.set_key("model.kv_heads", 1, "attention_head_type")
+
+
 def _read_experts(reading: Reading) -> None:
     """Reads experts: which layers have them, their width, and the shared experts."""
     keys = reading.keys
@@ -289,15 +295,27 @@ def _read_experts(reading: Reading) -> None:
     if has is None:
         reading.ask(stated, "it is no number and no list of the layers that have experts", "model.moe.every=1")
         return
-    dense = has.index(True) if True in has else len(has)
-    every = next((n for n in range(1, len(has) + 1) if sum(has[dense:]) == len(range(dense, len(has), n))), 1)
-    if sum(has) != len(range(dense, len(has), every)):
+    shift, every, dense = _find_nearest_layers(has)
+    if shift >= every:
         why = (
             f"experts are forecast in every {every}. layer behind {dense} dense layers, not in {sum(has)} listed layers"
         )
         reading.approximate(stated, why)
     reading.set_key("model.moe.every", every, "moe_layer_freq")
-    reading.set_key("model.moe.first_dense", dense if every == 1 else 0, "moe_layer_freq")
+    reading.set_key("model.moe.first_dense", dense, "moe_layer_freq")
+
+
+def _find_nearest_layers(has: Sequence[bool]) -> tuple[int, int, int]:
+    """Returns by how many layers those with experts are off at most if it is every n-th one behind d layers without,
+    n, and d: as many layers as have experts, as near as may be."""
+    wanted, nearest = [layer for layer, flag in enumerate(has) if flag], []
+    for every in range(1, len(has) + 1):
+        for dense in range(len(has) + 1):
+            layers = range(dense + every - 1, len(has), every)
+            if len(layers) == len(wanted):
+                shift = max((abs(a - b) for a, b in zip(layers, wanted, strict=True)), default=0)
+                nearest.append((shift, every, dense))
+    return min(nearest)
 
 
 def _listed_layers(value: Any, layers: int) -> list[bool] | None:

@@ -30,7 +30,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     START,
     list_verdicts,
 )
-from meshcast.simulator.formats.launch.python_text import Built, Named, OpenValue
+from meshcast.simulator.formats.launch.python_text import Built, Named, OpenValue, Value
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import ON, SettingRow, Stated, is_null, read_number
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
@@ -150,7 +150,7 @@ def _read_python(file: LaunchFile) -> dict[str, Stated]:
         place = f"{file.where}:{line}"
         if isinstance(value, OpenValue):
             settings[path] = Stated(value.text, path, place, (value.text,))
-        elif not isinstance(value, Built | ast.FunctionDef | list):
+        elif _is_plain(value):
             settings[path] = Stated(value.name.rpartition(".")[2] if isinstance(value, Named) else value, path, place)
     shape: Any = built
     for name in SHAPE.split("."):
@@ -159,6 +159,10 @@ def _read_python(file: LaunchFile) -> dict[str, Stated]:
         kind = f"is_{shape.last_name.removesuffix('Config').lower()}_config"
         settings[f"{SHAPE}.{kind}"] = Stated(True, shape.last_name, f"{file.where}:{shape.line}")
     return settings
+
+
+def _is_plain(value: Value) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, list) else not isinstance(value, Built | ast.FunctionDef)
 
 
 # -------------------------------------------------------------------------------------- interpreting

@@ -187,7 +187,7 @@ class ConfigModule:
                 case ast.AnnAssign(target=target, value=ast.expr() as value):
                     self._assign(target, self._value(value, values, depth), values, depth)
                 case ast.AugAssign(target=target, op=kind, value=value):
-                    both = ast.copy_location(ast.BinOp(_as_read(target), kind, value), node)
+                    both = ast.copy_location(ast.BinOp(target, kind, value), node)
                     self._assign(target, self._value(both, values, depth), values, depth)
                 case ast.If(test=test, body=then, orelse=other):
                     chosen = self._value(test, values, depth)
@@ -251,7 +251,8 @@ class ConfigModule:
             case ast.BoolOp(op=kind, values=parts):
                 words = [self._value(part, values, depth) for part in parts]
                 known = not any(isinstance(word, UnknownValue) for word in words)
-                return (all(words) if isinstance(kind, ast.And) else any(words)) if known else UnknownValue("...")
+                decides = (word for word in words if bool(word) is isinstance(kind, ast.Or))
+                return next(decides, words[-1]) if known else UnknownValue(ast.unparse(node))
             case ast.Call():
                 return self._call(node, values, depth)
         return UnknownValue(ast.unparse(node))
@@ -348,16 +349,6 @@ def _match_names(target: ast.expr, value: ast.expr) -> dict[str, ast.expr]:
         pairs = zip(target.elts, value.elts, strict=False)
         return {name: inner for part, expression in pairs for name, inner in _match_names(part, expression).items()}
     return {}
-
-
-def _as_read(target: ast.expr) -> ast.expr:
-    """Returns the expression that reads what another assigns to."""
-    match target:
-        case ast.Name(id=name):
-            return ast.copy_location(ast.Name(name, ast.Load()), target)
-        case ast.Attribute(value=inner, attr=name):
-            return ast.copy_location(ast.Attribute(inner, name, ast.Load()), target)
-    return target
 
 
 def _returns_config(node: ast.FunctionDef, kind: str = "Config") -> bool:

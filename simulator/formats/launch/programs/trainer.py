@@ -267,6 +267,7 @@ def _read_sharding(reading: Reading, program: TrainerProgram) -> None:
     elif kind == "megatron_lm":
         why = "Accelerate hands over to Megatron-LM, whose degrees meshcast does not read from this file"
         reading.ask(reading.take("accelerate.distributed_type"), why, "plan.tp=1")
+        reading.set_key("plan.data", "ddp", "accelerate.distributed_type")
     else:
         _set_replicas_alone(reading)
         if mebibytes := reading.take_count("ddp_bucket_cap_mb"):

@@ -37,7 +37,7 @@ def values(text: str, folder: Path | None = None, **options: object) -> dict[str
 # ------------------------------------------------------------------------------------------- the same as bash
 
 SET = """A=7; B='a b'; E=; F=dir/x.tar.gz; N=3; X=; Y=; V=
-L=(p 'q r' '' s); declare -A M=([k]=v [m]='w x'); set -- one 'two 2' three
+L=(p 'q r' '' s); declare -A M=([k]=v [m]='w x'); set -- one 'two 2' three; R=N
 """
 NAMES = st.sampled_from(["A", "B", "E", "F", "N"])
 LITERALS = st.text("abx1./_-=:,", min_size=1, max_size=4)
@@ -49,6 +49,17 @@ def build(form: str, *parts: list[str] | st.SearchStrategy[Any]) -> st.SearchStr
 
 
 WORD = "${{{}{}{}}}"
+PLAIN = [
+    *["${F^^}", "${F,}", "$((A * N + 2))", "$(( (A+1)/2 % 3 ))", "$((A>N?1:0))", "${L[1]}", "${L[@]}"],
+    *["${L[*]}", "${#L[@]}", "${L[@]:1:2}", "${M[k]}", "${M[m]}", "$@", "$2", "${3:-z}", "$#", "${*:2}"],
+    *["${@:1:1}", "$(echo $A x)", "$(basename $F .gz)", "$(dirname $F)", "`echo b`/"],
+    *["$(printf '%s-%02d' a 5)", "$(seq 2 4)", "$(echo 6*7 | bc)", "'$A  b'", "a\\ b", "\\$A", "$'a\\tb'", "''"],
+    *["${L[-1]}", "${!R}", "${!L[@]}", "${U+x}", "${A+x $B}", "${#U[@]}", "${E-d}", "${A:?d}", "${B@U}${B@L}${B@Q}"],
+    *["${F/#dir/D}", "${F/%gz/D}", "${F/#x/D}", "${F/%x/D}", "${F//i}", "${F/x/$A}", "${F: -2}", "${F: -99}"],
+    *["${F:1:-2}", "${F:$((N)):2}", "$((0x1F + 010 + 2#101))", "$((2**3, -7/2))", "$((-7 % 3 ^ 1<<4 | ~5 & 3))"],
+    *["$((1 < 2 && 3 >= 3 || !N))", "$(printf '%3d|%5s%%' 7 ab)", "$(printf '%s,' a b)", "$(printf 'x\\ty')"],
+    *["$(echo -e 'a\\x41\\t')", "$(echo -n a)", "$'\\x41\\101\\'b'", "${A}_$B.c", "$(pwd | { read x; })"],
+]
 FORMS = st.one_of(
     LITERALS,
     build("${}/", NAMES),
@@ -58,19 +69,71 @@ FORMS = st.one_of(
     build("${{{}{}{}/{}}}", NAMES, ["/", "//"], ["a", "?", " ", "[.]"], ["", "Z", "$A"]),
     build("${{{}:{}:{}}}", NAMES, st.integers(0, 5), st.integers(0, 3)),
     build("${{#{}}}", NAMES),
-    st.sampled_from(
-        [
-            *["${F^^}", "${F,}", "$((A * N + 2))", "$(( (A+1)/2 % 3 ))", "$((A>N?1:0))", "${L[1]}", "${L[@]}"],
-            *["${L[*]}", "${#L[@]}", "${L[@]:1:2}", "${M[k]}", "${M[m]}", "$@", "$2", "${3:-z}", "$#", "${*:2}"],
-            *["${@:1:1}", "$(echo $A x)", "$(basename $F .gz)", "$(dirname $F)", "`echo b`/"],
-            *["$(printf '%s-%02d' a 5)", "$(seq 2 4)", "$(echo 6*7 | bc)", "'$A  b'", "\\ ", "\\$A", "$'a\\tb'", "''"],
-        ]
-    ),
+    st.sampled_from(PLAIN),
 )
 QUOTED = FORMS.filter(lambda text: not any(sign in text for sign in ("'", '"', "`", "\\ "))).map('"{}"'.format)
-BRACES = ["{1..3}", "x{a,b}c", "{5..1..2}/y", "{a,b}{1,2}", "{a,{b,c}}", "{a,$N}", '{"$A",${B}}x', "{a,{$N}}"]
+BRACES = [
+    "{08..12}",
+    "{3..-01}",
+    "{c..a}",
+    "{1..3}",
+    "x{a,b}c",
+    "{5..1..2}/y",
+    "{a,b}{1,2}",
+    "{a,{b,c}}",
+    "{a,$N}",
+    '{"$A",${B}}x',
+    "{a,{$N}}",
+]
 WORDS = st.lists(FORMS | QUOTED, min_size=1, max_size=3).map("".join) | st.sampled_from(BRACES)
+WHOLE = r"""
+X=$((N+=2)),$((N-=1)),$((N*=2)),$((N/=3)),$((N%=3)),$((++N)),$((N--)),$((--N)),$((N<<=2)),$((0 ? (N=9) : 4)),$N
+
+K='A + 1'; A=5; J=; X+=$((K * 2 + J)); let 'A *= 2' N=3; let A=0 || X+=zero
+
+L[1]=c; L[5]=d; L[1]+=e; M[xy]=1; M[xy]+=2; X+="${!L[*]}${M[xy]}"; D=([2]=a b [0]=c); X+="${D[*]}/${!D[*]}"
+
+T=TP; export "$T=3"; declare -x B=1; readonly C=2; typeset D=1; X+=$TP$B$C$D; g() { local "$1=5"; X+=$A; }; g A
+
+for i in 1 2; do for j in 1 2 3; do [ $j = 2 ] && continue 2; X+=$i$j; done; done; while :; do X+=a; break; done
+
+for i in 1 2; do for j in 1 2 3; do [ $j = 2 ] && break 2; X+=$i$j; done; done; until ((N>=5)); do ((N++)); done
+
+for ((i=0;i<5;i++)) { ((i==1)) && continue; ((i==3)) && break; X+=$i; }; for i; do X+=$i; done; (exit 0); X+=$i
+
+g() { [ $1 = 1 ] && return 1; X+=$1; return; }; g 1 || g 2 && X+=y; h() (X=1); h
+
+if ! [ a = b ]; then X+=1; fi; ! true || X+=2; [ a = a -a b = c -o d = d ] && X+=3; test a && X+=4; test || X+=5
+
+[[ ! a == b && (b > a || c) && ! a > b ]] && X+=1; [[ $A = 7 && $B = x ]] && X+=2; [[ -v A && ! -v U ]] && X+=3
+
+[[ -n $A && 7a =~ ^[0-9]+$ ]] && X+=1; [[ a =~ '.' ]] || X+=2
+P=^7; [[ 70 =~ $P && '' -eq 0 && N+1 -eq 4 && ! x -lt 0 ]] && X+=3
+
+[ $((010)) -eq 8 ] && X+=1; [ 010 -eq 10 -a 08 -ge 8 ] && X+=2
+[[ ! $A == *'b'* ]] && X+=3; [[ c < b || ( a != a ) || ! x ]] || X+=4
+
+case 7 in [!0-5[:space:]]) X+=1;; esac; case A in [[:upper:]x]) X+=2;; esac
+P='[]^a-b]'; [[ ^ == $P && a == [a-c] && c != $P && a$P != \[ && b == [^a] ]] && X+=3
+
+g() { while getopts 'ab:c' o; do X+=$o${OPTARG-}; done; shift $((OPTIND-1)); X+=$*; }; g -ac -b 3 -b4 rest -a
+
+set -- z a b; shift; X+=$1; command true && builtin : || X+=b; A=1 B=$A; A+=2; unset A B; X+=${A-unset}
+A=7 B=b
+X+=$(cat <<-'Y'
+	a $B
+	Y
+); X+=$(cat <<Y | cat
+1$A
+Y
+); A=1 B=2
+Y=3 D=4
+A=5 :
+""".strip().split("\n\n")
+"""Statements of the kinds that the drawn ones lack."""
+
 STATEMENTS = st.one_of(
+    st.sampled_from(WHOLE),
     build("X={}; Y=$X", WORDS),
     build("L+=({} {})", WORDS, WORDS),
     build("for i in {} {}; do N=$((N + 1)); B+=$i; done", WORDS, WORDS),
@@ -103,6 +166,7 @@ show() { printf '%s\\0' "$@"; }
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )
 @given(st.lists(STATEMENTS, max_size=3), st.lists(WORDS, min_size=1, max_size=3))
+@example(WHOLE, [*PLAIN, *BRACES])
 @example([], ["$A/b_$B.c", '"${A} ${B}"', "--x=${U-}$N"])
 @example([], ["{a,{b,$N}}", "${N}{1..2}", "{1..$N}", "'{a,b}'{c,d}", "\\{a,$N}", 'k={"a b",$(echo x,y)}', "{a,{b,c}"])
 @example([], ["${U:-$(( (N + 1) / 2 ))}", '"${U:-$(( (N) - -2 ))}"', "${U:-$(( ${N} * ( ${N} + 1 ) ))}"])
@@ -184,17 +248,19 @@ def test_arguments_and_variables_come_from_outside() -> None:
 
 
 def test_files_beside_a_script_are_followed(tmp_path: Path) -> None:
-    (tmp_path / "env.sh").write_text("TP=4\n")
+    (tmp_path / "env.sh").write_text("TP=$1\n")
     (tmp_path / "start.sh").write_text("torchrun t.py --tp $TP $1\n")
-    script = 'source "$(dirname "$0")/env.sh"\nexport TP\nbash start.sh --bf16'
+    script = 'source "$(dirname "$0")/env.sh" 4\nexport TP\nbash start.sh --bf16'
     assert values(script, tmp_path) == {"tp": "4", "bf16": True}
     assert launch(script, tmp_path).arguments["tp"].place == "start.sh:1"
     assert run_script("source /etc/passwd\nsource ../../../../etc/passwd", "run.sh", tmp_path).variables == {}
 
 
 def test_what_a_script_writes_is_kept() -> None:
-    run = run_script('Z=3\ncat > ds.json <<X\n{"stage": $Z}\nX\necho "a: 1" >> c.yaml', "run.sh")
-    assert run.files == {"ds.json": ('{"stage": 3}\n', 3), "c.yaml": ("a: 1\n", 5)}
+    run = run_script(
+        'Z=3\ncat > ds.json <<X\n{"stage": $Z}\nX\necho "a: 1" >> c.yaml\necho "b: 2" | tee -a c.yaml', "run.sh"
+    )
+    assert run.files == {"ds.json": ('{"stage": 3}\n', 3), "c.yaml": ("a: 1\nb: 2\n", 5)}
 
 
 FILLED = {"s/N/3/": '{"n": 3, "N": 1}\n', "s|N|a/b|g": '{"n": a/b, "a/b": 1}\n', "s/N*/3/": None, "s/$U/3/": None}
@@ -218,14 +284,54 @@ def test_templates_are_filled_by_sed(program: str, printed: str | None) -> None:
         ('G=16; T=2; echo "${U:=$((G / (T * 2)))}"', "4"),
         ('G=16; echo "${U:-$((G / 4))}$((G/(2*4)))"', "42"),
         ("if getopts ab 2>/dev/null; then echo 1; else echo 2; fi", "2"),
-        ("echo 'a b c' | awk '{print $2}'", "b"),
-        ("echo 'a,b' | awk -F, '{ print $2 }'", "b"),
+        (
+            "echo 'a,b' | awk -F, '{ print $2 }'; echo '3 4' | awk '{print $2;}'; echo '3 4' | awk '{print $0}'",
+            "b\n4\n3 4",
+        ),
+        (
+            "seq 3 | wc -l; seq 5 -2 1 | head -n 2; seq 9 | head -1; seq 30 | head | wc -l; echo a b | wc -w",
+            "3\n5\n3\n1\n10\n2",
+        ),
+        (
+            "echo aB | tr A-Z a-z; echo aB | tr '[:lower:]' '[:upper:]'; echo a-b | tr - _; echo 'a b' | tr -d ' '",
+            "ab\nAB\na_b\nab",
+        ),
+        (
+            "echo a,b | cut -d, -f2; echo a:b | cut -f 1 -d :; echo a,b | cut -d , -f 9; echo ab | cut -d, -f2",
+            "b\na\n\nab",
+        ),
+        (
+            "dirname a/b/; dirname a; dirname /a; basename a/b/; basename a.sh .sh; basename .sh .sh",
+            "a\n.\n/\nb\na\n.sh",
+        ),
+        ("expr 7 / 2 + '(' 2 '*' 3 ')'; echo 1 2 | xargs; printf '%s %d\\n' a; X=1; X=2 : ; echo $X", "9\n1 2\na 0\n1"),
     ],
 )
 def test_values_are_computed_as_bash_does(script: str, printed: str) -> None:
     assert values(f'show() {{ {script}; }}\nV=$(show)\ntrain.py --v "$V"\n')["v"] == printed
     if BASH is not None:
         assert subprocess.run([BASH, "-c", script], capture_output=True, text=True).stdout == f"{printed}\n"
+
+
+def test_what_is_not_computed_stays_as_it_is_written() -> None:
+    commands = "printf; printf %x 1; printf %2d $U; printf %d a; seq 1 0 3; seq a; basename; basename $U; dirname a b; "
+    commands += "echo a | tr a-c d; echo a | cut -c1; echo a | awk '{print}'; echo a | awk -F, '{print $1} $2'; expr; "
+    commands += "echo a | head -c 3; echo a | wc; expr a + 1; expr 1 / 0; echo a | bc; echo -e $U; python3 x.py | tee f"
+    formulas = ["1 << 70", "2 ** -1", "1 +", "(1", "U", "1**" * 200 + "1", "-" * 200 + "1", "B=" * 200 + "1", "9" * 30]
+    formulas += ["2 ** 63", "16#x", "1 / 0", "08"]
+    scripts = [
+        *["A=${U:?no}", "L=(1); A=${L[@]:U}", "cd $U; A=$PWD", "L[$(x)]=1; L=([$(x)]=2 [$(y)]=3); A=${L[1]}"],
+        *["if test 1 2 3 || command -v x; then A=1; fi", "case $(x) in a) A=1;; esac", "for ((;U;)); do A=1; done"],
+        *[
+            "for ((A=0; A<1; A=U)); do A=$U; done",
+            "export $(x); [ $(x) = a ] && A=1",
+            f"B={'a' * 1000}; A=${{B/a*a/b}}",
+        ],
+        *(f"A=$({command})" for command in commands.split("; ")),
+        *(f"F='{text}'; A=$((F))" for text in formulas),
+    ]
+    for script in scripts:
+        assert launch(f'{script}\ntrain.py --v "$A"').arguments["v"].unknown, script
 
 
 def test_every_line_that_a_loop_reads_starts_a_program() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from meshcast.simulator.forecast.step import forecast_step
 from meshcast.simulator.formats.launch.convert import SHAPE_OF_FILE
 from meshcast.simulator.formats.launch.imported_job import OpenQuestions
 from meshcast.simulator.formats.launch.programs.recipes import load_recipes
-from meshcast.simulator.formats.launch.python_text import Built, OpenValue, PythonText
+from meshcast.simulator.formats.launch.python_text import OpenValue, PythonText
 from meshcast.simulator.formats.launch.reading import SAME_WITHOUT
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.load import load_model
@@ -155,14 +156,70 @@ def test_nothing_of_a_python_file_is_run(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_values_of_a_python_file() -> None:
-    """Methods of texts are followed, and open branches leave open what they set."""
-    text = "a = ' Ab '\nb = a.strip().lower() + a.upper()\nc = a.strip('A')\n"
-    followed = PythonText(f"{text}import x\nd = x.Config()\nif x.flag():\n    d.tp = 2\n", "run.py")
+FOLLOWED = """
+import typing
+a = ' Ab '
+b = a.strip().lower() + a.upper()
+c, (d, [e]) = 1, (-2, [not 3])
+f = [n * 2 for n in [c, d] if True] if c is None else [n * 2 for n in [c, d]]
+g = {'x': c, **{}, 'y': {'z': f[-1]}}
+g['w'] = g['y']['z'] if c < 2 and d != c else 0
+h = (c and d) or e, c in [1, 2], 'x' not in g, 2**5 // 3 % 4, 7 / 2, (c or x) and 'w', c is not None
+for n in [1, 2, 3, 4]:
+    if n == 2:
+        continue
+    if n >= 4:
+        break
+    f.append(n)
+f.extend([8, 9])
+with typing.nothing() as i:
+    j: int = 3
+try:
+    j += 1
+except ValueError:
+    pass
+else:
+    j *= 10
+finally:
+    j -= 2
+def m(p, q=2, *, r=3, **s):
+    if p > 3:
+        return s.get('t', 4)
+    return [p, q, r, s]
+k = [m(1), m(2, r=5, t=6), m(4, t=7), m(5), m(1, **{'q': 9}), typing.cast(int, 8), int('7'), str(1.5), bool(0)]
+o = [isinstance(c, int), isinstance(a, list), len(f), list((1, 2)), tuple([c]), float(2), dict(u=1), f'{a}-{c}']
+"""
+OPEN = """a.strip('A'); int('x'); 1 / 0; 'a' + 1; x.y if x.z else 2; f[99]; f[x.y]; [n for n in x.z]; lambda: 1; not x.y
+-x.y; [1][0:1]; {n: n for n in f}; '%9d' % 1; endless(1); refuse(1)""".replace("\n", "; ").split("; ")
+BRANCHES = """
+class C: pass
+def endless(n): return endless(n)
+def refuse(n): raise ValueError(n)
+import x
+t, u, v, w = 1, 1, 1, 1
+l = x.Config(z=C)
+if x.flag():
+    l.tp, t = 2, 2
+elif x.other:
+    u: int = 2
+while x.goes_on():
+    v += 1
+for n in range(9):
+    w += n
+"""
+
+
+def test_values_of_a_python_file_are_those_of_python() -> None:
+    """What nobody knows is open, with all that it decides."""
+    followed = PythonText(FOLLOWED + BRANCHES + "".join(f"X{n} = {text}\n" for n, text in enumerate(OPEN)), "run.py")
     followed.follow()
-    assert followed.names["b"] == "ab AB " and isinstance(followed.names["c"], OpenValue)
-    built = followed.names["d"]
-    assert isinstance(built, Built) and isinstance(built.fields["tp"], OpenValue)
+    names: dict[str, Any] = {"x": None}
+    exec(FOLLOWED.replace("typing.nothing()", "open('/dev/null')"), names)
+    lists = json.loads(json.dumps({name: value for name, value in names.items() if name in "abcdefghjko"}))
+    assert {name: followed.names[name] for name in lists} == lists
+    opened = {f"X{n}": text for n, text in enumerate(OPEN)} | dict.fromkeys("tuvw", "")
+    assert {name: text for name, text in opened.items() if not isinstance(followed.names[name], OpenValue)} == {}
+    assert isinstance(followed.names["l"].fields["tp"], OpenValue)
 
 
 # ----------------------------------------------------------------------------------------- routing

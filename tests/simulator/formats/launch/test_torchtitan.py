@@ -39,8 +39,28 @@ def plan_of(imported: ImportedJob) -> Keys:
     return {key: value for key, value in keys.items() if key != "framework.release" and "early_stop" not in key}
 
 
+ELABORATE = f"""{REGISTRY.partition("def a_run")[0]}
+def a_run() -> Trainer.Config:
+    copies, (tp, steps) = int("2"), [TP, 99]
+    steps += 1
+    config = deepcopy(_base("8B"))
+    config.training = replace(config.training, steps=steps)
+    config.parallelism.data_parallel_replicate_degree: int = copies
+    config.parallelism.tensor_parallel_degree = int(os.environ.get("TP", "2") and tp or "4")
+    torch.backends.flag = True
+    if os.getenv("NONE") or "full":
+        config.activation_checkpoint = FullAC.Config()
+        config.compile.enable, config.compile.components = True, ["model"]
+    if os.getenv("NONE") and config:
+        return None
+    elif copies:
+        return config
+"""
+
+
 def test_toml_and_python_say_the_same() -> None:
-    assert plan_of(read(TITAN, ".toml", cluster="dgx-h100:2")) == plan_of(read(REGISTRY, ".py", cluster="dgx-h100:2"))
+    plans = [plan_of(read(text, ".py", cluster="dgx-h100:2")) for text in (REGISTRY, ELABORATE)]
+    assert [plan_of(read(TITAN, ".toml", cluster="dgx-h100:2"))] * 2 == plans
 
 
 def test_the_script_of_its_readme_is_recognised() -> None:
