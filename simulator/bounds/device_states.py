@@ -66,7 +66,7 @@ def hop_seconds(plan: Plan, nbytes: int, shared: SharedWork) -> float:
 
 def device_states(plan: Plan, shared: SharedWork) -> DeviceStates:
     """Returns the states of every device of a plan with a flush."""
-    stages, updates = lower_stages(plan, shared.units, shared.stages)
+    stages, updates = lower_stages(plan, shared.units)
     resident = [sum(held.values()) for held in resident_of_devices(plan, device_params(plan, stages), any_batch=True)]
     update, summed = np.zeros((2, plan.ranks.devices))
     for device, price in enumerate(costs.estimate for costs in shared.device_costs(plan)):
