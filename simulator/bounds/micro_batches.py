@@ -41,17 +41,15 @@ class SizedUnits:
     shared: SharedWork
 
     @remembered
-    def prices(self, size: int, kernels_alone: bool = False) -> UnitPrices | None:
-        """Returns the prices of the units; None if the plan breaks a rule. kernels_alone: as if communication and
-        launches took no time."""
-        if (units := self._at_size(size)) is None:
-            return None
-        return price_units(units.of_kernels if kernels_alone else units, self.shared)
+    def prices(self, size: int) -> UnitPrices | None:
+        """Returns the prices of the units; None if the plan breaks a rule."""
+        units = self._at_size(size)
+        return price_units(units, self.shared) if units is not None else None
 
-    def times(self, size: int, recomputed: bool, kernels_alone: bool = False) -> StageTimes | None:
+    def times(self, size: int, recomputed: bool) -> StageTimes | None:
         """Returns the least durations of the passes of every kind of unit; None if the plan breaks a rule. recomputed:
         with every kind of layer once more, whose kernels run again."""
-        if (prices := self.prices(size, kernels_alone)) is None:
+        if (prices := self.prices(size)) is None:
             return None
         return prices.times_with_recompute if recomputed else prices.unit_times
 

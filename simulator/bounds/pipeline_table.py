@@ -141,10 +141,7 @@ class PipelineTable:
         [s]: `bound_devices` of sums of units."""
         if not mode.pairs:
             return self._passes_of(mode, rows, units, units.stream)
-        # Of passes that run as a pair either is a backward pass, and a pair takes no less than that alone.
-        alone = units.stream.copy()
-        alone[:, FORWARD] = 0.0
-        both = (self._passes_of(mode, rows, units, seconds) for seconds in (units.busy, alone))
+        both = (self._passes_of(mode, rows, units, seconds) for seconds in _alone_and_paired(units))
         passes, opened = (np.maximum(*bounds) for bounds in zip(*both, strict=True))
         return passes, opened
 
@@ -178,6 +175,24 @@ class PipelineTable:
         activations = every * (held @ grown) + others * (least @ np.maximum(grown, 0.0) + most @ np.minimum(grown, 0.0))
         states = (held @ elements)[:, None] * each[self._pipelines]
         return np.asarray(np.maximum.reduceat(np.maximum(activations, 0.0)[:, None] + states, self._starts))
+
+
+def sum_passes(mode: Mode, units: StageTimes, counts: np.ndarray) -> float:
+    """Returns the least seconds of all passes of a micro-batch, in turn on one device. counts: units of every kind."""
+
+    def longest(seconds: np.ndarray) -> float:
+        passes = PassSeconds.of(mode, seconds, units.path)
+        return float((counts @ (passes.forward + passes.backward)).max())
+
+    return longest(units.stream) if not mode.pairs else max(map(longest, _alone_and_paired(units)))
+
+
+def _alone_and_paired(units: StageTimes) -> tuple[np.ndarray, np.ndarray]:
+    """Returns durations of passes that run as pairs: the ops of both follow each other on each stream, and a pair takes
+    no less than its backward pass alone."""
+    alone = units.stream.copy()
+    alone[:, FORWARD] = 0.0
+    return units.busy, alone
 
 
 def _divide_held(count: np.ndarray, shape: PipelineShape, directions: int) -> list[np.ndarray]:

@@ -23,10 +23,10 @@ from meshcast.simulator.engine.maxplus import Coordinates, product
 from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.forecast.program import host_launch_seconds
 from meshcast.simulator.forecast.shared_work import SharedWork
-from meshcast.simulator.ir.ops import COMPUTE, Communication, Gemm, Param, StageOps, Work
+from meshcast.simulator.ir.ops import COMPUTE, Gemm, Param, StageOps, Work
 from meshcast.simulator.lowering.offload import IN, OUT
 from meshcast.simulator.plan.plan import Plan
-from meshcast.simulator.program.block import FREE, CompiledBlocks, Price
+from meshcast.simulator.program.block import CompiledBlocks, Price
 from meshcast.simulator.program.memory_profile import Profile
 from meshcast.simulator.program.task import Task, make_task
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
@@ -296,12 +296,6 @@ class LoweredUnits:
     weights: str
     reduces: Callable[[Param], tuple[str, ...]]
     of_recomputed: np.ndarray | None = None
-
-    @property
-    def of_kernels(self) -> LoweredUnits:
-        """These, with communication and launches that take no time."""
-        price = self.price
-        return replace(self, price=lambda work: FREE if isinstance(work, Communication) else price(work), host=0.0)
 
     @property
     def of_new_gradients(self) -> LoweredUnits:

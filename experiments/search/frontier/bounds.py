@@ -125,15 +125,16 @@ class PriceBounds:
 
     def bound_kernels(self, group: LayerGroup) -> float:
         """Returns a lower bound of the step time of a group from its kernels, over all GPUs without waiting [s]."""
-        job, again = self.space.loaded, group.recompute == "full" and self.space.values["recomputed"] == (None,)
-        assert job.batch.total is not None
-        micro_batches = group.tp * group.cp / job.cluster.gpus * job.batch.total / group.micro
+        again = group.recompute == "full" and self.space.values["recomputed"] == (None,)
         seconds = self._kernel_units(group).kernel_seconds(group.micro, again)
-        return micro_batches * seconds + job.framework.step_overhead_s
+        return self.micro_batches(group) * seconds + self.space.loaded.framework.step_overhead_s
 
-    def kernel_times(self, group: LayerGroup) -> StageTimes | None:
-        """Returns the least durations of the passes of every kind of unit, without communication, or None."""
-        return self._kernel_units(group).times(group.micro, group.recompute == "full", kernels_alone=True)
+    def micro_batches(self, group: LayerGroup) -> float:
+        """Returns the micro-batches of a step over the stages of a pipeline: their product with the work of a
+        micro-batch on all stages is that of a device, on average."""
+        job = self.space.loaded
+        assert job.batch.total is not None
+        return group.tp * group.cp / job.cluster.gpus * job.batch.total / group.micro
 
     def unit_layout(self, group: LayerGroup) -> UnitLayout | None:
         """Returns the kinds of units of a group; None if there are none."""

@@ -283,8 +283,8 @@ class Search(PlanSearch):
     def _count(self, waiting: _Waiting) -> int:
         """Returns the number of points of an item of the queue."""
         item = waiting.item
-        if isinstance(item, LayerGroup):
-            return waiting.cluster.sizes[item]
+        if isinstance(item, LayerGroup | _GroupOfPasses):
+            return waiting.cluster.sizes[item if isinstance(item, LayerGroup) else item.group]
         if item is None or isinstance(item, _Candidate):
             return 0
         return 1 if isinstance(item, _Point) else item.left
@@ -330,8 +330,10 @@ class Search(PlanSearch):
             self._bound_next(cluster, item, seconds, nbytes)
         elif isinstance(item, OpenGroup):
             self._refine(cluster, item, seconds, nbytes)
+        elif isinstance(item, _GroupOfPasses):
+            self._open(cluster, item.group, seconds, nbytes)
         elif isinstance(item, LayerGroup):
-            self._open(cluster, item, seconds, nbytes)
+            self._push(cluster, _GroupOfPasses(item), max(seconds, cluster.groups.bound_passes(item)), nbytes)
 
     def _leave_dominated(self, waiting: _Waiting) -> _Waiting:
         """Returns what is left of an item without plans that the front dominates; its `item` is None without any."""
@@ -354,7 +356,7 @@ class Search(PlanSearch):
         return waiting._replace(item=None)
 
     def _open(self, cluster: SearchedCluster, group: LayerGroup, seconds: float, nbytes: float) -> None:
-        """Bounds the pipelines of a group by its kernels."""
+        """Bounds the pipelines of a group."""
         opened, invalid = cluster.groups.open(group)
         self.certificate.opened += 1
         self.certificate.invalid += invalid
@@ -366,8 +368,7 @@ class Search(PlanSearch):
         refined = cluster.groups.refine(opened)
         left = opened.left - (refined.left if refined is not None else 0)
         # Without memory of its units a group breaks a rule.
-        asks_memory = opened.known is (Known.KERNELS if opened.by_memory else Known.WITHOUT_RECOMPUTE)
-        if asks_memory and cluster.bounds.prices.unit_memory(opened.group) is not None:
+        if opened.known is Known.WITHOUT_RECOMPUTE and cluster.bounds.prices.unit_memory(opened.group) is not None:
             self.certificate.memory_bound += left
         else:
             self.certificate.invalid += left
@@ -496,6 +497,12 @@ def _use_of(cluster: SearchedCluster, item: _Item | None) -> ClusterUse:
     return item.use if isinstance(item, _Candidate) else cluster.use
 
 
+class _GroupOfPasses(NamedTuple):
+    """A group, bounded by its passes."""
+
+    group: LayerGroup
+
+
 class _Point(NamedTuple):
     """A point, bounded by the order of its passes."""
 
@@ -550,7 +557,7 @@ class _Pipelines:
         return int(self.opened.points[self.at :].sum())
 
 
-_Item = LayerGroup | OpenGroup | _Pipelines | _OnePipeline | _Family | _Variants | _Point | _Candidate
+_Item = LayerGroup | _GroupOfPasses | OpenGroup | _Pipelines | _OnePipeline | _Family | _Variants | _Point | _Candidate
 """What waits in the queue."""
 
 

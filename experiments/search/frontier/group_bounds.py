@@ -19,8 +19,14 @@ from meshcast.hardware.units import GIB
 from meshcast.simulator.bounds.collectives import LARGE, AxesOfGroups, collective_rates, copy_rates
 from meshcast.simulator.bounds.least_states import ParameterCosts, least_states
 from meshcast.simulator.bounds.order_bounds import OrderBounds
-from meshcast.simulator.bounds.pipeline_table import Collectives, DeviceUnits, PipelineTable, PipelineUnits
-from meshcast.simulator.bounds.schedule_bound import StageTimes
+from meshcast.simulator.bounds.pipeline_table import (
+    Collectives,
+    DeviceUnits,
+    PipelineTable,
+    PipelineUnits,
+    sum_passes,
+)
+from meshcast.simulator.bounds.schedule_bound import Mode, StageTimes, has_bound
 from meshcast.simulator.bounds.unit_prices import UnitLayout
 from meshcast.simulator.ir.ops import BYTES, STORED_FORMATS
 from meshcast.simulator.job.job import Job
@@ -53,16 +59,14 @@ class GroupPipelines(NamedTuple):
 class Known(IntEnum):
     """What the bounds of a group consider, each more than the last.
 
-    KERNELS: kernels and data-parallel collectives.
-    WITHOUT_RECOMPUTE: passes without what is recomputed, but for its kernels.
+    WITHOUT_RECOMPUTE: passes without what is recomputed, but for its kernels; and data-parallel collectives.
     MEMORY: also memory.
     PASSES: passes as they are.
     """
 
-    KERNELS = 0
-    WITHOUT_RECOMPUTE = 1
-    MEMORY = 2
-    PASSES = 3
+    WITHOUT_RECOMPUTE = 0
+    MEMORY = 1
+    PASSES = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +89,7 @@ class OpenGroup:
     nbytes: np.ndarray
     points: np.ndarray
     by_memory: bool = False
-    known: Known = Known.KERNELS
+    known: Known = Known.WITHOUT_RECOMPUTE
 
     @property
     def left(self) -> int:
@@ -123,25 +127,46 @@ class GroupBounds:
         pairs += [(name, shard) for name in space.values["data"] if name in space.with_copies for shard in shards]
         self._schemes = {pair: number for number, pair in enumerate(pairs)}
 
+    def bound_passes(self, group: LayerGroup) -> float:
+        """Returns a lower bound of the step time of a group from the passes of its units, over all devices without
+        waiting [s]; 0 if there is none."""
+        units, layout = self.prices.times_without_recompute(group), self.prices.unit_layout(group)
+        modes = self._modes(group)
+        if units is None or layout is None or modes is None:
+            return 0.0
+        # Stages may recompute some of their layers alone.
+        recomputed = None if self.space.values["recomputed"] == (None,) else 0
+        counts = layout.count_units((len(layout.of_layer),), recomputed)
+        seconds = min(sum_passes(mode, units, counts) for mode in modes)
+        return self.prices.micro_batches(group) * seconds + self.space.loaded.framework.step_overhead_s
+
+    @remembered_by(lambda bounds, group: (group.tp * group.cp, group.micro))
+    def _modes(self, group: LayerGroup) -> set[Mode] | None:
+        """Returns how the schedules of a group run passes; None if there are no bounds of some."""
+        distinct = {(pipeline.schedule, pipeline.pp > 1): pipeline for pipeline in self.space.pipelines(group)}
+        pairs = [self.bounds.states.schedule(pipeline) for pipeline in distinct.values()]
+        return {Mode.of(schedule) for schedule, _ in pairs} if all(has_bound(*pair) for pair in pairs) else None
+
     def open(self, group: LayerGroup) -> tuple[OpenGroup | None, int]:
-        """Returns the pipelines of a group, bounded by kernels and data-parallel collectives; and invalid points."""
+        """Returns the pipelines of a group, bounded by their passes without what is recomputed and by data-parallel
+        collectives; and invalid points."""
         opened, wrong = self._open(group)
         return replace(opened, group=group) if opened is not None else None, wrong
 
     def _what_opens(self, group: LayerGroup) -> Hashable:
-        """Returns what the pipelines of a group follow from: communication and memory change no kernels."""
-        plain = self.prices.kernel_group(group)._replace(recompute="full" if group.recompute == "full" else "none")
+        """Returns what the pipelines of a group follow from: memory changes no passes."""
+        plain = group._replace(recompute="full" if group.recompute == "full" else "none", offload=())
         return group if self.space.limits_points else (plain, "activations" in group.offload)
 
     @remembered_by(_what_opens)
     def _open(self, group: LayerGroup) -> tuple[OpenGroup | None, int]:
-        layout, kernels = self.prices.unit_layout(group), self.prices.kernel_times(group)
-        if layout is None or kernels is None:
+        layout, units = self.prices.unit_layout(group), self.prices.times_without_recompute(group)
+        if layout is None or units is None:
             return None, self.space.size(group)
         table = self._table(group, layout)
         points = self._points(group, table.pipelines, table.places)
         places, schemes = np.nonzero(points)
-        seconds = self._seconds(group, table, kernels, layout)[places, schemes]
+        seconds = self._seconds(group, table, units, layout)[places, schemes]
         columns = places, schemes, seconds, np.zeros(len(places)), points[places, schemes]
         opened = OpenGroup(group, table, *columns, self.by_memory)
         wrong = self._points(group, table.wrong, find_places(table.wrong))
@@ -182,20 +207,13 @@ class GroupBounds:
 
     def refine(self, opened: OpenGroup) -> OpenGroup | None:
         """Returns the same pipelines with better bounds, or those that may fit in memory; None: there are none."""
-        if opened.known is Known.KERNELS and not self.by_memory:
-            times = self.prices.times_without_recompute(opened.group)
-            return self._price(opened, Known.WITHOUT_RECOMPUTE, times)
         if opened.known < Known.MEMORY:
             return self._fit(opened)
-        prices = self.prices.prices(opened.group)
-        return self._price(opened, Known.PASSES, prices.unit_times if prices is not None else None)
-
-    def _price(self, opened: OpenGroup, known: Known, times: StageTimes | None) -> OpenGroup | None:
-        layout = self.prices.unit_layout(opened.group)
-        if times is None or layout is None:
+        prices, layout = self.prices.prices(opened.group), self.prices.unit_layout(opened.group)
+        if prices is None or layout is None:
             return None
-        seconds = self._seconds(opened.group, opened.table, times, layout)[opened.places, opened.schemes]
-        return replace(opened, seconds=np.maximum(opened.seconds, seconds), known=known).in_order()
+        seconds = self._seconds(opened.group, opened.table, prices.unit_times, layout)[opened.places, opened.schemes]
+        return replace(opened, seconds=np.maximum(opened.seconds, seconds), known=Known.PASSES).in_order()
 
     def steps(self, opened: OpenGroup, at: int) -> list[StepChoice]:
         """Returns the choices of a pipeline with a data scheme."""
