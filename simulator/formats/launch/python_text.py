@@ -90,10 +90,11 @@ class _Return(Exception):
         self.value = value
 
 
-class _LeaveRound(Exception):
-    """A round of a loop ends. is_last: whether the loop does."""
+class _LeaveRound(_Return):
+    """A round of a loop ends; outside of a loop, which is no Python, the function. is_last: whether the loop ends."""
 
     def __init__(self, is_last: bool) -> None:
+        super().__init__(None)
         self.is_last = is_last
 
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST
 from meshcast.simulator.formats.launch.reading import Reading
@@ -308,13 +310,16 @@ def _read_experts(reading: Reading) -> None:
 def _find_nearest_layers(has: Sequence[bool]) -> tuple[int, int, int]:
     """Returns by how many layers those with experts are off at most if it is every n-th one behind d layers without,
     n, and d: as many layers as have experts, as near as may be."""
-    wanted, nearest = [layer for layer, flag in enumerate(has) if flag], []
-    for every in range(1, len(has) + 1):
-        for dense in range(len(has) + 1):
-            layers = range(dense + every - 1, len(has), every)
-            if len(layers) == len(wanted):
-                shift = max((abs(a - b) for a, b in zip(layers, wanted, strict=True)), default=0)
-                nearest.append((shift, every, dense))
+    wanted = np.flatnonzero(has)
+    if not len(wanted):
+        return 0, 1, len(has)
+    nearest = []
+    for every in range(1, len(has) // len(wanted) + 1):
+        most = len(has) - every * len(wanted)
+        least = max(0, most - every + 1)
+        layers = np.arange(least, most + 1)[:, None] + every * np.arange(1, len(wanted) + 1) - 1
+        shifts = np.abs(layers - wanted).max(axis=1)
+        nearest.append((int(shifts.min()), every, least + int(shifts.argmin())))
     return min(nearest)
 
 
