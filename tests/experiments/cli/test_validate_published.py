@@ -137,7 +137,8 @@ def test_points_of_the_plot_are_those_of_the_answers(answer: dict[str, Any]) -> 
     assert f"{len(dots)} of 30 runs" in shown and "korthikanti" in shown
 
 
-def test_many_sources_have_distinct_markers_inside_the_plot() -> None:
+def test_many_sources_have_distinct_markers_inside_the_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # with all pixels
     dots = [plots.Dot(f"source {i}", 10.0**i, 10.0**i * (0.01 if i else 100), 1.0, 1e9) for i in range(17)]
     looks = plots._source_looks(dots)
     assert len({(look["color"], look["marker"]) for look in looks.values()}) == 17
