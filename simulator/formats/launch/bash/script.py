@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshcast.simulator.formats.launch.bash.builtins import PRINTING
-from meshcast.simulator.formats.launch.bash.conditions import UNKNOWN, Conditions, Status
+from meshcast.simulator.formats.launch.bash.conditions import UNKNOWN, Conditions, Status, judge
 from meshcast.simulator.formats.launch.bash.declarations import Declarations
 from meshcast.simulator.formats.launch.bash.directives import list_slurm_variables, read_directives
 from meshcast.simulator.formats.launch.bash.doubts import find_doubtful, hides_launch
@@ -596,7 +596,8 @@ class Interpreter:
 
     def return_(self, words: list[Value]) -> Status:
         """Ends a function: with success, unless its word is another number than 0."""
-        raise _ReturnFromFunction(Status(not words or read_as_bash(words[0]) in ("0", ""), sure=not self.unsure))
+        status = judge(not words or read_as_bash(words[0]) in ("0", ""), *words[:1])
+        raise _ReturnFromFunction(replace(status, sure=status.sure and not self.unsure))
 
     def change_folder(self, words: list[Value]) -> Status:
         """Changes the folder from which paths start."""

@@ -262,11 +262,12 @@ def _read_biases(reading: Reading) -> None:
 
 def _read_key_heads(reading: Reading) -> None:
     """Reads how many heads of queries share keys and values."""
-    if reading.take_switch("group_query_attention"):
-        if "model.kv_heads" not in reading.keys:  # a default of arguments.py
+    has_groups = reading.take_switch("group_query_attention")
+    if "use_checkpoint_args" not in reading.stated:
+        if not has_groups and "group_query_attention" in reading.stated:
+            reading.keys.pop("model.kv_heads", None)
+        elif has_groups and "model.kv_heads" not in reading.keys:  # a default of arguments.py
             reading.set_key("model.kv_heads", 1, "group_query_attention")
-    elif "group_query_attention" in reading.stated and "use_checkpoint_args" not in reading.stated:
-        reading.keys.pop("model.kv_heads", None)
     # of bigcode-project/Megatron-LM, arguments.py line 575
     if reading.take_word("attention_head_type") == "multiquery":
         reading.set_key("model.kv_heads", 1, "attention_head_type")

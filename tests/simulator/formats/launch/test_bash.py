@@ -370,6 +370,7 @@ def test_what_nothing_sets_is_no_second_value_and_placeholders_are_one_word() ->
         ("t.py 'a\n --x 1'", 1, "several lines"),
         ('t.py --x 1 "$@"', 1, "--args"),
         ("if [ -d /d ]; then A=--bf16; else A=; fi\nt.py $A --y", 1, "what A holds depends"),
+        ("f() { return $(python n.py); }\nif f; then A=--bf16; fi\nt.py $A", 2, "what A holds depends"),
         ("if nvidia-smi; then t.py --x 1; torchrun t.py; fi", 1, "which command is started"),
     ],
 )
