@@ -26,7 +26,10 @@ from meshcast.simulator.program.flatten import FlatProgram, flatten
 from tests.contract.played import Ideal
 from tests.draws import drawn
 from tests.simulator.engine.links import NETWORK, UP
-from tests.strategies import examples, jobs
+from tests.strategies import EVERY_EXAMPLE, examples, jobs
+
+PASSES = 40 if EVERY_EXAMPLE else 24
+"""Of micro-batches through layers, up to which a drawn job may have more of them."""
 
 
 class Watched(Traffic):
@@ -59,7 +62,7 @@ def flat_of(job: dict[str, Any], price: Any = PRICE, shared: SharedWork | None =
 
 
 @examples(40)
-@given(job=jobs(launch=(0.0, 2e-6, 1e-4), passes=24))
+@given(job=jobs(launch=(0.0, 2e-6, 1e-4), passes=PASSES))
 def test_sharing_makes_no_op_earlier_and_no_op_shorter(job: dict[str, Any]) -> None:
     """Without sharing the times are those of SimPy bit by bit; nearly so if streams have links so wide that all fit."""
     flat, devices = flat_of(job)
@@ -74,7 +77,7 @@ def test_sharing_makes_no_op_earlier_and_no_op_shorter(job: dict[str, Any]) -> N
 
 
 @examples(30)
-@given(job=jobs(launch=(0.0, 1e-4), passes=24))
+@given(job=jobs(launch=(0.0, 1e-4), passes=PASSES))
 def test_every_op_does_its_work_and_no_link_more_than_it_can(job: dict[str, Any]) -> None:
     flat, devices = flat_of(job)
     seen: list[Watched] = []
