@@ -83,6 +83,10 @@ TESTS = {
         "tests/simulator/engine/test_engines.py",
         "tests/simulator/engine/test_peak_memory.py",
     ),
+    "simulator/engine": (
+        "tests/simulator/forecast/test_update_memory.py",
+        "tests/simulator/scheduling/test_activation_transfer.py",
+    ),
     "simulator/report": ("tests/simulator/engine/test_per_rank.py",),
     "simulator/forecast": (
         "tests/simulator/engine/test_reserved_memory.py",

@@ -38,6 +38,12 @@ def test_a_page_loads_nothing() -> None:
     assert not re.findall(r"<script[^>]*\ssrc=|<link[^>]*stylesheet|@import", made)
 
 
+def test_a_page_has_the_scripts_and_the_data_of_its_figures_and_none_without_figures() -> None:
+    assert 'id="figure-drawn"' in page() and page().count('<script type="application/json" id="figures">') == 1
+    plain = render_page("a title", Html(""), [PageSection("words", "words", [paragraph("words")])])
+    assert "<script" not in plain and "script-src 'none'" in plain
+
+
 def test_names_cannot_leave_their_place() -> None:
     made = page(HOSTILE)
     assert "<img" not in made and "\x1b" not in made

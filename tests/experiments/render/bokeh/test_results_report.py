@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("bokeh", reason="bokeh is not installed (pip install 'meshcast[report]')")
 
-from meshcast.experiments.render.bokeh.load import PlanRows, load_rows, read_answer
+from meshcast.experiments.render.bokeh.load import PlanRows, RowsNote, load_rows, read_answer
 from meshcast.experiments.render.bokeh.results import parallel, source
 from meshcast.experiments.render.bokeh.results.plan_table import number_format
 from meshcast.experiments.render.bokeh.results.summary import count_reasons
@@ -65,6 +66,8 @@ def plans(count: int = 40) -> PlanRows:
 
 def test_the_rows_of_a_sweep(reference: Path) -> None:
     found = load_rows(reference)
+    points = RowsNote.model_validate_json(pq.read_schema(reference).metadata[b"meshcast"]).points
+    assert found.excluded == points - len(found.rows)
     assert found.certificate is None and found.fields and len(found.rows) == sum(found.statuses.values())
     page = report_results(found)
     assert "Sweep of plans" in page and all(f'id="{name}"' in page for name in ("pareto", "parallel", "plans"))

@@ -84,6 +84,16 @@ def test_drawn_bars_are_as_long_as_the_device_needs(name: str, report: Any, memo
     assert {round(bar.total / 2**30, 6) for bar in views.device_memories(report)} <= ends
 
 
+def test_what_a_device_lacks_is_marked_beyond_its_memory(
+    name: str, report: Any, memory_figures: dict[str, Figure]
+) -> None:
+    marked = [patch for patch in memory_figures[name].axes[0].patches if patch.get_hatch() == memory.EXCESS["hatch"]]
+    lacking = [bar for bar in views.device_memories(report) if bar.free < 0]
+    assert [patch.get_x() * 2**30 for patch in marked] == pytest.approx([bar.capacity for bar in lacking])
+    assert [patch.get_width() * 2**30 for patch in marked] == pytest.approx([-bar.free for bar in lacking])
+    assert bool(marked) == (name == "too large")
+
+
 @given(st.integers(1, 200), st.data())
 def test_chosen_devices_hold_the_ends_and_the_fullest(devices: int, data: Any) -> None:
     full = data.draw(st.integers(0, devices - 1))

@@ -143,6 +143,8 @@ def test_scaling(curve: Any, width: Any) -> None:
     band = axes.collections[0].get_paths()[0].vertices[:, 1]
     ends = [end / point.gpus for point in curve.known for end in point.interval]
     assert set(ends) <= set(band.tolist())
+    areas = [area.get_paths()[0].vertices[:, 1] for area in figure.axes[1].collections if area.get_paths()]
+    assert min(area.min() for area in areas) == 0 and max(area.max() for area in areas) == pytest.approx(1)
 
 
 def sweep_rows() -> list[dict[str, Any]]:
