@@ -23,20 +23,27 @@ else:
     def dataclass(cls: type | None = None, /, **options: bool) -> Any:
         """Makes a class a dataclass.
 
-        options: `frozen`, `eq`, `slots` and `kw_only`, with the meaning that they have in ``dataclasses.dataclass``.
+        options: `frozen`, `eq`, `slots`, `kw_only` and `weakref_slot`, with the meaning that they have in
+        ``dataclasses.dataclass``.
         """
         return _add_methods(cls, **options) if cls is not None else lambda cls: _add_methods(cls, **options)
 
 
 def _add_methods(
-    cls: type, *, frozen: bool = False, eq: bool = True, slots: bool = False, kw_only: bool = False
+    cls: type,
+    *,
+    frozen: bool = False,
+    eq: bool = True,
+    slots: bool = False,
+    kw_only: bool = False,
+    weakref_slot: bool = False,
 ) -> type:
     """Returns the class, or with `slots` a new one, with its fields and the methods that it does not define itself."""
     defined = {name for name, value in vars(cls).items() if value is not None or name != "__hash__"}
     bases = [vars(base).get("__dataclass_params__") for base in cls.__mro__[1:]]
     inherits = any(params.frozen for params in bases if params is not None)  # then all of them must be frozen
     plain = {"init": False, "repr": False, "eq": False, "frozen": frozen and inherits}
-    cls = dataclasses.dataclass(**plain, slots=slots, kw_only=kw_only)(cls)
+    cls = dataclasses.dataclass(**plain, slots=slots, kw_only=kw_only, weakref_slot=weakref_slot)(cls)
     vars(cls)["__dataclass_params__"].frozen = frozen
     methods: dict[str, Any] = {"__init__": _make_init(cls, frozen), "__repr__": _show}
     if eq:

@@ -420,7 +420,7 @@ FRAGMENT_BYTES = 1_500
 """Of an op in a fragment with its work, its uses of buffers and its share of the parameters, roughly."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Fragment:
     """The ops of a module in issue order.
 
@@ -449,16 +449,19 @@ class Fragment:
 
     def copy(self) -> Fragment:
         """Returns a copy with copies of all ops, which may then be changed."""
-        copies: dict[Op, Op] = {}
+        copies = {op: op.copy() for ops in (self.forward, self.backward) for op in ops}
 
         def mine(op: Op) -> Op:
+            """Returns the copy of an op, or of a mark outside of both passes."""
             if op not in copies:
-                copies[op] = copied = op.copy()
-                copied.after = [mine(other) for other in op.after]
+                copies[op] = op.copy()
+                copies[op].after = [mine(other) for other in op.after]
             return copies[op]
 
+        for op, copied in list(copies.items()):
+            copied.after = [copies.get(other) or mine(other) for other in op.after]
         fragment = replace(self, shared_weights=list(self.shared_weights))
-        fragment.forward, fragment.backward = ([mine(op) for op in ops] for ops in (self.forward, self.backward))
+        fragment.forward, fragment.backward = ([copies[op] for op in ops] for ops in (self.forward, self.backward))
         for name in ("entry", "exit", "grad_entry", "grad_exit"):
             setattr(fragment, name, {key: mine(op) for key, op in getattr(self, name).items()})
         fragment.params = [replace(param, ready=mine(param.ready), used=mine(param.used)) for param in self.params]

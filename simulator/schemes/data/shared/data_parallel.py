@@ -189,7 +189,7 @@ class DataScheme(ShardsStates):
         stage_ops = inner(stage)
         if self.overlaps_backward:
             if "gradients" not in self.shards:
-                stage_ops = hold_buckets(self, self.bucket_elements, stage_ops, shared=True)
+                stage_ops = hold_buckets(self, self.bucket_elements, stage_ops)
             reduce: MakeOps = lambda axes, sizes: self.reduce_bucket(axes, sizes, "W", "last")  # noqa: E731
             stage_ops.behind += self._make_buckets(stage_ops, self._reduction_group, reduce, backward=True)
         if self.gathers_ahead_of_use:

@@ -8,14 +8,16 @@ they move (`ShardedScheme`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, groupby, pairwise, takewhile
 from math import inf
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.capabilities import ConvertsWeights, KeepsSecondaryShards
 from meshcast.simulator.ir.modules import Module, Stage, Update
 from meshcast.simulator.ir.ops import (
@@ -83,11 +85,20 @@ class ShardedScheme(DataScheme):
 
     shards: ClassVar[tuple[str, ...]] = ("optimizer", "gradients", "parameters")
 
+    @cached_property
+    def sharded_units(self) -> WeakKeyDictionary[Fragment, dict[Hashable, Fragment]]:
+        """Units with their all-gathers and reductions, by the unit without and all else that they depend on: stages and
+        plans of other numbers of chunks have the same."""
+        return WeakKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns for pickle and copies all but `sharded_units`."""
+        return {name: value for name, value in vars(self).items() if name != "sharded_units"}
+
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         def shard(part: Stage) -> StageOps:
-            grouped = group_layers(inner(part), self.layers_per_unit)
-            units = shard_units(self, grouped)
-            return hold_buckets(self, self.bucket_elements, units, shared=units is grouped)
+            units = shard_units(self, group_layers(inner(part), self.layers_per_unit))
+            return hold_buckets(self, self.bucket_elements, units)
 
         return super().lower_stage(stage, shard)
 
@@ -252,7 +263,7 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
     # Copies of a unit differ in what they gather for later units: usually the first, the middle ones and the last.
     for (i, turn), similar in groupby(turns):
         stays = shared and i == 0
-        fragment = _lower_unit(scheme, unit_runs[i], held[i], turn, stays)
+        fragment = _share_unit(scheme, unit_runs[i], held[i], turn, stays)
         whole = replace(unit_runs[i], fragment=fragment, count=len(list(similar)))
         table = [_table_key(axes) for axes, _ in held[0].gradients]
         if shared and fragment.shared_weights:
@@ -296,23 +307,22 @@ def _join_root_gradients(
     The whole weights of the root are freed before its gradients are packed; they count through the whole step, so the
     buffer takes what it needs beyond them.
     """
-    uses, waiting = last.fragment.tensor_uses, []
     elements = sum(elements for unit in (held[0], held[-1]) for _, elements in unit.gradients)
     packed = elements * max(0, BYTES[scheme.framework.gradients] - BYTES[scheme.framework.weights])
-    for use in [use for use in uses if use.key.startswith(GRADIENTS)]:
-        uses.remove(use)
-        if use.made:
-            waiting.append(replace(use, key=f"root {use.key}"))
-    last.fragment.tensor_uses = [use for use in uses if not use.key.startswith(PACKED)] + waiting
-    end = first.fragment.backward[-1]
-    first.fragment.tensor_uses = [
-        replace(use, nbytes=packed) if use.key.startswith(PACKED) else use for use in first.fragment.tensor_uses
-    ] + [replace(use, op=end, made=False) for use in waiting]
-    keys = tuple(use.key for use in waiting)
-    return (
-        replace(first, allocated_before=(*first.allocated_before, *keys)),
-        replace(last, freed_later=(*last.freed_later, *keys)),
+    waiting = [
+        replace(use, key=f"root {use.key}")
+        for use in last.fragment.tensor_uses
+        if use.key.startswith(GRADIENTS) and use.made
+    ]
+    kept = [use for use in last.fragment.tensor_uses if not use.key.startswith((GRADIENTS, PACKED))]
+    uses = [replace(use, nbytes=packed) if use.key.startswith(PACKED) else use for use in first.fragment.tensor_uses]
+    freed = [replace(use, op=first.fragment.backward[-1], made=False) for use in waiting]
+    first, last = (
+        replace(unit_run, fragment=replace(unit_run.fragment, tensor_uses=of_unit))
+        for unit_run, of_unit in ((first, uses), (last, kept))
     )
+    keys = tuple(use.key for use in waiting)
+    return _add_uses(first, freed, allocated_before=keys), _add_uses(last, waiting, freed_later=keys)
 
 
 def _unit_shards(scheme: ShardedScheme, unit_run: UnitRun, by_module: bool, stays: bool = False) -> UnitShards:
@@ -397,17 +407,41 @@ def _table_key(axes: tuple[str, ...]) -> str:
 def _add_table_gradients(scheme: ShardedScheme, unit_run: UnitRun, table: UnitShards) -> UnitRun:
     """Returns a unit that makes a first part of the gradients of a table; the unit with the table frees them."""
     first = next((op for op in unit_run.fragment.backward if op.phase == "W"), unit_run.fragment.backward[-1])
-    for axes, elements in table.gradients:
-        nbytes = elements * BYTES[scheme.framework.gradients]
-        unit_run.fragment.tensor_uses.append(TensorUse(_table_key(axes), nbytes, first, True, "gradients"))
-    return replace(unit_run, freed_later=(*unit_run.freed_later, *(_table_key(axes) for axes, _ in table.gradients)))
+    width = BYTES[scheme.framework.gradients]
+    uses = [TensorUse(_table_key(axes), size * width, first, True, "gradients") for axes, size in table.gradients]
+    return _add_uses(unit_run, uses, freed_later=tuple(use.key for use in uses))
 
 
 def _free_table(scheme: ShardedScheme, unit_run: UnitRun, table: UnitShards) -> UnitRun:
     """Returns a unit without backward pass that is the last to read a table; the unit with the table gathers it."""
     nbytes = table.forward[0].weights.live * BYTES[scheme.framework.weights]
-    unit_run.fragment.tensor_uses.append(TensorUse(TABLE, nbytes, unit_run.fragment.forward[-1], False, "parameters"))
-    return replace(unit_run, allocated_before=(*unit_run.allocated_before, TABLE))
+    read = TensorUse(TABLE, nbytes, unit_run.fragment.forward[-1], False, "parameters")
+    return _add_uses(unit_run, [read], allocated_before=(TABLE,))
+
+
+def _add_uses(
+    unit_run: UnitRun,
+    uses: Sequence[TensorUse],
+    allocated_before: tuple[str, ...] = (),
+    freed_later: tuple[str, ...] = (),
+) -> UnitRun:
+    """Returns a unit that uses further buffers, some of which other units allocate or free. Its fragment may be that of
+    other stages, and stays as it is."""
+    return replace(
+        unit_run,
+        fragment=replace(unit_run.fragment, tensor_uses=[*unit_run.fragment.tensor_uses, *uses]),
+        allocated_before=(*unit_run.allocated_before, *allocated_before),
+        freed_later=(*unit_run.freed_later, *freed_later),
+    )
+
+
+def _share_unit(
+    scheme: ShardedScheme, unit_run: UnitRun, shards: UnitShards, turn: UnitGathers, stays: bool
+) -> Fragment:
+    """Returns the same as `_lower_unit`, once for all stages."""
+    known = scheme.sharded_units.setdefault(unit_run.fragment, {})
+    key = unit_run.residual_in, unit_run.residual_out, shards, turn, stays
+    return remember(known, key, lambda: _lower_unit(scheme, unit_run, shards, turn, stays))
 
 
 def _lower_unit(

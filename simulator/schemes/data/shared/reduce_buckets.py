@@ -65,11 +65,10 @@ def count_resting_bytes(scheme: ShardsStates, bucket: float) -> float:
     return float(buffers * bucket * BYTES[framework.gradients])
 
 
-def hold_buckets(scheme: ShardsStates, bucket: float, stage_ops: StageOps, shared: bool) -> StageOps:
+def hold_buckets(scheme: ShardsStates, bucket: float, stage_ops: StageOps) -> StageOps:
     """Returns `stage_ops` in which every unit has buffers and copies of a bucket from its first gradient to its last.
 
     bucket: elements of a full bucket.
-    shared: whether its units may be those of other plans, which are copied.
     """
     if not (scheme.framework.bucket.buffers or scheme.framework.bucket.copies):
         return stage_ops
@@ -77,19 +76,17 @@ def hold_buckets(scheme: ShardsStates, bucket: float, stage_ops: StageOps, share
     nbytes = round(count_bucket_bytes(scheme, bucket, sum(count * param.size for param, count in reduced)))
     if not (reduced and nbytes):
         return stage_ops
-    if shared:
-        units = [replace(unit_run, fragment=unit_run.fragment.copy()) for unit_run in stage_ops.unit_runs]
-        stage_ops = replace(stage_ops, unit_runs=units)
-    for unit_run in stage_ops.unit_runs:
-        _hold_bytes(unit_run.fragment, nbytes)
-    return stage_ops
+    units = [replace(unit_run, fragment=_hold_bytes(unit_run.fragment, nbytes)) for unit_run in stage_ops.unit_runs]
+    return replace(stage_ops, unit_runs=units)
 
 
-def _hold_bytes(fragment: Fragment, nbytes: int) -> None:
-    """Keeps so many bytes from the first to the last gradient of the weights of a unit."""
+def _hold_bytes(fragment: Fragment, nbytes: int) -> Fragment:
+    """Returns a unit that holds so many bytes from the first to the last gradient of its weights."""
     ops = [op for op in fragment.backward if op.phase == "W"]
-    if ops:
-        fragment.tensor_uses += [TensorUse(HELD, nbytes, op, op is ops[0], "buffers") for op in (ops[0], ops[-1])]
+    if not ops:
+        return fragment
+    held = [TensorUse(HELD, nbytes, op, op is ops[0], "buffers") for op in (ops[0], ops[-1])]
+    return replace(fragment, tensor_uses=[*fragment.tensor_uses, *held])
 
 
 def without_buckets(stage_ops: StageOps) -> StageOps:
