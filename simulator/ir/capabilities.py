@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
+from meshcast.simulator.ir.derived_units import DerivedUnits
 from meshcast.simulator.ir.modules import Operator
 from meshcast.simulator.ir.ops import Param, Work
 from meshcast.simulator.ir.scheme import Scheme
@@ -40,6 +42,11 @@ class ShardsStates(HoldsStates):
     """States that are sharded: optimizer, gradients, parameters."""
     divides_while_loading: ClassVar[bool] = False
     """Weights of a layer are divided as they are loaded (``zero.Init`` of DeepSpeed)."""
+
+    @cached_property
+    def derived_units(self) -> DerivedUnits:
+        """Units with what it adds to them: stages, and plans with other numbers of chunks, have the same."""
+        return DerivedUnits()
 
     @property
     @abstractmethod

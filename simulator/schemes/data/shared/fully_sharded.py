@@ -8,16 +8,14 @@ they move (`ShardedScheme`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import field, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate, groupby, pairwise, takewhile
 from math import inf
-from typing import Any, ClassVar, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import ClassVar, NamedTuple
 
 from meshcast.hardware.records import dataclass
-from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.capabilities import ConvertsWeights, KeepsSecondaryShards
 from meshcast.simulator.ir.modules import Module, Stage, Update
 from meshcast.simulator.ir.ops import (
@@ -84,16 +82,6 @@ class ShardedScheme(DataScheme):
         return inf
 
     shards: ClassVar[tuple[str, ...]] = ("optimizer", "gradients", "parameters")
-
-    @cached_property
-    def sharded_units(self) -> WeakKeyDictionary[Fragment, dict[Hashable, Fragment]]:
-        """Units with their all-gathers and reductions, by the unit without and all else that they depend on: stages and
-        plans of other numbers of chunks have the same."""
-        return WeakKeyDictionary()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns for pickle and copies all but `sharded_units`."""
-        return {name: value for name, value in vars(self).items() if name != "sharded_units"}
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         def shard(part: Stage) -> StageOps:
@@ -439,9 +427,9 @@ def _share_unit(
     scheme: ShardedScheme, unit_run: UnitRun, shards: UnitShards, turn: UnitGathers, stays: bool
 ) -> Fragment:
     """Returns the same as `_lower_unit`, once for all stages."""
-    known = scheme.sharded_units.setdefault(unit_run.fragment, {})
     key = unit_run.residual_in, unit_run.residual_out, shards, turn, stays
-    return remember(known, key, lambda: _lower_unit(scheme, unit_run, shards, turn, stays))
+    lower = partial(_lower_unit, scheme, unit_run, shards, turn, stays)
+    return scheme.derived_units.derive(unit_run.fragment, key, lower)
 
 
 def _lower_unit(

@@ -76,16 +76,18 @@ def hold_buckets(scheme: ShardsStates, bucket: float, stage_ops: StageOps) -> St
     nbytes = round(count_bucket_bytes(scheme, bucket, sum(count * param.size for param, count in reduced)))
     if not (reduced and nbytes):
         return stage_ops
-    units = [replace(unit_run, fragment=_hold_bytes(unit_run.fragment, nbytes)) for unit_run in stage_ops.unit_runs]
+
+    def hold(fragment: Fragment) -> Fragment:
+        return scheme.derived_units.derive(fragment, (HELD, nbytes), lambda: _hold_bytes(fragment, nbytes))
+
+    units = [replace(unit_run, fragment=hold(unit_run.fragment)) for unit_run in stage_ops.unit_runs]
     return replace(stage_ops, unit_runs=units)
 
 
 def _hold_bytes(fragment: Fragment, nbytes: int) -> Fragment:
     """Returns a unit that holds so many bytes from the first to the last gradient of its weights."""
     ops = [op for op in fragment.backward if op.phase == "W"]
-    if not ops:
-        return fragment
-    held = [TensorUse(HELD, nbytes, op, op is ops[0], "buffers") for op in (ops[0], ops[-1])]
+    held = [TensorUse(HELD, nbytes, op, op is ops[0], "buffers") for op in (*ops[:1], *ops[-1:])]
     return replace(fragment, tensor_uses=[*fragment.tensor_uses, *held])
 
 
