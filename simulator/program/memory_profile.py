@@ -97,24 +97,25 @@ def memory_events(
     The input of a unit was allocated by the unit before and is freed here; its output is allocated here. The same holds
     for other memory that the unit run shares with its neighbours.
     """
-    place = {op: i for i, op in enumerate([*forward, *backward])}
-    spans: dict[str, list[TensorUse]] = defaultdict(list)
+    ops = [*forward, *backward]
+    place = {op: i for i, op in enumerate(ops)}
+    spans: dict[str, list[tuple[int, TensorUse]]] = defaultdict(list)
     for tensor_use in tensor_uses:
-        if tensor_use.op in place and tensor_use.nbytes:
-            spans[tensor_use.key].append(tensor_use)
+        if tensor_use.nbytes and (at := place.get(tensor_use.op)) is not None:
+            spans[tensor_use.key].append((at, tensor_use))
     taken, returned = unit_run.keys
     events: dict[Op, list[Event]] = defaultdict(list)
     for key, members in spans.items():
-        first = min(members, key=lambda t: place[t.op]).op
-        last = max(members, key=lambda t: place[t.op]).op
-        nbytes = float(max(t.nbytes for t in members))
-        category = next((t.category for t in members if t.category != "workspace"), "workspace")
-        if key in (taken, returned) or (category == "workspace" and place[first] < len(forward) <= place[last]):
+        places = [at for at, _ in members]
+        first, last = min(places), max(places)
+        nbytes = float(max(use.nbytes for _, use in members))
+        category = next((use.category for _, use in members if use.category != "workspace"), "workspace")
+        if key in (taken, returned) or (category == "workspace" and first < len(forward) <= last):
             category = "activations"
         if key not in (taken, f"d:{returned}", *unit_run.allocated_before):
-            events[first].append((0, False, nbytes, category))
+            events[ops[first]].append((0, False, nbytes, category))
         if key not in (returned, f"d:{taken}", *unit_run.freed_later):
-            events[last].append((0, True, -nbytes, category))
+            events[ops[last]].append((0, True, -nbytes, category))
     return events
 
 
