@@ -8,11 +8,13 @@ from __future__ import annotations
 import marshal
 import sys
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib.resources.abc import Traversable
 from importlib.util import cache_from_source
 from pathlib import Path
+from typing import Any
 
 from meshcast.hardware.documents import document
 from meshcast.hardware.documents.document import Document, read_yaml
@@ -24,18 +26,28 @@ def read_shipped(file: Traversable, where: str = "", error: type[MeshcastError] 
     """Returns the YAML document in a file of meshcast, as `read_yaml` does."""
     if not isinstance(file, Path):  # in a zip file
         return read_yaml(file, where, error)
-    kept = Path(cache_from_source(str(file))).with_suffix(".parsed")
-    with suppress(OSError, ValueError, EOFError, TypeError):
+    text = None
+    with suppress(OSError, ValueError):
         text = file.read_text("utf-8")
-        reader, parsed, data = marshal.loads(kept.read_bytes())
-        if (reader, parsed) == (_identify_reader(), text):
-            return Document(data, text, where or str(file))
-    read = read_yaml(file, where, error)
+    if text is None:
+        return read_yaml(file, where, error)
+    kept = Path(cache_from_source(str(file))).with_suffix(".parsed")
+    data = keep_data(kept, (_identify_reader(), text), lambda: read_yaml(file, where, error).data)
+    return Document(data, text, where or str(file))
+
+
+def keep_data(kept: Path, key: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+    """Returns the plain data that `compute` returns, kept in a file as long as the key is the same."""
+    with suppress(OSError, ValueError, EOFError, TypeError):
+        known, data = marshal.loads(kept.read_bytes())
+        if known == key:
+            return data
+    data = compute()
     if not sys.dont_write_bytecode:
         with suppress(OSError, ValueError):
             kept.parent.mkdir(parents=True, exist_ok=True)
-            write_file(kept, marshal.dumps((_identify_reader(), read.text, read.data)))
-    return read
+            write_file(kept, marshal.dumps((key, data)))
+    return data
 
 
 @cache

@@ -4,6 +4,7 @@ Fields next to ``preset:`` change a preset or a file::
 
     load_model("llama3-70b")
     load_model("meta-llama/Llama-3.1-70B-Instruct")
+    load_model("EleutherAI/pythia-6.9b")
     load_model("examples/llama3-70b/config.json")
     load_model({"preset": "llama3-70b", "layers": 16})
     load_model({"preset": "mixtral-8x7b", "moe": {"capacity": 1.0}})
@@ -27,10 +28,11 @@ from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.errors import ModelError, nearest
 from meshcast.hardware.load import Document, read_yaml
 from meshcast.hardware.shared import shared_instance
+from meshcast.simulator.models.hub import find_hub_model, hub_files, hub_models, read_hub_fields
 from meshcast.simulator.models.model import Model, error_place, explain_errors
-from meshcast.simulator.models.names import match_preset, split_name
+from meshcast.simulator.models.names import match_name, split_name
 
-__all__ = ["ALIASES", "Model", "find_preset", "load_model", "preset_source", "presets"]
+__all__ = ["ALIASES", "Model", "find_model", "load_model", "model_source", "presets"]
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -70,29 +72,37 @@ def is_preset(name: str) -> bool:
     return name in ALIASES or name in presets()
 
 
-def find_preset(name: str) -> str | None:
-    """Returns the preset that a name means, also an id of the Hugging Face hub (``Qwen/Qwen2.5-7B-Instruct``), a size
-    of torchtitan (``llama3 8B``) or the path of such a folder; None if no preset is meant for sure."""
+def find_model(name: str) -> str | None:
+    """Returns the preset, or the id of the table of public models, that a name means: an id of the Hugging Face hub
+    (``Qwen/Qwen2.5-7B-Instruct``), a size of torchtitan (``llama3 8B``) or the path of such a folder; None if none is
+    meant for sure."""
     if is_preset(name):
         return ALIASES.get(name, name)
-    return match_preset(name, presets(), ALIASES)
+    return match_name(name, presets(), ALIASES)
 
 
-def _suggest_preset(name: str) -> str:
-    """Returns the presets that a name, also of Hugging Face, is closest to: of the same version, those of the same size
-    first; else those of the same family."""
-    parts = split_name(name)
-    plain, shown = "-".join(parts), "meshcast list models shows all"
+def _suggest_names(name: str) -> str:
+    """Returns the presets and ids that a name is closest to: of the same version, those of the same size first; else
+    those of the same family."""
+    plain, shown = _plain(name), "meshcast list models shows all presets"
     family, version = _family_and_version(name)
-    known = [each for each in (*presets(), *ALIASES) if not version or _family_and_version(each)[1] == version]
+    ids = [each for maker in hub_files() for each in hub_models(maker)]
+    names = {_plain(each): each for each in (*ids, *presets(), *ALIASES)}
+    known = [each for each in names if not version or _family_and_version(each)[1] == version]
     sizes = re.findall(r"(?:\d+x)?\d+(?:\.\d+)?[bm](?![a-z])", plain)
-    same = [each for each in known if sizes and each.endswith(f"-{sizes[-1]}")]
-    close = list(dict.fromkeys([*get_close_matches(plain, same, 2, 0.5), *get_close_matches(plain, known, 3, 0.6)]))[:3]
+    same = [each for each in known if sizes and sizes[-1] in each.split("-")]
+    near = [*get_close_matches(plain, same, 2, 0.5), *get_close_matches(plain, known, 3, 0.6)]
+    close = [names[each] for each in dict.fromkeys(near)][:3]
     if close:
         return f"Did you mean {close[0]!r}? Valid: {', '.join(close)}, ...; {shown}"
-    relatives = [each for each in presets() if family and _family_and_version(each)[0] == family]
+    relatives = [names[each] for each in names if family and _family_and_version(each)[0] == family]
     valid = f"Valid: {', '.join(relatives[-6:])}, ..." if relatives else nearest(name, presets())
     return f"{valid}; {shown}"
+
+
+def _plain(name: str) -> str:
+    """Returns a name in one spelling: "llama3.1-8b"."""
+    return "-".join(split_name(name))
 
 
 def _family_and_version(name: str) -> tuple[str, str]:
@@ -102,9 +112,12 @@ def _family_and_version(name: str) -> tuple[str, str]:
     return family, first.removeprefix(family)
 
 
-def preset_source(name: str) -> str:
-    """Returns the public source of the shape of a preset."""
-    if name not in ALIASES and name not in presets():
+def model_source(name: str) -> str:
+    """Returns the public source of the shape of a preset, or of an id of the table."""
+    model = find_hub_model(name)
+    if model is not None:
+        return model.source
+    if not is_preset(name):
         raise ModelError("model", "no preset has this name", nearest(name, presets()), name)
     return str(_preset(ALIASES.get(name, name))["source"])
 
@@ -175,8 +188,8 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
     text: text of the last of these files, if `spec` is its content.
     """
     if isinstance(spec, str):
-        if (preset := find_preset(spec)) and (is_preset(spec) or not os.path.exists(base / spec)):
-            return dict(_preset(preset))
+        if (known := find_model(spec)) and (is_preset(spec) or not os.path.exists(base / spec)):
+            return dict(_preset(known) if is_preset(known) else read_hub_fields(known))
         return _from_file(_find(spec, where, base), where, depth, Path(spec) != Path("config.json"))
     if not isinstance(spec, Mapping):
         remedy = "Give a preset's name, the path of a config.json or model file, or a mapping of fields"
@@ -228,11 +241,11 @@ def _find(spec: str, where: str, base: Path) -> Path:
     except (OSError, ValueError, RuntimeError):  # too long for a file system, a zero byte, an unknown ~user
         folder = False
     if not ("/" in spec or spec.endswith((".json", ".yaml", ".yml"))):
-        raise ModelError(where, "no preset or file has this name", _suggest_preset(spec), spec)
+        raise ModelError(where, "no preset or file has this name", _suggest_names(spec), spec)
     rule = "this folder holds no config.json" if folder else f"no such file, looked for from {base.resolve()}"
     remedy = "Give the path of a config.json or of a YAML model file"
     if not (folder or spec.endswith((".json", ".yaml", ".yml"))) and spec.count("/") == 1:  # as on Hugging Face
-        remedy = f"{_suggest_preset(spec)}; or give the path of a config.json"
+        remedy = f"{_suggest_names(spec)}; or give the path of a config.json"
     raise ModelError(where, rule, remedy, spec)
 
 

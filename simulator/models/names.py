@@ -1,8 +1,8 @@
 """Names of models elsewhere: ids of the Hugging Face hub, sizes of torchtitan, plain words.
 
-A name means a preset if it is in the table of ids (``hub_names.yaml``), or if it is the name of a preset or an id but
-for separators, for its maker and for words at its end that leave the shape as it is. All other names mean none: a
-word that is not known (VL, Embedding, Reward, 1048k) may stand for another shape.
+A name means a preset or an id of the table (`hub`) if it is one, but for separators, for its maker and for words at its
+end that leave the shape as it is. All other names mean none: a word that is not known (VL, Embedding, Reward, 1048k)
+may stand for another shape.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 
-from meshcast.hardware.documents.shipped import read_shipped
-
-HUB_NAMES = Path(__file__).parent / "hub_names.yaml"
+from meshcast.simulator.models.hub import hub_files, hub_models
 
 SAME_SHAPE = frozenset(
     """instruct instruction chat base it pt hf sft dpo rlhf thinking 2507 v0.1 gptq awq bnb gguf int4 int8 4bit 8bit fp8
@@ -24,12 +21,6 @@ SAME_SHAPE = frozenset(
 
 LONGEST = 200
 """Longest name that is looked up."""
-
-
-@cache
-def hub_names() -> dict[str, tuple[str, ...]]:
-    """Returns the ids of the table, by preset."""
-    return {preset: tuple(ids) for preset, ids in read_shipped(HUB_NAMES).data.items()}
 
 
 def split_name(name: str) -> tuple[str, ...]:
@@ -43,15 +34,20 @@ def split_name(name: str) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def match_preset(name: str, presets: Iterable[str], aliases: dict[str, str]) -> str | None:
-    """Returns the preset that a name means; None if it means none for sure.
+def match_name(name: str, presets: Iterable[str], aliases: dict[str, str]) -> str | None:
+    """Returns the preset, or the id of the table, that a name means; None if it means none for sure.
 
     aliases: other names of presets, with these.
     """
     if len(name) > LONGEST * 10:
         return None
-    known = _known_names(tuple(presets), tuple(aliases.items()))
-    parts = split_name(name)
+    maker = name.strip().partition("/")[0].lower()
+    own = _match_parts(split_name(name), _ids_of(maker)) if maker in hub_files() else None
+    return own or _match_parts(split_name(name), _known_names(tuple(presets), tuple(aliases.items())))
+
+
+def _match_parts(parts: tuple[str, ...], known: dict[tuple[str, ...], str]) -> str | None:
+    """Returns what a name of these parts means, as it is or without words at its end that leave the shape."""
     while parts:
         if parts in known:
             return known[parts]
@@ -62,7 +58,16 @@ def match_preset(name: str, presets: Iterable[str], aliases: dict[str, str]) -> 
 
 
 @cache
+def _ids_of(maker: str) -> dict[tuple[str, ...], str]:
+    """Returns what the ids of a maker mean, by their parts."""
+    models = hub_models(maker).items()
+    return {split_name(name): model if isinstance(model, str) else name for name, model in models}
+
+
+@cache
 def _known_names(presets: tuple[str, ...], aliases: tuple[tuple[str, str], ...]) -> dict[tuple[str, ...], str]:
-    """Returns the presets by the parts of all their names."""
-    ids = [(name, preset) for preset, names in hub_names().items() for name in names]
-    return {split_name(name): preset for name, preset in [*ids, *aliases, *((name, name) for name in presets)]}
+    """Returns the presets and ids by the parts of all their names."""
+    known: dict[tuple[str, ...], str] = {}
+    for maker in hub_files():
+        known |= _ids_of(maker)
+    return known | {split_name(name): preset for name, preset in [*aliases, *((name, name) for name in presets)]}

@@ -15,7 +15,7 @@ from meshcast.simulator.formats.launch.keys import flatten_job
 from meshcast.simulator.formats.launch.launch_file import LaunchOptions, reading_launch_files
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job, read_launch_job
-from meshcast.simulator.models.load import find_preset, load_model
+from meshcast.simulator.models.load import find_model, load_model
 from meshcast.simulator.models.model import Model
 from tools.inputs.corpus import ExpectedShape, Facts, PublicFile
 
@@ -241,7 +241,7 @@ def _read_mode(expected: str, keys: dict[str, Any], imported: ImportedJob) -> st
 def _compare_models(expected: ExpectedShape | str | None, model: Model) -> Iterator[tuple[str, Any, Any]]:
     """Yields the sizes of a model that differ; of a name, if there is a preset of it."""
     if isinstance(expected, str):
-        preset = find_preset(expected)
+        preset = find_model(expected)
         if preset is not None and load_model(preset).parameters != model.parameters:
             yield "model", preset, f"{model.parameters / 1e9:.2f} B parameters"
         return

@@ -39,7 +39,7 @@ from meshcast.simulator.formats.launch.verdicts import (
 )
 from meshcast.simulator.job.framework import framework_versions
 from meshcast.simulator.job.release import find_month
-from meshcast.simulator.models.load import find_preset, load_model
+from meshcast.simulator.models.load import find_model, load_model
 
 
 def is_off(stated: Stated) -> bool:
@@ -192,7 +192,7 @@ class Reading:
             return
         name = str(stated.value)
         folder = self.file.folder / name
-        spec: Any = str(folder / "config.json") if is_file(folder / "config.json") else find_preset(name)
+        spec: Any = str(folder / "config.json") if is_file(folder / "config.json") else find_model(name)
         if spec is None:
             why = "meshcast has no preset of this model: give one, or the config.json of the model"
             self.ask(stated, why, "model=llama3-8b", "model=config.json")

@@ -12,7 +12,7 @@ from meshcast.simulator.ir.ops import Collective, Gemm, Memory
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.huggingface.readers import find_reader
-from meshcast.simulator.models.load import find_preset, load_model, presets
+from meshcast.simulator.models.load import find_model, load_model, presets
 from meshcast.simulator.models.model import Model
 from tests.contract.measure import params_of
 from tests.contract.played import Played, play_job
@@ -143,11 +143,11 @@ def test_every_kind_has_a_count_and_flops_by_hand() -> None:
     assert counted | {"grok-1"} == kinds == by_hand
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if find_preset(name)])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if find_model(name)])
 def test_the_config_of_a_hub_id_is_that_of_its_preset(name: str) -> None:
     trained = {"name": name, "seq": 8192, "position_rows": 8192, "mtp": 0}
     model = read(name).model_dump(exclude_unset=True) | trained
-    preset = load_model(str(find_preset(name))).model_dump(exclude_unset=True) | trained
+    preset = load_model(str(find_model(name))).model_dump(exclude_unset=True) | trained
     assert Model.model_validate(model) == Model.model_validate(preset)
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from meshcast.hardware.errors import ModelError
-from meshcast.simulator.models.load import ALIASES, load_model, preset_source, presets
+from meshcast.simulator.models.load import ALIASES, load_model, model_source, presets
 from meshcast.simulator.models.model import LayerKind
 from tests.simulator.models.descriptions import EXPERTS, GPT, LATENT, MLA
 
@@ -62,7 +62,7 @@ def test_every_preset_loads_and_names_its_source() -> None:
         assert load_model(name).name == name
         assert re.search(
             r"arXiv|doi|https?://|Hugging Face|github\.com|@[0-9a-f]{7}|NeMo-Framework|xai-org|et al\.",
-            preset_source(name),
+            model_source(name),
         )
     for alias, name in ALIASES.items():
         assert alias not in presets()

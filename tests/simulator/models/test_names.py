@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from meshcast.simulator.formats.launch.keys import find_preset_vocabulary
-from meshcast.simulator.models.load import ALIASES, find_preset, load_model, presets
+from meshcast.simulator.models.load import ALIASES, find_model, load_model, presets
 from meshcast.simulator.models.names import hub_names
 from tests.simulator.models.test_load import EXACT
 
@@ -46,22 +46,22 @@ OF_ANOTHER_SHAPE = [
 
 @pytest.mark.parametrize("name", MEANT)
 def test_a_name_means_the_preset_of_its_shape(name: str) -> None:
-    assert find_preset(name) == MEANT[name]
+    assert find_model(name) == MEANT[name]
     assert load_model(name) is load_model(MEANT[name])
 
 
 @pytest.mark.parametrize("name", [*OF_ANOTHER_SHAPE, "", "-", "/", "x" * 10_000])
 def test_a_name_of_another_shape_means_none(name: str) -> None:
-    assert find_preset(name) is None
+    assert find_model(name) is None
 
 
 def test_the_repository_of_a_checkpoint_means_its_preset() -> None:
-    assert {name: find_preset(name) for name in CHECKPOINTS} == CHECKPOINTS
+    assert {name: find_model(name) for name in CHECKPOINTS} == CHECKPOINTS
 
 
 def test_an_id_of_the_table_is_of_the_size_that_it_says() -> None:
     for name, preset in HUB_IDS.items():
-        assert preset in presets() and find_preset(name) == preset == find_preset(f"{name}-Instruct")
+        assert preset in presets() and find_model(name) == preset == find_model(f"{name}-Instruct")
         sizes = re.findall(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)[bB](?![a-z0-9])", name)
         if sizes and "moe" not in name.lower():
             assert load_model(preset).parameters_without_mtp / 1e9 / float(sizes[0]) == pytest.approx(1, abs=0.16), name
@@ -69,9 +69,9 @@ def test_an_id_of_the_table_is_of_the_size_that_it_says() -> None:
 
 def test_other_spellings_of_all_presets_mean_them() -> None:
     for name in presets():
-        assert find_preset(name) == find_preset(name.upper()) == find_preset(f"someone/{name}-Chat") == name
-        assert find_preset(name.replace("-", "_")) == name
-    assert all(find_preset(alias) == name for alias, name in ALIASES.items())
+        assert find_model(name) == find_model(name.upper()) == find_model(f"someone/{name}-Chat") == name
+        assert find_model(name.replace("-", "_")) == name
+    assert all(find_model(alias) == name for alias, name in ALIASES.items())
 
 
 def test_a_file_of_that_name_goes_first(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import OFF, ON, Keys, SettingRow, is_null, read_words
-from meshcast.simulator.models.load import find_preset, load_model
+from meshcast.simulator.models.load import find_model, load_model
 
 SHAPE = (
     SettingRow("num_layers", "model.layers"),
@@ -242,7 +242,7 @@ def _assume_vocabulary(reading: Reading) -> None:
 
 def _find_vocabulary(tokenizer: str) -> int | None:
     """Returns the usual vocabulary of a tokenizer by its class, or by the model on the hub that it is of."""
-    preset = find_preset(tokenizer)
+    preset = find_model(tokenizer)
     return TOKENIZERS.get(tokenizer.lower()) or (load_model(preset).vocab if preset is not None else None)
 
 

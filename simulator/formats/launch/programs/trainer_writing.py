@@ -15,7 +15,7 @@ from meshcast.simulator.formats.launch.programs.sharding import FSDP, STATE_DICT
 from meshcast.simulator.formats.launch.table import Keys, SomeKeys
 from meshcast.simulator.ir.ops import STORED_FORMATS
 from meshcast.simulator.models.adapter_targets import DOWNS, UPS
-from meshcast.simulator.models.load import find_preset, preset_source
+from meshcast.simulator.models.load import find_model, model_source
 
 ATTENTIONS = {"flash-2": "flash_attention_2", "flash-3": "flash_attention_3", "sdpa": "sdpa"}
 """``attn_implementation`` by the library of attention."""
@@ -56,8 +56,8 @@ def name_model(keys: SomeKeys) -> str | None:
     model = compose_model(nest(shape, "model"))
     if not isinstance(model, str):
         return None
-    hub = re.search(r"Hugging Face ([\w.-]+/[\w.-]+)", preset_source(model))
-    return hub[1] if hub is not None and find_preset(hub[1]) == model else model
+    hub = re.search(r"Hugging Face ([\w.-]+/[\w.-]+)", model_source(model))
+    return hub[1] if hub is not None and find_model(hub[1]) == model else model
 
 
 def count_passes(keys: SomeKeys) -> int:
