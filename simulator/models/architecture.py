@@ -319,20 +319,22 @@ class Architecture(BlockBuilder):
 
     def _hybrid_layer(self, ssm: StateSpace, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer of a hybrid model: a norm, a block and a residual addition."""
-        normed, projected = self.act("norm1"), self.act("proj")
+        normed = self.act("norm1")
         norm = self.layernorm("norm1", x, normed)
-        block: Module
-        results: tuple[Tensor, ...] = (projected,)
-        bias: tuple[Tensor, ...] = ()
+        blocks, results, bias = list[Module](), list[Tensor](), tuple[Tensor, ...]()
         if kind.has_mamba:
             # Megatron-Core discards and recomputes norms (`layernorm`) of its transformer layers alone.
-            norm, block = replace(norm, modules=("norm",)), self.mamba(ssm, normed, projected)
-        elif kind.has_attention:
-            block, bias = self.self_attention(normed, projected, kind.local), self.proj_bias()
-        else:
-            block, results = self.moe(normed, kind.routed) if kind.experts else self.dense(normed)
-            bias = self.down_bias(kind.experts)
-        return [norm, block, Residual("residual1", (x, *results), (end,), bias, dropout=self.model.dropout > 0)]
+            norm = replace(norm, modules=("norm",))
+            results.append(self.act("mixed"))
+            blocks.append(self.mamba(ssm, normed, results[-1]))
+        if kind.has_attention:
+            bias = self.proj_bias()
+            results.append(self.act("proj"))
+            blocks.append(self.self_attention(normed, results[-1], kind.local))
+        if not blocks:
+            block, outputs = self.moe(normed, kind.routed) if kind.experts else self.dense(normed)
+            blocks, results, bias = [block], [*outputs], self.down_bias(kind.experts)
+        return [norm, *blocks, Residual("residual1", (x, *results), (end,), bias, dropout=self.model.dropout > 0)]
 
     # ------------------------------------------------------------------------------------------ the end
 

@@ -325,7 +325,7 @@ class BlockBuilder(Shapes):
 
     def mamba(self, ssm: StateSpace, x: Tensor, y: Tensor) -> Mamba:
         """Builds a Mamba-2 block from its input `x` [b, s, h] to its output `y` [b, s, h]: input projection,
-        convolution and scan, gated norm, output projection.
+        convolution and scan, gated norm if it has one, output projection.
 
         Heads and groups are sharded together: a rank has whole groups, with B and C for them. Sources: Dao and Gu
         2024 (arXiv 2405.21060), section 7 and figure 6; megatron/core/ssm/mamba_mixer.py of Megatron-Core.
@@ -342,17 +342,17 @@ class BlockBuilder(Shapes):
             *(self.weight(f"conv.{name}.bias", a=width) for name, width in convolved.items()),
         ]
         of_heads = [self.weight(name, a=heads) for name in ("A", "D", "dt.bias")]
-        scanned, normed = self.act("ssm.y", a=inner), self.act("ssm.norm", a=inner)
-        scales = (self.weight("ssm.norm.weight", a=inner),)
-        return Mamba(
-            "mamba",
-            (
-                *self.linear("in_proj", x, projected, *weights, whole=True),
-                SSDScan("scan", projected, (scanned,), (*convolution, *of_heads), ssm.chunk, ssm.state),
-                Norm("gated_norm", (scanned,), (normed,), scales, modules=("norm",)),
-                *self.linear("out_proj", normed, (y,), self.weight("wssm.out", a=inner, h=self.hidden_dim)),
-            ),
-        )
+        result = self.act("ssm.y", a=inner)
+        modules: list[Module] = [
+            *self.linear("in_proj", x, projected, *weights, whole=True),
+            SSDScan("scan", projected, (result,), (*convolution, *of_heads), ssm.chunk, ssm.state),
+        ]
+        if ssm.norm:
+            normed, scales = self.act("ssm.norm", a=inner), (self.weight("ssm.norm.weight", a=inner),)
+            modules.append(Norm("gated_norm", (result,), (normed,), scales, modules=("norm",)))
+            result = normed
+        modules += self.linear("out_proj", result, (y,), self.weight("wssm.out", a=inner, h=self.hidden_dim))
+        return Mamba("mamba", tuple(modules))
 
     # ---------------------------------------------------------------------------------- linear attention
 

@@ -199,8 +199,9 @@ class StateSpace(ShapePart):
     Waleffe et al. 2024 (arXiv 2406.07887); ``hybrid_override_pattern`` of Megatron-Core.
     """
 
-    pattern: Annotated[str, Field(strict=True, pattern=r"^[-M*E]+$")]
-    """Block of each layer: M a Mamba-2 block, * attention, - an MLP, E experts."""
+    pattern: Annotated[str, Field(strict=True, pattern=r"^[-M*PE]+$")]
+    """Block of each layer: M a Mamba-2 block, * attention, P both in parallel, over one norm (Falcon-H1), - an MLP, E
+    experts."""
     heads: Size
     """Heads of a Mamba-2 block."""
     head_dim: Size
@@ -213,6 +214,8 @@ class StateSpace(ShapePart):
     """Positions that the causal convolution reads, the token itself included."""
     chunk: Size = 128
     """Tokens of a chunk, within which the scan is computed as matrix products; Megatron-Core: 128."""
+    norm: Flag = True
+    """An RMS norm over the gated result of the scan, before the output projection (Falcon-H1 has none)."""
 
     @property
     def inner(self) -> int:

@@ -41,7 +41,7 @@ class LayerKind(NamedTuple):
     @property
     def has_attention(self) -> bool:
         """Whether it has softmax attention."""
-        return self.block in ("", "*") and not self.linear
+        return self.block in ("", "*", "P") and not self.linear
 
     @property
     def has_mlp(self) -> bool:
@@ -51,7 +51,7 @@ class LayerKind(NamedTuple):
     @property
     def has_mamba(self) -> bool:
         """Whether it has a Mamba-2 block."""
-        return self.block == "M"
+        return self.block in ("M", "P")
 
 
 class Transformer(TransformerFields):
@@ -201,12 +201,12 @@ class Transformer(TransformerFields):
     @property
     def mamba_parameters(self) -> int:
         """Parameters of a Mamba-2 block: both projections, the convolution with its bias, A, D and the bias of dt of
-        every head, the gated norm; 0 without such blocks."""
+        every head, the gated norm if it has one; 0 without such blocks."""
         ssm = self.ssm
         if ssm is None:
             return 0
         projections = self.hidden * (ssm.projected + ssm.inner)
-        return projections + ssm.convolved * (ssm.conv + 1) + 3 * ssm.heads + ssm.inner
+        return projections + ssm.convolved * (ssm.conv + 1) + 3 * ssm.heads + ssm.inner * ssm.norm
 
     @property
     def linear_parameters(self) -> int:
@@ -238,7 +238,8 @@ class Transformer(TransformerFields):
         """
         if block == "E":
             return self.norm_parameters + self.moe_parameters(experts, of)
-        inner = {"M": self.mamba_parameters, "*": self.attention_parameters, "-": self.mlp_parameters(self.dense_ffn)}
+        mamba, attention = self.mamba_parameters, self.attention_parameters
+        inner = {"M": mamba, "*": attention, "P": mamba + attention, "-": self.mlp_parameters(self.dense_ffn)}
         return self.norm_parameters + inner[block]
 
     @property

@@ -49,6 +49,7 @@ DECODERS = {
     "mamba2": "hybrid.Mamba2",
     "granitemoehybrid": "hybrid.GraniteHybrid",
     "bamba": "hybrid.Bamba",
+    "falcon_h1": "hybrid.FalconH1",
     "qwen3_5_text": "linear.Qwen35",
     "qwen3_5_moe_text": "linear.Qwen35MoE",
     "minimax_m1": "linear.MiniMaxText01",

@@ -1,0 +1,109 @@
+"""Mixers of recurrent and hybrid models: laws that hold for each of them, and what tells them apart by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshcast.simulator.ir.ops import Memory
+from meshcast.simulator.models.flops import forward_matmul_flops
+from meshcast.simulator.models.load import load_model
+from tests.contract.measure import params_of
+from tests.contract.played import Played
+from tests.draws import drawn_grid
+from tests.simulator.models.lowered import backward_ops, forward_ops, play
+
+S, H, A, F = 64, 32, 4, 48
+SHAPE: dict[str, Any] = {
+    **{"layers": 4, "hidden": H, "heads": A, "ffn": F, "vocab": 128, "seq": S, "norm": "rmsnorm", "gated": True},
+    **{"positions": "rope", "tied": False},
+}
+SSM = {"heads": 8, "head_dim": 8, "state": 16, "groups": 2, "chunk": 16}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "parallel": {"ssm": SSM | {"pattern": "P-P-", "norm": False}},
+}
+"""A model of each mixer, by the fields that make it."""
+
+
+def run(mixer: str, plan: Any = None, gpus: int = 1, **fields: Any) -> Played:
+    return play(SHAPE | MODELS[mixer] | fields, plan, gpus)
+
+
+# ------------------------------------------------------------------------------------ laws of every mixer
+
+
+@pytest.mark.parametrize("mixer", MODELS)
+def test_a_device_has_the_parameters_and_products_that_are_counted(mixer: str) -> None:
+    """Backward passes have twice the products of forward passes."""
+    model, played = load_model(SHAPE | MODELS[mixer]), run(mixer)
+    assert sum(param.size for param in played.held(0)) == model.parameters
+    counted = forward_matmul_flops(model, S, S, causal=True)
+    attention = counted.pop("attention")
+    products = sum(counted.values()) - counted["scan"]
+    assert played.flops("F") == {"gemm": products, "attention": pytest.approx(attention)}
+    assert played.flops("B", "W")["gemm"] == 2 * products
+    assert counted["scan"] > 0
+
+
+@pytest.mark.parametrize("mixer", MODELS)
+def test_stages_hold_all_parameters_between_them(mixer: str) -> None:
+    played = run(mixer, {"pp": 2}, gpus=2)
+    held = [sum(param.size for param in played.held(device)) for device in (0, 1)]
+    assert sum(held) == load_model(SHAPE | MODELS[mixer]).parameters and min(held) > 0
+
+
+@pytest.mark.parametrize(("mixer", "sequence_parallel"), drawn_grid(MODELS, (False, True)))
+def test_tensor_parallelism_divides_products_and_kernels(mixer: str, sequence_parallel: bool) -> None:
+    """Two ranks do the products of one, and each half of the bytes of scans; projections are divided."""
+    whole = run(mixer)
+    halves = run(mixer, {"tp": 2, "sequence_parallel": sequence_parallel}, gpus=2)
+    assert halves.flops("F")["gemm"] == whole.flops("F")["gemm"]
+    moved = [_bytes_of_scans(played) for played in (whole, halves)]
+    assert moved[0] / 2 == moved[1] > 0
+    shards = {param.name: param.total // param.size for param in params_of(halves.stages[0])}
+    assert shards["norm1.weight"] == 1 and 2 in shards.values()
+
+
+@pytest.mark.parametrize("mixer", MODELS)
+def test_ranks_of_a_sequence_have_whole_sequences_of_scans(mixer: str) -> None:
+    """Ulysses shards channels of scans; products are those of a share of the tokens."""
+    whole = run(mixer)
+    halves = run(mixer, {"mesh": {"cp": 2}, "schemes": [{"use": "sequence/ulysses", "over": "cp"}]}, gpus=2)
+    assert halves.flops("F")["gemm"] == whole.flops("F")["gemm"]
+    assert _bytes_of_scans(halves) == _bytes_of_scans(whole) / 2
+
+
+def _bytes_of_scans(played: Played) -> float:
+    """Bytes of convolutions and scans of the first layer, forward and backward."""
+    ops = [*forward_ops(played), *backward_ops(played)]
+    return sum(op.work.bytes for op in ops if isinstance(op.work, Memory) and op.work.what in ("conv", "scan"))
+
+
+# ------------------------------------------------------------------------------------- Mamba-2 in parallel
+
+
+def test_attention_and_mamba_in_parallel_are_a_block_behind_one_norm() -> None:
+    """Falcon-H1: the parameters of both blocks and one norm; one kernel adds both results to the stream."""
+    both, mamba, attention = (
+        load_model(SHAPE | {"layers": 1, "ssm": SSM | {"pattern": letter}}).parameter_parts["layers"]
+        for letter in "PM*"
+    )
+    assert both == mamba + attention - H
+    played = run("parallel", layers=1, ssm=SSM | {"pattern": "P"})
+    norm, *_, residual = [op.work for op in forward_ops(played) if isinstance(op.work, Memory)]
+    assert (norm.read, norm.write) == (2 * S * H, 2 * S * H)
+    assert (residual.read, residual.write) == (3 * 2 * S * H, 2 * S * H)
+
+
+def test_a_scan_without_a_norm_leads_to_the_output_projection() -> None:
+    """Falcon-H1 has no norm over the gated result: no weight of its width, no kernel, no saved input of it."""
+    with_norm, without = (run("parallel", ssm=SSM | {"pattern": "P-P-", "norm": flag}) for flag in (True, False))
+    inner = SSM["heads"] * SSM["head_dim"]
+    models = [played.plan.job.model for played in (with_norm, without)]
+    assert models[0].parameters - models[1].parameters == 2 * inner
+    kernels = [sum(isinstance(op.work, Memory) for op in forward_ops(played)) for played in (with_norm, without)]
+    assert kernels[0] - kernels[1] == 1
+    saved = [played.category_peak(0, "activations") for played in (with_norm, without)]
+    assert saved[0] - saved[1] == 2 * (2 * S * inner + 4 * S)
