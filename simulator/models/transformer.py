@@ -132,6 +132,11 @@ class Transformer(TransformerFields):
         return self.heads * self.head_dim
 
     @property
+    def gate_width(self) -> int:
+        """Width of a token's gate of the result of attention (elements); 0 without a gate."""
+        return self.heads if self.attention_gate == "heads" else self.output_width if self.attention_gate else 0
+
+    @property
     def dense_ffn(self) -> int:
         """Inner width of the MLP of layers without experts."""
         return (self.moe and self.moe.dense_ffn) or self.ffn
@@ -173,9 +178,9 @@ class Transformer(TransformerFields):
             keys = h * (mla.kv_lora_rank + mla.qk_rope) + mla.kv_lora_rank * self.heads * (mla.qk_nope + mla.v)
             projections, normed = queries + keys + mla.index_parameters(h), (rank or 0) + mla.kv_lora_rank
         else:
-            gate = out if self.attention_gate else 0
-            projections = (h + self.qkv_bias) * (q + self.key_width + self.value_width + gate)
+            projections = (h + self.qkv_bias) * (q + self.key_width + self.value_width)
             normed = q + self.key_width if self.qk_layernorm == "all" else 2 * self.head_dim
+        projections += (h + (self.qkv_bias and self.attention_gate is True)) * self.gate_width
         projections += 2 * self.seq * (self.projected_keys or 0) + self.heads * self.sinks
         return projections + (self.qk_layernorm in (True, "all")) * normed + out * h + self.proj_bias * h
 
@@ -213,7 +218,7 @@ class Transformer(TransformerFields):
         """Parameters of the linear attention of a layer; 0 without it."""
         if (linear := self.linear_attention) is None:
             return 0
-        return self.hidden * (linear.projected + linear.value_width) + linear.own_parameters
+        return linear.input_weights(self.hidden) + self.hidden * linear.value_width + linear.own_parameters
 
     def layer_parameters(
         self, moe: bool = False, experts: int | None = None, of: int | None = None, linear: bool = False

@@ -50,6 +50,8 @@ DECODERS = {
     "granitemoehybrid": "hybrid.GraniteHybrid",
     "bamba": "hybrid.Bamba",
     "falcon_h1": "hybrid.FalconH1",
+    "lfm2": "convolution.Lfm2",
+    "lfm2_moe": "convolution.Lfm2MoE",
     "qwen3_5_text": "linear.Qwen35",
     "qwen3_5_moe_text": "linear.Qwen35MoE",
     "minimax_m1": "linear.MiniMaxText01",

@@ -20,9 +20,14 @@ SHAPE: dict[str, Any] = {
     **{"positions": "rope", "tied": False},
 }
 SSM = {"heads": 8, "head_dim": 8, "state": 16, "groups": 2, "chunk": 16}
+CONV = {"kind": "short-conv", "heads": H, "key_dim": 1, "conv": 3}
+KIMI = {"kind": "kimi-delta", "heads": 4, "key_dim": 8, "value_dim": 16, "rank": 8, "chunk": 16}
 
 MODELS: dict[str, dict[str, Any]] = {
     "parallel": {"ssm": SSM | {"pattern": "P-P-", "norm": False}},
+    "short-conv": {"linear_attention": CONV, "full_every": 3},
+    "kimi-delta": {"linear_attention": KIMI, "full_every": 4},
+    "kimi-delta without latents": {"linear_attention": KIMI | {"rank": None}, "full_every": 4},
 }
 """A model of each mixer, by the fields that make it."""
 
@@ -56,10 +61,13 @@ def test_stages_hold_all_parameters_between_them(mixer: str) -> None:
 
 @pytest.mark.parametrize(("mixer", "sequence_parallel"), drawn_grid(MODELS, (False, True)))
 def test_tensor_parallelism_divides_products_and_kernels(mixer: str, sequence_parallel: bool) -> None:
-    """Two ranks do the products of one, and each half of the bytes of scans; projections are divided."""
-    whole = run(mixer)
+    """Two ranks do the products of one, and each half of the bytes of scans; projections are divided. What leads down
+    to latents is done by both ranks, unless each has a part of the tokens."""
+    whole, model = run(mixer), load_model(SHAPE | MODELS[mixer])
     halves = run(mixer, {"tp": 2, "sequence_parallel": sequence_parallel}, gpus=2)
-    assert halves.flops("F")["gemm"] == whole.flops("F")["gemm"]
+    rank = (model.linear_attention and model.linear_attention.rank) or 0
+    twice = 0 if sequence_parallel else 3 * 2 * S * H * 2 * rank
+    assert halves.flops("F")["gemm"] == whole.flops("F")["gemm"] + twice
     moved = [_bytes_of_scans(played) for played in (whole, halves)]
     assert moved[0] / 2 == moved[1] > 0
     shards = {param.name: param.total // param.size for param in params_of(halves.stages[0])}
@@ -107,3 +115,46 @@ def test_a_scan_without_a_norm_leads_to_the_output_projection() -> None:
     assert kernels[0] - kernels[1] == 1
     saved = [played.category_peak(0, "activations") for played in (with_norm, without)]
     assert saved[0] - saved[1] == 2 * (2 * S * inner + 4 * S)
+
+
+# ------------------------------------------------------------------------------------------ short convolution
+
+
+def test_a_short_convolution_by_hand() -> None:
+    """LFM2: three projections as wide as the stream, a product, a convolution of three taps, a product, and back; of
+    which all inputs are saved."""
+    layers = [load_model(SHAPE | {"layers": n, "linear_attention": CONV}).parameters for n in (1, 2)]
+    assert layers[1] - layers[0] == 4 * H * H + 3 * H + 3 * H * F + 2 * H
+    wide = 2 * S * H
+    kernels = [op.work for op in forward_ops(run("short-conv")) if isinstance(op.work, Memory)][1:4]
+    assert [(work.what, work.read, work.write) for work in kernels] == [
+        ("activation", 2 * wide, wide),
+        ("conv", wide, wide),
+        ("activation", 2 * wide, wide),
+    ]
+    more, less = (run("short-conv", layers=n, full_every=0).category_peak(0, "activations") for n in (5, 4))
+    norms, mlp = 2 * 2 * wide + 2 * 4 * S, 3 * 2 * S * F
+    assert more - less == norms + mlp + wide * (3 + 1 + 1 + 1)  # gates and values, their product, convolved, result
+
+
+# -------------------------------------------------------------------------------------- Kimi delta attention
+
+
+def test_a_decay_of_each_element_of_a_key_has_its_bytes() -> None:
+    """Against a decay of each head every kernel that reads or writes decays moves so many more bytes."""
+    heads = {key: value for key, value in KIMI.items() if key != "rank"} | {"kind": "gated-delta-net"}
+    plain, fine = (run("kimi-delta", linear_attention=mixer) for mixer in (heads, KIMI | {"rank": None}))
+    more = S * 4 * (8 - 1)  # elements of decays beyond those of heads
+    moved = [
+        [op.work.bytes for op in forward_ops(played) if isinstance(op.work, Memory) and op.work.what == "scan"]
+        for played in (plain, fine)
+    ]
+    assert [(b - a) / more for a, b in zip(*moved, strict=True)] == [2 + 4, 4 + 4, 4, 4, 4]
+    saved = [played.category_peak(0, "activations") for played in (plain, fine)]
+    assert saved[1] - saved[0] == 3 * more * (2 + 4)
+
+
+def test_decay_and_gate_through_latents_have_fewer_parameters() -> None:
+    direct, latents = (load_model(SHAPE | {"layers": 1, "linear_attention": KIMI | {"rank": r}}) for r in (None, 8))
+    keys, values = 4 * 8, 4 * 16
+    assert direct.parameters - latents.parameters == H * (keys + values) - 8 * (2 * H + keys + values)
