@@ -21,6 +21,8 @@ SHAPE: dict[str, Any] = {
 }
 SSM = {"heads": 8, "head_dim": 8, "state": 16, "groups": 2, "chunk": 16}
 CONV = {"kind": "short-conv", "heads": H, "key_dim": 1, "conv": 3}
+DELTA = {"kind": "gated-delta-net", "heads": 4, "key_dim": 8, "chunk": 16, "norm_place": "before"}
+LATENT = {"kv_lora_rank": 24, "qk_nope": 8, "qk_rope": 4, "v": 8}
 KIMI = {"kind": "kimi-delta", "heads": 4, "key_dim": 8, "value_dim": 16, "rank": 8, "chunk": 16}
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -28,6 +30,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "short-conv": {"linear_attention": CONV, "full_every": 3},
     "kimi-delta": {"linear_attention": KIMI, "full_every": 4},
     "kimi-delta without latents": {"linear_attention": KIMI | {"rank": None}, "full_every": 4},
+    "latent attention without rope": {"linear_attention": KIMI, "full_every": 2, "mla": LATENT, "positions": "none"},
+    "gate of heads": {"linear_attention": KIMI, "full_every": 2, "mla": LATENT, "attention_gate": "heads"},
+    "norms elsewhere": {
+        **{"linear_attention": DELTA, "full_every": 4, "norm_place": "after", "qk_layernorm": "all"},
+    },
 }
 """A model of each mixer, by the fields that make it."""
 
@@ -65,8 +72,11 @@ def test_tensor_parallelism_divides_products_and_kernels(mixer: str, sequence_pa
     to latents is done by both ranks, unless each has a part of the tokens."""
     whole, model = run(mixer), load_model(SHAPE | MODELS[mixer])
     halves = run(mixer, {"tp": 2, "sequence_parallel": sequence_parallel}, gpus=2)
-    rank = (model.linear_attention and model.linear_attention.rank) or 0
-    twice = 0 if sequence_parallel else 3 * 2 * S * H * 2 * rank
+    down_linear = 2 * (model.linear_attention.rank or 0) if model.linear_attention else 0
+    down_latent = model.mla.kv_lora_rank + model.mla.qk_rope if model.mla else 0
+    kinds = [model.kind(layer) for layer in model.every_layer]
+    latents = sum(down_linear if kind.linear else down_latent for kind in kinds)
+    twice = 0 if sequence_parallel else 2 * S * H * latents
     assert halves.flops("F")["gemm"] == whole.flops("F")["gemm"] + twice
     moved = [_bytes_of_scans(played) for played in (whole, halves)]
     assert moved[0] / 2 == moved[1] > 0
@@ -158,3 +168,35 @@ def test_decay_and_gate_through_latents_have_fewer_parameters() -> None:
     direct, latents = (load_model(SHAPE | {"layers": 1, "linear_attention": KIMI | {"rank": r}}) for r in (None, 8))
     keys, values = 4 * 8, 4 * 16
     assert direct.parameters - latents.parameters == H * (keys + values) - 8 * (2 * H + keys + values)
+
+
+# --------------------------------------------------------------------------- what is beside mixers of hybrids
+
+
+def test_latent_attention_without_rope_joins_keys() -> None:
+    """Kimi Linear: no kernel rotates; keys are copied beside the part that heads share, queries stay where they are."""
+    fields = {"linear_attention": None, "full_every": 0, "layers": 1}
+    plain, joined = (run("latent attention without rope", **fields, positions=p) for p in ("rope", "none"))
+    assert plain.plan.job.model.parameters == joined.plan.job.model.parameters
+    kinds = [[op.work.what for op in forward_ops(played) if isinstance(op.work, Memory)] for played in (plain, joined)]
+    assert kinds[1] == ["concat" if what == "rope" else what for what in kinds[0]] != kinds[0]
+    concat = next(op.work for op in forward_ops(joined) if isinstance(op.work, Memory) and op.work.what == "concat")
+    assert (concat.read, concat.write) == (2 * S * (A * 8 + 4), 2 * S * A * 12)
+
+
+def test_a_gate_of_heads_is_a_projection_to_a_number_for_each() -> None:
+    fields = {"linear_attention": None, "full_every": 0, "layers": 1}
+    plain, gated = (run("gate of heads", **fields, attention_gate=gate) for gate in (False, "heads"))
+    assert gated.plan.job.model.parameters - plain.plan.job.model.parameters == H * A
+    assert gated.flops("F")["gemm"] - plain.flops("F")["gemm"] == 2 * S * H * A
+    kernels = [[op.work for op in forward_ops(played) if isinstance(op.work, Memory)] for played in (plain, gated)]
+    (more,) = [work for work in kernels[1] if work not in kernels[0]]
+    assert (more.read, more.write) == (2 * S * (A * 8 + A), 2 * S * A * 8)
+
+
+def test_layers_with_linear_attention_may_have_their_norms_elsewhere() -> None:
+    """OLMo Hybrid: in front of the mixer and the MLP there, behind attention and the MLP in the others."""
+    played = run("norms elsewhere")
+    names = [[op.name for op in forward_ops(played, at) if "norm" in op.name or "residual" in op.name] for at in (1, 2)]
+    assert [name for name in names[0] if "gated" not in name] == ["norm1", "residual1", "norm2", "residual2"]
+    assert [name for name in names[1] if "qk" not in name] == ["proj.norm", "residual1", "down.norm", "residual2"]
