@@ -38,7 +38,8 @@ class DeltaSizes:
     keys: of the queries, and of the keys, copied to the heads of values.
     projected: of the queries, and of the keys, before that.
     values: of the values, and of the output.
-    steps: of alpha, and of beta: a number for each token and head.
+    steps: of beta: a number for each token and head.
+    decays: of alpha: the same, or a number for each element of a key.
     states: of the states at the starts of all chunks.
     scores: of the products within all chunks: C numbers for each token and head.
     """
@@ -47,6 +48,7 @@ class DeltaSizes:
     projected: int
     values: int
     steps: int
+    decays: int
     states: int
     scores: int
 
@@ -59,7 +61,8 @@ class DeltaSizes:
 @dataclass(frozen=True, eq=False)
 class GatedDeltaRule(Scan):
     """Causal convolution and chunked gated delta rule: o_t = S_t q_t, with the state
-    S_t = S_(t-1) alpha_t (I - beta_t k_t k_t^T) + beta_t v_t k_t^T, for ins q, k, v, beta and alpha.
+    S_t = S_(t-1) alpha_t (I - beta_t k_t k_t^T) + beta_t v_t k_t^T, for ins q, k, v, beta and alpha, which is a number
+    for each head, or for each element of its keys (Kimi delta attention; ``chunk_kda`` has the same steps).
 
     The rule is computed chunk by chunk in its WY representation: W = T diag(beta) K and U = T diag(beta) V with T the
     inverse of a triangular matrix of K K^T, the states of the chunks in order, and the outputs. The kernels
@@ -80,11 +83,11 @@ class GatedDeltaRule(Scan):
 
     def sizes(self, at: LocalShapes) -> DeltaSizes:
         """Returns the local sizes."""
-        q, _, v, beta, _ = self.ins
+        q, _, v, beta, alpha = self.ins
         values, steps, tokens = at.size(v), at.size(beta), at.dims(v)["s"]
         chunks, length = math.ceil(tokens / self.chunk), min(self.chunk, tokens)
         states = steps // tokens * chunks * self.key_dim * self.value_dim
-        return DeltaSizes(steps * self.key_dim, at.size(q), values, steps, states, steps * length)
+        return DeltaSizes(steps * self.key_dim, at.size(q), values, steps, at.size(alpha), states, steps * length)
 
     def _flops(self, n: DeltaSizes, within_keys: float, within_values: float, states: float) -> float:
         """Counts FLOPs of products within chunks over d_k and over d_v (2 C d of each token and head), and with states
@@ -94,7 +97,7 @@ class GatedDeltaRule(Scan):
 
     def _chunk_states(self, n: DeltaSizes, e: int) -> Memory:
         """Returns the kernel of the states of all chunks, and of U - W S."""
-        read = e * (2 * n.keys + n.values) + 4 * n.steps
+        read = e * (2 * n.keys + n.values) + 4 * n.decays
         return Memory("scan", read, e * (n.states + n.values), flops=self._flops(n, 0, 0, 2))
 
     def forward(self, at: LocalShapes) -> list[Work]:
@@ -104,19 +107,19 @@ class GatedDeltaRule(Scan):
         return [
             Memory("conv", n.convolved * e, n.convolved * e),
             *copies,
-            Memory("scan", 2 * n.steps * e, (4 + e) * n.steps),  # alpha and beta
+            Memory("scan", e * (n.decays + n.steps), 4 * n.decays + e * n.steps),  # alpha and beta
             Memory("rms-norm", 2 * n.keys * e, 2 * n.keys * e),
-            Memory("scan", 4 * n.steps, 4 * n.steps),  # sums of the logarithms of alpha
+            Memory("scan", 4 * n.decays, 4 * n.decays),  # sums of the logarithms of alpha
             Memory(  # T, W and U
                 "scan",
-                e * (n.keys + n.values) + 8 * n.steps,
+                e * (n.keys + n.values) + 4 * (n.decays + n.steps),
                 e * (n.keys + n.values + n.scores),
                 flops=self._flops(n, 2, 1, 0) + inverse,
             ),
             self._chunk_states(n, e),
             Memory(
                 "scan",
-                e * (2 * n.keys + n.values + n.states) + 4 * n.steps,
+                e * (2 * n.keys + n.values + n.states) + 4 * n.decays,
                 e * n.values,
                 flops=self._flops(n, 1, 1, 1),
             ),
@@ -124,43 +127,43 @@ class GatedDeltaRule(Scan):
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
         n, e = self.sizes(at), BYTES[self.ins[0].dtype]
-        both = n.keys + n.values
+        both, rates = n.keys + n.values, 4 * (n.decays + n.steps)
         sums = [Memory("add", 2 * n.keys * e, 2 * n.projected * e)] if n.keys > n.projected else []
         return [
-            Memory("scan", e * (both + n.scores) + 8 * n.steps, e * both, flops=self._flops(n, 1, 1, 0)),  # W, U
+            Memory("scan", e * (both + n.scores) + rates, e * both, flops=self._flops(n, 1, 1, 0)),  # W, U
             self._chunk_states(n, e),
             Memory(  # dV within chunks
                 "scan",
-                e * (2 * n.keys + n.values) + 4 * n.steps,
+                e * (2 * n.keys + n.values) + 4 * n.decays,
                 e * n.values,
                 backward=True,
                 flops=self._flops(n, 1, 1, 0),
             ),
             Memory(  # gradients of states
                 "scan",
-                e * (3 * n.keys + 2 * n.values) + 4 * n.steps,
+                e * (3 * n.keys + 2 * n.values) + 4 * n.decays,
                 e * (n.states + n.values),
                 backward=True,
                 flops=self._flops(n, 0, 0, 3),
             ),
             Memory(  # dQ, dK, dW
                 "scan",
-                e * (3 * both + 2 * n.states) + 4 * n.steps,
-                3 * e * n.keys + 4 * n.steps,
+                e * (3 * both + 2 * n.states) + 4 * n.decays,
+                3 * e * n.keys + 4 * n.decays,
                 backward=True,
                 flops=self._flops(n, 2, 1, 3),
             ),
             Memory(  # through W, U and T: dK, dV, d beta, d alpha
                 "scan",
-                e * (2 * both + n.scores) + 8 * n.steps,
-                e * both + 8 * n.steps,
+                e * (2 * both + n.scores) + rates,
+                e * both + rates,
                 backward=True,
                 flops=self._flops(n, 2, 2, 0) + 4.0 * n.scores * self.chunk,
             ),
             Memory("add", 2 * n.keys * e, n.keys * e),
-            Memory("scan", 8 * n.steps, 4 * n.steps, backward=True),
+            Memory("scan", 8 * n.decays, 4 * n.decays, backward=True),
             Memory("rms-norm", 4 * n.keys * e, 2 * n.keys * e, backward=True),
-            Memory("scan", (8 + 2 * e) * n.steps, 2 * n.steps * e, backward=True),
+            Memory("scan", rates + e * (n.decays + n.steps), e * (n.decays + n.steps), backward=True),
             *sums,
             Memory("conv", 2 * n.convolved * e, n.convolved * e, backward=True),
         ]
@@ -171,7 +174,7 @@ class GatedDeltaRule(Scan):
 
     def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
         n, e = self.sizes(at), BYTES[self.ins[0].dtype]
-        nbytes = e * (2 * n.keys + n.values + n.scores) + (4 + e) * n.steps
+        nbytes = e * (2 * n.keys + n.values + n.scores) + 4 * n.decays + e * n.steps
         return [("rule", nbytes, "workspace")]
 
     def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:

@@ -45,6 +45,21 @@ class Scan(Operator):
     undivided = ("s",)
 
 
+class Convolution(Scan):
+    """A causal convolution of each channel along the sequence, with an activation if there is any, in a kernel each way
+    (``causal_conv1d_fn``): y = conv(x). Its input is saved."""
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory("conv", at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return [Memory("conv", at.bytes(*self.ins, *self.outs), at.bytes(*self.ins), backward=True)]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+
 @dataclass(frozen=True, eq=False)
 class SSDScan(Scan):
     """Causal convolution, chunked scan and gate of a Mamba-2 block, as ``mamba_split_conv1d_scan_combined`` of the

@@ -186,7 +186,7 @@ def _list_projections(model: Transformer) -> list[LinearShape]:
     """Returns the linear layers that lead to queries, keys and values."""
     hidden, mla = model.hidden, model.mla
     if mla is None:
-        gate = (model.output_width,) if model.attention_gate else ()
+        gate = (model.gate_width,) if model.attention_gate else ()
         outs = (model.query_width, model.key_width, model.value_width, *gate)
         return [LinearShape("attn_qkv", hidden, outs, model.fused_qkv)]
     rank, width = mla.q_lora_rank, model.query_width

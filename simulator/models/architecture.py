@@ -261,7 +261,8 @@ class Architecture(BlockBuilder):
             return self._hybrid_layer(self.model.ssm, kind, x, end)
         model = self.model
         normed, again, projected, middle = (self.act(name) for name in ("norm1", "norm2", "proj", "middle"))
-        before = model.norm_place != "after"
+        place = self._norm_place(kind)
+        before = place != "after"
         read = (normed if model.shared_norm else again) if before else middle
         block, results = self.moe(read, kind.routed) if kind.experts else self.dense(read)
         attention = self._attention_of(kind, normed if before else x, projected)
@@ -270,7 +271,7 @@ class Architecture(BlockBuilder):
             modules += [attention, *([] if model.shared_norm else [self.layernorm("norm2", x, again)]), block]
             biases = (*self.proj_bias(), *self.down_bias(kind.experts))
             return [*modules, Residual("residual", (x, projected, *results), (end,), biases, dropout=model.dropout > 0)]
-        mixer, added = self._norm_after(attention, projected)
+        mixer, added = self._norm_after(attention, projected, place)
         stream, last = (normed, again) if model.norm_residual else (x, middle)
         modules += [
             *mixer,
@@ -282,9 +283,14 @@ class Architecture(BlockBuilder):
             modules.append(self.layernorm("norm2", middle, again))
         return [*modules, *self._finish_layer(block, results, last, end, kind)]
 
-    def _norm_after(self, block: Module, result: Tensor) -> tuple[list[Module], Tensor]:
-        """Returns a block with the norm behind it, if the model has a norm there, and what is added to the stream."""
-        if self.model.norm_place == "before":
+    def _norm_place(self, kind: LayerKind) -> str:
+        """Returns where the norms of a layer are, see `Transformer.norm_place`."""
+        linear = self.model.linear_attention
+        return (kind.linear and linear and linear.norm_place) or self.model.norm_place
+
+    def _norm_after(self, block: Module, result: Tensor, place: str) -> tuple[list[Module], Tensor]:
+        """Returns a block with the norm behind it, if the layer has a norm there, and what is added to the stream."""
+        if place == "before":
             return [block], result
         normed = self.act(f"{result.name}.norm")
         return [block, self.layernorm(f"{result.name}.norm", result, normed)], normed
@@ -294,8 +300,8 @@ class Architecture(BlockBuilder):
     ) -> list[Module]:
         """Builds the second block with its norm, if it has any, and the addition to the residual stream."""
         modules: list[Module] = [block]
-        if self.model.norm_place != "before":
-            modules, result = self._norm_after(block, results[0])
+        if (place := self._norm_place(kind)) != "before":
+            modules, result = self._norm_after(block, results[0], place)
             results = (result,)
         bias, dropout = self.down_bias(kind.experts), self.model.dropout > 0
         return [*modules, Residual("residual2", (stream, *results), (end,), bias, dropout=dropout)]
@@ -319,20 +325,22 @@ class Architecture(BlockBuilder):
 
     def _hybrid_layer(self, ssm: StateSpace, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer of a hybrid model: a norm, a block and a residual addition."""
-        normed, projected = self.act("norm1"), self.act("proj")
+        normed = self.act("norm1")
         norm = self.layernorm("norm1", x, normed)
-        block: Module
-        results: tuple[Tensor, ...] = (projected,)
-        bias: tuple[Tensor, ...] = ()
+        blocks, results, bias = list[Module](), list[Tensor](), tuple[Tensor, ...]()
         if kind.has_mamba:
             # Megatron-Core discards and recomputes norms (`layernorm`) of its transformer layers alone.
-            norm, block = replace(norm, modules=("norm",)), self.mamba(ssm, normed, projected)
-        elif kind.has_attention:
-            block, bias = self.self_attention(normed, projected, kind.local), self.proj_bias()
-        else:
-            block, results = self.moe(normed, kind.routed) if kind.experts else self.dense(normed)
-            bias = self.down_bias(kind.experts)
-        return [norm, block, Residual("residual1", (x, *results), (end,), bias, dropout=self.model.dropout > 0)]
+            norm = replace(norm, modules=("norm",))
+            results.append(self.act("mixed"))
+            blocks.append(self.mamba(ssm, normed, results[-1]))
+        if kind.has_attention:
+            bias = self.proj_bias()
+            results.append(self.act("proj"))
+            blocks.append(self.self_attention(normed, results[-1], kind.local))
+        if not blocks:
+            block, outputs = self.moe(normed, kind.routed) if kind.experts else self.dense(normed)
+            blocks, results, bias = [block], [*outputs], self.down_bias(kind.experts)
+        return [norm, *blocks, Residual("residual1", (x, *results), (end,), bias, dropout=self.model.dropout > 0)]
 
     # ------------------------------------------------------------------------------------------ the end
 

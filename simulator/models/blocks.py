@@ -8,7 +8,7 @@ from fractions import Fraction
 from meshcast.simulator.ir.decoder_operators import CappedAttention, NormOfHeads, ReadContext
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.linear_attention_operators import GatedDeltaRule, GatedNorm, LightningAttention, LinearMixer
-from meshcast.simulator.ir.mamba_operators import Mamba, SSDScan
+from meshcast.simulator.ir.mamba_operators import Convolution, Mamba, SSDScan
 from meshcast.simulator.ir.modules import MLP, CrossAttention, Module, MoE, SelfAttention, SharedExperts
 from meshcast.simulator.ir.moe_operators import (
     ExpertActivation,
@@ -20,7 +20,7 @@ from meshcast.simulator.ir.moe_operators import (
     Unpermute,
     WeightedSum,
 )
-from meshcast.simulator.ir.operators import Activation, CoreAttention, Linear, Norm, Rope
+from meshcast.simulator.ir.operators import Activation, Concat, CoreAttention, Linear, Norm, Rope
 from meshcast.simulator.ir.sparse_attention_operators import ChooseKeys, detach
 from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, SparseIndex, StateSpace
 from meshcast.simulator.models.shapes import Shapes, cast_input, save_inputs
@@ -61,11 +61,11 @@ class BlockBuilder(Shapes):
         kv = Dim(model.kv_heads * d, unit=d, copies=True)
         q, k, v = (self.act(n, a=a) for n, a in (("q", width), ("k", kv), ("v", kv)))
         weights = [self.weight(n, h=self.hidden_dim, a=a) for n, a in (("wq", width), ("wk", kv), ("wv", kv))]
-        gate = (self.act("attention.gate", a=width),) if model.attention_gate else ()
-        weights += [self.weight("wgate", h=self.hidden_dim, a=width)] if gate else []
+        gate = self._attention_gate()
+        weights += [self.weight("wgate", h=self.hidden_dim, a=tensor.dims["a"]) for tensor in gate]
         if model.qkv_bias:
             weights += [self.weight(n, a=a) for n, a in (("bq", width), ("bk", kv), ("bv", kv))]
-            weights += [self.weight("bgate", a=width)] if gate else []
+            weights += [self.weight("bgate", a=width)] if model.attention_gate is True else []
         if model.sinks:  # sharded as the heads are, by everything that shards this layer, as its biases
             weights.append(self.weight("sinks", a=Dim(model.heads)))
         modules = self.linear("qkv", x, (q, k, v, *gate), *weights, whole=model.fused_qkv)
@@ -104,10 +104,25 @@ class BlockBuilder(Shapes):
         ups = [self.weight(f"w{t.name}", r=source.dims["r"], a=t.dims["a"]) for t in (k_up, v)]
         modules += self.linear("kv.up", source, (k_up, v), *ups, modules=UP, whole=True)
         rotated = self.act("q.rope", a=width), self.act("k.rope", a=width)
-        modules.append(Rope("rope", (q, k_up, rope_key), rotated, modules=UP, launches=LATENT_ROPE_LAUNCHES))
+        if self.model.positions == "rope":
+            modules.append(Rope("rope", (q, k_up, rope_key), rotated, modules=UP, launches=LATENT_ROPE_LAUNCHES))
+        else:
+            rotated = q, rotated[1]
+            modules.append(Concat("k.joined", (k_up, rope_key), rotated[1:], modules=UP))
         if mla.index:
             modules += self._choose_keys(mla.index, x, queries)
-        return self._core(modules, *rotated, v, y, local, qk, mla.v)
+        gate = self._attention_gate()
+        if gate:
+            modules += self.linear(
+                "gate", x, gate, self.weight("wgate", h=self.hidden_dim, a=gate[0].dims["a"]), modules=UP
+            )
+        return self._core(modules, *rotated, v, y, local, qk, mla.v, gate)
+
+    def _attention_gate(self) -> tuple[Tensor, ...]:
+        """Makes the gate of the result of attention, if it has one."""
+        model = self.model
+        width = Dim(model.gate_width, unit=1 if model.attention_gate == "heads" else model.head_dim)
+        return (self.act("attention.gate", a=width),) if model.attention_gate else ()
 
     def _choose_keys(self, index: SparseIndex, x: Tensor, queries: Tensor) -> list[Module]:
         """Builds the indexer of sparse attention from the input of the layer and the latent of queries. Every rank of
@@ -325,7 +340,7 @@ class BlockBuilder(Shapes):
 
     def mamba(self, ssm: StateSpace, x: Tensor, y: Tensor) -> Mamba:
         """Builds a Mamba-2 block from its input `x` [b, s, h] to its output `y` [b, s, h]: input projection,
-        convolution and scan, gated norm, output projection.
+        convolution and scan, gated norm if it has one, output projection.
 
         Heads and groups are sharded together: a rank has whole groups, with B and C for them. Sources: Dao and Gu
         2024 (arXiv 2405.21060), section 7 and figure 6; megatron/core/ssm/mamba_mixer.py of Megatron-Core.
@@ -342,17 +357,17 @@ class BlockBuilder(Shapes):
             *(self.weight(f"conv.{name}.bias", a=width) for name, width in convolved.items()),
         ]
         of_heads = [self.weight(name, a=heads) for name in ("A", "D", "dt.bias")]
-        scanned, normed = self.act("ssm.y", a=inner), self.act("ssm.norm", a=inner)
-        scales = (self.weight("ssm.norm.weight", a=inner),)
-        return Mamba(
-            "mamba",
-            (
-                *self.linear("in_proj", x, projected, *weights, whole=True),
-                SSDScan("scan", projected, (scanned,), (*convolution, *of_heads), ssm.chunk, ssm.state),
-                Norm("gated_norm", (scanned,), (normed,), scales, modules=("norm",)),
-                *self.linear("out_proj", normed, (y,), self.weight("wssm.out", a=inner, h=self.hidden_dim)),
-            ),
-        )
+        result = self.act("ssm.y", a=inner)
+        modules: list[Module] = [
+            *self.linear("in_proj", x, projected, *weights, whole=True),
+            SSDScan("scan", projected, (result,), (*convolution, *of_heads), ssm.chunk, ssm.state),
+        ]
+        if ssm.norm:
+            normed, scales = self.act("ssm.norm", a=inner), (self.weight("ssm.norm.weight", a=inner),)
+            modules.append(Norm("gated_norm", (result,), (normed,), scales, modules=("norm",)))
+            result = normed
+        modules += self.linear("out_proj", result, (y,), self.weight("wssm.out", a=inner, h=self.hidden_dim))
+        return Mamba("mamba", tuple(modules))
 
     # ---------------------------------------------------------------------------------- linear attention
 
@@ -362,31 +377,60 @@ class BlockBuilder(Shapes):
         Heads of keys and the heads of values that they serve are sharded together, with their rates and gates.
         """
         value = Dim(linear.value_width, unit=linear.value_width // linear.key_heads)
-        build = self._delta_net if linear.kind == "gated-delta-net" else self._lightning
-        modules, result = build(linear, x, value)
+        builders = {"lightning": self._lightning, "short-conv": self._short_convolution}
+        modules, result = builders.get(linear.kind, self._delta_net)(linear, x, value)
         return LinearMixer(
             "linear_attention",
             (*modules, *self.linear("out_proj", result, (y,), self.weight("wlinear.out", a=value, h=self.hidden_dim))),
         )
 
     def _delta_net(self, linear: LinearAttention, x: Tensor, value: Dim) -> tuple[list[Module], Tensor]:
-        """Builds a Gated DeltaNet up to its output projection; returns also the input of that."""
+        """Builds a delta rule with gates up to its output projection; returns also the input of that."""
         key = Dim(linear.key_width, unit=linear.key_dim)
         rate = Dim(linear.heads, unit=linear.heads // linear.key_heads)
-        widths = {"q": key, "k": key, "v": value, "beta": rate, "alpha": rate, "z": value}
+        alpha = key if linear.kind == "kimi-delta" else rate
+        widths = {"q": key, "k": key, "v": value, "beta": rate, "alpha": alpha, "z": value}
         projected = {name: self.act(f"linear.{name}", a=width) for name, width in widths.items()}
-        weights = [self.weight(f"wlinear.{name}", h=self.hidden_dim, a=width) for name, width in widths.items()]
         rule_weights = [self.weight(f"conv.{n}.weight", a=widths[n], taps=Dim(linear.conv)) for n in "qkv"]
-        rule_weights += [self.weight(name, a=rate) for name in ("A", "dt.bias")]
+        rule_weights += [self.weight("A", a=rate), self.weight("dt.bias", a=alpha)]
         ruled, normed = self.act("linear.o", a=value), self.act("linear.norm", a=value)
         shape = linear.chunk, linear.key_dim, linear.value_dim
         scale = (self.weight("linear.norm.weight", d=Dim(linear.value_dim)),)
+        direct = [name for name in projected if not (linear.rank and name in ("alpha", "z"))]
+        weights = [self.weight(f"wlinear.{name}", h=self.hidden_dim, a=widths[name]) for name in direct]
+        modules = self.linear("in_proj", x, tuple(projected[name] for name in direct), *weights)
+        if linear.rank:
+            modules += self._project_through_latents(x, Dim(linear.rank), (projected["alpha"], projected["z"]))
         z = projected.pop("z")
         return [
-            *self.linear("in_proj", x, (*projected.values(), z), *weights),
+            *modules,
             GatedDeltaRule("delta_rule", tuple(projected.values()), (ruled,), tuple(rule_weights), *shape),
             GatedNorm("gated_norm", (ruled, z), (normed,), scale, modules=("norm",)),
         ], normed
+
+    def _project_through_latents(self, x: Tensor, rank: Dim, results: tuple[Tensor, ...]) -> list[Module]:
+        """Builds projections of x to `results`, each through a latent of its own."""
+        latents = tuple(self.act(f"{result.name}.latent", r=rank) for result in results)
+        downs = [self.weight(f"w{latent.name}", h=self.hidden_dim, r=rank) for latent in latents]
+        modules = self.linear("latents.down", x, latents, *downs)
+        for latent, result in zip(latents, results, strict=True):
+            up = self.weight(f"w{result.name}", r=rank, a=result.dims["a"])
+            modules += self.linear(f"{result.name}.up", latent, (result,), up)
+        return modules
+
+    def _short_convolution(self, linear: LinearAttention, x: Tensor, value: Dim) -> tuple[list[Module], Tensor]:
+        """Builds a convolution between two gates up to its output projection; returns also the input of that."""
+        names = tuple(linear.projections)
+        in_gate, out_gate, v = projected = tuple(self.act(f"linear.{name}", a=value) for name in names)
+        gated, convolved, result = (self.act(f"linear.{name}", a=value) for name in ("gated", "conv", "o"))
+        weights = [self.weight(f"wlinear.{name}", h=self.hidden_dim, a=value) for name in names]
+        taps = self.weight("conv.weight", a=value, taps=Dim(linear.conv))
+        return [
+            *self.linear("in_proj", x, projected, *weights, whole=True),
+            Activation("linear.in_gate", (in_gate, v), (gated,)),
+            Convolution("conv", (gated,), (convolved,), (taps,)),
+            Activation("linear.out_gate", (out_gate, convolved), (result,)),
+        ], result
 
     def _lightning(self, linear: LinearAttention, x: Tensor, value: Dim) -> tuple[list[Module], Tensor]:
         """Builds lightning attention up to its output projection; returns also the input of that."""

@@ -24,7 +24,8 @@ Features that the papers of these formulas did not have are counted the same in 
 - multi-token prediction: its layers count in L, their parameters in N. Only the formulas that count GEMMs (`causal`,
   `megatron_2021`) include the further passes through the output layer;
 - linear attention: L counts the layers with softmax attention; the state of the others, 7 FLOPs for each of its
-  elements and token with a delta rule and 5 without (`LinearAttention.update_flops`), is counted as below;
+  elements and token with a delta rule, 5 without and 2 of a convolution (`LinearAttention.update_flops`), is counted as
+  below;
 - state-space layers: L counts the layers with attention; the scan of a Mamba-2 block, 7 FLOPs for each element of the
   state and token, is counted by the formulas that count GEMMs (``num_floating_point_operations`` of Megatron-LM).
 
@@ -126,7 +127,7 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["attention"] += layers * tokens * _index_flops(model, seq if causal else 2 * seq)
             parts["proj"] += layers * 2 * tokens * model.output_width * h
         if kind.linear and (linear := model.linear_attention):
-            parts["qkv"] += layers * 2 * tokens * h * linear.projected
+            parts["qkv"] += layers * 2 * tokens * linear.input_weights(h)
             parts["scan"] += layers * tokens * linear.update_flops * linear.state
             parts["proj"] += layers * 2 * tokens * linear.value_width * h
         if kind.has_mamba and (ssm := model.ssm):
@@ -203,14 +204,15 @@ def _mlp(model: Transformer, tokens: float, ffn: int) -> float:
 def _qkv_weights(model: Transformer) -> int:
     """Elements of the matrices that project to queries, keys and values."""
     h, mla = model.hidden, model.mla
+    gate = h * model.gate_width
     if mla is None:
-        gate = model.output_width if model.attention_gate else 0
-        return h * (model.query_width + model.key_width + model.value_width + gate)
+        return h * (model.query_width + model.key_width + model.value_width) + gate
     rank = mla.q_lora_rank
     queries = h * rank + rank * model.query_width if rank else h * model.query_width
     if index := mla.index:
         queries += (rank or 0) * index.heads * index.dim + h * (index.dim + index.heads)
-    return queries + h * (mla.kv_lora_rank + mla.qk_rope) + mla.kv_lora_rank * model.heads * (mla.qk_nope + mla.v)
+    keys = h * (mla.kv_lora_rank + mla.qk_rope) + mla.kv_lora_rank * model.heads * (mla.qk_nope + mla.v)
+    return queries + keys + gate
 
 
 def six_n(model: Model, seq: int) -> float:

@@ -131,16 +131,19 @@ class MoEShape(ShapePart):
 
 
 class LinearAttention(ShapePart):
-    """Linear attention in place of softmax attention: the state of a head, [key_dim, value_dim], stands for all tokens
-    before.
+    """What mixes tokens in place of softmax attention: a state of fixed size stands for all tokens before, of linear
+    attention [key_dim, value_dim] for each head.
 
     gated-delta-net: queries, keys and values pass a causal convolution; a token has two rates alpha and beta for each
     head, and a gate as wide as the values, which multiplies the normalised result. Source: Yang et al. 2024 (arXiv
-    2412.06464), as Qwen3-Next has it. lightning: queries, keys and values pass an activation; the result is normalised
-    over all heads and multiplied by a gate as wide. Source: MiniMax-01, section 2.2 (arXiv 2501.08313).
+    2412.06464), as Qwen3-Next has it. kimi-delta: the same with an alpha for each element of a key; alpha and the gate
+    may come from latents. Source: Kimi Linear (arXiv 2510.26692, section 3). lightning: queries, keys and values pass
+    an activation; the result is normalised over all heads and multiplied by a gate as wide. Source: MiniMax-01, section
+    2.2 (arXiv 2501.08313). short-conv: a causal convolution of each channel (a head 1 wide) between two products with
+    gates; its state are the last inputs. Source: LFM2 (arXiv 2511.23404), ``Lfm2ShortConv`` of ``transformers``.
     """
 
-    kind: Literal["gated-delta-net", "lightning"]
+    kind: Literal["gated-delta-net", "kimi-delta", "lightning", "short-conv"]
     """The rule of the state."""
     heads: Size
     """Heads of values, each with a state."""
@@ -151,7 +154,11 @@ class LinearAttention(ShapePart):
     value_dim: Size = Field(default_factory=lambda fields: fields.get("key_dim", 1))
     """Width of a head of values. Default: `key_dim`."""
     conv: Size = 4
-    """Positions that the causal convolution of gated-delta-net reads, the token itself included."""
+    """Positions that a causal convolution reads, the token itself included; lightning has none."""
+    rank: Size | None = None
+    """Width of the latents from which kimi-delta projects alpha and the gate; None: from the input itself (Ling 3)."""
+    norm_place: Literal["before", "after"] | None = None
+    """Where the norms of layers with linear attention are, if elsewhere than in the others (OLMo Hybrid)."""
     chunk: Size = Field(default_factory=lambda fields: 256 if fields.get("kind") == "lightning" else 64)
     """Tokens of a chunk, within which products of matrices are computed. Default: 64, for lightning 256."""
 
@@ -166,28 +173,42 @@ class LinearAttention(ShapePart):
         return self.heads * self.value_dim
 
     @property
-    def projected(self) -> int:
-        """Width of what is projected from the input: queries, keys, values, gate, rates."""
-        rates = 2 * self.heads if self.kind == "gated-delta-net" else 0
-        return 2 * self.key_width + 2 * self.value_width + rates
+    def projections(self) -> dict[str, int]:
+        """Widths of what is projected from the input, by name."""
+        keys, values = dict.fromkeys("qk", self.key_width), {"v": self.value_width}
+        if self.kind == "short-conv":
+            return dict.fromkeys(("in_gate", "out_gate", "v"), self.value_width)
+        alpha = {"gated-delta-net": self.heads, "kimi-delta": self.key_width}.get(self.kind)
+        rates = {"beta": self.heads, "alpha": alpha} if alpha else {}
+        return {**keys, **values, **rates, "z": self.value_width}
+
+    def input_weights(self, hidden: int) -> int:
+        """Counts the elements of the matrices that make the projections from an input of width `hidden`."""
+        widths = self.projections
+        latents = widths.pop("alpha") + widths.pop("z") if self.rank else 0
+        return hidden * sum(widths.values()) + (self.rank or 0) * (2 * hidden + latents)
 
     @property
     def state(self) -> int:
         """Elements of the states of all heads."""
-        return self.heads * self.key_dim * self.value_dim
+        return self.value_width * (self.conv if self.kind == "short-conv" else self.key_dim)
 
     @property
     def update_flops(self) -> int:
-        """FLOPs of a token for each element of a state. Of both, it decays and is multiplied with the query (3), and a
-        product of key and value is added (2); a delta rule multiplies it with the key before (2; equation 10)."""
-        return 7 if self.kind == "gated-delta-net" else 5
+        """FLOPs of a token for each element of a state. Of linear attention, it decays and is multiplied with the query
+        (3), and a product of key and value is added (2); a delta rule multiplies it with the key before (2; equation
+        10). That of a convolution is multiplied and summed up (2)."""
+        return {"lightning": 5, "short-conv": 2}.get(self.kind, 7)
 
     @property
     def own_parameters(self) -> int:
         """Parameters beside the projections: convolution, A, bias of the rates and norm of a head; or norm of all."""
         if self.kind == "lightning":
             return self.value_width
-        return (2 * self.key_width + self.value_width) * self.conv + 2 * self.heads + self.value_dim
+        if self.kind == "short-conv":
+            return self.value_width * self.conv
+        convolved = (2 * self.key_width + self.value_width) * self.conv
+        return convolved + self.heads + self.projections["alpha"] + self.value_dim
 
 
 class StateSpace(ShapePart):
@@ -199,8 +220,9 @@ class StateSpace(ShapePart):
     Waleffe et al. 2024 (arXiv 2406.07887); ``hybrid_override_pattern`` of Megatron-Core.
     """
 
-    pattern: Annotated[str, Field(strict=True, pattern=r"^[-M*E]+$")]
-    """Block of each layer: M a Mamba-2 block, * attention, - an MLP, E experts."""
+    pattern: Annotated[str, Field(strict=True, pattern=r"^[-M*PE]+$")]
+    """Block of each layer: M a Mamba-2 block, * attention, P both in parallel, over one norm (Falcon-H1), - an MLP, E
+    experts."""
     heads: Size
     """Heads of a Mamba-2 block."""
     head_dim: Size
@@ -213,6 +235,8 @@ class StateSpace(ShapePart):
     """Positions that the causal convolution reads, the token itself included."""
     chunk: Size = 128
     """Tokens of a chunk, within which the scan is computed as matrix products; Megatron-Core: 128."""
+    norm: Flag = True
+    """An RMS norm over the gated result of the scan, before the output projection (Falcon-H1 has none)."""
 
     @property
     def inner(self) -> int:

@@ -41,7 +41,7 @@ class LayerKind(NamedTuple):
     @property
     def has_attention(self) -> bool:
         """Whether it has softmax attention."""
-        return self.block in ("", "*") and not self.linear
+        return self.block in ("", "*", "P") and not self.linear
 
     @property
     def has_mlp(self) -> bool:
@@ -51,7 +51,7 @@ class LayerKind(NamedTuple):
     @property
     def has_mamba(self) -> bool:
         """Whether it has a Mamba-2 block."""
-        return self.block == "M"
+        return self.block in ("M", "P")
 
 
 class Transformer(TransformerFields):
@@ -132,6 +132,11 @@ class Transformer(TransformerFields):
         return self.heads * self.head_dim
 
     @property
+    def gate_width(self) -> int:
+        """Width of a token's gate of the result of attention (elements); 0 without a gate."""
+        return self.heads if self.attention_gate == "heads" else self.output_width if self.attention_gate else 0
+
+    @property
     def dense_ffn(self) -> int:
         """Inner width of the MLP of layers without experts."""
         return (self.moe and self.moe.dense_ffn) or self.ffn
@@ -173,9 +178,9 @@ class Transformer(TransformerFields):
             keys = h * (mla.kv_lora_rank + mla.qk_rope) + mla.kv_lora_rank * self.heads * (mla.qk_nope + mla.v)
             projections, normed = queries + keys + mla.index_parameters(h), (rank or 0) + mla.kv_lora_rank
         else:
-            gate = out if self.attention_gate else 0
-            projections = (h + self.qkv_bias) * (q + self.key_width + self.value_width + gate)
+            projections = (h + self.qkv_bias) * (q + self.key_width + self.value_width)
             normed = q + self.key_width if self.qk_layernorm == "all" else 2 * self.head_dim
+        projections += (h + (self.qkv_bias and self.attention_gate is True)) * self.gate_width
         projections += 2 * self.seq * (self.projected_keys or 0) + self.heads * self.sinks
         return projections + (self.qk_layernorm in (True, "all")) * normed + out * h + self.proj_bias * h
 
@@ -201,19 +206,19 @@ class Transformer(TransformerFields):
     @property
     def mamba_parameters(self) -> int:
         """Parameters of a Mamba-2 block: both projections, the convolution with its bias, A, D and the bias of dt of
-        every head, the gated norm; 0 without such blocks."""
+        every head, the gated norm if it has one; 0 without such blocks."""
         ssm = self.ssm
         if ssm is None:
             return 0
         projections = self.hidden * (ssm.projected + ssm.inner)
-        return projections + ssm.convolved * (ssm.conv + 1) + 3 * ssm.heads + ssm.inner
+        return projections + ssm.convolved * (ssm.conv + 1) + 3 * ssm.heads + ssm.inner * ssm.norm
 
     @property
     def linear_parameters(self) -> int:
         """Parameters of the linear attention of a layer; 0 without it."""
         if (linear := self.linear_attention) is None:
             return 0
-        return self.hidden * (linear.projected + linear.value_width) + linear.own_parameters
+        return linear.input_weights(self.hidden) + self.hidden * linear.value_width + linear.own_parameters
 
     def layer_parameters(
         self, moe: bool = False, experts: int | None = None, of: int | None = None, linear: bool = False
@@ -238,7 +243,8 @@ class Transformer(TransformerFields):
         """
         if block == "E":
             return self.norm_parameters + self.moe_parameters(experts, of)
-        inner = {"M": self.mamba_parameters, "*": self.attention_parameters, "-": self.mlp_parameters(self.dense_ffn)}
+        mamba, attention = self.mamba_parameters, self.attention_parameters
+        inner = {"M": mamba, "*": attention, "P": mamba + attention, "-": self.mlp_parameters(self.dense_ffn)}
         return self.norm_parameters + inner[block]
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -131,15 +130,19 @@ class MixerLayers(Decoder):
     )
     conv_bias: Flag = key("mamba_conv_bias", default=True)
 
-    def _blocks(self, attention: Sequence[bool], mlp: str) -> dict[str, Any]:
-        """Returns the fields of `Model` for layers that have attention or a Mamba-2 block each, and then `mlp`."""
-        width = self.expand * self.hidden // self.mamba_heads
+    @property
+    def inner(self) -> int:
+        """Width of the values of a Mamba-2 block."""
+        return self.expand * self.hidden
+
+    def _blocks(self, pattern: str) -> dict[str, Any]:
+        """Returns the fields of `Model` for blocks by the letters of `StateSpace.pattern`."""
+        width = self.inner // self.mamba_heads
         if self.mamba_head_dim not in ("auto", width):
-            rule = f"{self.mamba_heads} heads are to be expand x hidden_size = {self.expand * self.hidden} wide"
+            rule = f"{self.mamba_heads} heads are to be {self.inner} wide in all"
             raise ModelError("mamba_head_dim", rule, f"Give {width} or auto", self.mamba_head_dim)
         if not self.conv_bias:
             raise ModelError("conv_bias", "convolutions have a bias here", "Only true is read", False)
-        pattern = "".join(("*" if flag else "M") + mlp for flag in attention)
         ssm = self.same_fields("state", "groups", "conv", "chunk") | {"pattern": pattern}
         ssm |= {"heads": self.mamba_heads, "head_dim": width}
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
@@ -164,8 +167,8 @@ class GraniteHybrid(MixerLayers):
     def fields(self) -> dict[str, Any]:
         types = self.layer_types or ["mamba"] * self.layers
         check_every_layer(types, self.layers, "layer_types")
-        attention = [each in ("attention", "full_attention") for each in types]
-        shape = self._blocks(attention, "E" if self.experts else "-") | {"ffn": self.shared_ffn}
+        mlp = "E" if self.experts else "-"
+        shape = self._blocks("".join(LETTERS[each] + mlp for each in types)) | {"ffn": self.shared_ffn}
         shape["positions"] = "rope" if self.positions == "rope" else "none"
         if self.experts:
             moe = self.same_fields("experts", "top_k", "shared_ffn") | {"expert_ffn": self.ffn, "shared_experts": 1}
@@ -183,5 +186,29 @@ class Bamba(MixerLayers):
     attention: list[Annotated[int, Field(strict=True, ge=0)]] | None = key("attn_layer_indices", default=None)
 
     def fields(self) -> dict[str, Any]:
-        attention = [layer in (self.attention or ()) for layer in range(self.layers)]
-        return self._blocks(attention, "-") | self.same_fields("rope_share", "mlp_bias")
+        attention = self.attention or ()
+        pattern = "".join("*-" if layer in attention else "M-" for layer in range(self.layers))
+        return self._blocks(pattern) | self.same_fields("rope_share", "mlp_bias")
+
+
+class FalconH1(MixerLayers):
+    """``FalconH1Config``: attention and a Mamba-2 block in parallel behind one norm, and then an MLP, in all layers.
+
+    Its factors on activations, in front of and behind linear layers, are left out as kernels of their own.
+    """
+
+    kv_heads: Size | None = key("num_key_value_heads", default=8)
+    mlp_bias: Flag = key("mlp_bias", default=False)
+    mamba_width: Size | None = key("mamba_d_ssm", default=1024)
+    norm: Flag = key("mamba_rms_norm", default=False)
+    out_bias: Annotated[Flag, refuse("bias of the projections of Mamba-2 blocks")] = key(
+        "projectors_bias", default=False
+    )
+
+    @property
+    def inner(self) -> int:
+        return self.mamba_width or super().inner
+
+    def fields(self) -> dict[str, Any]:
+        shape = self._blocks("P-" * self.layers) | self.same_fields("mlp_bias")
+        return shape | {"ssm": shape["ssm"] | self.same_fields("norm")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -9,12 +10,14 @@ from pydantic import Field
 
 from meshcast.simulator.models.huggingface.config import (
     Decoder,
+    Keys,
     check_every_layer,
     expert_layers,
     full_fields,
     key,
     refuse,
 )
+from meshcast.simulator.models.huggingface.moe import ListedExperts
 from meshcast.simulator.models.parts import Count, Flag, Share, Size
 
 MixerTypes = list[Literal["full_attention", "linear_attention"]]
@@ -139,3 +142,121 @@ class MiniMaxText01(MiniMax):
 
     def _full(self) -> tuple[list[bool], str]:
         return [*map(bool, self.kinds)], "attn_type_list"
+
+
+class KimiDelta(ListedExperts):
+    """Kimi delta attention in most layers, latent attention in the others, and experts with a correction for each
+    beside a shared one in all but the first layers."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=32)
+    seq: Size = key("model_max_length", "max_position_embeddings")
+    q_lora_rank: Size | None = key("q_lora_rank", default=None)
+    experts: Size | None = key("num_experts", "num_local_experts", "n_routed_experts", default=256)
+    top_k: Size = key("num_experts_per_token", "num_experts_per_tok", default=8)
+    expert_ffn: Size = key("moe_intermediate_size", default=1024)
+    shared_experts: Count | None = key("num_shared_experts", "n_shared_experts", default=1)
+    first_dense: Count = key("first_k_dense_replace", default=1)
+    layer_types: MixerTypes | None = key("layer_types", default=None)
+
+    @property
+    @abstractmethod
+    def linear(self) -> dict[str, Any]:
+        """The fields of `LinearAttention`."""
+
+    def fields(self) -> dict[str, Any]:
+        full = self._full()
+        if self.layer_types is not None:
+            full = [each == "full_attention" for each in self.layer_types]
+        check_every_layer(full, self.layers, "layer_types")
+        return super().fields() | mixer_fields({"kind": "kimi-delta", **self.linear}, full)
+
+    @abstractmethod
+    def _full(self) -> list[bool]:
+        """Returns for each layer whether it has softmax attention, where ``layer_types`` does not say it."""
+
+
+class KimiLinearShape(Keys):
+    """``linear_attn_config`` of a ``KimiLinearConfig``; it numbers layers from 1."""
+
+    head_dim: Size | None = key("head_dim", default=None)
+    heads: Size | None = key("num_heads", default=None)
+    conv: Size | None = key("short_conv_kernel_size", default=None)
+    full: list[Size] | None = key("full_attn_layers", default=None)
+
+
+class KimiLinear(KimiDelta):
+    """``KimiLinearConfig``: decays and gates through latents as wide as a head, latent attention without RoPE."""
+
+    head_dim: Size = key("linear_head_dim", default=128)
+    linear_heads: Size = key("linear_num_heads", default=32)
+    conv: Size = key("linear_conv_kernel_dim", default=4)
+    shape: KimiLinearShape = key("linear_attn_config", default=KimiLinearShape())
+    no_rope: Literal[True] = key("mla_use_nope", default=True)
+
+    @property
+    def linear(self) -> dict[str, Any]:
+        width, heads = self.shape.head_dim or self.head_dim, self.shape.heads or self.linear_heads
+        return {"heads": heads, "key_dim": width, "rank": width, "conv": self.shape.conv or self.conv}
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | {"positions": "none"}
+
+    def _full(self) -> list[bool]:
+        layers = range(self.layers)
+        if self.shape.full is not None:
+            return [layer + 1 in self.shape.full for layer in layers]
+        return [layer > 0 and layer % 4 == 0 for layer in layers]
+
+
+class BailingHybrid(KimiDelta):
+    """``BailingHybridConfig`` (Ling 3): decays and gates from the input itself, latent attention with a gate of each
+    head. Multi-token prediction is that which the config names, though ``transformers`` leaves it out."""
+
+    experts: Size | None = key("num_experts", "num_local_experts", default=512)
+    expert_ffn: Size = key("moe_intermediate_size", default=768)
+    first_dense: Count = key("first_k_dense_replace", default=2)
+    head_dim: Size = key("linear_head_dim", "head_dim", default=128)
+    conv: Size = key("short_conv_kernel_size", default=4)
+    group: Size = key("layer_group_size", default=6)
+
+    @property
+    def linear(self) -> dict[str, Any]:
+        return {"heads": self.heads, "key_dim": self.head_dim, "conv": self.conv}
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | {"attention_gate": "heads"}
+
+    def _full(self) -> list[bool]:
+        return [(layer + 1) % self.group == 0 for layer in range(self.layers)]
+
+
+class OlmoHybrid(Decoder):
+    """``OlmoHybridConfig``: Gated DeltaNet behind norms in most layers, OLMo 3's attention in front of norms in the
+    others, with RoPE unless its base is null."""
+
+    attention_bias: Annotated[Flag, refuse("bias of attention in front of a norm")] = key(
+        "attention_bias", default=False
+    )
+    conv: Size = key("linear_conv_kernel_dim", default=4)
+    key_heads: Size | None = key("linear_num_key_heads", default=None)
+    value_heads: Size | None = key("linear_num_value_heads", default=None)
+    key_dim: Size | None = key("linear_key_head_dim", default=None)
+    value_dim: Size | None = key("linear_value_head_dim", default=None)
+    layer_types: MixerTypes | None = key("layer_types", default=None)
+    rope: dict[str, Any] | None = key("rope_parameters", default=None)
+    theta: float | None = key("rope_theta", default=1e4)
+
+    def fields(self) -> dict[str, Any]:
+        full = [layer % 4 == 3 for layer in range(self.layers)]
+        full[-1] = full[-1] or not any(full)
+        if self.layer_types is not None:
+            full = [each == "full_attention" for each in self.layer_types]
+        check_every_layer(full, self.layers, "layer_types")
+        key_heads = self.key_heads or self.heads
+        width = self.key_dim or int(0.75 * self.hidden / key_heads)
+        heads = {"heads": self.value_heads or self.heads, "key_heads": key_heads, "conv": self.conv}
+        linear = {"kind": "gated-delta-net", "norm_place": "before", "key_dim": width, **heads}
+        linear["value_dim"] = self.value_dim or 2 * width
+        theta = self.theta if self.rope is None else self.rope.get("rope_theta", self.theta)
+        norms = {"norm_place": "after", "qk_layernorm": "all", "positions": "none" if theta is None else "rope"}
+        return super().fields() | norms | mixer_fields(linear, full)

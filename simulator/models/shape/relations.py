@@ -30,8 +30,9 @@ def check_relations(shape: TransformerFields) -> None:
     _check_norms(shape)
     if shape.linear_attention:
         _check_linear(shape, shape.linear_attention)
-    if shape.attention_gate and shape.mla:
-        raise ModelError("attention_gate", "latent attention is supported without a gate", "Leave it out", True)
+    if shape.attention_gate is True and shape.mla:
+        rule = "latent attention is supported with a gate of a number for each head"
+        raise ModelError("attention_gate", rule, "Give heads, or leave it out", True)
     if shape.sinks and shape.mla:
         raise ModelError("sinks", "latent attention is supported without sinks", "Leave it out", True)
 
@@ -122,8 +123,8 @@ def _check_latent(shape: TransformerFields, mla: MLA) -> None:
     if shape.head_dim != mla.v:
         rule = f"with mla the widths of a head are given there; this one is its v ({mla.v})"
         raise ModelError("head_dim", rule, "Leave it out", shape.head_dim)
-    if shape.positions != "rope":
-        rule = "latent attention has rope"
+    if shape.positions not in ("rope", "none"):
+        rule = "latent attention has rope, or no positions"
         raise ModelError("positions", rule, "Give `positions: rope`", shape.positions)
     if mla.qk_rope % 2:
         rule, remedy = "rope rotates pairs of elements, so it must be even", "Give an even width"
@@ -207,11 +208,19 @@ def _check_linear(shape: TransformerFields, linear: LinearAttention) -> None:
         rule = f"each head of keys serves equally many of the {linear.heads} heads of values"
         remedy = f"{math.gcd(linear.heads, linear.key_heads)} would work"
         raise ModelError("linear_attention.key_heads", rule, remedy, linear.key_heads)
-    if linear.kind == "lightning" and (linear.key_heads, linear.key_dim) != (linear.heads, linear.value_dim):
-        rule = (
-            f"queries, keys and values of lightning attention are alike: {linear.heads} heads {linear.value_dim} wide"
-        )
+    alike = linear.kind in ("lightning", "short-conv")
+    if alike and (linear.key_heads, linear.key_dim) != (linear.heads, linear.value_dim):
+        rule = f"queries, keys and values of {linear.kind} are alike: {linear.heads} heads {linear.value_dim} wide"
         raise ModelError("linear_attention.key_heads", rule, "Leave key_heads and value_dim out", linear.key_heads)
+    if linear.kind == "kimi-delta" and linear.key_heads != linear.heads:
+        rule = f"every one of the {linear.heads} heads of kimi-delta has a key of its own"
+        raise ModelError("linear_attention.key_heads", rule, "Leave it out", linear.key_heads)
+    if linear.rank and linear.kind != "kimi-delta":
+        rule = "only kimi-delta projects rates and gate from latents"
+        raise ModelError("linear_attention.rank", rule, "Leave it out", linear.rank)
+    if linear.norm_place and shape.norm_place == "both":
+        rule = "layers with norms on both sides have them in all layers"
+        raise ModelError("linear_attention.norm_place", rule, "Leave it out", linear.norm_place)
     others = ("ssm", shape.ssm), ("window", shape.window), ("attention_chunk", shape.attention_chunk)
     more = ("bidirectional", shape.bidirectional), ("parallel_residual", shape.parallel_residual)
     for word, value in (*others, *more, ("frames", shape.frames), ("projected_keys", shape.projected_keys)):

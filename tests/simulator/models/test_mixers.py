@@ -1,0 +1,202 @@
+"""Mixers of recurrent and hybrid models: laws that hold for each of them, and what tells them apart by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshcast.simulator.ir.ops import Memory
+from meshcast.simulator.models.flops import forward_matmul_flops
+from meshcast.simulator.models.load import load_model
+from tests.contract.measure import params_of
+from tests.contract.played import Played
+from tests.draws import drawn_grid
+from tests.simulator.models.lowered import backward_ops, forward_ops, play
+
+S, H, A, F = 64, 32, 4, 48
+SHAPE: dict[str, Any] = {
+    **{"layers": 4, "hidden": H, "heads": A, "ffn": F, "vocab": 128, "seq": S, "norm": "rmsnorm", "gated": True},
+    **{"positions": "rope", "tied": False},
+}
+SSM = {"heads": 8, "head_dim": 8, "state": 16, "groups": 2, "chunk": 16}
+CONV = {"kind": "short-conv", "heads": H, "key_dim": 1, "conv": 3}
+DELTA = {"kind": "gated-delta-net", "heads": 4, "key_dim": 8, "chunk": 16, "norm_place": "before"}
+LATENT = {"kv_lora_rank": 24, "qk_nope": 8, "qk_rope": 4, "v": 8}
+KIMI = {"kind": "kimi-delta", "heads": 4, "key_dim": 8, "value_dim": 16, "rank": 8, "chunk": 16}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "parallel": {"ssm": SSM | {"pattern": "P-P-", "norm": False}},
+    "short-conv": {"linear_attention": CONV, "full_every": 3},
+    "kimi-delta": {"linear_attention": KIMI, "full_every": 4},
+    "kimi-delta without latents": {"linear_attention": KIMI | {"rank": None}, "full_every": 4},
+    "latent attention without rope": {"linear_attention": KIMI, "full_every": 2, "mla": LATENT, "positions": "none"},
+    "gate of heads": {"linear_attention": KIMI, "full_every": 2, "mla": LATENT, "attention_gate": "heads"},
+    "norms elsewhere": {
+        **{"linear_attention": DELTA, "full_every": 4, "norm_place": "after", "qk_layernorm": "all"},
+    },
+}
+"""A model of each mixer, by the fields that make it."""
+
+
+def run(mixer: str, plan: Any = None, gpus: int = 1, **fields: Any) -> Played:
+    return play(SHAPE | MODELS[mixer] | fields, plan, gpus)
+
+
+# ------------------------------------------------------------------------------------ laws of every mixer
+
+
+@pytest.mark.parametrize("mixer", MODELS)
+def test_a_device_has_the_parameters_and_products_that_are_counted(mixer: str) -> None:
+    """Backward passes have twice the products of forward passes."""
+    model, played = load_model(SHAPE | MODELS[mixer]), run(mixer)
+    assert sum(param.size for param in played.held(0)) == model.parameters
+    counted = forward_matmul_flops(model, S, S, causal=True)
+    attention = counted.pop("attention")
+    products = sum(counted.values()) - counted["scan"]
+    assert played.flops("F") == {"gemm": products, "attention": pytest.approx(attention)}
+    assert played.flops("B", "W")["gemm"] == 2 * products
+    assert counted["scan"] > 0
+
+
+@pytest.mark.parametrize("mixer", MODELS)
+def test_stages_hold_all_parameters_between_them(mixer: str) -> None:
+    played = run(mixer, {"pp": 2}, gpus=2)
+    held = [sum(param.size for param in played.held(device)) for device in (0, 1)]
+    assert sum(held) == load_model(SHAPE | MODELS[mixer]).parameters and min(held) > 0
+
+
+@pytest.mark.parametrize(("mixer", "sequence_parallel"), drawn_grid(MODELS, (False, True)))
+def test_tensor_parallelism_divides_products_and_kernels(mixer: str, sequence_parallel: bool) -> None:
+    """Two ranks do the products of one, and each half of the bytes of scans; projections are divided. What leads down
+    to latents is done by both ranks, unless each has a part of the tokens."""
+    whole, model = run(mixer), load_model(SHAPE | MODELS[mixer])
+    halves = run(mixer, {"tp": 2, "sequence_parallel": sequence_parallel}, gpus=2)
+    down_linear = 2 * (model.linear_attention.rank or 0) if model.linear_attention else 0
+    down_latent = model.mla.kv_lora_rank + model.mla.qk_rope if model.mla else 0
+    kinds = [model.kind(layer) for layer in model.every_layer]
+    latents = sum(down_linear if kind.linear else down_latent for kind in kinds)
+    twice = 0 if sequence_parallel else 2 * S * H * latents
+    assert halves.flops("F")["gemm"] == whole.flops("F")["gemm"] + twice
+    moved = [_bytes_of_scans(played) for played in (whole, halves)]
+    assert moved[0] / 2 == moved[1] > 0
+    shards = {param.name: param.total // param.size for param in params_of(halves.stages[0])}
+    assert shards["norm1.weight"] == 1 and 2 in shards.values()
+
+
+@pytest.mark.parametrize("mixer", MODELS)
+def test_ranks_of_a_sequence_have_whole_sequences_of_scans(mixer: str) -> None:
+    """Ulysses shards channels of scans; products are those of a share of the tokens."""
+    whole = run(mixer)
+    halves = run(mixer, {"mesh": {"cp": 2}, "schemes": [{"use": "sequence/ulysses", "over": "cp"}]}, gpus=2)
+    assert halves.flops("F")["gemm"] == whole.flops("F")["gemm"]
+    assert _bytes_of_scans(halves) == _bytes_of_scans(whole) / 2
+
+
+def _bytes_of_scans(played: Played) -> float:
+    """Bytes of convolutions and scans of the first layer, forward and backward."""
+    ops = [*forward_ops(played), *backward_ops(played)]
+    return sum(op.work.bytes for op in ops if isinstance(op.work, Memory) and op.work.what in ("conv", "scan"))
+
+
+# ------------------------------------------------------------------------------------- Mamba-2 in parallel
+
+
+def test_attention_and_mamba_in_parallel_are_a_block_behind_one_norm() -> None:
+    """Falcon-H1: the parameters of both blocks and one norm; one kernel adds both results to the stream."""
+    both, mamba, attention = (
+        load_model(SHAPE | {"layers": 1, "ssm": SSM | {"pattern": letter}}).parameter_parts["layers"]
+        for letter in "PM*"
+    )
+    assert both == mamba + attention - H
+    played = run("parallel", layers=1, ssm=SSM | {"pattern": "P"})
+    norm, *_, residual = [op.work for op in forward_ops(played) if isinstance(op.work, Memory)]
+    assert (norm.read, norm.write) == (2 * S * H, 2 * S * H)
+    assert (residual.read, residual.write) == (3 * 2 * S * H, 2 * S * H)
+
+
+def test_a_scan_without_a_norm_leads_to_the_output_projection() -> None:
+    """Falcon-H1 has no norm over the gated result: no weight of its width, no kernel, no saved input of it."""
+    with_norm, without = (run("parallel", ssm=SSM | {"pattern": "P-P-", "norm": flag}) for flag in (True, False))
+    inner = SSM["heads"] * SSM["head_dim"]
+    models = [played.plan.job.model for played in (with_norm, without)]
+    assert models[0].parameters - models[1].parameters == 2 * inner
+    kernels = [sum(isinstance(op.work, Memory) for op in forward_ops(played)) for played in (with_norm, without)]
+    assert kernels[0] - kernels[1] == 1
+    saved = [played.category_peak(0, "activations") for played in (with_norm, without)]
+    assert saved[0] - saved[1] == 2 * (2 * S * inner + 4 * S)
+
+
+# ------------------------------------------------------------------------------------------ short convolution
+
+
+def test_a_short_convolution_by_hand() -> None:
+    """LFM2: three projections as wide as the stream, a product, a convolution of three taps, a product, and back; of
+    which all inputs are saved."""
+    layers = [load_model(SHAPE | {"layers": n, "linear_attention": CONV}).parameters for n in (1, 2)]
+    assert layers[1] - layers[0] == 4 * H * H + 3 * H + 3 * H * F + 2 * H
+    wide = 2 * S * H
+    kernels = [op.work for op in forward_ops(run("short-conv")) if isinstance(op.work, Memory)][1:4]
+    assert [(work.what, work.read, work.write) for work in kernels] == [
+        ("activation", 2 * wide, wide),
+        ("conv", wide, wide),
+        ("activation", 2 * wide, wide),
+    ]
+    more, less = (run("short-conv", layers=n, full_every=0).category_peak(0, "activations") for n in (5, 4))
+    norms, mlp = 2 * 2 * wide + 2 * 4 * S, 3 * 2 * S * F
+    assert more - less == norms + mlp + wide * (3 + 1 + 1 + 1)  # gates and values, their product, convolved, result
+
+
+# -------------------------------------------------------------------------------------- Kimi delta attention
+
+
+def test_a_decay_of_each_element_of_a_key_has_its_bytes() -> None:
+    """Against a decay of each head every kernel that reads or writes decays moves so many more bytes."""
+    heads = {key: value for key, value in KIMI.items() if key != "rank"} | {"kind": "gated-delta-net"}
+    plain, fine = (run("kimi-delta", linear_attention=mixer) for mixer in (heads, KIMI | {"rank": None}))
+    more = S * 4 * (8 - 1)  # elements of decays beyond those of heads
+    moved = [
+        [op.work.bytes for op in forward_ops(played) if isinstance(op.work, Memory) and op.work.what == "scan"]
+        for played in (plain, fine)
+    ]
+    assert [(b - a) / more for a, b in zip(*moved, strict=True)] == [2 + 4, 4 + 4, 4, 4, 4]
+    saved = [played.category_peak(0, "activations") for played in (plain, fine)]
+    assert saved[1] - saved[0] == 3 * more * (2 + 4)
+
+
+def test_decay_and_gate_through_latents_have_fewer_parameters() -> None:
+    direct, latents = (load_model(SHAPE | {"layers": 1, "linear_attention": KIMI | {"rank": r}}) for r in (None, 8))
+    keys, values = 4 * 8, 4 * 16
+    assert direct.parameters - latents.parameters == H * (keys + values) - 8 * (2 * H + keys + values)
+
+
+# --------------------------------------------------------------------------- what is beside mixers of hybrids
+
+
+def test_latent_attention_without_rope_joins_keys() -> None:
+    """Kimi Linear: no kernel rotates; keys are copied beside the part that heads share, queries stay where they are."""
+    fields = {"linear_attention": None, "full_every": 0, "layers": 1}
+    plain, joined = (run("latent attention without rope", **fields, positions=p) for p in ("rope", "none"))
+    assert plain.plan.job.model.parameters == joined.plan.job.model.parameters
+    kinds = [[op.work.what for op in forward_ops(played) if isinstance(op.work, Memory)] for played in (plain, joined)]
+    assert kinds[1] == ["concat" if what == "rope" else what for what in kinds[0]] != kinds[0]
+    concat = next(op.work for op in forward_ops(joined) if isinstance(op.work, Memory) and op.work.what == "concat")
+    assert (concat.read, concat.write) == (2 * S * (A * 8 + 4), 2 * S * A * 12)
+
+
+def test_a_gate_of_heads_is_a_projection_to_a_number_for_each() -> None:
+    fields = {"linear_attention": None, "full_every": 0, "layers": 1}
+    plain, gated = (run("gate of heads", **fields, attention_gate=gate) for gate in (False, "heads"))
+    assert gated.plan.job.model.parameters - plain.plan.job.model.parameters == H * A
+    assert gated.flops("F")["gemm"] - plain.flops("F")["gemm"] == 2 * S * H * A
+    kernels = [[op.work for op in forward_ops(played) if isinstance(op.work, Memory)] for played in (plain, gated)]
+    (more,) = [work for work in kernels[1] if work not in kernels[0]]
+    assert (more.read, more.write) == (2 * S * (A * 8 + A), 2 * S * A * 8)
+
+
+def test_layers_with_linear_attention_may_have_their_norms_elsewhere() -> None:
+    """OLMo Hybrid: in front of the mixer and the MLP there, behind attention and the MLP in the others."""
+    played = run("norms elsewhere")
+    names = [[op.name for op in forward_ops(played, at) if "norm" in op.name or "residual" in op.name] for at in (1, 2)]
+    assert [name for name in names[0] if "gated" not in name] == ["norm1", "residual1", "norm2", "residual2"]
+    assert [name for name in names[1] if "qk" not in name] == ["proj.norm", "residual1", "down.norm", "residual2"]
