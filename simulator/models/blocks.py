@@ -70,14 +70,14 @@ class BlockBuilder(Shapes):
             weights.append(self.weight("sinks", a=Dim(model.heads)))
         modules = self.linear("qkv", x, (q, k, v, *gate), *weights, whole=model.fused_qkv)
         has_rope = model.positions == "rope" and (local or model.full_rope)
-        if model.qk_layernorm in (True, "all") or (model.qk_layernorm and has_rope):
+        if model.qk_layernorm in (True, "all", "layer") or (model.qk_layernorm and has_rope):
             normed = self.act("q.norm", a=width), self.act("k.norm", a=kv)
             if model.qk_layernorm == "all":
                 both = self.weight("q.norm.weight", a=width), self.weight("k.norm.weight", a=kv)
                 modules.append(NormOfHeads("qk_norm", (q, k), normed, both, modules=("norm",)))
             else:
-                weighted = "qk" if model.qk_layernorm is True else ""
-                scales = tuple(self.weight(f"{n}.norm.weight", d=Dim(d)) for n in weighted)
+                ends = {"l2": (), "layer": ("weight", "bias")}.get(str(model.qk_layernorm), ("weight",))
+                scales = tuple(self.weight(f"{n}.norm.{end}", d=Dim(d)) for end in ends for n in "qk")
                 modules.append(Norm("qk_norm", (q, k), normed, scales, modules=("norm",)))
             q, k = normed
         if has_rope:

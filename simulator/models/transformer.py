@@ -171,13 +171,15 @@ class Transformer(TransformerFields):
             rank = mla.q_lora_rank
             queries = h * rank + rank * q if rank else h * q
             keys = h * (mla.kv_lora_rank + mla.qk_rope) + mla.kv_lora_rank * self.heads * (mla.qk_nope + mla.v)
-            projections, normed = queries + keys + mla.index_parameters(h), (rank or 0) + mla.kv_lora_rank
+            projections = queries + keys + mla.index_parameters(h)
+            normed = self.qk_layernorm is True and (rank or 0) + mla.kv_lora_rank
         else:
             gate = out if self.attention_gate else 0
             projections = (h + self.qkv_bias) * (q + self.key_width + self.value_width + gate)
-            normed = q + self.key_width if self.qk_layernorm == "all" else 2 * self.head_dim
+            widths = {"all": q + self.key_width, "layer": 4 * self.head_dim, True: 2 * self.head_dim}
+            normed = widths.get(self.qk_layernorm, 0)
         projections += 2 * self.seq * (self.projected_keys or 0) + self.heads * self.sinks
-        return projections + (self.qk_layernorm in (True, "all")) * normed + out * h + self.proj_bias * h
+        return projections + normed + out * h + self.proj_bias * h
 
     def mlp_parameters(self, ffn: int) -> int:
         """Parameters of an MLP or expert of inner width `ffn`, biases included."""

@@ -160,6 +160,20 @@ class Ministral3(Decoder):
         return super().fields() | self.same_fields("head_dim", "window")
 
 
+class Persimmon(Decoder):
+    """``PersimmonConfig``: layer norms, also on queries and keys, biases and a squared ReLU; RoPE on half of a head."""
+
+    activation: Literal["relu2"] = key("hidden_act", default="relu2")  # type: ignore[assignment]
+    rope_share: Share = key("partial_rotary_factor", default=0.5)
+    qk_norm: Flag = key("qk_layernorm", default=True)
+    dropout: Annotated[Probability, refuse("dropout on the MLP alone")] = key("hidden_dropout", default=0.0)
+
+    def fields(self) -> dict[str, Any]:
+        kind = {"norm": "layernorm", "gated": False, "fused_qkv": True}
+        norms = {"qk_layernorm": "layer" if self.qk_norm else False}
+        return super().fields() | self.same_fields("rope_share") | self.read_activation() | kind | norms
+
+
 class Helium(Decoder):
     """``HeliumConfig``: Llama with heads 128 wide."""
 

@@ -38,6 +38,19 @@ class Olmoe(Llama):
         return super().fields() | {"moe": moe, "qk_layernorm": "all"}
 
 
+class AriaText(Llama):
+    """``AriaTextConfig``: experts of the width ``intermediate_size`` beside shared ones in all layers."""
+
+    mlp_bias: Annotated[Flag, refuse("biases of shared experts alone")] = key("mlp_bias", default=False)
+    experts: Size = key("moe_num_experts", default=8)
+    top_k: Size = key("moe_topk", default=2)
+    shared_experts: Count = key("moe_num_shared_experts", default=2)
+
+    def fields(self) -> dict[str, Any]:
+        moe = self.same_fields("experts", "top_k", "shared_experts") | {"expert_ffn": self.ffn}
+        return super().fields() | {"moe": moe}
+
+
 class FlexOlmo(Olmoe):
     """``FlexOlmoConfig``: OLMoE with norms behind attention and experts."""
 

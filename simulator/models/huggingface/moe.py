@@ -280,12 +280,38 @@ class Glm4MoE(Decoder):
     first_dense: Count = key("first_k_dense_replace", default=1)
 
     def fields(self) -> dict[str, Any]:
-        shape = super().fields() | self.same_fields("head_dim", "rope_share")
+        width = self.head_dim or self.hidden // self.heads
+        rotated = -(-int(width * self.rope_share) // 2) * 2  # of an odd number of elements, one more
+        shape = super().fields() | {"head_dim": width, "rope_share": rotated / width}
         biases = {"qkv_bias": self.attention_bias, "proj_bias": False, "qk_layernorm": self.qk_norm}
         if self.first_dense >= self.layers:
             return shape | biases
         moe = self.same_fields("experts", "top_k", "expert_ffn", "shared_experts", "first_dense")
         return shape | biases | {"moe": moe | {"router_bias": True}}
+
+
+class SarvamMoE(Glm4MoE):
+    """``SarvamMoEConfig``: GLM-4.5's experts, with RoPE on whole heads and norms of queries and keys."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=4)
+    head_dim: Size | None = key("head_dim", default=64)
+    rope_share: Share = key("partial_rotary_factor", default=1.0)
+    attention_bias: Flag = key("attention_bias", "use_qkv_bias", default=False)
+    qk_norm: Flag = key("use_qk_norm", default=True)
+    experts: Size = key("n_routed_experts", "num_experts", "num_local_experts", default=128)
+    top_k: Size = key("num_experts_per_tok", default=6)
+    expert_ffn: Size = key("moe_intermediate_size", default=1024)
+    shared_experts: Count = key("n_shared_experts", "num_shared_experts", default=1)
+
+
+class SarvamMLA(DeepSeekV3):
+    """``SarvamMLAConfig``: the architecture of DeepSeek-V3, with queries without a latent."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=None)
+    q_lora_rank: Size | None = key("q_lora_rank", default=None)
+    experts: Size | None = key("n_routed_experts", "num_experts", "num_local_experts", default=128)
+    shared_experts: Count | None = key("n_shared_experts", "num_shared_experts", default=1)
+    first_dense: Count = key("first_k_dense_replace", default=1)
 
 
 class HunyuanMoE(HunyuanDense):

@@ -118,6 +118,7 @@ PARTS: list[dict[str, Any]] = [
     {"head": ["transform", "bias"], "tied": True},
     {"head": ["bias"], "tied": False},
     {"norm": "rmsnorm0"},
+    {"qk_layernorm": "layer"},
     {"norm": "layernorm0"},
     {"branches": [{**TOWER, "projector_depth": 4}, {"layers": 0}]},
     {"mla": {**LATENT, "index": {"heads": 2, "dim": 16, "top_k": 32}}, "norm": "rmsnorm"},
