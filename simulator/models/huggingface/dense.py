@@ -169,7 +169,7 @@ class Persimmon(Decoder):
     dropout: Annotated[Probability, refuse("dropout on the MLP alone")] = key("hidden_dropout", default=0.0)
 
     def fields(self) -> dict[str, Any]:
-        kind = {"norm": "layernorm", "gated": False, "fused_qkv": True}
+        kind = {"norm": "layernorm", "gated": False, "fused_qkv": True, "kv_heads": self.heads}
         norms = {"qk_layernorm": "layer" if self.qk_norm else False}
         return super().fields() | self.same_fields("rope_share") | self.read_activation() | kind | norms
 

@@ -64,6 +64,15 @@ class Qwen3MoE(Decoder):
         return super().fields() | self.same_fields("head_dim") | biases | window | moe | {"qk_layernorm": True}
 
 
+class Qwen3VLMoEText(Qwen3MoE):
+    """``Qwen3VLMoeTextConfig``: Qwen 3 with experts, with defaults of its own."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=16)
+    experts: Size = key("num_experts", default=60)
+    top_k: Size = key("num_experts_per_tok", default=4)
+    expert_ffn: Size = key("moe_intermediate_size", default=1408)
+
+
 class Llama4(Decoder):
     """``Llama4TextConfig``: chunked attention with RoPE, and in every fourth layer full attention without; a shared
     expert as wide as a routed expert. It is the ``text_config`` of the whole model, which also has a vision encoder.

@@ -104,6 +104,12 @@ DECODERS = {
 }
 """Module and class of the readers of decoders."""
 
+TEXTS = {
+    "qwen3_vl_text": "llama.Qwen3",
+    "qwen3_vl_moe_text": "moe.Qwen3VLMoEText",
+}
+"""The same of decoders that are only part of models with an encoder in front."""
+
 SUPPORTED = DECODERS | {
     **dict.fromkeys(("bert", "roberta", "camembert", "ernie", "data2vec-text", "xlm-roberta"), "encoder.BERT"),
     "megatron-bert": "encoder.MegatronBERT",
@@ -111,6 +117,9 @@ SUPPORTED = DECODERS | {
     "bert-generation": "encoder.BERTGeneration",
     "llava": "vision.Llava",
     "gemma3": "vision.Gemma3",
+    "mistral3": "vision.Mistral3",
+    "qwen3_vl": "vision.Qwen3VL",
+    "qwen3_vl_moe": "vision.Qwen3VLMoE",
     "llama4": "vision.Llama4VL",
     "qwen3_5": "vision.Qwen35VL",
     "qwen3_5_moe": "vision.Qwen35MoEVL",
@@ -124,7 +133,7 @@ SUPPORTED = DECODERS | {
 
 
 def find_reader(kind: str) -> type[Config]:
-    """Returns the class that reads configs of a ``model_type``, a key of `SUPPORTED`."""
-    module, name = SUPPORTED[kind].split(".")
+    """Returns the class that reads configs of a ``model_type``, a key of `SUPPORTED` or `TEXTS`."""
+    module, name = (SUPPORTED | TEXTS)[kind].split(".")
     reader: type[Config] = getattr(import_module(f"meshcast.simulator.models.huggingface.{module}"), name)
     return reader
