@@ -270,33 +270,32 @@ class Architecture(BlockBuilder):
             modules += [attention, *([] if model.shared_norm else [self.layernorm("norm2", x, again)]), block]
             biases = (*self.proj_bias(), *self.down_bias(kind.experts))
             return [*modules, Residual("residual", (x, projected, *results), (end,), biases, dropout=model.dropout > 0)]
-        mixer, added = self._norm_after(attention, projected)
-        stream, last = (normed, again) if model.norm_residual else (x, middle)
-        modules += [
-            *mixer,
-            Residual("residual1", (stream, added), (middle,), self.proj_bias(), dropout=model.dropout > 0),
-        ]
+        added, stream, last = projected, *((normed, again) if model.norm_residual else (x, middle))
+        modules.append(attention)
+        if model.norm_place != "before":
+            added = self.act("proj.norm")
+            modules.append(self.layernorm("proj.norm", projected, added))
+        bias = self.proj_bias()
+        modules.append(Residual("residual1", (stream, added), (middle,), bias, dropout=model.dropout > 0))
         if self.encoder_seq:
             middle = last = self._cross(modules, middle)
         if before:
             modules.append(self.layernorm("norm2", middle, again))
         return [*modules, *self._finish_layer(block, results, last, end, kind)]
 
-    def _norm_after(self, block: Module, result: Tensor) -> tuple[list[Module], Tensor]:
-        """Returns a block with the norm behind it, if the model has a norm there, and what is added to the stream."""
-        if self.model.norm_place == "before":
-            return [block], result
-        normed = self.act(f"{result.name}.norm")
-        return [block, self.layernorm(f"{result.name}.norm", result, normed)], normed
-
     def _finish_layer(
         self, block: Module, results: tuple[Tensor, ...], stream: Tensor, end: Tensor, kind: LayerKind
     ) -> list[Module]:
         """Builds the second block with its norm, if it has any, and the addition to the residual stream."""
         modules: list[Module] = [block]
-        if self.model.norm_place != "before":
-            modules, result = self._norm_after(block, results[0])
-            results = (result,)
+        if self.model.norm_place != "before" or (kind.experts and self.model.moe and self.model.moe.norm):
+            result = results[0]
+            if len(results) > 1:
+                result = self.act("down.sum")
+                modules.append(Residual("experts.sum", results, (result,)))
+            normed = self.act("down.norm")
+            modules.append(self.layernorm("down.norm", result, normed))
+            results = (normed,)
         bias, dropout = self.down_bias(kind.experts), self.model.dropout > 0
         return [*modules, Residual("residual2", (stream, *results), (end,), bias, dropout=dropout)]
 

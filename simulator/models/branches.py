@@ -20,7 +20,8 @@ from meshcast.simulator.models.transformer import Transformer
 OWN = (
     *("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "frames", "branches", "contrastive"),
     *("norm_place", "shared_norm", "sinks", "attention_gate", "softcaps", "norm_residual"),
-    *("linear_attention", "cross_attention", "head"),
+    *("linear_attention", "cross_attention", "head", "value_dim", "keys_are_values", "value_norm"),
+    *("local_attention", "inner_norms"),
 )
 """Fields of a model that its branches do not inherit."""
 

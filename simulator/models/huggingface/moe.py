@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.huggingface.config import (
@@ -14,6 +14,7 @@ from meshcast.simulator.models.huggingface.config import (
     expert_layers,
     key,
     local_fields,
+    published_in,
     refuse,
     sparse_layers,
 )
@@ -122,17 +123,6 @@ class Llama4(Decoder):
             return {"ffn": self.dense_ffn}
         moe = self.same_fields("experts", "top_k", "dense_ffn") | {"expert_ffn": self.ffn, "shared_experts": 1}
         return {"moe": moe | expert_layers(flags, "moe_layers")}
-
-
-def published_in(method: str) -> AfterValidator:
-    """Accepts the format in which a model is published (fp8 of DeepSeek-V3): number formats belong to the job."""
-
-    def check(value: Any) -> Any:
-        if value and not (isinstance(value, dict) and value.get("quant_method") == method):
-            raise ValueError("meshcast supports no quantised weights. Remove the key if the model works without it")
-        return value
-
-    return AfterValidator(check)
 
 
 class DeepSeekV2(Decoder):

@@ -99,8 +99,9 @@ class TransformerFields(ShapePart):
     (BERT); a bias (GPT-J, Phi 1 and 2)."""
     sinks: Flag = False
     """Every query head has a learned logit, which only its softmax counts (gpt-oss)."""
-    attention_gate: Flag = False
-    """The result of attention is multiplied by the sigmoid of a projection as wide (Qwen3-Next)."""
+    attention_gate: Flag | Literal["heads"] = False
+    """The result of attention is multiplied by the sigmoid of a projection as wide (Qwen3-Next); heads: each head by
+    that of a single number (Laguna)."""
     softcaps: tuple[Literal["attention", "logits"], ...] = ()
     """Which numbers pass c tanh(x / c) for some c: the scores of attention, the logits (Gemma 2)."""
     frames: Size | None = None
