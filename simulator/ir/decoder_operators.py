@@ -11,12 +11,12 @@ from meshcast.simulator.ir.ops import Memory, Work
 
 
 class NormOfHeads(Norm):
-    """A norm over all heads together (OLMo 2, arXiv 2501.00656, section 3.2).
+    """A norm over all heads together (OLMo 2, arXiv 2501.00656, section 3.2), or over the width of an MLP (BitNet).
 
-    Where heads are sharded, sums over the shard are all-reduced, as those over a sharded h.
+    Where these are sharded, sums over the shard are all-reduced, as those over a sharded h.
     """
 
-    widths: ClassVar[tuple[str, ...]] = ("a",)
+    widths: ClassVar[tuple[str, ...]] = ("a", "f")
 
 
 class Softcap(Activation):

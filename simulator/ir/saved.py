@@ -65,6 +65,8 @@ FUNCTIONS = {
     "quick_gelu": FunctionSaves(True, 1),  # x sigmoid(1.702 x)
     "relu": FunctionSaves(False, 1, True),
     "relu2": FunctionSaves(False, 1),
+    # alpha x (x), and below zero the exponential and what alpha multiplies; the mask of a byte is left out.
+    "xielu": FunctionSaves(True, 3),
 }
 """What functions of `Model.activation` save, by the formulas of activations.py of Transformers 5.24.0."""
 

@@ -163,7 +163,8 @@ def list_linears(model: Transformer, kind: LayerKind) -> list[LinearShape]:
     hidden, ups = model.hidden, 2 if model.gated else 1
     linears: list[LinearShape] = []
     if kind.has_attention:
-        linears += [*_list_projections(model), LinearShape("attn_proj", model.output_width, (hidden,))]
+        attention = model.attention_in(kind.local)
+        linears += [*_list_projections(attention), LinearShape("attn_proj", attention.output_width, (hidden,))]
     if kind.has_mamba and (ssm := model.ssm):
         linears += [LinearShape("mixer_in", hidden, (ssm.projected,)), LinearShape("mixer_out", ssm.inner, (hidden,))]
     if kind.has_mlp:
@@ -186,9 +187,7 @@ def _list_projections(model: Transformer) -> list[LinearShape]:
     """Returns the linear layers that lead to queries, keys and values."""
     hidden, mla = model.hidden, model.mla
     if mla is None:
-        gate = (model.gate_width,) if model.attention_gate else ()
-        outs = (model.query_width, model.key_width, model.value_width, *gate)
-        return [LinearShape("attn_qkv", hidden, outs, model.fused_qkv)]
+        return [LinearShape("attn_qkv", hidden, model.projected_widths, model.fused_qkv)]
     rank, width = mla.q_lora_rank, model.query_width
     queries = [LinearShape("attn_q", hidden, (width,))]
     if rank:

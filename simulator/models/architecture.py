@@ -271,12 +271,12 @@ class Architecture(BlockBuilder):
             modules += [attention, *([] if model.shared_norm else [self.layernorm("norm2", x, again)]), block]
             biases = (*self.proj_bias(), *self.down_bias(kind.experts))
             return [*modules, Residual("residual", (x, projected, *results), (end,), biases, dropout=model.dropout > 0)]
-        mixer, added = self._norm_after(attention, projected, place)
-        stream, last = (normed, again) if model.norm_residual else (x, middle)
-        modules += [
-            *mixer,
-            Residual("residual1", (stream, added), (middle,), self.proj_bias(), dropout=model.dropout > 0),
-        ]
+        added, stream, last = projected, *((normed, again) if model.norm_residual else (x, middle))
+        modules.append(attention)
+        if place != "before":
+            added = self._norm_behind(modules, projected, "proj.norm")
+        bias = self.proj_bias()
+        modules.append(Residual("residual1", (stream, added), (middle,), bias, dropout=model.dropout > 0))
         if self.encoder_seq:
             middle = last = self._cross(modules, middle)
         if before:
@@ -288,21 +288,23 @@ class Architecture(BlockBuilder):
         linear = self.model.linear_attention
         return (kind.linear and linear and linear.norm_place) or self.model.norm_place
 
-    def _norm_after(self, block: Module, result: Tensor, place: str) -> tuple[list[Module], Tensor]:
-        """Returns a block with the norm behind it, if the layer has a norm there, and what is added to the stream."""
-        if place == "before":
-            return [block], result
-        normed = self.act(f"{result.name}.norm")
-        return [block, self.layernorm(f"{result.name}.norm", result, normed)], normed
+    def _norm_behind(self, modules: list[Module], result: Tensor, name: str) -> Tensor:
+        """Adds a norm behind a block to its modules, and returns what is added to the stream."""
+        normed = self.act(name)
+        modules.append(self.layernorm(name, result, normed))
+        return normed
 
     def _finish_layer(
         self, block: Module, results: tuple[Tensor, ...], stream: Tensor, end: Tensor, kind: LayerKind
     ) -> list[Module]:
         """Builds the second block with its norm, if it has any, and the addition to the residual stream."""
         modules: list[Module] = [block]
-        if (place := self._norm_place(kind)) != "before":
-            modules, result = self._norm_after(block, results[0], place)
-            results = (result,)
+        if self._norm_place(kind) != "before" or (kind.experts and self.model.moe and self.model.moe.norm):
+            result = results[0]
+            if len(results) > 1:
+                result = self.act("down.sum")
+                modules.append(Residual("experts.sum", results, (result,)))
+            results = (self._norm_behind(modules, result, "down.norm"),)
         bias, dropout = self.down_bias(kind.experts), self.model.dropout > 0
         return [*modules, Residual("residual2", (stream, *results), (end,), bias, dropout=dropout)]
 

@@ -24,6 +24,7 @@ from meshcast.simulator.ir.operators import Activation, Concat, CoreAttention, L
 from meshcast.simulator.ir.sparse_attention_operators import ChooseKeys, detach
 from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, SparseIndex, StateSpace
 from meshcast.simulator.models.shapes import Shapes, cast_input, save_inputs
+from meshcast.simulator.models.transformer import Transformer
 
 UP = ("mla_up_proj",)
 """The label of the modules between the latents and the core of latent attention: norms, up-projections and RoPE.
@@ -56,35 +57,51 @@ class BlockBuilder(Shapes):
         return self._latent(self.model.mla, x, y, local) if self.model.mla else self._attention(x, y, local)
 
     def _attention(self, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
-        model, d = self.model, self.model.head_dim
-        width = Dim(model.heads * d, unit=d)
-        kv = Dim(model.kv_heads * d, unit=d, copies=True)
-        q, k, v = (self.act(n, a=a) for n, a in (("q", width), ("k", kv), ("v", kv)))
-        weights = [self.weight(n, h=self.hidden_dim, a=a) for n, a in (("wq", width), ("wk", kv), ("wv", kv))]
-        gate = self._attention_gate()
-        weights += [self.weight("wgate", h=self.hidden_dim, a=tensor.dims["a"]) for tensor in gate]
-        if model.qkv_bias:
-            weights += [self.weight(n, a=a) for n, a in (("bq", width), ("bk", kv), ("bv", kv))]
-            weights += [self.weight("bgate", a=width)] if model.attention_gate is True else []
-        if model.sinks:  # sharded as the heads are, by everything that shards this layer, as its biases
-            weights.append(self.weight("sinks", a=Dim(model.heads)))
-        modules = self.linear("qkv", x, (q, k, v, *gate), *weights, whole=model.fused_qkv)
+        model = self.model.attention_in(local)
+        projected, modules = self._project_heads(model, x)
+        q, k = projected["q"], projected["k"]
+        v, gate = projected.get("v", k), tuple(tensor for name, tensor in projected.items() if name == "gate")
         has_rope = model.positions == "rope" and (local or model.full_rope)
-        if model.qk_layernorm in (True, "all") or (model.qk_layernorm and has_rope):
-            normed = self.act("q.norm", a=width), self.act("k.norm", a=kv)
-            if model.qk_layernorm == "all":
-                both = self.weight("q.norm.weight", a=width), self.weight("k.norm.weight", a=kv)
-                modules.append(NormOfHeads("qk_norm", (q, k), normed, both, modules=("norm",)))
-            else:
-                weighted = "qk" if model.qk_layernorm is True else ""
-                scales = tuple(self.weight(f"{n}.norm.weight", d=Dim(d)) for n in weighted)
-                modules.append(Norm("qk_norm", (q, k), normed, scales, modules=("norm",)))
-            q, k = normed
+        if model.value_norm:
+            normed = replace(v, name="v.norm")
+            modules.append(Norm("v_norm", (v,), (normed,), modules=("norm",)))
+            v = normed
+        if model.qk_layernorm in (True, "all", "layer") or (model.qk_layernorm and has_rope):
+            q, k = self._norm_heads(modules, model, q, k)
         if has_rope:
-            rotated = self.act("q.rope", a=width), self.act("k.rope", a=kv)
+            rotated = replace(q, name="q.rope"), replace(k, name="k.rope")
             modules.append(Rope("rope", (q, k), rotated, (), model.rope_share))
             q, k = rotated
-        return self._core(modules, q, k, v, y, local, d, d, gate)
+        return self._core(modules, q, k, v, y, local, model.head_dim, model.value_dim or model.head_dim, gate)
+
+    def _norm_heads(self, modules: list[Module], model: Transformer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds the norms of queries and keys to the modules of attention."""
+        normed = replace(q, name="q.norm"), replace(k, name="k.norm")
+        if model.qk_layernorm == "all":
+            both = self.weight("q.norm.weight", a=q.dims["a"]), self.weight("k.norm.weight", a=k.dims["a"])
+            modules.append(NormOfHeads("qk_norm", (q, k), normed, both, modules=("norm",)))
+            return normed
+        ends = {"l2": (), "layer": ("weight", "bias")}.get(str(model.qk_layernorm), ("weight",))
+        scales = tuple(self.weight(f"{n}.norm.{end}", d=Dim(model.head_dim)) for end in ends for n in "qk")
+        modules.append(Norm("qk_norm", (q, k), normed, scales, modules=("norm",)))
+        return normed
+
+    def _project_heads(self, model: Transformer, x: Tensor) -> tuple[dict[str, Tensor], list[Module]]:
+        """Builds the projection of x to queries, keys and values, and to a gate if there is any; returns its results by
+        name, and its modules."""
+        d, of_value = model.head_dim, model.value_dim or model.head_dim
+        widths = {"q": Dim(model.heads * d, unit=d), "k": Dim(model.kv_heads * d, unit=d, copies=True)}
+        if not model.keys_are_values:
+            widths |= {"v": Dim(model.kv_heads * of_value, unit=of_value, copies=True)}
+        if model.attention_gate:
+            each = 1 if model.attention_gate == "heads" else of_value
+            widths |= {"gate": Dim(model.heads * each, unit=each)}
+        projected = {n: self.act("attention.gate" if n == "gate" else n, a=a) for n, a in widths.items()}
+        weights = [self.weight(f"w{n}", h=self.hidden_dim, a=a) for n, a in widths.items()]
+        weights += [self.weight(f"b{n}", a=a) for n, a in widths.items()] if model.qkv_bias else []
+        if model.sinks:  # sharded as the heads are, by everything that shards this layer, as its biases
+            weights.append(self.weight("sinks", a=Dim(model.heads)))
+        return projected, self.linear("qkv", x, tuple(projected.values()), *weights, whole=model.fused_qkv)
 
     def _latent(self, mla: MLA, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
         """Builds multi-head latent attention: queries, keys, values projected from latents (arXiv 2405.04434, 2.1)."""
@@ -173,7 +190,7 @@ class BlockBuilder(Shapes):
         gate: tuple[Tensor, ...] = (),
     ) -> SelfAttention:
         """Adds the attention core, its gate if there is any, and the output projection to the modules of attention."""
-        model = self.model
+        model = self.model.attention_in(local)
         width = Dim(model.heads * value, unit=value)
         o = self.act("o", a=width)
         window, chunk = (model.window, model.attention_chunk) if local else (None, None)
@@ -191,8 +208,19 @@ class BlockBuilder(Shapes):
             gated = self.act("o.gated", a=width)
             modules.append(Activation("attention.gate", (o, *gate), (gated,)))
             o = gated
+        if model.inner_norms:
+            o = self._norm_inside(modules, o, "a")
         modules += self.linear("proj", o, (y,), self.weight("wo", a=width, h=self.hidden_dim))
         return SelfAttention("attention", tuple(modules))
+
+    def _norm_inside(self, modules: list[Module], x: Tensor, width: str) -> Tensor:
+        """Adds the norm in front of an output layer, over the whole dim `width` of its input, to the modules."""
+        normed, scale = (
+            replace(x, name=f"{x.name}.norm"),
+            self.weight(f"{x.name}.norm.weight", **{width: x.dims[width]}),
+        )
+        modules.append(NormOfHeads(normed.name, (x,), (normed,), (scale,), modules=("norm",)))
+        return normed
 
     def _project(self, modules: list[Module], tensor: Tensor) -> Tensor:
         """Adds the projection of keys or values along the sequence to the modules of attention (Linformer)."""
@@ -245,15 +273,16 @@ class BlockBuilder(Shapes):
             weights += [self.weight(f"b{name}", f=f) for name in names]
         act = self.act(f"{pre}act", f=f)
         saved, stores = save_inputs(self.fp8_activation_inputs, ups)
-        return kind(
-            name,
-            (
-                *self.linear(f"{pre}up", x, ups, *weights),
-                *stores,
-                Activation(f"{pre}act", saved, (act,), modules=("act",)),
-                *self.linear(f"{pre}down", act, (y,), self.weight(f"w{pre}down", f=f, h=h)),
-            ),
-        )
+        shape = (self.weight(f"{pre}act.shape", n=Dim(2)),) if model.activation == "xielu" else ()
+        modules: list[Module] = [
+            *self.linear(f"{pre}up", x, ups, *weights),
+            *stores,
+            Activation(f"{pre}act", saved, (act,), shape, modules=("act",)),
+        ]
+        if model.inner_norms:
+            act = self._norm_inside(modules, act, "f")
+        modules += self.linear(f"{pre}down", act, (y,), self.weight(f"w{pre}down", f=f, h=h))
+        return kind(name, tuple(modules))
 
     def moe(self, x: Tensor, experts: int) -> tuple[Module, tuple[Tensor, ...]]:
         """Builds router, routed and shared experts; returns also their outputs. experts: routed ones of the layer."""

@@ -20,7 +20,8 @@ from meshcast.simulator.models.transformer import Transformer
 OWN = (
     *("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "frames", "branches", "contrastive"),
     *("norm_place", "shared_norm", "sinks", "attention_gate", "softcaps", "norm_residual"),
-    *("linear_attention", "cross_attention", "head"),
+    *("linear_attention", "cross_attention", "head", "value_dim", "keys_are_values", "value_norm"),
+    *("local_attention", "inner_norms"),
 )
 """Fields of a model that its branches do not inherit."""
 
@@ -67,13 +68,18 @@ class Branch(Transformer):
     """Inner width of a projector of several layers. Default: the hidden size of the trunk."""
     projector_depth: Annotated[int, Field(strict=True, ge=2, le=8)] = 2
     """Linear layers of a projector of several (LLaVA 1.5: 2, Llama 4: 3)."""
-    projector_norm: Flag = False
-    """An RMS norm in front of the projector (Gemma 3)."""
+    projector_norm: Flag | Literal["layer"] = False
+    """An RMS norm in front of the projector (Gemma 3); layer: a layer norm with a bias (InternVL)."""
+    deepstack: Count = 0
+    """Further projectors of several layers, each behind a layer norm, that read the states of earlier layers and whose
+    results are added to the states of the first layers of the trunk (Qwen3-VL, arXiv 2406.04334). They are priced with
+    the projector, from the last layer of the branch to the first of the trunk."""
     merge: Size = 1
     """Inputs, neighbours in a sequence, that are one token of the trunk. The layers run over all inputs, `merge` for
     each of `tokens`."""
-    merge_by: Literal["concat", "mean"] = "concat"
-    """How inputs are merged before the projector: concatenated (Qwen2-VL), or to their mean (Gemma 3)."""
+    merge_by: Literal["concat", "mean", "linear"] = "concat"
+    """How inputs are merged before the projector: concatenated (Qwen2-VL), to their mean (Gemma 3), or by a linear
+    layer without bias from all of them to the width of one (Mistral 3)."""
     frozen: Flag = False
     """The branch is not trained, but its projector is."""
 
@@ -82,6 +88,11 @@ class Branch(Transformer):
         if self.projector == "none" and self.merged_width != self.trunk_hidden:
             rule = f"a projector leads from hidden {self.merged_width} to that of the trunk, {self.trunk_hidden}"
             raise ModelError("projector", rule, "linear or mlp would work", self.projector)
+        if self.deepstack and (self.projector, self.merge_by) != ("mlp", "concat"):
+            rule = "further projectors have several layers and read concatenated inputs"
+            raise ModelError(
+                "deepstack", rule, "Give projector: mlp and merge_by: concat, or leave it out", self.deepstack
+            )
         for word in ("moe", "ssm", "mtp", "linear_attention"):
             if getattr(self, word):
                 rule = "a branch has layers of attention and an MLP"
@@ -92,8 +103,10 @@ class Branch(Transformer):
     def projector_parameters(self) -> int:
         """Parameters of the projector."""
         sizes = self.projector_sizes
-        layers = sum((width + self.projector_bias) * outputs for width, outputs in sizes)
-        return layers + (self.hidden if self.projector_norm else 0)
+        biased = sum(outputs for _, outputs in sizes[self.merge_by == "linear" :]) if self.projector_bias else 0
+        norm = self.merged_width * {False: 0, True: 1}.get(self.projector_norm, 2)
+        deep = self.deepstack * 2 * self.merged_width
+        return sum(width * outputs for width, outputs in sizes) + biased + norm + deep
 
     @property
     def merged_width(self) -> int:
@@ -102,11 +115,14 @@ class Branch(Transformer):
 
     @property
     def projector_sizes(self) -> list[tuple[int, int]]:
-        """Widths that each linear layer of the projector leads from and to."""
+        """Widths that each linear layer of the projector leads from and to, those that merge and of further projectors
+        included."""
         first, last = self.merged_width, self.trunk_hidden
         inner = self.projector_ffn
         several = [(first, inner), *[(inner, inner)] * (self.projector_depth - 2), (inner, last)]
-        return {"none": [], "linear": [(first, last)], "mlp": several}[self.projector]
+        merging = [(self.merge * self.hidden, self.hidden)] if self.merge_by == "linear" else []
+        sizes = {"none": [], "linear": [(first, last)], "mlp": several}[self.projector]
+        return [*merging, *sizes * (1 + self.deepstack)]
 
     @property
     def longest_input(self) -> int:

@@ -19,7 +19,7 @@ from meshcast.simulator.ir.modules import BatchLossUnit, LocalShapes, Module, Op
 from meshcast.simulator.ir.operators import Activation, Boundary, Embedding, Loss, Norm, Residual
 from meshcast.simulator.ir.ops import Gemm, Memory, Work
 from meshcast.simulator.models.branches import Branch
-from meshcast.simulator.models.shapes import Shapes
+from meshcast.simulator.models.shapes import Shapes, add_prefix
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +110,7 @@ def build_projector(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Mod
     """Builds the final norm and the projector of a branch, as far as it has them, behind `x`; returns their output. In
     a contrastive model a vector of a sequence is projected, and then normalised."""
     modules: list[Module] = []
+    stream = x
     if branch.final_norm:
         normed = shapes.act("norm.out")
         modules.append(Norm("final_norm", (x,), (normed,), shapes.norm_weights("final_norm")))
@@ -122,19 +123,39 @@ def build_projector(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Mod
         more, x = _merge(shapes, branch, x)
         modules += more
     if branch.projector_norm:
-        normed = replace(x, name="projector.norm")
-        scale = (shapes.weight("projector.norm.weight", h=Dim(branch.hidden)),)
-        modules.append(Norm("projector.norm", (x,), (normed,), scale))
-        x = normed
+        norm, x = _norm_merged(shapes, branch, x, biased=branch.projector_norm == "layer")
+        modules.append(norm)
     if branch.projector != "none":
         y = Tensor("projected", {**x.dims, "h": Dim(branch.trunk_hidden)}, x.dtype)
         modules.append(Projector("projector", tuple(_project(shapes, branch, x.rename_dims(h="c"), y))))
         x = y
+    for i in range(branch.deepstack):
+        more, x = _add_earlier(shapes, branch, stream, x, f"deep{i}.")
+        modules += more
     if branch.pool != "none":
         unit = shapes.of_sample("normalised", branch.trunk_hidden)
         modules.append(Norm("normalise", (x,), (unit,)))
         x = unit
     return modules, x
+
+
+def _norm_merged(shapes: Shapes, branch: Branch, x: Tensor, biased: bool) -> tuple[Norm, Tensor]:
+    """Builds the norm in front of a projector, over merged inputs; returns also its output."""
+    normed, ends = replace(x, name="projector.norm"), ("weight", "bias") if biased else ("weight",)
+    scales = tuple(shapes.weight(f"projector.norm.{end}", h=Dim(branch.merged_width)) for end in ends)
+    return Norm("projector.norm", (x,), (normed,), scales), normed
+
+
+def _add_earlier(shapes: Shapes, branch: Branch, stream: Tensor, x: Tensor, prefix: str) -> tuple[list[Module], Tensor]:
+    """Builds a further projector of the states `stream` of a branch, and adds its result to `x`; returns also the
+    sum."""
+    merging, merged = _merge(shapes, branch, stream)
+    norm, normed = _norm_merged(shapes, branch, merged, biased=True)
+    deep = replace(x, name="projected")
+    projector = Projector("projector", tuple(_project(shapes, branch, normed.rename_dims(h="c"), deep)))
+    modules = [add_prefix(module, prefix, {stream.name}) for module in (*merging, norm, projector)]
+    total = replace(x, name=f"{prefix}sum")
+    return [*modules, Residual(total.name, (x, replace(deep, name=f"{prefix}projected")), (total,))], total
 
 
 def _project(shapes: Shapes, branch: Branch, x: Tensor, y: Tensor) -> list[Module]:
@@ -162,9 +183,15 @@ def _project(shapes: Shapes, branch: Branch, x: Tensor, y: Tensor) -> list[Modul
 def _merge(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Module], Tensor]:
     """Merges neighbouring inputs behind the last layer of a branch [b, s, h] to tokens of the trunk [b, s / merge, h],
     with h of all of them if they are concatenated; returns the modules and the tokens."""
-    dims = {**x.dims, "s": Dim(shapes.seq // branch.merge), "h": Dim(branch.merged_width)}
-    merged = Tensor("merged", dims, x.dtype)
-    return [Merge("merge", (x,), (merged,))], merged
+    width = branch.hidden * (1 if branch.merge_by == "mean" else branch.merge)
+    merged = Tensor("merged", {**x.dims, "s": Dim(shapes.seq // branch.merge), "h": Dim(width)}, x.dtype)
+    modules: list[Module] = [Merge("merge", (x,), (merged,))]
+    if branch.merge_by == "linear":
+        joined = replace(merged, name="merged.linear", dims={**merged.dims, "h": Dim(branch.hidden)})
+        weight = shapes.weight("wmerge", c=Dim(width), h=Dim(branch.hidden))
+        modules += shapes.linear("merge.linear", merged.rename_dims(h="c"), (joined,), weight)
+        merged = joined
+    return modules, merged
 
 
 def build_batch_loss(shapes: Shapes, width: int, computed: Sequence[int]) -> BatchLossUnit:

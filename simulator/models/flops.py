@@ -120,12 +120,13 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
     parts: dict[str, float] = dict.fromkeys(PARTS, 0)
     for kind, layers in _kinds(model):
         if kind.has_attention:
+            shape = model.attention_in(kind.local)
             seen = 2 * _reach(seq, model, kind) if not causal or kind.along else _seen(seq, model, kind)
-            parts["attention"] += layers * tokens * seen * (model.query_width + model.output_width)
+            parts["attention"] += layers * tokens * seen * (shape.query_width + shape.output_width)
             projection = (model.projected_keys or 0) * (model.key_width + model.value_width)
-            parts["qkv"] += layers * 2 * tokens * (_qkv_weights(model) + projection)
+            parts["qkv"] += layers * 2 * tokens * (_qkv_weights(shape) + projection)
             parts["attention"] += layers * tokens * _index_flops(model, seq if causal else 2 * seq)
-            parts["proj"] += layers * 2 * tokens * model.output_width * h
+            parts["proj"] += layers * 2 * tokens * shape.output_width * h
         if kind.linear and (linear := model.linear_attention):
             parts["qkv"] += layers * 2 * tokens * linear.input_weights(h)
             parts["scan"] += layers * tokens * linear.update_flops * linear.state
@@ -204,15 +205,14 @@ def _mlp(model: Transformer, tokens: float, ffn: int) -> float:
 def _qkv_weights(model: Transformer) -> int:
     """Elements of the matrices that project to queries, keys and values."""
     h, mla = model.hidden, model.mla
-    gate = h * model.gate_width
     if mla is None:
-        return h * (model.query_width + model.key_width + model.value_width) + gate
+        return h * sum(model.projected_widths)
     rank = mla.q_lora_rank
     queries = h * rank + rank * model.query_width if rank else h * model.query_width
     if index := mla.index:
         queries += (rank or 0) * index.heads * index.dim + h * (index.dim + index.heads)
     keys = h * (mla.kv_lora_rank + mla.qk_rope) + mla.kv_lora_rank * model.heads * (mla.qk_nope + mla.v)
-    return queries + keys + gate
+    return queries + keys + h * model.gate_width
 
 
 def six_n(model: Model, seq: int) -> float:
@@ -239,13 +239,13 @@ def palm(model: Model, seq: int) -> float:
 
 def _count_attention(model: Transformer, seq: float) -> float:
     """Returns L a d T, of queries and of values, with the tokens that a layer leaves in place of T."""
-    chosen = _chosen(model) or math.inf
-    seen = sum(
-        layers * (min(_chunk(seq, model), model.window or seq) if kind.local else min(_reach(seq, model, kind), chosen))
-        for kind, layers in _kinds(model)
-        if kind.has_attention
-    )
-    return seen * (model.query_width + model.output_width)
+    total, chosen = 0.0, _chosen(model) or math.inf
+    for kind, layers in _kinds(model):
+        if kind.has_attention:
+            local = min(_chunk(seq, model), model.window or seq)
+            seen, shape = local if kind.local else min(_reach(seq, model, kind), chosen), model.attention_in(kind.local)
+            total += layers * seen * (shape.query_width + shape.output_width)
+    return total
 
 
 def _count_cross(model: Model, seq: int) -> float:

@@ -103,7 +103,8 @@ class Model(Transformer):
             **{"norm_place": self.norm_place != "before", "norm_residual": self.norm_residual},
             **{"projected_keys": self.projected_keys, "contrastive": self.contrastive},
             **{"qk_layernorm": self.qk_layernorm, "sinks": self.sinks, "attention_gate": self.attention_gate},
-            "embedding_norm": self.embedding_norm,
+            **{"embedding_norm": self.embedding_norm, "value_dim": self.value_dim, "value_norm": self.value_norm},
+            **{"keys_are_values": self.keys_are_values, "inner_norms": self.inner_norms},
         }
         for word, value in refused.items():
             if value:
@@ -208,7 +209,8 @@ class Model(Transformer):
     def _own_parts(self, experts: int | None) -> dict[str, int]:
         """Parameters by part, without those of branches. experts: number of routed experts to count; None: all."""
         h, last = self.hidden, self.kind(self.every_layer[-1])
-        further = self.layer_parameters(last.experts, experts, last.routed, last.linear)
+        last_shape = self.attention_in(last.local)
+        further = last_shape.layer_parameters(last.experts, experts, last.routed, last.linear)
         return {
             **self._input_parts(),
             "layers": self.every_layer_parameters(experts),

@@ -78,6 +78,25 @@ class MLA(ShapePart):
         return (self.q_lora_rank or 0) * heads * dim + hidden * (dim + heads) + 2 * dim
 
 
+class LocalAttention(ShapePart):
+    """Attention of the layers with a window or chunks, where it differs from that of the others; None: it does not."""
+
+    heads: Size | None = None
+    """Query heads."""
+    kv_heads: Size | None = None
+    """Key/value heads."""
+    head_dim: Size | None = None
+    """Width of one head of queries and keys."""
+    value_dim: Size | None = None
+    """Width of one head of values, where it is not `head_dim`."""
+    rope_share: Share | None = None
+    """Share of the width of a head with RoPE."""
+    sinks: Flag | None = None
+    """Every query head has a learned logit in its softmax."""
+    keys_are_values: Flag | None = None
+    """Values are the keys before their norm and RoPE."""
+
+
 class MoEShape(ShapePart):
     """A mixture of experts. Experts are MLPs with the activation and the biases of the model."""
 
@@ -119,6 +138,9 @@ class MoEShape(ShapePart):
     shared_gate: Flag = False
     """A token's result of shared experts is multiplied by the sigmoid of one number, from a linear layer without bias
     (Qwen2-MoE)."""
+
+    norm: Flag = False
+    """A norm over the sum of the results of routed and shared experts, before the residual addition (A.X-K1)."""
 
     def experts_of(self, layer: int) -> int:
         """Counts the routed experts of `layer` (from 0), if it has some."""

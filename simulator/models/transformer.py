@@ -9,13 +9,12 @@ positions of a sequence, E experts.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from meshcast.simulator.models.parts import Flag
-from meshcast.simulator.models.shape.fields import TransformerFields
 from meshcast.simulator.models.shape.relations import check_relations
+from meshcast.simulator.models.shape.variants import Variants
 
 
 class LayerKind(NamedTuple):
@@ -54,21 +53,8 @@ class LayerKind(NamedTuple):
         return self.block in ("M", "P")
 
 
-class Transformer(TransformerFields):
-    """A stack of transformer layers: widths that follow from its fields, kinds of layers, parameter counts.
-
-    The two fields here change what programs save for the backward pass that compose layers of PyTorch's operations
-    (`ProcessMemory.composed`), and no time.
-    """
-
-    activation: Literal["silu", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "relu", "relu2"] = Field(
-        default_factory=lambda fields: "silu" if fields.get("gated") else "gelu"
-    )
-    """The function between the linear layers of MLPs and experts. gelu_new is the tanh approximation in separate
-    operations (GPT-2, Phi). Default: silu if `gated`, else gelu."""
-    fused_qkv: Flag = False
-    """One matrix makes queries, keys and values, which are views of its product (GPT-2, GPT-NeoX, Falcon, Phi 3): all
-    of it stays in memory with the values."""
+class Transformer(Variants):
+    """A stack of transformer layers: widths that follow from its fields, kinds of layers, parameter counts."""
 
     @model_validator(mode="after")
     def _relations(self) -> Transformer:
@@ -124,12 +110,19 @@ class Transformer(TransformerFields):
     @property
     def value_width(self) -> int:
         """Width of a token's values, all heads (elements)."""
-        return self.kv_heads * self.head_dim
+        return self.kv_heads * (self.value_dim or self.head_dim)
 
     @property
     def output_width(self) -> int:
         """Width of a token's result of the attention core, all heads (elements)."""
-        return self.heads * self.head_dim
+        return self.heads * (self.value_dim or self.head_dim)
+
+    @property
+    def projected_widths(self) -> tuple[int, ...]:
+        """Widths of what a layer projects its input to, without `mla`: queries, keys, values, and a gate."""
+        values = () if self.keys_are_values else (self.value_width,)
+        gates = (self.gate_width,) if self.attention_gate else ()
+        return (self.query_width, self.key_width, *values, *gates)
 
     @property
     def gate_width(self) -> int:
@@ -176,18 +169,20 @@ class Transformer(TransformerFields):
             rank = mla.q_lora_rank
             queries = h * rank + rank * q if rank else h * q
             keys = h * (mla.kv_lora_rank + mla.qk_rope) + mla.kv_lora_rank * self.heads * (mla.qk_nope + mla.v)
-            projections, normed = queries + keys + mla.index_parameters(h), (rank or 0) + mla.kv_lora_rank
+            projections = queries + keys + mla.index_parameters(h) + h * self.gate_width
+            normed = self.qk_layernorm is True and (rank or 0) + mla.kv_lora_rank
         else:
-            projections = (h + self.qkv_bias) * (q + self.key_width + self.value_width)
-            normed = q + self.key_width if self.qk_layernorm == "all" else 2 * self.head_dim
-        projections += (h + (self.qkv_bias and self.attention_gate is True)) * self.gate_width
-        projections += 2 * self.seq * (self.projected_keys or 0) + self.heads * self.sinks
-        return projections + (self.qk_layernorm in (True, "all")) * normed + out * h + self.proj_bias * h
+            projections = (h + self.qkv_bias) * sum(self.projected_widths)
+            widths = {"all": q + self.key_width, "layer": 4 * self.head_dim, True: 2 * self.head_dim}
+            normed = widths.get(self.qk_layernorm, 0)
+        projections += 2 * self.seq * (self.projected_keys or 0) + self.heads * self.sinks + out * self.inner_norms
+        return projections + normed + out * h + self.proj_bias * h
 
     def mlp_parameters(self, ffn: int) -> int:
         """Parameters of an MLP or expert of inner width `ffn`, biases included."""
         ups = 2 if self.gated else 1
-        return (ups + 1) * self.hidden * ffn + self.mlp_bias * (ups * ffn + self.hidden)
+        inner = ffn * self.inner_norms + 2 * (self.activation == "xielu")
+        return (ups + 1) * self.hidden * ffn + self.mlp_bias * (ups * ffn + self.hidden) + inner
 
     def moe_parameters(self, experts: int | None = None, of: int | None = None) -> int:
         """Counts the parameters of the router, routed and shared experts of a layer; 0 without experts.
@@ -201,6 +196,7 @@ class Transformer(TransformerFields):
         routed = (there if experts is None else experts) * self.mlp_parameters(its.expert_ffn)
         shared = self.mlp_parameters(its.shared_ffn) if its.shared_ffn else 0
         mixing = 2 * (self.hidden + 1) if its.residual else self.hidden * its.shared_gate
+        mixing += self.norm_parameters * its.norm
         return there * (self.hidden + its.router_bias) + routed + shared + mixing
 
     @property
@@ -265,8 +261,10 @@ class Transformer(TransformerFields):
         if self.ssm:
             kinds = (Transformer.kind(self, layer) for layer in range(self.layers))
             return sum(self.block_parameters(kind.block, experts, kind.routed) for kind in kinds)
-        if self.moe is None and self.linear_attention is None:
+        if self.moe is None and self.linear_attention is None and self.local_attention is None:
             return self.layers * self.layer_parameters()
-        kinds = (Transformer.kind(self, layer) for layer in range(self.layers))
-        numbers = Counter((kind.routed, kind.linear) for kind in kinds)
-        return sum(n * self.layer_parameters(of > 0, experts, of, linear) for (of, linear), n in numbers.items())
+        kinds = Counter(Transformer.kind(self, layer) for layer in range(self.layers))
+        return sum(
+            layers * self.attention_in(kind.local).layer_parameters(kind.experts, experts, kind.routed, kind.linear)
+            for kind, layers in kinds.items()
+        )

@@ -32,6 +32,17 @@ def refuse(feature: str) -> AfterValidator:
     return AfterValidator(refuse)
 
 
+def published_in(method: str) -> AfterValidator:
+    """Accepts the format in which a model is published (fp8 of DeepSeek-V3): number formats belong to the job."""
+
+    def check(value: Any) -> Any:
+        if value and not (isinstance(value, dict) and value.get("quant_method") == method):
+            raise ValueError("meshcast supports no quantised weights. Remove the key if the model works without it")
+        return value
+
+    return AfterValidator(check)
+
+
 class Keys(BaseModel):
     """Keys of a config, with the defaults of ``transformers``.
 

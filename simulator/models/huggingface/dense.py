@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from meshcast.hardware.errors import ModelError
-from meshcast.simulator.models.huggingface.config import Decoder, check_every_layer, full_fields, key, refuse
+from meshcast.simulator.models.huggingface.config import (
+    Decoder,
+    check_every_layer,
+    full_fields,
+    key,
+    published_in,
+    refuse,
+)
 from meshcast.simulator.models.huggingface.gemma import Cap, Olmo2, window_fields
 from meshcast.simulator.models.huggingface.llama import Granite, LayerTypes, Llama
 from meshcast.simulator.models.parts import Flag, Probability, Share, Size
@@ -94,6 +101,30 @@ class Arcee(Llama):
         return super().fields() | self.read_activation() | {"gated": False}
 
 
+class Apertus(Llama):
+    """``ApertusConfig``: norms on queries and keys, and an MLP of two matrices with xIELU, which has two parameters."""
+
+    activation: Literal["xielu"] = key("hidden_act", default="xielu")  # type: ignore[assignment]
+    rows: Annotated[Size | None, refuse("output layer of a part of the vocabulary")] = key(
+        "output_vocab_size", default=None
+    )
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | self.read_activation() | {"gated": False, "qk_layernorm": True}
+
+
+class BitNet(Llama):
+    """``BitNetConfig`` (BitNet b1.58): a gated squared ReLU, norms in front of the output layers of attention and MLP.
+    Its ternary weights are trained in 16 bits and quantised in each pass, whose kernels are left out."""
+
+    quantization: Annotated[Any, published_in("bitnet")] = key("quantization_config", default=None)
+    activation: Literal["relu2"] = key("hidden_act", default="relu2")  # type: ignore[assignment]
+    mlp_bias: Annotated[Flag, refuse("biases of this MLP")] = key("mlp_bias", default=False)
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | self.read_activation() | {"inner_norms": True}
+
+
 class Jais2(Arcee):
     """``Jais2Config``: layer norms, biases and a squared ReLU, with RoPE."""
 
@@ -158,6 +189,20 @@ class Ministral3(Decoder):
 
     def fields(self) -> dict[str, Any]:
         return super().fields() | self.same_fields("head_dim", "window")
+
+
+class Persimmon(Decoder):
+    """``PersimmonConfig``: layer norms, also on queries and keys, biases and a squared ReLU; RoPE on half of a head."""
+
+    activation: Literal["relu2"] = key("hidden_act", default="relu2")  # type: ignore[assignment]
+    rope_share: Share = key("partial_rotary_factor", default=0.5)
+    qk_norm: Flag = key("qk_layernorm", default=True)
+    dropout: Annotated[Probability, refuse("dropout on the MLP alone")] = key("hidden_dropout", default=0.0)
+
+    def fields(self) -> dict[str, Any]:
+        kind = {"norm": "layernorm", "gated": False, "fused_qkv": True, "kv_heads": self.heads}
+        norms = {"qk_layernorm": "layer" if self.qk_norm else False}
+        return super().fields() | self.same_fields("rope_share") | self.read_activation() | kind | norms
 
 
 class Helium(Decoder):

@@ -16,13 +16,14 @@ from meshcast.simulator.models.huggingface.config import (
     expert_layers,
     key,
     local_fields,
+    published_in,
     refuse,
     sparse_layers,
 )
 from meshcast.simulator.models.huggingface.dense import GraniteSWA
 from meshcast.simulator.models.huggingface.gemma import Cohere2, Exaone4, window_fields
 from meshcast.simulator.models.huggingface.llama import Granite, LayerTypes, Llama
-from meshcast.simulator.models.huggingface.moe import DeepSeekV2, ListedExperts, published_in
+from meshcast.simulator.models.huggingface.moe import DeepSeekV2, ListedExperts
 from meshcast.simulator.models.parts import Count, Depth, Flag, Probability, Share, Size
 
 
@@ -36,6 +37,19 @@ class Olmoe(Llama):
     def fields(self) -> dict[str, Any]:
         moe = self.same_fields("experts", "top_k") | {"expert_ffn": self.ffn}
         return super().fields() | {"moe": moe, "qk_layernorm": "all"}
+
+
+class AriaText(Llama):
+    """``AriaTextConfig``: experts of the width ``intermediate_size`` beside shared ones in all layers."""
+
+    mlp_bias: Annotated[Flag, refuse("biases of shared experts alone")] = key("mlp_bias", default=False)
+    experts: Size = key("moe_num_experts", default=8)
+    top_k: Size = key("moe_topk", default=2)
+    shared_experts: Count = key("moe_num_shared_experts", default=2)
+
+    def fields(self) -> dict[str, Any]:
+        moe = self.same_fields("experts", "top_k", "shared_experts") | {"expert_ffn": self.ffn}
+        return super().fields() | {"moe": moe}
 
 
 class FlexOlmo(Olmoe):
@@ -320,6 +334,18 @@ class Glm4MoELite(ListedExperts):
     top_k: Size = key("num_experts_per_tok", default=4)
     expert_ffn: Size = key("moe_intermediate_size", default=1536)
     first_dense: Count = key("first_k_dense_replace", default=1)
+
+
+class AXK1(ListedExperts):
+    """``AXK1Config`` (A.X-K1): the architecture of DeepSeek-V3, with a norm behind experts."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=64)
+    experts: Size | None = key("n_routed_experts", default=192)
+    first_dense: Count = key("first_k_dense_replace", default=1)
+
+    def _moe(self) -> dict[str, Any] | None:
+        moe = super()._moe()
+        return moe and moe | {"norm": True}
 
 
 class GraniteMoESWA(GraniteSWA, GraniteMoE):

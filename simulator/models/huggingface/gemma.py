@@ -55,6 +55,13 @@ class Gemma2(Gemma):
         return window_fields(self.window, self.layers, self.layer_types, 2)
 
 
+class VaultGemma(Gemma2):
+    """``VaultGemmaConfig``: Gemma 2 with norms in front of attention and MLP only."""
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | {"norm_place": "before"}
+
+
 class Gemma3Text(Gemma2):
     """``Gemma3TextConfig``: norms on queries and keys in place of caps, and full attention in every sixth layer."""
 
@@ -137,4 +144,4 @@ class Cohere2(Decoder):
         return shape | windows | ropes | {"parallel_residual": True, "shared_norm": True}
 
 
-__all__ = ["Cohere2", "Exaone4", "Gemma2", "Gemma3Text", "Olmo2", "window_fields"]
+__all__ = ["Cohere2", "Exaone4", "Gemma2", "Gemma3Text", "Olmo2", "VaultGemma", "window_fields"]

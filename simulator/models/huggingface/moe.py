@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.huggingface.config import (
@@ -14,6 +14,7 @@ from meshcast.simulator.models.huggingface.config import (
     expert_layers,
     key,
     local_fields,
+    published_in,
     refuse,
     sparse_layers,
 )
@@ -62,6 +63,15 @@ class Qwen3MoE(Decoder):
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
         window = {"window": self.window} if self.slides else {}
         return super().fields() | self.same_fields("head_dim") | biases | window | moe | {"qk_layernorm": True}
+
+
+class Qwen3VLMoEText(Qwen3MoE):
+    """``Qwen3VLMoeTextConfig``: Qwen 3 with experts, with defaults of its own."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=16)
+    experts: Size = key("num_experts", default=60)
+    top_k: Size = key("num_experts_per_tok", default=4)
+    expert_ffn: Size = key("moe_intermediate_size", default=1408)
 
 
 class Llama4(Decoder):
@@ -113,17 +123,6 @@ class Llama4(Decoder):
             return {"ffn": self.dense_ffn}
         moe = self.same_fields("experts", "top_k", "dense_ffn") | {"expert_ffn": self.ffn, "shared_experts": 1}
         return {"moe": moe | expert_layers(flags, "moe_layers")}
-
-
-def published_in(method: str) -> AfterValidator:
-    """Accepts the format in which a model is published (fp8 of DeepSeek-V3): number formats belong to the job."""
-
-    def check(value: Any) -> Any:
-        if value and not (isinstance(value, dict) and value.get("quant_method") == method):
-            raise ValueError("meshcast supports no quantised weights. Remove the key if the model works without it")
-        return value
-
-    return AfterValidator(check)
 
 
 class DeepSeekV2(Decoder):
@@ -280,12 +279,38 @@ class Glm4MoE(Decoder):
     first_dense: Count = key("first_k_dense_replace", default=1)
 
     def fields(self) -> dict[str, Any]:
-        shape = super().fields() | self.same_fields("head_dim", "rope_share")
+        width = self.head_dim or self.hidden // self.heads
+        rotated = -(-int(width * self.rope_share) // 2) * 2  # of an odd number of elements, one more
+        shape = super().fields() | {"head_dim": width, "rope_share": rotated / width}
         biases = {"qkv_bias": self.attention_bias, "proj_bias": False, "qk_layernorm": self.qk_norm}
         if self.first_dense >= self.layers:
             return shape | biases
         moe = self.same_fields("experts", "top_k", "expert_ffn", "shared_experts", "first_dense")
         return shape | biases | {"moe": moe | {"router_bias": True}}
+
+
+class SarvamMoE(Glm4MoE):
+    """``SarvamMoEConfig``: GLM-4.5's experts, with RoPE on whole heads and norms of queries and keys."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=4)
+    head_dim: Size | None = key("head_dim", default=64)
+    rope_share: Share = key("partial_rotary_factor", default=1.0)
+    attention_bias: Flag = key("attention_bias", "use_qkv_bias", default=False)
+    qk_norm: Flag = key("use_qk_norm", default=True)
+    experts: Size = key("n_routed_experts", "num_experts", "num_local_experts", default=128)
+    top_k: Size = key("num_experts_per_tok", default=6)
+    expert_ffn: Size = key("moe_intermediate_size", default=1024)
+    shared_experts: Count = key("n_shared_experts", "num_shared_experts", default=1)
+
+
+class SarvamMLA(DeepSeekV3):
+    """``SarvamMLAConfig``: the architecture of DeepSeek-V3, with queries without a latent."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=None)
+    q_lora_rank: Size | None = key("q_lora_rank", default=None)
+    experts: Size | None = key("n_routed_experts", "num_experts", "num_local_experts", default=128)
+    shared_experts: Count | None = key("n_shared_experts", "num_shared_experts", default=1)
+    first_dense: Count = key("first_k_dense_replace", default=1)
 
 
 class HunyuanMoE(HunyuanDense):

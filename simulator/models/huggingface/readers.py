@@ -23,6 +23,7 @@ DECODERS = {
     "deepseek_v3": "moe.DeepSeekV3",
     "gemma": "llama.Gemma",
     "gemma2": "gemma.Gemma2",
+    "vaultgemma": "gemma.VaultGemma",
     "gemma3_text": "gemma.Gemma3Text",
     "phi3": "llama.Phi3",
     "granite": "llama.Granite",
@@ -37,6 +38,8 @@ DECODERS = {
     "qwen2_moe": "moe.Qwen2MoE",
     "kimi_k2": "moe.KimiK2",
     "glm4_moe": "moe.Glm4MoE",
+    "sarvam_mla": "moe.SarvamMLA",
+    "sarvam_moe": "moe.SarvamMoE",
     "hunyuan_v1_dense": "llama.HunyuanDense",
     "hunyuan_v1_moe": "moe.HunyuanMoE",
     "grok-1": "moe.Grok1",
@@ -58,6 +61,7 @@ DECODERS = {
     "kimi_linear": "linear.KimiLinear",
     "bailing_hybrid": "linear.BailingHybrid",
     "olmo_hybrid": "linear.OlmoHybrid",
+    "axk1": "experts.AXK1",
     "glm4_moe_lite": "experts.Glm4MoELite",
     "youtu": "experts.Youtu",
     "cwm": "dense.CWM",
@@ -77,6 +81,9 @@ DECODERS = {
     "seed_oss": "dense.SeedOss",
     "olmo3": "dense.Olmo3",
     "arcee": "dense.Arcee",
+    "apertus": "dense.Apertus",
+    "apertus1p5_text": "dense.Apertus",
+    "bitnet": "dense.BitNet",
     "jais2": "dense.Jais2",
     "glm": "dense.Glm",
     "glm4": "dense.Glm4",
@@ -84,18 +91,23 @@ DECODERS = {
     "ministral": "dense.Ministral",
     "ministral3": "dense.Ministral3",
     "helium": "dense.Helium",
+    "persimmon": "dense.Persimmon",
     "internlm3": "dense.InternLM3",
     "iquestcoder": "dense.InternLM3",
     "cohere": "dense.Cohere",
     "stablelm": "dense.StableLM",
     "olmoe": "experts.Olmoe",
+    "afmoe": "layered.AFMoE",
+    "aria_text": "experts.AriaText",
     "flex_olmo": "experts.FlexOlmo",
     "phimoe": "experts.PhiMoE",
     "granitemoe": "experts.GraniteMoE",
     "granitemoeshared": "experts.GraniteMoE",
     "dbrx": "experts.Dbrx",
     "exaone_moe": "experts.ExaoneMoE",
+    "laguna": "layered.Laguna",
     "mellum": "experts.Mellum",
+    "mimo_v2_flash": "layered.MiMoV2",
     "minimax_m2": "experts.MiniMaxM2",
     "dots1": "experts.Dots1",
     "solar_open": "experts.SolarOpen",
@@ -105,6 +117,12 @@ DECODERS = {
 }
 """Module and class of the readers of decoders."""
 
+TEXTS = {
+    "qwen3_vl_text": "llama.Qwen3",
+    "qwen3_vl_moe_text": "moe.Qwen3VLMoEText",
+}
+"""The same of decoders that are only part of models with an encoder in front."""
+
 SUPPORTED = DECODERS | {
     **dict.fromkeys(("bert", "roberta", "camembert", "ernie", "data2vec-text", "xlm-roberta"), "encoder.BERT"),
     "megatron-bert": "encoder.MegatronBERT",
@@ -112,6 +130,9 @@ SUPPORTED = DECODERS | {
     "bert-generation": "encoder.BERTGeneration",
     "llava": "vision.Llava",
     "gemma3": "vision.Gemma3",
+    "mistral3": "vision.Mistral3",
+    "qwen3_vl": "vision.Qwen3VL",
+    "qwen3_vl_moe": "vision.Qwen3VLMoE",
     "llama4": "vision.Llama4VL",
     "qwen3_5": "vision.Qwen35VL",
     "qwen3_5_moe": "vision.Qwen35MoEVL",
@@ -125,7 +146,7 @@ SUPPORTED = DECODERS | {
 
 
 def find_reader(kind: str) -> type[Config]:
-    """Returns the class that reads configs of a ``model_type``, a key of `SUPPORTED`."""
-    module, name = SUPPORTED[kind].split(".")
+    """Returns the class that reads configs of a ``model_type``, a key of `SUPPORTED` or `TEXTS`."""
+    module, name = (SUPPORTED | TEXTS)[kind].split(".")
     reader: type[Config] = getattr(import_module(f"meshcast.simulator.models.huggingface.{module}"), name)
     return reader

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.huggingface.config import Config, Gelu, Keys, check_every_layer, key, local_fields
-from meshcast.simulator.models.huggingface.readers import DECODERS, find_reader
-from meshcast.simulator.models.parts import Depth, Flag, Share, Size
+from meshcast.simulator.models.huggingface.readers import DECODERS, TEXTS, find_reader
+from meshcast.simulator.models.parts import Count, Depth, Flag, Share, Size
 
 LAID_OUT: dict[str, dict[str, int]] = {
     "llama": {
@@ -24,6 +24,14 @@ LAID_OUT: dict[str, dict[str, int]] = {
     "qwen2": {
         **{"hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32},
         **{"vocab_size": 151936, "max_position_embeddings": 32768},
+    },
+    "qwen3_vl_text": {
+        **{"hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32},
+        **{"vocab_size": 151936, "max_position_embeddings": 128000},
+    },
+    "qwen3_vl_moe_text": {
+        **{"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24, "num_attention_heads": 16},
+        **{"vocab_size": 151936, "max_position_embeddings": 128000},
     },
     "llama4_text": {
         **{"hidden_size": 5120, "intermediate_size": 8192, "num_hidden_layers": 48, "num_attention_heads": 40},
@@ -53,7 +61,7 @@ def text_fields(config: Mapping[str, Any] | None, default: str, where: str = "te
     """
     fields = dict(config or {})
     kind = fields.get("model_type", default)
-    if kind not in DECODERS:
+    if kind not in DECODERS | TEXTS:
         rule = "no decoder of this kind is supported behind an encoder of images"
         raise ModelError(where, rule, "Give the fields of `model:` themselves", str(kind))
     return find_reader(kind).model_validate({**LAID_OUT.get(kind, {}), **fields}).fields()
@@ -257,6 +265,82 @@ class Qwen35MoEVL(Qwen35VL):
 
     def fields(self) -> dict[str, Any]:
         return self._join(text_fields(self.text, "qwen3_5_moe_text"), self.vision.fields())
+
+
+class Qwen3Vision(Qwen35Vision):
+    """``Qwen3VLVisionConfig``: as that of Qwen 3.5, with a further projector of the states of some layers."""
+
+    deep: list[Count] = key("deepstack_visual_indexes", default=[8, 16, 24])
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | {"deepstack": len(self.deep)}
+
+
+class Qwen3VL(Multimodal):
+    """``Qwen3VLConfig``: an encoder of images in front of a Qwen 3."""
+
+    vision: Qwen3Vision = key("vision_config", default=Qwen3Vision())
+
+    def fields(self) -> dict[str, Any]:
+        return self._join(text_fields(self.text, "qwen3_vl_text"), self.vision.fields())
+
+
+class Qwen3VLMoE(Qwen3VL):
+    """``Qwen3VLMoeConfig``: as Qwen3-VL, with experts."""
+
+    def fields(self) -> dict[str, Any]:
+        return self._join(text_fields(self.text, "qwen3_vl_moe_text"), self.vision.fields())
+
+
+class Pixtral(VisionConfig):
+    """``PixtralVisionConfig``: RMS norms, one of them in front, gated MLPs, RoPE and no biases. Images are taken as
+    they are, up to a size."""
+
+    layers: Depth = key("num_hidden_layers", default=24)
+    hidden: Size = key("hidden_size", default=1024)
+    heads: Size = key("num_attention_heads", default=16)
+    ffn: Size = key("intermediate_size", default=4096)
+    image: Size = key("image_size", default=1024)
+    patch: Size = key("patch_size", default=16)  # type: ignore[assignment]
+    activation: Gelu | Literal["silu"] = key("hidden_act", default="gelu")  # type: ignore[assignment]
+    kind: Literal["pixtral"] = key("model_type", default="pixtral")  # type: ignore[assignment]
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            **{"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "ffn": self.ffn, "gated": True},
+            **{"norm": "rmsnorm", "positions": "rope", "embedding_norm": True, "parallel_residual": False},
+            **{"input_width": self.channels * self.patch**2, "qk_layernorm": False, **self.read_activation()},
+        }
+
+
+MISTRAL3 = {"image_size": 1540, "patch_size": 14}
+"""Defaults of Mistral 3 for its encoder, where they differ from those of the encoder alone."""
+
+MISTRAL3_TEXT = {
+    **{"hidden_size": 5120, "intermediate_size": 32768, "num_hidden_layers": 40, "vocab_size": 131072},
+    **{"head_dim": 128, "sliding_window": None},
+}
+"""The decoder of Mistral 3 where a config describes none, where it differs from Mistral."""
+
+
+class Mistral3(Multimodal):
+    """``Mistral3Config`` (Mistral Small 3.1): Pixtral, a norm, a matrix that merges neighbouring patches, and a
+    projector of two layers. An image stands for as many tokens as the largest."""
+
+    vision: dict[str, Any] | None = key("vision_config", default=None)
+    side: Size = key("spatial_merge_size", default=2)
+    layer: Literal[-1] = key("vision_feature_layer", default=-1)
+    activation: Gelu = key("projector_hidden_act", default="gelu")
+    projector_bias: Flag = key("multimodal_projector_bias", default=False)
+    tied: Flag | None = key("tie_word_embeddings", default=True)
+
+    def fields(self) -> dict[str, Any]:
+        vision = Pixtral.model_validate(MISTRAL3 | (self.vision or {}))
+        merged = vision.image // vision.patch // self.side
+        projector = {"projector": "mlp", "projector_bias": self.projector_bias, "final_norm": True}
+        merging = {"merge": self.side**2, "merge_by": "linear", "tokens": merged**2}
+        text = text_fields(MISTRAL3_TEXT if self.text is None else self.text, "mistral")
+        return self._join(text, vision.fields() | projector | merging)
 
 
 class Llama4Vision(Keys):

@@ -82,10 +82,12 @@ class TransformerFields(ShapePart):
     residual additions are described (BERT), with that behind the embedding as the first."""
     embedding_norm: Flag = False
     """A norm right after the embedding (BLOOM)."""
-    qk_layernorm: Flag | Literal["l2", "all"] = Field(default_factory=lambda fields: fields.get("mla") is not None)
+    qk_layernorm: Flag | Literal["l2", "all", "layer"] = Field(
+        default_factory=lambda fields: fields.get("mla") is not None
+    )
     """RMS norms over each head of queries and keys, with one weight for all heads; with `mla`, where it is the default,
     over the latents. l2: without weights, in the layers with RoPE (Llama 4). all: over all heads together, with a
-    weight for each element (OLMo 2)."""
+    weight for each element (OLMo 2). layer: as true, layer norms with a weight and a bias (Persimmon)."""
     qkv_bias: Flag = Field(default_factory=lambda fields: _has_biases(fields) and fields.get("mla") is None)
     """Biases of queries, keys and values. Default: True with layernorm and without `mla`."""
     proj_bias: Flag = Field(default_factory=lambda fields: _has_biases(fields))
@@ -98,8 +100,8 @@ class TransformerFields(ShapePart):
     sinks: Flag = False
     """Every query head has a learned logit, which only its softmax counts (gpt-oss)."""
     attention_gate: Flag | Literal["heads"] = False
-    """The result of attention is multiplied by the sigmoid of a projection as wide (Qwen3-Next); heads: of a number for
-    each head (Ling 3, LFM3)."""
+    """The result of attention is multiplied by the sigmoid of a projection as wide (Qwen3-Next); heads: each head by
+    that of a single number (Laguna, Ling 3, LFM3)."""
     softcaps: tuple[Literal["attention", "logits"], ...] = ()
     """Which numbers pass c tanh(x / c) for some c: the scores of attention, the logits (Gemma 2)."""
     frames: Size | None = None

@@ -6,10 +6,10 @@ import math
 
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
-from meshcast.simulator.models.shape.fields import TransformerFields
+from meshcast.simulator.models.shape.variants import Variants
 
 
-def check_relations(shape: TransformerFields) -> None:
+def check_relations(shape: Variants) -> None:
     """Raises ModelError if any of the relations is broken."""
     _check_heads(shape)
     _check_mask(shape)
@@ -30,6 +30,7 @@ def check_relations(shape: TransformerFields) -> None:
     _check_norms(shape)
     if shape.linear_attention:
         _check_linear(shape, shape.linear_attention)
+    _check_variants(shape)
     if shape.attention_gate is True and shape.mla:
         rule = "latent attention is supported with a gate of a number for each head"
         raise ModelError("attention_gate", rule, "Give heads, or leave it out", True)
@@ -37,7 +38,28 @@ def check_relations(shape: TransformerFields) -> None:
         raise ModelError("sinks", "latent attention is supported without sinks", "Leave it out", True)
 
 
-def _check_heads(shape: TransformerFields) -> None:
+def _check_variants(shape: Variants) -> None:
+    """Checks what few models have: other heads in layers with a window, norms inside of blocks or behind experts."""
+    values = ("value_dim", shape.value_dim), ("keys_are_values", shape.keys_are_values)
+    for word, value in (*values, ("value_norm", shape.value_norm), ("local_attention", shape.local_attention)):
+        if value and shape.mla:
+            raise ModelError(word, "latent attention is supported without it", "Leave it out")
+    if shape.local_attention:
+        if shape.window is None and shape.attention_chunk is None:
+            rule = "it describes the layers with a window or chunks, and none has them"
+            raise ModelError("local_attention", rule, "Give window, or leave it out")
+        _check_heads(shape.attention_in(True))
+        _check_positions(shape.attention_in(True))
+    if shape.keys_are_values and shape.value_dim not in (None, shape.head_dim):
+        raise ModelError("value_dim", "values are the keys, as wide as these", "Leave it out", shape.value_dim)
+    if shape.activation == "xielu" and (shape.gated or shape.moe):
+        rule = "xielu is supported in MLPs that are not gated"
+        raise ModelError("activation", rule, "Give gated: false, and no moe", shape.activation)
+    if shape.inner_norms and (shape.moe or shape.mla):
+        raise ModelError("inner_norms", "it is supported without experts and latent attention", "Leave it out", True)
+
+
+def _check_heads(shape: Variants) -> None:
     if shape.mla is None and "head_dim" not in shape.model_fields_set and shape.hidden % shape.heads:
         raise ModelError(
             "hidden",
@@ -55,7 +77,7 @@ def _check_heads(shape: TransformerFields) -> None:
         )
 
 
-def _check_positions(shape: TransformerFields) -> None:
+def _check_positions(shape: Variants) -> None:
     if shape.positions == "rope" and shape.mla is None and (rotated := int(shape.head_dim * shape.rope_share)) % 2:
         if shape.rope_share == 1:
             rule, remedy = "rope rotates pairs of elements, so it must be even", "Give an even head_dim"
@@ -67,7 +89,7 @@ def _check_positions(shape: TransformerFields) -> None:
         raise ModelError("position_rows", rule, "Give at least as many, or leave it out", shape.position_rows)
 
 
-def _check_mask(shape: TransformerFields) -> None:
+def _check_mask(shape: Variants) -> None:
     if shape.window is not None and shape.attention_chunk is not None:
         rule = "a layer has a window or chunks"
         raise ModelError("attention_chunk", rule, "Leave one of them out", shape.attention_chunk)
@@ -92,7 +114,7 @@ def _check_full_layers(numbers: tuple[int, ...], layers: int) -> None:
         raise ModelError("full_every", rule, "Write a number, or [first, second, ...]", list(numbers))
 
 
-def _check_projection(shape: TransformerFields, positions: int) -> None:
+def _check_projection(shape: Variants, positions: int) -> None:
     if not shape.bidirectional:
         rule = "projected keys are of all positions, so that attention is bidirectional"
         raise ModelError("projected_keys", rule, "Give bidirectional: true", positions)
@@ -102,7 +124,7 @@ def _check_projection(shape: TransformerFields, positions: int) -> None:
             raise ModelError(word, "models with projected keys are supported without it", "Leave it out", shown)
 
 
-def _check_video(shape: TransformerFields, frames: int) -> None:
+def _check_video(shape: Variants, frames: int) -> None:
     if shape.seq % frames:
         near = max(1, round(shape.seq / frames)) * frames
         raise ModelError("seq", f"every one of {frames} frames has equally many tokens", f"Give {near}", shape.seq)
@@ -116,7 +138,7 @@ def _check_video(shape: TransformerFields, frames: int) -> None:
             raise ModelError(word, "models of videos (frames) are supported without it", "Leave it out", shown)
 
 
-def _check_latent(shape: TransformerFields, mla: MLA) -> None:
+def _check_latent(shape: Variants, mla: MLA) -> None:
     if shape.kv_heads != shape.heads:
         rule = f"with mla keys and values are expanded for every head ({shape.heads})"
         raise ModelError("kv_heads", rule, "Leave it out", shape.kv_heads)
@@ -138,7 +160,7 @@ def _check_latent(shape: TransformerFields, mla: MLA) -> None:
         raise ModelError("qkv_bias", "latent attention is supported without biases", "Leave it out", True)
 
 
-def _check_expert(shape: TransformerFields, moe: MoEShape) -> None:
+def _check_expert(shape: Variants, moe: MoEShape) -> None:
     if moe.top_k > (least := min(moe.expert_counts)):
         rule = f"a token passes each expert at most once, and there are {least}"
         raise ModelError("moe.top_k", rule, f"Give at most {least}", moe.top_k)
@@ -159,6 +181,8 @@ def _check_expert(shape: TransformerFields, moe: MoEShape) -> None:
     if moe.shared_gate and moe.residual:
         rule = "the results of shared and routed experts already have weights (residual)"
         raise ModelError("moe.shared_gate", rule, "Leave one of them out", True)
+    if moe.norm:
+        _check_norm_of_experts(shape)
     if moe.first_dense > shape.layers:
         rule = f"there are {shape.layers} layers in all"
         raise ModelError("moe.first_dense", rule, f"Give at most {shape.layers}", moe.first_dense)
@@ -167,7 +191,14 @@ def _check_expert(shape: TransformerFields, moe: MoEShape) -> None:
         raise ModelError("moe.shared_ffn", rule, "Give both or neither", moe.shared_ffn)
 
 
-def _check_hybrid(shape: TransformerFields, ssm: StateSpace) -> None:
+def _check_norm_of_experts(shape: Variants) -> None:
+    others = ("ssm", shape.ssm), ("parallel_residual", shape.parallel_residual), ("mlp_bias", shape.mlp_bias)
+    for word, value in (*others, ("norm_place", shape.norm_place != "before")):
+        if value:
+            raise ModelError(word, "a norm behind experts is supported without it", "Leave it, or moe.norm, out")
+
+
+def _check_hybrid(shape: Variants, ssm: StateSpace) -> None:
     if len(ssm.pattern) != shape.layers:
         rule = f"it has a letter for each of the {shape.layers} layers, and {len(ssm.pattern)} letters are given"
         raise ModelError("ssm.pattern", rule, f"Correct it, or give `layers: {len(ssm.pattern)}`", ssm.pattern)
@@ -186,7 +217,7 @@ def _check_hybrid(shape: TransformerFields, ssm: StateSpace) -> None:
             raise ModelError(word, "models with state-space layers are supported without it", "Leave it out", value)
 
 
-def _check_norms(shape: TransformerFields) -> None:
+def _check_norms(shape: Variants) -> None:
     if shape.shared_norm and not shape.parallel_residual:
         rule = "attention and MLP read one norm where both read the input of the layer"
         raise ModelError("shared_norm", rule, "Give parallel_residual: true, or leave it out", True)
@@ -196,14 +227,13 @@ def _check_norms(shape: TransformerFields) -> None:
     if shape.norm_place == "before":
         return
     rule = f"norms {'behind' if shape.norm_place == 'after' else 'around'} attention and MLP are supported without it"
-    shared = shape.moe is not None and bool(shape.moe.shared_experts)
-    others = ("parallel_residual", shape.parallel_residual), ("ssm", shape.ssm), ("moe.shared_experts", shared)
+    others = ("parallel_residual", shape.parallel_residual), ("ssm", shape.ssm)
     for word, value in (*others, ("proj_bias", shape.proj_bias), ("mlp_bias", shape.mlp_bias)):
         if value:
             raise ModelError(word, rule, "Give false or null, or leave norm_place out")
 
 
-def _check_linear(shape: TransformerFields, linear: LinearAttention) -> None:
+def _check_linear(shape: Variants, linear: LinearAttention) -> None:
     if linear.heads % linear.key_heads:
         rule = f"each head of keys serves equally many of the {linear.heads} heads of values"
         remedy = f"{math.gcd(linear.heads, linear.key_heads)} would work"

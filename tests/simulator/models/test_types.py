@@ -119,12 +119,27 @@ def test_norms_behind_residual_additions_are_those_of_bert() -> None:
 SMALL = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "positions": "rope"}
 LATENT = {"q_lora_rank": 32, "kv_lora_rank": 24, "qk_nope": 16, "qk_rope": 8, "v": 16}
 TOWER = {"layers": 2, "tokens": 8, "input_width": 12, "hidden": 48, "projector": "mlp", "projector_ffn": 40}
+EXPERTS = {"experts": 4, "top_k": 2, "expert_ffn": 48, "shared_experts": 1}
+HEADS: list[dict[str, Any]] = [
+    {"qk_layernorm": "layer"},
+    {"activation": "xielu"},
+    {"inner_norms": True},
+    {"attention_gate": "heads", "qkv_bias": True},
+    {"value_dim": 24, "kv_heads": 2},
+    {"keys_are_values": True, "value_norm": True},
+    {"window": 8, "full_every": 2, "local_attention": {"heads": 8, "kv_heads": 2, "head_dim": 24, "sinks": True}},
+]
 PARTS: list[dict[str, Any]] = [
+    *HEADS,
+    {"norm": "rmsnorm", "norm_place": "both", "moe": EXPERTS},
+    {"norm": "rmsnorm", "moe": {**EXPERTS, "norm": True, "first_dense": 1}},
     {"head": ["transform", "bias"], "tied": True},
     {"head": ["bias"], "tied": False},
     {"norm": "rmsnorm0"},
     {"norm": "layernorm0"},
     {"branches": [{**TOWER, "projector_depth": 4}, {"layers": 0}]},
+    {"branches": [{**TOWER, "merge": 2, "deepstack": 2}, {"layers": 0}]},
+    {"branches": [{**TOWER, "merge": 2, "merge_by": "linear", "projector_norm": "layer"}, {"layers": 0}]},
     {"mla": {**LATENT, "index": {"heads": 2, "dim": 16, "top_k": 32}}, "norm": "rmsnorm"},
 ]
 
@@ -137,6 +152,24 @@ def test_a_device_has_the_parameters_and_products_that_are_counted(part: dict[st
     counted = forward_matmul_flops(model, 32, 32, causal=True)
     attention = counted.pop("attention")
     assert played.flops("F") == {"gemm": sum(counted.values()), "attention": pytest.approx(attention)}
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("part", HEADS, ids=str)
+def test_tensor_ranks_divide_the_products_and_the_wide_parameters(
+    part: dict[str, Any], sequence_parallel: bool
+) -> None:
+    model, shape = load_model({**SMALL, **part}), {**SMALL, **part}
+    plan = {"tp": 2, "sequence_parallel": sequence_parallel}
+    cluster = {"gpu": "h100-sxm", "gpus": 2}
+    played = play_job({"model": shape, "cluster": cluster, "plan": plan, "batch": {"global": 1}})
+    counted = forward_matmul_flops(model, 32, 32, causal=True)
+    attention = counted.pop("attention")
+    assert played.flops("F") == {"gemm": sum(counted.values()), "attention": pytest.approx(attention)}
+    held = played.held(0)
+    assert sum(param.total for param in held) == model.parameters
+    wide = {"wq", "wo", "wup", "wdown", "o.norm.weight", "act.norm.weight", "sinks", "wgate"}
+    assert all(param.total == 2 * param.size for param in held if param.name in wide)
 
 
 def test_stages_share_the_table_of_a_tied_output_layer_but_not_its_bias() -> None:

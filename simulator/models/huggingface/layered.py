@@ -1,0 +1,123 @@
+"""Configs of decoders whose layers with a window have other heads, RoPE or sinks than those with full attention."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from meshcast.hardware.errors import ModelError
+from meshcast.simulator.models.huggingface.config import (
+    Decoder,
+    MlpTypes,
+    check_every_layer,
+    key,
+    refuse,
+    sparse_layers,
+)
+from meshcast.simulator.models.huggingface.gemma import window_fields
+from meshcast.simulator.models.huggingface.llama import LayerTypes
+from meshcast.simulator.models.parts import Count, Flag, Share, Size
+
+
+class AFMoE(Decoder):
+    """``AfmoeConfig`` (Trinity): gated attention, norms on queries and keys and around all blocks, and experts beside
+    shared ones; layers with full attention are without RoPE."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=None)
+    head_dim: Size | None = key("head_dim", default=128)
+    bias: Annotated[Flag, refuse("biases beside a gate of attention")] = key("attention_bias", default=False)
+    window: Size | None = key("sliding_window", default=1024)
+    every: Size = key("global_attn_every_n_layers", default=4)
+    layer_types: LayerTypes | None = key("layer_types", default=None)
+    experts: Size = key("num_experts", default=64)
+    top_k: Size = key("num_experts_per_tok", default=6)
+    expert_ffn: Size = key("moe_intermediate_size", default=1408)
+    shared_experts: Count = key("num_shared_experts", default=2)
+    first_dense: Count = key("num_dense_layers", default=1)
+
+    def fields(self) -> dict[str, Any]:
+        windows = window_fields(self.window, self.layers, self.layer_types, self.every)
+        ropes = {"full_rope": False} if "full_every" in windows else {} if windows else {"positions": "none"}
+        moe = self.same_fields("experts", "top_k", "expert_ffn", "shared_experts", "first_dense")
+        kind = {"qk_layernorm": True, "attention_gate": True, "norm_place": "both", "moe": moe | {"router_bias": True}}
+        return super().fields() | self.same_fields("head_dim") | windows | ropes | kind
+
+
+class Laguna(Decoder):
+    """``LagunaConfig``: a gate of attention for each head, norms on queries and keys, experts beside a shared one.
+    Layers with a window may have other heads, and have RoPE on whole heads."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=8)
+    head_dim: Size = key("head_dim", default=128)
+    bias: Annotated[Flag, refuse("biases beside a gate of attention")] = key("attention_bias", default=False)
+    gating: bool | Literal["per-head", "per-element"] = key("gating", default=True)
+    ropes: dict[str, Any] | None = key("rope_parameters", default=None)
+    heads_of: list[Size] | None = key("num_attention_heads_per_layer", default=None)
+    window: Size | None = key("sliding_window", default=512)
+    layer_types: LayerTypes | None = key("layer_types", default=None)
+    kinds: MlpTypes | None = key("mlp_layer_types", default=None)
+    experts: Size = key("num_experts", default=256)
+    top_k: Size = key("num_experts_per_tok", default=8)
+    expert_ffn: Size = key("moe_intermediate_size", default=512)
+    shared_ffn: Size = key("shared_expert_intermediate_size", default=512)
+    router_cap: Annotated[float, refuse("caps on the logits of routers")] = key(
+        "moe_router_logit_softcapping", default=0.0
+    )
+
+    def fields(self) -> dict[str, Any]:
+        types = self.layer_types or ["full_attention"] * self.layers
+        moe = self.same_fields("experts", "top_k", "expert_ffn", "shared_ffn") | {"shared_experts": 1}
+        moe |= {"router_bias": True} | sparse_layers(self.kinds, self.layers, 1)
+        gate = "heads" if self.gating in (True, "per-head") else True
+        kind = {"qk_layernorm": True, "attention_gate": gate, "moe": moe}
+        shape = super().fields() | self.same_fields("head_dim") | kind
+        return shape | window_fields(self.window, self.layers, types, None) | self._heads(types)
+
+    def _heads(self, types: LayerTypes) -> dict[str, Any]:
+        """Returns the fields of `Model` for the heads of layers of both types."""
+        heads = self.heads_of or [self.heads] * self.layers
+        check_every_layer(heads, self.layers, "num_attention_heads_per_layer")
+        numbers = {kind: {n for n, each in zip(heads, types, strict=True) if each == kind} for kind in types}
+        if any(len(each) > 1 for each in numbers.values()):
+            rule = "layers with the same type of attention have equally many heads"
+            raise ModelError("heads_of", rule, "Give the fields of `model:` themselves", heads)
+        shapes = {kind: {"heads": each.pop(), "rope_share": self._share(kind)} for kind, each in numbers.items()}
+        if "full_attention" not in shapes:
+            return shapes["sliding_attention"]
+        local = shapes.get("sliding_attention")
+        return shapes["full_attention"] | ({"local_attention": local} if local and self.window else {})
+
+    def _share(self, kind: str) -> float:
+        default = {"full_attention": 0.5, "sliding_attention": 1.0}
+        if self.ropes is None:
+            return default[kind]
+        return float((self.ropes.get(kind) or {}).get("partial_rotary_factor", 1.0))
+
+
+class MiMoV2(Decoder):
+    """``MiMoV2FlashConfig``: narrower heads of values; layers with a window have twice the heads of keys and values,
+    and a learned logit of every head. Experts in all but the first layer. The factor on values is left out."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=4)
+    head_dim: Size = key("head_dim", default=192)
+    value_dim: Size = key("v_head_dim", default=128)
+    qkv_bias: Flag = key("attention_bias", default=False)
+    rope_share: Share = key("partial_rotary_factor", default=0.334)
+    window: Size | None = key("sliding_window", default=129)
+    before: Size | None = key("sliding_window_size", default=None)
+    layer_types: LayerTypes | None = key("layer_types", default=None)
+    kinds: MlpTypes | None = key("mlp_layer_types", default=None)
+    experts: Size = key("n_routed_experts", "num_local_experts", default=256)
+    top_k: Size = key("num_experts_per_tok", default=8)
+    expert_ffn: Size = key("moe_intermediate_size", default=2048)
+
+    def fields(self) -> dict[str, Any]:
+        types = self.layer_types or [
+            "sliding_attention" if layer and (layer + 1) % 6 else "full_attention" for layer in range(self.layers)
+        ]
+        windows = window_fields(self.before + 1 if self.before else self.window, self.layers, types, None)
+        if windows:
+            windows |= {"local_attention": {"kv_heads": 2 * (self.kv_heads or self.heads), "sinks": True}}
+        moe = self.same_fields("experts", "top_k", "expert_ffn") | {"router_bias": True}
+        places = sparse_layers(self.kinds, self.layers, 1)
+        shape = super().fields() | self.same_fields("head_dim", "value_dim", "qkv_bias", "rope_share")
+        return shape | windows | {"moe": moe | places}

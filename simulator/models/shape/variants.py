@@ -1,0 +1,44 @@
+"""Fields of a stack of layers that few models have: attention that differs between layers, norms inside of blocks."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field
+
+from meshcast.simulator.models.parts import Flag, LocalAttention, Size
+from meshcast.simulator.models.shape.fields import TransformerFields
+
+
+class Variants(TransformerFields):
+    """Layers that differ from each other, or from those of a GPT or Llama inside of attention and MLPs.
+
+    The first two fields change what programs save for the backward pass that compose layers of PyTorch's operations
+    (`ProcessMemory.composed`), and no time.
+    """
+
+    activation: Literal["silu", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "relu", "relu2", "xielu"] = Field(
+        default_factory=lambda fields: "silu" if fields.get("gated") else "gelu"
+    )
+    """The function between the linear layers of MLPs and experts. gelu_new is the tanh approximation in separate
+    operations (GPT-2, Phi); xielu has two parameters (Apertus). Default: silu if `gated`, else gelu."""
+    fused_qkv: Flag = False
+    """One matrix makes queries, keys and values, which are views of its product (GPT-2, GPT-NeoX, Falcon, Phi 3): all
+    of it stays in memory with the values."""
+    value_dim: Size | None = None
+    """Width of a head of values, where it is not `head_dim` (MiMo-V2)."""
+    keys_are_values: Flag = False
+    """Values are the keys before their norm and RoPE, without a projection (Gemma 4)."""
+    value_norm: Flag = False
+    """An RMS norm without weights over each head of values (Gemma 4)."""
+    local_attention: LocalAttention | None = None
+    """Heads of the layers with a window, where they differ from those of the others (MiMo-V2, Gemma 4)."""
+    inner_norms: Flag = False
+    """RMS norms in front of the output layers of attention, over all heads, and of MLPs (BitNet)."""
+
+    def attention_in(self, local: bool) -> Self:
+        """Returns the shape with the heads of its layers that have a window, or of the others."""
+        if not local or self.local_attention is None:
+            return self
+        changes = self.local_attention.model_dump(exclude_none=True)
+        return self.model_copy(update={**changes, "local_attention": None})
