@@ -24,8 +24,8 @@ class ListOptions(Options):
         str,
         argument(
             "KIND",
-            "gpus, nodes, clusters, models, schemes or frameworks; or schedule, with its NAME.",
-            words=("gpus", "nodes", "clusters", "models", "schemes", "frameworks", "schedule"),
+            "gpus, nodes, clusters, models, ids of models, schemes or frameworks; or schedule, with its NAME.",
+            words=("gpus", "nodes", "clusters", "models", "ids", "schemes", "frameworks", "schedule"),
         ),
     ] = ""
     name: cli_schedule.Name = None

@@ -44,6 +44,12 @@ class HubModel(NamedTuple):
     config: dict[str, Any]
     source: str
 
+    @property
+    def sizes(self) -> set[int]:
+        """Numbers in the config and in its parts."""
+        parts = [self.config, *(part for part in self.config.values() if isinstance(part, dict))]
+        return {value for part in parts for value in part.values() if isinstance(value, int)}
+
 
 @cache
 def hub_files() -> dict[str, Path]:

@@ -28,7 +28,7 @@ from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.errors import ModelError, nearest
 from meshcast.hardware.load import Document, read_yaml
 from meshcast.hardware.shared import shared_instance
-from meshcast.simulator.models.hub import find_hub_model, hub_files, hub_models, read_hub_fields
+from meshcast.simulator.models.hub import HubModel, find_hub_model, hub_files, hub_models, read_hub_fields
 from meshcast.simulator.models.model import Model, error_place, explain_errors
 from meshcast.simulator.models.names import match_name, split_name
 
@@ -84,11 +84,12 @@ def find_model(name: str) -> str | None:
 def _suggest_names(name: str) -> str:
     """Returns the presets and ids that a name is closest to: of the same version, those of the same size first; else
     those of the same family."""
-    plain, shown = _plain(name), "meshcast list models shows all presets"
+    plain, shown = _plain(name), "meshcast list models and meshcast list ids show all"
     family, version = _family_and_version(name)
     ids = [each for maker in hub_files() for each in hub_models(maker)]
-    names = {_plain(each): each for each in (*ids, *presets(), *ALIASES)}
+    names = {_plain(each): each for each in (*ids, *ALIASES, *presets())}
     known = [each for each in names if not version or _family_and_version(each)[1] == version]
+    known = [each for each in known if _family_and_version(each)[0] == family] or known
     sizes = re.findall(r"(?:\d+x)?\d+(?:\.\d+)?[bm](?![a-z])", plain)
     same = [each for each in known if sizes and sizes[-1] in each.split("-")]
     near = [*get_close_matches(plain, same, 2, 0.5), *get_close_matches(plain, known, 3, 0.6)]
@@ -149,6 +150,19 @@ def find_preset_of_sizes(sizes: ModelSizes, beginnings: tuple[str, ...]) -> str 
     """Returns the preset of these sizes, of those whose names have such beginnings; None if there is none."""
     candidates = (name for name in presets() if name.startswith(beginnings))
     return next((name for name in candidates if ModelSizes.of(load_model(name)) == sizes), None)
+
+
+def find_id_of_shape(model: Model) -> str | None:
+    """Returns the first id of the table of public models that has the shape of a model; None if there is none."""
+    for maker in hub_files():
+        for name, known in hub_models(maker).items():
+            if isinstance(known, HubModel) and {model.layers, model.hidden} <= known.sizes:
+                named = load_model(name).model_copy(update={"name": model.name})
+                if model.positions != "learned":
+                    named = named.model_copy(update={"seq": model.seq})
+                if named == model:
+                    return name
+    return None
 
 
 def load_model(spec: Any, where: str = "model", base: Path | str = ".") -> Model:

@@ -113,6 +113,19 @@ def models() -> list[Row]:
     return rows
 
 
+def ids() -> list[Row]:
+    """Returns ids of the Hugging Face hub with the preset, or the id, whose shape they have, and its source."""
+    from meshcast.simulator.models.hub import hub_files, hub_models
+    from meshcast.simulator.models.load import find_model, model_source
+
+    rows = []
+    for maker in hub_files():
+        for name in hub_models(maker):
+            shape = find_model(name) or name
+            rows.append({"name": name, "shape": None if shape == name else shape, "source": model_source(shape)})
+    return rows
+
+
 def _blocks(model: Model) -> list[str]:
     """Returns the names the parts of a model other than plain attention and MLPs, in the words of its fields."""
     moe, blocks = model.moe, []
@@ -199,6 +212,7 @@ KINDS: Mapping[str, tuple[Callable[[], list[Row]], Mapping[str, tuple[str, Forma
             "blocks": ("blocks", ""),
         },
     ),
+    "ids": (ids, {"shape": ("shape of", "")}),
     # Of a web address only the host name is shown; --json and docs/schemes.md have the whole address.
     "schemes": (
         schemes,

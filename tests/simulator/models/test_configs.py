@@ -143,7 +143,11 @@ def test_every_kind_has_a_count_and_flops_by_hand() -> None:
     assert counted | {"grok-1"} == kinds == by_hand
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if find_model(name)])
+NO_ROTARY_DIM = "MiniMaxAI/MiniMax-Text-01-hf"
+"""The copy for transformers does not state that RoPE rotates half of a head."""
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if find_model(name) and name != NO_ROTARY_DIM])
 def test_the_config_of_a_hub_id_is_that_of_its_preset(name: str) -> None:
     trained = {"name": name, "seq": 8192, "position_rows": 8192, "mtp": 0}
     model = read(name).model_dump(exclude_unset=True) | trained

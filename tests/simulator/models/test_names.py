@@ -1,4 +1,4 @@
-"""Names of models elsewhere: each means the preset of its shape, or none."""
+"""Names of models elsewhere: each means the preset or the id of its shape, or none."""
 
 from __future__ import annotations
 
@@ -8,12 +8,26 @@ from pathlib import Path
 
 import pytest
 
+from meshcast.hardware.errors import ModelError
 from meshcast.simulator.formats.launch.keys import find_preset_vocabulary
-from meshcast.simulator.models.load import ALIASES, find_model, load_model, presets
-from meshcast.simulator.models.names import hub_names
+from meshcast.simulator.models import hub
+from meshcast.simulator.models.hub import HubModel, hub_files, hub_models
+from meshcast.simulator.models.huggingface import from_config
+from meshcast.simulator.models.load import (
+    ALIASES,
+    find_id_of_shape,
+    find_model,
+    load_model,
+    model_source,
+    presets,
+)
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.names import split_name
+from tests.draws import drawn
 from tests.simulator.models.test_load import EXACT
 
-HUB_IDS = {name: preset for preset, names in hub_names().items() for name in names}
+IDS = {name: meant for maker in hub_files() for name, meant in hub_models(maker).items()}
+SHAPES = {name: model for name, model in IDS.items() if isinstance(model, HubModel)}
 CHECKPOINTS = {
     ids[-1]: preset for preset, (_, source) in EXACT.items() if (ids := re.findall(r"\w[\w.-]+/[\w.-]*\w", source))
 }
@@ -21,6 +35,7 @@ CHECKPOINTS = {
 MEANT = {
     "meta-llama/Llama-3.1-8B": "llama3-8b",
     "Qwen/Qwen2.5-7B-Instruct": "qwen2-7b",
+    "Qwen/Qwen3-32B": "qwen3-32b",
     "llama2 7B": "llama2-7b",
     "Llama-3-70B": "llama3-70b",
     "llama3.1:8b": "llama3-8b",
@@ -32,20 +47,27 @@ MEANT = {
     "google/gemma-2-2b-it": "gemma2-2b",
     "Qwen/Qwen3-30B-A3B-Instruct-2507": "qwen3-30b-a3b",
     "mistralai/Mistral-7B-v0.1": "mistral-7b",
+    "EleutherAI/pythia-6.9b": "EleutherAI/pythia-6.9b",
+    "eleutherai/Pythia-6.9B": "EleutherAI/pythia-6.9b",
+    "pythia 6.9b": "EleutherAI/pythia-6.9b",
+    "/checkpoints/pythia-6.9b-deduped/": "EleutherAI/pythia-6.9b",
+    "google/gemma-3-27b-it": "google/gemma-3-27b-pt",
+    "unsloth/Qwen2.5-VL-7B-Instruct-bnb-4bit": "Qwen/Qwen2.5-VL-7B-Instruct",
+    "CohereForAI/c4ai-command-r-v01": "CohereLabs/c4ai-command-r-v01",
+    "bigscience/mt0-large": "google/mt5-large",
 }
 
 OF_ANOTHER_SHAPE = [
-    *("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen3-Embedding-8B", "Qwen/Qwen2-Audio-7B"),
+    *("Qwen/Qwen2.5-VL-8B-Instruct", "Qwen/Qwen2.5-Omni-7B", "Qwen/Qwen3-Embedding-8B", "Qwen/Qwen2-Audio-7B"),
     *("Qwen/Qwen2.5-Math-RM-72B", "Alibaba-NLP/gte-Qwen2-7B-instruct", "intfloat/e5-mistral-7b-instruct"),
     *("Skywork/Skywork-Reward-Llama-3.1-8B", "meta-llama/Llama-3.2-11B-Vision", "meta-llama/Llama-Guard-3-8B"),
-    *("gradientai/Llama-3-8B-Instruct-Gradient-1048k", "mistralai/Mistral-7B-Instruct-v0.2", "google/gemma-3-27b-it"),
-    *("meta-llama/Llama-4-Scout-17B-16E", "deepseek-ai/DeepSeek-V3.2-Exp", "microsoft/Phi-4-multimodal-instruct"),
+    *("gradientai/Llama-3-8B-Instruct-Gradient-1048k", "EleutherAI/pythia-2b", "microsoft/Phi-4-multimodal-instruct"),
     *("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "gpt-5", "qwen257b", "8B", "llama", "instruct"),
 ]
 
 
 @pytest.mark.parametrize("name", MEANT)
-def test_a_name_means_the_preset_of_its_shape(name: str) -> None:
+def test_a_name_means_the_preset_or_the_id_of_its_shape(name: str) -> None:
     assert find_model(name) == MEANT[name]
     assert load_model(name) is load_model(MEANT[name])
 
@@ -59,12 +81,74 @@ def test_the_repository_of_a_checkpoint_means_its_preset() -> None:
     assert {name: find_model(name) for name in CHECKPOINTS} == CHECKPOINTS
 
 
-def test_an_id_of_the_table_is_of_the_size_that_it_says() -> None:
-    for name, preset in HUB_IDS.items():
-        assert preset in presets() and find_model(name) == preset == find_model(f"{name}-Instruct")
-        sizes = re.findall(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)[bB](?![a-z0-9])", name)
-        if sizes and "moe" not in name.lower():
-            assert load_model(preset).parameters_without_mtp / 1e9 / float(sizes[0]) == pytest.approx(1, abs=0.16), name
+def test_the_table_has_hundreds_of_ids_each_of_them_once() -> None:
+    assert len(IDS) >= 400 and len(SHAPES) >= 150
+    meant: dict[tuple[str, ...], set[str | None]] = {}
+    for name, shape in IDS.items():
+        target = ALIASES.get(shape, shape) if isinstance(shape, str) else name
+        assert find_model(name) == target == find_model(f"{name}-Instruct") == find_model(name.partition("/")[2])
+        assert target in SHAPES or target in presets(), name
+        meant.setdefault(split_name(name), set()).add(target)
+    assert all(len(targets) == 1 for targets in meant.values())
+
+
+@pytest.mark.parametrize("name", drawn(IDS, keep=10))
+def test_an_id_of_the_table_is_of_the_size_that_it_says(name: str) -> None:
+    """Parameters, or active ones, with tables of words or without, are those in the name: to its last digit, or an
+    eighth (Gemma 7B has 7.8 B beside its table)."""
+    model = load_model(name)
+    assert len(model_source(str(find_model(name)))) > 10
+    for size, digits in sizes_in(name):
+        assert any(abs(count - size) <= max(digits / 2, size / 8) for count in counts_of(model)), (
+            name,
+            model.parameters,
+        )
+
+
+def sizes_in(name: str) -> list[tuple[float, float]]:
+    """Returns the parameters that a name states, each with the value of its last digit: 6.9b is 6.9e9 and 1e8."""
+    plain = re.sub(r"(?<=\d)_(?=\d)", ".", name.partition("/")[2])
+    stated = re.findall(
+        r"(?<![A-Za-z0-9.])[aA]?(\d+(?:\.(\d+))?)([bB])(?![A-Za-z0-9])|(?<![A-Za-z0-9.])(\d{2,})()([mM])\b", plain
+    )
+    return [
+        (float(billions or millions) * (1e9 if billions else 1e6), (1e9 if billions else 1e6) * 10 ** -len(decimals))
+        for billions, decimals, _, millions, *_ in stated
+    ]
+
+
+def counts_of(model: Model) -> list[int]:
+    """Returns parameters and active ones, each with all tables of words, with one and with none."""
+    active = model.active_parameters - model.parameter_parts["mtp"]
+    table = model.vocab * model.hidden
+    tables = (0, table) if model.tied else (0, table, 2 * table)
+    return [count - words for count in (model.parameters_without_mtp, active) for words in tables]
+
+
+@pytest.mark.parametrize("name", drawn(SHAPES, keep=10))
+def test_an_id_is_read_as_its_config_is(name: str) -> None:
+    short = name.rpartition("/")[2]
+    assert load_model(name) == from_config(SHAPES[name].config, name=short)
+    assert hub._read_fields(name, short) == hub.read_hub_fields(name)
+
+
+def test_an_id_of_the_shape_of_a_model_is_found() -> None:
+    fields = load_model("EleutherAI/pythia-1.4b").model_dump(exclude={"name"}) | {"seq": 512}
+    assert find_id_of_shape(Model.model_validate(fields)) == "EleutherAI/pythia-1.4b"
+    assert find_id_of_shape(Model.model_validate(fields | {"ffn": 8000})) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("EleutherAI/pythia-1b-dedup", "'EleutherAI/pythia-1b-deduped'"),
+        ("Qwen/Qwen3.5-28B", "'Qwen/Qwen3.5-27B'"),
+        ("llama3-71b", "'llama3-70b'"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(ModelError, match=f"Did you mean {near}"):
+        load_model(name)
 
 
 def test_other_spellings_of_all_presets_mean_them() -> None:

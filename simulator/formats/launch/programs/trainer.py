@@ -300,6 +300,7 @@ LOADING = ("torch_dtype", "dtype", "model_dtype")
 def _read_precision(reading: Reading, program: TrainerProgram) -> None:
     """Reads the format of the computation, and with which formats weights and states lie in memory."""
     switches = dict(_find_switches(reading))
+    _ask_about_mismatch(reading, switches)
     compute = next(iter(switches.values()), None)
     mixed = compute is not None
     if compute is None:
@@ -333,6 +334,17 @@ def _find_switches(reading: Reading) -> Iterator[tuple[str, str]]:
         yield "accelerate.mixed_precision", word
     elif word == "fp8":
         yield "accelerate.mixed_precision", "fp8-delayed"
+
+
+def _ask_about_mismatch(reading: Reading, switches: dict[str, str]) -> None:
+    """Asks for the format where DeepSpeed's JSON enables another than the arguments: the Trainer stops (``fill_match``
+    of transformers' integrations/deepspeed.py)."""
+    arguments = {word for name, word in switches.items() if name == word}
+    enabled = {word: name for name, word in switches.items() if name.startswith("deepspeed.")}
+    if arguments and enabled and arguments.isdisjoint(enabled):
+        word, name = next(iter(enabled.items()))
+        why = f"it enables {word} and the arguments {min(arguments)}: the Trainer stops at this mismatch"
+        reading.ask(reading.stated[name], why, f"precision.compute={min(arguments)}", f"precision.compute={word}")
 
 
 def _set_states(reading: Reading, word: str, *names: str) -> None:

@@ -15,7 +15,7 @@ from meshcast.simulator.formats.launch.programs.sharding import FSDP, STATE_DICT
 from meshcast.simulator.formats.launch.table import Keys, SomeKeys
 from meshcast.simulator.ir.ops import STORED_FORMATS
 from meshcast.simulator.models.adapter_targets import DOWNS, UPS
-from meshcast.simulator.models.load import find_model, model_source
+from meshcast.simulator.models.load import find_id_of_shape, find_model, load_model, model_source
 
 ATTENTIONS = {"flash-2": "flash_attention_2", "flash-3": "flash_attention_3", "sdpa": "sdpa"}
 """``attn_implementation`` by the library of attention."""
@@ -50,12 +50,11 @@ USUAL_DROPOUT = 0.05
 
 
 def name_model(keys: SomeKeys) -> str | None:
-    """Returns the id on the hub of a preset of the shape of a model, or the preset; None where only a config.json says
-    it."""
-    shape = {key: value for key, value in keys.items() if key != "model.moe.routing"}  # which no id says
-    model = compose_model(nest(shape, "model"))
+    """Returns the id on the hub of a model of this shape, or the preset; None where only a config.json says it."""
+    shape = nest({key: value for key, value in keys.items() if key != "model.moe.routing"}, "model")  # no id says it
+    model = compose_model(shape)
     if not isinstance(model, str):
-        return None
+        return find_id_of_shape(load_model(shape))
     hub = re.search(r"Hugging Face ([\w.-]+/[\w.-]+)", model_source(model))
     return hub[1] if hub is not None and find_model(hub[1]) == model else model
 
