@@ -7,6 +7,7 @@ it, those of all actions of a task at once, so nothing of other devices is flatt
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -76,9 +77,7 @@ class _DeviceOps:
 
         places: of the actions in the order of the device.
         """
-        axes, state = self.step.coordinates, self._state(task, places)
-        ready = {stream: state[at] for stream, at in axes.at.items()}
-        clock, arrivals = state[axes.host] if axes.host is not None else None, state[axes.ports]
+        ready, clock, arrivals = self._states(task, places)
         begin, end, seen = (np.empty((len(flat.ops), len(places))) for _ in range(3))
         for i, (op, seconds, latency, issue, after) in enumerate(flat.ops):
             at = ready[op.stream].copy()
@@ -94,9 +93,11 @@ class _DeviceOps:
             ready[op.stream], seen[i] = end[i], end[i] + latency
         return begin, end
 
-    def _state(self, task: Task, places: np.ndarray) -> np.ndarray:
-        """Returns the states before actions of a task [coordinates, actions] [s], arrivals that delay nothing
-        included."""
+    def _states(
+        self, task: Task, places: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], np.ndarray | None, Sequence[np.ndarray]]:
+        """Returns when each stream is free before the actions of a task, when the host begins to launch them (None: it
+        takes no time), and when the input of each port arrives, also where it delays nothing [s]."""
         axes, play = self.step.coordinates, self.step.play
         state, times = states(axes, task, play, self.device, places), play.of_device(self.device)
         state[axes.port] = times.arrival[places]
@@ -105,7 +106,8 @@ class _DeviceOps:
                 state[axes.ports, i] = whole[axes.ports]
         if axes.host is not None:
             state[axes.host] = times.host[places]
-        return state
+        streams = {stream: state[at] for stream, at in axes.at.items()}
+        return streams, state[axes.host] if axes.host is not None else None, [*state[axes.ports]]
 
     def add_sends(self) -> None:
         """Adds the messages that the device sends."""
