@@ -17,6 +17,7 @@ from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.categories import axis_of
+from meshcast.simulator.report.device_ops import device_ops
 from meshcast.simulator.report.formatting import name_device
 from meshcast.simulator.report.metrics import Metrics
 from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, actions_of
@@ -153,15 +154,15 @@ def _find_pieces(ops: Any, seconds: Any) -> _Pieces:
 
 
 def step_timelines(metrics: Metrics, devices: Sequence[int]) -> list[DeviceTimeline]:
-    """Returns the timelines of some devices of a forecast, from the times of all its ops."""
-    times = metrics.play.step.times
+    """Returns the timelines of some devices of a forecast, from the times of all their ops."""
+    return [_step_timeline(metrics, device) for device in devices]
+
+
+def _step_timeline(metrics: Metrics, device: int) -> DeviceTimeline:
+    """Makes the timeline of a device."""
+    table, plan = metrics.play.program.timetable, metrics.play.plan
+    flat, times = device_ops(metrics.play.step, device)
     begin, end = np.asarray(times.begin), np.asarray(times.end)
-    return [_step_timeline(metrics, device, begin, end) for device in devices]
-
-
-def _step_timeline(metrics: Metrics, device: int, begin: np.ndarray, end: np.ndarray) -> DeviceTimeline:
-    """Makes the timeline of a device. begin, end: of all ops [s]."""
-    flat, table, plan = metrics.play.step.flat, metrics.play.program.timetable, metrics.play.plan
     pieces_of: dict[int, _Pieces] = {}
     rows: list[TimelineRow] = []
     again: list[tuple[int, int]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from meshcast.simulator.ir.host_calls import CallKind, PassCalls
 from meshcast.simulator.job.framework import Framework
@@ -15,23 +16,28 @@ from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertSchem
 
 def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: Sequence[str] = ()) -> Lowering:
     """Returns the lowering under the schemes of a plan, without those whose role is idle on a stage."""
-    framework = plan.job.framework
     schemes = [scheme for scheme in plan.schemes if scheme.role not in unused_roles]
-    return Lowering(
-        plan.mesh,
-        schemes,
-        framework.regather,
-        units,
-        framework.fused_gradients,
-        plan.job.forward_only,
-        framework.gradients,
-        HostLaunches(
-            framework.cuda_graphs if isinstance(framework.cuda_graphs, tuple) else (),
-            host_waits(plan),
-            _count_calls(plan),
-            _count_launches(framework),
-        ),
-    )
+    traits = lowering_traits(plan)
+    return Lowering(plan.mesh, schemes, known=units, **traits._asdict())
+
+
+class LoweringTraits(NamedTuple):
+    """What the lowering of a plan depends on besides its mesh and its schemes; see `Lowering`."""
+
+    regather: bool
+    fused_gradients: bool
+    forward_only: bool
+    accumulated: str
+    host: HostLaunches
+
+
+def lowering_traits(plan: Plan) -> LoweringTraits:
+    """Returns what the lowering of a plan reads of its job."""
+    framework = plan.job.framework
+    graphed = framework.cuda_graphs if isinstance(framework.cuda_graphs, tuple) else ()
+    host = HostLaunches(graphed, host_waits(plan), _count_calls(plan), _count_launches(framework))
+    forward_only, accumulated = plan.job.forward_only, framework.gradients
+    return LoweringTraits(framework.regather, framework.fused_gradients, forward_only, accumulated, host)
 
 
 def _count_calls(plan: Plan) -> tuple[tuple[CallKind, PassCalls], ...]:

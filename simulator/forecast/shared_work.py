@@ -36,7 +36,10 @@ ACTION_BYTES = 45
 """Of an action of a timetable, roughly."""
 
 STATE_BYTES = 500
-"""Of the states of a rank and what they depend on, roughly."""
+"""Of the memory of a rank outside of its steps, roughly."""
+
+KEY_BYTES = 8_000
+"""Of a framework and what else the states of a rank depend on, roughly."""
 
 
 class SharedWork:
@@ -57,7 +60,7 @@ class SharedWork:
         self.stages = LoweredStages()
         self.parts_of_plans = KnownParts()
         self.blocks = CompiledBlocks()
-        self.states: RecentResults[Hashable, dict[str, float]] = RecentResults(lambda _: STATE_BYTES)
+        self.states: RecentResults[Hashable, dict[str, float]] = RecentResults(lambda _: KEY_BYTES)
         self.outside: RecentResults[Hashable, OutsideSteps] = RecentResults(lambda _: STATE_BYTES)
         self._timetables: RecentResults[Hashable, Timetable] = RecentResults(
             lambda table: ACTION_BYTES * len(table.slot_array)

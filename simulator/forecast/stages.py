@@ -10,11 +10,11 @@ from typing import NamedTuple
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import AgingStore, RecentResults, remember
-from meshcast.simulator.forecast.lowering import host_waits, make_lowering
+from meshcast.simulator.forecast.lowering import lowering_traits, make_lowering
 from meshcast.simulator.forecast.resident_memory import DeviceParams, adds_apart
 from meshcast.simulator.forecast.shared_gradients import count_elements, sum_shared_gradients
 from meshcast.simulator.ir.capabilities import ShardsStates, schemes_with
-from meshcast.simulator.ir.modules import BatchLossUnit, GradientSum, Stage, Update
+from meshcast.simulator.ir.modules import BatchLossUnit, GradientSum, Stage, Update, UpdateWorkspace
 from meshcast.simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Op, StageOps
 from meshcast.simulator.lowering.lower import LoweredUnits
 from meshcast.simulator.lowering.scatter_gather import scatter_gather
@@ -28,6 +28,9 @@ LoweredStage = StageOps | Sequence[StageOps]
 SIDE_OP_BYTES = 50
 """Of an entry of a list of side ops, most of which are the same op, roughly."""
 
+KEY_BYTES = 4_000
+"""Of what a stage or an update depends on, roughly."""
+
 PARAM_BYTES = 200
 """Of a parameter of a device with its traits, roughly."""
 
@@ -38,7 +41,12 @@ StagesByKey = dict[Hashable, LoweredStage]
 def _count_stage(stage: LoweredStage) -> int:
     """Counts the bytes of the side ops of a stage; fragments are counted with their units and blocks."""
     sides = [side for each in variants_of(stage) for side in (*each.ahead, *each.behind, *each.again)]
-    return sum(SIDE_OP_BYTES * len(side.ops) + side.params.nbytes for side in sides)
+    return KEY_BYTES + sum(SIDE_OP_BYTES * len(side.ops) + side.params.nbytes for side in sides)
+
+
+def _count_update(update: Fragment) -> int:
+    """Counts the bytes of an update."""
+    return KEY_BYTES + update.count_bytes()
 
 
 @dataclass
@@ -51,7 +59,7 @@ class LoweredStages:
     """
 
     stages: RecentResults[Hashable, LoweredStage] = field(default_factory=partial(RecentResults, _count_stage))
-    updates: RecentResults[Hashable, Fragment] = field(default_factory=partial(RecentResults, Fragment.count_bytes))
+    updates: RecentResults[Hashable, Fragment] = field(default_factory=partial(RecentResults, _count_update))
     params: RecentResults[tuple[StageOps, ...], DeviceParams] = field(
         default_factory=partial(RecentResults, lambda params: PARAM_BYTES * len(params))
     )
@@ -81,16 +89,14 @@ def lower_stages(
     if plan.job.forward_only:
         return stages, []
     sums, updates = sum_shared_gradients(plan, stages, units), []
+    traits_of: dict[int, Hashable] = {}
     for device, params in enumerate(device_params(plan, stages, known)):
-        device_plan = plan.on(device)
+        device_plan, update = plan.on(device), _find_update(plan, device, params)
         # Micro-batches of another size, and other numbers of chunks, change no parameters.
-        key = (
-            params.traits,
-            sums[device],
-            device_plan if device_plan.mesh.stage else _traits(device_plan),
-            adds_apart(device_plan),
-        )
-        lower = partial(_lower_update, plan, device, params, sums[device], units)
+        find_traits = partial(_traits, device_plan)
+        traits = device_plan if device_plan.mesh.stage else remember(traits_of, id(device_plan), find_traits)
+        key = params.traits, sums[device], update, traits
+        lower = partial(_lower_update, device_plan, f"update {device}", params, sums[device], update, units)
         updates.append(remember(shared.updates, key, lower))
     return stages, updates
 
@@ -98,7 +104,7 @@ def lower_stages(
 def _traits(plan: Plan) -> Hashable:
     """Returns what the lowering of a plan depends on besides the units of its stages; schemes and meshes that are alike
     are the same objects (`KnownParts`)."""
-    return plan.mesh, plan.schemes, plan.job.framework, plan.job.forward_only, host_waits(plan)
+    return plan.mesh, plan.schemes, lowering_traits(plan)
 
 
 class StageRole(NamedTuple):
@@ -240,15 +246,34 @@ def _list_params(stages: Sequence[StageOps]) -> DeviceParams:
     return DeviceParams(param for stage_ops in stages for param in stage_ops.params())
 
 
+class UpdateTraits(NamedTuple):
+    """What the optimizer does with the parameters of a device; see `Update`."""
+
+    grad_bytes: int
+    read: float
+    write: float
+    convert: tuple[int, int]
+    workspace: UpdateWorkspace
+    sub_group: float
+    clipped: bool
+    everyone: range | None
+
+
 def _lower_update(
-    plan: Plan, device: int, params: DeviceParams, shared: tuple[GradientSum, ...], units: LoweredUnits | None
+    plan: Plan,
+    name: str,
+    params: DeviceParams,
+    shared: tuple[GradientSum, ...],
+    traits: UpdateTraits,
+    units: LoweredUnits | None,
 ) -> Fragment:
-    """Lowers the optimizer update of a device."""
-    return make_lowering(plan.on(device), units).lower(_update(plan, device, params, shared))
+    """Lowers the optimizer update of a device. plan: of the device."""
+    trained = tuple((param, count) for param, count in params if param.trained)
+    return make_lowering(plan, units).lower(Update(name, trained, shared=shared, **traits._asdict()))
 
 
-def _update(plan: Plan, device: int, params: DeviceParams, shared: tuple[GradientSum, ...]) -> Update:
-    """Returns the optimizer update of a device."""
+def _find_update(plan: Plan, device: int, params: DeviceParams) -> UpdateTraits:
+    """Finds what the optimizer does with the parameters of a device."""
     framework, heterogeneous = plan.job.framework, bool(plan.on(device).mesh.stage)
     main, moments = BYTES[framework.main_weights], framework.update.states.element_bytes(framework.moments)
     weights = BYTES[framework.adapters.weights or framework.weights]
@@ -265,15 +290,11 @@ def _update(plan: Plan, device: int, params: DeviceParams, shared: tuple[Gradien
         # decay, gradients and the first moment read, the second read twice and written, its root three times each.
         again = main + BYTES[framework.gradients] + 3 * moments, main + 2 * moments
         read, write = read + again[0], write + again[1]
-    trained = tuple((param, count) for param, count in params if param.trained)
-    grouped = len({bool(param.shape) for param, _ in trained}) > 1
-    return Update(
-        f"update {device}",
-        trained,
+    grouped = len({bool(param.shape) for param, _ in params if param.trained}) > 1
+    return UpdateTraits(
         BYTES[framework.gradients],
         read + main + moments,
         write + moments,
-        shared,
         convert,
         framework.update.make_workspace(framework, sharded, adds_apart(plan.on(device)), grouped),
         framework.update.sub_group,

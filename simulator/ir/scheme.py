@@ -94,7 +94,7 @@ class Scheme:
         over: the parts of its axes (see `Mesh`).
         options: its options.
         mesh: the device mesh.
-        framework: the traits of the framework that it runs in.
+        framework: what it reads of the framework that it runs in (`SchemeTraits`).
         sequence_axes: parts of the axes of sequence parallelism, along which ranks hold the same weights and other
             tokens.
         pipelined: whether the plan divides the model among the stages of a pipeline that flushes after each step.

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.shared import shared_instance
 from meshcast.simulator.costs.kernel_prices import KernelTraits
 from meshcast.simulator.costs.kernels.decomposition import Decomposition
@@ -271,6 +272,41 @@ class ProcessMemory(FrameworkPart):
         return apart + (total - apart) * self.reserved_share
 
 
+@dataclass(frozen=True)
+class SchemeTraits:
+    """What schemes read of a framework, with the names that its fields have: a plan has the same schemes in frameworks
+    that differ in nothing else.
+
+    states: those that the optimizer keeps.
+    adapter_units: `Framework.adapters.units`.
+    """
+
+    weights: Format
+    gradients: Format
+    main_weights: Format
+    moments: Format
+    overlap: CommunicationOverlap
+    bucket: Bucket
+    states: OptimizerStates
+    gradient_buckets: bool
+    fused_gradients: bool
+    gathers_apart: bool
+    root_stays_gathered: bool
+    reentrant_units: bool
+    hooks_hold_inputs: bool
+    adapter_units: bool
+    compile: bool
+
+    @classmethod
+    def of(cls, framework: Framework) -> SchemeTraits:
+        """Returns what schemes read of a framework."""
+        formats = framework.weights, framework.gradients, framework.main_weights, framework.moments
+        update = framework.update.states, framework.update.gradient_buckets, framework.fused_gradients
+        sharded = framework.gathers_apart, framework.root_stays_gathered, framework.reentrant_units
+        units = framework.memory.hooks_hold_inputs, framework.adapters.units, framework.compile
+        return cls(*formats, framework.overlap, framework.bucket, *update, *sharded, *units)
+
+
 class Framework(FrameworkPart):
     """The traits of a code base."""
 
@@ -434,7 +470,8 @@ class Framework(FrameworkPart):
     def __hash__(self) -> int:  # dictionaries have no hash; of all that sweeps vary, or a look-up compares every row
         formats = self.weights, self.gradients, self.main_weights, self.moments, self.attention
         numbers = self.launch_s, self.step_overhead_s, self.sustained, frozenset(self.rates.items())
-        return hash((self.name, *formats, *numbers))
+        parts = self.overlap, self.bucket, self.loss, self.update, self.adapters, self.memory
+        return hash((self.name, *formats, *numbers, *parts))
 
 
 FILES = resources.files("meshcast.simulator.job") / "frameworks"

@@ -208,7 +208,7 @@ def delayed_update(elements: int, framework: Any) -> SideOps:
     """Makes the update on the host of so many elements from the gradients of the step before, which nothing in a step
     waits for but its own end.
     """
-    states = BYTES[framework.main_weights] + framework.update.states.element_bytes(framework.moments)
+    states = BYTES[framework.main_weights] + framework.states.element_bytes(framework.moments)
     cast = BYTES[framework.weights] if framework.weights != framework.main_weights else 0
     work = HostUpdate(elements * (states + BYTES[framework.gradients]), elements * (states + cast))
     op = Op("adam on the host, of the step before", HOST, work, [], "U", "first")

@@ -33,7 +33,7 @@ from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import BatchLossUnit, Stage
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import Scheme
-from meshcast.simulator.job.framework import Framework
+from meshcast.simulator.job.framework import Framework, SchemeTraits
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.shorthand import family_degree
 from meshcast.simulator.lowering.scope import Scope
@@ -116,7 +116,7 @@ class Plan:
         stated = [scheme for scheme in self.schemes if isinstance(scheme, Schedule)]
         if stated:
             return stated[0]
-        default = find_scheme("pipeline/1f1b")((), None, self.mesh, self.job.framework)
+        default = find_scheme("pipeline/1f1b")((), None, self.mesh, SchemeTraits.of(self.job.framework))
         assert isinstance(default, Schedule)
         return default
 

@@ -32,6 +32,7 @@ from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.moe_operators import EXPERTS
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.job.framework import SchemeTraits
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.plan.checks import (
@@ -52,8 +53,8 @@ from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 PART_BYTES = 3_000
 """Of a mesh, or of a key that is kept, roughly."""
 
-SCHEME_BYTES = 12_000
-"""Of a scheme with its framework, roughly."""
+SCHEME_BYTES = 10_000
+"""Of a scheme, roughly."""
 
 ARCHITECTURE_BYTES = 50_000
 """Of an architecture with the modules of its stages, roughly."""
@@ -282,7 +283,7 @@ def _make_scheme(
         if key not in keys:
             raise PlanError(f"{where}.{key}", f"no such key of {entry.use}", nearest(key, keys))
     options = shared_flat(kind.Options, stated, lambda: validate_data(kind.Options, stated, where, PlanError))
-    made_of = axes, options, mesh, job.framework, sequence_axes, pipelined
+    made_of = axes, options, mesh, SchemeTraits.of(job.framework), sequence_axes, pipelined
 
     def make() -> Scheme:
         scheme = kind(*made_of)

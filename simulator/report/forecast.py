@@ -17,6 +17,7 @@ from meshcast.simulator.engine.reserved_memory import StateTensors
 from meshcast.simulator.engine.steady_state import Window, window
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.program import Program
+from meshcast.simulator.report.device_ops import device_ops
 from meshcast.simulator.scheduling.schedule import ScheduleItem
 
 Assume = Callable[[], Sequence[str]]
@@ -100,7 +101,7 @@ class Forecast:
 
     def memory(self, device: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the allocated memory through the step: moments [s] and bytes by category [moments, categories]."""
-        return over_time(self.program, self.step.flat, self.step.times, device, self.resting[device])
+        return over_time(self.program, *device_ops(self.step, device), device, self.resting[device])
 
     @property
     def program(self) -> Program:

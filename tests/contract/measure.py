@@ -17,7 +17,7 @@ from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Op, Param, SideOps, StageOps, UnitRun
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import Scheme
-from meshcast.simulator.job.framework import load_framework
+from meshcast.simulator.job.framework import SchemeTraits, load_framework
 from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
@@ -49,7 +49,7 @@ def forget() -> None:
 def make(use: str, mesh: Mesh, over: Sequence[str] = (), **options: object) -> Scheme:
     """A scheme on a mesh, in the framework megatron-core."""
     kind = find_scheme(use)
-    return kind(tuple(over), kind.Options(**options), mesh, load_framework("megatron-core"))
+    return kind(tuple(over), kind.Options(**options), mesh, SchemeTraits.of(load_framework("megatron-core")))
 
 
 def lowered_stage(

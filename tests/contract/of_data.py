@@ -17,7 +17,7 @@ from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op, Param, StageOps, Work
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import Scheme
-from meshcast.simulator.job.framework import load_framework
+from meshcast.simulator.job.framework import SchemeTraits, load_framework
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.models.architecture import Architecture
@@ -132,7 +132,7 @@ def exposed(setting: DataRanks, use: str) -> float:
     each = model.layer_parameters()
     framework = load_framework("megatron-core", {"bucket": {"elements": each, "elements_per_rank": 0.0}})
     kind = find_scheme(use)
-    lowering = Lowering(mesh, [kind(("dp",), kind.Options(), mesh, framework)])
+    lowering = Lowering(mesh, [kind(("dp",), kind.Options(), mesh, SchemeTraits.of(framework))])
     stage_ops = lowering.run(Architecture(model, 1, 32, 256, setting.n).stage(range(buckets), False, False))
     kernels = sum(op.stream == COMPUTE and op.work is not None for op in stage_ops.unit_runs[0].fragment.backward)
 

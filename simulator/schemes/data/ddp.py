@@ -26,7 +26,7 @@ class DDP(DataScheme, KeepsBuckets):
     paper = Paper("arXiv:2006.15704", "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020)
 
     def keeps_bucket(self, param: Param) -> bool:
-        return self.framework.update.gradient_buckets and self.mesh.size(self.reduces(param)) > 1
+        return self.framework.gradient_buckets and self.mesh.size(self.reduces(param)) > 1
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n = setting.n

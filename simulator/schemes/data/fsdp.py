@@ -119,12 +119,12 @@ class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights):
     def holds_inputs(self) -> bool:
         """Whether inputs of recomputed units with frozen weights stay to the end of a backward pass; a model on one GPU
         is not wrapped."""
-        hooks = self.framework.memory.hooks_hold_inputs and not self.framework.gathers_apart
+        hooks = self.framework.hooks_hold_inputs and not self.framework.gathers_apart
         return hooks and self.layers_per_unit == 1 and self.mesh.size(self.over) > 1
 
     @property
     def wraps_trained(self) -> bool:
-        apart = self.framework.adapters.units and not self.framework.gathers_apart
+        apart = self.framework.adapter_units and not self.framework.gathers_apart
         return apart and self.layers_per_unit == 1 and self.mesh.size(self.over) > 1 and not self.across_microbatches
 
     def gradient_buckets(self, params: Sequence[Param]) -> list[list[Param]]:

@@ -39,7 +39,7 @@ class LocalSGD(UnsynchronisedScheme):
     @property
     def averaged_bytes(self) -> int:
         moments = (
-            self.framework.update.states.element_bytes(self.framework.moments)
+            self.framework.states.element_bytes(self.framework.moments)
             if self.options.average == "weights and moments"
             else 0
         )

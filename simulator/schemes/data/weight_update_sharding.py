@@ -46,7 +46,7 @@ class WeightUpdateSharding(DataScheme):
         fragment = super().lower(module, inner)
         if isinstance(module, Update) and self.options.keep_state == "gathered":
             main = 0 if self.framework.main_weights == self.framework.weights else BYTES[self.framework.main_weights]
-            each = main + self.framework.update.states.element_bytes(self.framework.moments)
+            each = main + self.framework.states.element_bytes(self.framework.moments)
             for axes, elements in sum_by_axes(module.params, lambda param: (self.update_shards(param), param.size)):
                 states = Collective("all_gather", elements * each, axes)
                 fragment.forward.append(Op("gather states", "data", states, [fragment.exit["parameters"]], "U"))

@@ -41,7 +41,7 @@ class Zero1(DataScheme, KeepsBuckets):
         """How updated weights reach the other ranks; broadcasts follow the update and do not overlap."""
 
     def keeps_bucket(self, param: Param) -> bool:
-        return self.framework.update.gradient_buckets and self.mesh.size(self.reduces(param)) > 1
+        return self.framework.gradient_buckets and self.mesh.size(self.reduces(param)) > 1
 
     @property
     def gathers_ahead_of_use(self) -> bool:

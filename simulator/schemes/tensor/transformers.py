@@ -40,7 +40,7 @@ class Transformers(TensorScheme, PadsVocabulary):
         super().__init__(*args, **kwargs)
         if self.framework is not None:  # its collectives stay where they are issued, whatever the framework overlaps
             overlap = self.framework.overlap.model_copy(update={"gradients": False})
-            self.framework = self.framework.model_copy(update={"overlap": overlap})
+            self.framework = replace(self.framework, overlap=overlap)
 
     @property
     def vocabulary_axes(self) -> tuple[str, ...]:

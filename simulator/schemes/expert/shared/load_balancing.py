@@ -162,7 +162,7 @@ class BalancedScheme(ExpertScheme, FitsModels):
     def _move(self, transfers: np.ndarray, elements: float) -> Collective:
         """Sends weights and optimizer states of experts of `elements` each from rank to rank."""
         framework, total = self.framework, int(transfers.sum())
-        states = BYTES[framework.main_weights] + framework.update.states.element_bytes(framework.moments)
+        states = BYTES[framework.main_weights] + framework.states.element_bytes(framework.moments)
         nbytes = elements * (BYTES[framework.weights] + states) * total / (self.ranks - 1)
         pace = _busiest(transfers) * self.ranks / total
         return Collective("all_to_all", round(nbytes), self.mesh.parts(self.axes[:1]), pace=pace)
@@ -229,9 +229,7 @@ class BalancedScheme(ExpertScheme, FitsModels):
         """Counts the bytes that a host beside the owner holds of each weight: of replicas with optimizer states."""
         framework = self.framework
         states = (
-            0
-            if placement.stays
-            else BYTES[framework.main_weights] + framework.update.states.element_bytes(framework.moments)
+            0 if placement.stays else BYTES[framework.main_weights] + framework.states.element_bytes(framework.moments)
         )
         return float(BYTES[framework.weights] + states)
 
