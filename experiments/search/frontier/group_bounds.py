@@ -209,10 +209,10 @@ class GroupBounds:
         """Returns the same pipelines with better bounds, or those that may fit in memory; None: there are none."""
         if opened.known < Known.MEMORY:
             return self._fit(opened)
-        prices, layout = self.prices.prices(opened.group), self.prices.unit_layout(opened.group)
-        if prices is None or layout is None:
+        units, layout = self.prices.times(opened.group), self.prices.unit_layout(opened.group)
+        if units is None or layout is None:
             return None
-        seconds = self._seconds(opened.group, opened.table, prices.unit_times, layout)[opened.places, opened.schemes]
+        seconds = self._seconds(opened.group, opened.table, units, layout)[opened.places, opened.schemes]
         return replace(opened, seconds=np.maximum(opened.seconds, seconds), known=Known.PASSES).in_order()
 
     def steps(self, opened: OpenGroup, at: int) -> list[StepChoice]:
