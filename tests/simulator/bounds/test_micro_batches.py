@@ -75,7 +75,11 @@ def test_recomputed_layers_last_longer_by_their_forward_pass_but_its_longest_ker
     group = next(g for g in bounds.space.groups() if g.tp == 2 and g.recompute == "none" and not g.offload)
     plain, full = (bounds.prices._units(group._replace(recompute=what), False).prices(1) for what in ("none", "full"))
     assert plain is not None and full is not None
-    times, recomputed, layers = plain.unit_times, add_recomputed(plain.unit_times, plain.longest_kernels), len(plain.kinds) - 2
+    times, recomputed, layers = (
+        plain.unit_times,
+        add_recomputed(plain.unit_times, plain.longest_kernels),
+        len(plain.kinds) - 2,
+    )
     for name in ("stream", "busy"):
         alone, joined = getattr(times, name), getattr(recomputed, name)
         assert (joined[[*range(layers + 1), -1]] == alone).all()
