@@ -261,6 +261,7 @@ class PointBounds:
             return None
         return StageBounds(order, prices.stages(order.layers, pipeline.recomputed), prices, self.shared)
 
+    @remembered_by(lambda bounds, group, pipeline: (group._replace(offload=()), pipeline))
     def bound_chains(self, group: LayerGroup, pipeline: Pipeline) -> float:
         """Returns a lower bound of the step time of the points of a pipeline from the order of its passes [s]."""
         stages = self.stages(group, pipeline)
