@@ -7,20 +7,29 @@ b - 1 times what they grow by from 1 to 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
 
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remembered
-from meshcast.simulator.bounds.schedule_bound import StageTimes
-from meshcast.simulator.bounds.unit_prices import LoweredUnits, UnitLayout, UnitPrices, price_units
+from meshcast.simulator.bounds.schedule_bound import PASSES, StageTimes
+from meshcast.simulator.bounds.unit_prices import (
+    LoweredUnits,
+    UnitLayout,
+    UnitPrices,
+    add_recomputed,
+    price_units,
+    rows_of_passes,
+)
+from meshcast.simulator.engine.maxplus import product
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.ops import COMPUTE, Fragment, Op, StageOps, TensorUse, UnitRun, Work
+from meshcast.simulator.program.block import Price
 
 
 class NotAffine(Exception):
@@ -34,11 +43,13 @@ class SizedUnits:
     lower: returns the units with micro-batches of so many sequences; None: the plan breaks a rule.
     scales: whether larger ones are scaled: chunks and tiles of some schemes are not affine in their size.
     shared: work that is shared with other plans.
+    sizes: for which durations are computed at once.
     """
 
     lower: Callable[[int], LoweredUnits | None]
     scales: bool
     shared: SharedWork
+    sizes: tuple[int, ...] = ()
 
     @remembered
     def prices(self, size: int) -> UnitPrices | None:
@@ -49,29 +60,91 @@ class SizedUnits:
     def times(self, size: int, recomputed: bool) -> StageTimes | None:
         """Returns the least durations of the passes of every kind of unit; None if the plan breaks a rule. recomputed:
         with every kind of layer once more, whose kernels run again."""
-        if (prices := self.prices(size)) is None:
-            return None
-        return prices.times_with_recompute if recomputed else prices.unit_times
+        if (times := self._times(size)) is not None:
+            return add_recomputed(*times) if recomputed else times[0]
+        return None
 
     @remembered
+    def _times(self, size: int) -> tuple[StageTimes, np.ndarray] | None:
+        """Returns `times` without recomputation, and the longest kernel of the forward pass of every kind of unit."""
+        if self.scales:
+            with suppress(NotAffine):
+                if (every := self._scaled_times(self._at_once(size))) is not None:
+                    return every[size]
+        prices = self.prices(size)
+        return (prices.unit_times, prices.longest_kernels) if prices is not None else None
+
+    @remembered
+    def _scaled_times(self, sizes: tuple[int, ...]) -> dict[int, tuple[StageTimes, np.ndarray]] | None:
+        """Returns `_times` by size; None if the plan breaks a rule. Raises NotAffine."""
+        first, second, prices = self.lower(1), self.lower(2), self.prices(1)
+        if first is None or second is None or prices is None:
+            return None
+        both = zip(first.stages, second.stages, strict=True)
+        pairs = {op: other for stages in both for _, op, other in _pair_runs(*stages)}
+        _check(all(op.launches == other.launches for op, other in pairs.items()))
+        works = self._works(sizes)
+
+        def price(op: Op) -> np.ndarray:
+            return works(op.work, pairs[op].work) if op.work is not None else works.free
+
+        axes, columns, longest = prices.coordinates, list[tuple[np.ndarray, ...]](), list[np.ndarray]()
+        for kind in prices.kinds:
+            busy, wholes = np.zeros((len(sizes), len(PASSES), len(axes.streams))), list[np.ndarray]()
+            kernels = works.free[0]
+            for number, action in enumerate(PASSES):
+                matrices = list[np.ndarray]()
+                for part in kind.tasks[action].parts:
+                    priced = [price(op) for op in part.block.ops]
+                    for op, (seconds, _) in zip(part.block.ops, priced, strict=True):
+                        busy[:, number, axes.at[op.stream]] += part.count * seconds
+                        if action == "F" and op.stream == COMPUTE:
+                            kernels = np.maximum(kernels, seconds)
+                    durations = [seconds for seconds, _ in priced], [latency for _, latency in priced]
+                    matrix = axes.sweep(part.block, *durations, prices=(len(sizes),)).out
+                    matrices += [np.moveaxis(matrix, -1, 0)] * part.count
+                wholes.append(reduce(lambda a, b: product(b, a), matrices))
+            columns.append(rows_of_passes(axes, np.stack(wholes, axis=1), busy))
+            longest.append(kernels)
+        stacked = [np.stack(column, axis=1) for column in zip(*columns, strict=True)]
+        times = {size: StageTimes(*(column[i] for column in stacked), 0.0) for i, size in enumerate(sizes)}
+        return {size: (times[size], np.array(longest)[:, i]) for i, size in enumerate(sizes)}
+
+    def _at_once(self, size: int) -> tuple[int, ...]:
+        return self.sizes if size in self.sizes else (size,)
+
+    @remembered
+    def _works(self, sizes: tuple[int, ...]) -> _ScaledWorks:
+        units = self.lower(1)
+        assert units is not None
+        return _ScaledWorks(units.price, sizes)
+
     def kernel_seconds(self, size: int, recomputed: bool) -> float:
         """Returns the least seconds of the kernels of all layers in a micro-batch; 0 if they are not known. recomputed:
         with the forward passes once more, but for the longest kernel of each, whose output nobody needs again."""
-        first, second = map(self.lower, (1, 2) if self.scales else (size, size))
-        total = 0.0
+        sizes = self._at_once(size) if self.scales else (size,)
+        return float(self._kernel_seconds(sizes, recomputed)[sizes.index(size)])
+
+    @remembered
+    def _kernel_seconds(self, sizes: tuple[int, ...], recomputed: bool) -> np.ndarray:
+        """Returns `kernel_seconds` at some sizes [sizes]."""
+        first, second = map(self.lower, (1, 2) if self.scales else sizes * 2)
+        total = np.zeros(len(sizes))
         if first is None or second is None:
             return total
+        works = self._works(sizes) if self.scales else _ScaledWorks(first.price, sizes)
         for kind, number in zip(*np.unique(first.of_layer, return_counts=True), strict=True):
+            longest, seconds = works.free[0], works.free[0]
             try:
-                kernels = scale_kernels(first.stages[kind], second.stages[kind], size)
+                for run, op, other in _pair_runs(first.stages[kind], second.stages[kind]):
+                    if op.stream == COMPUTE and op.work is not None:
+                        kernel, _ = works(op.work, other.work)
+                        again = recomputed and op.phase == "F"
+                        seconds = seconds + run.count * (1 + again) * kernel
+                        longest = np.maximum(longest, again * kernel)
             except NotAffine:
-                return 0.0
-            prices = [(phase, first.price(work)[0], count) for phase, work, count in kernels]
-            seconds = sum(count * each for _, each, count in prices)
-            if recomputed:
-                forward = [(count * each, each) for phase, each, count in prices if phase == "F"]
-                seconds += sum(every for every, _ in forward) - max((each for _, each in forward), default=0.0)
-            total += number * seconds
+                return 0.0 * total
+            total += number * (seconds - longest)
         return total
 
     @remembered
@@ -99,8 +172,13 @@ class SizedUnits:
 
     @cached_property
     def _is_affine(self) -> bool:
+        first, second = self.lower(1), self.lower(2)
+        if first is None or second is None:
+            return False
         with suppress(NotAffine):
-            return self.scale(3) is not None
+            for stages in zip(first.stages, second.stages, strict=True):
+                _check_sizes(*stages)
+            return True
         return False
 
     def scale(self, size: int) -> LoweredUnits | None:
@@ -125,18 +203,42 @@ def scale_stage(small: StageOps, large: StageOps, size: int) -> StageOps:
     return replace(small, unit_runs=[_scale_run(first, second, size - 1) for first, second in runs])
 
 
-def scale_kernels(small: StageOps, large: StageOps, size: int) -> list[tuple[str, Work, int]]:
-    """Returns the kernels of a stage at a micro-batch of `size` sequences: phases, works, and how often each runs.
+class _ScaledWorks:
+    """Prices of works at several sizes of micro-batches, from their sizes at one and two sequences.
 
-    Raises NotAffine if the stages at sizes 1 and 2 have other ops.
+    price: of a work.
     """
+
+    def __init__(self, price: Price, sizes: tuple[int, ...]) -> None:
+        self._price, self._sizes = price, sizes
+        self.free = np.zeros((2, len(sizes)))
+        """Seconds and latency of an op without work."""
+        self._known: dict[tuple[Work, Work], np.ndarray] = {}
+
+    def __call__(self, small: Work, large: Work | None) -> np.ndarray:
+        """Returns seconds and latency [2, sizes] [s]. Raises NotAffine if the works differ in more than sizes."""
+        _check(large is not None)
+        key = small, large
+        if key not in self._known:
+            prices = [self._price(_scale(small, large, size - 1)) for size in self._sizes]
+            self._known[key] = np.array(prices).T[::2]  # type: ignore[index]
+        return self._known[key]  # type: ignore[index]
+
+
+def _pair_runs(small: StageOps, large: StageOps) -> Iterator[tuple[UnitRun, Op, Op]]:
+    """Yields the ops of two stages that do the same for other sizes, with the unit of the first. Raises NotAffine if
+    they have other ops."""
     _check(len(small.unit_runs) == len(large.unit_runs))
-    return [
-        (first.phase, _scale(first.work, second.work, size - 1), run.count)
-        for run, other in zip(small.unit_runs, large.unit_runs, strict=True)
-        for first, second in _pair_ops(run.fragment, other.fragment)
-        if first.stream == COMPUTE and first.work is not None
-    ]
+    for run, other in zip(small.unit_runs, large.unit_runs, strict=True):
+        yield from ((run, *ops) for ops in _pair_ops(run.fragment, other.fragment))
+
+
+def _check_sizes(small: StageOps, large: StageOps) -> None:
+    """Raises NotAffine where `scale_stage` does."""
+    for first, second in {(op.work, other.work): None for _, op, other in _pair_runs(small, large)}:
+        _scale(first, second, 1)
+    for run, other in zip(small.unit_runs, large.unit_runs, strict=True):
+        _check_run(run, other)
 
 
 def _check(holds: bool) -> None:
@@ -144,8 +246,15 @@ def _check(holds: bool) -> None:
         raise NotAffine
 
 
-def _scale_run(small: UnitRun, large: UnitRun, times: int) -> UnitRun:
+def _check_run(small: UnitRun, large: UnitRun) -> None:
     _check((small.name, small.count, small.keys) == (large.name, large.count, large.keys))
+    uses = zip(small.fragment.tensor_uses, large.fragment.tensor_uses, strict=False)
+    _check(len(small.fragment.tensor_uses) == len(large.fragment.tensor_uses))
+    _check(all(use.key == other.key for use, other in uses))
+
+
+def _scale_run(small: UnitRun, large: UnitRun, times: int) -> UnitRun:
+    _check_run(small, large)
     sizes = {key: _scale(getattr(small, key), getattr(large, key), times) for key in ("nbytes", "nbytes_in")}
     return replace(small, fragment=_scale_fragment(small.fragment, large.fragment, times), **sizes)
 
@@ -159,7 +268,6 @@ def _scale_fragment(small: Fragment, large: Fragment, times: int) -> Fragment:
         if key not in known:
             known[key] = _scale(*key, times)
         op.work, op.launches = known[key], _scale(first.launches, pairs[first].launches, times)
-    _check([use.key for use in small.tensor_uses] == [use.key for use in large.tensor_uses])
     uses = zip(small.tensor_uses, large.tensor_uses, scaled.tensor_uses, strict=True)
     scaled.tensor_uses = [
         TensorUse(use.key, _scale(first.nbytes, second.nbytes, times), use.op, use.made, use.category, use.stays)

@@ -19,7 +19,7 @@ import numpy as np
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remembered
 from meshcast.simulator.bounds.schedule_bound import FORWARD, INPUTS, PASSES, WHOLE, StageTimes
-from meshcast.simulator.engine.maxplus import Coordinates, product
+from meshcast.simulator.engine.maxplus import NEVER, Coordinates, product
 from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.forecast.program import host_launch_seconds
 from meshcast.simulator.forecast.shared_work import SharedWork
@@ -119,28 +119,15 @@ class UnitPrices:
         """Least durations of the passes of every kind of unit, as if each were a part of the model."""
         return self.stage_times(tuple(((kind, 1),) for kind in range(len(self.kinds))))
 
-    @cached_property
-    def times_with_recompute(self) -> StageTimes:
-        """`unit_times` with every kind of layer once more, recomputed, as `join_recomputed` adds them.
-
-        Its forward pass runs again before its backward pass, but for its longest kernel, whose output nobody needs.
-        """
-        times, layers = self.unit_times, range(1, len(self.kinds) - 1)
-        again = np.array([times.busy[kind, FORWARD, 0] - self._longest_kernel(kind) for kind in layers])
-        order = [0, *layers, *layers, len(self.kinds) - 1]
-        columns = {name: getattr(times, name)[order] for name in StageTimes.__dataclass_fields__ if name != "hop"}
-        for name in ("stream", "busy"):
-            columns[name][1 + len(layers) : -1, [WHOLE, INPUTS], 0] += again[:, None]
-        return StageTimes(**columns, hop=times.hop)
-
-    def _longest_kernel(self, kind: int) -> float:
-        """Returns the seconds of the longest kernel of the forward pass of a unit."""
-        return max(
-            seconds
-            for part in self.kinds[kind].tasks["F"].parts
-            for op, seconds in zip(part.block.ops, part.seconds, strict=True)
-            if op.stream == COMPUTE
-        )
+    @property
+    def longest_kernels(self) -> np.ndarray:
+        """Seconds of the longest kernel of the forward pass of a unit of every kind [kinds]."""
+        longest = np.zeros(len(self.kinds))
+        for number, kind in enumerate(self.kinds):
+            for part in kind.tasks["F"].parts:
+                kernels = (part.seconds[i] for i, op in enumerate(part.block.ops) if op.stream == COMPUTE)
+                longest[number] = max(longest[number], *kernels, 0.0)
+        return longest
 
     def stage_times(self, stages: Stages, hop: float = 0.0) -> StageTimes:
         """Returns the least durations of the passes of stages. hop: seconds of a message between two stages."""
@@ -157,35 +144,23 @@ class UnitPrices:
     @remembered
     def _rows_of(self, stage: StageUnits) -> tuple[np.ndarray, ...]:
         """Returns the times of a stage, as `StageTimes` has them."""
-        axes, passes = self.coordinates, len(PASSES)
-        streams = len(axes.streams) + (axes.host is not None)
-        delay, busy = np.zeros((2, passes, streams))
-        path, from_input, to_result = np.zeros(passes), np.zeros((passes, streams)), np.zeros((passes, streams))
-        for j, action in enumerate(PASSES):
+        wholes = []
+        for action in PASSES:
             order = stage if action == "F" else stage[::-1]
-            whole = reduce(lambda a, b: product(b, a), [self.matrix(kind, action, n) for kind, n in order])
-            delay[j] = np.maximum(whole.diagonal()[:streams], 0.0)
-            path[j] = max(whole[axes.port, axes.port], 0.0)
-            from_input[j], to_result[j] = whole[:streams, axes.port], whole[axes.port, :streams]
-            if any(self._busy[kind][j][0] > 0.0 for kind, _ in stage):
-                from_input[j, 0], to_result[j, 0] = max(from_input[j, 0], 0.0), max(to_result[j, 0], 0.0)
-            for kind, n in stage:
-                busy[j, : len(axes.streams)] += n * self._busy[kind][j]
-        return delay, busy, path, from_input, to_result
+            wholes.append(reduce(lambda a, b: product(b, a), [self.matrix(kind, action, n) for kind, n in order]))
+        busy = sum((n * self._busy[kind] for kind, n in stage), np.zeros_like(self._busy[0]))
+        return rows_of_passes(self.coordinates, np.array(wholes), busy)
 
     @cached_property
-    def _busy(self) -> list[list[np.ndarray]]:
-        """Seconds of all ops of a unit on every stream [kinds][passes]."""
-        at, busy = self.coordinates.at, []
-        for kind in self.kinds:
-            rows = []
-            for action in PASSES:
-                row = np.zeros(len(self.coordinates.streams))
+    def _busy(self) -> np.ndarray:
+        """Seconds of all ops of a unit on every stream [kinds, passes, streams]."""
+        at, shape = self.coordinates.at, (len(self.kinds), len(PASSES), len(self.coordinates.streams))
+        busy = np.zeros(shape)
+        for rows, kind in zip(busy, self.kinds, strict=True):
+            for row, action in zip(rows, PASSES, strict=True):
                 for part in kind.tasks[action].parts:
                     for op, seconds in zip(part.block.ops, part.seconds, strict=True):
                         row[at[op.stream]] += part.count * seconds
-                rows.append(row)
-            busy.append(rows)
         return busy
 
     # ------------------------------------------------------------------------------------------ memory
@@ -241,6 +216,39 @@ class UnitPrices:
             else:
                 for _ in range(count):
                     yield from ((part.block.memory, part.count) for part in parts)
+
+
+def rows_of_passes(axes: Coordinates, wholes: np.ndarray, busy: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Returns the times of a stage at one or several prices, as `StageTimes` has them [..., passes, streams].
+
+    wholes: matrices of its passes [..., passes, coordinates, coordinates].
+    busy: seconds of their ops on every stream [..., passes, streams].
+    """
+    streams = len(axes.streams) + (axes.host is not None)
+    delay = np.maximum(np.diagonal(wholes, axis1=-2, axis2=-1)[..., :streams], 0.0)
+    path = np.maximum(wholes[..., axes.port, axes.port], 0.0)
+    from_input, to_result = wholes[..., :streams, axes.port].copy(), wholes[..., axes.port, :streams].copy()
+    for column in (from_input, to_result):
+        column[..., 0] = np.maximum(column[..., 0], np.where(busy[..., 0] > 0.0, 0.0, NEVER))
+    every = np.zeros((*busy.shape[:-1], streams))
+    every[..., : len(axes.streams)] = busy
+    return delay, every, path, from_input, to_result
+
+
+def add_recomputed(times: StageTimes, longest: np.ndarray) -> StageTimes:
+    """Returns the times of kinds of units with every kind of layer once more, recomputed, as `join_recomputed` adds
+    them.
+
+    Its forward pass runs again before its backward pass, but for its longest kernel, whose output nobody needs.
+    longest: seconds of that kernel [kinds].
+    """
+    last = len(longest) - 1
+    again = times.busy[1:last, FORWARD, 0] - longest[1:last]
+    order = [0, *range(1, last), *range(1, last), last]
+    columns = {name: getattr(times, name)[order] for name in StageTimes.__dataclass_fields__ if name != "hop"}
+    for name in ("stream", "busy"):
+        columns[name][last:-1, [WHOLE, INPUTS], 0] += again[:, None]
+    return StageTimes(**columns, hop=times.hop)
 
 
 class UnitLayout(NamedTuple):

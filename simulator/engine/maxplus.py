@@ -25,7 +25,7 @@ import numpy as np
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.ops import COMPUTE
-from meshcast.simulator.program.block import INPUT, BlockPrices, PricedBlock
+from meshcast.simulator.program.block import INPUT, Block, BlockPrices, PricedBlock
 from meshcast.simulator.program.task import PricedSideOps, Task
 
 NEVER = -np.inf
@@ -228,11 +228,11 @@ class Coordinates:
 
     def table(self, part: PricedBlock) -> BlockMatrices:
         """Returns the matrices of a copy of a part."""
-        return self._cached_result(part, "table", lambda: self._sweep(part, ()))
+        return self._cached_result(part, "table", lambda: self.sweep(part.block, part.seconds, part.latency))
 
     def _hold_columns(self, part: PricedBlock, marks: Marks) -> BlockMatrices:
         """Makes matrices of a copy with a column for each of `marks`: a time before which its ops cannot begin."""
-        table = self._cached_result(part, marks, lambda: self._sweep(part, marks))
+        table = self._cached_result(part, marks, lambda: self.sweep(part.block, part.seconds, part.latency, marks))
         return BlockMatrices(table.begin[:, self.size :], table.out[:, self.size :])
 
     def _powers(self, part: PricedBlock) -> Orbit:
@@ -283,16 +283,27 @@ class Coordinates:
             part, "pushed", lambda: product(self._powers(part).before[::-1], self._hold_columns(part, marks).out)
         )
 
-    def _sweep(self, part: PricedBlock, marks: Marks) -> BlockMatrices:
-        block = part.block
-        width = self.size + len(marks)
-        now = np.full((self.size, width), NEVER)
-        np.fill_diagonal(now, 0.0)
-        begin, seen = np.full((2, len(block.ops), width), NEVER)
+    def sweep(
+        self,
+        block: Block,
+        seconds: Sequence[float | np.ndarray],
+        latency: Sequence[float | np.ndarray],
+        marks: Marks = (),
+        prices: tuple[int, ...] = (),
+    ) -> BlockMatrices:
+        """Computes the matrices of a block, with a column for each of `marks` behind those of the state.
+
+        seconds, latency: of its ops, each as an array of shape `prices` where there are several: the last axes of the
+            matrices.
+        """
+        width, at = self.size + len(marks), range(self.size)
+        now = np.full((self.size, width, *prices), NEVER)
+        now[at, at] = 0.0
+        begin, seen = np.full((2, len(block.ops), width, *prices), NEVER)
         for i, places in enumerate(marks):
             begin[[place for place in places if place != INPUT], self.size + i] = 0.0
         arrivals = now[self.ports].copy()
-        entries = [(at, set(port.entry)) for at, port in enumerate(block.ports)]
+        entries = [(number, set(port.entry)) for number, port in enumerate(block.ports)]
         for i, op in enumerate(block.ops):
             stream, row = self.at[op.stream], begin[i]
             np.maximum(row, now[stream], out=row)
@@ -301,14 +312,14 @@ class Coordinates:
                 np.maximum(row, now[self.host], out=row)
             for j in block.after[i]:
                 np.maximum(row, seen[j], out=row)
-            for at, entry in entries:
+            for number, entry in entries:
                 if i in entry:
-                    np.maximum(row, arrivals[at], out=row)
-            now[stream] = row + part.seconds[i]
-            seen[i] = now[stream] + part.latency[i]
-        for at, port in enumerate(block.ports):
-            out = now[self.port + at]
-            out[:] = arrivals[at] if port.through else NEVER
+                    np.maximum(row, arrivals[number], out=row)
+            now[stream] = row + seconds[i]
+            seen[i] = now[stream] + latency[i]
+        for number, port in enumerate(block.ports):
+            out = now[self.port + number]
+            out[:] = arrivals[number] if port.through else NEVER
             for j in port.exit:
                 np.maximum(out, seen[j], out=out)
         return BlockMatrices(begin, now)

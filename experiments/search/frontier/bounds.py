@@ -59,9 +59,8 @@ class PriceBounds:
     @remembered_by(lambda bounds, group, fused: (group._replace(micro=1), fused))
     def _units(self, group: LayerGroup, fused: bool) -> SizedUnits:
         """Returns the units of a group for any micro-batches. fused: neither kernels nor GEMMs add gradients."""
-        return SizedUnits(
-            lambda size: self._lower(group._replace(micro=size), fused), not group.names_schemes, self.shared
-        )
+        lower = lambda size: self._lower(group._replace(micro=size), fused)  # noqa: E731
+        return SizedUnits(lower, not group.names_schemes, self.shared, self.space.values["micro"])
 
     @remembered
     def _lower(self, group: LayerGroup, fused: bool) -> LoweredUnits | None:
@@ -93,6 +92,10 @@ class PriceBounds:
         """
         plain = group._replace(offload=("activations",) if offloaded else ())
         return self._units(plain, self._fuses_gradients(data)).prices(group.micro)
+
+    def times(self, group: LayerGroup) -> StageTimes | None:
+        """Returns the least durations of the passes of every kind of unit; None if the group breaks a rule."""
+        return self._units(group._replace(offload=()), self._fuses_gradients()).times(group.micro, False)
 
     def times_without_recompute(self, group: LayerGroup) -> StageTimes | None:
         """Returns the least durations of the passes of every kind of unit; recomputed are kernels of layers alone."""
@@ -258,6 +261,7 @@ class PointBounds:
             return None
         return StageBounds(order, prices.stages(order.layers, pipeline.recomputed), prices, self.shared)
 
+    @remembered_by(lambda bounds, group, pipeline: (group._replace(offload=()), pipeline))
     def bound_chains(self, group: LayerGroup, pipeline: Pipeline) -> float:
         """Returns a lower bound of the step time of the points of a pipeline from the order of its passes [s]."""
         stages = self.stages(group, pipeline)

@@ -61,6 +61,9 @@ Groups = Sequence[tuple[SearchedCluster, LayerGroup]]
 UNITS_AT_ONCE = 64
 """Of many kinds of units, how many are bounded before a plan is forecast."""
 
+GROUPS_OF_A_REPORT = 50
+"""Groups that are counted between two reports of progress: counting one takes no longer than reading the clock."""
+
 
 class OtherProcesses(Protocol):
     """The plans of other processes that search the same space."""
@@ -140,16 +143,23 @@ class Search(PlanSearch):
         if not certificate.counting:
             return
         began = time.process_time()
+
+        def report() -> None:
+            certificate.cpu = time.process_time() - began
+            progress(certificate)
+
         certificate.plans, certificate.groups = 0, 0
         certificate.excluded = dict.fromkeys(certificate.excluded, 0)
         try:
-            for size, excluded in (counted for cluster in self.clusters for counted in cluster.count()):
+            every = (counted for cluster in self.clusters for counted in cluster.count())
+            for number, (size, excluded) in enumerate(every, 1):
                 certificate.groups += size > 0
                 certificate.plans += size + sum(excluded.values())
                 for name, count in excluded.items():
                     certificate.excluded[name] += count
-                certificate.cpu = time.process_time() - began
-                progress(certificate)
+                if number % GROUPS_OF_A_REPORT == 0:
+                    report()
+            report()
         except KeyboardInterrupt:
             raise CountInterrupted from None
         certificate.counting = False

@@ -209,10 +209,10 @@ class GroupBounds:
         """Returns the same pipelines with better bounds, or those that may fit in memory; None: there are none."""
         if opened.known < Known.MEMORY:
             return self._fit(opened)
-        prices, layout = self.prices.prices(opened.group), self.prices.unit_layout(opened.group)
-        if prices is None or layout is None:
+        units, layout = self.prices.times(opened.group), self.prices.unit_layout(opened.group)
+        if units is None or layout is None:
             return None
-        seconds = self._seconds(opened.group, opened.table, prices.unit_times, layout)[opened.places, opened.schemes]
+        seconds = self._seconds(opened.group, opened.table, units, layout)[opened.places, opened.schemes]
         return replace(opened, seconds=np.maximum(opened.seconds, seconds), known=Known.PASSES).in_order()
 
     def steps(self, opened: OpenGroup, at: int) -> list[StepChoice]:
@@ -306,21 +306,21 @@ class GroupBounds:
 
         reduces_each: whether every micro-batch reduces gradients, then unit by unit [pipelines, data schemes].
         """
-        groups, schemes = tuple(layout.reduced), self.space.data_schemes
-        seconds = np.zeros((2, table.units.size, len(self._schemes), len(groups)))
+        groups, schemes, number = tuple(layout.reduced), self.space.data_schemes, np.zeros(table.units.size, int)
         sharded, known = (
             np.array([name in names for name, _ in self._schemes])[:, None]
             for names in (schemes.known - {"ddp"}, schemes.known)
         )
-        of_unit = [largest_unit(layout, axes, schemes.most_layers) for axes in groups]
-        for place, at in table.places.items():
-            for each, sizes in ((False, [(0, 0)] * len(groups)), (True, of_unit)):
-                rates = [self._rates(group, place, axes, *size) for axes, size in zip(groups, sizes, strict=True)]
-                reduce, scatter, gather = np.array(rates).reshape(-1, 3).T
-                applies = (reduces_each[at] == each)[:, :, None]
-                seconds[0, at] += applies * known * np.where(sharded, scatter, reduce)
-                seconds[1, at] += applies * sharded * gather
-        return seconds
+        of_unit = [(axes, *largest_unit(layout, axes, schemes.most_layers)) for axes in groups]
+        sizes = [(axes, 0, 0) for axes in groups], of_unit
+        rates = np.zeros((len(table.places), 2, len(groups), 3))
+        for i, (place, at) in enumerate(table.places.items()):
+            number[at] = i
+            for each, of_groups in enumerate(sizes):
+                for j, size in enumerate(of_groups):
+                    rates[i, each, j] = self._rates(group, place, *size)
+        reduce, scatter, gather = np.moveaxis(rates[number[:, None], reduces_each.astype(int)], -1, 0)
+        return np.stack([known * np.where(sharded, scatter, reduce), sharded * gather])
 
     def _turns(self, table: GroupPipelines) -> tuple[np.ndarray, np.ndarray]:
         """Returns how often a micro-batch reduces gradients, and gathers weights [pipelines, data schemes]."""

@@ -35,7 +35,7 @@ from meshcast.simulator.loading.load import load_job
 ENOUGH = 10
 """Plans that fit, after which the search begins."""
 
-MAX_FORECASTS = 60
+MAX_FORECASTS = 30
 """Most plans near that of a job that are forecast."""
 
 Point = tuple[LayerGroup, Pipeline, StepChoice]

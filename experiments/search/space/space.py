@@ -401,6 +401,7 @@ class Space:
 
     # ------------------------------------------------------------------------------------------- points
 
+    @remembered_by(lambda space: ())
     def groups(self) -> list[LayerGroup]:
         """Returns the groups; without tensor parallelism there is no sequence parallelism and nothing to overlap."""
         v = self.values
@@ -573,6 +574,12 @@ class Space:
         """Returns whether a search admits a point of `choices`: asked once its bound is among the smallest."""
         return True
 
+    @remembered_by(
+        lambda space, group: (
+            *(group.tp, group.cp, group.micro, group.recompute == "full"),
+            group.ep * group.expert_tensor_ranks,
+        )
+    )
     def size(self, group: LayerGroup) -> int:
         return sum(count * len(self.steps(group, *pipeline.place)) for pipeline, count in self.count_pipelines(group))
 

@@ -11,7 +11,7 @@ from meshcast.experiments.search.frontier.bounds import PointBounds
 from meshcast.experiments.search.space.space import LayerGroup
 from meshcast.simulator.bounds.micro_batches import NotAffine, SizedUnits
 from meshcast.simulator.bounds.schedule_bound import FORWARD, INPUTS, PASSES, WHOLE
-from meshcast.simulator.bounds.unit_prices import LoweredUnits, price_units
+from meshcast.simulator.bounds.unit_prices import LoweredUnits, add_recomputed, price_units
 from meshcast.simulator.ir.ops import COMPUTE
 from tests.experiments.search.test_bounds import JOBS, space_of
 
@@ -42,6 +42,23 @@ def compare(bounds: PointBounds, scaled: LoweredUnits, lowered: LoweredUnits, gr
     assert found.message_nbytes == wanted.message_nbytes
 
 
+@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+def test_durations_at_all_sizes_are_those_of_scaled_units(name: str, seed: int) -> None:
+    bounds, rng = PointBounds(space_of(name)), random.Random(seed)
+    group = rng.choice([group for group in bounds.space.groups() if group.tp <= 8])._replace(offload=())
+    units = bounds.prices._units(group, False)
+    assert len(units.sizes) > 2
+    for size in units.sizes:
+        times, prices = units._times(size), units.prices(size)
+        assert times is not None and prices is not None
+        for column in ("stream", "busy", "path", "from_input", "to_result"):
+            np.testing.assert_allclose(getattr(times[0], column), getattr(prices.unit_times, column), rtol=1e-12)
+        np.testing.assert_allclose(times[1], prices.longest_kernels, rtol=1e-12)
+        kernels = sum(times[0].busy[:, [FORWARD, WHOLE], 0].sum(axis=1)[prices.of_layer])
+        assert units.kernel_seconds(size, False) == pytest.approx(kernels, rel=1e-12)
+
+
 def test_chains_of_a_pipeline_last_as_long_as_the_passes_of_any_device() -> None:
     bounds = PointBounds(space_of("dense"))
     group = next(g for g in bounds.space.groups() if g.tp == 2 and g.recompute == "none" and not g.offload)
@@ -58,7 +75,11 @@ def test_recomputed_layers_last_longer_by_their_forward_pass_but_its_longest_ker
     group = next(g for g in bounds.space.groups() if g.tp == 2 and g.recompute == "none" and not g.offload)
     plain, full = (bounds.prices._units(group._replace(recompute=what), False).prices(1) for what in ("none", "full"))
     assert plain is not None and full is not None
-    times, recomputed, layers = plain.unit_times, plain.times_with_recompute, len(plain.kinds) - 2
+    times, recomputed, layers = (
+        plain.unit_times,
+        add_recomputed(plain.unit_times, plain.longest_kernels),
+        len(plain.kinds) - 2,
+    )
     for name in ("stream", "busy"):
         alone, joined = getattr(times, name), getattr(recomputed, name)
         assert (joined[[*range(layers + 1), -1]] == alone).all()
