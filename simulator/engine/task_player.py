@@ -237,10 +237,13 @@ class _Player:
         """Returns what is played in every slot."""
         # Which entries matter depends on the task, and on whether its result is sent.
         program = self.program
-        slots = zip(program.tasks, program.sends, self.table.slots, strict=True)
-        keys = [(task, send is not None, slot.follows) for task, send, slot in slots]
-        played = {key: self._task_to_play(matrices[key[0]], *key) for key in dict.fromkeys(keys)}
-        return [played[key] for key in keys]
+        traits = program.task_numbers * 4 + self.table.following * 2
+        traits[program.first_sent_slots] += 1
+        played = {}
+        for trait in np.unique(traits).tolist():
+            task = program.distinct[trait // 4]
+            played[trait] = self._task_to_play(matrices[task], task, trait % 2 > 0, trait % 4 > 1)
+        return [played[trait] for trait in traits.tolist()]
 
     def _task_to_play(self, matrix: np.ndarray, task: Task, sends: bool, follows: bool) -> _TaskToPlay:
         used, host = self._used_streams(task), self.axes.host
@@ -293,7 +296,9 @@ class _Player:
         """
         if self.axes.streams[s] in self.beside:
             return False
-        distinct = {task.parts: task for task in self.tasks}
+        # What is known of a task stays with it: most tasks without side ops are those of earlier programs.
+        by_sides = sorted(self.tasks, key=lambda task: not (task.ahead or task.behind))
+        distinct = {task.parts: task for task in by_sides}
         return all(self._follows(task, s) for task in distinct.values())
 
     def _follows(self, task: Task, s: int) -> bool:
