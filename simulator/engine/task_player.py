@@ -7,7 +7,7 @@ compute stream's and another's, since streams that are never free later than the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import field
 from functools import cached_property
 from operator import add, sub
@@ -77,7 +77,7 @@ class Play:
     starts: Sequence[int]
     played: Times
     second: int | None
-    host: list[float]
+    host: np.ndarray
     sent_extra: dict[int, float]
     tail: OpTimes
     tail_ops: FlatProgram
@@ -98,7 +98,7 @@ class Play:
         if self.repetition is not None:
             for times in logs:
                 self.repetition.fill(times, device, first)
-        return DeviceTimes(first, entry, beside, arrival, sent, np.array(self.host[first:behind]))
+        return DeviceTimes(first, entry, beside, arrival, sent, self.host[first:behind])
 
     @cached_property
     def full(self) -> dict[int, Sequence[float]]:
@@ -195,6 +195,10 @@ class _PlayedDevice:
         self.streams = list(map(add, self.streams, seconds[5:]))
 
 
+Runs = tuple[list[_TaskToPlay], list[Send | None], list[_PlayedDevice]]
+"""By action, what is played and sent, and the device."""
+
+
 class _Player:
     """Plays the actions of a program.
 
@@ -237,10 +241,13 @@ class _Player:
         """Returns what is played in every slot."""
         # Which entries matter depends on the task, and on whether its result is sent.
         program = self.program
-        slots = zip(program.tasks, program.sends, self.table.slots, strict=True)
-        keys = [(task, send is not None, slot.follows) for task, send, slot in slots]
-        played = {key: self._task_to_play(matrices[key[0]], *key) for key in dict.fromkeys(keys)}
-        return [played[key] for key in keys]
+        traits = program.task_numbers * 4 + self.table.following * 2
+        traits[program.first_sent_slots] += 1
+        played = {}
+        for trait in np.unique(traits).tolist():
+            task = program.distinct[trait // 4]
+            played[trait] = self._task_to_play(matrices[task], task, trait % 2 > 0, trait % 4 > 1)
+        return [played[trait] for trait in traits.tolist()]
 
     def _task_to_play(self, matrix: np.ndarray, task: Task, sends: bool, follows: bool) -> _TaskToPlay:
         used, host = self._used_streams(task), self.axes.host
@@ -265,12 +272,12 @@ class _Player:
         result: T = task.engine_results[key]
         return result
 
-    def _host(self, matrices: dict[Task, np.ndarray]) -> tuple[list[float], list[float]]:
+    def _host(self, matrices: dict[Task, np.ndarray]) -> tuple[np.ndarray, list[float]]:
         """Returns when the host begins to launch each action, and when it has launched all actions of each device.
         matrices: of the tasks."""
         host, program = self.axes.host, self.program
         if host is None:
-            return [0.0] * len(self.table.slot_array), [0.0] * program.devices
+            return np.zeros(len(self.table.slot_array)), [0.0] * program.devices
         of_tasks = [matrices[task][host, host] if task in matrices else 0.0 for task in program.distinct]
         each = np.array(of_tasks)[program.task_numbers]
         np.add.at(each, program.sent_slots, self.axes.launch)
@@ -279,10 +286,10 @@ class _Player:
             ends = np.cumsum(took.reshape(-1, *lengths), axis=1)
             begins = np.zeros_like(ends)
             begins[:, 1:] = ends[:, :-1]
-            return begins.ravel().tolist(), ends[:, -1].tolist()
+            return begins.ravel(), ends[:, -1].tolist()
         each_end = [np.cumsum(took[a:b]) for a, b in itertools.pairwise(bounds)]
         each_begin = [np.concatenate([[0.0], end[:-1]]) for end in each_end]
-        return np.concatenate(each_begin).tolist(), [float(end[-1]) for end in each_end]
+        return np.concatenate(each_begin), [float(end[-1]) for end in each_end]
 
     def _follows_everywhere(self, s: int) -> bool:
         """Returns whether stream `s` is never free later than the compute stream when a task begins, and can be left
@@ -293,7 +300,9 @@ class _Player:
         """
         if self.axes.streams[s] in self.beside:
             return False
-        distinct = {task.parts: task for task in self.tasks}
+        # What is known of a task stays with it: most tasks without side ops are those of earlier programs.
+        by_sides = sorted(self.tasks, key=lambda task: not (task.ahead or task.behind))
+        distinct = {task.parts: task for task in by_sides}
         return all(self._follows(task, s) for task in distinct.values())
 
     def _follows(self, task: Task, s: int) -> bool:
@@ -314,15 +323,16 @@ class _Player:
             return self._finish_times(None)
         return self._finish_times(self._in_rounds(rounds))
 
-    def advance(self, actions: np.ndarray) -> None:
-        """Plays `actions`, in which each follows the actions that it needs.
+    def advance(self, actions: np.ndarray, runs: Runs | None = None) -> None:
+        """Plays `actions`, in which each follows the actions that it needs. runs: what is run in them, if it is known.
 
         A single body without calls in the usual cases: sweeps and searches spend more time here than anywhere else.
         """
-        table, log, result, host, launches = self.table, self.log, self.result, self.host, self.launches
+        table, log, result, launches = self.table, self.log, self.result, self.launches
         entry, beside, arrivals, sent, further_needs = log.entry, log.beside, log.arrival, log.sent, table.further_needs
         waits_for_sends, extra_results = self.waits_for_sends, table.extra_results
-        for action, slot, send, device, need in self._list_rows(actions):
+        turns = actions.tolist(), table.need_array[actions].tolist(), self.host[actions].tolist()
+        for action, need, begun, slot, send, device in zip(*turns, *(runs or self._runs_of(actions)), strict=True):
             arrival = result[need]
             if action in further_needs:
                 arrival = max(arrival, *map(result.__getitem__, further_needs[action]))
@@ -333,7 +343,7 @@ class _Player:
                 device.waiting = NEVER if slot.computes else wait
             entry[action], beside[action], arrivals[action] = now, second, arrival
             compact = slot.compact
-            if compact is not None and now - host[action] >= compact.lead:
+            if compact is not None and now - begun >= compact.lead:
                 free, late = now + compact.free_after_free, arrival + compact.free_after_arrival
                 device.free = late if late > free else free
                 computed, late = now + compact.result_after_free, arrival + compact.result_after_arrival
@@ -354,7 +364,7 @@ class _Player:
             else:
                 ports, port = device.ports, send.backward
                 begin = ports[port] if ports[port] > computed else computed
-                if launches and (issued := host[action] + slot.issued) > begin:
+                if launches and (issued := begun + slot.issued) > begin:
                     begin = issued
                     self.bound.add(action)
                 sent[action] = begin
@@ -365,17 +375,16 @@ class _Player:
             if action in extra_results:
                 self._send_others(action, device, slot, computed)
 
-    def _list_rows(self, actions: np.ndarray) -> Iterable[tuple[int, _TaskToPlay, Send | None, _PlayedDevice, int]]:
-        """Returns actions with what is played and sent in their slots, their devices and the results that they need."""
-        table, slots = self.table, self.table.slot_array[actions].tolist()
-        tasks, sends = map(self.slots.__getitem__, slots), map(self.program.sends.__getitem__, slots)
-        devices = map(self.devices.__getitem__, table.device_array[actions].tolist())
-        return zip(actions.tolist(), tasks, sends, devices, table.need_array[actions].tolist(), strict=True)
+    def _runs_of(self, actions: np.ndarray) -> Runs:
+        """Returns what is played and sent in the slots of actions, and their devices."""
+        slots, devices = self.table.slot_array[actions].tolist(), self.table.device_array[actions].tolist()
+        sends = self.program.sends
+        return [self.slots[i] for i in slots], [sends[i] for i in slots], [self.devices[i] for i in devices]
 
     def _send_others(self, action: int, device: _PlayedDevice, slot: _TaskToPlay, computed: float) -> None:
         """Sends a result to all stages that need it but the first."""
         number = int(self.table.slot_array[action])
-        issued = self.host[action] + slot.issue if self.axes.host is not None else NEVER
+        issued = float(self.host[action]) + slot.issue if self.axes.host is not None else NEVER
         issued += self.axes.launch if self.program.sends[number] is not None else 0.0
         others = self.program.others[number]
         for number, send in zip(self.table.extra_results[action], others, strict=True):
@@ -422,7 +431,7 @@ class _Player:
         for stream in slot.used if wait > NEVER else ():
             state[stream] = max(state[stream], wait)
         if axes.host is not None:
-            state[axes.host] = self.host[action]
+            state[axes.host] = float(self.host[action])
         state[axes.ports] = [NEVER] * (axes.size - axes.port)
         state[axes.port] = self.log.arrival[action]
         if slot.task.ports > 1:
@@ -439,10 +448,10 @@ class _Player:
     def _in_rounds(self, rounds: Rounds) -> Repetition | None:
         before, once, behind = self.table.sequence_by_round
         self.advance(before)
-        states = [self._snapshot(rounds, 0)]
+        states, runs = [self._snapshot(rounds, 0)], self._runs_of(once)
         done, repetition = 0, None
         while done < rounds.count:
-            self.advance(once + done * rounds.length)
+            self.advance(once + done * rounds.length, runs)
             done += 1
             if repetition:
                 continue
@@ -490,13 +499,21 @@ class _Player:
 
     def _near_periods(self, snapshots: Sequence[np.ndarray]) -> list[int]:
         """Returns the numbers of rounds in which the compute streams that moved all moved alike: a few operations on
-        arrays rule out most, whose snapshots need not be compared whole."""
-        most, size = min(len(snapshots), self.program.devices + 1), len(self.devices[0].times())
-        free = np.array([snapshot[: size * self.program.devices : size] for snapshot in snapshots[-most:]])
-        moves = free[-1] - free[-2::-1]
+        arrays rule out most, whose snapshots need not be compared whole. Those of the first two devices rule out most
+        of these."""
+        size, least = len(self.devices[0].times()), 1e-12 * snapshots[-1].max()
+        periods = range(1, min(len(snapshots), self.program.devices + 1))
+        ends = (0, size if self.program.devices > 1 else 0)
+        first, second = ([float(snapshot[at]) for snapshot in snapshots[-len(periods) - 1 :]] for at in ends)
+        pairs = ((n, first[-1] - first[-1 - n], second[-1] - second[-1 - n]) for n in periods)
+        near = [n for n, move, other in pairs if not (move and other and abs(move - other) > least)]
+        if not near:
+            return []
+        free = [snapshots[-1 - n][: size * self.program.devices : size] for n in near]
+        moves = snapshots[-1][: size * self.program.devices : size] - np.array(free)
         moves[moves == 0] = np.nan
         differences = np.fmax.reduce(moves, axis=1) - np.fmin.reduce(moves, axis=1)
-        return (1 + np.flatnonzero(~(differences > 1e-12 * snapshots[-1].max()))).tolist()
+        return [n for n, difference in zip(near, differences.tolist(), strict=True) if not difference > least]
 
     def _repeat(self, repetition: Repetition, moved: np.ndarray, left: np.ndarray) -> None:
         """Advances the state to the end of a repetition.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 from meshcast.hardware.remembered import remembered_by
 from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.ir.modules import Stage
-from meshcast.simulator.ir.ops import Collective, Transfer
+from meshcast.simulator.ir.ops import Collective, StageOps, Transfer
 from meshcast.simulator.lowering.cross_mesh import BoxGrid, Interval, border_layout, most_received, reshard
 from meshcast.simulator.lowering.scatter_gather import has_backward
 from meshcast.simulator.plan.plan import Plan
@@ -22,6 +22,9 @@ class CrossMeshMessages(StageMessages):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan.ranks.pipeline_axis)
         self.plan = plan
+
+    def traits(self, stages: Sequence[Sequence[StageOps]]) -> Hashable:
+        return None
 
     def results(self, sender: StageEnd, receiver: StageEnd, forward: bool) -> Transfer:
         if not forward and not has_backward(receiver.ops):

@@ -363,12 +363,12 @@ def check_divisible(plan: Plan, known: dict[Hashable, None], held: tuple[int, ..
     held: the parts of the model that the ranks of the plan hold; default: all.
     """
     architecture = plan.model_parts.backward_architecture
-    # The samples of all replicas are divisible by any number of replicas.
+    # The samples of all replicas are divisible by any number of replicas; schemes without axes shard nothing.
     key = (
         replace(architecture, replicas=1),
         tuple(plan.mesh.views),
         held and (plan.layers, held),
-        *(scheme.lowering_key for scheme in plan.stage_schemes),
+        *(scheme.lowering_key for scheme in plan.stage_schemes if scheme.axes),
     )
     remember(known, key, partial(_check_operators, plan, held))
 

@@ -54,15 +54,6 @@ from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, BATCH_L
 FORWARD = (ActionKind.FORWARD, ActionKind.AHEAD)
 """Kinds of forward passes."""
 
-PASSES = (
-    *FORWARD,
-    ActionKind.BACKWARD,
-    ActionKind.INPUT_GRADIENTS,
-    ActionKind.WEIGHT_GRADIENTS,
-    ActionKind.RECOMPUTATION,
-)
-"""Kinds of passes through a stage."""
-
 NORM_BYTES = 8
 """Bytes of the sum of the squares of gradients, and whether they are finite."""
 
@@ -96,23 +87,12 @@ def build(
     maker = _Builder(timetable, stages, prices, messages or StageMessages("pp"), updates, host, blocks, growth)
     at_end = () if timetable.update_interval else updates
     tails, meetings = _updates(at_end, prices, maker.blocks)
-    # Slots of the same stage, kind and variant send and receive alike.
-    kinds = [(slot.stage, slot.kind, slot.variant) for slot in timetable.slots]
-    one_of_kind = dict(zip(kinds, timetable.slots, strict=True))
-    results = {kind: maker.sends(slot) for kind, slot in one_of_kind.items()}
-    received = {kind: maker.received_bytes(slot) for kind, slot in one_of_kind.items()}
-    sends = [results[kind] for kind in kinds]
-    return Program(
-        timetable,
-        maker.tasks(),
-        [every[0] for every in sends],
-        [received[kind] for kind in kinds],
-        tails,
-        meetings,
-        overlap_sends,
-        host,
-        {i: every[1:] for i, every in enumerate(sends) if len(every) > 1},
-    )
+    sends, others, received = maker.exchange()
+    return Program(timetable, maker.tasks(), sends, received, tails, meetings, overlap_sends, host, others)
+
+
+Exchanged = tuple[list[Send | None], dict[int, list[Send | None]], list[int]]
+"""By slot: messages, the further messages where there are several, and received bytes, as in a `Program`."""
 
 
 class _Builder:
@@ -153,21 +133,12 @@ class _Builder:
 
     def tasks(self) -> list[Task]:
         """Returns the task of every slot, made once for stages that are alike."""
-        known: dict[Hashable, Task] = {}
-        tasks = []
-        for slot in self.timetable.slots:
-            stage, kind, first, last, variant, partner, follows, keeper = slot
-            if partner is None and not follows and keeper < 0 and kind in PASSES:
-                key = self._equal_stages[stage], kind, first, last, variant
-                if key not in known:
-                    known[key] = self.task(slot)
-                tasks.append(known[key])
-            else:
-                tasks.append(self.task(slot))
-        return tasks
+        slots, places = self.timetable.group_passes(self._equal_stages)
+        tasks = [self.task(slot) for slot in slots]
+        return [tasks[place] for place in places]
 
     @cached_property
-    def _equal_stages(self) -> list[int]:
+    def _equal_stages(self) -> tuple[int, ...]:
         """By stage, the first stage whose passes are the same: of the same ops at the same prices.
 
         When weights are gathered again depends on the order of a stage.
@@ -178,7 +149,7 @@ class _Builder:
             order = stage if any(variant.again for variant in variants_of(stage_ops)) else -1
             key = id(stage_ops), self.price_groups[device], stage in self.ahead, order
             stages.append(first.setdefault(key, stage))
-        return stages
+        return tuple(stages)
 
     def task(self, slot: Slot) -> Task:
         if slot.follows:
@@ -194,6 +165,24 @@ class _Builder:
         return self._pair(self._alone(slot), self._alone(slot.partner), self.pipeline.devices[slot.stage])
 
     # ---------------------------------------------------------------------------------------- messages
+
+    def exchange(self) -> Exchanged:
+        """Returns by slot the message that carries the result, the further ones where there are several, and the bytes
+        that it receives. Programs of the same timetable and prices whose stages send as much share them."""
+        traits = self.messages.traits([variants_of(stage_ops) for stage_ops in self.stages])
+        if traits is None:
+            return self._exchange()
+        return remember(self.blocks.messages, (self.timetable, tuple(self.prices), traits), self._exchange)
+
+    def _exchange(self) -> Exchanged:
+        # Slots of the same stage, kind and variant send and receive alike.
+        kinds = [(slot.stage, slot.kind, slot.variant) for slot in self.timetable.slots]
+        one_of_kind = dict(zip(kinds, self.timetable.slots, strict=True))
+        results = {kind: self.sends(slot) for kind, slot in one_of_kind.items()}
+        received = {kind: self.received_bytes(slot) for kind, slot in one_of_kind.items()}
+        sends = [results[kind] for kind in kinds]
+        others = {slot: every[1:] for slot, every in enumerate(sends) if len(every) > 1}
+        return [every[0] for every in sends], others, [received[kind] for kind in kinds]
 
     def sends(self, slot: Slot) -> list[Send | None]:
         """Messages that carry the result of a slot to each stage that needs it; None to a stage on the same device."""

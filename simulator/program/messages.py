@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from meshcast.hardware.remembered import remembered
@@ -23,6 +23,16 @@ class StageMessages:
 
     def __init__(self, axis: str) -> None:
         self.axis = axis
+
+    def traits(self, stages: Sequence[Sequence[StageOps]]) -> Hashable:
+        """Returns what the messages between stages depend on; None: on more than their ops. stages: their ops in all
+        variants."""
+        return self.axis, tuple(tuple(map(self._traits_of, variants)) for variants in stages)
+
+    @remembered
+    def _traits_of(self, stage_ops: StageOps) -> Hashable:
+        loss = stage_ops.batch_loss.nbytes if stage_ops.batch_loss is not None else 0
+        return stage_ops.message_nbytes, has_backward(stage_ops), loss
 
     def results(self, sender: StageEnd, receiver: StageEnd, forward: bool) -> Transfer:
         """Returns what carries the output of a stage to the next, or the gradient of its input back."""

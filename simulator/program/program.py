@@ -67,6 +67,11 @@ class Program:
         return sends + [(slot, send) for slot, sends in self.others.items() for send in sends if send is not None]
 
     @cached_property
+    def first_sent_slots(self) -> np.ndarray:
+        """The slots whose first result is sent."""
+        return np.flatnonzero([send is not None for send in self.sends])
+
+    @cached_property
     def sent_slots(self) -> np.ndarray:
         """The slots of `sent`."""
         return np.array([slot for slot, _ in self.sent], int)
