@@ -261,8 +261,7 @@ class Architecture(BlockBuilder):
             return self._hybrid_layer(self.model.ssm, kind, x, end)
         model = self.model
         normed, again, projected, middle = (self.act(name) for name in ("norm1", "norm2", "proj", "middle"))
-        place = self._norm_place(kind)
-        before = place != "after"
+        before = self._norm_place(kind) != "after"
         read = (normed if model.shared_norm else again) if before else middle
         block, results = self.moe(read, kind.routed) if kind.experts else self.dense(read)
         attention = self._attention_of(kind, normed if before else x, projected)
@@ -271,7 +270,7 @@ class Architecture(BlockBuilder):
             modules += [attention, *([] if model.shared_norm else [self.layernorm("norm2", x, again)]), block]
             biases = (*self.proj_bias(), *self.down_bias(kind.experts))
             return [*modules, Residual("residual", (x, projected, *results), (end,), biases, dropout=model.dropout > 0)]
-        mixer, added = self._norm_after(attention, projected, place)
+        mixer, added = self._norm_after(attention, projected, kind)
         stream, last = (normed, again) if model.norm_residual else (x, middle)
         modules += [
             *mixer,
@@ -288,9 +287,9 @@ class Architecture(BlockBuilder):
         linear = self.model.linear_attention
         return (kind.linear and linear and linear.norm_place) or self.model.norm_place
 
-    def _norm_after(self, block: Module, result: Tensor, place: str) -> tuple[list[Module], Tensor]:
+    def _norm_after(self, block: Module, result: Tensor, kind: LayerKind) -> tuple[list[Module], Tensor]:
         """Returns a block with the norm behind it, if the layer has a norm there, and what is added to the stream."""
-        if place == "before":
+        if self._norm_place(kind) == "before":
             return [block], result
         normed = self.act(f"{result.name}.norm")
         return [block, self.layernorm(f"{result.name}.norm", result, normed)], normed
@@ -300,8 +299,8 @@ class Architecture(BlockBuilder):
     ) -> list[Module]:
         """Builds the second block with its norm, if it has any, and the addition to the residual stream."""
         modules: list[Module] = [block]
-        if (place := self._norm_place(kind)) != "before":
-            modules, result = self._norm_after(block, results[0], place)
+        if self._norm_place(kind) != "before":
+            modules, result = self._norm_after(block, results[0], kind)
             results = (result,)
         bias, dropout = self.down_bias(kind.experts), self.model.dropout > 0
         return [*modules, Residual("residual2", (stream, *results), (end,), bias, dropout=dropout)]
@@ -332,7 +331,8 @@ class Architecture(BlockBuilder):
             # Megatron-Core discards and recomputes norms (`layernorm`) of its transformer layers alone.
             norm = replace(norm, modules=("norm",))
             results.append(self.act("mixed"))
-            blocks.append(self.mamba(ssm, normed, results[-1]))
+            build = self.selective_mamba if ssm.rank else self.mamba
+            blocks.append(build(ssm, normed, results[-1]))
         if kind.has_attention:
             bias = self.proj_bias()
             results.append(self.act("proj"))

@@ -50,7 +50,7 @@ class LayerKind(NamedTuple):
 
     @property
     def has_mamba(self) -> bool:
-        """Whether it has a Mamba-2 block."""
+        """Whether it has a Mamba block."""
         return self.block in ("M", "P")
 
 
@@ -205,13 +205,11 @@ class Transformer(TransformerFields):
 
     @property
     def mamba_parameters(self) -> int:
-        """Parameters of a Mamba-2 block: both projections, the convolution with its bias, A, D and the bias of dt of
-        every head, the gated norm if it has one; 0 without such blocks."""
+        """Parameters of a Mamba block; 0 without such blocks."""
         ssm = self.ssm
         if ssm is None:
             return 0
-        projections = self.hidden * (ssm.projected + ssm.inner)
-        return projections + ssm.convolved * (ssm.conv + 1) + 3 * ssm.heads + ssm.inner * ssm.norm
+        return self.hidden * (ssm.projected + ssm.inner) + ssm.latent_weights + ssm.own_parameters
 
     @property
     def linear_parameters(self) -> int:

@@ -174,6 +174,12 @@ def _check_hybrid(shape: TransformerFields, ssm: StateSpace) -> None:
     if ssm.heads % ssm.groups:
         rule = f"each group has equally many of the {ssm.heads} heads"
         raise ModelError("ssm.groups", rule, f"{math.gcd(ssm.heads, ssm.groups)} would work", ssm.groups)
+    if ssm.rank and (ssm.head_dim, ssm.groups) != (1, 1):
+        rule = "with rank (Mamba-1) heads are channels, which share B and C"
+        raise ModelError("ssm.head_dim or ssm.groups", rule, "Give 1 for both", ssm.head_dim)
+    if ssm.norm and (ssm.norm is True) == (ssm.rank is not None):
+        rule = "Mamba-1 (with rank) has norms over the latent of dt, B and C, and Mamba-2 over its result"
+        raise ModelError("ssm.norm", rule, "Leave it out", ssm.norm)
     if ("E" in ssm.pattern) != (shape.moe is not None):
         rule = "a model with experts has layers E in its pattern, and one without has none"
         raise ModelError("ssm.pattern", rule, "Give both moe and layers E, or neither", ssm.pattern)
@@ -208,8 +214,8 @@ def _check_linear(shape: TransformerFields, linear: LinearAttention) -> None:
         rule = f"each head of keys serves equally many of the {linear.heads} heads of values"
         remedy = f"{math.gcd(linear.heads, linear.key_heads)} would work"
         raise ModelError("linear_attention.key_heads", rule, remedy, linear.key_heads)
-    alike = linear.kind in ("lightning", "short-conv")
-    if alike and (linear.key_heads, linear.key_dim) != (linear.heads, linear.value_dim):
+    same = linear.kind in ("lightning", "short-conv")
+    if same and (linear.key_heads, linear.key_dim) != (linear.heads, linear.value_dim):
         rule = f"queries, keys and values of {linear.kind} are alike: {linear.heads} heads {linear.value_dim} wide"
         raise ModelError("linear_attention.key_heads", rule, "Leave key_heads and value_dim out", linear.key_heads)
     if linear.kind == "kimi-delta" and linear.key_heads != linear.heads:
