@@ -157,6 +157,9 @@ class LinearAttention(ShapePart):
     """Positions that a causal convolution reads, the token itself included; lightning has none."""
     rank: Size | None = None
     """Width of the latents from which kimi-delta projects alpha and the gate; None: from the input itself (Ling 3)."""
+    layers: tuple[Count, ...] | None = None
+    """Numbers of the layers that have it (from 0, ascending); None: all but those of `full_every`. The others may have
+    windows, but those of `full_every` (LFM3)."""
     norm_place: Literal["before", "after"] | None = None
     """Where the norms of layers with linear attention are, if elsewhere than in the others (OLMo Hybrid)."""
     chunk: Size = Field(default_factory=lambda fields: 256 if fields.get("kind") == "lightning" else 64)

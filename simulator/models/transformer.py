@@ -98,8 +98,9 @@ class Transformer(TransformerFields):
             return LayerKind(experts, False, routed=routed, along="su"[layer % 2])
         every = self.full_every
         full = layer in every if isinstance(every, tuple) else every and (layer + 1) % every == 0
-        linear = self.linear_attention is not None and not full
-        return LayerKind(experts, limited and not full, routed=routed, linear=linear)
+        mixer = self.linear_attention
+        linear = mixer is not None and (not full if mixer.layers is None else layer in mixer.layers)
+        return LayerKind(experts, limited and not full and not linear, routed=routed, linear=linear)
 
     @property
     def kinds(self) -> Counter[LayerKind]:

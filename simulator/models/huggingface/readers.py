@@ -55,6 +55,7 @@ DECODERS = {
     "jamba": "hybrid.Jamba",
     "lfm2": "convolution.Lfm2",
     "lfm2_moe": "convolution.Lfm2MoE",
+    "lfm3": "convolution.Lfm3",
     "qwen3_5_text": "linear.Qwen35",
     "qwen3_5_moe_text": "linear.Qwen35MoE",
     "minimax_m1": "linear.MiniMaxText01",

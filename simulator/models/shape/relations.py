@@ -80,16 +80,16 @@ def _check_mask(shape: TransformerFields) -> None:
         remedy = "Give window, attention_chunk or `full_rope: false` too, or leave full_every out"
         raise ModelError("full_every", rule, remedy, shape.full_every)
     if isinstance(shape.full_every, tuple):
-        _check_full_layers(shape.full_every, shape.layers)
+        _check_layers("full_every", shape.full_every, shape.layers)
     if not shape.full_rope and (not shape.full_every or shape.positions != "rope" or shape.mla):
         rule = "without RoPE can be the layers of full_every, where positions are rope and there is no mla"
         raise ModelError("full_rope", rule, "Leave it out", False)
 
 
-def _check_full_layers(numbers: tuple[int, ...], layers: int) -> None:
+def _check_layers(word: str, numbers: tuple[int, ...], layers: int) -> None:
     if list(numbers) != sorted({*numbers}) or (numbers and numbers[-1] >= layers):
         rule = f"it names layers in ascending order, each once, below {layers}"
-        raise ModelError("full_every", rule, "Write a number, or [first, second, ...]", list(numbers))
+        raise ModelError(word, rule, "Write them as [first, second, ...]", list(numbers))
 
 
 def _check_projection(shape: TransformerFields, positions: int) -> None:
@@ -227,7 +227,10 @@ def _check_linear(shape: TransformerFields, linear: LinearAttention) -> None:
     if linear.norm_place and shape.norm_place == "both":
         rule = "layers with norms on both sides have them in all layers"
         raise ModelError("linear_attention.norm_place", rule, "Leave it out", linear.norm_place)
-    others = ("ssm", shape.ssm), ("window", shape.window), ("attention_chunk", shape.attention_chunk)
+    if linear.layers is not None:
+        _check_layers("linear_attention.layers", linear.layers, shape.layers)
+    window = shape.window if linear.layers is None else None
+    others = ("ssm", shape.ssm), ("window", window), ("attention_chunk", shape.attention_chunk)
     more = ("bidirectional", shape.bidirectional), ("parallel_residual", shape.parallel_residual)
     for word, value in (*others, *more, ("frames", shape.frames), ("projected_keys", shape.projected_keys)):
         if value:

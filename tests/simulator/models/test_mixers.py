@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from meshcast.hardware.errors import ModelError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, Memory
 from meshcast.simulator.models.flops import forward_matmul_flops
@@ -32,6 +33,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "mamba-1": {"ssm": SELECTIVE | {"pattern": "M-*-"}},
     "mamba-1 with norms": {"ssm": SELECTIVE | {"pattern": "M-*-", "norm": "inputs"}},
     "short-conv": {"linear_attention": CONV, "full_every": 3},
+    "windows beside convolutions": {
+        **{"linear_attention": CONV | {"layers": [0, 1]}, "full_every": [3], "window": 16, "norm_place": "both"},
+        **{"attention_gate": "heads", "qk_layernorm": True},
+    },
     "kimi-delta": {"linear_attention": KIMI, "full_every": 4},
     "kimi-delta without latents": {"linear_attention": KIMI | {"rank": None}, "full_every": 4},
     "latent attention without rope": {"linear_attention": KIMI, "full_every": 2, "mla": LATENT, "positions": "none"},
@@ -251,3 +256,13 @@ def test_reports_say_whose_kernels_were_not_measured() -> None:
     )
     assert [text.split(" (")[0] for text in selective + kimi] == ["selective scans of Mamba-1", "Kimi delta attention"]
     assert not plain
+
+
+def test_layers_may_have_convolutions_windows_or_neither() -> None:
+    """LFM3: convolutions in the layers of the list, full attention in those of full_every, windows in the others."""
+    kinds = [*map(load_model(SHAPE | MODELS["windows beside convolutions"]).kind, range(4))]
+    assert [(kind.linear, kind.local) for kind in kinds] == [(True, False)] * 2 + [(False, True), (False, False)]
+    with pytest.raises(ModelError, match="linear_attention.layers"):
+        load_model(SHAPE | {"linear_attention": CONV | {"layers": [2, 1]}})
+    with pytest.raises(ModelError, match="window"):
+        load_model(SHAPE | {"linear_attention": CONV, "window": 16})
