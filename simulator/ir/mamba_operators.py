@@ -1,8 +1,9 @@
-"""The operators of Mamba-2 blocks, over the dims of `simulator.ir.operators`; heads and groups are the dim ``a``."""
+"""The operators of Mamba blocks, over the dims of `simulator.ir.operators`; heads and groups are the dim ``a``."""
 
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.layout import Tensor
@@ -11,7 +12,7 @@ from meshcast.simulator.ir.ops import BYTES, Memory, Work
 
 
 class Mamba(CompositeModule):
-    """A Mamba-2 block."""
+    """A Mamba block."""
 
     label = "mamba"
 
@@ -145,3 +146,54 @@ class SSDScan(Scan):
         gradients = [(5, 8, n.values * e), (8, 16, n.convolved * e)]
         states = [(2, 3, 4 * n.states), (3, 7, 4 * n.states), (6, 7, 4 * n.states), (7, 10, 4 * n.states)]
         return [(0, 16, n.convolved * e), (1, 15, 8 * n.steps), *states, (4, 14, 4 * n.scores), *gradients]
+
+
+@dataclass(frozen=True, eq=False)
+class SelectiveScan(Scan):
+    """Scan and gate of a Mamba-1 block, as ``selective_scan_fn`` of the package mamba_ssm computes them: y =
+    scan(x, dt, B, C) * silu(z), for ins x, z, dt, B, C.
+
+    A kernel each way goes through sequences with the states of channels in registers, and writes them every `BLOCK`
+    tokens. Backward it computes the states again. Inputs, the output before the gate and these states are saved. The
+    fused ``mamba_inner_fn``, which computes the convolution and dt again backward, keeps less.
+
+    Source: Gu and Dao 2023, arXiv 2312.00752, section 3.3; state-spaces/mamba, csrc/selective_scan.
+
+    state: width of the state of each channel.
+    """
+
+    state: int = 16
+
+    BLOCK: ClassVar[int] = 2048
+
+    def _flops(self, at: LocalShapes) -> float:
+        """Counts 7 FLOPs for each element of the state and token, see `simulator.models.flops`."""
+        return 7.0 * at.size(self.ins[0]) * self.state
+
+    def _states(self, at: LocalShapes) -> int:
+        """Returns the bytes of the states that are written: a decay and a state in fp32."""
+        x = self.ins[0]
+        tokens = at.dims(x)["s"]
+        return int(at.size(x) // tokens) * math.ceil(tokens / self.BLOCK) * self.state * 8
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        written = 2 * at.bytes(*self.outs) + self._states(at)
+        return [Memory("selective-scan", at.bytes(*self.ins), written, flops=self._flops(at))]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        read = at.bytes(*self.ins, *self.outs, *self.outs) + self._states(at)
+        written = at.bytes(*self.ins[:3]) + 4 * at.size(*self.ins[3:])
+        return [
+            Memory("selective-scan", read, written, backward=True, flops=3 * self._flops(at)),
+            Memory("convert", 4 * at.size(*self.ins[3:]), at.bytes(*self.ins[3:]), backward=True),
+        ]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+    def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
+        return [("ungated", at.bytes(*self.outs) + self._states(at), "workspace")]
+
+    def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
+        return [(0, 1, 4 * at.size(*self.ins[3:]))] if backward else []

@@ -171,7 +171,10 @@ class Norm(Operator):
         if self.weights:
             widths = [at.size(weight) for weight in self.weights]
         else:
-            widths = [int(t.dims["a"].unit) if t.has("a") else at.dims(t)["h"] for t in self.ins]
+            dims = [next(dim for dim in ("a", *self.widths) if t.has(dim)) for t in self.ins]
+            widths = [
+                int(t.dims[dim].unit) if dim == "a" else at.dims(t)[dim] for t, dim in zip(self.ins, dims, strict=True)
+            ]
         return sum(at.size(t) // width for t, width in zip(self.ins, widths, strict=False))
 
     @property

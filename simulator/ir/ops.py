@@ -155,12 +155,12 @@ class Memory:
     """A memory-bound kernel.
 
     what: norm, rms-norm, residual, activation (gated), expert-activation, clamped-activation, expert-bias, gelu, rope,
-        embedding, softmax, dropout, add, cross-entropy, concat, cast, convert, router, permute, conv, scan, adam,
-        row-cast, group-cast, row-gather, bias-gradient, grad-norm, zero-grad
+        embedding, softmax, dropout, add, cross-entropy, concat, cast, convert, router, permute, conv, scan,
+        selective-scan, adam, row-cast, group-cast, row-gather, bias-gradient, grad-norm, zero-grad
     read, write: bytes read from and written to memory.
     backward: whether this is the kernel of the backward pass, for kinds that have both.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
-    flops: FLOPs of the matrix products in it; those of all others are neglected.
+    flops: FLOPs of the matrix products in it, and all of a selective-scan; those of all others are neglected.
     rows: of a kernel with a block a row, the number of rows where they may be too few to fill a GPU; 0: they fill it.
         Of a row-cast, their number; of a group-cast or row-gather, the number of blocks.
     """

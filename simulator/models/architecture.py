@@ -261,8 +261,7 @@ class Architecture(BlockBuilder):
             return self._hybrid_layer(self.model.ssm, kind, x, end)
         model = self.model
         normed, again, projected, middle = (self.act(name) for name in ("norm1", "norm2", "proj", "middle"))
-        place = self._norm_place(kind)
-        before = place != "after"
+        before = self._norm_place(kind) != "after"
         read = (normed if model.shared_norm else again) if before else middle
         block, results = self.moe(read, kind.routed) if kind.experts else self.dense(read)
         attention = self._attention_of(kind, normed if before else x, projected)
@@ -273,7 +272,7 @@ class Architecture(BlockBuilder):
             return [*modules, Residual("residual", (x, projected, *results), (end,), biases, dropout=model.dropout > 0)]
         added, stream, last = projected, *((normed, again) if model.norm_residual else (x, middle))
         modules.append(attention)
-        if place != "before":
+        if self._norm_place(kind) != "before":
             added = self._norm_behind(modules, projected, "proj.norm")
         bias = self.proj_bias()
         modules.append(Residual("residual1", (stream, added), (middle,), bias, dropout=model.dropout > 0))
@@ -334,7 +333,8 @@ class Architecture(BlockBuilder):
             # Megatron-Core discards and recomputes norms (`layernorm`) of its transformer layers alone.
             norm = replace(norm, modules=("norm",))
             results.append(self.act("mixed"))
-            blocks.append(self.mamba(ssm, normed, results[-1]))
+            build = self.selective_mamba if ssm.rank else self.mamba
+            blocks.append(build(ssm, normed, results[-1]))
         if kind.has_attention:
             bias = self.proj_bias()
             results.append(self.act("proj"))

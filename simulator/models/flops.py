@@ -26,7 +26,7 @@ Features that the papers of these formulas did not have are counted the same in 
 - linear attention: L counts the layers with softmax attention; the state of the others, 7 FLOPs for each of its
   elements and token with a delta rule, 5 without and 2 of a convolution (`LinearAttention.update_flops`), is counted as
   below;
-- state-space layers: L counts the layers with attention; the scan of a Mamba-2 block, 7 FLOPs for each element of the
+- state-space layers: L counts the layers with attention; the scan of a Mamba block, 7 FLOPs for each element of the
   state and token, is counted by the formulas that count GEMMs (``num_floating_point_operations`` of Megatron-LM).
 
 MFU = tokens/s of all GPUs x FLOPs per token / peak FLOP/s of all GPUs.
@@ -69,7 +69,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     - ``mlp``: MLP of layers without experts;
     - ``router``, ``experts``, ``shared``: in layers with experts. A token passes top_k routed experts, times the
       capacity factor where there is any; the router has the weights and the gate of shared experts, if there are;
-    - ``mamba``, ``scan``: both projections of Mamba-2 blocks, and their scan: 7 FLOPs for each element of the state (it
+    - ``mamba``, ``scan``: the projections of Mamba blocks, and their scan: 7 FLOPs for each element of the state (it
       decays, x B is added, and multiplied with C) in place of the matrix products that compute it chunk by chunk. The
       states of linear attention count in ``scan`` too, and its projections in ``qkv`` and ``proj``;
     - ``projector``: from branches to the trunk;
@@ -132,7 +132,7 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["scan"] += layers * tokens * linear.update_flops * linear.state
             parts["proj"] += layers * 2 * tokens * linear.value_width * h
         if kind.has_mamba and (ssm := model.ssm):
-            parts["mamba"] += layers * 2 * tokens * h * (ssm.projected + ssm.inner)
+            parts["mamba"] += layers * 2 * tokens * (h * (ssm.projected + ssm.inner) + ssm.latent_weights)
             parts["scan"] += layers * 7 * tokens * ssm.inner * ssm.state
         if kind.has_mlp:
             parts["mlp"] += layers * _mlp(model, tokens, model.dense_ffn)

@@ -179,6 +179,9 @@ class LinearAttention(ShapePart):
     """Positions that a causal convolution reads, the token itself included; lightning has none."""
     rank: Size | None = None
     """Width of the latents from which kimi-delta projects alpha and the gate; None: from the input itself (Ling 3)."""
+    layers: tuple[Count, ...] | None = None
+    """Numbers of the layers that have it (from 0, ascending); None: all but those of `full_every`. The others may have
+    windows, but those of `full_every` (LFM3)."""
     norm_place: Literal["before", "after"] | None = None
     """Where the norms of layers with linear attention are, if elsewhere than in the others (OLMo Hybrid)."""
     chunk: Size = Field(default_factory=lambda fields: 256 if fields.get("kind") == "lightning" else 64)
@@ -234,19 +237,23 @@ class LinearAttention(ShapePart):
 
 
 class StateSpace(ShapePart):
-    """Mamba-2 blocks, and the type of every layer of a hybrid model.
+    """Mamba blocks, and the type of every layer of a hybrid model.
 
     Each layer of a hybrid model is a norm, a block and a residual addition. A Mamba-2 block projects its input to
     the gate z and the values x (heads * head_dim each), to B and C (groups * state each) and to a step size dt for
     each head; x, B and C pass a causal convolution. Sources: Dao and Gu 2024 (arXiv 2405.21060), section 7;
     Waleffe et al. 2024 (arXiv 2406.07887); ``hybrid_override_pattern`` of Megatron-Core.
+
+    With `rank` they are Mamba-1 blocks, whose heads are channels (`head_dim` and `groups` 1): z and x alone are
+    projected from the input; B, C and a latent of dt from the convolved x, and dt of every channel from its latent.
+    Source: Gu and Dao 2023 (arXiv 2312.00752), section 3; ``MambaMixer`` of ``transformers``.
     """
 
     pattern: Annotated[str, Field(strict=True, pattern=r"^[-M*PE]+$")]
-    """Block of each layer: M a Mamba-2 block, * attention, P both in parallel, over one norm (Falcon-H1), - an MLP, E
+    """Block of each layer: M a Mamba block, * attention, P both in parallel, over one norm (Falcon-H1), - an MLP, E
     experts."""
     heads: Size
-    """Heads of a Mamba-2 block."""
+    """Heads of a Mamba block."""
     head_dim: Size
     """Width of one of these heads (elements)."""
     state: Size
@@ -257,8 +264,12 @@ class StateSpace(ShapePart):
     """Positions that the causal convolution reads, the token itself included."""
     chunk: Size = 128
     """Tokens of a chunk, within which the scan is computed as matrix products; Megatron-Core: 128."""
-    norm: Flag = True
-    """An RMS norm over the gated result of the scan, before the output projection (Falcon-H1 has none)."""
+    rank: Size | None = None
+    """Width of the latent from which dt of every channel is projected; None: Mamba-2 blocks."""
+    norm: Flag | Literal["inputs", "inputs0"] = Field(default_factory=lambda fields: fields.get("rank") is None)
+    """An RMS norm over the gated result of the scan, before the output projection (Falcon-H1 has none); inputs: with
+    `rank`, RMS norms over the latent of dt, B and C (Jamba); inputs0: without weights (Falcon-Mamba). Default: without
+    `rank` true."""
 
     @property
     def inner(self) -> int:
@@ -272,10 +283,24 @@ class StateSpace(ShapePart):
 
     @property
     def projected(self) -> int:
-        """Width of the result of the input projection: z, x, B, C and dt (elements)."""
-        return 2 * self.inner + 2 * self.shared + self.heads
+        """Width of the result of the input projection: z, x and, of Mamba-2, B, C and dt (elements)."""
+        return 2 * self.inner + (0 if self.rank else 2 * self.shared + self.heads)
 
     @property
     def convolved(self) -> int:
-        """Channels of the convolution: x, B and C."""
-        return self.inner + 2 * self.shared
+        """Channels of the convolution: x and, of Mamba-2, B and C."""
+        return self.inner + (0 if self.rank else 2 * self.shared)
+
+    @property
+    def latent_weights(self) -> int:
+        """Elements of the matrices of Mamba-1 from x to the latent of dt, B and C, and from that latent to dt."""
+        return self.inner * (2 * self.rank + 2 * self.state) if self.rank else 0
+
+    @property
+    def own_parameters(self) -> int:
+        """Parameters beside these matrices and the projections from the input and to the output: the convolution with
+        its bias, A, D and the bias of dt of every head, norms."""
+        normed = self.inner if self.norm is True else 0
+        if self.norm == "inputs":
+            normed = (self.rank or 0) + 2 * self.state
+        return self.convolved * (self.conv + 1) + (2 + (self.state if self.rank else 1)) * self.heads + normed

@@ -49,7 +49,7 @@ class LayerKind(NamedTuple):
 
     @property
     def has_mamba(self) -> bool:
-        """Whether it has a Mamba-2 block."""
+        """Whether it has a Mamba block."""
         return self.block in ("M", "P")
 
 
@@ -84,8 +84,9 @@ class Transformer(Variants):
             return LayerKind(experts, False, routed=routed, along="su"[layer % 2])
         every = self.full_every
         full = layer in every if isinstance(every, tuple) else every and (layer + 1) % every == 0
-        linear = self.linear_attention is not None and not full
-        return LayerKind(experts, limited and not full, routed=routed, linear=linear)
+        mixer = self.linear_attention
+        linear = mixer is not None and (not full if mixer.layers is None else layer in mixer.layers)
+        return LayerKind(experts, limited and not full and not linear, routed=routed, linear=linear)
 
     @property
     def kinds(self) -> Counter[LayerKind]:
@@ -201,13 +202,11 @@ class Transformer(Variants):
 
     @property
     def mamba_parameters(self) -> int:
-        """Parameters of a Mamba-2 block: both projections, the convolution with its bias, A, D and the bias of dt of
-        every head, the gated norm if it has one; 0 without such blocks."""
+        """Parameters of a Mamba block; 0 without such blocks."""
         ssm = self.ssm
         if ssm is None:
             return 0
-        projections = self.hidden * (ssm.projected + ssm.inner)
-        return projections + ssm.convolved * (ssm.conv + 1) + 3 * ssm.heads + ssm.inner * ssm.norm
+        return self.hidden * (ssm.projected + ssm.inner) + ssm.latent_weights + ssm.own_parameters
 
     @property
     def linear_parameters(self) -> int:

@@ -202,6 +202,7 @@ class Report(Metrics):
             *self._old_attention,
             *self._no_tensor_overlap,
             *self._chosen_keys,
+            *self._derived_scans,
             f"{framework.step_overhead_s} s a step for data, logging and launch",
             *([f"{self.play.program.host * 1e6:.4g} us of the host to issue an op"] if self.play.program.host else []),
             *self._slowest,
@@ -234,6 +235,17 @@ class Report(Metrics):
             "its scores take as long as fused attention of as many FLOPs, and attention to its keys as that of a window"
         )
         return [f"indexer of sparse attention (model.mla.index): {how}"]
+
+    @property
+    def _derived_scans(self) -> list[str]:
+        """How kernels are priced that go through sequences, where no step with them is published."""
+        ssm, linear = self.job.model.ssm, self.job.model.linear_attention
+        selective = "selective scans of Mamba-1 (model.ssm.rank): derived from the exponentials and products of fp32"
+        kimi = "Kimi delta attention (model.linear_attention): its kernels move bytes as fast as the scans of Mamba-2"
+        return [
+            *([selective] if ssm and ssm.rank else []),
+            *([kimi] if linear and linear.kind == "kimi-delta" else []),
+        ]
 
     @property
     def _old_attention(self) -> list[str]:

@@ -136,7 +136,11 @@ def _blocks(model: Model) -> list[str]:
         model.branches
     )
     blocks += ["mla"] if model.mla else []
-    blocks += [f"{sum(kind.has_mamba * count for kind, count in model.kinds.items())} Mamba-2"] if model.ssm else []
+    blocks += (
+        [f"{sum(kind.has_mamba * count for kind, count in model.kinds.items())} Mamba-{1 if model.ssm.rank else 2}"]
+        if model.ssm
+        else []
+    )
     blocks += [f"{model.frames} frames"] if model.frames else []
     blocks += [f"window {model.window:,}"] if model.window else []
     blocks += [f"attention_chunk {model.attention_chunk:,}"] if model.attention_chunk else []

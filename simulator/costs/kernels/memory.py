@@ -25,6 +25,7 @@
   row does. Training steps have thousands of tokens.
 - The two passes of a reduction wait for each other once more: `row_reduction`.
 - A cast with a scale a row reads it twice; rows in flight that exceed the L2 come from memory again (`row-cast`).
+- The kernels of the scan of a Mamba-1 block are bound by exponentials and products in fp32: `SELECTIVE_SCAN_RATE`.
 - The kernels of the scan of a Mamba-2 block are Triton programs, bound by neither memory nor tensor cores: `SCAN_RATE`.
   Those of linear attention are priced at the same rate; their matrix products at the peak rate are a lower bound.
 - Blocks start in turn: a kernel of very many small blocks takes as long as that (`BLOCK_STARTS`).
@@ -88,6 +89,16 @@ BLOCK_STARTS = {"group-cast": 2.1, "row-gather": 0.9}
 `sgl_per_token_group_quant_8bit` starts them, and PyTorch's gathers of rows with a block of 32 threads a row. Fitted
 with the tiles of DeepGEMM on the GEMMs of sglang 0.5.14: casts say 2.2 on H100, 2.3 on H200 and 2.1 or more on GB200,
 gathers 0.8 on B200 and 0.95 on GB200."""
+
+SELECTIVE_SCAN_RATE = 56.0
+"""FLOPs of the kernels of the scan of a Mamba-1 block per clock and multiprocessor. Derived, not measured: an element
+of the state and token has an exponential, of which a multiprocessor of any generation starts 16 a clock, and some dozen
+other instructions in fp32, of which it starts 128 a clock (CUDA C++ Programming Guide, arithmetic instructions;
+csrc/selective_scan/selective_scan_fwd_kernel.cuh). That is an eighth of a clock, of 7 FLOPs as they are counted."""
+
+SELECTIVE_SCAN_SIGMA = 0.5
+"""Standard deviation of the logarithm of that rate: whether exponentials and other instructions overlap, and how well
+loads are hidden, is not known."""
 
 SCAN_SIGMA = 0.3
 """Standard deviation of the logarithm of that rate: its spread over these GPUs, and the unknown rest of their steps."""
@@ -153,6 +164,8 @@ def seconds(work: Memory, gpu: GPU, model: MemoryBoundCostModel, speed: float = 
     elif what in ("cast", "group-cast"):
         rate = model.elementwise_rate * clocks
         issued = minimum(nbytes, FULL_GRID) / rate + maximum(nbytes - FULL_GRID, 0.0) / memory
+    elif what == "selective-scan":
+        issued = work.flops / (SELECTIVE_SCAN_RATE * clocks)
     elif what in SLOW:
         issued = nbytes / (SLOW[what] * clocks)
     elif what in VECTORISED:
@@ -199,7 +212,7 @@ def price(work: Memory, gpu: GPU, model: MemoryBoundCostModel, traffic: float = 
         return NOTHING
     taken, launch = seconds(work, gpu, model, 1.0 / traffic)
     sigma = estimate_sigma(model, taken, launch)
-    if work.what == "scan":
-        sigma = math.hypot(sigma, SCAN_SIGMA)
+    scans = {"scan": SCAN_SIGMA, "selective-scan": SELECTIVE_SCAN_SIGMA}
+    sigma = math.hypot(sigma, scans.get(work.what, 0.0))
     products = work.flops / gpu.peak["bf16"] if work.flops else 0.0
     return Estimate(max(taken, lower_bound(work, gpu), products), sigma)

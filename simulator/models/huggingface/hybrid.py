@@ -1,4 +1,4 @@
-"""Configs of hybrid models, whose layers are a block each: Mamba-2, attention, an MLP or experts."""
+"""Configs of hybrid models, whose layers are a block each: Mamba-1 or 2, attention, an MLP or experts."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ LETTERS: dict[Block, str] = {
     "moe": "E",
 }
 """Letters of `StateSpace.pattern` for the kinds of layers in configs of transformers 5."""
+
+Rank = Size | Literal["auto"]
+"""Width of the latent of dt in Mamba-1 blocks; auto: a sixteenth of the width of the stream."""
 
 
 class NemotronH(Config):
@@ -212,3 +215,75 @@ class FalconH1(MixerLayers):
     def fields(self) -> dict[str, Any]:
         shape = self._blocks("P-" * self.layers) | self.same_fields("mlp_bias")
         return shape | {"ssm": shape["ssm"] | self.same_fields("norm")}
+
+
+class Mamba1(Config):
+    """``MambaConfig``: Mamba-1 blocks alone. It names no sequence length: 2048, that of the paper (arXiv 2312.00752,
+    section 4.2), stands in for it. A residual stream in fp32 (``residual_in_fp32``) is left out."""
+
+    layers: Depth = key("num_hidden_layers")
+    hidden: Size = key("hidden_size")
+    vocab: Size = key("vocab_size")
+    expand: Annotated[float, Field(gt=0, allow_inf_nan=False)] = key("expand", default=2)
+    inner: Size | None = key("intermediate_size", default=None)
+    state: Size = key("state_size", default=16)
+    conv: Size = key("conv_kernel", default=4)
+    rank: Rank = key("time_step_rank", default="auto")
+    activation: Literal["silu", "swish"] = key("hidden_act", default="silu")
+    tied: Flag = key("tie_word_embeddings", default=True)
+    mamba_bias: Annotated[Flag, refuse("bias of the projections of Mamba-1 blocks")] = key("use_bias", default=False)
+    conv_bias: Literal[True] = key("use_conv_bias", default=True)
+
+    def fields(self) -> dict[str, Any]:
+        ssm = self.same_fields("state", "conv") | {"pattern": "M" * self.layers}
+        ssm |= selective_fields(self.rank, self.hidden, self.inner or int(self.expand * self.hidden))
+        # No layer has attention: `heads` only has to be a number of heads.
+        shape = self.same_fields("layers", "hidden", "vocab", "tied") | {"seq": 2048, "heads": 1}
+        return shape | {"ssm": ssm, "norm": "rmsnorm", "positions": "none", "gated": False}
+
+
+class FalconMamba(Mamba1):
+    """``FalconMambaConfig``: norms without weights over the latent of dt, B and C."""
+
+    def fields(self) -> dict[str, Any]:
+        shape = super().fields()
+        return shape | {"ssm": shape["ssm"] | {"norm": "inputs0"}}
+
+
+class Jamba(Decoder):
+    """``JambaConfig``: Mamba-1 blocks with norms over the latent of dt, B and C, attention without RoPE in some layers,
+    and experts in some. `Model.layers` is twice ``num_hidden_layers``."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=8)
+    seq: Size = key("max_position_embeddings", default=262144)
+    attention_every: Size = key("attn_layer_period", default=8)
+    attention_first: Count = key("attn_layer_offset", default=4)
+    experts_every: Size = key("expert_layer_period", default=2)
+    experts_first: Count = key("expert_layer_offset", default=1)
+    experts: Size = key("num_experts", "num_local_experts", default=16)
+    top_k: Size = key("num_experts_per_tok", default=2)
+    expand: Size = key("mamba_expand", default=2)
+    state: Size = key("mamba_d_state", default=16)
+    conv: Size = key("mamba_d_conv", default=4)
+    rank: Rank = key("mamba_dt_rank", default="auto")
+    conv_bias: Literal[True] = key("mamba_conv_bias", default=True)
+    mamba_bias: Annotated[Flag, refuse("bias of the projections of Mamba-1 blocks")] = key(
+        "mamba_proj_bias", default=False
+    )
+
+    def fields(self) -> dict[str, Any]:
+        pattern = ""
+        for layer in range(self.layers):
+            pattern += "*" if layer % self.attention_every == self.attention_first else "M"
+            sparse = self.experts > 1 and layer % self.experts_every == self.experts_first
+            pattern += "E" if sparse else "-"
+        ssm = self.same_fields("state", "conv") | {"pattern": pattern, "norm": "inputs"}
+        ssm |= selective_fields(self.rank, self.hidden, self.expand * self.hidden)
+        moe = {"moe": self.same_fields("experts", "top_k") | {"expert_ffn": self.ffn}} if "E" in pattern else {}
+        return super().fields() | moe | {"layers": len(pattern), "ssm": ssm, "positions": "none"}
+
+
+def selective_fields(rank: Rank, hidden: int, inner: int) -> dict[str, Any]:
+    """Returns the fields of `StateSpace` that make Mamba-1 blocks of `inner` channels. rank: of the latent of dt."""
+    width = -(-hidden // 16) if rank == "auto" else rank
+    return {"heads": inner, "head_dim": 1, "groups": 1, "rank": width}

@@ -102,16 +102,16 @@ def _check_mask(shape: Variants) -> None:
         remedy = "Give window, attention_chunk or `full_rope: false` too, or leave full_every out"
         raise ModelError("full_every", rule, remedy, shape.full_every)
     if isinstance(shape.full_every, tuple):
-        _check_full_layers(shape.full_every, shape.layers)
+        _check_layers("full_every", shape.full_every, shape.layers)
     if not shape.full_rope and (not shape.full_every or shape.positions != "rope" or shape.mla):
         rule = "without RoPE can be the layers of full_every, where positions are rope and there is no mla"
         raise ModelError("full_rope", rule, "Leave it out", False)
 
 
-def _check_full_layers(numbers: tuple[int, ...], layers: int) -> None:
+def _check_layers(word: str, numbers: tuple[int, ...], layers: int) -> None:
     if list(numbers) != sorted({*numbers}) or (numbers and numbers[-1] >= layers):
         rule = f"it names layers in ascending order, each once, below {layers}"
-        raise ModelError("full_every", rule, "Write a number, or [first, second, ...]", list(numbers))
+        raise ModelError(word, rule, "Write them as [first, second, ...]", list(numbers))
 
 
 def _check_projection(shape: Variants, positions: int) -> None:
@@ -205,6 +205,12 @@ def _check_hybrid(shape: Variants, ssm: StateSpace) -> None:
     if ssm.heads % ssm.groups:
         rule = f"each group has equally many of the {ssm.heads} heads"
         raise ModelError("ssm.groups", rule, f"{math.gcd(ssm.heads, ssm.groups)} would work", ssm.groups)
+    if ssm.rank and (ssm.head_dim, ssm.groups) != (1, 1):
+        rule = "with rank (Mamba-1) heads are channels, which share B and C"
+        raise ModelError("ssm.head_dim or ssm.groups", rule, "Give 1 for both", ssm.head_dim)
+    if ssm.norm and (ssm.norm is True) == (ssm.rank is not None):
+        rule = "Mamba-1 (with rank) has norms over the latent of dt, B and C, and Mamba-2 over its result"
+        raise ModelError("ssm.norm", rule, "Leave it out", ssm.norm)
     if ("E" in ssm.pattern) != (shape.moe is not None):
         rule = "a model with experts has layers E in its pattern, and one without has none"
         raise ModelError("ssm.pattern", rule, "Give both moe and layers E, or neither", ssm.pattern)
@@ -238,8 +244,8 @@ def _check_linear(shape: Variants, linear: LinearAttention) -> None:
         rule = f"each head of keys serves equally many of the {linear.heads} heads of values"
         remedy = f"{math.gcd(linear.heads, linear.key_heads)} would work"
         raise ModelError("linear_attention.key_heads", rule, remedy, linear.key_heads)
-    alike = linear.kind in ("lightning", "short-conv")
-    if alike and (linear.key_heads, linear.key_dim) != (linear.heads, linear.value_dim):
+    same = linear.kind in ("lightning", "short-conv")
+    if same and (linear.key_heads, linear.key_dim) != (linear.heads, linear.value_dim):
         rule = f"queries, keys and values of {linear.kind} are alike: {linear.heads} heads {linear.value_dim} wide"
         raise ModelError("linear_attention.key_heads", rule, "Leave key_heads and value_dim out", linear.key_heads)
     if linear.kind == "kimi-delta" and linear.key_heads != linear.heads:
@@ -251,7 +257,10 @@ def _check_linear(shape: Variants, linear: LinearAttention) -> None:
     if linear.norm_place and shape.norm_place == "both":
         rule = "layers with norms on both sides have them in all layers"
         raise ModelError("linear_attention.norm_place", rule, "Leave it out", linear.norm_place)
-    others = ("ssm", shape.ssm), ("window", shape.window), ("attention_chunk", shape.attention_chunk)
+    if linear.layers is not None:
+        _check_layers("linear_attention.layers", linear.layers, shape.layers)
+    window = shape.window if linear.layers is None else None
+    others = ("ssm", shape.ssm), ("window", window), ("attention_chunk", shape.attention_chunk)
     more = ("bidirectional", shape.bidirectional), ("parallel_residual", shape.parallel_residual)
     for word, value in (*others, *more, ("frames", shape.frames), ("projected_keys", shape.projected_keys)):
         if value:

@@ -188,3 +188,12 @@ def test_streams_follow_from_other_kernels(tables):
         model = memory.fuse(found.make_model(MemoryBoundCostModel, "vllm"))
         for sample in (s for s in streams if s.gpu == gpu):
             assert memory.seconds(sample.parts[0], on, model)[0] == pytest.approx(sample.seconds, rel=within)
+
+
+def test_a_selective_scan_is_bound_by_the_elements_of_its_state() -> None:
+    """Not by its bytes: twice the state takes twice as long."""
+    once, twice = (
+        memory.seconds(Memory("selective-scan", 10**8, 10**8, flops=flops), H100, MIDDLE) for flops in (1e12, 2e12)
+    )
+    computes = 1e12 / (memory.SELECTIVE_SCAN_RATE * H100.multiprocessors * (H100.clock or memory.CLOCK))
+    assert twice[0] - once[0] == pytest.approx(computes) == pytest.approx(once[0] - once[1])

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from meshcast.simulator.ir.ops import Memory
+from meshcast.hardware.errors import ModelError
+from meshcast.simulator import simulate
+from meshcast.simulator.ir.ops import Collective, Memory
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.load import load_model
 from tests.contract.measure import params_of
 from tests.contract.played import Played
 from tests.draws import drawn_grid
-from tests.simulator.models.lowered import backward_ops, forward_ops, play
+from tests.simulator.models.lowered import backward_ops, describe_job, forward_ops, play
 
 S, H, A, F = 64, 32, 4, 48
 SHAPE: dict[str, Any] = {
@@ -20,6 +22,7 @@ SHAPE: dict[str, Any] = {
     **{"positions": "rope", "tied": False},
 }
 SSM = {"heads": 8, "head_dim": 8, "state": 16, "groups": 2, "chunk": 16}
+SELECTIVE = {"heads": 2 * H, "head_dim": 1, "groups": 1, "state": 4, "rank": 2}
 CONV = {"kind": "short-conv", "heads": H, "key_dim": 1, "conv": 3}
 DELTA = {"kind": "gated-delta-net", "heads": 4, "key_dim": 8, "chunk": 16, "norm_place": "before"}
 LATENT = {"kv_lora_rank": 24, "qk_nope": 8, "qk_rope": 4, "v": 8}
@@ -27,7 +30,13 @@ KIMI = {"kind": "kimi-delta", "heads": 4, "key_dim": 8, "value_dim": 16, "rank":
 
 MODELS: dict[str, dict[str, Any]] = {
     "parallel": {"ssm": SSM | {"pattern": "P-P-", "norm": False}},
+    "mamba-1": {"ssm": SELECTIVE | {"pattern": "M-*-"}},
+    "mamba-1 with norms": {"ssm": SELECTIVE | {"pattern": "M-*-", "norm": "inputs"}},
     "short-conv": {"linear_attention": CONV, "full_every": 3},
+    "windows beside convolutions": {
+        **{"linear_attention": CONV | {"layers": [0, 1]}, "full_every": [3], "window": 16, "norm_place": "both"},
+        **{"attention_gate": "heads", "qk_layernorm": True},
+    },
     "kimi-delta": {"linear_attention": KIMI, "full_every": 4},
     "kimi-delta without latents": {"linear_attention": KIMI | {"rank": None}, "full_every": 4},
     "latent attention without rope": {"linear_attention": KIMI, "full_every": 2, "mla": LATENT, "positions": "none"},
@@ -68,7 +77,7 @@ def test_stages_hold_all_parameters_between_them(mixer: str) -> None:
 
 @pytest.mark.parametrize(("mixer", "sequence_parallel"), drawn_grid(MODELS, (False, True)))
 def test_tensor_parallelism_divides_products_and_kernels(mixer: str, sequence_parallel: bool) -> None:
-    """Two ranks do the products of one, and each half of the bytes of scans; projections are divided. What leads down
+    """Two ranks do the products of one, and each half of the work of scans; projections are divided. What leads down
     to latents is done by both ranks, unless each has a part of the tokens."""
     whole, model = run(mixer), load_model(SHAPE | MODELS[mixer])
     halves = run(mixer, {"tp": 2, "sequence_parallel": sequence_parallel}, gpus=2)
@@ -78,7 +87,7 @@ def test_tensor_parallelism_divides_products_and_kernels(mixer: str, sequence_pa
     latents = sum(down_linear if kind.linear else down_latent for kind in kinds)
     twice = 0 if sequence_parallel else 2 * S * H * latents
     assert halves.flops("F")["gemm"] == whole.flops("F")["gemm"] + twice
-    moved = [_bytes_of_scans(played) for played in (whole, halves)]
+    moved = [_work_of_scans(played) for played in (whole, halves)]
     assert moved[0] / 2 == moved[1] > 0
     shards = {param.name: param.total // param.size for param in params_of(halves.stages[0])}
     assert shards["norm1.weight"] == 1 and 2 in shards.values()
@@ -90,13 +99,14 @@ def test_ranks_of_a_sequence_have_whole_sequences_of_scans(mixer: str) -> None:
     whole = run(mixer)
     halves = run(mixer, {"mesh": {"cp": 2}, "schemes": [{"use": "sequence/ulysses", "over": "cp"}]}, gpus=2)
     assert halves.flops("F")["gemm"] == whole.flops("F")["gemm"]
-    assert _bytes_of_scans(halves) == _bytes_of_scans(whole) / 2
+    assert _work_of_scans(halves) == _work_of_scans(whole) / 2
 
 
-def _bytes_of_scans(played: Played) -> float:
-    """Bytes of convolutions and scans of the first layer, forward and backward."""
-    ops = [*forward_ops(played), *backward_ops(played)]
-    return sum(op.work.bytes for op in ops if isinstance(op.work, Memory) and op.work.what in ("conv", "scan"))
+def _work_of_scans(played: Played) -> float:
+    """Bytes of convolutions and scans of the first layer, forward and backward; of selective scans their FLOPs."""
+    works = [op.work for op in (*forward_ops(played), *backward_ops(played)) if isinstance(op.work, Memory)]
+    moved = sum(work.bytes for work in works if work.what in ("conv", "scan"))
+    return moved + sum(work.flops for work in works if work.what == "selective-scan")
 
 
 # ------------------------------------------------------------------------------------- Mamba-2 in parallel
@@ -200,3 +210,59 @@ def test_layers_with_linear_attention_may_have_their_norms_elsewhere() -> None:
     names = [[op.name for op in forward_ops(played, at) if "norm" in op.name or "residual" in op.name] for at in (1, 2)]
     assert [name for name in names[0] if "gated" not in name] == ["norm1", "residual1", "norm2", "residual2"]
     assert [name for name in names[1] if "qk" not in name] == ["proj.norm", "residual1", "down.norm", "residual2"]
+
+
+# --------------------------------------------------------------------------------------------------- Mamba-1
+
+
+def test_mamba_1_by_hand() -> None:
+    """Parameters of Mamba's block (arXiv 2312.00752, section 3.6), and what its scan reads, writes, computes, saves."""
+    inner, state, rank = 2 * H, 4, 2
+    block = (
+        H * 2 * inner + 5 * inner + inner * (rank + 2 * state) + (rank + 1) * inner + inner * (state + 1) + inner * H
+    )
+    assert load_model(SHAPE | MODELS["mamba-1"]).mamba_parameters == block
+    assert load_model(SHAPE | MODELS["mamba-1 with norms"]).mamba_parameters == block + rank + 2 * state
+    played = run("mamba-1")
+    ahead, back = (
+        [op.work for op in ops(played) if isinstance(op.work, Memory) and op.work.what == "selective-scan"]
+        for ops in (forward_ops, backward_ops)
+    )
+    wide, shared, states = 2 * S * inner, 2 * S * 2 * state, 8 * inner * state
+    assert [(work.read, work.write, work.flops) for work in ahead + back] == [
+        (3 * wide + shared, 2 * wide + states, 7 * S * inner * state),
+        (5 * wide + shared + states, 3 * wide + 2 * shared, 3 * 7 * S * inner * state),
+    ]
+    more, less = (
+        run("mamba-1", layers=n, ssm=SELECTIVE | {"pattern": "M" * n}).category_peak(0, "activations") for n in (5, 4)
+    )
+    assert more - less == 2 * 2 * S * H + 4 * S + 6 * wide + states + shared + 2 * S * rank  # x, z, conv, dt, y, gated
+
+
+def test_latents_of_channels_are_summed_over_their_ranks() -> None:
+    """The latent of dt, B and C are partial sums of ranks forward, and their gradients backward."""
+    played = run("mamba-1", {"tp": 2, "sequence_parallel": False}, gpus=2)
+    sent = [
+        sorted(op.work.nbytes for op in ops(played) if isinstance(op.work, Collective))
+        for ops in (forward_ops, backward_ops)
+    ]
+    assert sent == [[2 * S * 2, 2 * S * 4, 2 * S * 4, 2 * S * H]] * 2
+
+
+def test_reports_say_whose_kernels_were_not_measured() -> None:
+    selective, kimi, plain = (
+        [text for text in simulate(describe_job(SHAPE | MODELS[mixer])).assumed if "model." in text]
+        for mixer in ("mamba-1", "kimi-delta", "parallel")
+    )
+    assert [text.split(" (")[0] for text in selective + kimi] == ["selective scans of Mamba-1", "Kimi delta attention"]
+    assert not plain
+
+
+def test_layers_may_have_convolutions_windows_or_neither() -> None:
+    """LFM3: convolutions in the layers of the list, full attention in those of full_every, windows in the others."""
+    kinds = [*map(load_model(SHAPE | MODELS["windows beside convolutions"]).kind, range(4))]
+    assert [(kind.linear, kind.local) for kind in kinds] == [(True, False)] * 2 + [(False, True), (False, False)]
+    with pytest.raises(ModelError, match=r"linear_attention\.layers"):
+        load_model(SHAPE | {"linear_attention": CONV | {"layers": [2, 1]}})
+    with pytest.raises(ModelError, match="window"):
+        load_model(SHAPE | {"linear_attention": CONV, "window": 16})

@@ -73,6 +73,7 @@ def test_the_share_of_rope_is_read_from_either_place() -> None:
         ("bailing_hybrid", {"layer_group_size": 3}, {"full_every": 3}),
         ("olmo_hybrid", {"rope_parameters": {"rope_theta": None}}, {"positions": "none"}),
         ("lfm2", {"layer_types": ["conv", "full_attention"] * 8}, {"full_every": 2}),
+        ("lfm3", {"use_sandwich_norm": False}, {"norm_place": "before"}),
         ("lfm2", {"block_auto_adjust_ff_dim": False}, {"ffn": 12288}),
     ],
 )
