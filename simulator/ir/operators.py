@@ -168,8 +168,8 @@ class Norm(Operator):
 
     def _rows(self, at: LocalShapes) -> int:
         """Returns the rows that it normalises: tokens, or heads of tokens."""
-        if self.weights:
-            widths = [at.size(weight) for weight in self.weights]
+        if weights := self.weights or self.shared_weights:
+            widths = [at.size(weight) for weight in weights]
         else:
             widths = [int(t.dims["a"].unit) if t.has("a") else at.dims(t)["h"] for t in self.ins]
         return sum(at.size(t) // width for t, width in zip(self.ins, widths, strict=False))

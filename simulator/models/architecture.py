@@ -281,14 +281,18 @@ class Architecture(BlockBuilder):
             middle = last = self._cross(modules, middle)
         if before:
             modules.append(self.layernorm("norm2", middle, again))
-        return [*modules, *self._finish_layer(block, results, last, end, kind)]
+        if not model.layer_input:
+            return [*modules, *self._finish_layer(block, results, last, end, kind)]
+        stream = self.act("stream")
+        modules += self._finish_layer(block, results, last, stream, kind)
+        return [*modules, *self.add_layer_input(model.layer_input, stream, end)]
 
     def _finish_layer(
         self, block: Module, results: tuple[Tensor, ...], stream: Tensor, end: Tensor, kind: LayerKind
     ) -> list[Module]:
         """Builds the second block with its norm, if it has any, and the addition to the residual stream."""
         modules: list[Module] = [block]
-        if self.model.norm_place != "before" or (kind.experts and self.model.moe and self.model.moe.norm):
+        if self.model.norm_place != "before" or (kind.experts and self.model.moe and self.model.moe.norm is True):
             result = results[0]
             if len(results) > 1:
                 result = self.act("down.sum")

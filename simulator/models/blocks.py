@@ -20,9 +20,9 @@ from meshcast.simulator.ir.moe_operators import (
     Unpermute,
     WeightedSum,
 )
-from meshcast.simulator.ir.operators import Activation, CoreAttention, Linear, Norm, Rope
+from meshcast.simulator.ir.operators import Activation, CoreAttention, Embedding, Linear, Norm, Residual, Rope, Sum
 from meshcast.simulator.ir.sparse_attention_operators import ChooseKeys, detach
-from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, SparseIndex, StateSpace
+from meshcast.simulator.models.parts import MLA, LayerInput, LinearAttention, MoEShape, SparseIndex, StateSpace
 from meshcast.simulator.models.shapes import Shapes, cast_input, save_inputs
 from meshcast.simulator.models.transformer import Transformer
 
@@ -278,16 +278,24 @@ class BlockBuilder(Shapes):
         chosen = Tensor("chosen", {**self.token_dims, "k": Dim(moe.top_k)}, "fp32")
         router = [self.weight("wrouter", h=self.hidden_dim, r=r)]
         router += [self.weight("brouter", r=r)] if moe.router_bias else []
+        modules: list[Module] = []
+        asks, read = x, x
+        if moe.norm == "each":
+            asks, read = (self._norm_stream(modules, x, f"{name}.norm") for name in ("router", "experts"))
         # Routers are not quantised.
-        modules: list[Module] = [
-            Linear("router", (x,), (logits,), tuple(router), self.grad_dtype),
+        modules += [
+            Linear("router", (asks,), (logits,), tuple(router), self.grad_dtype),
             TopK("top_k", (logits,), (chosen,)),
-            *self._experts(moe, x, chosen, y),
+            *self._experts(moe, read, chosen, y),
         ]
+        if moe.norm == "each":
+            y = self._norm_stream(modules, y, "routed.norm")
         if not moe.shared_ffn:
             return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y,)
         shared = self.act("shared.down")
         modules.append(self._mlp("shared", x, shared, Dim(moe.shared_ffn), SharedExperts))
+        if moe.norm == "each":
+            shared = self._norm_stream(modules, shared, "shared.norm")
         if moe.shared_gate:
             shared = self._gate_shared(modules, x, shared)
         if moe.residual:
@@ -298,6 +306,12 @@ class BlockBuilder(Shapes):
             modules.append(WeightedSum("mix", (y, shared, shares), (mixed,)))
             return MoE("moe", tuple(modules), moe.experts, moe.capacity), (mixed,)
         return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y, shared)
+
+    def _norm_stream(self, modules: list[Module], x: Tensor, name: str) -> Tensor:
+        """Adds a norm over h to the modules; returns its output."""
+        normed = self.act(name)
+        modules.append(Norm(name, (x,), (normed,), self.norm_weights(name), modules=("norm",)))
+        return normed
 
     def _gate_shared(self, modules: list[Module], x: Tensor, shared: Tensor) -> Tensor:
         """Adds the gate of shared experts to the modules of experts; returns their weighted result."""
@@ -349,6 +363,30 @@ class BlockBuilder(Shapes):
         slots = Fraction(moe.top_k) * Fraction(moe.capacity or 1).limit_denominator(1000)
         of_sequence, expert = Dim(self.seq * slots, unit=slots), Dim(1, unit=Fraction(1, moe.experts))
         return Tensor(name, {"b": self.token_dims["b"], "s": of_sequence, "e": expert, **dims}, self.dtype)
+
+    def add_layer_input(self, part: LayerInput, x: Tensor, end: Tensor) -> list[Module]:
+        """Builds the addition of its own input to the stream `x` of a layer, to `end`.
+
+        The input is looked up and projected in the layer that reads it, from its stream in place of the embedding,
+        which is as wide. Every tensor rank computes all of it.
+        """
+        rows, width = Dim(part.vocab), Dim(part.width)
+        names = "looked", "projected", "normed", "sum", "gate", "product"
+        looked, projected, normed, total, gate, product = (self.act(f"input.{n}", i=width) for n in names)
+        added = self.act("input.added")
+        scale = self.weight("input.norm.weight", i=width)
+        ids = Tensor("ids", self.token_dims, "int64")
+        modules: list[Module] = [
+            Embedding("input.embedding", (ids,), (looked,), (self.weight("winput.table", v=rows, i=width),)),
+            *self.linear("input.project", x, (projected,), self.weight("winput.project", h=self.hidden_dim, i=width)),
+            Norm("input.norm", (projected,), (normed,), modules=("norm",), shared_weights=(scale,)),
+            Sum("input.sum", (looked, normed), (total,)),
+            *self.linear("input.gate", x, (gate,), self.weight("winput.gate", h=self.hidden_dim, i=width)),
+            Activation("input.act", (gate, total), (product,)),
+            *self.linear("input.back", product, (added,), self.weight("winput.back", i=width, h=self.hidden_dim)),
+        ]
+        result = self._norm_stream(modules, added, "input.added.norm")
+        return [*modules, Residual("residual.input", (x, result), (end,))]
 
     # ----------------------------------------------------------------------------------------- Mamba-2
 

@@ -58,7 +58,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
 
     A linear layer from m to n features does 2 tokens m n. The parts:
 
-    - ``inputs``: linear layers from inputs that are no token ids, of branches;
+    - ``inputs``: linear layers from inputs that are no token ids, of branches, and those to and from inputs of layers;
     - ``qkv``: projections to queries, keys and values, and to a gate of the result; with `mla` down to the latents and
       up from them;
     - ``attention``: scores (2 tokens seq a d) and weighted values (the same; with `mla` the widths differ), half of it
@@ -126,6 +126,8 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["qkv"] += layers * 2 * tokens * (_qkv_weights(shape) + projection)
             parts["attention"] += layers * tokens * _index_flops(model, seq if causal else 2 * seq)
             parts["proj"] += layers * 2 * tokens * shape.output_width * h
+        if model.layer_input:
+            parts["inputs"] += layers * 2 * tokens * 3 * h * model.layer_input.width
         if kind.linear and (linear := model.linear_attention):
             parts["qkv"] += layers * 2 * tokens * h * linear.projected
             parts["scan"] += layers * tokens * linear.update_flops * linear.state

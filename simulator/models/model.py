@@ -82,7 +82,7 @@ class Model(Transformer):
         if self.tied and (len(texts) != 1 or texts[0].hidden != self.hidden or self.contrastive):
             rule = "the output layer shares the matrix of one branch of token ids without layers, as wide as the trunk"
             raise ModelError("tied", rule, "Give null or false, or such a branch", True)
-        refused = ("mtp", self.mtp), ("ssm", self.ssm), ("frames", self.frames)
+        refused = ("mtp", self.mtp), ("ssm", self.ssm), ("frames", self.frames), ("layer_input", self.layer_input)
         for word, value in (*refused, ("bidirectional", self.bidirectional)):
             if value:
                 shown = value if isinstance(value, bool | int) else None
@@ -105,6 +105,7 @@ class Model(Transformer):
             **{"qk_layernorm": self.qk_layernorm, "sinks": self.sinks, "attention_gate": self.attention_gate},
             **{"embedding_norm": self.embedding_norm, "value_dim": self.value_dim, "value_norm": self.value_norm},
             **{"keys_are_values": self.keys_are_values, "inner_norms": self.inner_norms},
+            "layer_input": self.layer_input,
         }
         for word, value in refused.items():
             if value:

@@ -121,8 +121,8 @@ class Transformer(Variants):
     def projected_widths(self) -> tuple[int, ...]:
         """Widths of what a layer projects its input to, without `mla`: queries, keys, values, and a gate."""
         values = () if self.keys_are_values else (self.value_width,)
-        gates = {False: (), True: (self.output_width,)}.get(self.attention_gate, (self.heads,))
-        return (self.query_width, self.key_width, *values, *gates)
+        gate = self.heads if self.attention_gate == "heads" else self.output_width
+        return (self.query_width, self.key_width, *values, *((gate,) if self.attention_gate else ()))
 
     @property
     def dense_ffn(self) -> int:
@@ -191,7 +191,7 @@ class Transformer(Variants):
         routed = (there if experts is None else experts) * self.mlp_parameters(its.expert_ffn)
         shared = self.mlp_parameters(its.shared_ffn) if its.shared_ffn else 0
         mixing = 2 * (self.hidden + 1) if its.residual else self.hidden * its.shared_gate
-        mixing += self.norm_parameters * its.norm
+        mixing += self.norm_parameters * (4 if its.norm == "each" else its.norm)
         return there * (self.hidden + its.router_bias) + routed + shared + mixing
 
     @property
@@ -223,7 +223,8 @@ class Transformer(Variants):
         """
         inner = self.moe_parameters(experts, of) if moe and self.moe else self.mlp_parameters(self.dense_ffn)
         mixer = self.linear_parameters if linear else self.attention_parameters
-        return self.norms * self.norm_parameters + mixer + inner
+        added = self.layer_input.parameters(self.hidden) + self.norm_parameters if self.layer_input else 0
+        return self.norms * self.norm_parameters + mixer + inner + added
 
     def block_parameters(self, block: str, experts: int | None = None, of: int | None = None) -> int:
         """Counts the parameters of a layer of a hybrid model, which is a norm and a block.
@@ -242,7 +243,8 @@ class Transformer(Variants):
         """Parameters in front of the layers, by part."""
         return {
             "embedding": self.vocab * self.hidden,
-            "embedding_norm": self.norm_parameters if self.embedding_norm else 0,
+            "embedding_norm": (self.norm_parameters if self.embedding_norm else 0)
+            + (self.layer_input.width if self.layer_input else 0),
             "positions": (self.position_rows * self.hidden if self.positions == "learned" else 0)
             + (self.relative_buckets or 0) * self.heads,
         }
@@ -257,8 +259,8 @@ class Transformer(Variants):
             return sum(self.block_parameters(kind.block, experts, kind.routed) for kind in kinds)
         if self.moe is None and self.linear_attention is None and self.local_attention is None:
             return self.layers * self.layer_parameters()
-        kinds = Counter(Transformer.kind(self, layer) for layer in range(self.layers))
+        numbers = Counter(Transformer.kind(self, layer) for layer in range(self.layers))
         return sum(
             layers * self.attention_in(kind.local).layer_parameters(kind.experts, experts, kind.routed, kind.linear)
-            for kind, layers in kinds.items()
+            for kind, layers in numbers.items()
         )

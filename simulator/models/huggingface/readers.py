@@ -25,6 +25,8 @@ DECODERS = {
     "gemma2": "gemma.Gemma2",
     "vaultgemma": "gemma.VaultGemma",
     "gemma3_text": "gemma.Gemma3Text",
+    "gemma4_text": "layered.Gemma4Text",
+    "gemma4_unified_text": "layered.Gemma4UnifiedText",
     "phi3": "llama.Phi3",
     "granite": "llama.Granite",
     "exaone": "llama.Exaone",

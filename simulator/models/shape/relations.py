@@ -49,6 +49,11 @@ def _check_variants(shape: Variants) -> None:
             raise ModelError("local_attention", rule, "Give window, or leave it out")
         _check_heads(shape.attention_in(True))
         _check_positions(shape.attention_in(True))
+    if shape.layer_input:
+        others = ("parallel_residual", shape.parallel_residual), ("ssm", shape.ssm), ("mtp", shape.mtp)
+        for word, value in others:
+            if value:
+                raise ModelError(word, "inputs of layers are supported without it", "Leave it, or layer_input, out")
     if shape.keys_are_values and shape.value_dim not in (None, shape.head_dim):
         raise ModelError("value_dim", "values are the keys, as wide as these", "Leave it out", shape.value_dim)
     if shape.activation == "xielu" and (shape.gated or shape.moe):
@@ -181,7 +186,7 @@ def _check_expert(shape: Variants, moe: MoEShape) -> None:
         rule = "the results of shared and routed experts already have weights (residual)"
         raise ModelError("moe.shared_gate", rule, "Leave one of them out", True)
     if moe.norm:
-        _check_norm_of_experts(shape)
+        _check_norm_of_experts(shape, moe)
     if moe.first_dense > shape.layers:
         rule = f"there are {shape.layers} layers in all"
         raise ModelError("moe.first_dense", rule, f"Give at most {shape.layers}", moe.first_dense)
@@ -190,9 +195,9 @@ def _check_expert(shape: Variants, moe: MoEShape) -> None:
         raise ModelError("moe.shared_ffn", rule, "Give both or neither", moe.shared_ffn)
 
 
-def _check_norm_of_experts(shape: Variants) -> None:
+def _check_norm_of_experts(shape: Variants, moe: MoEShape) -> None:
     others = ("ssm", shape.ssm), ("parallel_residual", shape.parallel_residual), ("mlp_bias", shape.mlp_bias)
-    for word, value in (*others, ("norm_place", shape.norm_place != "before")):
+    for word, value in (*others, ("norm_place", shape.norm_place != "before" and moe.norm is True)):
         if value:
             raise ModelError(word, "a norm behind experts is supported without it", "Leave it, or moe.norm, out")
 

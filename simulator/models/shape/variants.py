@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field
 
-from meshcast.simulator.models.parts import Flag, LocalAttention, Size
+from meshcast.simulator.models.parts import Flag, LayerInput, LocalAttention, Size
 from meshcast.simulator.models.shape.fields import TransformerFields
 
 
@@ -33,6 +33,8 @@ class Variants(TransformerFields):
     """An RMS norm without weights over each head of values (Gemma 4)."""
     local_attention: LocalAttention | None = None
     """Heads of the layers with a window, where they differ from those of the others (MiMo-V2, Gemma 4)."""
+    layer_input: LayerInput | None = None
+    """An input of every layer beside the residual stream (Gemma 4 E2B); None: none."""
     inner_norms: Flag = False
     """RMS norms in front of the output layers of attention, over all heads, and of MLPs (BitNet)."""
 

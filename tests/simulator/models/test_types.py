@@ -128,6 +128,8 @@ PARTS: list[dict[str, Any]] = [
     *HEADS,
     {"norm": "rmsnorm", "norm_place": "both", "moe": EXPERTS},
     {"norm": "rmsnorm", "moe": {**EXPERTS, "norm": True, "first_dense": 1}},
+    {"norm": "rmsnorm", "norm_place": "both", "moe": {**EXPERTS, "norm": "each"}},
+    {"norm": "rmsnorm", "layer_input": {"vocab": 128, "width": 24}},
     {"head": ["transform", "bias"], "tied": True},
     {"head": ["bias"], "tied": False},
     {"norm": "rmsnorm0"},
