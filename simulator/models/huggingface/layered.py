@@ -14,6 +14,7 @@ from meshcast.simulator.models.huggingface.config import (
     check_every_layer,
     key,
     refuse,
+    round_share,
     sparse_layers,
 )
 from meshcast.simulator.models.huggingface.gemma import Cap, window_fields
@@ -91,9 +92,8 @@ class Laguna(Decoder):
 
     def _share(self, kind: str) -> float:
         default = {"full_attention": 0.5, "sliding_attention": 1.0}
-        if self.ropes is None:
-            return default[kind]
-        return float((self.ropes.get(kind) or {}).get("partial_rotary_factor", 1.0))
+        share = (self.ropes.get(kind) or {}).get("partial_rotary_factor", 1.0) if self.ropes else default[kind]
+        return round_share(share, self.head_dim)
 
 
 class MiMoV2(Decoder):
@@ -122,8 +122,9 @@ class MiMoV2(Decoder):
             windows |= {"local_attention": {"kv_heads": 2 * (self.kv_heads or self.heads), "sinks": True}}
         moe = self.same_fields("experts", "top_k", "expert_ffn") | {"router_bias": True}
         places = sparse_layers(self.kinds, self.layers, 1)
-        shape = super().fields() | self.same_fields("head_dim", "value_dim", "qkv_bias", "rope_share")
-        return shape | windows | {"moe": moe | places}
+        shape = super().fields() | self.same_fields("head_dim", "value_dim", "qkv_bias")
+        share = {"rope_share": round_share(self.rope_share, self.head_dim)}
+        return shape | share | windows | {"moe": moe | places}
 
 
 class Gemma4Text(Decoder):

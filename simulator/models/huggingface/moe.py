@@ -16,6 +16,7 @@ from meshcast.simulator.models.huggingface.config import (
     local_fields,
     published_in,
     refuse,
+    round_share,
     sparse_layers,
 )
 from meshcast.simulator.models.huggingface.gemma import window_fields
@@ -280,8 +281,7 @@ class Glm4MoE(Decoder):
 
     def fields(self) -> dict[str, Any]:
         width = self.head_dim or self.hidden // self.heads
-        rotated = -(-int(width * self.rope_share) // 2) * 2  # of an odd number of elements, one more
-        shape = super().fields() | {"head_dim": width, "rope_share": rotated / width}
+        shape = super().fields() | {"head_dim": width, "rope_share": round_share(self.rope_share, width)}
         biases = {"qkv_bias": self.attention_bias, "proj_bias": False, "qk_layernorm": self.qk_norm}
         if self.first_dense >= self.layers:
             return shape | biases
