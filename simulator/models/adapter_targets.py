@@ -173,7 +173,7 @@ def list_linears(model: Transformer, kind: LayerKind) -> list[LinearShape]:
     if kind.experts and (moe := model.moe):
         ffn, experts = moe.expert_ffn, kind.routed
         linears += [
-            LinearShape("router", hidden, (experts,)),
+            LinearShape("router", hidden, (experts + moe.zero_experts,)),
             LinearShape("expert_up", hidden, (ffn,) * ups, experts=experts),
             LinearShape("expert_down", ffn, (hidden,), experts=experts),
         ]

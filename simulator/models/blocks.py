@@ -273,7 +273,7 @@ class BlockBuilder(Shapes):
         """Builds router, routed and shared experts; returns also their outputs. experts: routed ones of the layer."""
         assert self.model.moe is not None
         moe = self.model.moe.model_copy(update={"experts": experts})
-        r, y = Dim(moe.experts), self.act("down")
+        r, y = Dim(moe.experts + moe.zero_experts), self.act("down")
         logits = self.act("router.logits", r=r)
         chosen = Tensor("chosen", {**self.token_dims, "k": Dim(moe.top_k)}, "fp32")
         router = [self.weight("wrouter", h=self.hidden_dim, r=r)]
@@ -288,6 +288,10 @@ class BlockBuilder(Shapes):
             TopK("top_k", (logits,), (chosen,)),
             *self._experts(moe, read, chosen, y),
         ]
+        if moe.zero_experts:
+            returned = self.act("zero.sum")
+            modules.append(WeightedSum("zero.sum", (y, read, chosen), (returned,)))
+            y = returned
         if moe.norm == "each":
             y = self._norm_stream(modules, y, "routed.norm")
         if not moe.shared_ffn:

@@ -140,7 +140,7 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
         if kind.experts and model.moe:
             passes = model.moe.top_k * (model.moe.capacity or 1)
             weights = 2 * model.moe.residual + model.moe.shared_gate
-            parts["router"] += layers * 2 * tokens * h * (kind.routed + weights)
+            parts["router"] += layers * 2 * tokens * h * (kind.routed + model.moe.zero_experts + weights)
             parts["experts"] += layers * passes * _mlp(model, tokens, model.moe.expert_ffn)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
     return parts

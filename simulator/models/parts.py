@@ -138,6 +138,11 @@ class MoEShape(ShapePart):
     every: Size = 1
     """After the first dense layers, the last of every `every` layers has experts (GShard and Switch: 2), as with
     ``decoder_sparse_step`` of Qwen in ``transformers``; with ``--moe-layer-freq`` of Megatron it is the first."""
+    leading: Flag = False
+    """The first of every `every` layers has experts, in place of the last (LongCat-Flash)."""
+    zero_experts: Count = 0
+    """Further experts, which return their input (LongCat-Flash, arXiv 2509.01322, section 2.1). The router chooses
+    among them too; `top_k` is the number of the others that a token passes, in the mean."""
     capacity: Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=False)] | None = None
     """Capacity factor: an expert computes exactly capacity * tokens * top_k / experts tokens, dropped or padded; None:
     dropless."""
@@ -158,6 +163,11 @@ class MoEShape(ShapePart):
     norm: Flag | Literal["each"] = False
     """A norm over the sum of the results of routed and shared experts, before the residual addition (A.X-K1); each: in
     front of the router and of routed experts, and behind the results of routed and of shared experts (Gemma 4)."""
+
+    def is_in(self, layer: int) -> bool:
+        """Returns whether `layer` (from 0) has experts."""
+        behind = layer - self.first_dense
+        return behind >= 0 and (behind if self.leading else behind + 1) % self.every == 0
 
     def experts_of(self, layer: int) -> int:
         """Counts the routed experts of `layer` (from 0), if it has some."""

@@ -78,7 +78,7 @@ class Transformer(Variants):
             block = self.ssm.pattern[layer]
             return LayerKind(block == "E", False, block, self.moe.experts_of(layer) if self.moe and block == "E" else 0)
         moe, limited = self.moe, not self.full_rope or (self.window, self.attention_chunk) != (None, None)
-        experts = moe is not None and layer >= moe.first_dense and (layer - moe.first_dense + 1) % moe.every == 0
+        experts = moe is not None and moe.is_in(layer)
         routed = moe.experts_of(layer) if moe and experts else 0
         if self.frames:
             return LayerKind(experts, False, routed=routed, along="su"[layer % 2])
@@ -192,7 +192,7 @@ class Transformer(Variants):
         shared = self.mlp_parameters(its.shared_ffn) if its.shared_ffn else 0
         mixing = 2 * (self.hidden + 1) if its.residual else self.hidden * its.shared_gate
         mixing += self.norm_parameters * (4 if its.norm == "each" else its.norm)
-        return there * (self.hidden + its.router_bias) + routed + shared + mixing
+        return (there + its.zero_experts) * (self.hidden + its.router_bias) + routed + shared + mixing
 
     @property
     def mamba_parameters(self) -> int:

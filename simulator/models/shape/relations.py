@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
@@ -40,9 +41,9 @@ def check_relations(shape: Variants) -> None:
 def _check_variants(shape: Variants) -> None:
     """Checks what few models have: other heads in layers with a window, norms inside of blocks or behind experts."""
     values = ("value_dim", shape.value_dim), ("keys_are_values", shape.keys_are_values)
-    for word, value in (*values, ("value_norm", shape.value_norm), ("local_attention", shape.local_attention)):
-        if value and shape.mla:
-            raise ModelError(word, "latent attention is supported without it", "Leave it out")
+    if shape.mla:
+        more = ("value_norm", shape.value_norm), ("local_attention", shape.local_attention)
+        _refuse((*values, *more), "latent attention is supported without it")
     if shape.local_attention:
         if shape.window is None and shape.attention_chunk is None:
             rule = "it describes the layers with a window or chunks, and none has them"
@@ -51,9 +52,7 @@ def _check_variants(shape: Variants) -> None:
         _check_positions(shape.attention_in(True))
     if shape.layer_input:
         others = ("parallel_residual", shape.parallel_residual), ("ssm", shape.ssm), ("mtp", shape.mtp)
-        for word, value in others:
-            if value:
-                raise ModelError(word, "inputs of layers are supported without it", "Leave it, or layer_input, out")
+        _refuse(others, "inputs of layers are supported without it")
     if shape.keys_are_values and shape.value_dim not in (None, shape.head_dim):
         raise ModelError("value_dim", "values are the keys, as wide as these", "Leave it out", shape.value_dim)
     if shape.activation == "xielu" and (shape.gated or shape.moe):
@@ -197,9 +196,15 @@ def _check_expert(shape: Variants, moe: MoEShape) -> None:
 
 def _check_norm_of_experts(shape: Variants, moe: MoEShape) -> None:
     others = ("ssm", shape.ssm), ("parallel_residual", shape.parallel_residual), ("mlp_bias", shape.mlp_bias)
-    for word, value in (*others, ("norm_place", shape.norm_place != "before" and moe.norm is True)):
+    place = ("norm_place", shape.norm_place != "before" and moe.norm is True)
+    _refuse((*others, place), "a norm behind experts is supported without it")
+
+
+def _refuse(fields: Iterable[tuple[str, object]], rule: str) -> None:
+    """Raises a ModelError for the first of these fields that has a value."""
+    for word, value in fields:
         if value:
-            raise ModelError(word, "a norm behind experts is supported without it", "Leave it, or moe.norm, out")
+            raise ModelError(word, rule, "Leave it out", value if isinstance(value, int) else None)
 
 
 def _check_hybrid(shape: Variants, ssm: StateSpace) -> None:
