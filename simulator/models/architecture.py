@@ -48,7 +48,7 @@ class Architecture(BlockBuilder):
         """Whether the model has layers of several kinds."""
         model = self.model
         mixers = model.window or model.attention_chunk or model.linear_attention or not model.full_rope
-        return bool(model.moe or mixers or model.ssm or model.frames)
+        return bool(model.moe or mixers or model.ssm or model.frames or model.shared_keys)
 
     @remembered
     def _stage(self, layers: range, first: bool, last: bool) -> Stage:
@@ -259,7 +259,8 @@ class Architecture(BlockBuilder):
         """Builds the modules of a layer from its input `x` to its output `end`."""
         if self.model.ssm:
             return self._hybrid_layer(self.model.ssm, kind, x, end)
-        model = self.model
+        if (model := self.model.shape_of(kind)) is not self.model:
+            return replace(self, model=model)._layer(kind, x, end)
         normed, again, projected, middle = (self.act(name) for name in ("norm1", "norm2", "proj", "middle"))
         before = model.norm_place != "after"
         read = (normed if model.shared_norm else again) if before else middle

@@ -118,8 +118,8 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
     h = model.hidden
     parts: dict[str, float] = dict.fromkeys(PARTS, 0)
     for kind, layers in _kinds(model):
+        shape = model.shape_of(kind)
         if kind.has_attention:
-            shape = model.attention_in(kind.local)
             seen = 2 * _reach(seq, model, kind) if not causal or kind.along else _seen(seq, model, kind)
             parts["attention"] += layers * tokens * seen * (shape.query_width + shape.output_width)
             projection = (model.projected_keys or 0) * (model.key_width + model.value_width)
@@ -136,7 +136,7 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["mamba"] += layers * 2 * tokens * h * (ssm.projected + ssm.inner)
             parts["scan"] += layers * 7 * tokens * ssm.inner * ssm.state
         if kind.has_mlp:
-            parts["mlp"] += layers * _mlp(model, tokens, model.dense_ffn)
+            parts["mlp"] += layers * _mlp(model, tokens, shape.dense_ffn)
         if kind.experts and model.moe:
             passes = model.moe.top_k * (model.moe.capacity or 1)
             weights = 2 * model.moe.residual + model.moe.shared_gate
@@ -243,7 +243,7 @@ def _count_attention(model: Transformer, seq: float) -> float:
     for kind, layers in _kinds(model):
         if kind.has_attention:
             local = min(_chunk(seq, model), model.window or seq)
-            seen, shape = local if kind.local else min(_reach(seq, model, kind), chosen), model.attention_in(kind.local)
+            seen, shape = local if kind.local else min(_reach(seq, model, kind), chosen), model.shape_of(kind)
             total += layers * seen * (shape.query_width + shape.output_width)
     return total
 

@@ -105,7 +105,7 @@ class Model(Transformer):
             **{"qk_layernorm": self.qk_layernorm, "sinks": self.sinks, "attention_gate": self.attention_gate},
             **{"embedding_norm": self.embedding_norm, "value_dim": self.value_dim, "value_norm": self.value_norm},
             **{"keys_are_values": self.keys_are_values, "inner_norms": self.inner_norms},
-            "layer_input": self.layer_input,
+            **{"layer_input": self.layer_input, "shared_keys": self.shared_keys},
         }
         for word, value in refused.items():
             if value:
@@ -210,7 +210,7 @@ class Model(Transformer):
     def _own_parts(self, experts: int | None) -> dict[str, int]:
         """Parameters by part, without those of branches. experts: number of routed experts to count; None: all."""
         h, last = self.hidden, self.kind(self.every_layer[-1])
-        last_shape = self.attention_in(last.local)
+        last_shape = self.shape_of(last)
         further = last_shape.layer_parameters(last.experts, experts, last.routed, last.linear)
         return {
             **self._input_parts(),

@@ -9,7 +9,7 @@ positions of a sequence, E experts.
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from pydantic import model_validator
 
@@ -28,6 +28,7 @@ class LayerKind(NamedTuple):
         routed: number of routed experts; 0: it has none.
         along: of a video, the dim along which its attention runs: ``s``, within a frame, or ``u``, across frames.
         linear: whether it has linear attention in place of softmax attention.
+        reads_keys: whether it reads the keys and values of an earlier layer.
     """
 
     experts: bool
@@ -36,6 +37,7 @@ class LayerKind(NamedTuple):
     routed: int = 0
     along: str = ""
     linear: bool = False
+    reads_keys: bool = False
 
     @property
     def has_attention(self) -> bool:
@@ -85,7 +87,12 @@ class Transformer(Variants):
         every = self.full_every
         full = layer in every if isinstance(every, tuple) else every and (layer + 1) % every == 0
         linear = self.linear_attention is not None and not full
-        return LayerKind(experts, limited and not full, routed=routed, linear=linear)
+        reads = layer >= self.layers - self.shared_keys
+        return LayerKind(experts, limited and not full, routed=routed, linear=linear, reads_keys=reads)
+
+    def shape_of(self, kind: LayerKind) -> Self:
+        """Returns the shape of its layers of this kind."""
+        return self.in_layers(kind.local, kind.reads_keys)
 
     @property
     def kinds(self) -> Counter[LayerKind]:
@@ -120,9 +127,10 @@ class Transformer(Variants):
     @property
     def projected_widths(self) -> tuple[int, ...]:
         """Widths of what a layer projects its input to, without `mla`: queries, keys, values, and a gate."""
-        values = () if self.keys_are_values else (self.value_width,)
+        keys = () if self.reads_keys else (self.key_width,)
+        values = () if self.reads_keys or self.keys_are_values else (self.value_width,)
         gate = self.heads if self.attention_gate == "heads" else self.output_width
-        return (self.query_width, self.key_width, *values, *((gate,) if self.attention_gate else ()))
+        return (self.query_width, *keys, *values, *((gate,) if self.attention_gate else ()))
 
     @property
     def dense_ffn(self) -> int:
@@ -169,7 +177,7 @@ class Transformer(Variants):
         else:
             projections = (h + self.qkv_bias) * sum(self.projected_widths)
             widths = {"all": q + self.key_width, "layer": 4 * self.head_dim, True: 2 * self.head_dim}
-            normed = widths.get(self.qk_layernorm, 0)
+            normed = widths.get(self.qk_layernorm, 0) // (2 if self.reads_keys else 1)
         projections += 2 * self.seq * (self.projected_keys or 0) + self.heads * self.sinks + out * self.inner_norms
         return projections + normed + out * h + self.proj_bias * h
 
@@ -257,10 +265,10 @@ class Transformer(Variants):
         if self.ssm:
             kinds = (Transformer.kind(self, layer) for layer in range(self.layers))
             return sum(self.block_parameters(kind.block, experts, kind.routed) for kind in kinds)
-        if self.moe is None and self.linear_attention is None and self.local_attention is None:
+        if not (self.moe or self.linear_attention or self.local_attention or self.shared_keys):
             return self.layers * self.layer_parameters()
         numbers = Counter(Transformer.kind(self, layer) for layer in range(self.layers))
         return sum(
-            layers * self.attention_in(kind.local).layer_parameters(kind.experts, experts, kind.routed, kind.linear)
+            layers * self.shape_of(kind).layer_parameters(kind.experts, experts, kind.routed, kind.linear)
             for kind, layers in numbers.items()
         )

@@ -144,9 +144,8 @@ class Gemma4Text(Decoder):
     full_dim: Size = key("global_head_dim", default=512)
     full_kv_heads: Size | None = key("num_global_key_value_heads", default=None)
     keys_are_values: Flag = key("attention_k_eq_v", default=False)
-    shared: Annotated[Count, refuse("layers that read keys and values of an earlier layer")] = key(
-        "num_kv_shared_layers", default=0
-    )
+    shared_keys: Count = key("num_kv_shared_layers", default=0)
+    doubles: Flag = key("use_double_wide_mlp", default=False)
     logit_cap: Cap | None = key("final_logit_softcapping", default=None)
     input_vocab: Size = key("vocab_size_per_layer_input", default=262144)
     input_width: Annotated[int, Field(strict=True, ge=0)] | None = key("hidden_size_per_layer_input", default=256)
@@ -162,9 +161,11 @@ class Gemma4Text(Decoder):
         types = [*types[:-1], "full_attention"]
         shape = super().fields() | window_fields(self.window, self.layers, types, None) | self._full_heads(types)
         shape |= {"softcaps": ("logits",)} if self.logit_cap else {}
+        shape |= {"reading_ffn": 2 * self.ffn} if self.doubles and self.shared_keys else {}
         if self.input_width:
             shape["layer_input"] = {"vocab": self.input_vocab, "width": self.input_width}
         kind = {"norm_place": "both", "qk_layernorm": True, "value_norm": True, "moe": self._moe()}
+        kind |= self.same_fields("shared_keys")
         return shape | self.read_activation() | kind
 
     def _full_heads(self, types: LayerTypes) -> dict[str, Any]:

@@ -48,8 +48,10 @@ def _check_variants(shape: Variants) -> None:
         if shape.window is None and shape.attention_chunk is None:
             rule = "it describes the layers with a window or chunks, and none has them"
             raise ModelError("local_attention", rule, "Give window, or leave it out")
-        _check_heads(shape.attention_in(True))
-        _check_positions(shape.attention_in(True))
+        _check_heads(shape.in_layers(local=True, reads_keys=False))
+        _check_positions(shape.in_layers(local=True, reads_keys=False))
+    if shape.shared_keys:
+        _check_shared_keys(shape)
     if shape.layer_input:
         others = ("parallel_residual", shape.parallel_residual), ("ssm", shape.ssm), ("mtp", shape.mtp)
         _refuse(others, "inputs of layers are supported without it")
@@ -60,6 +62,16 @@ def _check_variants(shape: Variants) -> None:
         raise ModelError("activation", rule, "Give gated: false, and no moe", shape.activation)
     if shape.inner_norms and (shape.moe or shape.mla):
         raise ModelError("inner_norms", "it is supported without experts and latent attention", "Leave it out", True)
+
+
+def _check_shared_keys(shape: Variants) -> None:
+    others = ("mla", shape.mla), ("ssm", shape.ssm), ("linear_attention", shape.linear_attention), ("mtp", shape.mtp)
+    more = ("moe", shape.moe), ("frames", shape.frames), ("projected_keys", shape.projected_keys)
+    wide = ("qk_layernorm", shape.qk_layernorm == "all")
+    _refuse((*others, *more, wide), "layers that read the keys of another are supported without it")
+    if shape.shared_keys >= shape.layers:
+        rule = f"the first of the {shape.layers} layers has keys and values of its own"
+        raise ModelError("shared_keys", rule, f"Give at most {shape.layers - 1}", shape.shared_keys)
 
 
 def _check_heads(shape: Variants) -> None:

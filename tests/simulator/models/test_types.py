@@ -135,6 +135,7 @@ HEADS: list[dict[str, Any]] = [
     {"attention_gate": "heads", "qkv_bias": True},
     {"value_dim": 24, "kv_heads": 2},
     {"keys_are_values": True, "value_norm": True},
+    {"shared_keys": 1, "reading_ffn": 96, "qk_layernorm": True, "value_norm": True, "kv_heads": 2},
     {"window": 8, "full_every": 2, "local_attention": {"heads": 8, "kv_heads": 2, "head_dim": 24, "sinks": True}},
 ]
 PARTS: list[dict[str, Any]] = [
