@@ -80,5 +80,17 @@ class ReadContext(Boundary):
         return [Memory("add", 2 * nbytes, nbytes)]
 
 
+class ReadKeys(Operator):
+    """A layer reads the keys and values of an earlier one, which are in memory. Forward it has no bytes and takes no
+    time; backward their gradient is added to that of the other layers that read them."""
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory("add", 0, 0)]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        nbytes = at.bytes(*self.outs)
+        return [Memory("add", 2 * nbytes, nbytes)]
+
+
 class HoldWeights(Boundary):
     """Holds a table that attention reads elsewhere: relative positions of a stack of layers (T5)."""

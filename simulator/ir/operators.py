@@ -168,8 +168,8 @@ class Norm(Operator):
 
     def _rows(self, at: LocalShapes) -> int:
         """Returns the rows that it normalises: tokens, or heads of tokens."""
-        if self.weights:
-            widths = [at.size(weight) for weight in self.weights]
+        if weights := self.weights or self.shared_weights:
+            widths = [at.size(weight) for weight in weights]
         else:
             dims = [next(dim for dim in ("a", *self.widths) if t.has(dim)) for t in self.ins]
             widths = [

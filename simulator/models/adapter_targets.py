@@ -163,7 +163,7 @@ def list_linears(model: Transformer, kind: LayerKind) -> list[LinearShape]:
     hidden, ups = model.hidden, 2 if model.gated else 1
     linears: list[LinearShape] = []
     if kind.has_attention:
-        attention = model.attention_in(kind.local)
+        attention = model.shape_of(kind)
         linears += [*_list_projections(attention), LinearShape("attn_proj", attention.output_width, (hidden,))]
     if kind.has_mamba and (ssm := model.ssm):
         linears += [LinearShape("mixer_in", hidden, (ssm.projected,)), LinearShape("mixer_out", ssm.inner, (hidden,))]
@@ -173,7 +173,7 @@ def list_linears(model: Transformer, kind: LayerKind) -> list[LinearShape]:
     if kind.experts and (moe := model.moe):
         ffn, experts = moe.expert_ffn, kind.routed
         linears += [
-            LinearShape("router", hidden, (experts,)),
+            LinearShape("router", hidden, (experts + moe.zero_experts,)),
             LinearShape("expert_up", hidden, (ffn,) * ups, experts=experts),
             LinearShape("expert_down", ffn, (hidden,), experts=experts),
         ]

@@ -48,7 +48,7 @@ class Architecture(BlockBuilder):
         """Whether the model has layers of several kinds."""
         model = self.model
         mixers = model.window or model.attention_chunk or model.linear_attention or not model.full_rope
-        return bool(model.moe or mixers or model.ssm or model.frames)
+        return bool(model.moe or mixers or model.ssm or model.frames or model.shared_keys)
 
     @remembered
     def _stage(self, layers: range, first: bool, last: bool) -> Stage:
@@ -259,7 +259,8 @@ class Architecture(BlockBuilder):
         """Builds the modules of a layer from its input `x` to its output `end`."""
         if self.model.ssm:
             return self._hybrid_layer(self.model.ssm, kind, x, end)
-        model = self.model
+        if (model := self.model.shape_of(kind)) is not self.model:
+            return replace(self, model=model)._layer(kind, x, end)
         normed, again, projected, middle = (self.act(name) for name in ("norm1", "norm2", "proj", "middle"))
         before = self._norm_place(kind) != "after"
         read = (normed if model.shared_norm else again) if before else middle
@@ -280,7 +281,11 @@ class Architecture(BlockBuilder):
             middle = last = self._cross(modules, middle)
         if before:
             modules.append(self.layernorm("norm2", middle, again))
-        return [*modules, *self._finish_layer(block, results, last, end, kind)]
+        if not model.layer_input:
+            return [*modules, *self._finish_layer(block, results, last, end, kind)]
+        stream = self.act("stream")
+        modules += self._finish_layer(block, results, last, stream, kind)
+        return [*modules, *self.add_layer_input(model.layer_input, stream, end)]
 
     def _norm_place(self, kind: LayerKind) -> str:
         """Returns where the norms of a layer are, see `Transformer.norm_place`."""
@@ -298,7 +303,7 @@ class Architecture(BlockBuilder):
     ) -> list[Module]:
         """Builds the second block with its norm, if it has any, and the addition to the residual stream."""
         modules: list[Module] = [block]
-        if self._norm_place(kind) != "before" or (kind.experts and self.model.moe and self.model.moe.norm):
+        if self._norm_place(kind) != "before" or (kind.experts and self.model.moe and self.model.moe.norm is True):
             result = results[0]
             if len(results) > 1:
                 result = self.act("down.sum")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from meshcast.simulator.ir.decoder_operators import CappedAttention, NormOfHeads, ReadContext
+from meshcast.simulator.ir.decoder_operators import CappedAttention, NormOfHeads, ReadContext, ReadKeys
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import MLP, CrossAttention, Module, MoE, SelfAttention, SharedExperts
 from meshcast.simulator.ir.moe_operators import (
@@ -18,12 +18,21 @@ from meshcast.simulator.ir.moe_operators import (
     Unpermute,
     WeightedSum,
 )
-from meshcast.simulator.ir.operators import Activation, Concat, CoreAttention, Linear, Norm, Rope
+from meshcast.simulator.ir.operators import (
+    Activation,
+    Concat,
+    CoreAttention,
+    Embedding,
+    Linear,
+    Norm,
+    Residual,
+    Rope,
+    Sum,
+)
 from meshcast.simulator.ir.sparse_attention_operators import ChooseKeys, detach
-from meshcast.simulator.models.parts import MLA, MoEShape, SparseIndex
+from meshcast.simulator.models.parts import MLA, LayerInput, MoEShape, SparseIndex
 from meshcast.simulator.models.recurrent_blocks import RecurrentBuilder
 from meshcast.simulator.models.shapes import cast_input, save_inputs
-from meshcast.simulator.models.transformer import Transformer
 
 UP = ("mla_up_proj",)
 """The label of the modules between the latents and the core of latent attention: norms, up-projections and RoPE.
@@ -56,42 +65,48 @@ class BlockBuilder(RecurrentBuilder):
         return self._latent(self.model.mla, x, y, local) if self.model.mla else self._attention(x, y, local)
 
     def _attention(self, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
-        model = self.model.attention_in(local)
-        projected, modules = self._project_heads(model, x)
+        model = self.model
+        projected, modules = self._project_heads(x)
         q, k = projected["q"], projected["k"]
         v, gate = projected.get("v", k), tuple(tensor for name, tensor in projected.items() if name == "gate")
+        heads = (q,) if model.reads_keys else (q, k)
         has_rope = model.positions == "rope" and (local or model.full_rope)
-        if model.value_norm:
+        if model.value_norm and not model.reads_keys:
             normed = replace(v, name="v.norm")
             modules.append(Norm("v_norm", (v,), (normed,), modules=("norm",)))
             v = normed
         if model.qk_layernorm in (True, "all", "layer") or (model.qk_layernorm and has_rope):
-            q, k = self._norm_heads(modules, model, q, k)
+            heads = self._norm_heads(modules, heads)
         if has_rope:
-            rotated = replace(q, name="q.rope"), replace(k, name="k.rope")
-            modules.append(Rope("rope", (q, k), rotated, (), model.rope_share))
-            q, k = rotated
+            rotated = tuple(replace(tensor, name=f"{name}.rope") for name, tensor in zip("qk", heads, strict=False))
+            modules.append(Rope("rope", heads, rotated, (), model.rope_share))
+            heads = rotated
+        q, k = heads if len(heads) == 2 else (*heads, k)
         return self._core(modules, q, k, v, y, local, model.head_dim, model.value_dim or model.head_dim, gate)
 
-    def _norm_heads(self, modules: list[Module], model: Transformer, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds the norms of queries and keys to the modules of attention."""
-        normed = replace(q, name="q.norm"), replace(k, name="k.norm")
-        if model.qk_layernorm == "all":
-            both = self.weight("q.norm.weight", a=q.dims["a"]), self.weight("k.norm.weight", a=k.dims["a"])
-            modules.append(NormOfHeads("qk_norm", (q, k), normed, both, modules=("norm",)))
+    def _norm_heads(self, modules: list[Module], heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Adds the norms of queries, and of keys if they are there, to the modules of attention."""
+        names, kind = "qk"[: len(heads)], self.model.qk_layernorm
+        normed = tuple(replace(tensor, name=f"{tensor.name}.norm") for tensor in heads)
+        if kind == "all":
+            every = tuple(self.weight(f"{n}.norm.weight", a=t.dims["a"]) for n, t in zip(names, heads, strict=True))
+            modules.append(NormOfHeads("qk_norm", heads, normed, every, modules=("norm",)))
             return normed
-        ends = {"l2": (), "layer": ("weight", "bias")}.get(str(model.qk_layernorm), ("weight",))
-        scales = tuple(self.weight(f"{n}.norm.{end}", d=Dim(model.head_dim)) for end in ends for n in "qk")
-        modules.append(Norm("qk_norm", (q, k), normed, scales, modules=("norm",)))
+        ends = {"l2": (), "layer": ("weight", "bias")}.get(str(kind), ("weight",))
+        scales = tuple(self.weight(f"{n}.norm.{end}", d=Dim(self.model.head_dim)) for end in ends for n in names)
+        modules.append(Norm("qk_norm", heads, normed, scales, modules=("norm",)))
         return normed
 
-    def _project_heads(self, model: Transformer, x: Tensor) -> tuple[dict[str, Tensor], list[Module]]:
+    def _project_heads(self, x: Tensor) -> tuple[dict[str, Tensor], list[Module]]:
         """Builds the projection of x to queries, keys and values, and to a gate if there is any; returns its results by
-        name, and its modules."""
+        name, and its modules. Keys and values of another layer are read in place of the projected ones."""
+        model = self.model
         d, of_value = model.head_dim, model.value_dim or model.head_dim
-        widths = {"q": Dim(model.heads * d, unit=d), "k": Dim(model.kv_heads * d, unit=d, copies=True)}
-        if not model.keys_are_values:
-            widths |= {"v": Dim(model.kv_heads * of_value, unit=of_value, copies=True)}
+        widths = {"q": Dim(model.heads * d, unit=d)}
+        keys = {"k": Dim(model.kv_heads * d, unit=d, copies=True)}
+        if model.reads_keys or not model.keys_are_values:
+            keys |= {"v": Dim(model.kv_heads * of_value, unit=of_value, copies=True)}
+        widths |= {} if model.reads_keys else keys
         if model.attention_gate:
             each = 1 if model.attention_gate == "heads" else of_value
             widths |= {"gate": Dim(model.heads * each, unit=each)}
@@ -100,7 +115,13 @@ class BlockBuilder(RecurrentBuilder):
         weights += [self.weight(f"b{n}", a=a) for n, a in widths.items()] if model.qkv_bias else []
         if model.sinks:  # sharded as the heads are, by everything that shards this layer, as its biases
             weights.append(self.weight("sinks", a=Dim(model.heads)))
-        return projected, self.linear("qkv", x, tuple(projected.values()), *weights, whole=model.fused_qkv)
+        modules = self.linear("qkv", x, tuple(projected.values()), *weights, whole=model.fused_qkv)
+        if model.reads_keys:
+            read = {name: self.act(f"{name}.read", a=width) for name, width in keys.items()}
+            ids = Tensor("ids", self.token_dims, "int64")
+            modules.append(ReadKeys("keys.read", (ids,), tuple(read.values()), (), launches=0.0))
+            projected |= read
+        return projected, modules
 
     def _latent(self, mla: MLA, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
         """Builds multi-head latent attention: queries, keys, values projected from latents (arXiv 2405.04434, 2.1)."""
@@ -189,7 +210,7 @@ class BlockBuilder(RecurrentBuilder):
         gate: tuple[Tensor, ...] = (),
     ) -> SelfAttention:
         """Adds the attention core, its gate if there is any, and the output projection to the modules of attention."""
-        model = self.model.attention_in(local)
+        model = self.model
         width = Dim(model.heads * value, unit=value)
         o = self.act("o", a=width)
         window, chunk = (model.window, model.attention_chunk) if local else (None, None)
@@ -287,21 +308,33 @@ class BlockBuilder(RecurrentBuilder):
         """Builds router, routed and shared experts; returns also their outputs. experts: routed ones of the layer."""
         assert self.model.moe is not None
         moe = self.model.moe.model_copy(update={"experts": experts})
-        r, y = Dim(moe.experts), self.act("down")
+        r, y = Dim(moe.experts + moe.zero_experts), self.act("down")
         logits = self.act("router.logits", r=r)
         chosen = Tensor("chosen", {**self.token_dims, "k": Dim(moe.top_k)}, "fp32")
         router = [self.weight("wrouter", h=self.hidden_dim, r=r)]
         router += [self.weight("brouter", r=r)] if moe.router_bias else []
+        modules: list[Module] = []
+        asks, read = x, x
+        if moe.norm == "each":
+            asks, read = (self._norm_stream(modules, x, f"{name}.norm") for name in ("router", "experts"))
         # Routers are not quantised.
-        modules: list[Module] = [
-            Linear("router", (x,), (logits,), tuple(router), self.grad_dtype),
+        modules += [
+            Linear("router", (asks,), (logits,), tuple(router), self.grad_dtype),
             TopK("top_k", (logits,), (chosen,)),
-            *self._experts(moe, x, chosen, y),
+            *self._experts(moe, read, chosen, y),
         ]
+        if moe.zero_experts:
+            returned = self.act("zero.sum")
+            modules.append(WeightedSum("zero.sum", (y, read, chosen), (returned,)))
+            y = returned
+        if moe.norm == "each":
+            y = self._norm_stream(modules, y, "routed.norm")
         if not moe.shared_ffn:
             return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y,)
         shared = self.act("shared.down")
         modules.append(self._mlp("shared", x, shared, Dim(moe.shared_ffn), SharedExperts))
+        if moe.norm == "each":
+            shared = self._norm_stream(modules, shared, "shared.norm")
         if moe.shared_gate:
             shared = self._gate_shared(modules, x, shared)
         if moe.residual:
@@ -312,6 +345,12 @@ class BlockBuilder(RecurrentBuilder):
             modules.append(WeightedSum("mix", (y, shared, shares), (mixed,)))
             return MoE("moe", tuple(modules), moe.experts, moe.capacity), (mixed,)
         return MoE("moe", tuple(modules), moe.experts, moe.capacity), (y, shared)
+
+    def _norm_stream(self, modules: list[Module], x: Tensor, name: str) -> Tensor:
+        """Adds a norm over h to the modules; returns its output."""
+        normed = self.act(name)
+        modules.append(Norm(name, (x,), (normed,), self.norm_weights(name), modules=("norm",)))
+        return normed
 
     def _gate_shared(self, modules: list[Module], x: Tensor, shared: Tensor) -> Tensor:
         """Adds the gate of shared experts to the modules of experts; returns their weighted result."""
@@ -363,3 +402,27 @@ class BlockBuilder(RecurrentBuilder):
         slots = Fraction(moe.top_k) * Fraction(moe.capacity or 1).limit_denominator(1000)
         of_sequence, expert = Dim(self.seq * slots, unit=slots), Dim(1, unit=Fraction(1, moe.experts))
         return Tensor(name, {"b": self.token_dims["b"], "s": of_sequence, "e": expert, **dims}, self.dtype)
+
+    def add_layer_input(self, part: LayerInput, x: Tensor, end: Tensor) -> list[Module]:
+        """Builds the addition of its own input to the stream `x` of a layer, to `end`.
+
+        The input is looked up and projected in the layer that reads it, from its stream in place of the embedding,
+        which is as wide. Every tensor rank computes all of it.
+        """
+        rows, width = Dim(part.vocab), Dim(part.width)
+        names = "looked", "projected", "normed", "sum", "gate", "product"
+        looked, projected, normed, total, gate, product = (self.act(f"input.{n}", i=width) for n in names)
+        added = self.act("input.added")
+        scale = self.weight("input.norm.weight", i=width)
+        ids = Tensor("ids", self.token_dims, "int64")
+        modules: list[Module] = [
+            Embedding("input.embedding", (ids,), (looked,), (self.weight("winput.table", v=rows, i=width),)),
+            *self.linear("input.project", x, (projected,), self.weight("winput.project", h=self.hidden_dim, i=width)),
+            Norm("input.norm", (projected,), (normed,), modules=("norm",), shared_weights=(scale,)),
+            Sum("input.sum", (looked, normed), (total,)),
+            *self.linear("input.gate", x, (gate,), self.weight("winput.gate", h=self.hidden_dim, i=width)),
+            Activation("input.act", (gate, total), (product,)),
+            *self.linear("input.back", product, (added,), self.weight("winput.back", i=width, h=self.hidden_dim)),
+        ]
+        result = self._norm_stream(modules, added, "input.added.norm")
+        return [*modules, Residual("residual.input", (x, result), (end,))]

@@ -21,7 +21,7 @@ OWN = (
     *("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "frames", "branches", "contrastive"),
     *("norm_place", "shared_norm", "sinks", "attention_gate", "softcaps", "norm_residual"),
     *("linear_attention", "cross_attention", "head", "value_dim", "keys_are_values", "value_norm"),
-    *("local_attention", "inner_norms"),
+    *("local_attention", "inner_norms", "layer_input", "shared_keys", "reading_ffn"),
 )
 """Fields of a model that its branches do not inherit."""
 
@@ -104,7 +104,7 @@ class Branch(Transformer):
         """Parameters of the projector."""
         sizes = self.projector_sizes
         biased = sum(outputs for _, outputs in sizes[self.merge_by == "linear" :]) if self.projector_bias else 0
-        norm = self.merged_width * {False: 0, True: 1}.get(self.projector_norm, 2)
+        norm = self.merged_width * (2 if self.projector_norm == "layer" else self.projector_norm)
         deep = self.deepstack * 2 * self.merged_width
         return sum(width * outputs for width, outputs in sizes) + biased + norm + deep
 

@@ -93,6 +93,10 @@ def build_input(shapes: Shapes) -> tuple[list[Module], Tensor]:
         held = shapes.act("embedded.held")
         modules.append(HoldWeights("relative", (x,), (held,), (table,)))
         x = held
+    if model.layer_input:
+        scale, held = shapes.weight("input.norm.weight", i=Dim(model.layer_input.width)), shapes.act("embedded.held")
+        modules.append(HoldWeights("input.norm", (x,), (held,), (scale,)))
+        x = held
     if model.embedding_norm:
         normed = shapes.act("embedded.norm")
         modules.append(Norm("embedding_norm", (x,), (normed,), shapes.norm_weights("embedding")))

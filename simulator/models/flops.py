@@ -59,7 +59,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
 
     A linear layer from m to n features does 2 tokens m n. The parts:
 
-    - ``inputs``: linear layers from inputs that are no token ids, of branches;
+    - ``inputs``: linear layers from inputs that are no token ids, of branches, and those to and from inputs of layers;
     - ``qkv``: projections to queries, keys and values, and to a gate of the result; with `mla` down to the latents and
       up from them;
     - ``attention``: scores (2 tokens seq a d) and weighted values (the same; with `mla` the widths differ), half of it
@@ -119,14 +119,16 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
     h = model.hidden
     parts: dict[str, float] = dict.fromkeys(PARTS, 0)
     for kind, layers in _kinds(model):
+        shape = model.shape_of(kind)
         if kind.has_attention:
-            shape = model.attention_in(kind.local)
             seen = 2 * _reach(seq, model, kind) if not causal or kind.along else _seen(seq, model, kind)
             parts["attention"] += layers * tokens * seen * (shape.query_width + shape.output_width)
             projection = (model.projected_keys or 0) * (model.key_width + model.value_width)
             parts["qkv"] += layers * 2 * tokens * (_qkv_weights(shape) + projection)
             parts["attention"] += layers * tokens * _index_flops(model, seq if causal else 2 * seq)
             parts["proj"] += layers * 2 * tokens * shape.output_width * h
+        if model.layer_input:
+            parts["inputs"] += layers * 2 * tokens * 3 * h * model.layer_input.width
         if kind.linear and (linear := model.linear_attention):
             parts["qkv"] += layers * 2 * tokens * linear.input_weights(h)
             parts["scan"] += layers * tokens * linear.update_flops * linear.state
@@ -135,11 +137,11 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["mamba"] += layers * 2 * tokens * (h * (ssm.projected + ssm.inner) + ssm.latent_weights)
             parts["scan"] += layers * 7 * tokens * ssm.inner * ssm.state
         if kind.has_mlp:
-            parts["mlp"] += layers * _mlp(model, tokens, model.dense_ffn)
+            parts["mlp"] += layers * _mlp(model, tokens, shape.dense_ffn)
         if kind.experts and model.moe:
             passes = model.moe.top_k * (model.moe.capacity or 1)
             weights = 2 * model.moe.residual + model.moe.shared_gate
-            parts["router"] += layers * 2 * tokens * h * (kind.routed + weights)
+            parts["router"] += layers * 2 * tokens * h * (kind.routed + model.moe.zero_experts + weights)
             parts["experts"] += layers * passes * _mlp(model, tokens, model.moe.expert_ffn)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
     return parts
@@ -243,7 +245,7 @@ def _count_attention(model: Transformer, seq: float) -> float:
     for kind, layers in _kinds(model):
         if kind.has_attention:
             local = min(_chunk(seq, model), model.window or seq)
-            seen, shape = local if kind.local else min(_reach(seq, model, kind), chosen), model.attention_in(kind.local)
+            seen, shape = local if kind.local else min(_reach(seq, model, kind), chosen), model.shape_of(kind)
             total += layers * seen * (shape.query_width + shape.output_width)
     return total
 

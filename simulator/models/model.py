@@ -82,7 +82,7 @@ class Model(Transformer):
         if self.tied and (len(texts) != 1 or texts[0].hidden != self.hidden or self.contrastive):
             rule = "the output layer shares the matrix of one branch of token ids without layers, as wide as the trunk"
             raise ModelError("tied", rule, "Give null or false, or such a branch", True)
-        refused = ("mtp", self.mtp), ("ssm", self.ssm), ("frames", self.frames)
+        refused = ("mtp", self.mtp), ("ssm", self.ssm), ("frames", self.frames), ("layer_input", self.layer_input)
         for word, value in (*refused, ("bidirectional", self.bidirectional)):
             if value:
                 shown = value if isinstance(value, bool | int) else None
@@ -105,6 +105,7 @@ class Model(Transformer):
             **{"qk_layernorm": self.qk_layernorm, "sinks": self.sinks, "attention_gate": self.attention_gate},
             **{"embedding_norm": self.embedding_norm, "value_dim": self.value_dim, "value_norm": self.value_norm},
             **{"keys_are_values": self.keys_are_values, "inner_norms": self.inner_norms},
+            **{"layer_input": self.layer_input, "shared_keys": self.shared_keys},
         }
         for word, value in refused.items():
             if value:
@@ -209,7 +210,7 @@ class Model(Transformer):
     def _own_parts(self, experts: int | None) -> dict[str, int]:
         """Parameters by part, without those of branches. experts: number of routed experts to count; None: all."""
         h, last = self.hidden, self.kind(self.every_layer[-1])
-        last_shape = self.attention_in(last.local)
+        last_shape = self.shape_of(last)
         further = last_shape.layer_parameters(last.experts, experts, last.routed, last.linear)
         return {
             **self._input_parts(),

@@ -97,6 +97,22 @@ class LocalAttention(ShapePart):
     """Values are the keys before their norm and RoPE."""
 
 
+class LayerInput(ShapePart):
+    """An input that every layer has of each token beside the residual stream: the sum of a row of a table of its own
+    and of a projection of the embedding, behind a norm. Behind its MLP a layer multiplies a projection of its stream,
+    through the activation, with that input, projects the product back, and adds it behind a norm (Gemma 3n and 4).
+    """
+
+    vocab: Size
+    """Rows of the table of a layer."""
+    width: Size
+    """Width of the input (elements)."""
+
+    def parameters(self, hidden: int) -> int:
+        """Counts the parameters of a layer: table and projections, without norms. hidden: of the residual stream."""
+        return (self.vocab + 3 * hidden) * self.width
+
+
 class MoEShape(ShapePart):
     """A mixture of experts. Experts are MLPs with the activation and the biases of the model."""
 
@@ -122,6 +138,11 @@ class MoEShape(ShapePart):
     every: Size = 1
     """After the first dense layers, the last of every `every` layers has experts (GShard and Switch: 2), as with
     ``decoder_sparse_step`` of Qwen in ``transformers``; with ``--moe-layer-freq`` of Megatron it is the first."""
+    leading: Flag = False
+    """The first of every `every` layers has experts, in place of the last (LongCat-Flash)."""
+    zero_experts: Count = 0
+    """Further experts, which return their input (LongCat-Flash, arXiv 2509.01322, section 2.1). The router chooses
+    among them too; `top_k` is the number of the others that a token passes, in the mean."""
     capacity: Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=False)] | None = None
     """Capacity factor: an expert computes exactly capacity * tokens * top_k / experts tokens, dropped or padded; None:
     dropless."""
@@ -139,8 +160,14 @@ class MoEShape(ShapePart):
     """A token's result of shared experts is multiplied by the sigmoid of one number, from a linear layer without bias
     (Qwen2-MoE)."""
 
-    norm: Flag = False
-    """A norm over the sum of the results of routed and shared experts, before the residual addition (A.X-K1)."""
+    norm: Flag | Literal["each"] = False
+    """A norm over the sum of the results of routed and shared experts, before the residual addition (A.X-K1); each: in
+    front of the router and of routed experts, and behind the results of routed and of shared experts (Gemma 4)."""
+
+    def is_in(self, layer: int) -> bool:
+        """Returns whether `layer` (from 0) has experts."""
+        behind = layer - self.first_dense
+        return behind >= 0 and (behind if self.leading else behind + 1) % self.every == 0
 
     def experts_of(self, layer: int) -> int:
         """Counts the routed experts of `layer` (from 0), if it has some."""

@@ -9,7 +9,7 @@ positions of a sequence, E experts.
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from pydantic import model_validator
 
@@ -28,6 +28,7 @@ class LayerKind(NamedTuple):
         routed: number of routed experts; 0: it has none.
         along: of a video, the dim along which its attention runs: ``s``, within a frame, or ``u``, across frames.
         linear: whether it has linear attention in place of softmax attention.
+        reads_keys: whether it reads the keys and values of an earlier layer.
     """
 
     experts: bool
@@ -36,6 +37,7 @@ class LayerKind(NamedTuple):
     routed: int = 0
     along: str = ""
     linear: bool = False
+    reads_keys: bool = False
 
     @property
     def has_attention(self) -> bool:
@@ -78,7 +80,7 @@ class Transformer(Variants):
             block = self.ssm.pattern[layer]
             return LayerKind(block == "E", False, block, self.moe.experts_of(layer) if self.moe and block == "E" else 0)
         moe, limited = self.moe, not self.full_rope or (self.window, self.attention_chunk) != (None, None)
-        experts = moe is not None and layer >= moe.first_dense and (layer - moe.first_dense + 1) % moe.every == 0
+        experts = moe is not None and moe.is_in(layer)
         routed = moe.experts_of(layer) if moe and experts else 0
         if self.frames:
             return LayerKind(experts, False, routed=routed, along="su"[layer % 2])
@@ -86,7 +88,13 @@ class Transformer(Variants):
         full = layer in every if isinstance(every, tuple) else every and (layer + 1) % every == 0
         mixer = self.linear_attention
         linear = mixer is not None and (not full if mixer.layers is None else layer in mixer.layers)
-        return LayerKind(experts, limited and not full and not linear, routed=routed, linear=linear)
+        reads = layer >= self.layers - self.shared_keys
+        limited = limited and not full and not linear
+        return LayerKind(experts, limited, routed=routed, linear=linear, reads_keys=reads)
+
+    def shape_of(self, kind: LayerKind) -> Self:
+        """Returns the shape of its layers of this kind."""
+        return self.in_layers(kind.local, kind.reads_keys)
 
     @property
     def kinds(self) -> Counter[LayerKind]:
@@ -121,9 +129,10 @@ class Transformer(Variants):
     @property
     def projected_widths(self) -> tuple[int, ...]:
         """Widths of what a layer projects its input to, without `mla`: queries, keys, values, and a gate."""
-        values = () if self.keys_are_values else (self.value_width,)
+        keys = () if self.reads_keys else (self.key_width,)
+        values = () if self.reads_keys or self.keys_are_values else (self.value_width,)
         gates = (self.gate_width,) if self.attention_gate else ()
-        return (self.query_width, self.key_width, *values, *gates)
+        return (self.query_width, *keys, *values, *gates)
 
     @property
     def gate_width(self) -> int:
@@ -175,7 +184,7 @@ class Transformer(Variants):
         else:
             projections = (h + self.qkv_bias) * sum(self.projected_widths)
             widths = {"all": q + self.key_width, "layer": 4 * self.head_dim, True: 2 * self.head_dim}
-            normed = widths.get(self.qk_layernorm, 0)
+            normed = widths.get(self.qk_layernorm, 0) // (2 if self.reads_keys else 1)
         projections += 2 * self.seq * (self.projected_keys or 0) + self.heads * self.sinks + out * self.inner_norms
         return projections + normed + out * h + self.proj_bias * h
 
@@ -197,8 +206,8 @@ class Transformer(Variants):
         routed = (there if experts is None else experts) * self.mlp_parameters(its.expert_ffn)
         shared = self.mlp_parameters(its.shared_ffn) if its.shared_ffn else 0
         mixing = 2 * (self.hidden + 1) if its.residual else self.hidden * its.shared_gate
-        mixing += self.norm_parameters * its.norm
-        return there * (self.hidden + its.router_bias) + routed + shared + mixing
+        mixing += self.norm_parameters * (4 if its.norm == "each" else its.norm)
+        return (there + its.zero_experts) * (self.hidden + its.router_bias) + routed + shared + mixing
 
     @property
     def mamba_parameters(self) -> int:
@@ -227,7 +236,8 @@ class Transformer(Variants):
         """
         inner = self.moe_parameters(experts, of) if moe and self.moe else self.mlp_parameters(self.dense_ffn)
         mixer = self.linear_parameters if linear else self.attention_parameters
-        return self.norms * self.norm_parameters + mixer + inner
+        added = self.layer_input.parameters(self.hidden) + self.norm_parameters if self.layer_input else 0
+        return self.norms * self.norm_parameters + mixer + inner + added
 
     def block_parameters(self, block: str, experts: int | None = None, of: int | None = None) -> int:
         """Counts the parameters of a layer of a hybrid model, which is a norm and a block.
@@ -247,7 +257,8 @@ class Transformer(Variants):
         """Parameters in front of the layers, by part."""
         return {
             "embedding": self.vocab * self.hidden,
-            "embedding_norm": self.norm_parameters if self.embedding_norm else 0,
+            "embedding_norm": (self.norm_parameters if self.embedding_norm else 0)
+            + (self.layer_input.width if self.layer_input else 0),
             "positions": (self.position_rows * self.hidden if self.positions == "learned" else 0)
             + (self.relative_buckets or 0) * self.heads,
         }
@@ -260,10 +271,10 @@ class Transformer(Variants):
         if self.ssm:
             kinds = (Transformer.kind(self, layer) for layer in range(self.layers))
             return sum(self.block_parameters(kind.block, experts, kind.routed) for kind in kinds)
-        if self.moe is None and self.linear_attention is None and self.local_attention is None:
+        if not (self.moe or self.linear_attention or self.local_attention or self.shared_keys):
             return self.layers * self.layer_parameters()
-        kinds = Counter(Transformer.kind(self, layer) for layer in range(self.layers))
+        numbers = Counter(Transformer.kind(self, layer) for layer in range(self.layers))
         return sum(
-            layers * self.attention_in(kind.local).layer_parameters(kind.experts, experts, kind.routed, kind.linear)
-            for kind, layers in kinds.items()
+            layers * self.shape_of(kind).layer_parameters(kind.experts, experts, kind.routed, kind.linear)
+            for kind, layers in numbers.items()
         )

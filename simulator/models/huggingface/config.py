@@ -84,6 +84,11 @@ def _rope_share(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"partial_rotary_factor": shares[0]} if same else {}
 
 
+def round_share(share: float, width: int) -> float:
+    """Returns the share of a head's width with RoPE as kernels rotate it: of an odd number of elements, one more."""
+    return -(-int(width * share) // 2) * 2 / width
+
+
 class Config(Keys, ABC):
     """A config; its fields have the names of the fields of `Model` that they set."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -23,7 +23,7 @@ from meshcast.simulator.models.huggingface.config import (
 from meshcast.simulator.models.huggingface.dense import GraniteSWA
 from meshcast.simulator.models.huggingface.gemma import Cohere2, Exaone4, window_fields
 from meshcast.simulator.models.huggingface.llama import Granite, LayerTypes, Llama
-from meshcast.simulator.models.huggingface.moe import DeepSeekV2, ListedExperts
+from meshcast.simulator.models.huggingface.moe import DeepSeekV2, DeepSeekV3, ListedExperts, Qwen3MoE
 from meshcast.simulator.models.parts import Count, Depth, Flag, Probability, Share, Size
 
 
@@ -163,7 +163,7 @@ class Mellum(Decoder):
     window: Size | None = key("sliding_window", default=1024)
     layer_types: LayerTypes | None = key("layer_types", default=None)
     kinds: MlpTypes | None = key("mlp_layer_types", default=None)
-    experts: Size = key("num_experts", default=64)
+    experts: Size = key("num_experts", "num_local_experts", default=64)
     top_k: Size = key("num_experts_per_tok", default=8)
     expert_ffn: Size = key("moe_intermediate_size", default=896)
 
@@ -321,6 +321,107 @@ class Youtu(MiniCPM3):
     qk_nope: Size = key("qk_nope_head_dim", default=128)
     qk_rope: Size = key("qk_rope_head_dim", default=64)
     v: Size | None = key("v_head_dim", default=128)
+
+
+class LongCatFlash(DeepSeekV3):
+    """``LongcatFlashConfig``: a layer is two of latent attention and an MLP, and experts beside the first MLP, so that
+    `Model.layers` is twice ``num_layers``. Their results are added with that of the first MLP here, and behind the
+    second there. Experts that return their input have no matrices, for which ``transformers`` 5.24 makes some too.
+    """
+
+    layers: Depth = key("num_layers")
+    kv_heads: Size | None = key("num_key_value_heads", default=None)
+    ffn: Size = key("ffn_hidden_size")
+    experts: Size | None = key("n_routed_experts", default=512)
+    top_k: Size = key("moe_topk", default=12)
+    expert_ffn: Size = key("expert_ffn_hidden_size", default=2048)
+    zero_experts: Count = key("zero_expert_num", default=256)
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | {"layers": 2 * self.layers}
+
+    def _moe(self) -> dict[str, Any] | None:
+        experts = self.experts or 0
+        passed, rest = divmod(self.top_k * experts, experts + self.zero_experts)
+        if rest:
+            rule = f"of {self.top_k} experts of a token a whole number in the mean does not return its input"
+            raise ModelError("zero_experts", rule, "Give the fields of `model:` themselves", self.zero_experts)
+        places = {"every": 2, "leading": True, "shared_experts": 1, "shared_ffn": self.ffn, "router_bias": True}
+        return self.same_fields("experts", "expert_ffn", "zero_experts") | places | {"top_k": passed}
+
+
+class Kolibri1(Decoder):
+    """``Kolibri1Config``: norms around all blocks and on queries and keys, experts beside a shared one in all layers;
+    layers with full attention are without RoPE."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=4)
+    head_dim: Size | None = key("head_dim", default=128)
+    ffn: Size = key("moe_intermediate_size", default=512)
+    window: Size | None = key("sliding_window", default=513)
+    layer_types: LayerTypes | None = key("layer_types", default=None)
+    experts: Size = key("num_experts", "num_local_experts", default=384)
+    top_k: Size = key("num_experts_per_tok", default=6)
+    shared_ffn: Size = key("shared_expert_intermediate_size", default=512)
+
+    def fields(self) -> dict[str, Any]:
+        windows = window_fields(self.window, self.layers, self.layer_types, 5)
+        ropes = {"full_rope": False} if "full_every" in windows else {}
+        moe = self.same_fields("experts", "top_k", "shared_ffn") | {"expert_ffn": self.ffn, "shared_experts": 1}
+        kind = {"norm_place": "both", "qk_layernorm": True, "moe": moe | {"router_bias": True}}
+        return super().fields() | self.same_fields("head_dim") | windows | ropes | kind
+
+
+class Flint(Qwen3MoE):
+    """``FlintConfig``: Qwen 3 with experts beside a shared one, a learned logit of every head, and a window and RoPE in
+    the layers that ``layer_types`` names."""
+
+    head_dim: Size | None = key("head_dim", default=128)
+    window: Size | None = key("sliding_window", default=513)
+    layer_types: LayerTypes | None = key("layer_types", default=None)
+    experts: Size = key("num_experts", "num_local_experts", default=256)
+    top_k: Size = key("num_experts_per_tok", default=6)
+    expert_ffn: Size = key("moe_intermediate_size", default=512)
+    shared_ffn: Size = key("shared_expert_intermediate_size", default=1024)
+    plain: list[Count] | None = key("mlp_only_layers", default=[0, 1])
+
+    def fields(self) -> dict[str, Any]:
+        last = self.layers - 1
+        types = self.layer_types or [
+            "full_attention" if layer in (0, last) or layer % 4 == 1 else "sliding_attention"
+            for layer in range(self.layers)
+        ]
+        windows = window_fields(self.window, self.layers, types, None)
+        ropes = {"full_rope": False} if "full_every" in windows else {} if windows else {"positions": "none"}
+        shape = super().fields() | windows | ropes | {"sinks": True}
+        if "moe" in shape:
+            shape["moe"] = shape["moe"] | {"shared_experts": 1, "shared_ffn": self.shared_ffn}
+        return shape
+
+
+class MiniMaxM3Text(MiniMaxM2):
+    """``MiniMaxM3VLTextConfig``: norms on each head of queries and keys, experts beside a shared one, clamped
+    activations. Layers that choose blocks of keys are refused."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=4)
+    rotary: Size | None = key("rotary_dim", default=64)
+    experts: Size = key("num_local_experts", default=128)
+    top_k: Size = key("num_experts_per_tok", default=4)
+    dense_ffn: Size = key("dense_intermediate_size", default=12288)
+    shared_ffn: Size = key("shared_intermediate_size", default=3072)
+    kinds: MlpTypes | None = key("mlp_layer_types", default=None)
+    flags: list[Literal[0, 1]] | None = key("moe_layer_freq", default=None)
+    sparse: Annotated[Any, refuse("attention to blocks of keys that an indexer chooses")] = key(
+        "sparse_attention_config", default=None
+    )
+    layer_types: list[Literal["full_attention"]] | None = key("layer_types", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        shape, kinds = super().fields(), self.kinds
+        if kinds is None and self.flags is not None:
+            kinds = ["sparse" if flag else "dense" for flag in self.flags]
+        moe = shape["moe"] | self.same_fields("dense_ffn", "shared_ffn") | {"shared_experts": 1, "clamped": True}
+        kind = {"norm": "rmsnorm1p", "qk_layernorm": True}
+        return shape | kind | {"moe": moe | sparse_layers(kinds, self.layers, 0)}
 
 
 class Glm4MoELite(ListedExperts):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.huggingface.config import (
     Decoder,
+    Gelu,
     MlpTypes,
     check_every_layer,
     key,
     refuse,
+    round_share,
     sparse_layers,
 )
-from meshcast.simulator.models.huggingface.gemma import window_fields
+from meshcast.simulator.models.huggingface.gemma import Cap, window_fields
 from meshcast.simulator.models.huggingface.llama import LayerTypes
 from meshcast.simulator.models.parts import Count, Flag, Share, Size
 
@@ -88,9 +92,8 @@ class Laguna(Decoder):
 
     def _share(self, kind: str) -> float:
         default = {"full_attention": 0.5, "sliding_attention": 1.0}
-        if self.ropes is None:
-            return default[kind]
-        return float((self.ropes.get(kind) or {}).get("partial_rotary_factor", 1.0))
+        share = (self.ropes.get(kind) or {}).get("partial_rotary_factor", 1.0) if self.ropes else default[kind]
+        return round_share(share, self.head_dim)
 
 
 class MiMoV2(Decoder):
@@ -119,5 +122,80 @@ class MiMoV2(Decoder):
             windows |= {"local_attention": {"kv_heads": 2 * (self.kv_heads or self.heads), "sinks": True}}
         moe = self.same_fields("experts", "top_k", "expert_ffn") | {"router_bias": True}
         places = sparse_layers(self.kinds, self.layers, 1)
-        shape = super().fields() | self.same_fields("head_dim", "value_dim", "qkv_bias", "rope_share")
-        return shape | windows | {"moe": moe | places}
+        shape = super().fields() | self.same_fields("head_dim", "value_dim", "qkv_bias")
+        share = {"rope_share": round_share(self.rope_share, self.head_dim)}
+        return shape | share | windows | {"moe": moe | places}
+
+
+class Gemma4Text(Decoder):
+    """``Gemma4TextConfig`` and ``Gemma4UnifiedTextConfig``: norms on queries, keys and values and around all blocks;
+    layers with full attention have wider heads, and may project keys alone. Experts stand beside the MLP. Attention is
+    causal: to later tokens only those of images attend, which a text has none of."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=4)
+    head_dim: Size = key("head_dim", default=256)
+    activation: Gelu = key("hidden_activation", default="gelu_pytorch_tanh")  # type: ignore[assignment]
+    tied: Flag = key("tie_word_embeddings", default=True)
+    bias: Annotated[Flag, refuse("bias of attention in front of a norm")] = key("attention_bias", default=False)
+    bidirectional: Literal["vision"] | None = key("use_bidirectional_attention", default=None)
+    window: Size | None = key("sliding_window", default=512)
+    layer_types: LayerTypes | None = key("layer_types", default=None)
+    full_heads: dict[str, dict[str, Any]] | None = key("per_layer_config", default=None)
+    full_dim: Size = key("global_head_dim", default=512)
+    full_kv_heads: Size | None = key("num_global_key_value_heads", default=None)
+    keys_are_values: Flag = key("attention_k_eq_v", default=False)
+    shared_keys: Count = key("num_kv_shared_layers", default=0)
+    doubles: Flag = key("use_double_wide_mlp", default=False)
+    logit_cap: Cap | None = key("final_logit_softcapping", default=None)
+    input_vocab: Size = key("vocab_size_per_layer_input", default=262144)
+    input_width: Annotated[int, Field(strict=True, ge=0)] | None = key("hidden_size_per_layer_input", default=256)
+    has_experts: Flag = key("enable_moe_block", default=False)
+    experts: Size | None = key("num_experts", default=None)
+    top_k: Size | None = key("top_k_experts", default=None)
+    expert_ffn: Size | None = key("moe_intermediate_size", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        types = self.layer_types or [
+            "sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(self.layers)
+        ]
+        types = [*types[:-1], "full_attention"]
+        shape = super().fields() | window_fields(self.window, self.layers, types, None) | self._full_heads(types)
+        shape |= {"softcaps": ("logits",)} if self.logit_cap else {}
+        shape |= {"reading_ffn": 2 * self.ffn} if self.doubles and self.shared_keys else {}
+        if self.input_width:
+            shape["layer_input"] = {"vocab": self.input_vocab, "width": self.input_width}
+        kind = {"norm_place": "both", "qk_layernorm": True, "value_norm": True, "moe": self._moe()}
+        kind |= self.same_fields("shared_keys")
+        return shape | self.read_activation() | kind
+
+    def _full_heads(self, types: LayerTypes) -> dict[str, Any]:
+        """Returns the fields of `Model` for the heads of layers with full attention, and of the others."""
+        kv_heads = self.kv_heads or self.heads
+        full = {"head_dim": self.full_dim}
+        full |= {"num_key_value_heads": self.full_kv_heads} if self.full_kv_heads and self.keys_are_values else {}
+        if self.full_heads is not None:
+            layers = {int(layer): heads for layer, heads in self.full_heads.items()}
+            numbers = [layer for layer, each in enumerate(types) if each == "full_attention"]
+            full = layers.get(numbers[0], {})
+            if layers != dict.fromkeys(numbers, full) or {*full} - {"head_dim", "num_key_value_heads"}:
+                rule = "all layers with full attention have the same heads, and the others those of the config"
+                raise ModelError("full_heads", rule, "Give the fields of `model:` themselves")
+        shape = {"head_dim": full.get("head_dim", self.head_dim), "keys_are_values": self.keys_are_values}
+        shape["kv_heads"] = full.get("num_key_value_heads", kv_heads)
+        if "sliding_attention" not in types or not self.window:
+            return shape
+        local = {"head_dim": self.head_dim, "kv_heads": kv_heads, "keys_are_values": False}
+        return shape | {"local_attention": local}
+
+    def _moe(self) -> dict[str, Any] | None:
+        if not self.has_experts:
+            return None
+        shared = {"shared_experts": 1, "shared_ffn": self.ffn, "router_bias": True, "norm": "each"}
+        return self.same_fields("experts", "top_k", "expert_ffn") | shared
+
+
+class Gemma4UnifiedText(Gemma4Text):
+    """``Gemma4UnifiedTextConfig``: Gemma 4 without inputs of layers and experts."""
+
+    window: Size | None = key("sliding_window", default=1024)
+    input_width: int | None = key("hidden_size_per_layer_input", default=None)

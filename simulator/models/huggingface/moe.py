@@ -16,6 +16,7 @@ from meshcast.simulator.models.huggingface.config import (
     local_fields,
     published_in,
     refuse,
+    round_share,
     sparse_layers,
 )
 from meshcast.simulator.models.huggingface.gemma import window_fields
@@ -47,7 +48,7 @@ class Qwen3MoE(Decoder):
     attention_bias: Flag = key("attention_bias", default=False)
     slides: Flag = key("use_sliding_window", default=False)
     window: Size | None = key("sliding_window", default=4096)
-    experts: Size = key("num_experts", default=128)
+    experts: Size = key("num_experts", "num_local_experts", default=128)
     top_k: Size = key("num_experts_per_tok", default=8)
     expert_ffn: Size = key("moe_intermediate_size", default=768)
     every: Size = key("decoder_sparse_step", default=1)
@@ -69,7 +70,7 @@ class Qwen3VLMoEText(Qwen3MoE):
     """``Qwen3VLMoeTextConfig``: Qwen 3 with experts, with defaults of its own."""
 
     kv_heads: Size | None = key("num_key_value_heads", default=16)
-    experts: Size = key("num_experts", default=60)
+    experts: Size = key("num_experts", "num_local_experts", default=60)
     top_k: Size = key("num_experts_per_tok", default=4)
     expert_ffn: Size = key("moe_intermediate_size", default=1408)
 
@@ -280,8 +281,7 @@ class Glm4MoE(Decoder):
 
     def fields(self) -> dict[str, Any]:
         width = self.head_dim or self.hidden // self.heads
-        rotated = -(-int(width * self.rope_share) // 2) * 2  # of an odd number of elements, one more
-        shape = super().fields() | {"head_dim": width, "rope_share": rotated / width}
+        shape = super().fields() | {"head_dim": width, "rope_share": round_share(self.rope_share, width)}
         biases = {"qkv_bias": self.attention_bias, "proj_bias": False, "qk_layernorm": self.qk_norm}
         if self.first_dense >= self.layers:
             return shape | biases

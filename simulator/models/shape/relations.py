@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
@@ -41,15 +42,20 @@ def check_relations(shape: Variants) -> None:
 def _check_variants(shape: Variants) -> None:
     """Checks what few models have: other heads in layers with a window, norms inside of blocks or behind experts."""
     values = ("value_dim", shape.value_dim), ("keys_are_values", shape.keys_are_values)
-    for word, value in (*values, ("value_norm", shape.value_norm), ("local_attention", shape.local_attention)):
-        if value and shape.mla:
-            raise ModelError(word, "latent attention is supported without it", "Leave it out")
+    if shape.mla:
+        more = ("value_norm", shape.value_norm), ("local_attention", shape.local_attention)
+        _refuse((*values, *more), "latent attention is supported without it")
     if shape.local_attention:
         if shape.window is None and shape.attention_chunk is None:
             rule = "it describes the layers with a window or chunks, and none has them"
             raise ModelError("local_attention", rule, "Give window, or leave it out")
-        _check_heads(shape.attention_in(True))
-        _check_positions(shape.attention_in(True))
+        _check_heads(shape.in_layers(local=True, reads_keys=False))
+        _check_positions(shape.in_layers(local=True, reads_keys=False))
+    if shape.shared_keys:
+        _check_shared_keys(shape)
+    if shape.layer_input:
+        others = ("parallel_residual", shape.parallel_residual), ("ssm", shape.ssm), ("mtp", shape.mtp)
+        _refuse(others, "inputs of layers are supported without it")
     if shape.keys_are_values and shape.value_dim not in (None, shape.head_dim):
         raise ModelError("value_dim", "values are the keys, as wide as these", "Leave it out", shape.value_dim)
     if shape.activation == "xielu" and (shape.gated or shape.moe):
@@ -57,6 +63,16 @@ def _check_variants(shape: Variants) -> None:
         raise ModelError("activation", rule, "Give gated: false, and no moe", shape.activation)
     if shape.inner_norms and (shape.moe or shape.mla):
         raise ModelError("inner_norms", "it is supported without experts and latent attention", "Leave it out", True)
+
+
+def _check_shared_keys(shape: Variants) -> None:
+    others = ("mla", shape.mla), ("ssm", shape.ssm), ("linear_attention", shape.linear_attention), ("mtp", shape.mtp)
+    more = ("moe", shape.moe), ("frames", shape.frames), ("projected_keys", shape.projected_keys)
+    wide = ("qk_layernorm", shape.qk_layernorm == "all")
+    _refuse((*others, *more, wide), "layers that read the keys of another are supported without it")
+    if shape.shared_keys >= shape.layers:
+        rule = f"the first of the {shape.layers} layers has keys and values of its own"
+        raise ModelError("shared_keys", rule, f"Give at most {shape.layers - 1}", shape.shared_keys)
 
 
 def _check_heads(shape: Variants) -> None:
@@ -182,7 +198,7 @@ def _check_expert(shape: Variants, moe: MoEShape) -> None:
         rule = "the results of shared and routed experts already have weights (residual)"
         raise ModelError("moe.shared_gate", rule, "Leave one of them out", True)
     if moe.norm:
-        _check_norm_of_experts(shape)
+        _check_norm_of_experts(shape, moe)
     if moe.first_dense > shape.layers:
         rule = f"there are {shape.layers} layers in all"
         raise ModelError("moe.first_dense", rule, f"Give at most {shape.layers}", moe.first_dense)
@@ -191,11 +207,17 @@ def _check_expert(shape: Variants, moe: MoEShape) -> None:
         raise ModelError("moe.shared_ffn", rule, "Give both or neither", moe.shared_ffn)
 
 
-def _check_norm_of_experts(shape: Variants) -> None:
+def _check_norm_of_experts(shape: Variants, moe: MoEShape) -> None:
     others = ("ssm", shape.ssm), ("parallel_residual", shape.parallel_residual), ("mlp_bias", shape.mlp_bias)
-    for word, value in (*others, ("norm_place", shape.norm_place != "before")):
+    place = ("norm_place", shape.norm_place != "before" and moe.norm is True)
+    _refuse((*others, place), "a norm behind experts is supported without it")
+
+
+def _refuse(fields: Iterable[tuple[str, object]], rule: str) -> None:
+    """Raises a ModelError for the first of these fields that has a value."""
+    for word, value in fields:
         if value:
-            raise ModelError(word, "a norm behind experts is supported without it", "Leave it, or moe.norm, out")
+            raise ModelError(word, rule, "Leave it out", value if isinstance(value, int) else None)
 
 
 def _check_hybrid(shape: Variants, ssm: StateSpace) -> None:

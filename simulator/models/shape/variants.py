@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field
 
-from meshcast.simulator.models.parts import Flag, LocalAttention, Size
+from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttention, Size
 from meshcast.simulator.models.shape.fields import TransformerFields
 
 
@@ -33,12 +33,26 @@ class Variants(TransformerFields):
     """An RMS norm without weights over each head of values (Gemma 4)."""
     local_attention: LocalAttention | None = None
     """Heads of the layers with a window, where they differ from those of the others (MiMo-V2, Gemma 4)."""
+    shared_keys: Count = 0
+    """The last so many layers project no keys and values: they read those of the last layer before them that has the
+    same kind of attention (Gemma 4 E2B)."""
+    reading_ffn: Size | None = None
+    """Inner width of the MLP of these layers, where it is not `ffn`."""
+    layer_input: LayerInput | None = None
+    """An input of every layer beside the residual stream (Gemma 4 E2B); None: none."""
     inner_norms: Flag = False
     """RMS norms in front of the output layers of attention, over all heads, and of MLPs (BitNet)."""
 
-    def attention_in(self, local: bool) -> Self:
-        """Returns the shape with the heads of its layers that have a window, or of the others."""
-        if not local or self.local_attention is None:
-            return self
-        changes = self.local_attention.model_dump(exclude_none=True)
-        return self.model_copy(update={**changes, "local_attention": None})
+    def in_layers(self, local: bool, reads_keys: bool) -> Self:
+        """Returns the shape of its layers that have a window or not, and that read keys of another or not."""
+        changes: dict[str, object] = {}
+        if local and self.local_attention is not None:
+            changes |= {**self.local_attention.model_dump(exclude_none=True), "local_attention": None}
+        if reads_keys and not self.reads_keys:
+            changes |= {"shared_keys": self.layers, "ffn": self.reading_ffn or self.ffn}
+        return self.model_copy(update=changes) if changes else self
+
+    @property
+    def reads_keys(self) -> bool:
+        """Whether all its layers read the keys and values of another."""
+        return self.shared_keys == self.layers > 0

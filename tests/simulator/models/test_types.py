@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from meshcast.hardware.errors import ModelError
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.formats.launch.convert import export_job, import_file
 from meshcast.simulator.formats.launch.launch_file import read_launch_file
@@ -84,6 +85,18 @@ def test_keys_that_change_a_step_change_the_model(kind: str, changes: dict[str, 
     assert {word: getattr(changed, word) for word in words} == words != {word: getattr(plain, word) for word in words}
 
 
+def test_experts_that_return_their_input_take_places_of_a_token_and_of_the_router() -> None:
+    """Of 12 experts of a token of LongCat-Flash, from 768, 8 have matrices in the mean; the first of two layers has
+    experts. ``transformers`` makes matrices for the others too."""
+    config = next(config for config in TYPES if config["model_type"] == "longcat_flash")
+    plain, zero = from_config(config), from_config(config | {"zero_expert_num": 256, "moe_topk": 12})
+    assert plain.moe is not None and zero.moe is not None and zero.moe.top_k == 8 == plain.moe.top_k
+    assert zero.parameters - plain.parameters == 28 * 256 * (6144 + 1)
+    assert [layer for layer in zero.every_layer if zero.is_moe(layer)] == list(range(0, 56, 2))
+    with pytest.raises(ModelError, match="a whole number in the mean"):
+        from_config(config | {"zero_expert_num": 100})
+
+
 def test_layers_of_two_blocks_are_twice_as_many() -> None:
     """A layer of Granite 4 is a Mamba-2 block or attention, and then experts."""
     granite = SMOLLM3 | {
@@ -128,12 +141,16 @@ HEADS: list[dict[str, Any]] = [
     {"attention_gate": "heads", "qkv_bias": True},
     {"value_dim": 24, "kv_heads": 2},
     {"keys_are_values": True, "value_norm": True},
+    {"shared_keys": 1, "reading_ffn": 96, "qk_layernorm": True, "value_norm": True, "kv_heads": 2},
     {"window": 8, "full_every": 2, "local_attention": {"heads": 8, "kv_heads": 2, "head_dim": 24, "sinks": True}},
 ]
 PARTS: list[dict[str, Any]] = [
     *HEADS,
     {"norm": "rmsnorm", "norm_place": "both", "moe": EXPERTS},
     {"norm": "rmsnorm", "moe": {**EXPERTS, "norm": True, "first_dense": 1}},
+    {"norm": "rmsnorm", "norm_place": "both", "moe": {**EXPERTS, "norm": "each"}},
+    {"moe": {**EXPERTS, "zero_experts": 2, "every": 2, "leading": True}},
+    {"norm": "rmsnorm", "layer_input": {"vocab": 128, "width": 24}},
     {"head": ["transform", "bias"], "tied": True},
     {"head": ["bias"], "tied": False},
     {"norm": "rmsnorm0"},
