@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-
 from meshcast.hardware.cluster import Cluster, Fabric, Size
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.link import Link
 from meshcast.hardware.load import Fact, Strict, assumed_value, by_name, catalog, catalog_model, load
 from meshcast.hardware.node import Mesh, NICs, Node, ScaleUp
+from meshcast.hardware.schemas import Field, model_validator
 from meshcast.hardware.units import GIGA
 
 Network = Literal["infiniband", "roce", "efa", "omnipath", "ethernet", "slingshot", "none"]

@@ -17,10 +17,7 @@ from functools import cache
 from importlib import import_module, resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
-
-from pydantic import BaseModel, BeforeValidator, Field, GetCoreSchemaHandler
-from pydantic_core import core_schema
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from meshcast.hardware import units
 from meshcast.hardware.documents.document import (
@@ -37,6 +34,11 @@ from meshcast.hardware.documents.explain import Model, Strict, explain, valid_ke
 from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.errors import CatalogError, nearest
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import BaseModel, BeforeValidator, Check, Field
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
 
 __all__ = [
     "MAX_DEPTH", "MAX_NODES", "Bandwidth", "Bytes", "Count", "Document", "Entry", "Fact", "Flops",
@@ -101,15 +103,24 @@ class Fact(Sourced, Generic[Plain]):
     """An entry of the catalog without a unit: yes or no, or links between GPUs."""
 
     value: Plain
+    plain: ClassVar[Any] = Any
+
+    if not TYPE_CHECKING:
+
+        @classmethod
+        @cache
+        def __class_getitem__(cls, plain: Any) -> Any:
+            words = {"__module__": cls.__module__, "__annotations__": {"value": plain}, "plain": plain}
+            return type(cls)(f"Fact[{getattr(plain, '__name__', plain)}]", (cls,), words)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # pydantic makes ``Fact[bool]`` when it is written, so pickle finds no class of this name.
-        return _make_fact, self.__pydantic_generic_metadata__["args"], self.__getstate__()
+        # ``Fact[bool]`` is made where it is written, so pickle finds no class of this name.
+        return _make_fact, (type(self).plain,), self.__getstate__()
 
 
-def _make_fact(*plain: Any) -> Fact[Any]:
+def _make_fact(plain: Any) -> Fact[Any]:
     """Returns an entry without fields yet, of a kind of values."""
-    kind: type[Fact[Any]] = Fact.__class_getitem__(plain) if plain else Fact  # type: ignore[assignment]
+    kind: type[Fact[Any]] = Fact[plain]
     return kind.__new__(kind)
 
 
@@ -133,8 +144,13 @@ class quantity:
     per: tuple[str, ...] = ("gpu",)
     zero: bool = False
 
-    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
         return core_schema.no_info_wrap_validator_function(self._read, handler.generate_schema(Entry))
+
+    def narrow(self, _: Check) -> Check:
+        return lambda raw: self._read(raw, Entry.check_quickly)
 
     def _read(self, raw: Any, entry: Callable[[Any], Entry]) -> Value:
         if isinstance(raw, Value):

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from pydantic import Field, model_validator
-
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.link import Link
 from meshcast.hardware.load import Count, Fact, Strict, Value, by_name, catalog_model, quantity
+from meshcast.hardware.schemas import Field, model_validator
 
 Links = Annotated[int, Field(strict=True, ge=0, le=1000)]
 Mesh = Annotated[int, Field(strict=True, ge=1, le=1000)] | tuple[tuple[Links, ...], ...]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
-
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.link import Link
 from meshcast.hardware.load import Fact, Value
 from meshcast.hardware.node import Node
+from meshcast.hardware.schemas import BaseModel
 
 DEVICES = (GPU, Link, Node)
 """Models of catalog files that others name."""

@@ -11,11 +11,10 @@ from functools import cache
 from importlib import resources
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
 from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
+from meshcast.hardware.schemas import BaseModel, ConfigDict, Field, model_validator
 from meshcast.hardware.shared import shared_instance
 from meshcast.simulator.costs.kernel_prices import KernelTraits
 from meshcast.simulator.costs.kernels.decomposition import Decomposition

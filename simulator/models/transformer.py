@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal, NamedTuple
 
-from pydantic import Field, model_validator
-
+from meshcast.hardware.schemas import Field, model_validator
 from meshcast.simulator.models.parts import Flag
 from meshcast.simulator.models.shape.fields import TransformerFields
 from meshcast.simulator.models.shape.relations import check_relations
