@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
-from importlib import import_module, resources
-from importlib.resources.abc import Traversable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -223,6 +222,8 @@ def _read_entry(kind: str, data: Any, where: str, text: str) -> Any:
     return make(validate_data(model, data, where, text=text))
 
 
+CATALOG = Path(__file__).parent / "catalog"
+
 FILES = (".yaml", ".yml")
 """Endings of file names."""
 
@@ -230,8 +231,7 @@ FILES = (".yaml", ".yml")
 @cache
 def catalog(kind: str) -> tuple[str, ...]:
     """Returns the names in the catalog of `kind` (gpus, links, nodes, clusters), sorted."""
-    files: Iterable[Traversable] = (resources.files("meshcast.hardware") / "catalog" / kind).iterdir()
-    return tuple(sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml")))
+    return tuple(sorted(file.stem for file in (CATALOG / kind).iterdir() if file.suffix == ".yaml"))
 
 
 def load(kind: str, name: str) -> Any:
@@ -284,8 +284,7 @@ def _load_known(kind: str, name: str) -> object:
     """Returns the entry of the catalog."""
     if name not in catalog(kind):
         raise CatalogError(kind.removesuffix("s"), "not in the catalog", nearest(name, catalog(kind)), name)
-    file = resources.files("meshcast.hardware") / "catalog" / kind / f"{name}.yaml"
-    data, text, where = read_shipped(file, f"{kind}/{name}.yaml")
+    data, text, where = read_shipped(CATALOG / kind / f"{name}.yaml", f"{kind}/{name}.yaml")
     if isinstance(data, dict):
         data = {"name": name, **data}
     return _read_entry(kind, data, where, text)

@@ -26,6 +26,7 @@ from typing import (
     ClassVar,
     Literal,
     NamedTuple,
+    TypeAlias,
     Union,
     get_args,
     get_origin,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from meshcast.hardware.documents.shipped import read_shipped
@@ -436,7 +436,7 @@ class Framework(FrameworkPart):
         return hash((self.name, *formats, *numbers))
 
 
-FILES = resources.files("meshcast.simulator.job") / "frameworks"
+FILES = Path(__file__).parent / "frameworks"
 
 RENAMED = {
     **dict.fromkeys(("spread", "sigma"), "sigmas: {other: 0.1}, which widens the interval of the regime"),

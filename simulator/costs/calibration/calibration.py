@@ -28,10 +28,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshcast.hardware.cluster import Tier
 from meshcast.hardware.documents.shipped import read_shipped
@@ -44,6 +42,9 @@ from meshcast.simulator.costs.calibration.cost_models import COST_MODELS, KERNEL
 from meshcast.simulator.costs.coefficients import Coefficient, coefficients
 from meshcast.simulator.costs.collectives.links import LinkCostModels, NetworkCostModel
 from meshcast.simulator.ir.ops import BYTES
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 ARCHITECTURES = {
     "pascal": ("volta", "ampere", "hopper"),
@@ -92,7 +93,7 @@ SHIPPED_VALUE = "as shipped: the calibration in use lacks it"
 SHIPPED_WHOLE = "as shipped: the calibration in use has no such section"
 """Where coefficients are from that a user's file lacks."""
 
-SHIPPED: Traversable = resources.files("meshcast.simulator.costs.calibration")
+SHIPPED: Traversable = Path(__file__).parent
 """Where the files lie that ship with meshcast."""
 
 
