@@ -7,9 +7,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import meshcast
-
-HERE = Path(str(meshcast.__file__)).resolve().parents[1]
+HERE = Path(str(sys.modules["meshcast"].__file__)).resolve().parents[1]
 """Folder in which the package meshcast is: in a checkout the root of the repository."""
 
 
