@@ -399,6 +399,7 @@ class _ModelType(ABCMeta):
 
     __fields__: dict[str, ModelField]
     __validators__: dict[str, _Marked]
+    __aliases__: dict[str, str]
 
     def __new__(
         mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Data], names: dict[str, Data] | None = None
@@ -426,7 +427,7 @@ class _ModelType(ABCMeta):
         cls.__aliases__ = {alias: key for key, field in cls.__fields__.items() for alias in field.list_aliases(key)}
         cls.__checks__ = {}
         if "__eq__" in namespace and "__hash__" not in namespace:
-            cls.__hash__ = next(base.__hash__ for base in bases if base.__hash__)
+            cls.__hash__ = next(base.__hash__ for base in bases if base.__hash__ is not None)
         return cls  # type: ignore[no-any-return]
 
     @property
@@ -647,7 +648,7 @@ def _list_validators(cls: Data, mode: str, field: str = "") -> tuple[Callable[..
     return tuple(getattr(cls, name) for name in names)
 
 
-def dump(value: Data, *, mode: str, **options: bool) -> Data:
+def dump(value: Data, *, mode: str, **options: Data) -> Data:
     """Returns a value without models in it, which become mappings; see `BaseModel.model_dump`."""
     if isinstance(value, _BaseModel):
         return value.model_dump(mode=mode, **options)
@@ -699,7 +700,7 @@ def to_pydantic(cls: Data) -> Data:
         for name, marked in cls.__validators__.items()
         if marked.fields
     }
-    twin: Data = pydantic.create_model(
+    twin: Data = pydantic.create_model(  # type: ignore[call-overload]
         cls.__name__, __base__=Twin, __module__=cls.__module__, __doc__=cls.__doc__, __validators__=validators, **fields
     )
     reader = cache(lambda: pydantic.TypeAdapter(cls))
