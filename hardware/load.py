@@ -13,10 +13,10 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from meshcast.hardware import units
 from meshcast.hardware.documents.document import (
@@ -32,22 +32,20 @@ from meshcast.hardware.documents.document import (
 from meshcast.hardware.documents.explain import Model, Strict, explain, valid_keys, validate_data
 from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.errors import CatalogError, nearest
+from meshcast.hardware.fast_validation import Validate, make_validator
 from meshcast.hardware.records import dataclass
-from meshcast.hardware.schemas import BaseModel, BeforeValidator, Check, Field
+from meshcast.hardware.schemas import BaseModel, BeforeValidator, Field
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
 
 __all__ = [
-    "MAX_DEPTH", "MAX_NODES", "Bandwidth", "Bytes", "Count", "Document", "Entry", "Fact", "Flops",
-    "Frequency", "LinkRate", "Loader", "Place", "Power", "Ratio", "Sourced", "Strict", "Time", "Value", "assumed_value",
+    "MAX_DEPTH", "MAX_NODES", "Bandwidth", "Bytes", "Count", "Document", "Entry", "Fact", "Flops", "Frequency",
+    "LinkRate", "Loader", "Place", "Power", "Ratio", "Sourced", "Strict", "Time", "Truth", "Value", "assumed_value",
     "by_name", "catalog", "catalog_model", "explain", "line_of", "load", "quantity", "read_yaml", "read_yaml_documents",
     "valid_keys", "validate_data",
 ]  # fmt: skip
-
-Plain = TypeVar("Plain")
-
 
 # -------------------------------------------------------------------------------------------- values
 
@@ -98,29 +96,16 @@ class Entry(Sourced):
     direction: Literal["one", "both"] | None = None
 
 
-class Fact(Sourced, Generic[Plain]):
-    """An entry of the catalog without a unit: yes or no, or links between GPUs."""
+class Fact(Sourced):
+    """An entry of the catalog without a unit."""
 
-    value: Plain
-    plain: ClassVar[Any] = Any
-
-    if not TYPE_CHECKING:
-
-        @classmethod
-        @cache
-        def __class_getitem__(cls, plain: Any) -> Any:
-            words = {"__module__": cls.__module__, "__annotations__": {"value": plain}, "plain": plain}
-            return type(cls)(f"Fact[{getattr(plain, '__name__', plain)}]", (cls,), words)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # ``Fact[bool]`` is made where it is written, so pickle finds no class of this name.
-        return _make_fact, (type(self).plain,), self.__getstate__()
+    value: object
 
 
-def _make_fact(plain: Any) -> Fact[Any]:
-    """Returns an entry without fields yet, of a kind of values."""
-    kind: type[Fact[Any]] = Fact[plain]
-    return kind.__new__(kind)
+class Truth(Fact):
+    """Whether something is so."""
+
+    value: bool
 
 
 @dataclass(frozen=True)
@@ -148,15 +133,17 @@ class quantity:
 
         return core_schema.no_info_wrap_validator_function(self._read, handler.generate_schema(Entry))
 
-    def narrow(self, _: Check) -> Check:
-        return lambda raw: self._read(raw, Entry.check_quickly)
+    def wrap_validator(self, validate: Validate) -> Validate:
+        return partial(self._read, validate_entry=make_validator(Entry))
 
-    def _read(self, raw: Any, entry: Callable[[Any], Entry]) -> Value:
+    def _read(self, raw: object, validate_entry: Validate) -> Value:
         if isinstance(raw, Value):
             return raw
         if not isinstance(raw, dict):
             raise ValueError("a catalog value names its source. Write {value: ..., kind: ..., source: ...}")
-        return self._value(entry(raw))
+        entry = validate_entry(raw)
+        assert isinstance(entry, Entry)
+        return self._value(entry)
 
     def _value(self, entry: Entry) -> Value:
         number = units.parse(entry.value, self.dimension)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from meshcast.hardware.documents.document import Place, line_of
 from meshcast.hardware.errors import MAX_LISTED_KEYS, CatalogError, MeshcastError, nearest
-from meshcast.hardware.schemas import BaseModel, ConfigDict, import_validation_error, is_model
+from meshcast.hardware.schemas import BaseModel, ConfigDict, import_validation_error
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -189,7 +189,7 @@ def valid_keys(model: type[BaseModel] | None, place: Place) -> list[str]:
 def _fields(annotation: Any) -> dict[int | str, Any]:
     """Returns key and type of each field of the (first) model in `annotation`."""
     annotation = _plain(annotation)
-    if is_model(annotation):
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         fields = annotation.model_fields.items()
         return {field.alias or name: Annotated[(field.annotation, *field.metadata, None)] for name, field in fields}
     return {}

@@ -16,7 +16,7 @@ from pathlib import Path
 from meshcast.experiments.render.markdown import render_table
 from meshcast.experiments.views.table import Table
 from meshcast.hardware.documents.output_file import write_file
-from meshcast.hardware.schemas import MISSING, ModelField
+from meshcast.hardware.schemas import ModelField
 from meshcast.simulator.ir.registry import describe_scheme, find_scheme, scheme_docstring, scheme_names
 from meshcast.simulator.ir.scheme import FAMILIES, Paper, Scheme
 
@@ -165,7 +165,7 @@ def _sentences(base: type) -> Iterator[tuple[str, str]]:
 
 
 def _default(field: ModelField) -> str:
-    return "needed" if field.default is MISSING else f"`{field.default}`"
+    return "needed" if field.is_required() else f"`{field.default}`"
 
 
 def _paper(paper: Paper) -> str:
