@@ -41,9 +41,6 @@ NO_LIMITS = frozenset({"allow_inf_nan", "description", "validate_default"})
 
 DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
-EXACT_INTEGER = 2**53
-"""Integers below it are floats without rounding."""
-
 
 def limit_values(validate: Validate, limits: Mapping[str, object]) -> Validate:
     """Returns a validator of values that keep limits, too."""
@@ -130,7 +127,7 @@ def _make_instance(kind: type) -> Validate:
 
 
 def _validate_float(value: object) -> object:
-    if type(value) is int and abs(value) < EXACT_INTEGER:
+    if type(value) is int:
         return float(value)
     if type(value) is not float or not math.isfinite(value):
         raise NotPlain

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import FrozenInstanceError
 from functools import cache, cached_property, partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, get_args, get_origin
 
 from meshcast.hardware.fast_validation import NotPlain, Validate, limit_values, make_validator
 
@@ -56,7 +56,7 @@ MISSING = object()
 class _Limits:
     """Limits of values: a note in ``Annotated``, or in place of the default of a field, which it then states, too."""
 
-    def __init__(self, default: object = MISSING, **limits: object) -> None:
+    def __init__(self, default: object = MISSING, **limits: Any) -> None:
         self.default, self.limits = default, limits
 
     def wrap_validator(self, validate: Validate) -> Validate:
@@ -127,7 +127,7 @@ class _ModelField:
     def __init__(self, hint: object, names: dict[str, object], declared: object) -> None:
         """hint: its type, maybe as text, with the names of its module. declared: its default or `Field`."""
         limits = declared if isinstance(declared, _Limits) else _Limits(declared)
-        words: dict[str, Any] = dict(limits.limits)
+        words = dict(limits.limits)
         self.default = limits.default
         self.default_factory = words.pop("default_factory", None)
         self.alias = words.pop("alias", None)
@@ -198,7 +198,7 @@ class _Validator:
         return self
 
 
-def _call(function: Callable[..., object], value: object, info: _ValidationInfo) -> object:
+def _call(function: Callable[..., Any], value: object, info: ValidationInfo | _ValidationInfo) -> Any:
     """Calls a validator with its value, and with what it may ask for if it takes that."""
     return function(value, info) if _count_parameters(function) == 2 else function(value)
 
@@ -218,7 +218,7 @@ FAST_CONFIG = frozenset({"extra", "frozen", "allow_inf_nan", "defer_build", "arb
 class _RecordType(ABCMeta):
     """Collects fields and validators of a record."""
 
-    model_config: dict[str, object]
+    model_config: dict[str, Any]
     model_fields: dict[str, _ModelField]
     __own_fields__: dict[str, _ModelField]
     __validators__: dict[str, _Validator]
@@ -233,7 +233,8 @@ class _RecordType(ABCMeta):
         }
         validators = {key: value for key, value in namespace.items() if isinstance(value, _Validator)}
         cls = super().__new__(mcs, name, bases, namespace | {key: each.method for key, each in validators.items()})
-        cls.__own_fields__, cls.model_fields, cls.__validators__, config = fields, {}, {}, {}
+        cls.__own_fields__, cls.model_fields, cls.__validators__ = fields, {}, {}
+        config = dict[str, Any]()
         for base in reversed(cls.__mro__):
             if isinstance(base, _RecordType):
                 cls.model_fields |= base.__own_fields__
@@ -242,7 +243,7 @@ class _RecordType(ABCMeta):
         cls.model_config = config
         cls.__keys__ = {key: name for name, field in cls.model_fields.items() for key in field.list_keys(name)}
         if "__eq__" in namespace and "__hash__" not in namespace:
-            cls.__hash__ = cls.__mro__[1].__hash__
+            cls.__hash__ = cls.__mro__[1].__hash__  # type: ignore[method-assign]
         return cls
 
 
@@ -250,7 +251,7 @@ class _Record(metaclass=_RecordType):
     """Base class of records; see pydantic's `BaseModel`."""
 
     __slots__ = ("__dict__", "__weakref__", "_more", "_stated")
-    model_config = {}
+    model_config: ClassVar[dict[str, Any]] = {}
 
     _stated: set[str]
     _more: dict[str, object] | None
@@ -311,7 +312,7 @@ class _Record(metaclass=_RecordType):
         record = cls.__new__(cls)
         record.__setstate__(state)
         for validator in _list_validators(cls, "after"):
-            record = _call(validator, record, _ValidationInfo(context))  # type: ignore[assignment]
+            record = _call(validator, record, _ValidationInfo(context))
         return record
 
     @classmethod
@@ -414,8 +415,9 @@ class _Record(metaclass=_RecordType):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self)})"
 
     def __getattr__(self, name: str) -> object:
-        if not name.startswith("_") and name in (self._more or {}):
-            return self._more[name]
+        more = None if name.startswith("_") else self._more
+        if more and name in more:
+            return more[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -453,7 +455,7 @@ def _list_validators(cls: type[_Record], mode: str, field: str = "") -> tuple[Ca
     return tuple(getattr(cls, name) for name in (names if mode == "after" else reversed(names)))
 
 
-def dump(value: object, *, mode: str, **options: bool) -> object:
+def dump(value: object, *, mode: str, **options: Any) -> object:
     """Returns a value without records in it, which become mappings; see `BaseModel.model_dump`."""
     if isinstance(value, _Record):
         return value.model_dump(mode=mode, **options)
@@ -483,17 +485,19 @@ def to_pydantic(cls: type[_Record]) -> type[pydantic.BaseModel]:
     """Returns pydantic's model of the fields of a record, with their validators."""
     import pydantic
 
-    class Base(pydantic.BaseModel):
-        model_config = cls.model_config
-
-    validators = {
-        name: pydantic.field_validator(*validator.fields, mode=validator.mode)(_take_info(getattr(cls, name)))
+    validators: dict[str, Any] = {
+        name: pydantic.field_validator(*validator.fields, mode=validator.mode)(_take_info(getattr(cls, name)))  # type: ignore[call-overload]
         for name, validator in cls.__validators__.items()
         if validator.fields
     }
     fields = {name: (field.hint, _write_field(field)) for name, field in cls.model_fields.items()}
     model: type[pydantic.BaseModel] = pydantic.create_model(  # type: ignore[call-overload]
-        cls.__name__, __base__=Base, __module__=cls.__module__, __doc__=cls.__doc__, __validators__=validators, **fields
+        cls.__name__,
+        __config__=cls.model_config,
+        __module__=cls.__module__,
+        __doc__=cls.__doc__,
+        __validators__=validators,
+        **fields,
     )
     return model
 
