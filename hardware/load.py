@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_DEPTH", "MAX_NODES", "Bandwidth", "Bytes", "Count", "Document", "Entry", "Fact", "Flops", "Frequency",
     "LinkRate", "Loader", "Place", "Power", "Ratio", "Sourced", "Strict", "Time", "Truth", "Value", "assumed_value",
-    "by_name", "catalog", "catalog_model", "explain", "line_of", "load", "quantity", "read_yaml", "read_yaml_documents",
-    "valid_keys", "validate_data",
+    "by_name", "catalog", "catalog_model", "explain", "line_of", "load", "quantity", "read_fields", "read_yaml",
+    "read_yaml_documents", "valid_keys", "validate_data",
 ]  # fmt: skip
 
 # -------------------------------------------------------------------------------------------- values
@@ -267,13 +267,18 @@ def _find_status(path: str) -> tuple[int, ...]:
 
 
 @cache
-def _load_known(kind: str, name: str) -> object:
-    """Returns the entry of the catalog."""
+def read_fields(kind: str, name: str) -> Document:
+    """Returns what the file of an entry of the catalog says, which takes a tenth of the time of its validation."""
     if name not in catalog(kind):
         raise CatalogError(kind.removesuffix("s"), "not in the catalog", nearest(name, catalog(kind)), name)
     data, text, where = read_shipped(CATALOG / kind / f"{name}.yaml", f"{kind}/{name}.yaml")
-    if isinstance(data, dict):
-        data = {"name": name, **data}
+    return Document({"name": name, **data} if isinstance(data, dict) else data, text, where)
+
+
+@cache
+def _load_known(kind: str, name: str) -> object:
+    """Returns the entry of the catalog."""
+    data, text, where = read_fields(kind, name)
     return _read_entry(kind, data, where, text)
 
 

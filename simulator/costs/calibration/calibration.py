@@ -35,7 +35,7 @@ from meshcast.hardware.cluster import Tier
 from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.errors import CatalogError
 from meshcast.hardware.gpu import GPU
-from meshcast.hardware.load import catalog, load
+from meshcast.hardware.load import catalog, load, read_fields
 from meshcast.hardware.remembered import remembered
 from meshcast.simulator.costs.calibration.check import ASSUMED, DEVICE, STEPS, read_checked
 from meshcast.simulator.costs.calibration.cost_models import COST_MODELS, KERNEL_MODELS, LINK_MODELS, PROCESSES, family
@@ -212,7 +212,7 @@ class Calibration:
                 continue
             if name == gpu.name:  # which may be in no catalog
                 candidates.append((False, 0, False, 0.0, name, ""))
-            elif name in catalog("gpus") and load("gpus", name).architecture in order:
+            elif name in catalog("gpus") and read_fields("gpus", name).data["architecture"] in order:
                 other = load("gpus", name)
                 place = order.index(other.architecture)
                 distance = "generation" if place == 0 else "other"
