@@ -117,6 +117,10 @@ class _AliasChoices:
 # --------------------------------------------------------------------------------------------------------------- fields
 
 
+OF_FIELDS = frozenset({"default_factory", "alias", "validation_alias"})
+"""Keywords of `Field` that say more of a field than limits of its values."""
+
+
 class _ModelField:
     """A field of a record.
 
@@ -138,7 +142,11 @@ class _ModelField:
     @cached_property
     def hint(self) -> Any:
         """The type with its notes."""
-        return eval(self._hint, self._names) if isinstance(self._hint, str) else self._hint
+        hint = eval(self._hint, self._names) if isinstance(self._hint, str) else self._hint
+        for note in get_args(hint) if get_origin(hint) is Annotated else ():
+            if isinstance(note, _Limits) and (note.default is not MISSING or note.limits.keys() & OF_FIELDS):
+                raise TypeError("write `= Field(...)`: defaults and aliases in notes are not read")
+        return hint
 
     @property
     def annotation(self) -> Any:
@@ -232,7 +240,7 @@ class _RecordType(ABCMeta):
             if not (field.startswith("_") or field == "model_config" or "ClassVar[" in str(hint))
         }
         validators = {key: value for key, value in namespace.items() if isinstance(value, _Validator)}
-        cls = super().__new__(mcs, name, bases, namespace | {key: each.method for key, each in validators.items()})
+        cls = super().__new__(mcs, name, bases, namespace | {key: value.method for key, value in validators.items()})
         cls.__own_fields__, cls.model_fields, cls.__validators__ = fields, {}, {}
         config = dict[str, Any]()
         for base in reversed(cls.__mro__):

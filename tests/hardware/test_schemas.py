@@ -10,6 +10,7 @@ import sys
 from collections.abc import Hashable, Mapping
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from pkgutil import walk_packages
 from random import Random
@@ -237,6 +238,13 @@ def test_drawn_data_of_any_record_are_validated_as_by_pydantic(record: Any) -> N
         assert_equal_to_pydantic(record, draw_data(record, random))
 
 
+def test_no_record_asks_for_a_context() -> None:
+    """Options of commands do, which are no parts of others: under pydantic alone, parts would see it."""
+    methods = {getattr(record, name) for record in RECORDS for name in record.__validators__}
+    assert len(methods) > 20
+    assert not [method for method in methods if "info" in signature(method).parameters]
+
+
 def compare_while_reading(random: Random, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Compares data of any record that is read from here on, and damaged ones, with pydantic; returns which were
     validated without it."""
@@ -274,6 +282,14 @@ def test_copies_and_pickles_are_equal() -> None:
     assert outer == copy.copy(outer) == copy.deepcopy(outer) == pickle.loads(pickle.dumps(outer))
     stated = outer.model_dump(by_alias=True, exclude_unset=True)
     assert show(outer.model_copy(update={"count": 2})) == show(Outer.model_validate({**stated, "count": 2}))
+
+
+def test_a_default_in_a_note_is_refused() -> None:
+    class Noted(BaseModel):
+        count: Annotated[int, Field(default=1)]
+
+    with pytest.raises(TypeError, match="are not read"):
+        Noted.model_validate({})
 
 
 def test_faults_are_worded_by_pydantic() -> None:
