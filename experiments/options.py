@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
-
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, ValidationInfo
-from pydantic_core import CoreSchema
+from typing import TYPE_CHECKING, Any, Self
 
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import BaseModel, ConfigDict, ValidationInfo, import_validation_error
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
 
 OUTPUT = "Output"
 """Heading of what a command writes and draws."""
@@ -82,7 +84,7 @@ class Options(BaseModel):
         stated = {name: value for name, value in values.items() if value is not None or not of_command}
         try:
             return cls.model_validate(stated, context=of_command)
-        except ValidationError as error:
+        except import_validation_error() as error:
             first = error.errors()[0]
             name = str(first["loc"][0]) if first["loc"] else cls.__name__
             place = cls.flag(name) if of_command else name

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from meshcast.experiments.sweeps.grid import SweepFile
@@ -24,6 +23,7 @@ from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.inline import ByGPU
 from meshcast.hardware.mixed import ByGroups
+from meshcast.hardware.schemas import BaseModel, dump, to_pydantic
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
 from meshcast.simulator.job.batch import Batch, LogNormal, MicrobatchClass, Samples, Uniform
 from meshcast.simulator.job.framework import (
@@ -92,6 +92,9 @@ class Generator(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
+    def encode_default(self, dft: Any) -> Any:
+        return super().encode_default(dump(dft, mode="json", by_alias=True))
+
 
 def schema(kind: str) -> Schema:
     """Returns the schema of one of `KINDS`: a job or a part of it, a sweep, a published run, a measurement file.
@@ -117,7 +120,9 @@ def options_schema(kind: str, model: type[BaseModel]) -> Schema:
 
 def definitions() -> Schema:
     """Makes the definitions of all parts of a job by class name, and of the keys ``job``, ``model`` and so on."""
-    _, made = models_json_schema([(model, "validation") for model in (*JOB, *CLUSTERS)], schema_generator=Generator)
+    _, made = models_json_schema(
+        [(to_pydantic(model), "validation") for model in (*JOB, *CLUSTERS)], schema_generator=Generator
+    )
     defs: Schema = made["$defs"]
     for model in JOB:
         for field, text in docstrings(model).items():

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 import meshcast.hardware.documents.import_time  # before all others of meshcast  # noqa: F401
 
 # isort: split
@@ -38,6 +36,7 @@ from meshcast.hardware.load import (
 from meshcast.hardware.mixed import ByGroups
 from meshcast.hardware.node import Node
 from meshcast.hardware.reliability import CheckpointStore, Reliability
+from meshcast.hardware.schemas import import_validation_error
 from meshcast.hardware.shared import shared_instance
 from meshcast.hardware.topology import Parts, Reach, reach
 
@@ -212,7 +211,7 @@ def _read(document: Document) -> Cluster:
         return described.cluster()
     except CatalogError:
         raise
-    except ValidationError as e:  # by a rule of Node or Cluster
+    except import_validation_error() as e:  # by a rule of Node or Cluster
         error = explain(e, f"{where} " if text else where)
         raise CatalogError(error.where.strip(), error.rule, error.remedy) from None
     except ValueError as e:

@@ -13,13 +13,12 @@ from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import Annotated
 
-from pydantic import Field, model_validator
-
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.link import Link
 from meshcast.hardware.load import Strict, Time, by_name, catalog_model
 from meshcast.hardware.node import Node
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import Field, model_validator
 
 MAX_GPUS = 1_000_000
 """Most GPUs of a cluster: ten times the largest built; a larger number is a typing error."""

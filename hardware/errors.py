@@ -118,7 +118,7 @@ class Defect(MeshcastError):
         return cls(where, rule, "Report this defect of meshcast, with the job that shows it")
 
 
-_CONTROLS = re.compile(
+CONTROLS = (
     r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     r"\U000e0000-\U000e007f]"
 )
@@ -129,7 +129,9 @@ of a line."""
 
 def escape_controls(text: str) -> str:
     """Returns `text` with escapes, such as ``\\x1b``, in place of control characters: names in files may hold any."""
-    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    if text.isprintable():  # none is; the pattern takes long to compile
+        return text
+    return re.sub(CONTROLS, lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def to_line(text: str) -> str:

@@ -14,11 +14,18 @@ from meshcast.hardware.load import (
     Frequency,
     Power,
     Strict,
+    Truth,
     by_name,
     catalog_model,
 )
 
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8"]
+
+
+class ComputeCapability(Fact):
+    """The version of a GPU's instructions by NVIDIA."""
+
+    value: float
 
 
 @catalog_model("gpus")
@@ -46,7 +53,7 @@ class GPU(Strict):
     name: str
     title: str = ""
     architecture: str
-    compute_capability: Fact[float] | None = None
+    compute_capability: ComputeCapability | None = None
     memory: Bytes
     usable: Bytes | None = None
     memory_bandwidth: Bandwidth
@@ -57,7 +64,7 @@ class GPU(Strict):
     power: Power
     scale_up: str | None = None
     host: Annotated[Link, by_name("links", Link)]
-    peer_access: Fact[bool] | None = None
+    peer_access: Truth | None = None
     usual_node: str | None = None
     note: str = ""
 

@@ -6,10 +6,9 @@ import datetime
 from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-
 from meshcast.hardware.inline import Network
 from meshcast.hardware.load import Strict, catalog, catalog_model, load
+from meshcast.hardware.schemas import Field, model_validator
 
 
 class CloudMachine(Strict):

@@ -10,12 +10,11 @@ from __future__ import annotations
 from itertools import islice
 from typing import Annotated, Any
 
-from pydantic import Field
-
 from meshcast.hardware.cluster import Cluster, Fabric, NodeGroup
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.load import Strict, Value, assumed_value, catalog_model
 from meshcast.hardware.node import Host, NICs, Node, ScaleUp
+from meshcast.hardware.schemas import Field
 
 
 @catalog_model("clusters", key="groups", make=lambda form: form.cluster())

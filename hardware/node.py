@@ -9,18 +9,27 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from pydantic import Field, model_validator
-
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.link import Link
-from meshcast.hardware.load import Count, Fact, Strict, Value, by_name, catalog_model, quantity
+from meshcast.hardware.load import Count, Fact, Strict, Truth, Value, by_name, catalog_model, quantity
+from meshcast.hardware.schemas import Field, model_validator
 
 Links = Annotated[int, Field(strict=True, ge=0, le=1000)]
-Mesh = Annotated[int, Field(strict=True, ge=1, le=1000)] | tuple[tuple[Links, ...], ...]
 
-SWITCHED = Fact[bool](value=True, kind="assumed", source="not stated: a switch, as in most nodes")
-Rate = Annotated[float, Field(strict=True, gt=0, le=1)]
-NO_RAILS = Fact[bool](value=False, kind="assumed", source="not stated: no rails")
+SWITCHED = Truth(value=True, kind="assumed", source="not stated: a switch, as in most nodes")
+NO_RAILS = Truth(value=False, kind="assumed", source="not stated: no rails")
+
+
+class LinkMesh(Fact):
+    """Links between two GPUs: a number for all pairs, or a row of numbers for each GPU."""
+
+    value: Annotated[int, Field(strict=True, ge=1, le=1000)] | tuple[tuple[Links, ...], ...]
+
+
+class RateShare(Fact):
+    """What links reach on a node against the same links elsewhere."""
+
+    value: Annotated[float, Field(strict=True, gt=0, le=1)]
 
 
 class ScaleUp(Strict):
@@ -35,10 +44,10 @@ class ScaleUp(Strict):
     """
 
     link: Annotated[Link, by_name("links", Link)]
-    switched: Fact[bool] = SWITCHED
-    mesh: Fact[Mesh] | None = None
+    switched: Truth = SWITCHED
+    mesh: LinkMesh | None = None
     domain: Count | None = None
-    rate: Fact[Rate] | None = None
+    rate: RateShare | None = None
 
     @model_validator(mode="after")
     def _check_switched(self) -> ScaleUp:
@@ -94,7 +103,7 @@ class NICs(Strict):
 
     link: Annotated[Link, by_name("links", Link)]
     count: Count
-    rail_optimised: Fact[bool] = NO_RAILS
+    rail_optimised: Truth = NO_RAILS
 
 
 Together = Annotated[Value, quantity("bandwidth", per=("node",))]
@@ -148,7 +157,7 @@ class Node(Strict):
     scale_up: ScaleUp | None = None
     nics: NICs | None = None
     host: Host | None = None
-    peer_access: Fact[bool] | None = None
+    peer_access: Truth | None = None
     staging: Together | None = None
     note: str = ""
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-
 from meshcast.hardware.load import Count, Strict, Time, Value, catalog_model, quantity
+from meshcast.hardware.schemas import Field, model_validator
 
 Unit = Literal["gpu", "nic", "node", "switch", "job"]
 """What fails: a GPU, a network port, a node, a leaf switch; or the job as a whole."""

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
-
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.link import Link
 from meshcast.hardware.load import Fact, Value
 from meshcast.hardware.node import Node
+from meshcast.hardware.schemas import BaseModel
 
 DEVICES = (GPU, Link, Node)
 """Models of catalog files that others name."""
 
 
-def sourced_values(model: BaseModel, path: str = "") -> Iterator[tuple[str, Value | Fact[Any]]]:
+def sourced_values(model: BaseModel, path: str = "") -> Iterator[tuple[str, Value | Fact]]:
     """Yields the sourced values of a file, by the paths of their fields; without those of files that it names."""
     for name in type(model).model_fields:
         yield from _find_values(getattr(model, name), f"{path}{name}")
 
 
-def _find_values(item: Any, path: str) -> Iterator[tuple[str, Value | Fact[Any]]]:
+def _find_values(item: Any, path: str) -> Iterator[tuple[str, Value | Fact]]:
     if isinstance(item, Value | Fact):
         yield path, item
     elif isinstance(item, dict):

@@ -51,7 +51,7 @@ runpy.run_module("meshcast", run_name="__main__")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is sent as a signal of POSIX")
-@pytest.mark.parametrize("name", ["meshcast.experiments.cli.start", "pydantic", "meshcast.hardware.load"])
+@pytest.mark.parametrize("name", ["meshcast.experiments.cli.start", "yaml", "meshcast.hardware.load"])
 @pytest.mark.parametrize("reaction", ["raise", "raise ValueError('a model cannot be built') from None"])
 def test_ctrl_c_during_imports_is_no_traceback(name: str, reaction: str, tmp_path: Path) -> None:
     script = INTERRUPTED_IMPORT.format(name=name, reaction=reaction)

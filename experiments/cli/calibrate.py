@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import model_validator
-
 from meshcast.experiments.cli.console import AsJson, emit_or_show
 from meshcast.experiments.cli.measured_files import (
     MEASURED,
@@ -20,6 +18,7 @@ from meshcast.experiments.cli.measured_files import (
 from meshcast.experiments.options import Options, argument, option
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.schemas import model_validator
 
 KINDS = (*MEASURED, "campaign")
 

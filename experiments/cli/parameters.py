@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import NamedTuple, get_args, get_origin
 
-from pydantic.fields import FieldInfo
-
 from meshcast.experiments.cli.commands import find_function, find_options
 from meshcast.experiments.cli.console import answering
 from meshcast.experiments.cli.launch import LAUNCH_FILES, LaunchFileOptions
 from meshcast.experiments.options import OUTPUT, Flag, Options
+from meshcast.hardware.schemas import ModelField
 
 PANELS = (None, "Ranking", "Space", OUTPUT, LAUNCH_FILES)
 """Headings of options in the help of a command, in their order; None: that of those without one."""
@@ -46,7 +45,7 @@ def list_parameters(model: type[Options]) -> list[CommandParameter]:
     return [_make_parameter(name, model.model_fields[name], flags[name]) for name in names]
 
 
-def _make_parameter(name: str, field: FieldInfo, flag: Flag) -> CommandParameter:
+def _make_parameter(name: str, field: ModelField, flag: Flag) -> CommandParameter:
     is_list = get_origin(field.annotation) is tuple and flag.written is None
     kind = flag.reads or (get_args(field.annotation)[0] if is_list else field.annotation)
     default = flag.written or (None if is_list else field.default)

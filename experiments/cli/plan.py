@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
-
 from meshcast.experiments.cli.console import (
     AsJson,
     WidthOption,
@@ -20,6 +18,7 @@ from meshcast.experiments.cli.launch import LaunchFileOptions, tell_launch
 from meshcast.experiments.options import argument, option
 from meshcast.experiments.search.options import AnyProgram, MemoryRisk, usual_risk
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field
 
 if TYPE_CHECKING:
     from meshcast.experiments.planning.benchmark.optimum import CertifiedOptimum

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self, cast
 
-from pydantic import field_validator, model_validator
-
 from meshcast.experiments.cli import traces
 from meshcast.experiments.cli.best_plan import describe_search, end_search, find_plan, show_search
 from meshcast.experiments.cli.commands import TOO_LARGE
@@ -44,6 +42,7 @@ from meshcast.experiments.render.matplotlib.style import Width
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.output_file import replacing
 from meshcast.hardware.errors import OutOfMemory, PlanError, nearest
+from meshcast.hardware.schemas import field_validator, model_validator
 
 if TYPE_CHECKING:
     from meshcast.experiments.explain.bounded_approximations import BoundedApproximation

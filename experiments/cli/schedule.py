@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import model_validator
-
 from meshcast.experiments.cli.console import check_place, emit_or_show, writing
 from meshcast.experiments.cli.launch import LaunchFileOptions, edit_launch, export_launch
 from meshcast.experiments.options import argument, option
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.schemas import model_validator
 
 EXPORTS = ("schedule",)
 """Kinds of things that `meshcast export` writes."""

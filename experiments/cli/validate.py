@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
 
-from pydantic import model_validator
-
 from meshcast.experiments.cli.console import AsJson, WidthOption, choose_width, emit_or_show, plot_files
 from meshcast.experiments.cli.measured_files import (
     MEASURED,
@@ -21,6 +19,7 @@ from meshcast.experiments.cli.measured_files import (
 from meshcast.experiments.options import Options, argument, option
 from meshcast.experiments.render.terminal.say import say
 from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.schemas import model_validator
 
 if TYPE_CHECKING:
     from meshcast.experiments.render.matplotlib.style import Width

@@ -14,12 +14,11 @@ from dataclasses import asdict
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
-
 from meshcast.hardware.cluster import Fabric
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.inline import Network
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import BaseModel
 from meshcast.hardware.units import GIB, GIGA
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.framework import Framework, framework_names

@@ -8,10 +8,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
-
 from meshcast.experiments.options import Options, option, place_of, read_number
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import (
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 if TYPE_CHECKING:
     from meshcast.experiments.search.space.limits import Limits

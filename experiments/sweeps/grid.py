@@ -16,8 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, Field
-
 from meshcast.experiments.sweeps.expressions import Expression, parse_constraint
 from meshcast.hardware import load_cluster
 from meshcast.hardware.documents.plain_data import to_plain_data
@@ -25,6 +23,7 @@ from meshcast.hardware.errors import MeshcastError, PlanError, nearest
 from meshcast.hardware.load import Document, Place, Strict, line_of, read_yaml, valid_keys, validate_data
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remembered_by
+from meshcast.hardware.schemas import BaseModel, Field
 from meshcast.simulator.formats.launch import LAUNCH_SUFFIXES
 from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.job.job import JobFile, LongPlan

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Self
 
-from pydantic import ValidationInfo, field_validator, model_validator
-
 from meshcast.experiments.options import Options, option, place_of
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import ValidationInfo, field_validator, model_validator
 
 
 class SweepOptions(Options):

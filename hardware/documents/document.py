@@ -11,14 +11,16 @@ import re
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
 from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
 from meshcast.hardware.errors import CatalogError, MeshcastError
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 try:
     from yaml import CSafeLoader as SafeLoader  # libyaml, many times faster

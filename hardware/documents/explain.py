@@ -6,12 +6,14 @@ from __future__ import annotations
 import re
 import types
 import typing
-from typing import Annotated, Any, TypeVar
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from meshcast.hardware.documents.document import Place, line_of
 from meshcast.hardware.errors import MAX_LISTED_KEYS, CatalogError, MeshcastError, nearest
+from meshcast.hardware.schemas import BaseModel, ConfigDict, import_validation_error
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -28,7 +30,7 @@ def validate_data(
     """Validates `data` as a `model`. Raises `error` for the most telling mistake (see `explain`)."""
     try:
         return model.model_validate(data)
-    except ValidationError as e:
+    except import_validation_error() as e:
         raise explain(e, where, error, text=text, model=model) from None
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import signal
 import stat
 import threading
@@ -61,7 +60,7 @@ def replacing(path: str | Path, folder: Path | None = None) -> Iterator[IO[bytes
         if folder is None:
             _remove_abandoned(target.parent)
         while not done:
-            new = (folder or target.parent) / f".meshcast-{secrets.token_hex(8)}"
+            new = (folder or target.parent) / f".meshcast-{os.urandom(8).hex()}"
             with _removing_at_end(new), new.open("xb") as file:
                 if _is_taken(file.fileno()):  # for abandoned, before it was locked: its name is lost, too
                     new.unlink(missing_ok=True)

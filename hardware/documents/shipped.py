@@ -11,15 +11,17 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from importlib.resources.abc import Traversable
 from importlib.util import cache_from_source
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshcast.hardware.documents import document
 from meshcast.hardware.documents.document import Document, read_yaml
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import CatalogError, MeshcastError
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 
 def read_shipped(file: Traversable, where: str = "", error: type[MeshcastError] = CatalogError) -> Document:

@@ -15,7 +15,7 @@ fits those of the measured GPUs.
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
-from importlib import resources
+from pathlib import Path
 
 from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.gpu import GPU
@@ -91,7 +91,7 @@ class PowerModel:
 @lru_cache(maxsize=256)
 def power_model(gpu: GPU) -> PowerModel:
     """Returns the power model of a GPU: its coefficients or, named as assumed, those of the nearest measured GPU."""
-    data = read_shipped(resources.files("meshcast.simulator.costs") / FILE, FILE).data
+    data = read_shipped(Path(__file__).parent / FILE, FILE).data
     order = (gpu.architecture, *ARCHITECTURES.get(gpu.architecture, LATEST), *LATEST)
     if gpu.name in data:
         lender, distance = gpu.name, ""

@@ -15,7 +15,7 @@ links leave unexplained; only what is particular to a job widens its interval fu
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Literal
 
 from meshcast.hardware.documents.shipped import read_shipped
@@ -41,7 +41,7 @@ largest without any kernel errors, 4 below that at 16 shapes and 54 below it at 
 FILE = "regimes.yaml"
 """Residuals of every regime, written by ``make docs-regimes`` (`validation.published.fit.residuals`)."""
 
-ROOM = resources.files("meshcast.simulator.costs")
+ROOM = Path(__file__).parent
 
 
 @dataclass(frozen=True)

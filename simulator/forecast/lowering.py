@@ -11,7 +11,6 @@ from meshcast.simulator.job.host_launches import hidden_launch_s
 from meshcast.simulator.lowering.lower import LoweredUnits, Lowering
 from meshcast.simulator.lowering.scope import HostLaunches
 from meshcast.simulator.plan.plan import Plan
-from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 
 
 def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: Sequence[str] = ()) -> Lowering:
@@ -71,6 +70,8 @@ def host_waits(plan: Plan) -> frozenset[str]:
     if not hidden_launch_s(framework):
         return frozenset()
     if (moe := job.model.moe) is not None:
+        from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme  # models without need none
+
         capacities = [scheme.capacity(moe) for scheme in plan.schemes if isinstance(scheme, ExpertScheme)]
         waits |= {"router"} if (capacities or [moe.capacity])[0] is None else set()
     if job.batch.documents is not None:

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import PlainValidator, WithJsonSchema
-
 from meshcast.hardware.documents.input_file import DATA, Unreadable, parse_csv, parse_json, read_text
 from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.schemas import PlainValidator, WithJsonSchema
 from meshcast.simulator.ir.routing import REMEDY, TRAINED, Routing, Rows
 
 MAX_UNEVEN = 10.0

@@ -14,9 +14,8 @@ from dataclasses import field
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict
-
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import BaseModel, ConfigDict
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import Module, Operator, Stage
 from meshcast.simulator.ir.ops import Fragment, StageOps

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-
+from meshcast.hardware.schemas import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from meshcast.simulator.job.counts import read_length
 
 Count = Annotated[int, Field(strict=True, gt=0, le=1_000_000_000)]

@@ -8,15 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import validate_data
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import BaseModel, ConfigDict, Field, model_validator
 from meshcast.hardware.shared import shared_instance
 from meshcast.simulator.costs.kernel_prices import KernelTraits
 from meshcast.simulator.costs.kernels.decomposition import Decomposition
@@ -474,7 +473,7 @@ class Framework(FrameworkPart):
         return hash((self.name, *formats, *numbers, *parts))
 
 
-FILES = resources.files("meshcast.simulator.job") / "frameworks"
+FILES = Path(__file__).parent / "frameworks"
 
 RENAMED = {
     **dict.fromkeys(("spread", "sigma"), "sigmas: {other: 0.1}, which widens the interval of the regime"),

@@ -11,9 +11,17 @@ from operator import is_
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
-
 from meshcast.hardware import GPU, Cluster
+from meshcast.hardware.schemas import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
 from meshcast.simulator.job.batch import Batch, ClassOrder, Count, JobPart
 from meshcast.simulator.job.counts import read_tokens
 from meshcast.simulator.job.framework import Format, Framework, QuantisedRecipe, merge_fields

@@ -12,9 +12,8 @@ from dataclasses import field, replace
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
-
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import BeforeValidator, Field
 from meshcast.simulator.job.batch import ClassOrder, Count, JobPart
 
 Part = Literal["", "ranks", "layers", "stages", "passes", "named"]

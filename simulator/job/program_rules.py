@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import validate_data
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import BaseModel, ConfigDict, Field
 from meshcast.simulator.ir.graph_parts import CudaGraphs
 from meshcast.simulator.job.framework import framework_rules, framework_versions
 from meshcast.simulator.job.job import Job, LongPlan

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cache, reduce
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import validate_data
+from meshcast.hardware.schemas import BaseModel, ConfigDict, Field
 from meshcast.simulator.job.framework import framework_recipe, merge_fields
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, keys_alike
 from meshcast.simulator.job.release import Month

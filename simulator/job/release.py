@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import validate_data
+from meshcast.hardware.schemas import BaseModel, ConfigDict, Field
 
 Month = Annotated[str, Field(pattern=r"^20\d\d-(0[1-9]|1[0-2])$")]
 """A month as YYYY-MM, which sorts as text."""

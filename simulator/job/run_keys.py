@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
-
 from meshcast.hardware.errors import nearest
 from meshcast.hardware.load import catalog
 from meshcast.hardware.reliability import Loss, Unit
+from meshcast.hardware.schemas import AfterValidator, BeforeValidator, Field, model_validator
 from meshcast.simulator.job.batch import Count, JobPart, Length
 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e8, allow_inf_nan=False)]

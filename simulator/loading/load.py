@@ -312,7 +312,7 @@ def _find_recipe(file: JobFile, cluster: Cluster, model: Model) -> Recipe:
     if "name" not in choice.model_fields_set or not (choice.rules and choice.recipe):
         return NO_RECIPE
     profile = load_framework(choice.name, release=choice.release)
-    degrees = {name: count for name, count in file.plan.items() if isinstance(count, int)}
+    degrees = {name: int(count) for name, count in file.plan.items() if isinstance(count, int)}
     facts = RecipeFacts(
         month=find_month(choice.release, framework_versions(choice.name), "framework.release")
         if choice.release

@@ -26,10 +26,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import BaseModel, ConfigDict
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.mamba_operators import Mamba
 from meshcast.simulator.ir.modules import (

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
-
 from meshcast.hardware.errors import ModelError
+from meshcast.hardware.schemas import Field, import_validation_error, model_validator
 from meshcast.simulator.models.parts import Count, Flag, Size
 from meshcast.simulator.models.transformer import Transformer
 
@@ -181,7 +180,7 @@ def inherit_shapes(stated: dict[str, Any]) -> dict[str, Any]:
             Branch.model_validate(fields)
         except ModelError as error:
             raise ModelError(f"branches[{i}].{error.where}", error.rule, error.remedy, error.value) from None
-        except ValidationError:
+        except import_validation_error():
             pass  # pydantic says so at the place of the field
         inherited.append(fields)
     return {"tied": False, **stated, "branches": inherited}

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any
 
-from pydantic import ValidationError, model_validator
-
 from meshcast.hardware.errors import ModelError
 from meshcast.hardware.load import explain, line_of
+from meshcast.hardware.schemas import import_validation_error, model_validator
 from meshcast.simulator.models.branches import Branch, inherit_shapes, share_tokens
 from meshcast.simulator.models.parts import Count, Flag, Size
 from meshcast.simulator.models.transformer import LayerKind, Transformer
@@ -275,7 +274,7 @@ def explain_errors(where: str, text: str = "", words: Mapping[str, str] | None =
     except ModelError as error:
         field = (words or {}).get(error.where, error.where)
         raise ModelError(error_place(where, field, text), error.rule, error.remedy, error.value) from None
-    except ValidationError as error:
+    except import_validation_error() as error:
         # Unknown keys of a config.json are ignored, so only keys of `Model` are suggested.
         model_error = explain(error, where, ModelError, text=text, model=None if words else Model)
         missing = [str(each["loc"][-1]) for each in error.errors(include_url=False) if each["type"] == "missing"]

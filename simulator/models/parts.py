@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from meshcast.hardware.schemas import BaseModel, ConfigDict, Field, model_validator
 
 Size = Annotated[int, Field(strict=True, ge=1, le=100_000_000)]
 """A width, a number of heads or tokens. The ceiling is far above any model and catches typing errors."""

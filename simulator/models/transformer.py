@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple, Self
 
-from pydantic import model_validator
-
+from meshcast.hardware.schemas import model_validator
 from meshcast.simulator.models.shape.relations import check_relations
 from meshcast.simulator.models.shape.variants import Variants
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Literal
 
 from meshcast.hardware.documents.shipped import read_shipped
@@ -19,7 +19,7 @@ from meshcast.simulator.job.framework import Framework, load_framework
 
 FILE = "peak_errors.yaml"
 
-ROOM = resources.files("meshcast.simulator.report")
+ROOM = Path(__file__).parent
 
 FREEDOM = 4
 """Degrees of freedom of Student's t distribution, as of the errors of steps (`validation.published.fit.refit`)."""

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
-from importlib import resources
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-HERE = Path(str(resources.files("meshcast"))).resolve().parent
+HERE = Path(str(sys.modules["meshcast"].__file__)).resolve().parents[1]
 """Folder in which the package meshcast is: in a checkout the root of the repository."""
 
 
 @cache
 def product_version() -> str:
-    """Returns the version of the installed distribution."""
-    try:
-        return version("meshcast")
-    except PackageNotFoundError:
-        return "0+unknown"
+    """Returns the version of the installed distribution, by the name of the folder with its metadata: to read them,
+    ``importlib.metadata`` imports parsers of e-mail and sockets."""
+    for place in map(Path, sys.path):
+        for folder in place.glob("meshcast-*.dist-info"):
+            return folder.stem.partition("-")[2]
+    return "0+unknown"
 
 
 @cache

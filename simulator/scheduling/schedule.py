@@ -15,10 +15,9 @@ from functools import partial
 from itertools import product
 from typing import ClassVar, Literal, NamedTuple
 
-from pydantic import Field
-
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import ClosedForm, Scheme, SchemeOptions

@@ -14,8 +14,8 @@ from itertools import accumulate
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.scheme import ClosedForm
 from meshcast.simulator.scheduling.schedule import (
     Action,

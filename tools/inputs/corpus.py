@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
-
 from meshcast.hardware.documents.document import read_yaml
 from meshcast.hardware.documents.explain import Strict, validate_data
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field, model_validator
 
 CORPUS = Path(__file__).parent / "corpus"
 """Folder of the files, a file for each program."""

@@ -125,7 +125,7 @@ def _cell(item: Any, sources: dict[str, int]) -> str:
     return "" if item is None else f"`{item.name}`" if isinstance(item, DEVICES) else escape_text(item)
 
 
-def _text(item: Value | Fact[Any]) -> str:
+def _text(item: Value | Fact) -> str:
     if isinstance(item, Value):
         return escape_text(item.text)
     if isinstance(item.value, bool):
@@ -134,7 +134,7 @@ def _text(item: Value | Fact[Any]) -> str:
     return "<br>".join(map(escape_text, rows))
 
 
-def _source(item: Value | Fact[Any]) -> str:
+def _source(item: Value | Fact) -> str:
     page_ = getattr(item, "page", None)
     page_of, read = f", page {page_}" if page_ else "", f" (read on {item.checked})" if item.checked else ""
     return escape_text(f"{item.source}{page_of}{read}")

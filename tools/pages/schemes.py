@@ -13,12 +13,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
-
 from meshcast.experiments.render.markdown import render_table
 from meshcast.experiments.views.table import Table
 from meshcast.hardware.documents.output_file import write_file
+from meshcast.hardware.schemas import ModelField
 from meshcast.simulator.ir.registry import describe_scheme, find_scheme, scheme_docstring, scheme_names
 from meshcast.simulator.ir.scheme import FAMILIES, Paper, Scheme
 
@@ -166,8 +164,8 @@ def _sentences(base: type) -> Iterator[tuple[str, str]]:
             yield node.target.id, " ".join(str(below.value.value).split())
 
 
-def _default(field: FieldInfo) -> str:
-    return "needed" if field.default is PydanticUndefined else f"`{field.default}`"
+def _default(field: ModelField) -> str:
+    return "needed" if field.is_required() else f"`{field.default}`"
 
 
 def _paper(paper: Paper) -> str:

@@ -20,11 +20,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
-
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import read_yaml, validate_data
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import Field, model_validator
 from meshcast.validation.claims.claim_file import (
     CLAIMS,
     KINDS,

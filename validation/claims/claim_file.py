@@ -23,10 +23,9 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.load import read_yaml, validate_data
+from meshcast.hardware.schemas import BaseModel, ConfigDict, Field, field_validator, model_validator
 from meshcast.simulator.loading.load import set_field
 from meshcast.validation.claims.measures import check_measure
 from meshcast.validation.claims.planner_run import PlannerRun
@@ -151,7 +150,7 @@ class ClaimFile(NamedJobs):
     system: Text
     family: Family
     paper: Text
-    entries: Annotated[list[Claim], Field(min_length=1, alias="claims")]
+    entries: list[Claim] = Field(min_length=1, alias="claims")
 
     def jobs_of(self, claim: Claim, kind: str) -> Mapping[str, dict[str, Any]]:
         """Returns the jobs, cases or plans that the relation of a claim may name. kind: of `KINDS`."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import BaseModel, ConfigDict, Field, model_validator
 from meshcast.simulator.report.report import Report
 from meshcast.validation.claims.relation import Quantity
 

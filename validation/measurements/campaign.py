@@ -21,12 +21,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field
-
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import MeshcastError, PlanError, nearest
 from meshcast.hardware.load import read_yaml, validate_data
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.costs.calibration.check import STEPS
 from meshcast.simulator.loading.load import load_job
 from meshcast.validation.measurements.measurement import FileModel, Measurement, describe_error, read

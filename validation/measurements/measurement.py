@@ -14,12 +14,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from meshcast.hardware.documents.input_file import DATA, Unreadable, parse_json, read_text
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import validate_data
+from meshcast.hardware.schemas import BaseModel, ConfigDict, Field
 
 VERSION = 1
 """Version of the file format; files of other versions are refused."""

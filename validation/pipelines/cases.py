@@ -15,11 +15,11 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.hardware.load import validate_data
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import BaseModel, ConfigDict, Field
 from meshcast.simulator.engine.longest_path import longest_path
 from meshcast.simulator.engine.steady_state import cycle
 from meshcast.simulator.engine.task_time import pass_durations

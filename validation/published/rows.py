@@ -11,10 +11,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import read_yaml, validate_data
+from meshcast.hardware.schemas import BaseModel, ConfigDict, Field, model_validator
 from meshcast.validation.measurements.jsonl import read_lines
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]

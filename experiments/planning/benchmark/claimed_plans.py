@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -21,13 +22,13 @@ from meshcast.validation.claims.relation import Quantity
 
 def find_claimed_plan(run: PlannerRun) -> PlannerPlan:
     """Returns the plan of a run of a planner. Raises PlanError where it finds none, or the run has a mistake."""
-    return _find_plan(run.model_dump_json())
+    return _find_plan(json.dumps(run.model_dump(mode="json")))
 
 
 @lru_cache(maxsize=8)
 def _find_plan(text: str) -> PlannerPlan:
     """Returns the plan of a run, in JSON; neighbouring claims read several numbers of the same run."""
-    run = PlannerRun.model_validate_json(text)
+    run = PlannerRun.model_validate(json.loads(text))
     planner = _make_planner(run.planner, run.traits)
     problem = _make_problem(run)
     if run.stages:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
 from meshcast.experiments.sweeps.selection import LARGE, Row, check_rows, read_rows, varied_fields
 from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
 from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import BaseModel
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.figures import FIGURES, Figure
@@ -92,8 +92,8 @@ def load_rows(path: Path) -> PlanRows:
 
     rows = read_rows(path)
     try:
-        about = RowsNote.model_validate_json((pq.read_schema(path).metadata or {}).get(b"meshcast", b"{}"))
-    except ValidationError:  # the rows are shown without it
+        about = RowsNote.model_validate(json.loads((pq.read_schema(path).metadata or {}).get(b"meshcast", b"{}")))
+    except ValueError:  # the rows are shown without it
         about = RowsNote()
     excluded = 0 if "shard" in about.fingerprint else max(0, (about.points or 0) - len(rows))
     return PlanRows(path.name, rows, varied_fields(rows), about.job, about.certificate, excluded)

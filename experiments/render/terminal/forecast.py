@@ -16,8 +16,6 @@ from rich.console import Group, RenderableType
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from meshcast.experiments.explain.assumed_fields import AssumedField
-from meshcast.experiments.explain.fitting_changes import MemoryChanges
 from meshcast.experiments.render.terminal.safe_console import SafeConsole
 from meshcast.experiments.render.terminal.tables import labelled_line, show_table
 from meshcast.experiments.views import palette
@@ -45,6 +43,8 @@ from meshcast.simulator.report.phases import find_deciding_phase, list_phases
 from meshcast.simulator.report.report import Report
 
 if TYPE_CHECKING:
+    from meshcast.experiments.explain.assumed_fields import AssumedField
+    from meshcast.experiments.explain.fitting_changes import MemoryChanges
     from meshcast.validation.selfcheck.replay import Replay
 
 WIDTH = 100

@@ -28,22 +28,23 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshcast.hardware.cluster import Tier
 from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.errors import CatalogError
 from meshcast.hardware.gpu import GPU
-from meshcast.hardware.load import catalog, load
+from meshcast.hardware.load import catalog, load, read_fields
 from meshcast.hardware.remembered import remembered
 from meshcast.simulator.costs.calibration.check import ASSUMED, DEVICE, STEPS, read_checked
 from meshcast.simulator.costs.calibration.cost_models import COST_MODELS, KERNEL_MODELS, LINK_MODELS, PROCESSES, family
 from meshcast.simulator.costs.coefficients import Coefficient, coefficients
 from meshcast.simulator.costs.collectives.links import LinkCostModels, NetworkCostModel
 from meshcast.simulator.ir.ops import BYTES
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 ARCHITECTURES = {
     "pascal": ("volta", "ampere", "hopper"),
@@ -92,7 +93,7 @@ SHIPPED_VALUE = "as shipped: the calibration in use lacks it"
 SHIPPED_WHOLE = "as shipped: the calibration in use has no such section"
 """Where coefficients are from that a user's file lacks."""
 
-SHIPPED: Traversable = resources.files("meshcast.simulator.costs.calibration")
+SHIPPED: Traversable = Path(__file__).parent
 """Where the files lie that ship with meshcast."""
 
 
@@ -211,7 +212,7 @@ class Calibration:
                 continue
             if name == gpu.name:  # which may be in no catalog
                 candidates.append((False, 0, False, 0.0, name, ""))
-            elif name in catalog("gpus") and load("gpus", name).architecture in order:
+            elif name in catalog("gpus") and read_fields("gpus", name).data["architecture"] in order:
                 other = load("gpus", name)
                 place = order.index(other.architecture)
                 distance = "generation" if place == 0 else "other"

@@ -22,10 +22,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import BaseModel, ConfigDict, Field
 from meshcast.simulator.costs.coefficients import coefficient, estimate_sigma
 from meshcast.simulator.costs.estimate import NOTHING, Estimate
 from meshcast.simulator.costs.kernels.memory import VECTOR

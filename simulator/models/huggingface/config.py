@@ -7,9 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, model_validator
-
 from meshcast.hardware.errors import ModelError
+from meshcast.hardware.schemas import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from meshcast.simulator.models.parts import Count, Depth, Flag, Probability, Size
 
 Gelu = Literal["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"]

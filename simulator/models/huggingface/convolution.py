@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
 from meshcast.hardware.errors import ModelError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.huggingface.config import Decoder, check_every_layer, expert_layers, key, refuse
 from meshcast.simulator.models.huggingface.linear import mixer_fields
 from meshcast.simulator.models.parts import Count, Flag, Size

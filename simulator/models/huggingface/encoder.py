@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator
-
+from meshcast.hardware.schemas import AfterValidator
 from meshcast.simulator.models.huggingface.config import Config, Gelu, key, refuse
 from meshcast.simulator.models.parts import Count, Depth, Flag, Probability, Size
 

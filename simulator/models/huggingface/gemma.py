@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
-
 from meshcast.hardware.errors import ModelError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.huggingface.config import Decoder, check_every_layer, key, local_fields, refuse
 from meshcast.simulator.models.huggingface.llama import Gemma, LayerTypes
 from meshcast.simulator.models.parts import Flag, Size

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
 from meshcast.hardware.errors import ModelError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.huggingface.config import (
     Config,
     Gelu,

@@ -6,8 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.huggingface.config import (
     Decoder,
     Keys,

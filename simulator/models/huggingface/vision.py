@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
-
 from meshcast.hardware.errors import ModelError
+from meshcast.hardware.schemas import Field, model_validator
 from meshcast.simulator.models.huggingface.config import Config, Gelu, Keys, check_every_layer, key, local_fields
 from meshcast.simulator.models.huggingface.readers import DECODERS, TEXTS, find_reader
 from meshcast.simulator.models.parts import Count, Depth, Flag, Share, Size

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.parts import (
     MLA,
     Count,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttention, Size
 from meshcast.simulator.models.shape.fields import TransformerFields
 

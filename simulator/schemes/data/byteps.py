@@ -28,9 +28,8 @@ Clusters, OSDI 2020, https://www.usenix.org/conference/osdi20/presentation/jiang
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pydantic import Field
-
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import KeepsOwnStates
 from meshcast.simulator.ir.ops import BYTES, Collective, HostCopy, Op, Param, Work
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions

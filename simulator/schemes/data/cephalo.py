@@ -31,9 +31,8 @@ from copy import copy
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import AccumulatesByUnit, HoldsUnequalShards
 from meshcast.simulator.ir.modules import Stage
 from meshcast.simulator.ir.ops import Collective, Fragment, Op, Param, StageOps, TensorUse, UnitRun

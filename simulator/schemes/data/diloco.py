@@ -24,8 +24,7 @@ optimizer on the host: Jaghouar et al. 2024 (OpenDiLoCo), arXiv 2407.07852.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import KeepsOwnStates
 from meshcast.simulator.ir.ops import BYTES, Collective, HostCopy, HostUpdate, Memory, Op, Param
 from meshcast.simulator.ir.scheme import ClosedForm, Paper

@@ -44,9 +44,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import ConvertsWeights, KeepsSecondaryShards
 from meshcast.simulator.ir.modules import Stage
 from meshcast.simulator.ir.ops import BYTES, Op, Param, SideOps, StageOps, UnitRun

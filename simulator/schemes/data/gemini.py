@@ -24,8 +24,7 @@ References: Li et al. 2021, arXiv 2110.14883; hpcaitech/ColossalAI, zero/gemini/
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from pydantic import Field, model_validator
-
+from meshcast.hardware.schemas import Field, model_validator
 from meshcast.simulator.ir.capabilities import MeasuresMemory
 from meshcast.simulator.ir.ops import Param
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, Scheme, SchemeOptions

@@ -21,8 +21,8 @@ from math import ceil
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import HoldsBuffers
 from meshcast.simulator.ir.modules import Stage
 from meshcast.simulator.ir.ops import BYTES, Collective, Memory, Op, SideOps, StageOps

@@ -18,8 +18,7 @@ References: Stich 2018, arXiv 1805.09767, algorithm 1; Zhang et al. 2016, arXiv 
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.ops import BYTES, Collective, Op
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting

@@ -21,8 +21,7 @@ https://papers.nips.cc/paper/4006-parallelized-stochastic-gradient-descent, algo
 from collections.abc import Iterable, Sequence
 from math import ceil, log2
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.ops import BYTES, Collective, Op
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting

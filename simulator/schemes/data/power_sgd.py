@@ -21,8 +21,7 @@ References: Vogels, Karimireddy and Jaggi 2019, arXiv 1905.13727, algorithms 1 a
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import KeepsOwnStates
 from meshcast.simulator.ir.ops import BYTES, Collective, Memory, Op, Param, Work
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions

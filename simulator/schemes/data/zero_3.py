@@ -27,8 +27,7 @@ Lists: `_allgather_param` and `_reduce_scatter_gradient` of runtime/zero/partiti
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.ops import HostLaunch, Op, Param
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting

@@ -32,8 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.modules import Stage
 from meshcast.simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, Param, StageOps
 from meshcast.simulator.ir.scheme import ClosedForm, LowerStage, Paper

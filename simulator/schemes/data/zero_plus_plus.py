@@ -21,8 +21,7 @@ References: Wang et al. 2023, arXiv 2306.10209, sections 3.1 to 3.3.
 
 from collections.abc import Iterable
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import KeepsSecondaryShards
 from meshcast.simulator.ir.ops import BYTES, Collective, Memory, Op, Param
 from meshcast.simulator.ir.scheme import ClosedForm, Paper

@@ -28,9 +28,8 @@ from collections.abc import Iterable
 from math import ceil
 from typing import Any, Literal
 
-from pydantic import Field
-
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.modules import Module, MoE, Stage
 from meshcast.simulator.ir.moe_operators import Permute
 from meshcast.simulator.ir.ops import Fragment, Gemm, StageOps

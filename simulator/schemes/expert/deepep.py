@@ -22,8 +22,7 @@ https://github.com/deepseek-ai/DeepEP, README.
 
 from typing import Literal
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.scheme import Paper
 from meshcast.simulator.schemes.expert.shared.deduplicated_dispatch import DeduplicatedDispatch
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme

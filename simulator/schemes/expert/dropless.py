@@ -19,8 +19,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.modules import Module, MoE
 from meshcast.simulator.ir.moe_operators import EXPERTS, Permute
 from meshcast.simulator.ir.ops import Fragment

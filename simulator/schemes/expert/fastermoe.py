@@ -27,9 +27,9 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
 
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.modules import Module, MoE
 from meshcast.simulator.ir.ops import BYTES, COMPUTE, Collective, Fragment, Op
 from meshcast.simulator.ir.routing import ExpertLoad, Placement, Routing

@@ -22,8 +22,7 @@ docs/Hybrid-EP_Implementation.md, sections 4.2 and 8; NVIDIA/Megatron-LM, pull r
 
 from typing import Any, Literal
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import HoldsBuffers
 from meshcast.simulator.ir.scheme import Paper
 from meshcast.simulator.schemes.expert.shared.deduplicated_dispatch import DeduplicatedDispatch

@@ -27,9 +27,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Literal
 
-from pydantic import Field
-
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.modules import Module, MoE, Operator, Stage, Unit
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Fragment, Gemm, Op, StageOps, TensorUse, UnitRun
 from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Paper, Rule

@@ -24,8 +24,7 @@ References: Li et al. 2023, arXiv 2210.17223, sections 4.1 and 4.2.
 from collections.abc import Iterable
 from math import ceil
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.modules import Module, MoE
 from meshcast.simulator.ir.ops import Collective, Fragment
 from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper

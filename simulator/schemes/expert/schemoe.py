@@ -22,9 +22,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import Field
-
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.modules import Module, MoE
 from meshcast.simulator.ir.ops import BYTES, COMPUTE, Collective, Fragment, Memory, Op
 from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper

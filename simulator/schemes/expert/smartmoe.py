@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.routing import Placement, Routing
 from meshcast.simulator.ir.scheme import Paper
 from meshcast.simulator.schemes.expert.shared.load_balancing import BalancedScheme, LayerTimes

@@ -24,9 +24,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from pydantic import Field
-
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import FitsModels
 from meshcast.simulator.ir.modules import Module, MoE
 from meshcast.simulator.ir.ops import Collective, Fragment, Work

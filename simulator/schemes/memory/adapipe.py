@@ -21,8 +21,7 @@ References: Sun et al. 2024 (ASPLOS), https://doi.org/10.1145/3620666.3651359.
 
 from collections.abc import Iterable
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import AdaptsRecompute
 from meshcast.simulator.ir.modules import Module, Stage, Unit
 from meshcast.simulator.ir.ops import Fragment, StageOps

@@ -21,9 +21,8 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Any, Literal
 
-from pydantic import Field
-
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import HoldsStates, RequiresRoles
 from meshcast.simulator.ir.modules import Module, Stage, Update
 from meshcast.simulator.ir.ops import BYTES, Fragment, StageOps

@@ -21,8 +21,7 @@ from dataclasses import replace
 from math import inf
 from typing import Literal
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import Module, Stage, Unit
 from meshcast.simulator.ir.ops import Collective, Fragment, HostCopy, Memory, Op, StageOps, TensorUse, UnitRun

@@ -36,8 +36,7 @@ from dataclasses import replace
 from math import inf
 from typing import Literal
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.modules import Module, Stage, Unit
 from meshcast.simulator.ir.moe_operators import ExpertLinear
 from meshcast.simulator.ir.operators import Linear

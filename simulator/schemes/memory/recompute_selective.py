@@ -24,8 +24,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.modules import Module, Stage, Unit, add_marks
 from meshcast.simulator.ir.ops import Fragment, StageOps
 from meshcast.simulator.ir.scheme import (

@@ -21,8 +21,7 @@ References: Kim et al. 2023 (ICML), https://proceedings.mlr.press/v202/kim23l.ht
 
 from collections.abc import Iterable
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.scheduling.activation_transfer import bounded_1f1b_transfers, insert_transfers
 from meshcast.simulator.scheduling.schedule import (

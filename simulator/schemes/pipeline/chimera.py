@@ -30,9 +30,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import Field
-
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.scheduling.schedule import (
     Action,

@@ -22,8 +22,7 @@ References: Fan et al. 2021, arXiv 2007.01045 (early backward scheduling).
 from collections.abc import Iterable
 from typing import Literal
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.scheduling.schedule import (
     Action,

@@ -29,9 +29,8 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import Annotated
 
-from pydantic import Field
-
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.scheduling.schedule import (
     Action,

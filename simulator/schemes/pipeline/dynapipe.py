@@ -32,8 +32,8 @@ from itertools import permutations
 from math import inf
 
 import numpy as np
-from pydantic import Field
 
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.scheduling.activation_transfer import equal_durations
 from meshcast.simulator.scheduling.list_scheduler import reorder_at_run_time

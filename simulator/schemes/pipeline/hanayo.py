@@ -18,9 +18,8 @@ References: Liu et al. 2023, arXiv 2308.15762, section 3.
 
 from collections.abc import Iterable
 
-from pydantic import Field
-
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from meshcast.simulator.scheduling.greedy import pass_dependencies, schedule_greedily
 from meshcast.simulator.scheduling.schedule import (

@@ -26,9 +26,8 @@ megatron/core/pipeline_parallel/combined_1f1b.py.
 
 from collections.abc import Iterable
 
-from pydantic import Field
-
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.scheduling.schedule import (
     PassOverlap,

@@ -33,9 +33,8 @@ activations move: Kim et al. 2023, https://proceedings.mlr.press/v202/kim23l.htm
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import inf
 
-from pydantic import Field
-
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import ChoosesTensors
 from meshcast.simulator.ir.modules import Layer, Module, Stage
 from meshcast.simulator.ir.ops import Fragment, StageOps

@@ -23,9 +23,8 @@ References: Lin et al. 2023, arXiv 2311.15269.
 from collections.abc import Iterable
 from typing import Literal
 
-from pydantic import Field
-
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.scheduling.activation_transfer import equal_durations
 from meshcast.simulator.scheduling.building_block import reorder_both_ends

@@ -20,9 +20,8 @@ from itertools import cycle, product
 from math import inf
 from typing import Self
 
-from pydantic import Field
-
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.scheduling.activation_transfer import equal_durations
 from meshcast.simulator.scheduling.list_scheduler import MemoryBoundedSchedule

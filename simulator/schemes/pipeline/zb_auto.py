@@ -15,8 +15,7 @@ from itertools import product
 from math import ceil, inf
 from typing import Self
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.scheduling.list_scheduler import MemoryBoundedSchedule
 from meshcast.simulator.scheduling.schedule import Orders, PassDurations, PipelineSetting, PipelineShape, ZeroBubble

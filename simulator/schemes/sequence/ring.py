@@ -32,8 +32,7 @@ backward ring: Megatron-Core with Transformer Engine; double ring: Gu et al. 202
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.attention_mask import share_of_tiles
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from meshcast.simulator.ir.settings import SequenceSetting

@@ -83,7 +83,7 @@ class Annotated(TensorScheme, AnnotatesOperators, PadsVocabulary):
 
     @property
     def lowering_key(self) -> Hashable:
-        return self.use, self.over, tuple(self.mesh.size(axis) for axis in self.over), self.options.model_dump_json()
+        return self.use, self.over, tuple(self.mesh.size(axis) for axis in self.over), str(self.options)
 
     def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
         t, b, s, h, a = setting.t, setting.b, setting.s, setting.h, setting.a

@@ -26,8 +26,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.ops import Memory, Op
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from meshcast.simulator.lowering.rewrite import Rewrite, split_work, split_work_by, working_predecessors

@@ -26,8 +26,7 @@ src/coll/ths_op/all_gather_op.cc (`SPLIT`: the kernel waits for whole shards).
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.ops import Gemm
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from meshcast.simulator.lowering.rewrite import Rewrite, replace_dependencies, split_kernel, wave_count

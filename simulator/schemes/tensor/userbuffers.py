@@ -24,8 +24,7 @@ multiprocessors: `initialize_ub` of pytorch/module/base.py; the loop: Wang et al
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.ops import Gemm
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from meshcast.simulator.lowering.rewrite import Rewrite, split_work

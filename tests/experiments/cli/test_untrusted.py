@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.text import Text
 from meshcast.experiments.cli.console import to_json
 from meshcast.experiments.render.terminal.forecast import render
 from meshcast.experiments.render.terminal.safe_console import Lines
-from meshcast.hardware.errors import PlanError, escape_controls
+from meshcast.hardware.errors import CONTROLS, PlanError, escape_controls
 from meshcast.simulator.formats.launch.programs.registry import EXPORTS
 from meshcast.validation.distributed.launch import environment
 from tests.draws import drawn
@@ -29,6 +30,8 @@ RED = "\x1b[31m"
 
 def test_control_characters_are_escaped() -> None:
     assert escape_controls("a\x1b]0;b\x07\n\x9b1m\u202e é 中 🙂") == "a\\x1b]0;b\\x07\n\\x9b1m\\u202e é 中 🙂"
+    controls = re.compile(CONTROLS)
+    assert not any(map(str.isprintable, filter(controls.match, map(chr, range(sys.maxunicode)))))
     assert str(PlanError("a\u2028b", "bad", "Correct it")) == "a\\u2028b: bad. Correct it"
     assert len(str(PlanError("k" * 5000, "bad", "Correct it"))) < 500
     assert str(PlanError(f"{RED}a\nb", "bad", "Correct it")) == "\\x1b[31ma\\nb: bad. Correct it"

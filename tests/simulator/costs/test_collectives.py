@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcast.hardware import load, load_cluster, nodes
-from meshcast.hardware.load import Fact
+from meshcast.hardware.node import RateShare
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.collectives import collective
 from meshcast.simulator.costs.collectives.links import Links
@@ -111,7 +111,7 @@ def test_faster_links_are_never_slower(operation, key, nbytes, up, out):
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_links_of_half_the_rate_take_twice_as_long(operation):
     node = load("nodes", "dgx-h100")
-    half = Fact[float](value=0.5, kind="measured", source="a test")
+    half = RateShare(value=0.5, kind="measured", source="a test")
     slow = node.model_copy(update={"scale_up": node.scale_up.model_copy(update={"rate": half})})
     usual = load_cluster("dgx-h100:1")
     now, then = (

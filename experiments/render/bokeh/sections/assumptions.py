@@ -60,7 +60,7 @@ def _models(node: Node) -> Iterator[Any]:
     yield node
 
 
-def _text(item: Value | Fact[Any]) -> str:
+def _text(item: Value | Fact) -> str:
     if isinstance(item, Value):
         return item.text
     return ("no", "yes")[item.value] if isinstance(item.value, bool) else str(item.value)

@@ -22,8 +22,7 @@ Reference: DeepSpeed runtime/zero/partitioned_param_coordinator.py (`fetch_sub_m
 from collections.abc import Sequence
 from itertools import accumulate
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.ops import Param
 from meshcast.simulator.ir.scheme import SchemeOptions
 from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme

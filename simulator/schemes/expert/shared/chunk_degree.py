@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import FitsModels
 from meshcast.simulator.ir.ops import BYTES, Collective, Gemm, Work
 from meshcast.simulator.ir.scheme import Scheme

@@ -13,9 +13,8 @@ from dataclasses import replace
 from math import prod
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
-
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.formats.expert_counts import RoutingOption
 from meshcast.simulator.ir.capabilities import AdaptsModel, VariesSteps
 from meshcast.simulator.ir.layout import Dim, Tensor

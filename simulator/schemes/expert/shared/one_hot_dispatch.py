@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from pydantic import Field
-
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.modules import Module, Operator
 from meshcast.simulator.ir.moe_operators import Permute, Unpermute
 from meshcast.simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, TensorUse

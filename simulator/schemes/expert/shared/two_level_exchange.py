@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from pydantic import Field
-
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.ops import Collective, Fragment, Memory, Op
 from meshcast.simulator.lowering.rewrite import Rewrite
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme

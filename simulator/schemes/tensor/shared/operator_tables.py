@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-
 from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.schemas import BaseModel, BeforeValidator, ConfigDict, Field
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import LayersFrom, Operator
