@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 PARTS = (
     *("inputs", "qkv", "attention", "proj", "mlp", "router", "experts", "shared", "mamba", "scan", "projector"),
-    *("mtp", "head"),
+    *("mtp", "other", "head"),
 )
 """The parts of `forward_matmul_flops`."""
 
@@ -73,6 +73,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
       states of linear attention count in ``scan`` too, and its projections in ``qkv`` and ``proj``;
     - ``projector``: from branches to the trunk;
     - ``mtp``: projections of multi-token prediction from 2 h to h. Its layers count in the parts above;
+    - ``other``: what a traced model has beside these parts;
     - ``head``: output layer, once more for each multi-token prediction. The embedding lookup has no FLOPs, and those of
       a contrastive loss, which grow with the batch, do not count.
 
@@ -106,6 +107,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         parts["inputs"] += 2 * some * branch.hidden * (branch.input_width or 0)
         projected = some / of if branch.pool != "none" else some / branch.merge
         parts["projector"] += 2 * projected * sum(width * outputs for width, outputs in branch.projector_sizes)
+    parts["other"] += trunk_tokens * (model.outside.flops if model.outside else 0)
     parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
     transform = model.hidden if "transform" in model.head else 0
     if model.layers:
@@ -140,6 +142,10 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["router"] += layers * 2 * tokens * h * (kind.routed + weights)
             parts["experts"] += layers * passes * _mlp(model, tokens, model.moe.expert_ffn)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
+        parts["other"] += layers * tokens * (model.other.flops if model.other else 0)
+    for variant in model.variants if isinstance(model, Model) else ():
+        for part, flops in _layer_flops(variant, tokens, seq, causal).items():
+            parts[part] += len(variant.numbers) * flops
     return parts
 
 
@@ -153,7 +159,7 @@ def _branches(model: Model, seq: int) -> Iterator[tuple[Branch, float]]:
 def _kinds(model: Transformer) -> Iterator[tuple[LayerKind, int]]:
     """Yields the kinds of the layers of the trunk, or of a branch, and the number of layers of each, including those of
     multi-token prediction."""
-    layers = Counter(Transformer.kind(model, layer) for layer in range(model.layers))
+    layers = Counter(Transformer.kind(model, layer) for layer in model.plain_layers)
     if model.mtp:
         layers[Transformer.kind(model, model.layers - 1)] += model.mtp
     yield from layers.items()

@@ -9,6 +9,7 @@ positions of a sequence, E experts.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from pydantic import Field, model_validator
@@ -16,6 +17,9 @@ from pydantic import Field, model_validator
 from meshcast.simulator.models.parts import Flag
 from meshcast.simulator.models.shape.fields import TransformerFields
 from meshcast.simulator.models.shape.relations import check_relations
+
+ALONE = "?"
+"""The block of a layer of which no part is described (`Other.alone`)."""
 
 
 class LayerKind(NamedTuple):
@@ -29,6 +33,7 @@ class LayerKind(NamedTuple):
         routed: number of routed experts; 0: it has none.
         along: of a video, the dim along which its attention runs: ``s``, within a frame, or ``u``, across frames.
         linear: whether it has linear attention in place of softmax attention.
+        variant: number of the variant of the model that it is, from 1; 0: it is as the model says.
     """
 
     experts: bool
@@ -37,6 +42,7 @@ class LayerKind(NamedTuple):
     routed: int = 0
     along: str = ""
     linear: bool = False
+    variant: int = 0
 
     @property
     def has_attention(self) -> bool:
@@ -82,15 +88,23 @@ class Transformer(TransformerFields):
         """Numbers of all layers, without those of multi-token prediction."""
         return range(self.layers)
 
+    @property
+    def plain_layers(self) -> Sequence[int]:
+        """Numbers of the layers that are as these fields say: of a model with variants the others, else all."""
+        return self.every_layer
+
     def is_moe(self, layer: int) -> bool:
         """Returns whether `layer` (from 0) has experts."""
         return self.kind(layer).experts
 
     def kind(self, layer: int) -> LayerKind:
         """Returns the kind of `layer` (from 0)."""
+        if self.other and self.other.alone:
+            return LayerKind(False, False, ALONE)
         if self.ssm:
             block = self.ssm.pattern[layer]
-            return LayerKind(block == "E", False, block, self.moe.experts_of(layer) if self.moe and block == "E" else 0)
+            routed = self.moe.experts_of(layer) if self.moe and block == "E" else 0
+            return LayerKind(block == "E", block == "*" and self.window is not None, block, routed)
         moe, limited = self.moe, not self.full_rope or (self.window, self.attention_chunk) != (None, None)
         experts = moe is not None and layer >= moe.first_dense and (layer - moe.first_dense + 1) % moe.every == 0
         routed = moe.experts_of(layer) if moe and experts else 0
@@ -225,9 +239,11 @@ class Transformer(TransformerFields):
         of: routed experts of the layer; default: `MoEShape.experts`.
         linear: whether it has linear attention.
         """
+        if self.other and self.other.alone:
+            return self.other.parameters
         inner = self.moe_parameters(experts, of) if moe and self.moe else self.mlp_parameters(self.dense_ffn)
         mixer = self.linear_parameters if linear else self.attention_parameters
-        return self.norms * self.norm_parameters + mixer + inner
+        return self.norms * self.norm_parameters + mixer + inner + (self.other.parameters if self.other else 0)
 
     def block_parameters(self, block: str, experts: int | None = None, of: int | None = None) -> int:
         """Counts the parameters of a layer of a hybrid model, which is a norm and a block.
@@ -236,10 +252,11 @@ class Transformer(TransformerFields):
         experts: number of routed experts to count; default: all.
         of: routed experts of the layer; default: `MoEShape.experts`.
         """
+        other = self.other.parameters if self.other else 0
         if block == "E":
-            return self.norm_parameters + self.moe_parameters(experts, of)
+            return self.norm_parameters + self.moe_parameters(experts, of) + other
         inner = {"M": self.mamba_parameters, "*": self.attention_parameters, "-": self.mlp_parameters(self.dense_ffn)}
-        return self.norm_parameters + inner[block]
+        return self.norm_parameters + inner[block] + other
 
     @property
     def input_parameters(self) -> dict[str, int]:
@@ -257,10 +274,10 @@ class Transformer(TransformerFields):
         experts: number of routed experts to count; default: all.
         """
         if self.ssm:
-            kinds = (Transformer.kind(self, layer) for layer in range(self.layers))
+            kinds = (Transformer.kind(self, layer) for layer in self.plain_layers)
             return sum(self.block_parameters(kind.block, experts, kind.routed) for kind in kinds)
         if self.moe is None and self.linear_attention is None:
-            return self.layers * self.layer_parameters()
-        kinds = (Transformer.kind(self, layer) for layer in range(self.layers))
+            return len(self.plain_layers) * self.layer_parameters()
+        kinds = (Transformer.kind(self, layer) for layer in self.plain_layers)
         numbers = Counter((kind.routed, kind.linear) for kind in kinds)
         return sum(n * self.layer_parameters(of > 0, experts, of, linear) for (of, linear), n in numbers.items())

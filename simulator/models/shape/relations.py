@@ -180,7 +180,7 @@ def _check_hybrid(shape: TransformerFields, ssm: StateSpace) -> None:
         rule = "the pattern of ssm says which layers have experts"
         raise ModelError("moe.first_dense or moe.every", rule, "Leave them out")
     others = ("parallel_residual", shape.parallel_residual), ("mtp", shape.mtp), ("bidirectional", shape.bidirectional)
-    for word, value in (*others, ("window", shape.window), ("attention_chunk", shape.attention_chunk)):
+    for word, value in (*others, ("attention_chunk", shape.attention_chunk)):
         if value:
             raise ModelError(word, "models with state-space layers are supported without it", "Leave it out", value)
 
@@ -195,8 +195,7 @@ def _check_norms(shape: TransformerFields) -> None:
     if shape.norm_place == "before":
         return
     rule = f"norms {'behind' if shape.norm_place == 'after' else 'around'} attention and MLP are supported without it"
-    shared = shape.moe is not None and bool(shape.moe.shared_experts)
-    others = ("parallel_residual", shape.parallel_residual), ("ssm", shape.ssm), ("moe.shared_experts", shared)
+    others = ("parallel_residual", shape.parallel_residual), ("ssm", shape.ssm)
     for word, value in (*others, ("proj_bias", shape.proj_bias), ("mlp_bias", shape.mlp_bias)):
         if value:
             raise ModelError(word, rule, "Give false or null, or leave norm_place out")
