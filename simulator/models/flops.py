@@ -93,7 +93,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     trunk_tokens: float = tokens
     if model.cross_attention:
         trunk_tokens = tokens * model.trunk_tokens(seq) / seq
-    parts = _layer_flops(model, trunk_tokens, model.trunk_tokens(seq), causal)
+    parts = _trunk_flops(model, trunk_tokens, model.trunk_tokens(seq), causal)
     if model.cross_attention:
         inputs = tokens - trunk_tokens
         parts["qkv"] += model.layers * 2 * model.hidden * trunk_tokens * model.query_width
@@ -107,12 +107,26 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         parts["inputs"] += 2 * some * branch.hidden * (branch.input_width or 0)
         projected = some / of if branch.pool != "none" else some / branch.merge
         parts["projector"] += 2 * projected * sum(width * outputs for width, outputs in branch.projector_sizes)
-    parts["other"] += trunk_tokens * (model.outside.flops if model.outside else 0)
     parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
     transform = model.hidden if "transform" in model.head else 0
     if model.layers:
         parts["head"] = (1 + model.mtp) * 2 * trunk_tokens * model.hidden * (model.vocab + transform)
     return parts
+
+
+def _trunk_flops(model: Model, tokens: float, seq: float, causal: bool) -> dict[str, float]:
+    """Counts the FLOPs of the trunk by part: see `forward_matmul_flops`."""
+    parts: dict[str, float] = dict.fromkeys(PARTS, 0)
+    for shape, layers in _shapes(model):
+        for part, flops in _layer_flops(shape, tokens, seq, causal).items():
+            parts[part] += layers * flops
+    parts["other"] += tokens * (model.outside.flops if model.outside else 0)
+    return parts
+
+
+def _shapes(model: Model) -> list[tuple[Transformer, int]]:
+    """Returns the model with its own layers, and each of its variants with the number of its layers."""
+    return [(model, 1), *((variant, len(variant.numbers)) for variant in model.variants)]
 
 
 def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) -> dict[str, float]:
@@ -142,10 +156,8 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["router"] += layers * 2 * tokens * h * (kind.routed + weights)
             parts["experts"] += layers * passes * _mlp(model, tokens, model.moe.expert_ffn)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
-        parts["other"] += layers * tokens * (model.other.flops if model.other else 0)
-    for variant in model.variants if isinstance(model, Model) else ():
-        for part, flops in _layer_flops(variant, tokens, seq, causal).items():
-            parts[part] += len(variant.numbers) * flops
+    if model.other:
+        parts["other"] += sum(layers for _, layers in _kinds(model)) * tokens * model.other.flops
     return parts
 
 
@@ -159,7 +171,8 @@ def _branches(model: Model, seq: int) -> Iterator[tuple[Branch, float]]:
 def _kinds(model: Transformer) -> Iterator[tuple[LayerKind, int]]:
     """Yields the kinds of the layers of the trunk, or of a branch, and the number of layers of each, including those of
     multi-token prediction."""
-    layers = Counter(Transformer.kind(model, layer) for layer in model.plain_layers)
+    varied = {layer for variant in model.variants for layer in variant.numbers} if isinstance(model, Model) else ()
+    layers = Counter(Transformer.kind(model, layer) for layer in range(model.layers) if layer not in varied)
     if model.mtp:
         layers[Transformer.kind(model, model.layers - 1)] += model.mtp
     yield from layers.items()
@@ -236,7 +249,8 @@ def palm(model: Model, seq: int) -> float:
     N, torchtitan an untied input embedding.
     """
     trunk = model.trunk_tokens(seq)
-    attention = (_count_attention(model, trunk) + _count_cross(model, seq)) * trunk / seq
+    layers = sum(count * _count_attention(shape, trunk) for shape, count in _shapes(model))
+    attention = (layers + _count_cross(model, seq)) * trunk / seq
     attention += sum(_count_attention(branch, of) * of / seq for branch, of in _branches(model, seq))
     return six_n(model, seq) + 6.0 * attention
 

@@ -20,7 +20,7 @@ from meshcast.hardware.load import explain, line_of
 from meshcast.simulator.models.branches import Branch, inherit_shapes, share_tokens
 from meshcast.simulator.models.parts import Count, Flag, Other, Size
 from meshcast.simulator.models.transformer import LayerKind, Transformer
-from meshcast.simulator.models.variants import Variant, check_variants, inherit_fields
+from meshcast.simulator.models.variants import LayerVariant, check_variants, inherit_fields
 
 UNDESCRIBED = {"attention": "Choose the attention kernel in framework.set.attention"}
 """Keys of ``spec.model`` in published runs that are no field, with the remedy. Null, false and none are accepted."""
@@ -41,7 +41,7 @@ class Model(Transformer):
     (InfoNCE, arXiv 2103.00020, section 2.3). Such a model has no trunk, and its `layers` are 0; None: cross-entropy
     over the vocabulary. The temperature, one number, is no parameter here."""
 
-    variants: tuple[Variant, ...] = ()
+    variants: tuple[LayerVariant, ...] = ()
     """Layers of the trunk whose widths, or other fields, differ from those of the model."""
     outside: Other | None = None
     """What a traced model has outside of its layers beside the parts that these fields describe."""
@@ -198,7 +198,7 @@ class Model(Transformer):
         return {layer: i for i, variant in enumerate(self.variants, 1) for layer in variant.numbers}
 
     @property
-    def plain_layers(self) -> Sequence[int]:
+    def _plain_layers(self) -> Sequence[int]:
         return [layer for layer in range(self.layers) if layer not in self._variant_of]
 
     def every_layer_parameters(self, experts: int | None = None) -> int:

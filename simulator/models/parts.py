@@ -54,6 +54,8 @@ class Other(ShapePart):
     """Bytes that its other kernels read and write for a token, forward."""
     saved: Amount = 0
     """Bytes of a token that it saves for the backward pass."""
+    mixes: Flag = False
+    """It mixes the tokens of a sequence, so that ranks need whole sequences."""
     alone: Flag = False
     """The layer has nothing else."""
 

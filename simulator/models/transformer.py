@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from meshcast.simulator.models.parts import Flag
+from meshcast.simulator.models.parts import Flag, Other
 from meshcast.simulator.models.shape.fields import TransformerFields
 from meshcast.simulator.models.shape.relations import check_relations
 
@@ -76,6 +76,9 @@ class Transformer(TransformerFields):
     """One matrix makes queries, keys and values, which are views of its product (GPT-2, GPT-NeoX, Falcon, Phi 3): all
     of it stays in memory with the values."""
 
+    other: Other | None = None
+    """What every layer has beside the parts that these fields describe, in a model that was traced."""
+
     @model_validator(mode="after")
     def _relations(self) -> Transformer:
         check_relations(self)
@@ -89,7 +92,7 @@ class Transformer(TransformerFields):
         return range(self.layers)
 
     @property
-    def plain_layers(self) -> Sequence[int]:
+    def _plain_layers(self) -> Sequence[int]:
         """Numbers of the layers that are as these fields say: of a model with variants the others, else all."""
         return self.every_layer
 
@@ -102,9 +105,7 @@ class Transformer(TransformerFields):
         if self.other and self.other.alone:
             return LayerKind(False, False, ALONE)
         if self.ssm:
-            block = self.ssm.pattern[layer]
-            routed = self.moe.experts_of(layer) if self.moe and block == "E" else 0
-            return LayerKind(block == "E", block == "*" and self.window is not None, block, routed)
+            return self._hybrid_kind(self.ssm.pattern[layer], layer)
         moe, limited = self.moe, not self.full_rope or (self.window, self.attention_chunk) != (None, None)
         experts = moe is not None and layer >= moe.first_dense and (layer - moe.first_dense + 1) % moe.every == 0
         routed = moe.experts_of(layer) if moe and experts else 0
@@ -114,6 +115,10 @@ class Transformer(TransformerFields):
         full = layer in every if isinstance(every, tuple) else every and (layer + 1) % every == 0
         linear = self.linear_attention is not None and not full
         return LayerKind(experts, limited and not full, routed=routed, linear=linear)
+
+    def _hybrid_kind(self, block: str, layer: int) -> LayerKind:
+        routed = self.moe.experts_of(layer) if self.moe and block == "E" else 0
+        return LayerKind(block == "E", block == "*" and self.window is not None, block, routed)
 
     @property
     def kinds(self) -> Counter[LayerKind]:
@@ -274,10 +279,10 @@ class Transformer(TransformerFields):
         experts: number of routed experts to count; default: all.
         """
         if self.ssm:
-            kinds = (Transformer.kind(self, layer) for layer in self.plain_layers)
+            kinds = (Transformer.kind(self, layer) for layer in self._plain_layers)
             return sum(self.block_parameters(kind.block, experts, kind.routed) for kind in kinds)
         if self.moe is None and self.linear_attention is None:
-            return len(self.plain_layers) * self.layer_parameters()
-        kinds = (Transformer.kind(self, layer) for layer in self.plain_layers)
+            return len(self._plain_layers) * self.layer_parameters()
+        kinds = (Transformer.kind(self, layer) for layer in self._plain_layers)
         numbers = Counter((kind.routed, kind.linear) for kind in kinds)
         return sum(n * self.layer_parameters(of > 0, experts, of, linear) for (of, linear), n in numbers.items())

@@ -13,12 +13,18 @@ def name_undescribed(model: Model) -> list[str]:
     return [_describe(place, other) for place, other in _others(model) if other.parameters > 0 or other.flops]
 
 
+def mixes_tokens(model: Model) -> bool:
+    """Returns whether work that no part describes needs whole sequences."""
+    return any(shape.other is not None and shape.other.mixes for shape in (model, *model.variants))
+
+
 def _others(model: Model) -> Iterator[tuple[str, Other]]:
     """Yields what no part describes, each with its place."""
-    for variant in (model, *model.variants):
-        if variant.other:
-            numbers = variant.plain_layers if variant is model else variant.numbers  # type: ignore[attr-defined]
-            yield f"{len(numbers)} layers", variant.other
+    varied = sum(len(variant.numbers) for variant in model.variants)
+    counts = model.layers - varied, *(len(variant.numbers) for variant in model.variants)
+    for shape, layers in zip((model, *model.variants), counts, strict=True):
+        if shape.other:
+            yield f"{layers} layers", shape.other
     if model.outside:
         yield "outside of the layers", model.outside
 

@@ -24,7 +24,7 @@ OWN = (
 """Fields of a model that its variants do not inherit."""
 
 
-class Variant(Transformer):
+class LayerVariant(Transformer):
     """The shape of some layers, each a stack of one layer; what it leaves out is as in the model."""
 
     numbers: tuple[Count, ...]
@@ -46,7 +46,7 @@ def inherit_fields(stated: dict[str, Any]) -> dict[str, Any]:
     return {**stated, "variants": [{**shared, "layers": 1, **variant} for variant in variants]}
 
 
-def check_variants(stack: Transformer, variants: Sequence[Variant]) -> None:
+def check_variants(stack: Transformer, variants: Sequence[LayerVariant]) -> None:
     """Raises ModelError for layers that are no layers of the trunk, or of several variants. stack: the trunk."""
     seen: set[int] = set()
     for i, variant in enumerate(variants):

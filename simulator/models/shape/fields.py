@@ -14,7 +14,6 @@ from meshcast.simulator.models.parts import (
     Flag,
     LinearAttention,
     MoEShape,
-    Other,
     Probability,
     ShapePart,
     Share,
@@ -126,8 +125,6 @@ class TransformerFields(ShapePart):
     """Multi-token-prediction layers, on top of `layers`. Each is two norms (of the stream and of the next token's
     embedding), a projection from both (2 h) to h without bias and one layer of the last layer's kind; the embedding,
     the final norm and the output layer are those of the model. Source: DeepSeek-V3, section 2.2 (arXiv 2412.19437)."""
-    other: Other | None = None
-    """What every layer has beside the parts that these fields describe, in a model that was traced."""
     dropout: Probability = 0.0
     """Probability on the embedding, on attention scores and on both residual branches; 0: no kernels for it."""
 

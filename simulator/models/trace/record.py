@@ -4,15 +4,12 @@ torch. Equal layers are recorded once."""
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from meshcast.hardware.records import dataclass
-
-LAYER = re.compile(r"(.*?)\.(\d+)")
-"""The name of a layer: a list of modules, and a number; of nested lists the outermost."""
 
 
 class Work(NamedTuple):
@@ -28,29 +25,91 @@ class Work(NamedTuple):
     moved: float = 0.0
     results: float = 0.0
 
-    def __add__(self, other: Any) -> Work:
-        return Work(*(a + b for a, b in zip(self, other, strict=True)))
+
+@dataclass(frozen=True)
+class Step:
+    """Something that runs, in a module.
+
+    step: product (with a parameter), matmul (without), softmax, attention, experts, norm, rotation (of RoPE), or
+        recurrence.
+    module: name of the module that runs it.
+    parameter: of a product.
+    rows, inner, outer: of a product the rows, the contracted size and the width of the result; of a norm its rows.
+    flops: of a product, or of experts.
+    sizes: of a matmul its number of products, rows, columns and contracted size; of a softmax those of its result.
+    heads, kv_heads, qk, v: heads of queries and of keys, and widths of a head of keys and of values.
+    window, softcap, sinks, causal: of attention, as in `TransformerFields`.
+    top_k, weights: experts of a token, and the shapes of the weights of all experts.
+    width: of what a norm reads, or of the part of a head that is rotated.
+    reads: what a norm reads: the input of the layer, the residual stream, or the result of a block.
+    shifted: whether a norm stores its weight - 1.
+    numbers: numbers that the module of a recurrence says.
+    """
+
+    step: str
+    module: str
+    parameter: str = ""
+    rows: int = 0
+    inner: int = 0
+    outer: int = 0
+    flops: float = 0.0
+    sizes: Sequence[int] = ()
+    heads: int = 0
+    kv_heads: int = 0
+    qk: int = 0
+    v: int = 0
+    window: int | None = None
+    softcap: bool = False
+    sinks: bool = False
+    causal: bool = True
+    top_k: int = 0
+    weights: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    width: int = 0
+    reads: str = ""
+    shifted: bool = False
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+    def to_plain(self) -> dict[str, object]:
+        """Returns the fields that are not their defaults."""
+        plain = vars(Step(self.step, self.module))
+        return {key: value for key, value in vars(self).items() if key in ("step", "module") or value != plain[key]}
 
 
 @dataclass(frozen=True)
-class Part:
+class TracedPart:
     """A layer, or all that is outside of layers.
 
     name: class of the module.
-    parameters: shapes of its parameters by name; those that an earlier part has are left out.
-    steps: products with parameters, norms, attention, experts and other products in order, each with its module.
+    parameters: shapes of its parameters by name; those that an earlier layer has are left out.
+    steps: what runs, in order.
     work: of its modules.
     """
 
     name: str
     parameters: Mapping[str, Sequence[int]]
-    steps: Sequence[Mapping[str, Any]]
+    steps: Sequence[Step]
     work: Mapping[str, Work]
 
     @property
     def size(self) -> int:
         """Number of its parameters."""
-        return sum(count_elements(shape) for shape in self.parameters.values())
+        return sum(map(math.prod, self.parameters.values()))
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of all of its products."""
+        return sum(work.flops for work in self.work.values())
+
+    def to_plain(self) -> dict[str, object]:
+        """Returns it as plain data."""
+        return {**vars(self), "steps": [step.to_plain() for step in self.steps]}
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> TracedPart:
+        """Returns the part of plain data."""
+        steps = tuple(Step(**step) for step in data["steps"])
+        work = {name: Work(*amounts) for name, amounts in data["work"].items()}
+        return cls(data["name"], data["parameters"], steps, work)
 
 
 @dataclass(frozen=True)
@@ -66,9 +125,9 @@ class Record:
 
     tokens: int
     hidden: int
-    kinds: Sequence[Part]
+    kinds: Sequence[TracedPart]
     layers: Sequence[int]
-    outside: Part
+    outside: TracedPart
 
     @property
     def parameters(self) -> int:
@@ -78,147 +137,16 @@ class Record:
     @property
     def flops(self) -> float:
         """FLOPs of the traced pass."""
-        parts = [*(self.kinds[kind] for kind in self.layers), self.outside]
-        return sum(work[0] for part in parts for work in part.work.values())
+        return sum(self.kinds[kind].flops for kind in self.layers) + self.outside.flops
 
     def to_json(self) -> str:
         """Returns the record as text."""
-        return json.dumps(self, default=vars)
+        kinds = [kind.to_plain() for kind in self.kinds]
+        return json.dumps({**vars(self), "kinds": kinds, "outside": self.outside.to_plain()})
 
     @classmethod
     def from_json(cls, text: str) -> Record:
         """Returns the record of a text."""
         data = json.loads(text)
-        data["kinds"] = [_read_part(part) for part in data["kinds"]]
-        return cls(**{**data, "outside": _read_part(data["outside"])})
-
-
-def _read_part(data: Mapping[str, Any]) -> Part:
-    return Part(**{**data, "work": {name: Work(*work) for name, work in data["work"].items()}})
-
-
-def count_elements(shape: Iterable[int]) -> int:
-    """Counts the elements of a tensor of this shape."""
-    elements = 1
-    for size in shape:
-        elements *= size
-    return elements
-
-
-class Trace(NamedTuple):
-    """What is known behind the run of a module.
-
-    Attributes:
-        tokens: those of the sequence.
-        classes: class of every module by name.
-        parameters: shape of every parameter by name, each tensor once.
-        steps: what ran, in order.
-        work: of every module.
-        norms: modules that normalise, each with whether it stores its weight - 1.
-    """
-
-    tokens: int
-    classes: Mapping[str, str]
-    parameters: Mapping[str, Sequence[int]]
-    steps: Sequence[Mapping[str, Any]]
-    work: Mapping[str, Work]
-    norms: Mapping[str, bool]
-
-
-def fold(trace: Trace) -> Record:
-    """Returns the record of a trace, each kind of layer once."""
-    prefix = _find_layers(trace)
-    layers, outside, hidden = _split(trace, prefix)
-    kinds: dict[str, int] = {}
-    parts, numbers = list[Part](), list[int]()
-    for part in layers:
-        key = json.dumps(part, default=vars, sort_keys=True)
-        if key not in kinds:
-            kinds[key] = len(parts)
-            parts.append(part)
-        numbers.append(kinds[key])
-    return Record(trace.tokens, hidden, tuple(parts), tuple(numbers), outside)
-
-
-def _find_layers(trace: Trace) -> str:
-    """Returns the name of the list of modules that has most parameters, of the outermost lists that run."""
-    ran = {step["module"] for step in trace.steps if step["step"] == "enter"}
-    sizes: Counter[str] = Counter()
-    lists = {match[1] for name in ran if (match := LAYER.fullmatch(name))}
-    for name, shape in trace.parameters.items():
-        match = LAYER.match(name)
-        if match and match[1] in lists:
-            sizes[match[1]] += count_elements(shape)
-    return max(sizes, key=lambda name: sizes[name], default="")
-
-
-def _split(trace: Trace, prefix: str) -> tuple[list[Part], Part, int]:
-    """Returns the layers in the order in which they run, what is outside of them, and the width of the stream."""
-    inside = re.compile(re.escape(prefix) + r"\.(\d+)(?:\.(.*))?") if prefix else re.compile("(?!)")
-    steps: list[tuple[str, list[Mapping[str, Any]]]] = []
-    others, current, hidden = list[Mapping[str, Any]](), None, 0
-    for step in trace.steps:
-        match = inside.fullmatch(step.get("module", ""))
-        if step["step"] == "enter" and match and match[2] is None:
-            current = (step["module"], [step])
-            others += [] if steps else [{"step": "layers", "module": ""}]
-            steps.append(current)
-            hidden = hidden or step["width"]
-        elif step["step"] == "leave" and current and step["module"] == current[0]:
-            current = None
-        elif current is not None:
-            current[1].append(step)
-        else:
-            others.append(step)
-    taken: set[str] = set()
-    ran = Counter(name for name, _ in steps)
-    layers = [_make_layer(trace, name, own, taken, ran[name]) for name, own in steps]
-    left = {name: shape for name, shape in trace.parameters.items() if name not in taken}
-    work = {name: work for name, work in trace.work.items() if not inside.fullmatch(name)}
-    outside = Part("", left, _clean(others, "", trace.norms, -1), work)
-    return layers, outside, hidden
-
-
-def _make_layer(trace: Trace, name: str, steps: Sequence[Mapping[str, Any]], taken: set[str], runs: int) -> Part:
-    """Returns a layer, with the parameters that no layer before it has. taken: these. runs: how often it runs."""
-    start = f"{name}."
-    parameters = {
-        key.removeprefix(start): shape
-        for key, shape in trace.parameters.items()
-        if key.startswith(start) and key not in taken
-    }
-    taken |= {start + key for key in parameters}
-    work = {
-        module.removeprefix(start) if module != name else "": Work(*(amount / runs for amount in work))
-        for module, work in trace.work.items()
-        if module == name or module.startswith(start)
-    }
-    return Part(trace.classes[name], parameters, _clean(steps[1:], start, trace.norms, steps[0]["of"]), work)
-
-
-def _clean(
-    steps: Sequence[Mapping[str, Any]], start: str, norms: Mapping[str, bool], entering: int
-) -> list[dict[str, Any]]:
-    """Returns the steps that say what a layer is, with names inside of it and without names of memory.
-
-    entering: the memory of the input of the layer.
-    """
-    copies: dict[int, int] = {}
-    stream, cleaned = {entering}, list[dict[str, Any]]()
-    for step in steps:
-        kind = step["step"]
-        if kind == "copy":
-            copies[step["to"]] = copies.get(step["of"], step["of"])
-        elif kind == "sum":
-            if any(copies.get(tensor, tensor) in stream for tensor in step["of"]):
-                stream.add(step["to"])
-        elif kind == "enter" and step["module"] in norms:
-            tensor = copies.get(step["of"], step["of"])
-            reads = "input" if tensor == entering else "stream" if tensor in stream else "block"
-            norm = {"width": step["width"], "rows": step["rows"], "reads": reads, "shifted": norms[step["module"]]}
-            cleaned.append({"step": "norm", "module": step["module"].removeprefix(start), **norm})
-        elif kind not in ("enter", "leave"):
-            names = {key: step[key].removeprefix(start) for key in ("module", "parameter") if key in step}
-            names["module"] = "" if step["module"] + "." == start else names["module"]
-            cleaned.append({**step, **names})
-    return cleaned
+        kinds = tuple(map(TracedPart.of, data["kinds"]))
+        return cls(data["tokens"], data["hidden"], kinds, tuple(data["layers"]), TracedPart.of(data["outside"]))

@@ -24,7 +24,7 @@ from meshcast.simulator.models.trace.reading import read_record
 from meshcast.simulator.models.trace.record import Record
 
 if TYPE_CHECKING:
-    from meshcast.simulator.models.trace.tracer import Trace
+    from meshcast.simulator.models.trace.folding import ModuleTrace
 
 FORMAT = 1
 """Number of the format of records; others are not read."""
@@ -53,7 +53,7 @@ def trace_config(config: Mapping[str, Any], where: str) -> dict[str, Any] | None
     Raises ModelError for a type that the installed transformers lacks, or whose code cannot be traced.
     """
 
-    def run() -> Trace:
+    def run() -> ModuleTrace:
         from meshcast.simulator.models.trace.transformers_types import trace_type
 
         return trace_type(config, where)
@@ -85,7 +85,7 @@ def trace_module(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise ModelError(f"{where}.seq", rule, "Add `seq: ...` [tokens]", seq)
     code = _find_code(package, f"{where}.module", name)
 
-    def run() -> Trace:
+    def run() -> ModuleTrace:
         from meshcast.simulator.models.trace.modules import trace_function
 
         return trace_function(package, function, f"{where}.module")
@@ -115,7 +115,7 @@ def _find_code(package: str, where: str, name: str) -> str:
 # -------------------------------------------------------------------------------------------- what is kept
 
 
-def _remember(name: str, packages: tuple[str, ...], run: Callable[[], Trace]) -> Record | None:
+def _remember(name: str, packages: tuple[str, ...], run: Callable[[], ModuleTrace]) -> Record | None:
     """Returns the record that is kept for what `name` says, or makes it; None if a package is not installed.
 
     Without the packages the record of any of their releases counts.
@@ -129,7 +129,7 @@ def _remember(name: str, packages: tuple[str, ...], run: Callable[[], Trace]) ->
             return Record.from_json(candidate.read_text("utf-8"))
     if missing:
         return None
-    from meshcast.simulator.models.trace.record import fold
+    from meshcast.simulator.models.trace.folding import fold
 
     record = fold(run())
     with suppress(OSError):

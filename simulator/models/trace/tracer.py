@@ -1,13 +1,13 @@
-"""Runs the forward pass of a PyTorch module without weights, and records what its layers are made of.
+"""Runs the forward pass of a PyTorch module without weights, and tells what runs.
 
 Tensors are fake (`torch._subclasses.fake_tensor`): they have shapes and no data, so that a model of any size is traced
-in seconds. The record is plain data, which is read without torch (`simulator.models.trace.record`).
+in seconds.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from meshcast.simulator.models.trace.record import Trace, Work
+from meshcast.simulator.models.trace.folding import ModuleTrace, TraceEvent
+from meshcast.simulator.models.trace.record import Step, Work
 
 TOKENS = 128
 """Tokens of the only sequence that is traced."""
@@ -32,8 +33,13 @@ SHIFTED = "add to weight"
 
 ADDING = {"add", "add_"}
 
+COPYING = {"_to_copy", "clone", "mul", "div", "native_dropout"}
+"""Operators that, of a single tensor, leave what it is: another format, a factor."""
+
 ROTATING = {"neg", "view_as_complex"}
 """Operators of rotary embeddings, over half of the elements that are rotated."""
+
+MULTIPLYING = {"bmm", "mm", "baddbmm"}
 
 RATES = ("A_log", "dt_bias")
 """Parameters of recurrences, whose modules say some of their sizes in numbers alone."""
@@ -41,30 +47,26 @@ RATES = ("A_log", "dt_bias")
 SIZES = ("n_groups", "ngroups", "num_groups", "chunk_size")
 """These numbers."""
 
-COPYING = {"_to_copy", "clone", "mul", "div", "native_dropout"}
-"""Operators that, of a single tensor, leave what it is: another format, a factor."""
-
-STORED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
 
 class Recorder(TorchDispatchMode):
     """Records operators by the module that runs them.
 
-    in_attention: whether attention that is recorded already runs.
-    names: name of each parameter by its storage.
+    parameters: name of each parameter by its memory.
     path: names of the modules that run, the innermost last.
     work: FLOPs, bytes moved and bytes of results by module.
     operators: names of the operators by module.
-    steps: products with parameters, norms and attention in order, each with its module.
+    events: what ran, in order.
+    kept: results of all operators, so that no memory is used twice.
+    in_attention: whether attention runs that is recorded as a whole.
     """
 
-    def __init__(self, names: dict[int, str]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.names = names
+        self.parameters: dict[int, str] = {}
         self.path: list[str] = [""]
         self.work: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
         self.operators: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self.steps: list[dict[str, Any]] = []
+        self.events: list[Step | TraceEvent] = []
         self.kept: list[torch.Tensor] = []
         self.in_attention = False
 
@@ -77,120 +79,102 @@ class Recorder(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         result = func(*args, **kwargs)
-        self._record(func, packet, args, kwargs, result)
-        return result
-
-    def _record(self, func: Any, packet: Any, args: Any, kwargs: Any, result: Any) -> None:
-        name, module = packet.__name__, self.path[-1]
-        ins = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        outs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.kept += outs  # so that no storage is used twice
-        before = {storage_of(tensor) for tensor in ins}
-        fresh = [tensor for tensor in outs if storage_of(tensor) not in before]
         counted = packet in flop_registry and not self.in_attention
         flops = float(flop_registry[packet](*args, **kwargs, out_val=result)) if counted else 0.0
-        parameters = [self.names.get(storage_of(tensor), "") for tensor in ins]
-        if fresh or name.endswith("_"):
-            moved = sum(map(bytes_of, ins)) + sum(map(bytes_of, outs))
-            work = self.work[module]
-            for i, amount in enumerate((flops, moved, sum(bytes_of(t) for t in fresh if t.dtype in STORED))):
-                work[i] += amount
-            self.operators[module][name] += 1
-        if flops and any(parameters):
-            self._add_product(module, parameters, ins, outs[0], flops)
-        elif name in ("bmm", "mm", "baddbmm"):
-            first, second = ins[-2:]
-            batch = first.shape[0] if first.dim() == 3 else 1
-            sizes = {"batch": batch, "m": first.shape[-2], "k": first.shape[-1], "n": second.shape[-1]}
-            self.steps.append({"step": "matmul", "module": module, **sizes})
-        elif name == "_softmax":
-            self.steps.append({"step": "softmax", "module": module, "sizes": list(outs[0].shape)})
-        elif name in ROTATING and ins[0].dim() > 3:
-            self.steps.append({"step": "rotation", "module": module, "width": 2 * ins[0].shape[-1]})
-        sources = [storage_of(tensor) for tensor in ins if tensor.dim()]
-        for tensor in fresh:
-            if parameters and all(parameters) and len({*parameters}) == 1:
-                self.names[storage_of(tensor)] = parameters[0]  # a copy of a parameter, or a function of it
-                if name == "add":
-                    self.operators[module][SHIFTED] += 1
-            elif name in ADDING and len(sources) == 2:
-                self.steps.append({"step": "sum", "of": sources, "to": storage_of(tensor)})
-            elif name in COPYING and len(sources) == 1:
-                self.steps.append({"step": "copy", "of": sources[0], "to": storage_of(tensor)})
+        self._record(packet.__name__, list_tensors((args, kwargs)), list_tensors(result), flops)
+        return result
 
-    def _add_product(
-        self, module: str, parameters: list[str], ins: list[torch.Tensor], out: torch.Tensor, flops: float
-    ) -> None:
-        matrix = next(i for i, name in enumerate(parameters) if name and ins[i].dim() > 1)
-        width = out.shape[-1]
-        rows = out.numel() // width
-        self.steps.append(
-            {
-                "step": "product",
-                "module": module,
-                "parameter": parameters[matrix],
-                "rows": rows,
-                "inner": round(flops / (2 * rows * width)),
-                "outer": width,
-                "flops": flops,
-            }
-        )
+    def _record(self, name: str, ins: list[torch.Tensor], outs: list[torch.Tensor], flops: float) -> None:
+        """Records an operator."""
+        module, read = self.path[-1], {memory_of(tensor) for tensor in ins}
+        fresh = [tensor for tensor in outs if memory_of(tensor) not in read]
+        self.kept += outs
+        if not fresh and not name.endswith("_"):  # a view
+            return
+        self.operators[module][name] += 1
+        results = sum(bytes_of(tensor) for tensor in fresh if tensor.is_floating_point())
+        self.add_work(flops, sum(map(bytes_of, (*ins, *outs))), results)
+        if step := self._read_step(name, ins, outs[0], flops):
+            self.events.append(step)
+        for tensor in fresh:
+            self._follow(name, ins, memory_of(tensor))
+
+    def add_work(self, *amounts: float) -> None:
+        """Adds FLOPs, bytes moved and bytes of results to the work of the module that runs."""
+        for i, amount in enumerate(amounts):
+            self.work[self.path[-1]][i] += amount
+
+    def _read_step(self, name: str, ins: Sequence[torch.Tensor], out: torch.Tensor, flops: float) -> Step | None:
+        """Returns the step that an operator is, if it is any."""
+        module = self.path[-1]
+        weights = [tensor for tensor in ins if memory_of(tensor) in self.parameters and tensor.dim() > 1]
+        if flops and weights:
+            rows = out.numel() // out.shape[-1]
+            sizes = {"rows": rows, "inner": round(flops / (2 * out.numel())), "outer": out.shape[-1]}
+            return Step("product", module, self.parameters[memory_of(weights[0])], **sizes, flops=flops)
+        if name in MULTIPLYING:
+            first, second = ins[-2:]
+            batch = first.shape[0] if first.dim() > 2 else 1
+            return Step("matmul", module, sizes=(batch, first.shape[-2], second.shape[-1], first.shape[-1]))
+        if name == "_softmax":
+            return Step("softmax", module, sizes=tuple(out.shape))
+        if name in ROTATING and ins[0].dim() > 3:
+            return Step("rotation", module, width=2 * ins[0].shape[-1])
+        return None
+
+    def _follow(self, name: str, ins: Sequence[torch.Tensor], result: int) -> None:
+        """Follows parameters and the residual stream through an operator. result: the memory of its result."""
+        known = {self.parameters.get(memory_of(tensor)) for tensor in ins}
+        sources = tuple(memory_of(tensor) for tensor in ins if tensor.dim())
+        if len(known) == 1 and (parameter := known.pop()):  # a copy of a parameter, or a function of it
+            self.parameters[result] = parameter
+            if name in ADDING:
+                self.operators[self.path[-1]][SHIFTED] += 1
+        elif name in ADDING and len(sources) == 2:
+            self.events.append(TraceEvent("sum", reads=sources, writes=result))
+        elif name in COPYING and len(sources) == 1:
+            self.events.append(TraceEvent("copy", reads=sources, writes=result))
+
+    # ------------------------------------------------------------------------- what is recorded as a whole
 
     @contextmanager
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **flags: Any) -> Iterator[None]:
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None = None, **flags: bool
+    ) -> Iterator[None]:
         """Records attention by the shapes [..., heads, tokens, width] of its inputs, whatever runs within."""
-        shape = {"heads": query.shape[-3], "kv_heads": key.shape[-3], "qk": query.shape[-1], "v": value.shape[-1]}
-        tokens = {"queries": query.shape[-2], "keys": key.shape[-2]}
-        self.steps.append({"step": "attention", "module": self.path[-1], **shape, **tokens, **flags})
-        pairs = 2.0 * tokens["queries"] * tokens["keys"] * shape["heads"]
-        self.work[self.path[-1]][0] += pairs * (shape["qk"] + shape["v"])
+        (heads, tokens, qk), v = query.shape[-3:], value.shape[-1]
+        shape = {"heads": heads, "kv_heads": key.shape[-3], "qk": qk, "v": v}
+        self.events.append(Step("attention", self.path[-1], **shape, window=window, **flags))
+        self.add_work(2.0 * heads * tokens * key.shape[-2] * (qk + v))
         self.in_attention = True
-        yield
-        self.in_attention = False
+        try:
+            yield
+        finally:
+            self.in_attention = False
 
     def add_experts(self, module: nn.Module, hidden: torch.Tensor, top_k: int) -> None:
         """Records routed experts, whose weights have a dim of experts in front."""
         rows = hidden.numel() // hidden.shape[-1]
-        shapes = {name: list(weight.shape) for name, weight in module.named_parameters(recurse=False)}
-        flops = sum(
-            2.0 * rows * top_k * weight.numel() / weight.shape[0]
-            for weight in module.parameters(False)
-            if weight.dim() == 3
-        )
-        self.work[self.path[-1]][0] += flops
-        self.steps.append(
-            {
-                "step": "experts",
-                "module": self.path[-1],
-                "top_k": top_k,
-                "weights": shapes,
-                "rows": rows,
-                "flops": flops,
-            }
-        )
+        weights = {name: tuple(weight.shape) for name, weight in module.named_parameters(recurse=False)}
+        matrices = [weight for weight in module.parameters(recurse=False) if weight.dim() > 2]
+        flops = sum(2.0 * rows * top_k * weight.numel() / weight.shape[0] for weight in matrices)
+        self.add_work(flops)
+        self.events.append(Step("experts", self.path[-1], rows=rows, flops=flops, top_k=top_k, weights=weights))
 
-    def enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def enter(self, name: str, module: nn.Module, arguments: object) -> None:
         """Begins a module of the model."""
         self.path.append(name)
         if any(key.endswith(RATES) for key, _ in module.named_parameters(recurse=False)):
             numbers = {key: value for key, value in vars(module).items() if key in SIZES and isinstance(value, int)}
-            self.steps.append({"step": "recurrence", "module": name, "numbers": numbers})
-        stream = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), None)
-        self.steps.append(
-            {
-                "step": "enter",
-                "module": name,
-                "width": stream.shape[-1] if stream is not None and stream.dim() else 0,
-                "rows": stream.numel() // stream.shape[-1]
-                if stream is not None and stream.dim() and stream.numel()
-                else 0,
-                "of": storage_of(stream) if stream is not None else 0,
-            }
-        )
+            self.events.append(Step("recurrence", name, numbers=numbers))
+        stream = next(iter(list_tensors(arguments)), torch.empty(()))
+        width = stream.shape[-1] if stream.dim() else 0
+        rows = stream.numel() // max(width, 1)
+        self.events.append(TraceEvent("enter", name, (memory_of(stream),), width=width, rows=rows))
 
     def leave(self) -> None:
         """Ends the innermost module."""
-        self.steps.append({"step": "leave", "module": self.path.pop()})
+        self.events.append(TraceEvent("leave", self.path.pop()))
 
 
 class AttentionCalls(TorchFunctionMode):
@@ -204,12 +188,17 @@ class AttentionCalls(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is nn.functional.scaled_dot_product_attention and not self.recorder.in_attention:
             query, key, value = (*args, *(kwargs[name] for name in ("query", "key", "value") if name in kwargs))[:3]
-            with self.recorder.attend(query, key, value, window=None, softcap=False, sinks=False, causal=True):
+            with self.recorder.attend(query, key, value):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
-def storage_of(tensor: torch.Tensor) -> int:
+def list_tensors(tree: object) -> list[torch.Tensor]:
+    """Returns the tensors in arguments or results."""
+    return [item for item in tree_leaves(tree) if isinstance(item, torch.Tensor)]
+
+
+def memory_of(tensor: torch.Tensor) -> int:
     """Returns what tells the memory of a tensor from that of others; views have that of their base."""
     return int(tensor.untyped_storage()._cdata)
 
@@ -219,26 +208,25 @@ def bytes_of(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def trace(make: Callable[[Recorder], nn.Module]) -> Trace:
+def trace(make: Callable[[Recorder], nn.Module]) -> ModuleTrace:
     """Builds a module on fake tensors and runs it over token ids; returns what is known then.
 
     make: builds the module. The recorder is for functions that stand for parts of it.
     """
-    names: dict[int, str] = {}
-    recorder = Recorder(names)
+    recorder = Recorder()
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         model = make(recorder).eval()
         for name, parameter in model.named_parameters():
-            names.setdefault(storage_of(parameter), name)
+            recorder.parameters.setdefault(memory_of(parameter), name)
         ids = torch.zeros((1, TOKENS), dtype=torch.long)
         with watch_modules(model, recorder), recorder, AttentionCalls(recorder):
             run(model, ids)
     normalising = {name for name, operators in recorder.operators.items() if NORMALISING & operators.keys()}
-    return Trace(
+    return ModuleTrace(
         tokens=TOKENS,
         classes={name: type(module).__name__ for name, module in model.named_modules()},
         parameters={name: tuple(parameter.shape) for name, parameter in model.named_parameters()},
-        steps=recorder.steps,
+        events=recorder.events,
         work={name: Work(*work) for name, work in recorder.work.items()},
         norms={name: SHIFTED in recorder.operators[name] for name in normalising},
     )
@@ -249,10 +237,10 @@ def run(model: nn.Module, ids: torch.Tensor) -> None:
     config = getattr(model, "config", None)
     if config is None:
         model(ids)
+    elif getattr(config, "use_cache", None) is None:
+        model(input_ids=ids)
     else:
-        model(input_ids=ids, use_cache=False) if getattr(config, "use_cache", None) is not None else model(
-            input_ids=ids
-        )
+        model(input_ids=ids, use_cache=False)
 
 
 @contextmanager
@@ -262,7 +250,7 @@ def watch_modules(model: nn.Module, recorder: Recorder) -> Iterator[None]:
         for name, module in model.named_modules():
             if name:
                 before = module.register_forward_pre_hook(
-                    lambda module, args, kwargs, name=name: recorder.enter(name, module, args, kwargs),
+                    lambda module, args, kwargs, name=name: recorder.enter(name, module, (args, kwargs)),
                     with_kwargs=True,
                 )
                 after = module.register_forward_hook(lambda *_: recorder.leave(), always_call=True)

@@ -1,4 +1,4 @@
-"""Builds a model of a Hugging Face config with the classes of an installed ``transformers``, for a trace.
+"""Traces the model of a Hugging Face config with the classes of an installed ``transformers``.
 
 Code that a checkpoint brings (``auto_map``, ``trust_remote_code``) is not loaded.
 """
@@ -14,15 +14,24 @@ import torch
 from torch import nn
 
 from meshcast.hardware.errors import ModelError
-from meshcast.simulator.models.trace.record import Trace
+from meshcast.simulator.models.trace.folding import ModuleTrace
 from meshcast.simulator.models.trace.tracer import Recorder, trace
 
+NAME = "meshcast"
+"""The name under which attention and experts are registered that record their shapes."""
 
-def trace_type(config: Mapping[str, Any], where: str) -> Trace:
+LEFT_OUT = ("model_type", "auto_map", "quantization_config")
+"""Keys of a config that do not say what its model is made of."""
+
+PLAIN = "Give the fields of `model:` themselves"
+
+
+def trace_type(config: Mapping[str, Any], where: str) -> ModuleTrace:
     """Returns the trace of the model of a config.
 
     Raises ModelError if transformers has no code for it, or if that cannot be traced.
     """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -34,43 +43,59 @@ def trace_type(config: Mapping[str, Any], where: str) -> Trace:
         if config.get("auto_map"):
             rule += ", and code that comes with a model (auto_map) is not run"
         raise ModelError(where, rule, f"{remedy}; or give the fields of `model:` themselves", kind)
-    try:
-        return trace(lambda recorder: make_model(config, recorder, recording=True))
-    except Exception:  # of code that is not ours: some models run with their own attention and experts alone
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
-            return trace(lambda recorder: make_model(config, recorder, recording=False))
-        except Exception as error:
-            rule = f"the code of transformers {__version__} cannot be traced: {type(error).__name__}: {error}"
-            raise ModelError(where, rule, "Give the fields of `model:` themselves", kind) from None
+            return trace(lambda recorder: _make_model(config, recorder, recording=True))
+        except Exception:  # of code that is not ours: some models run with their own attention and experts alone
+            try:
+                return trace(lambda recorder: _make_model(config, recorder, recording=False))
+            except Exception as error:
+                rule = f"the code of transformers {__version__} cannot be traced: {type(error).__name__}: {error}"
+                raise ModelError(where, rule, PLAIN, kind) from None
 
 
-NAME = "meshcast"
-"""The name under which attention and experts are registered that record their shapes."""
-
-
-def make_model(config: Mapping[str, Any], recorder: Recorder, recording: bool) -> nn.Module:
+def _make_model(config: Mapping[str, Any], recorder: Recorder, recording: bool) -> nn.Module:
     """Builds the causal language model of a config.
 
     recording: whether attention and experts record their shapes; not every model can be told so.
     """
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    warnings.filterwarnings("ignore")
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    def attend(module: nn.Module, query: Any, key: Any, value: Any, mask: Any = None, **options: Any) -> Any:
-        window = options.get("sliding_window", getattr(module, "sliding_window", None))
-        causal = options.get("is_causal")
-        flags = {
-            "window": window if isinstance(window, int) else None,
-            "softcap": options.get("softcap") is not None,
-            "sinks": options.get("s_aux") is not None,
-            "causal": bool(getattr(module, "is_causal", True) if causal is None else causal),
-        }
-        with recorder.attend(query, key, value, **flags):
+    kind = CONFIG_MAPPING[config["model_type"]]
+    values = {key: value for key, value in config.items() if key not in LEFT_OUT}
+    options: dict[str, Any] = {"dtype": torch.bfloat16}
+    if recording:
+        _register(recorder)
+        options |= {"attn_implementation": NAME, "experts_implementation": NAME}
+    with no_init_weights():
+        settings = kind(**kind._decode_special_floats(values))
+        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False, **options)
+    model.tie_weights()
+    return model
+
+
+def _register(recorder: Recorder) -> None:
+    """Registers attention and experts that record their shapes."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def attend(
+        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **options: Any
+    ) -> tuple[torch.Tensor, None]:
+        window, causal = (
+            options.get("sliding_window", getattr(module, "sliding_window", None)),
+            options.get("is_causal"),
+        )
+        with recorder.attend(
+            *(query, key, value),
+            window=window if isinstance(window, int) else None,
+            softcap=options.get("softcap") is not None,
+            sinks=options.get("s_aux") is not None,
+            causal=bool(getattr(module, "is_causal", True) if causal is None else causal),
+        ):
             groups = query.shape[1] // key.shape[1]
             key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
             result = nn.functional.scaled_dot_product_attention(query, key, value)
@@ -80,16 +105,5 @@ def make_model(config: Mapping[str, Any], recorder: Recorder, recording: bool) -
         recorder.add_experts(module, hidden, chosen.shape[-1])
         return torch.empty_like(hidden)
 
-    left_out = ("model_type", "auto_map", "quantization_config")
-    values = {key: value for key, value in config.items() if key not in left_out}
-    kind = CONFIG_MAPPING[config["model_type"]]
-    made = kind(**kind._decode_special_floats(values))
-    options: dict[str, Any] = {"dtype": torch.bfloat16}
-    if recording:
-        ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
-        ALL_EXPERTS_FUNCTIONS.register(NAME, route)
-        options |= {"attn_implementation": NAME, "experts_implementation": NAME}
-    with no_init_weights():
-        model = AutoModelForCausalLM.from_config(made, trust_remote_code=False, **options)
-    model.tie_weights()
-    return model
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
+    ALL_EXPERTS_FUNCTIONS.register(NAME, route)
