@@ -40,7 +40,7 @@ def read_attention(layer: LayerSteps, place: int, call: Step) -> LayerBlock | No
         return None
     last = behind[0]
     first = [(i, step) for i, step in layer.products([last], scope) if scope or i < place]
-    reading = [(i, step) for i, step in first if step.inner == layer.hidden]
+    reading = [(i, step) for i, step in first if (step.inner, step.rows) == (layer.hidden, layer.tokens)]
     if not reading:
         return None
     latent = any(i < place and step.inner != layer.hidden for i, step in first)
@@ -48,6 +48,9 @@ def read_attention(layer: LayerSteps, place: int, call: Step) -> LayerBlock | No
     fields = _read_latents(layer, call, steps) if latent else None
     if fields is None:
         steps = [step for _, step in reading]
+        fields = _read_projections(layer, call, steps, scope)
+    if fields is None:  # beside them may be a gate with a number for each head
+        steps = [step for step in steps if step.outer >= call.v]
         fields = _read_projections(layer, call, steps, scope)
     if fields is None:
         return None
@@ -73,7 +76,10 @@ def _read_core(layer: LayerSteps, call: Step, scope: str) -> Fields:
 
 
 def _read_projections(layer: LayerSteps, call: Step, steps: Sequence[Step], scope: str) -> Fields | None:
-    """Returns the fields of projections to queries, keys and values, and to a gate; None if their widths are others."""
+    """Returns the fields of projections to queries, keys and values, and to a gate; None if their widths are others.
+
+    Heads of keys and of values that differ in width count as heads of their mean: all parameters and products stay.
+    """
     kv, projected = call.kv_heads, sum(step.outer for step in steps)
     queries, gate = call.heads * call.qk, call.heads * call.v
     if projected in (queries + call.heads * (call.qk + call.v), queries + call.heads * (call.qk + call.v) + gate):
@@ -84,18 +90,19 @@ def _read_projections(layer: LayerSteps, call: Step, steps: Sequence[Step], scop
             if kv > 0 and not rest and call.heads % kv == 0:
                 break
     plain = queries + kv * (call.qk + call.v)
-    if projected not in (plain, plain + gate) or call.qk != call.v or kv < 1 or call.heads % kv:
+    width, odd = divmod(call.qk + call.v, 2)
+    if projected not in (plain, plain + gate) or odd or kv < 1 or call.heads % kv:
         return None
     turned = next((step.width for _, step in layer.of_kind("rotation") if step.module.startswith(scope)), 0)
     return {
         "kv_heads": kv,
-        "head_dim": call.qk,
+        "head_dim": width,
         "attention_gate": projected > plain,
         "fused_qkv": len(steps) == 1,
         "qk_layernorm": _read_query_norms(layer, scope, queries, call.qk),
         "qkv_bias": layer.have_bias(steps),
         "positions": "rope" if turned else "none",
-        "rope_share": turned / call.qk if 0 < turned < call.qk else 1.0,
+        "rope_share": turned / width if 0 < turned < width else 1.0,
     }
 
 

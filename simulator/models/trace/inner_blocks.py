@@ -9,17 +9,18 @@ from meshcast.simulator.models.trace.steps import Fields, LayerBlock, LayerSteps
 
 
 def read_experts(layer: LayerSteps, taken: Sequence[Step]) -> LayerBlock | None:
-    """Returns the block of routed experts with their router and with shared experts; None without known ones.
+    """Returns the block of routed experts with their router and with shared experts; None without known ones. A router
+    of another kind than a product counts as one, and what it has beside is left.
 
     taken: products of other blocks.
     """
     for place, call in layer.of_kind("experts"):
-        fields, router = _read_weights(layer, call), _find_router(layer, call, taken)
-        if fields is None or router is None:
+        fields = _read_weights(layer, call)
+        if fields is None:
             continue
-        scope, products = call.module.rpartition(".")[0], [router]
+        scope, products = call.module.rpartition(".")[0], _find_router(layer, call, taken)
         fields["moe"] |= {"top_k": call.top_k, "router_bias": layer.has_shape(scope, fields["moe"]["experts"])}
-        shared = _read_mlp(layer, [*taken, router])
+        shared = _read_mlp(layer, [*taken, *products])
         if shared and all(shared.fields[key] == fields[key] for key in ("gated", "mlp_bias")):
             weighing = [step for _, step in layer.products(taken) if (step.inner, step.outer) == (layer.hidden, 1)][:1]
             fields["moe"] |= {"shared_experts": 1, "shared_ffn": shared.fields["ffn"], "shared_gate": bool(weighing)}
@@ -41,12 +42,12 @@ def _read_weights(layer: LayerSteps, call: Step) -> Fields | None:
     return {"gated": gated, "mlp_bias": any(len(shape) == 2 for shape in call.weights.values()), "moe": moe}
 
 
-def _find_router(layer: LayerSteps, call: Step, taken: Sequence[Step]) -> Step | None:
-    """Returns the product with a number for each expert: of those the one beside the experts."""
+def _find_router(layer: LayerSteps, call: Step, taken: Sequence[Step]) -> list[Step]:
+    """Returns the product with a number for each expert, if there is any: of several the one beside the experts."""
     experts = next(iter(call.weights.values()))[0]
     scope = call.module.rpartition(".")[0]
     routers = [step for _, step in layer.products(taken) if (step.inner, step.outer) == (layer.hidden, experts)]
-    return next((step for step in routers if step.module.rpartition(".")[0] == scope), next(iter(routers), None))
+    return ([step for step in routers if step.module.rpartition(".")[0] == scope] or routers)[:1]
 
 
 def read_mlps(layer: LayerSteps, taken: Iterable[Step]) -> list[LayerBlock]:

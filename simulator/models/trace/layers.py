@@ -136,16 +136,26 @@ def _describe_other(layer: LayerSteps, blocks: Sequence[LayerBlock], parameters:
         for module, work in layer.part.work.items()
         if not blocks or not (module in known or _is_inside(module, mixers))
     ]
-    mixing = [step.module for _, step in layer.of_kind("attention", "recurrence", "matmul")]
-    flops = sum(step.flops for step in left) if blocks else layer.part.flops
+    mixing = [step for _, step in layer.of_kind("attention", "recurrence", "matmul")]
+    mixing = [step for step in mixing if not _is_inside(step.module, mixers)]
+    if not any(block.letter == "E" for block in blocks):
+        left += [step for _, step in layer.of_kind("experts")]
+    flops = sum(step.flops for step in left) + sum(_count_flops(layer, step) for step in mixing)
     return {
         "modules": _name_left(layer, taken) if blocks else (layer.part.name,),
         "parameters": parameters,
-        "flops": flops / layer.tokens,
+        "flops": (flops if blocks else layer.part.flops) / layer.tokens,
         "moved": sum(work.moved for work in works) / layer.tokens,
         "saved": sum(work.results for work in works) / layer.tokens,
-        "mixes": any(not _is_inside(module, mixers) for module in mixing),
+        "mixes": bool(mixing),
     }
+
+
+def _count_flops(layer: LayerSteps, step: Step) -> float:
+    """Counts the FLOPs of attention, or of a matmul."""
+    if step.step == "attention":
+        return 2.0 * step.heads * layer.tokens**2 * (step.qk + step.v)
+    return 2.0 * math.prod(step.sizes) if step.step == "matmul" else 0.0
 
 
 def _name_left(layer: LayerSteps, taken: Sequence[Step]) -> tuple[str, ...]:

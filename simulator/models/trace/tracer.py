@@ -94,7 +94,7 @@ class Recorder(TorchDispatchMode):
         self.operators[module][name] += 1
         results = sum(bytes_of(tensor) for tensor in fresh if tensor.is_floating_point())
         self.add_work(flops, sum(map(bytes_of, (*ins, *outs))), results)
-        if step := self._read_step(name, ins, outs[0], flops):
+        if not self.in_attention and (step := self._read_step(name, ins, outs[0], flops)):
             self.events.append(step)
         for tensor in fresh:
             self._follow(name, ins, memory_of(tensor))

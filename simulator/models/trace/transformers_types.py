@@ -5,9 +5,12 @@ Code that a checkpoint brings (``auto_map``, ``trust_remote_code``) is not loade
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +26,9 @@ NAME = "meshcast"
 LEFT_OUT = ("model_type", "auto_map", "quantization_config")
 """Keys of a config that do not say what its model is made of."""
 
-PLAIN = "Give the fields of `model:` themselves"
+ATTEMPTS = ((True, torch.bfloat16), (False, torch.bfloat16), (False, None))
+"""How a model is built, in turn: whether attention and experts record their shapes, and its number format. Some models
+run with their own attention and experts alone, and some in the format of their config."""
 
 
 def trace_type(config: Mapping[str, Any], where: str) -> ModuleTrace:
@@ -43,30 +48,38 @@ def trace_type(config: Mapping[str, Any], where: str) -> ModuleTrace:
         if config.get("auto_map"):
             rule += ", and code that comes with a model (auto_map) is not run"
         raise ModelError(where, rule, f"{remedy}; or give the fields of `model:` themselves", kind)
+    causes = list[str]()
+    for recording, dtype in ATTEMPTS:
+        try:
+            with silence():
+                return trace(partial(_make_model, config, recording, dtype))
+        except Exception as error:  # of code that is not ours
+            causes.append(f"{type(error).__name__}: {error}")
+    rule = f"the code of transformers {__version__} cannot be traced with this config: {causes[0]}"
+    raise ModelError(where, rule, "Give the fields of `model:` themselves", kind)
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Leaves out the warnings of a trace: they are about kernels and settings that do not matter to it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
         try:
-            return trace(lambda recorder: _make_model(config, recorder, recording=True))
-        except Exception:  # of code that is not ours: some models run with their own attention and experts alone
-            try:
-                return trace(lambda recorder: _make_model(config, recorder, recording=False))
-            except Exception as error:
-                rule = f"the code of transformers {__version__} cannot be traced: {type(error).__name__}: {error}"
-                raise ModelError(where, rule, PLAIN, kind) from None
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
 
 
-def _make_model(config: Mapping[str, Any], recorder: Recorder, recording: bool) -> nn.Module:
-    """Builds the causal language model of a config.
-
-    recording: whether attention and experts record their shapes; not every model can be told so.
-    """
+def _make_model(config: Mapping[str, Any], recording: bool, dtype: torch.dtype | None, recorder: Recorder) -> nn.Module:
+    """Builds the causal language model of a config. recording, dtype: see `ATTEMPTS`."""
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[config["model_type"]]
     values = {key: value for key, value in config.items() if key not in LEFT_OUT}
-    options: dict[str, Any] = {"dtype": torch.bfloat16}
+    options: dict[str, Any] = {"dtype": dtype} if dtype else {}
     if recording:
         _register(recorder)
         options |= {"attn_implementation": NAME, "experts_implementation": NAME}

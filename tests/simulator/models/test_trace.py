@@ -102,20 +102,6 @@ def test_variants_name_layers_once() -> None:
 # ---------------------------------------------------------------------------------------------- what is run
 
 
-@pytest.mark.parametrize(
-    ("spec", "rule"),
-    [
-        ({"module": "os:abort", "seq": 8}, "standard library"),
-        ({"module": "no_such_package.model:build", "seq": 8}, "no installed package"),
-        ({"module": "meshcast", "seq": 8}, "package.file:function"),
-        ({"module": "meshcast.simulator:simulate"}, "seq"),
-    ],
-)
-def test_only_functions_of_installed_packages_are_run(spec: dict[str, Any], rule: str) -> None:
-    with pytest.raises(ModelError, match=rule):
-        load_model(spec)
-
-
 def test_a_type_without_a_reader_says_what_would_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(source, "PACKAGES", ("torch", "no_such_transformers"))
