@@ -20,11 +20,11 @@ from meshcast.simulator.models.adapters import freeze, mark_lowest
 from meshcast.simulator.models.blocks import BlockBuilder
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.composition import compose
-from meshcast.simulator.models.ends import build_batch_loss, build_input, build_projector, make_table
+from meshcast.simulator.models.ends import build_batch_loss, build_input, build_other, build_projector, make_table
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.parts import StateSpace
 from meshcast.simulator.models.shapes import add_prefix, attend_along
-from meshcast.simulator.models.transformer import LayerKind
+from meshcast.simulator.models.transformer import ALONE, LayerKind
 
 
 class Architecture(BlockBuilder):
@@ -47,6 +47,8 @@ class Architecture(BlockBuilder):
     def _varied(self) -> bool:
         """Whether the model has layers of several kinds."""
         model = self.model
+        if isinstance(model, Model) and model.variants:
+            return True
         mixers = model.window or model.attention_chunk or model.linear_attention or not model.full_rope
         return bool(model.moe or mixers or model.ssm or model.frames or model.shared_keys)
 
@@ -247,13 +249,26 @@ class Architecture(BlockBuilder):
         """Returns `count` transformer layers of this kind. first: see `group_start`."""
         if count > 1:
             return replace(self.layer(kind, first), count=count)
+        if kind.variant:
+            assert isinstance(self.model, Model)
+            variant = self.model.variants[kind.variant - 1].model_copy(update={"name": self.model.name})
+            return replace(self, model=variant).layer(kind._replace(variant=0), first)
         end = self.act("end")
-        unit = self._unit(Layer, "layer", self._layer(kind, self.residual, end), True, end, kind)
+        unit = self._unit(Layer, "layer", self._whole_layer(kind, end), True, end, kind)
         assert isinstance(unit, Layer)
         unit = replace(unit, context=self.context) if self.encoder_seq else unit
         marks = frozenset({LayersFrom(first)})
         marked = dict.fromkeys((unit, *unit.operators()), marks) if self.borders else {}
         return add_marks(unit, marked)
+
+    def _whole_layer(self, kind: LayerKind, end: Tensor) -> list[Module]:
+        """Builds the modules of a layer, with what a traced model has beside the parts that are described."""
+        other = self.model.other
+        if other is None:
+            return self._layer(kind, self.residual, end)
+        described = self.residual if kind.block == ALONE else self.act("described")
+        modules = [] if kind.block == ALONE else self._layer(kind, self.residual, described)
+        return [*modules, build_other(self, "other", other, described, end)]
 
     def _layer(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer from its input `x` to its output `end`."""

@@ -18,7 +18,10 @@ from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import BatchLossUnit, LocalShapes, Module, Operator, Projector
 from meshcast.simulator.ir.operators import Activation, Boundary, Embedding, Loss, Norm, Residual
 from meshcast.simulator.ir.ops import Gemm, Memory, Work
+from meshcast.simulator.ir.traced_operators import Undescribed
 from meshcast.simulator.models.branches import Branch
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.parts import Other
 from meshcast.simulator.models.shapes import Shapes, add_prefix
 
 
@@ -75,6 +78,12 @@ def make_table(shapes: Shapes) -> Tensor:
     return shapes.weight("embedding", v=Dim(shapes.vocab), h=shapes.hidden_dim)
 
 
+def build_other(shapes: Shapes, name: str, other: Other, x: Tensor, y: Tensor) -> Undescribed:
+    """Builds what a traced model has beside the parts that are described, on the way from `x` to `y`."""
+    weights = (shapes.weight(f"{name}.weights", p=Dim(other.parameters)),) if other.parameters > 0 else ()
+    return Undescribed(name, (x,), (y,), weights, other.flops, other.moved, other.saved)
+
+
 def build_input(shapes: Shapes) -> tuple[list[Module], Tensor]:
     """Builds the modules from token ids, or other inputs, to the residual stream; returns them and their output."""
     model, x, h = shapes.model, shapes.act("embedded"), shapes.hidden_dim
@@ -106,6 +115,10 @@ def build_input(shapes: Shapes) -> tuple[list[Module], Tensor]:
         learned = (shapes.weight("positions", p=rows, h=h),) if model.positions == "learned" else ()
         end = shapes.act("placed")
         modules.append(Residual("positions", (x,), (end,), learned, dropout=model.dropout > 0))
+        x = end
+    if isinstance(model, Model) and model.outside:
+        end = shapes.act("outside")
+        modules.append(build_other(shapes, "outside", model.outside, x, end))
         x = end
     return modules, x
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 PARTS = (
     *("inputs", "qkv", "attention", "proj", "mlp", "router", "experts", "shared", "mamba", "scan", "projector"),
-    *("mtp", "head"),
+    *("mtp", "other", "head"),
 )
 """The parts of `forward_matmul_flops`."""
 
@@ -74,6 +74,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
       states of linear attention count in ``scan`` too, and its projections in ``qkv`` and ``proj``;
     - ``projector``: from branches to the trunk;
     - ``mtp``: projections of multi-token prediction from 2 h to h. Its layers count in the parts above;
+    - ``other``: what a traced model has beside these parts;
     - ``head``: output layer, once more for each multi-token prediction. The embedding lookup has no FLOPs, and those of
       a contrastive loss, which grow with the batch, do not count.
 
@@ -93,7 +94,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     trunk_tokens: float = tokens
     if model.cross_attention:
         trunk_tokens = tokens * model.trunk_tokens(seq) / seq
-    parts = _layer_flops(model, trunk_tokens, model.trunk_tokens(seq), causal)
+    parts = _trunk_flops(model, trunk_tokens, model.trunk_tokens(seq), causal)
     if model.cross_attention:
         inputs = tokens - trunk_tokens
         parts["qkv"] += model.layers * 2 * model.hidden * trunk_tokens * model.query_width
@@ -112,6 +113,21 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     if model.layers:
         parts["head"] = (1 + model.mtp) * 2 * trunk_tokens * model.hidden * (model.vocab + transform)
     return parts
+
+
+def _trunk_flops(model: Model, tokens: float, seq: float, causal: bool) -> dict[str, float]:
+    """Counts the FLOPs of the trunk by part: see `forward_matmul_flops`."""
+    parts: dict[str, float] = dict.fromkeys(PARTS, 0)
+    for shape, layers in _shapes(model):
+        for part, flops in _layer_flops(shape, tokens, seq, causal).items():
+            parts[part] += layers * flops
+    parts["other"] += tokens * (model.outside.flops if model.outside else 0)
+    return parts
+
+
+def _shapes(model: Model) -> list[tuple[Transformer, int]]:
+    """Returns the model with its own layers, and each of its variants with the number of its layers."""
+    return [(model, 1), *((variant, len(variant.numbers)) for variant in model.variants)]
 
 
 def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) -> dict[str, float]:
@@ -144,6 +160,8 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["router"] += layers * 2 * tokens * h * (kind.routed + model.moe.zero_experts + weights)
             parts["experts"] += layers * passes * _mlp(model, tokens, model.moe.expert_ffn)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
+    if model.other:
+        parts["other"] += sum(layers for _, layers in _kinds(model)) * tokens * model.other.flops
     return parts
 
 
@@ -157,7 +175,8 @@ def _branches(model: Model, seq: int) -> Iterator[tuple[Branch, float]]:
 def _kinds(model: Transformer) -> Iterator[tuple[LayerKind, int]]:
     """Yields the kinds of the layers of the trunk, or of a branch, and the number of layers of each, including those of
     multi-token prediction."""
-    layers = Counter(Transformer.kind(model, layer) for layer in range(model.layers))
+    varied = {layer for variant in model.variants for layer in variant.numbers} if isinstance(model, Model) else ()
+    layers = Counter(Transformer.kind(model, layer) for layer in range(model.layers) if layer not in varied)
     if model.mtp:
         layers[Transformer.kind(model, model.layers - 1)] += model.mtp
     yield from layers.items()
@@ -234,7 +253,8 @@ def palm(model: Model, seq: int) -> float:
     N, torchtitan an untied input embedding.
     """
     trunk = model.trunk_tokens(seq)
-    attention = (_count_attention(model, trunk) + _count_cross(model, seq)) * trunk / seq
+    layers = sum(count * _count_attention(shape, trunk) for shape, count in _shapes(model))
+    attention = (layers + _count_cross(model, seq)) * trunk / seq
     attention += sum(_count_attention(branch, of) * of / seq for branch, of in _branches(model, seq))
     return six_n(model, seq) + 6.0 * attention
 

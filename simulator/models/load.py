@@ -208,13 +208,18 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
     if not isinstance(spec, Mapping):
         remedy = "Give a preset's name, the path of a config.json or model file, or a mapping of fields"
         raise ModelError(where, "this does not describe a model", remedy, spec)
-    if "preset" not in spec:
+    if "module" in spec:
+        from meshcast.simulator.models.trace.source import trace_module  # few jobs need it
+
+        below = trace_module(spec, where)
+    elif "preset" in spec:
+        preset, where = spec["preset"], error_place(where, "preset", text)
+        if not isinstance(preset, str):
+            raise ModelError(where, "must be a name or a path", nearest("", presets()), preset)
+        below = _fields(preset, where, base, depth)
+    else:
         return dict(spec)
-    preset, where = spec["preset"], error_place(where, "preset", text)
-    if not isinstance(preset, str):
-        raise ModelError(where, "must be a name or a path", nearest("", presets()), preset)
-    below = _fields(preset, where, base, depth)
-    changes = {key: value for key, value in spec.items() if key != "preset"}
+    changes = {key: value for key, value in spec.items() if key not in ("preset", "module")}
     if changes:  # reports must not show a changed model under the original name
         below["name"] = f"{below.get('name', 'custom')} with {', '.join(f'{key} {changes[key]}' for key in changes)}"
     for key in "mla", "moe", "linear_attention":  # single fields of these can be changed too

@@ -7,8 +7,9 @@ branch by branch, and then through the trunk. A contrastive model (CLIP) is two 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -16,8 +17,9 @@ from meshcast.hardware.errors import ModelError
 from meshcast.hardware.load import explain, line_of
 from meshcast.hardware.schemas import import_validation_error, model_validator
 from meshcast.simulator.models.branches import Branch, inherit_shapes, share_tokens
-from meshcast.simulator.models.parts import Count, Flag, Size
+from meshcast.simulator.models.parts import Count, Flag, Other, Size
 from meshcast.simulator.models.transformer import LayerKind, Transformer
+from meshcast.simulator.models.variants import LayerVariant, check_variants, inherit_fields
 
 UNDESCRIBED = {"attention": "Choose the attention kernel in framework.set.attention"}
 """Keys of ``spec.model`` in published runs that are no field, with the remedy. Null, false and none are accepted."""
@@ -38,6 +40,11 @@ class Model(Transformer):
     (InfoNCE, arXiv 2103.00020, section 2.3). Such a model has no trunk, and its `layers` are 0; None: cross-entropy
     over the vocabulary. The temperature, one number, is no parameter here."""
 
+    variants: tuple[LayerVariant, ...] = ()
+    """Layers of the trunk whose widths, or other fields, differ from those of the model."""
+    outside: Other | None = None
+    """What a traced model has outside of its layers beside the parts that these fields describe."""
+
     @model_validator(mode="before")
     @classmethod
     def _nothing_said(cls, fields: Any) -> Any:
@@ -47,10 +54,13 @@ class Model(Transformer):
         for key, remedy in UNDESCRIBED.items():
             if fields.get(key):
                 raise ModelError(key, "no block of meshcast describes it", remedy, fields[key])
-        return inherit_shapes({key: value for key, value in fields.items() if key not in UNDESCRIBED})
+        said = {key: value for key, value in fields.items() if key not in UNDESCRIBED}
+        return inherit_fields(inherit_shapes(said))
 
     @model_validator(mode="after")
     def _branch_relations(self) -> Model:
+        if self.variants:
+            check_variants(self, self.variants)
         if self.cross_attention:
             self._decoder_relations()
         if self.contrastive is not None:
@@ -97,7 +107,13 @@ class Model(Transformer):
             raise ModelError("branches[0].projector", rule, "Leave projector, merge, frozen and input_width out")
         refused: dict[str, object] = {
             **{"moe": self.moe, "mla": self.mla, "ssm": self.ssm, "linear_attention": self.linear_attention},
-            **{"mtp": self.mtp, "frames": self.frames, "bidirectional": self.bidirectional, "window": self.window},
+            **{
+                "variants": self.variants,
+                "mtp": self.mtp,
+                "frames": self.frames,
+                "bidirectional": self.bidirectional,
+                "window": self.window,
+            },
             **{"attention_chunk": self.attention_chunk, "parallel_residual": self.parallel_residual},
             **{"norm_place": self.norm_place != "before", "norm_residual": self.norm_residual},
             **{"projected_keys": self.projected_keys, "contrastive": self.contrastive},
@@ -173,7 +189,25 @@ class Model(Transformer):
             if layer < branch.layers:
                 return branch.kind(layer)
             layer -= branch.layers
+        if variant := self._variant_of.get(layer):
+            return self.variants[variant - 1].kind(0)._replace(variant=variant)
         return super().kind(layer)
+
+    @cached_property
+    def _variant_of(self) -> dict[int, int]:
+        """The number of the variant, from 1, of every layer of the trunk that is one."""
+        return {layer: i for i, variant in enumerate(self.variants, 1) for layer in variant.numbers}
+
+    @property
+    def _plain_layers(self) -> Sequence[int]:
+        return [layer for layer in range(self.layers) if layer not in self._variant_of]
+
+    def every_layer_parameters(self, experts: int | None = None) -> int:
+        varied = (
+            len(variant.numbers) * variant.every_layer_parameters(experts and variant.top_k)
+            for variant in self.variants
+        )
+        return super().every_layer_parameters(experts) + sum(varied)
 
     # -------------------------------------------------------------------------------------- parameters
 
@@ -215,6 +249,7 @@ class Model(Transformer):
             **self._input_parts(),
             "layers": self.every_layer_parameters(experts),
             "projector": 0,
+            **({"outside": self.outside.parameters} if self.outside else {}),
             "final_norm": self.norm_parameters if self.layers else 0,
             "head": self._head_parameters(),
             "mtp": self.mtp * (2 * self.norm_parameters + 2 * h * h + further),

@@ -23,6 +23,10 @@ Count = Annotated[int, Field(strict=True, ge=0, le=10_000)]
 """A number of layers or experts, possibly zero."""
 
 
+Amount = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
+"""FLOPs or bytes of a token."""
+
+
 class ShapePart(BaseModel):
     """Base class of the parts of a model: null means the default, and unknown keys are refused."""
 
@@ -34,6 +38,26 @@ class ShapePart(BaseModel):
         if not isinstance(fields, Mapping):
             return fields
         return {key: value for key, value in fields.items() if value is not None or key not in cls.model_fields}
+
+
+class Other(ShapePart):
+    """What a traced model has beside the parts that are described: priced by its FLOPs and its bytes, for every token
+    of a rank. Ranks of tensor parallelism hold all of it."""
+
+    modules: tuple[str, ...] = ()
+    """Names of its modules in the code, or of its parameters."""
+    parameters: Annotated[int, Field(strict=True, ge=-1_000_000_000, le=100_000_000_000_000)] = 0
+    """Its parameters; negative where described parts have some that the code lacks (a norm), which then count less."""
+    flops: Amount = 0
+    """FLOPs of a token in its matrix products, forward."""
+    moved: Amount = 0
+    """Bytes that its other kernels read and write for a token, forward."""
+    saved: Amount = 0
+    """Bytes of a token that it saves for the backward pass."""
+    mixes: Flag = False
+    """It mixes the tokens of a sequence, so that ranks need whole sequences."""
+    alone: Flag = False
+    """The layer has nothing else."""
 
 
 class SparseIndex(ShapePart):

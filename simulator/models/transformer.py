@@ -9,11 +9,16 @@ positions of a sequence, E experts.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from meshcast.hardware.schemas import model_validator
+from meshcast.simulator.models.parts import Other
 from meshcast.simulator.models.shape.relations import check_relations
 from meshcast.simulator.models.shape.variants import Variants
+
+ALONE = "?"
+"""The block of a layer of which no part is described (`Other.alone`)."""
 
 
 class LayerKind(NamedTuple):
@@ -28,6 +33,7 @@ class LayerKind(NamedTuple):
         along: of a video, the dim along which its attention runs: ``s``, within a frame, or ``u``, across frames.
         linear: whether it has linear attention in place of softmax attention.
         reads_keys: whether it reads the keys and values of an earlier layer.
+        variant: number of the variant of the model that it is, from 1; 0: it is as the model says.
     """
 
     experts: bool
@@ -37,6 +43,7 @@ class LayerKind(NamedTuple):
     along: str = ""
     linear: bool = False
     reads_keys: bool = False
+    variant: int = 0
 
     @property
     def has_attention(self) -> bool:
@@ -57,6 +64,9 @@ class LayerKind(NamedTuple):
 class Transformer(Variants):
     """A stack of transformer layers: widths that follow from its fields, kinds of layers, parameter counts."""
 
+    other: Other | None = None
+    """What every layer has beside the parts that these fields describe, in a model that was traced."""
+
     @model_validator(mode="after")
     def _relations(self) -> Transformer:
         check_relations(self)
@@ -69,15 +79,21 @@ class Transformer(Variants):
         """Numbers of all layers, without those of multi-token prediction."""
         return range(self.layers)
 
+    @property
+    def _plain_layers(self) -> Sequence[int]:
+        """Numbers of the layers that are as these fields say: of a model with variants the others, else all."""
+        return self.every_layer
+
     def is_moe(self, layer: int) -> bool:
         """Returns whether `layer` (from 0) has experts."""
         return self.kind(layer).experts
 
     def kind(self, layer: int) -> LayerKind:
         """Returns the kind of `layer` (from 0)."""
+        if self.other and self.other.alone:
+            return LayerKind(False, False, ALONE)
         if self.ssm:
-            block = self.ssm.pattern[layer]
-            return LayerKind(block == "E", False, block, self.moe.experts_of(layer) if self.moe and block == "E" else 0)
+            return self._hybrid_kind(self.ssm.pattern[layer], layer)
         moe, limited = self.moe, not self.full_rope or (self.window, self.attention_chunk) != (None, None)
         experts = moe is not None and moe.is_in(layer)
         routed = moe.experts_of(layer) if moe and experts else 0
@@ -94,6 +110,10 @@ class Transformer(Variants):
     def shape_of(self, kind: LayerKind) -> Self:
         """Returns the shape of its layers of this kind."""
         return self.in_layers(kind.local, kind.reads_keys)
+
+    def _hybrid_kind(self, block: str, layer: int) -> LayerKind:
+        routed = self.moe.experts_of(layer) if self.moe and block == "E" else 0
+        return LayerKind(block == "E", block == "*" and self.window is not None, block, routed)
 
     @property
     def kinds(self) -> Counter[LayerKind]:
@@ -233,10 +253,13 @@ class Transformer(Variants):
         of: routed experts of the layer; default: `MoEShape.experts`.
         linear: whether it has linear attention.
         """
+        if self.other and self.other.alone:
+            return self.other.parameters
         inner = self.moe_parameters(experts, of) if moe and self.moe else self.mlp_parameters(self.dense_ffn)
         mixer = self.linear_parameters if linear else self.attention_parameters
         added = self.layer_input.parameters(self.hidden) + self.norm_parameters if self.layer_input else 0
-        return self.norms * self.norm_parameters + mixer + inner + added
+        other = self.other.parameters if self.other else 0
+        return self.norms * self.norm_parameters + mixer + inner + added + other
 
     def block_parameters(self, block: str, experts: int | None = None, of: int | None = None) -> int:
         """Counts the parameters of a layer of a hybrid model, which is a norm and a block.
@@ -245,11 +268,12 @@ class Transformer(Variants):
         experts: number of routed experts to count; default: all.
         of: routed experts of the layer; default: `MoEShape.experts`.
         """
+        other = self.other.parameters if self.other else 0
         if block == "E":
-            return self.norm_parameters + self.moe_parameters(experts, of)
+            return self.norm_parameters + self.moe_parameters(experts, of) + other
         mamba, attention = self.mamba_parameters, self.attention_parameters
         inner = {"M": mamba, "*": attention, "P": mamba + attention, "-": self.mlp_parameters(self.dense_ffn)}
-        return self.norm_parameters + inner[block]
+        return self.norm_parameters + inner[block] + other
 
     @property
     def input_parameters(self) -> dict[str, int]:
@@ -268,11 +292,11 @@ class Transformer(Variants):
         experts: number of routed experts to count; default: all.
         """
         if self.ssm:
-            kinds = (Transformer.kind(self, layer) for layer in range(self.layers))
+            kinds = (Transformer.kind(self, layer) for layer in self._plain_layers)
             return sum(self.block_parameters(kind.block, experts, kind.routed) for kind in kinds)
         if not (self.moe or self.linear_attention or self.local_attention or self.shared_keys):
-            return self.layers * self.layer_parameters()
-        numbers = Counter(Transformer.kind(self, layer) for layer in range(self.layers))
+            return len(self._plain_layers) * self.layer_parameters()
+        numbers = Counter(Transformer.kind(self, layer) for layer in self._plain_layers)
         return sum(
             layers * self.shape_of(kind).layer_parameters(kind.experts, experts, kind.routed, kind.linear)
             for kind, layers in numbers.items()

@@ -29,6 +29,7 @@ from meshcast.simulator.ir.scheme import Scheme, SequenceScheme
 from meshcast.simulator.job.framework import Format, QuantisedRecipe
 from meshcast.simulator.lowering.scope import Scope
 from meshcast.simulator.models.branches import share_tokens
+from meshcast.simulator.models.undescribed import mixes_tokens
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.scheduling.schedule import Schedule, nearest_multiple
 
@@ -215,6 +216,17 @@ def check_index(plan: Plan) -> None:
     for scheme in plan.schemes:
         if scheme.family == "sequence" and plan.mesh.size(scheme.axes) > 1:
             rule = f"the indexer of {model.name} (model.mla.index) is forecast over whole sequences"
+            raise PlanError("plan.schemes", rule, "Use tensor, data and pipeline parallelism", scheme.use)
+
+
+def check_undescribed(plan: Plan) -> None:
+    """Checks that what no part of a traced model describes has whole sequences, if it mixes their tokens."""
+    model = plan.job.model
+    if not mixes_tokens(model):
+        return
+    for scheme in plan.schemes:
+        if scheme.family == "sequence" and plan.mesh.size(scheme.axes) > 1:
+            rule = f"what no part of {model.name} describes (model.other) is forecast over whole sequences"
             raise PlanError("plan.schemes", rule, "Use tensor, data and pipeline parallelism", scheme.use)
 
 
@@ -428,6 +440,7 @@ def check_slices(plan: Plan) -> None:
         f"the state of the linear attention of {model.name} is forecast over whole sequences": model.linear_attention,
         f"the indexer of {model.name} is forecast over whole sequences": model.mla and model.mla.index,
         f"the scan of the state-space layers of {model.name} is forecast over whole sequences": model.ssm,
+        f"layers of {model.name} have work that no part describes (model.other)": mixes_tokens(model),
         f"the trunk of {model.name} joins whole sequences of all branches": model.branches,
     }
     for reason, holds in reasons.items():
@@ -476,6 +489,7 @@ ALWAYS = (
     check_documents,
     check_frames,
     check_index,
+    check_undescribed,
     check_projected_keys,
     check_noise,
     check_reference,

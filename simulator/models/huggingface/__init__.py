@@ -15,6 +15,7 @@ from typing import Any
 from meshcast.hardware.errors import ModelError, nearest
 from meshcast.simulator.models.huggingface.readers import SUPPORTED, find_reader
 from meshcast.simulator.models.model import Model, error_place, explain_errors
+from meshcast.simulator.models.trace.source import INSTALL, trace_config
 
 __all__ = ["SUPPORTED", "from_config"]
 
@@ -40,8 +41,12 @@ def from_config(
         raise ModelError(where, "a Hugging Face config is a mapping", "Give the path of a config.json", config)
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in SUPPORTED:
+        if isinstance(kind, str) and kind not in ENCODER_DECODERS and (fields := _trace(config, where, text)):
+            return Model.model_validate({"name": name or str(config.get("_name_or_path") or kind), **fields})
         rule = "needed and missing" if kind is None else "meshcast does not support this architecture"
         remedy = nearest(str(kind), SUPPORTED) + ". Other models: give the fields of `model:` themselves"
+        if isinstance(kind, str):
+            remedy += f"; types of transformers are read by a trace of their code ({INSTALL})"
         if isinstance(kind, str) and kind in ENCODER_DECODERS:
             rule = "of encoders whose output a decoder reads by cross-attention, t5 and mt5 are supported"
             remedy = "Give the fields of `model:` themselves, with `cross_attention: true`"
@@ -50,3 +55,11 @@ def from_config(
     with explain_errors(where, text, reader.config_keys()):
         fields = reader.model_validate(config).fields()
         return Model.model_validate({"name": name or str(config.get("_name_or_path") or kind), **fields})
+
+
+def _trace(config: Mapping[str, Any], where: str, text: str) -> dict[str, Any] | None:
+    """Returns the fields of a model without a reader by a trace of its code; None if that is not possible here."""
+    if config.get("is_encoder_decoder"):
+        return None
+    with explain_errors(where, text):
+        return trace_config(config, "model_type")

@@ -240,7 +240,7 @@ def _check_hybrid(shape: Variants, ssm: StateSpace) -> None:
         rule = "the pattern of ssm says which layers have experts"
         raise ModelError("moe.first_dense or moe.every", rule, "Leave them out")
     others = ("parallel_residual", shape.parallel_residual), ("mtp", shape.mtp), ("bidirectional", shape.bidirectional)
-    for word, value in (*others, ("window", shape.window), ("attention_chunk", shape.attention_chunk)):
+    for word, value in (*others, ("attention_chunk", shape.attention_chunk)):
         if value:
             raise ModelError(word, "models with state-space layers are supported without it", "Leave it out", value)
 

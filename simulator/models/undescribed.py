@@ -1,0 +1,36 @@
+"""Says what of a traced model no part describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.parts import Other
+
+
+def name_undescribed(model: Model) -> list[str]:
+    """Returns a sentence for every part of a traced model that is priced by its FLOPs and bytes alone."""
+    return [_describe(place, other) for place, other in _others(model) if other.parameters > 0 or other.flops]
+
+
+def mixes_tokens(model: Model) -> bool:
+    """Returns whether work that no part describes needs whole sequences."""
+    return any(shape.other is not None and shape.other.mixes for shape in (model, *model.variants))
+
+
+def _others(model: Model) -> Iterator[tuple[str, Other]]:
+    """Yields what no part describes, each with its place."""
+    varied = sum(len(variant.numbers) for variant in model.variants)
+    counts = model.layers - varied, *(len(variant.numbers) for variant in model.variants)
+    for shape, layers in zip((model, *model.variants), counts, strict=True):
+        if shape.other:
+            yield f"{layers} layers", shape.other
+    if model.outside:
+        yield "outside of the layers", model.outside
+
+
+def _describe(place: str, other: Other) -> str:
+    names = ", ".join(other.modules) or "what is left"
+    work = f"{other.flops:.3g} FLOPs a token" if other.flops else "no matrix products"
+    how = "priced by its FLOPs and bytes, and computed by every tensor rank" if other.flops else "held by every rank"
+    return f"model, traced: {names} ({place}, {max(other.parameters, 0):,} parameters, {work}) is {how}"
