@@ -11,7 +11,7 @@ from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.simulator.bounds.collectives import UnitCollectives
 from meshcast.simulator.bounds.critical_paths import CriticalPaths, Replays, critical_paths
-from meshcast.simulator.bounds.device_orders import DeviceOrder, PassMemory, PassTimes, device_orders
+from meshcast.simulator.bounds.device_orders import DeviceOrder, MarkedOrders, PassMemory, PassTimes, device_orders
 from meshcast.simulator.bounds.device_states import DeviceStates, hop_seconds
 from meshcast.simulator.bounds.schedule_bound import (
     FORWARD,
@@ -33,19 +33,33 @@ from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 
 
 @dataclass(frozen=True, eq=False)
+class KnownOrders:
+    """What is known of shapes that differ in the number of micro-batches alone.
+
+    replays: their critical paths.
+    marked: orders of some devices.
+    held: passes whose activations devices hold.
+    """
+
+    replays: Replays = field(default_factory=dict)
+    marked: MarkedOrders = field(default_factory=dict)
+    held: dict[int, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
 class OrderBounds:
     """What the order of the passes of a pipeline bounds, however long they take.
 
     schedule: the schedule, with orders that exist for this shape.
     shape: numbers of its devices, stages and micro-batches.
     layers: number of layers of every part of the model.
-    replays: critical paths of shapes that differ in the number of micro-batches alone.
+    like: what is known of shapes that differ in the number of micro-batches alone.
     """
 
     schedule: Schedule
     shape: PipelineShape
     layers: tuple[int, ...]
-    replays: Replays = field(default_factory=dict)
+    like: KnownOrders = field(default_factory=KnownOrders)
 
     @cached_property
     def place(self) -> StagePlaces:
@@ -55,7 +69,7 @@ class OrderBounds:
     @cached_property
     def in_flight(self) -> np.ndarray:
         """Least activations in flight on every device."""
-        return least_in_flight(self.schedule, self.shape)
+        return least_in_flight(self.schedule, self.shape, self.like.held)
 
     @cached_property
     def known(self) -> bool:
@@ -65,13 +79,13 @@ class OrderBounds:
     @cached_property
     def device_orders(self) -> dict[int, DeviceOrder]:
         """Orders of some devices: of the first and the last device, and of such as have neither embedding nor loss."""
-        p = self.shape.p
-        return device_orders(self.schedule, self.shape, sorted({0, min(1, p - 1), p // 2, p - 1}))
+        devices = sorted({0, min(1, self.shape.p - 1), self.shape.p // 2, self.shape.p - 1})
+        return device_orders(self.schedule, self.shape, devices, self.like.marked)
 
     @remembered_by(lambda order, times: ())
     def critical_paths(self, times: StageTimes) -> CriticalPaths | None:
         """Returns the critical paths, chosen by the durations of the first call; None if the schedule has none."""
-        return critical_paths(self.schedule, self.shape, times, {0, self.shape.p - 1}, self.replays)
+        return critical_paths(self.schedule, self.shape, times, {0, self.shape.p - 1}, self.like.replays)
 
 
 @dataclass(frozen=True, eq=False)

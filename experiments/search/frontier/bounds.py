@@ -15,10 +15,9 @@ from meshcast.experiments.search.space.space import LayerGroup, Pipeline, Place,
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.remembered import remember, remembered, remembered_by
 from meshcast.hardware.units import GIB
-from meshcast.simulator.bounds.critical_paths import Replays
 from meshcast.simulator.bounds.device_states import DeviceStates, device_states
 from meshcast.simulator.bounds.micro_batches import SizedUnits
-from meshcast.simulator.bounds.order_bounds import OrderBounds, StageBounds
+from meshcast.simulator.bounds.order_bounds import KnownOrders, OrderBounds, StageBounds
 from meshcast.simulator.bounds.schedule_bound import StageTimes
 from meshcast.simulator.bounds.unit_prices import LoweredUnits, UnitLayout, UnitPrices, lower_units
 from meshcast.simulator.forecast.planning import resolve_plan
@@ -237,7 +236,7 @@ class PointBounds:
         self.space, self.shared = space, shared or SharedWork()
         self.prices = PriceBounds(space, self.shared)
         self.states = StateBounds(self.prices)
-        self._replays: defaultdict[Pipeline, Replays] = defaultdict(dict)
+        self._known_orders = defaultdict[Pipeline, KnownOrders](KnownOrders)
         self._stages: dict[tuple[int, int, int | None], StageBounds] = {}
 
     def order(self, group: LayerGroup, pipeline: Pipeline) -> OrderBounds | None:
@@ -256,7 +255,7 @@ class PointBounds:
             layers = tuple(layers_of_stages(pipeline.partition, self.space.loaded.model.layers, parts))
         except MeshcastError:
             return None
-        return OrderBounds(schedule, shape, layers, self._replays[pipeline])
+        return OrderBounds(schedule, shape, layers, self._known_orders[pipeline])
 
     def stages(self, group: LayerGroup, pipeline: Pipeline, data: str | None = None) -> StageBounds | None:
         """Returns the bounds of a pipeline of a group with a data scheme, or with any of the space, or None."""
