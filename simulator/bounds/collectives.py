@@ -105,10 +105,10 @@ class UnitCollectives:
         units[0] += 1
         units[-1] += 1
         starts = np.cumsum([0, *units[:-1]])
-        columns = {column.name: np.add.reduceat(getattr(self, column.name), starts) for column in fields(self)}
+        rows = np.add.reduceat([getattr(self, column.name) for column in fields(self)], starts, axis=1)
         # Those of the first unit of a pass may run beside the pass before.
-        columns["each_between"] -= np.maximum.reduceat(self.each_between, starts)
-        return UnitCollectives(**{name: (column * (units > 0))[part] for name, column in columns.items()})
+        rows[-1] -= np.maximum.reduceat(self.each_between, starts)
+        return UnitCollectives(*(rows * (units > 0))[:, part])
 
 
 def unit_collectives(plan: Plan, stages: EveryStageOps, shared: SharedWork, stream: str = DATA) -> UnitCollectives:

@@ -67,15 +67,16 @@ class CriticalPaths:
         return np.where(np.einsum("cpkw,pkw->c", self.passes, none) > 0, 0.0, lengths)
 
     def last_reduction(
-        self, times: StageTimes, reductions: np.ndarray, gathers: np.ndarray, each: np.ndarray, late: float
+        self, lengths: np.ndarray, reductions: np.ndarray, gathers: np.ndarray, each: np.ndarray, late: float
     ) -> float:
         """Returns when all passes have ended and all gradients are reduced, at the earliest [s].
 
+        lengths: of the chains [chains] [s].
         reductions, gathers: of the gradients and weights of a virtual stage, once a step [stages] [s].
         each: reductions of a virtual stage in every micro-batch [stages] [s].
         late: by how much the first forward pass of all is put off by what it waits for [s].
         """
-        begin, last = self.seconds(times), 1 + self.ends + self.starts
+        begin, last = lengths.copy(), 1 + self.ends + self.starts
         begin[: 1 + self.ends] += late
         begin[last:] += late
         begin[1 : 1 + self.ends] += self.beside[1 : 1 + self.ends] @ (reductions + each)

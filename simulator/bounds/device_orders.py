@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.remembered import remember
 from meshcast.simulator.bounds.critical_paths import FEW
 from meshcast.simulator.bounds.schedule_bound import PASSES
 from meshcast.simulator.scheduling.schedule import OverlappedPasses, PipelineShape, Schedule, actions_of
@@ -106,18 +108,33 @@ class DeviceOrder:
         return float(max(ends[-1] + late, free))
 
 
-def device_orders(schedule: Schedule, shape: PipelineShape, devices: Sequence[int]) -> dict[int, DeviceOrder]:
+MarkedOrders = dict[tuple[int, bool], dict[int, DeviceOrder]]
+"""Orders of some devices by the number of micro-batches, and whether they have all passes of a step."""
+
+
+def device_orders(
+    schedule: Schedule, shape: PipelineShape, devices: Sequence[int], known: MarkedOrders | None = None
+) -> dict[int, DeviceOrder]:
     """Returns the orders of some devices; empty for a schedule whose orders depend on durations.
 
     A long batch holds as much as a short batch: what is between warm-up and cool-down repeats.
+    known: orders of the same devices, of shapes that differ in the number of micro-batches alone.
     """
     if schedule.needs_durations:
         return {}
     few = FEW * shape.p + shape.m % shape.p
     short = replace(shape, m=few) if few < shape.m else shape
+    mark = partial(_mark_orders, schedule, short, devices, short.m == shape.m)
+    return remember({} if known is None else known, (short.m, short.m == shape.m), mark)
+
+
+def _mark_orders(
+    schedule: Schedule, shape: PipelineShape, devices: Sequence[int], whole: bool
+) -> dict[int, DeviceOrder]:
+    """Returns the orders of some devices. whole: whether they have all passes of a step."""
     try:
-        schedule.check(short)
-        orders = schedule.orders(short)
+        schedule.check(shape)
+        orders = schedule.orders(shape)
     except MeshcastError:
         return {}
     marked = dict[int, DeviceOrder]()
@@ -129,7 +146,7 @@ def device_orders(schedule: Schedule, shape: PipelineShape, devices: Sequence[in
         kind = np.array([PASSES.index(action.kind) for action in actions])
         numbers = [len(item) if isinstance(item, OverlappedPasses) else 1 for item in orders[device]]
         place = np.repeat(np.cumsum([0, *numbers[:-1]]), numbers)
-        marked[device] = _mark_lives(part, kind, place, short.m == shape.m)
+        marked[device] = _mark_lives(part, kind, place, whole)
     return marked
 
 

@@ -7,7 +7,7 @@ b - 1 times what they grow by from 1 to 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property, reduce
@@ -20,16 +20,18 @@ from meshcast.hardware.remembered import remembered
 from meshcast.simulator.bounds.schedule_bound import PASSES, StageTimes
 from meshcast.simulator.bounds.unit_prices import (
     LoweredUnits,
+    UnitKind,
     UnitLayout,
     UnitPrices,
     add_recomputed,
     price_units,
     rows_of_passes,
 )
-from meshcast.simulator.engine.maxplus import product
+from meshcast.simulator.engine.maxplus import Coordinates, product
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.ops import COMPUTE, Fragment, Op, StageOps, TensorUse, UnitRun, Work
 from meshcast.simulator.program.block import Price
+from meshcast.simulator.program.task import Task
 
 
 class NotAffine(Exception):
@@ -83,32 +85,10 @@ class SizedUnits:
         both = zip(first.stages, second.stages, strict=True)
         pairs = {op: other for stages in both for _, op, other in _pair_runs(*stages)}
         _check(all(op.launches == other.launches for op, other in pairs.items()))
-        works = self._works(sizes)
-
-        def price(op: Op) -> np.ndarray:
-            return works(op.work, pairs[op].work) if op.work is not None else works.free
-
-        axes, columns, longest = prices.coordinates, list[tuple[np.ndarray, ...]](), list[np.ndarray]()
-        for kind in prices.kinds:
-            busy, wholes = np.zeros((len(sizes), len(PASSES), len(axes.streams))), list[np.ndarray]()
-            kernels = works.free[0]
-            for number, action in enumerate(PASSES):
-                matrices = list[np.ndarray]()
-                for part in kind.tasks[action].parts:
-                    priced = [price(op) for op in part.block.ops]
-                    for op, (seconds, _) in zip(part.block.ops, priced, strict=True):
-                        busy[:, number, axes.at[op.stream]] += part.count * seconds
-                        if action == "F" and op.stream == COMPUTE:
-                            kernels = np.maximum(kernels, seconds)
-                    durations = [seconds for seconds, _ in priced], [latency for _, latency in priced]
-                    matrix = axes.sweep(part.block, *durations, prices=(len(sizes),)).out
-                    matrices += [np.moveaxis(matrix, -1, 0)] * part.count
-                wholes.append(reduce(lambda a, b: product(b, a), matrices))
-            columns.append(rows_of_passes(axes, np.stack(wholes, axis=1), busy))
-            longest.append(kernels)
-        stacked = [np.stack(column, axis=1) for column in zip(*columns, strict=True)]
-        times = {size: StageTimes(*(column[i] for column in stacked), 0.0) for i, size in enumerate(sizes)}
-        return {size: (times[size], np.array(longest)[:, i]) for i, size in enumerate(sizes)}
+        tasks = _ScaledTasks(prices.coordinates, self._works(sizes), pairs)
+        columns = [np.stack(column, axis=1) for column in zip(*map(tasks.rows_of, prices.kinds), strict=True)]
+        longest = np.stack([tasks.longest_kernel(kind) for kind in prices.kinds], axis=1)
+        return {size: (StageTimes(*(rows[i] for rows in columns), 0.0), longest[i]) for i, size in enumerate(sizes)}
 
     def _at_once(self, size: int) -> tuple[int, ...]:
         return self.sizes if size in self.sizes else (size,)
@@ -223,6 +203,45 @@ class _ScaledWorks:
             prices = [self._price(_scale(small, large, size - 1)) for size in self._sizes]
             self._known[key] = np.array(prices).T[::2]  # type: ignore[index]
         return self._known[key]  # type: ignore[index]
+
+
+class _ScaledTasks:
+    """Passes of units at several sizes of micro-batches, from their tasks at one sequence.
+
+    axes: of their matrices.
+    works: prices of their works.
+    pairs: the ops at two sequences.
+    """
+
+    def __init__(self, axes: Coordinates, works: _ScaledWorks, pairs: Mapping[Op, Op]) -> None:
+        self._axes, self._works, self._pairs = axes, works, pairs
+
+    def rows_of(self, kind: UnitKind) -> tuple[np.ndarray, ...]:
+        """Returns the times of a unit, as `StageTimes` has them [sizes, ...]."""
+        wholes, busy = zip(*(self._run(kind.tasks[action]) for action in PASSES), strict=True)
+        return rows_of_passes(self._axes, np.stack(wholes, axis=1), np.stack(busy, axis=1))
+
+    def longest_kernel(self, kind: UnitKind) -> np.ndarray:
+        """Returns the seconds of the longest kernel of the forward pass of a unit [sizes]."""
+        kernels = (op for part in kind.tasks["F"].parts for op in part.block.ops if op.stream == COMPUTE)
+        return np.maximum.reduce([self._works.free[0], *(self._price(op)[0] for op in kernels)])
+
+    def _price(self, op: Op) -> np.ndarray:
+        """Returns seconds and latency of an op [2, sizes] [s]."""
+        return self._works(op.work, self._pairs[op].work) if op.work is not None else self._works.free
+
+    def _run(self, task: Task) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the matrix of a pass [sizes, coordinates, coordinates], and the seconds of its ops on every stream
+        [sizes, streams]."""
+        sizes = self._works.free.shape[1]
+        busy, matrices = np.zeros((sizes, len(self._axes.streams))), list[np.ndarray]()
+        for part in task.parts:
+            seconds, latency = np.array([self._price(op) for op in part.block.ops]).reshape(-1, 2, sizes).swapaxes(0, 1)
+            for op, of_sizes in zip(part.block.ops, seconds, strict=True):
+                busy[:, self._axes.at[op.stream]] += part.count * of_sizes
+            matrix = self._axes.sweep(part.block, seconds, latency, prices=(sizes,)).out  # type: ignore[arg-type]
+            matrices += [np.moveaxis(matrix, -1, 0)] * part.count
+        return reduce(lambda before, after: product(after, before), matrices), busy
 
 
 def _pair_runs(small: StageOps, large: StageOps) -> Iterator[tuple[UnitRun, Op, Op]]:

@@ -8,16 +8,17 @@ from functools import cached_property
 import numpy as np
 
 from meshcast.hardware.records import dataclass
-from meshcast.hardware.remembered import remembered_by
+from meshcast.hardware.remembered import remembered, remembered_by
 from meshcast.simulator.bounds.collectives import UnitCollectives
 from meshcast.simulator.bounds.critical_paths import CriticalPaths, Replays, critical_paths
-from meshcast.simulator.bounds.device_orders import DeviceOrder, PassMemory, PassTimes, device_orders
+from meshcast.simulator.bounds.device_orders import DeviceOrder, MarkedOrders, PassMemory, PassTimes, device_orders
 from meshcast.simulator.bounds.device_states import DeviceStates, hop_seconds
 from meshcast.simulator.bounds.schedule_bound import (
     FORWARD,
     INPUTS,
     WEIGHTS,
     WHOLE,
+    DeviceBound,
     StagePlaces,
     StageTimes,
     bound_devices,
@@ -32,19 +33,33 @@ from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 
 
 @dataclass(frozen=True, eq=False)
+class KnownOrders:
+    """What is known of shapes that differ in the number of micro-batches alone.
+
+    replays: their critical paths.
+    marked: orders of some devices.
+    held: passes whose activations devices hold.
+    """
+
+    replays: Replays = field(default_factory=dict)
+    marked: MarkedOrders = field(default_factory=dict)
+    held: dict[int, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
 class OrderBounds:
     """What the order of the passes of a pipeline bounds, however long they take.
 
     schedule: the schedule, with orders that exist for this shape.
     shape: numbers of its devices, stages and micro-batches.
     layers: number of layers of every part of the model.
-    replays: critical paths of shapes that differ in the number of micro-batches alone.
+    like: what is known of shapes that differ in the number of micro-batches alone.
     """
 
     schedule: Schedule
     shape: PipelineShape
     layers: tuple[int, ...]
-    replays: Replays = field(default_factory=dict)
+    like: KnownOrders = field(default_factory=KnownOrders)
 
     @cached_property
     def place(self) -> StagePlaces:
@@ -54,7 +69,7 @@ class OrderBounds:
     @cached_property
     def in_flight(self) -> np.ndarray:
         """Least activations in flight on every device."""
-        return least_in_flight(self.schedule, self.shape)
+        return least_in_flight(self.schedule, self.shape, self.like.held)
 
     @cached_property
     def known(self) -> bool:
@@ -64,13 +79,13 @@ class OrderBounds:
     @cached_property
     def device_orders(self) -> dict[int, DeviceOrder]:
         """Orders of some devices: of the first and the last device, and of such as have neither embedding nor loss."""
-        p = self.shape.p
-        return device_orders(self.schedule, self.shape, sorted({0, min(1, p - 1), p // 2, p - 1}))
+        devices = sorted({0, min(1, self.shape.p - 1), self.shape.p // 2, self.shape.p - 1})
+        return device_orders(self.schedule, self.shape, devices, self.like.marked)
 
     @remembered_by(lambda order, times: ())
     def critical_paths(self, times: StageTimes) -> CriticalPaths | None:
         """Returns the critical paths, chosen by the durations of the first call; None if the schedule has none."""
-        return critical_paths(self.schedule, self.shape, times, {0, self.shape.p - 1}, self.replays)
+        return critical_paths(self.schedule, self.shape, times, {0, self.shape.p - 1}, self.like.replays)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +105,27 @@ class StageBounds:
 
     def times(self, plan: Plan | None) -> StageTimes:
         """Returns the least durations of passes. plan: gives prices of messages; without a plan they take no time."""
-        hop = hop_seconds(plan, self.prices.message_nbytes, self.shared) if plan is not None else 0.0
+        return self._times(self._hop(plan))
+
+    def _hop(self, plan: Plan | None) -> float:
+        """Returns the seconds of a message between two stages."""
+        return hop_seconds(plan, self.prices.message_nbytes, self.shared) if plan is not None else 0.0
+
+    @remembered
+    def _times(self, hop: float) -> StageTimes:
         return self.prices.stage_times(self.units, hop)
+
+    @remembered
+    def _bound_devices(self, hop: float, blocking: bool) -> DeviceBound:
+        """Returns when devices are done with their passes, at the earliest. blocking: see `seconds`."""
+        order = self.order
+        return bound_devices(order.schedule, order.shape, order.place, self._times(hop), blocking)
+
+    @remembered
+    def _chains(self, hop: float) -> tuple[CriticalPaths, np.ndarray] | None:
+        """Returns the critical paths with their lengths [s]; None if the schedule has none."""
+        paths = self.order.critical_paths(self._times(hop))
+        return (paths, paths.seconds(self._times(hop))) if paths is not None else None
 
     # ------------------------------------------------------------------------------------------ memory
 
@@ -104,15 +138,16 @@ class StageBounds:
         order, place = self.order, self.order.place
         if offloads or not order.known:
             return float(state.resident.max())
-        held = state.resident + self._activations()
+        held = state.resident + self._activations
         whole = self._whole_of_stages(state) * whole_weights
         nbytes = max(float(held.max()), self._memory_in_order(state, whole))
         if order.schedule.pairs_passes and whole.any():  # both directions have begun at the peak
             nbytes = max(nbytes, float((held + place.sum(whole[0])).max()))
         return nbytes
 
+    @cached_property
     def _activations(self) -> np.ndarray:
-        """Returns the least memory of activations at the peak of every device [bytes]."""
+        """The least memory of activations at the peak of every device [bytes]."""
         in_flight, place = self.order.in_flight, self.order.place
         grown, forward, backward = place.least(self.prices.activations(self.units)[place.part]).T
         if self.order.schedule.pairs_passes:  # a forward pass takes the memory that a backward pass gives back
@@ -135,6 +170,8 @@ class StageBounds:
         """Returns the least memory of some devices, from the orders of their passes [bytes]. whole_of_stages: as
         `_whole_of_stages` gives it."""
         place, largest, memory = self.order.place, 0.0, self.prices.pass_memory(self.units)
+        if not whole_of_stages.any():
+            return max((float(state.resident[device]) + peak for device, peak in self._peaks.items()), default=0.0)
         for device, order in self.order.device_orders.items():
             whole, here = np.zeros((2, len(self.units))), place.device == device
             for of_parts, of_stages in zip(whole, whole_of_stages, strict=True):
@@ -142,15 +179,20 @@ class StageBounds:
             largest = max(largest, float(state.resident[device]) + order.peak(PassMemory(*memory, *whole)))
         return largest
 
+    @cached_property
+    def _peaks(self) -> dict[int, float]:
+        """The most memory of the passes of some devices, where no whole weights or gradients live [bytes]."""
+        memory = PassMemory(*self.prices.pass_memory(self.units), *np.zeros((2, len(self.units))))
+        return {device: order.peak(memory) for device, order in self.order.device_orders.items()}
+
     # -------------------------------------------------------------------------------------------- time
 
     def chain_seconds(self, plan: Plan | None) -> float:
         """Returns a lower bound of the time of all passes, from their order alone [s]; 0 if there is none."""
         if not self.order.schedule.barrier:
             return 0.0
-        times = self.times(plan)
-        paths = self.order.critical_paths(times)
-        return 0.0 if paths is None else float(paths.seconds(times)[0])
+        chains = self._chains(self._hop(plan))
+        return 0.0 if chains is None else float(chains[1][0])
 
     def seconds(self, state: DeviceStates, blocking: bool, gathers_ahead: bool, copies: float) -> float:
         """Returns a lower bound of the step time [s]; 0 if the schedule has none.
@@ -162,8 +204,8 @@ class StageBounds:
         order = self.order
         if not order.known:
             return 0.0
-        times = self.times(state.plan)
-        bound = bound_devices(order.schedule, order.shape, order.place, times, blocking)
+        hop = self._hop(state.plan)
+        times, bound = self._times(hop), self._bound_devices(hop, blocking)
         bound = bound._replace(computed=bound.computed + state.summed)
         copied = order.shape.m * ((state.plan.model_parts.model.layers // order.shape.p - 1) * copies)
         longest = 0.0
@@ -193,11 +235,12 @@ class StageBounds:
     def _last_reduction(self, times: StageTimes, sides: UnitCollectives) -> float:
         """Returns when all passes have ended and all gradients are reduced, at the earliest [s]."""
         last = self._last_in_order(times, sides)
-        if (paths := self.order.critical_paths(times)) is None:
+        if (chains := self._chains(times.hop)) is None:
             return last
+        paths, lengths = chains
         # All chains begin with the first forward pass of the first stage, which waits for its weights.
         late = max(float(sides.first[0] - times.stream[self.order.place.part[0], 0, 0]), 0.0)
-        return max(last, paths.last_reduction(times, sides.last, sides.first, sides.each_last, late))
+        return max(last, paths.last_reduction(lengths, sides.last, sides.first, sides.each_last, late))
 
     def _last_in_order(self, times: StageTimes, sides: UnitCollectives) -> float:
         """Returns when the passes of the first and of the last device and the collectives beside them have ended, at

@@ -7,12 +7,14 @@ last gradient has gone back through them, or run its passes in less time than th
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.capabilities import RequiresRoles
 from meshcast.simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule, actions_of
 
@@ -269,9 +271,12 @@ def has_bound(schedule: Schedule, shape: PipelineShape) -> bool:
     return whole and of_one and not isinstance(schedule, RequiresRoles)
 
 
-def least_in_flight(schedule: Schedule, shape: PipelineShape) -> np.ndarray:
+def least_in_flight(schedule: Schedule, shape: PipelineShape, known: dict[int, np.ndarray] | None = None) -> np.ndarray:
     """Counts the passes whose activations a device holds at its peak, at least [devices]: the closed form of the paper;
-    without it, as a replay of its orders counts them, if they do not depend on durations."""
+    without it, as a replay of its orders counts them, if they do not depend on durations.
+
+    known: replays by the number of micro-batches, of shapes that differ in it alone.
+    """
     held = np.ones(shape.p)
     if shape.forward_only or schedule.needs_durations or not has_bound(schedule, shape):
         return held
@@ -285,10 +290,13 @@ def least_in_flight(schedule: Schedule, shape: PipelineShape) -> np.ndarray:
         schedule.check(few)
     except PlanError:
         few = shape
-    for device, order in enumerate(schedule.orders(few)):
-        steps = np.array([_HELD.get(action.kind, 0) for action in actions_of(order)])
-        held[device] = max(1.0, np.cumsum(steps).max(initial=0))
-    return held
+    return remember({} if known is None else known, few.m, partial(_count_held, schedule, few))
+
+
+def _count_held(schedule: Schedule, shape: PipelineShape) -> np.ndarray:
+    """Counts the passes whose activations devices hold at their peak, in the orders of a schedule [devices]."""
+    steps = ([_HELD.get(action.kind, 0) for action in actions_of(order)] for order in schedule.orders(shape))
+    return np.array([max(1.0, np.cumsum(of_device).max(initial=0)) for of_device in steps])
 
 
 _HELD = {"F": 1, "B": -1, "BW": -1}

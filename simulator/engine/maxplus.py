@@ -296,14 +296,13 @@ class Coordinates:
         seconds, latency: of its ops, each as an array of shape `prices` where there are several: the last axes of the
             matrices.
         """
-        width, at = self.size + len(marks), range(self.size)
-        now = np.full((self.size, width, *prices), NEVER)
-        now[at, at] = 0.0
-        begin, seen = np.full((2, len(block.ops), width, *prices), NEVER)
+        now = np.full((self.size, self.size + len(marks), *prices), NEVER)
+        now[np.diag_indices(self.size)] = 0.0
+        begin, seen = np.full((2, len(block.ops), *now.shape[1:]), NEVER)
         for i, places in enumerate(marks):
             begin[[place for place in places if place != INPUT], self.size + i] = 0.0
         arrivals = now[self.ports].copy()
-        entries = [(number, set(port.entry)) for number, port in enumerate(block.ports)]
+        entries = [(arrival, set(port.entry)) for arrival, port in zip(arrivals, block.ports, strict=False)]
         for i, op in enumerate(block.ops):
             stream, row = self.at[op.stream], begin[i]
             np.maximum(row, now[stream], out=row)
@@ -312,16 +311,15 @@ class Coordinates:
                 np.maximum(row, now[self.host], out=row)
             for j in block.after[i]:
                 np.maximum(row, seen[j], out=row)
-            for number, entry in entries:
+            for arrival, entry in entries:
                 if i in entry:
-                    np.maximum(row, arrivals[number], out=row)
+                    np.maximum(row, arrival, out=row)
             now[stream] = row + seconds[i]
             seen[i] = now[stream] + latency[i]
-        for number, port in enumerate(block.ports):
-            out = now[self.port + number]
-            out[:] = arrivals[number] if port.through else NEVER
+        for row, arrival, port in zip(now[self.port :], arrivals, block.ports, strict=False):
+            row[:] = arrival if port.through else NEVER
             for j in port.exit:
-                np.maximum(out, seen[j], out=out)
+                np.maximum(row, seen[j], out=row)
         return BlockMatrices(begin, now)
 
     def parts_follow(self, parts: Sequence[PricedBlock], s: int) -> bool:

@@ -104,6 +104,8 @@ class Scope:
         self._families = {axis: scheme.family for scheme in self.schemes if not scheme.view for axis in scheme.over}
         self._same_gradient: dict[str, Tensor] = {}
         self._renamed_from: dict[str, Tensor] = {}
+        self._buffers: dict[tuple[Tensor, str, tuple[tuple[str, str], ...]], tuple[str, int, str]] = {}
+        """Keys, bytes and categories of tensors of the unit, and of their gradients, by their layouts."""
         self._without_gradient: set[str] = set()
         self._graphed: Mapping[str, str] = {}
 
@@ -245,18 +247,23 @@ class Scope:
 
     def tensor_use(self, tensor: Tensor, layout: Layout, op: Op, made: bool = False, prefix: str = "") -> TensorUse:
         """Makes the use of a tensor in a layout by `op`. prefix: ``d:`` for its gradient."""
-        if prefix:
-            while tensor.name in self._same_gradient:
-                tensor = self._same_gradient[tensor.name]
-            tensor = tensor.gradient
-        category = "logits" if tensor.has("v") else "workspace"
-        return TensorUse(prefix + self.key(tensor, layout), tensor.held_bytes(layout, self.mesh), op, made, category)
+        buffer = tensor, prefix, tuple(layout.items())
+        if buffer not in self._buffers:
+            if prefix:
+                while tensor.name in self._same_gradient:
+                    tensor = self._same_gradient[tensor.name]
+                tensor = tensor.gradient
+            category = "logits" if tensor.has("v") else "workspace"
+            nbytes = tensor.held_bytes(layout, self.mesh)
+            self._buffers[buffer] = prefix + self.key(tensor, layout), nbytes, category
+        key, nbytes, category = self._buffers[buffer]
+        return TensorUse(key, nbytes, op, made, category)
 
     # ------------------------------------------------------------------------------------------------ units
 
     def enter(self, unit: Unit) -> tuple[tuple[str | None, str | None], tuple[int, int]]:
         """Records producers and readers of a unit; returns the memory keys and the bytes of its input and output."""
-        for notes in (self.producer, self.readers, self._same_gradient, self._renamed_from):
+        for notes in (self.producer, self.readers, self._same_gradient, self._renamed_from, self._buffers):
             notes.clear()
         # Inputs of the model, such as token ids, and tensors computed from them by frozen operators only.
         entering = unit.residual_in.name if unit.residual_in else ""

@@ -13,12 +13,11 @@ import numpy as np
 from meshcast.experiments.search.space.data_schemes import gathers_ahead
 from meshcast.experiments.search.space.space import LayerGroup, Pipeline, Place, Space, StepChoice
 from meshcast.hardware.errors import MeshcastError
-from meshcast.hardware.remembered import remembered, remembered_by
+from meshcast.hardware.remembered import remember, remembered, remembered_by
 from meshcast.hardware.units import GIB
-from meshcast.simulator.bounds.critical_paths import Replays
 from meshcast.simulator.bounds.device_states import DeviceStates, device_states
 from meshcast.simulator.bounds.micro_batches import SizedUnits
-from meshcast.simulator.bounds.order_bounds import OrderBounds, StageBounds
+from meshcast.simulator.bounds.order_bounds import KnownOrders, OrderBounds, StageBounds
 from meshcast.simulator.bounds.schedule_bound import StageTimes
 from meshcast.simulator.bounds.unit_prices import LoweredUnits, UnitLayout, UnitPrices, lower_units
 from meshcast.simulator.forecast.planning import resolve_plan
@@ -30,6 +29,9 @@ from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule, make_schedule
 
 Bound = TypeVar("Bound")
+
+MAX_STAGES = 5_000
+"""Pipelines with priced stages that are kept: a few KiB each."""
 
 
 class PriceBounds:
@@ -234,7 +236,8 @@ class PointBounds:
         self.space, self.shared = space, shared or SharedWork()
         self.prices = PriceBounds(space, self.shared)
         self.states = StateBounds(self.prices)
-        self._replays: defaultdict[Pipeline, Replays] = defaultdict(dict)
+        self._known_orders = defaultdict[Pipeline, KnownOrders](KnownOrders)
+        self._stages: dict[tuple[int, int, int | None], StageBounds] = {}
 
     def order(self, group: LayerGroup, pipeline: Pipeline) -> OrderBounds | None:
         """Returns the bounds from the order of the passes of a pipeline; None if it does not exist."""
@@ -252,14 +255,19 @@ class PointBounds:
             layers = tuple(layers_of_stages(pipeline.partition, self.space.loaded.model.layers, parts))
         except MeshcastError:
             return None
-        return OrderBounds(schedule, shape, layers, self._replays[pipeline])
+        return OrderBounds(schedule, shape, layers, self._known_orders[pipeline])
 
     def stages(self, group: LayerGroup, pipeline: Pipeline, data: str | None = None) -> StageBounds | None:
         """Returns the bounds of a pipeline of a group with a data scheme, or with any of the space, or None."""
         prices, order = self.prices.prices(group, data), self.order(group, pipeline)
         if prices is None or order is None:
             return None
-        return StageBounds(order, prices.stages(order.layers, pipeline.recomputed), prices, self.shared)
+
+        def bound() -> StageBounds:
+            return StageBounds(order, prices.stages(order.layers, pipeline.recomputed), prices, self.shared)
+
+        # Data schemes, and places of the ranks, change little of what bounds a pipeline.
+        return remember(self._stages, (id(prices), id(order), pipeline.recomputed), bound, MAX_STAGES)
 
     @remembered_by(lambda bounds, group, pipeline: (group._replace(offload=()), pipeline))
     def bound_chains(self, group: LayerGroup, pipeline: Pipeline) -> float:

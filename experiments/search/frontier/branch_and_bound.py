@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,7 +59,7 @@ from meshcast.simulator.runs.replicas import ForecastSteps
 
 Groups = Sequence[tuple[SearchedCluster, LayerGroup]]
 
-UNITS_AT_ONCE = 64
+UNITS_AT_ONCE = 16
 """Of many kinds of units, how many are bounded before a plan is forecast."""
 
 GROUPS_OF_A_REPORT = 50
@@ -238,7 +239,8 @@ class Search(PlanSearch):
     def _divide(self, groups: Groups, others: OtherProcesses | None, report: Callable[[], None]) -> None:
         """Takes up what has the smallest bound until no bound is better than the best plans.
 
-        Groups enter some at a time: in a space of many of them a plan is forecast before the next ones are bounded.
+        Groups enter some at a time: in a space of many of them a plan is forecast before the next ones are bounded,
+        unless one is known.
         """
         certificate, batches = self.certificate, divide_groups(groups)
         for number, entering in enumerate(batches, 1):
@@ -249,7 +251,7 @@ class Search(PlanSearch):
                 self._outside = None
             exact = certificate.exact
             while self._heap and self._heap[0].value < self.incumbents.limit:
-                if self._outside is not None and certificate.exact > exact:
+                if self._outside is not None and (certificate.exact > exact or certificate.incumbent < math.inf):
                     break
                 for values in others.receive() if others is not None else ():
                     self.note(values)

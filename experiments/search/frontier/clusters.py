@@ -17,7 +17,7 @@ NOTHING: Mapping[str, Any] = {}
 """No open fields of the run."""
 
 
-MANY_UNITS = 400
+MANY_UNITS = 200
 """Kinds of units up to which the kernels of all are bounded first."""
 
 

@@ -115,11 +115,13 @@ def test_chains_are_the_longest_of_their_passes(name: str, chunks: int, device: 
         # Collectives that take longer than the step, of this stage alone.
         seconds = np.where(np.arange(shape.stages) == stage, 1.0, 0.0)
         last = [action for action in ends if action.stage == stage and action.kind in ("BW", "W")][-1]
-        assert paths.last_reduction(times, seconds, nothing, nothing, 0.0) == pytest.approx(ends[last][0] + 1)
+        assert paths.last_reduction(paths.seconds(times), seconds, nothing, nothing, 0.0) == pytest.approx(
+            ends[last][0] + 1
+        )
         first = next(action for action in ends if action.stage == stage and action.kind == "F")
         late = replay(schedule, shape, times, {first: 1.0})
         left = max(end for _, end in late.values()) - 1
-        assert paths.last_reduction(times, nothing, seconds, nothing, 0.0) == pytest.approx(1 + left)
+        assert paths.last_reduction(paths.seconds(times), nothing, seconds, nothing, 0.0) == pytest.approx(1 + left)
 
 
 def test_chains_with_collectives_beside_them() -> None:
@@ -129,11 +131,11 @@ def test_chains_with_collectives_beside_them() -> None:
     step = (8 + 3) * (F + BW)
     reductions, each = np.array([5.0, 0, 0, 0]), np.array([4.0, 0, 0, 0])
     # Device 0 reduces from the begin of its last backward pass on, which ends with the step.
-    assert paths.last_reduction(times, reductions, none, none, 0.0) == pytest.approx(step - BW + 5)
-    assert paths.last_reduction(times, none, 4 * reductions, none, 0.0) == pytest.approx(20 + step - F)
-    assert paths.last_reduction(times, none, none, none, 2.5) == pytest.approx(step + 2.5)
+    assert paths.last_reduction(paths.seconds(times), reductions, none, none, 0.0) == pytest.approx(step - BW + 5)
+    assert paths.last_reduction(paths.seconds(times), none, 4 * reductions, none, 0.0) == pytest.approx(20 + step - F)
+    assert paths.last_reduction(paths.seconds(times), none, none, none, 2.5) == pytest.approx(step + 2.5)
     # From its first backward pass on, after 4 forward and 3 backward passes elsewhere, it reduces 8 times 4 s.
-    assert paths.last_reduction(times, none, none, each, 0.0) == pytest.approx(4 * F + 3 * BW + 32)
+    assert paths.last_reduction(paths.seconds(times), none, none, each, 0.0) == pytest.approx(4 * F + 3 * BW + 32)
     assert step - BW + 4 < 4 * F + 3 * BW + 32
 
 
