@@ -171,7 +171,9 @@ class _ModelField:
         """Returns whether it has no default."""
         return self.default is MISSING and self.default_factory is None
 
-    def get_default(self, *, call_default_factory: bool = True, validated_data: Mapping[str, object]) -> object:
+    def get_default(
+        self, *, call_default_factory: bool = True, validated_data: Mapping[str, object] | None = None
+    ) -> object:
         """Returns the default. validated_data: the fields before, with their values."""
         if self.default_factory is not None and call_default_factory:
             takes_data = _count_parameters(self.default_factory) == 1
@@ -481,7 +483,7 @@ def dump(value: object, *, mode: str, **options: Any) -> object:
 
 
 @cache
-def _make_adapter(cls: type[_Record]) -> pydantic.TypeAdapter[object]:
+def _make_adapter(cls: type[_Record]) -> pydantic.TypeAdapter[Any]:
     """Returns pydantic's reader of a record."""
     import pydantic
 
