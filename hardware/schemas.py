@@ -15,18 +15,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import FrozenInstanceError
 from functools import cache, cached_property, partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, dataclass_transform, get_args, get_origin
 
 from meshcast.hardware.fast_validation import NotPlain, Validate, limit_values, make_validator
 
-if TYPE_CHECKING:  # checkers see pydantic's own classes and functions, with their signatures
+if TYPE_CHECKING:  # checkers see the signatures of pydantic's notes and decorators
     from typing import Self
 
     import pydantic
     from pydantic import (
         AfterValidator,
         AliasChoices,
-        BaseModel,
         BeforeValidator,
         ConfigDict,
         Field,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:  # checkers see pydantic's own classes and functions, with the
         field_validator,
         model_validator,
     )
-    from pydantic.fields import FieldInfo as ModelField
     from pydantic_core import CoreSchema
 
     State = tuple[dict[str, object], set[str], dict[str, object] | None]
@@ -114,6 +112,13 @@ class _AliasChoices:
         self.choices = choices
 
 
+if not TYPE_CHECKING:
+    Field, ConfigDict = _Limits, dict
+    AfterValidator, BeforeValidator, PlainValidator = _AfterValidator, _BeforeValidator, _PlainValidator
+    AliasChoices, WithJsonSchema = _AliasChoices, _WithJsonSchema
+    StrictBool, StrictInt, StrictStr = (Annotated[kind, Field(strict=True)] for kind in (bool, int, str))
+
+
 # --------------------------------------------------------------------------------------------------------------- fields
 
 
@@ -121,7 +126,7 @@ OF_FIELDS = frozenset({"default_factory", "alias", "validation_alias"})
 """Keywords of `Field` that say more of a field than limits of its values."""
 
 
-class _ModelField:
+class ModelField:
     """A field of a record.
 
     default: MISSING for one that is required, or that a factory makes.
@@ -132,7 +137,7 @@ class _ModelField:
         """hint: its type, maybe as text, with the names of its module. declared: its default or `Field`."""
         limits = declared if isinstance(declared, _Limits) else _Limits(declared)
         words = dict(limits.limits)
-        self.default = limits.default
+        self.default: Any = limits.default
         self.default_factory = words.pop("default_factory", None)
         self.alias = words.pop("alias", None)
         self.validation_alias = words.pop("validation_alias", None)
@@ -171,7 +176,9 @@ class _ModelField:
         """Returns whether it has no default."""
         return self.default is MISSING and self.default_factory is None
 
-    def get_default(self, *, call_default_factory: bool = True, validated_data: Mapping[str, object]) -> object:
+    def get_default(
+        self, *, call_default_factory: bool = True, validated_data: Mapping[str, object] | None = None
+    ) -> object:
         """Returns the default. validated_data: the fields before, with their values."""
         if self.default_factory is not None and call_default_factory:
             takes_data = _count_parameters(self.default_factory) == 1
@@ -223,19 +230,20 @@ FAST_CONFIG = frozenset({"extra", "frozen", "allow_inf_nan", "defer_build", "arb
 """Keywords of pydantic's `ConfigDict` that are known here; records with others are left to it."""
 
 
-class _RecordType(ABCMeta):
+@dataclass_transform(kw_only_default=True, field_specifiers=(Field,))
+class RecordType(ABCMeta):
     """Collects fields and validators of a record."""
 
     model_config: dict[str, Any]
-    model_fields: dict[str, _ModelField]
-    __own_fields__: dict[str, _ModelField]
+    model_fields: dict[str, ModelField]
+    __own_fields__: dict[str, ModelField]
     __validators__: dict[str, _Validator]
     __keys__: dict[str, str]
 
-    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> _RecordType:
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> RecordType:
         names = sys._getframe(1).f_globals  # a scheme of a user is in no module of `sys.modules` yet
         fields = {
-            field: _ModelField(hint, names, namespace.pop(field, MISSING))
+            field: ModelField(hint, names, namespace.pop(field, MISSING))
             for field, hint in namespace.get("__annotations__", {}).items()
             if not (field.startswith("_") or field == "model_config" or "ClassVar[" in str(hint))
         }
@@ -244,7 +252,7 @@ class _RecordType(ABCMeta):
         cls.__own_fields__, cls.model_fields, cls.__validators__ = fields, {}, {}
         config = dict[str, Any]()
         for base in reversed(cls.__mro__):
-            if isinstance(base, _RecordType):
+            if isinstance(base, RecordType):
                 cls.model_fields |= base.__own_fields__
                 cls.__validators__ |= validators if base is cls else base.__validators__
                 config |= base.model_config
@@ -255,14 +263,15 @@ class _RecordType(ABCMeta):
         return cls
 
 
-class _Record(metaclass=_RecordType):
+class BaseModel(metaclass=RecordType):
     """Base class of records; see pydantic's `BaseModel`."""
 
     __slots__ = ("__dict__", "__weakref__", "_more", "_stated")
-    model_config: ClassVar[dict[str, Any]] = {}
+    model_config: ClassVar[ConfigDict] = {}
 
-    _stated: set[str]
-    _more: dict[str, object] | None
+    if TYPE_CHECKING:  # no fields
+        _stated: set[str] = Field(init=False)
+        _more: dict[str, object] | None = Field(init=False)
 
     def __init__(self, **data: object) -> None:
         self.__setstate__(type(self).model_validate(data).__getstate__())
@@ -355,11 +364,11 @@ class _Record(metaclass=_RecordType):
         return self._stated
 
     @property
-    def model_extra(self) -> dict[str, object] | None:
+    def model_extra(self) -> dict[str, Any] | None:
         """Further keys, where the record may have some."""
         return self._more
 
-    def model_copy(self, *, update: Mapping[str, object] | None = None) -> Self:
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
         """Returns a copy with other values of some fields, which nothing checks."""
         values, stated, more = self.__getstate__()
         changes = dict(update or {})
@@ -379,7 +388,7 @@ class _Record(metaclass=_RecordType):
         exclude_none: bool = False,
         exclude_unset: bool = False,
         exclude_defaults: bool = False,
-    ) -> dict[str, object]:
+    ) -> dict[str, Any]:
         """Returns the fields as a mapping, records in them, too. mode: ``json`` for what JSON has."""
         inside = partial(
             dump,
@@ -412,7 +421,7 @@ class _Record(metaclass=_RecordType):
         yield from (self._more or {}).items()
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Record):
+        if not isinstance(other, BaseModel):
             return NotImplemented
         return type(self) is type(other) and [*self] == [*other]
 
@@ -422,11 +431,13 @@ class _Record(metaclass=_RecordType):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self)})"
 
-    def __getattr__(self, name: str) -> object:
-        more = None if name.startswith("_") else self._more
-        if more and name in more:
-            return more[name]
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    if not TYPE_CHECKING:  # checkers know no further keys
+
+        def __getattr__(self, name):
+            more = None if name.startswith("_") else self._more
+            if more and name in more:
+                return more[name]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: object) -> None:
         raise FrozenInstanceError(f"cannot assign to field {name!r}")
@@ -442,7 +453,7 @@ class _Record(metaclass=_RecordType):
             object.__setattr__(self, slot, part)
 
 
-def _validate_field(cls: type[_Record], name: str, value: object, info: _ValidationInfo) -> object:
+def _validate_field(cls: type[BaseModel], name: str, value: object, info: _ValidationInfo) -> object:
     """Returns the value of a field, as its type and its validators read it."""
     for validator in _list_validators(cls, "before", name):
         value = _call(validator, value, info)
@@ -453,7 +464,7 @@ def _validate_field(cls: type[_Record], name: str, value: object, info: _Validat
 
 
 @cache
-def _list_validators(cls: type[_Record], mode: str, field: str = "") -> tuple[Callable[..., object], ...]:
+def _list_validators(cls: type[BaseModel], mode: str, field: str = "") -> tuple[Callable[..., object], ...]:
     """Returns the validators of a record, or of one of its fields, in the order in which they are run."""
     names = [
         name
@@ -465,7 +476,7 @@ def _list_validators(cls: type[_Record], mode: str, field: str = "") -> tuple[Ca
 
 def dump(value: object, *, mode: str, **options: Any) -> object:
     """Returns a value without records in it, which become mappings; see `BaseModel.model_dump`."""
-    if isinstance(value, _Record):
+    if isinstance(value, BaseModel):
         return value.model_dump(mode=mode, **options)
     if isinstance(value, dict):
         return {key: dump(item, mode=mode, **options) for key, item in value.items()}
@@ -481,7 +492,7 @@ def dump(value: object, *, mode: str, **options: Any) -> object:
 
 
 @cache
-def _make_adapter(cls: type[_Record]) -> pydantic.TypeAdapter[object]:
+def _make_adapter(cls: type[BaseModel]) -> pydantic.TypeAdapter[Any]:
     """Returns pydantic's reader of a record."""
     import pydantic
 
@@ -489,7 +500,7 @@ def _make_adapter(cls: type[_Record]) -> pydantic.TypeAdapter[object]:
 
 
 @cache
-def to_pydantic(cls: type[_Record]) -> type[pydantic.BaseModel]:
+def to_pydantic(cls: type[BaseModel]) -> type[pydantic.BaseModel]:
     """Returns pydantic's model of the fields of a record, with their validators."""
     import pydantic
 
@@ -514,7 +525,7 @@ def _take_info(validator: Callable[..., object]) -> Callable[[object, Validation
     return lambda value, info: _call(validator, value, info)
 
 
-def _write_field(field: _ModelField) -> object:
+def _write_field(field: ModelField) -> object:
     import pydantic
 
     words = dict(field.limits)
@@ -528,8 +539,8 @@ def _write_field(field: _ModelField) -> object:
 
 
 def _validate_by_pydantic(
-    cls: type[_Record], data: object, read: Callable[[object], pydantic.BaseModel], info: ValidationInfo
-) -> _Record:
+    cls: type[BaseModel], data: object, read: Callable[[object], pydantic.BaseModel], info: ValidationInfo
+) -> BaseModel:
     """Returns the record of data, whose fields pydantic reads."""
     if isinstance(data, cls):
         return data
@@ -548,10 +559,7 @@ def import_validation_error() -> type[ValidationError]:
 
 
 if not TYPE_CHECKING:
-    BaseModel, ModelField, Field, ConfigDict, ValidationInfo = _Record, _ModelField, _Limits, dict, _ValidationInfo
-    AfterValidator, BeforeValidator, PlainValidator = _AfterValidator, _BeforeValidator, _PlainValidator
-    AliasChoices, WithJsonSchema = _AliasChoices, _WithJsonSchema
-    StrictBool, StrictInt, StrictStr = (Annotated[kind, Field(strict=True)] for kind in (bool, int, str))
+    ValidationInfo = _ValidationInfo
 
     def model_validator(*, mode):
         return _Validator(mode=mode)

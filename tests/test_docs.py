@@ -1,6 +1,5 @@
 """The pages of the file formats: every field is on its page, and their examples can be read."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -142,7 +141,7 @@ def test_the_model_is_its_preset() -> None:
 
 
 def test_the_published_run_is_forecast_without_assumptions() -> None:
-    forecast = answer(rows.PublishedRun.model_validate_json(json.dumps(block("published-runs", "json"))))
+    forecast = answer(rows.PublishedRun.model_validate(block("published-runs", "json")))
     assert (forecast["status"], forecast["assumed"]) == ("predicted", [])
     assert {key for key in forecast if f"`{key}`" not in page("published-runs")} == set()
 
