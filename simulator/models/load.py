@@ -212,6 +212,7 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
         from meshcast.simulator.models.trace.source import trace_module  # few jobs need it
 
         below = trace_module(spec, where)
+        spec = {key: value for key, value in spec.items() if key != "seq"}  # which the trace needs
     elif "preset" in spec:
         preset, where = spec["preset"], error_place(where, "preset", text)
         if not isinstance(preset, str):

@@ -13,6 +13,7 @@ from meshcast.simulator.ir.operators import QUANTISED, Cast, CoreAttention, Line
 from meshcast.simulator.models.adapters import Adapters
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.variants import LayerVariant
 
 ComposedOperation = Literal[
     "rms-norm", "activation", "attention", "experts", "views", "clamped-activation", "expert-bias", "cast"
@@ -50,7 +51,7 @@ PLAIN_LOSS = LossShape()
 class Shapes:
     """Makes the tensors and the linear layers of a model for a micro-batch.
 
-    model: the shape of the model, or of the branch whose tensors these are.
+    model: the shape of the model, or of the branch or of the variant of layers whose tensors these are.
     samples: sequences of a micro-batch of a replica.
     seq: tokens of a sequence, or of the slice of sequences that this is.
     vocab: rows of the embedding, padding included.
@@ -71,7 +72,7 @@ class Shapes:
     composed: operations that are written as several of autograd (`ProcessMemory.composed`), or in a single kernel.
     """
 
-    model: Model | Branch
+    model: Model | Branch | LayerVariant
     samples: int
     seq: int
     vocab: int

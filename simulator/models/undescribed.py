@@ -32,5 +32,7 @@ def _others(model: Model) -> Iterator[tuple[str, Other]]:
 def _describe(place: str, other: Other) -> str:
     names = ", ".join(other.modules) or "what is left"
     work = f"{other.flops:.3g} FLOPs a token" if other.flops else "no matrix products"
-    how = "priced by its FLOPs and bytes, and computed by every tensor rank" if other.flops else "held by every rank"
+    how = (
+        "priced by its FLOPs and bytes, and not divided by tensor parallelism" if other.flops else "held by every rank"
+    )
     return f"model, traced: {names} ({place}, {max(other.parameters, 0):,} parameters, {work}) is {how}"

@@ -27,8 +27,8 @@ def _find_scores(layer: LayerSteps) -> list[PlacedStep]:
     if not values:
         return []
     heads, _, _, qk = asking.sizes
-    shape = {"heads": heads, "kv_heads": heads, "qk": qk, "v": values[0].sizes[2]}
-    return [PlacedStep(place, Step("attention", asking.module, **shape))]
+    call = Step("attention", asking.module, heads=heads, kv_heads=heads, qk=qk, v=values[0].sizes[2])
+    return [PlacedStep(place, call)]
 
 
 def read_attention(layer: LayerSteps, place: int, call: Step) -> LayerBlock | None:

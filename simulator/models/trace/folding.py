@@ -149,6 +149,6 @@ def _read_steps(
             stream.add(event.writes)
         elif event.event == "enter" and event.module in norms and reads:
             source = "input" if reads[0] == entering else "stream" if reads[0] in stream else "block"
-            sizes = {"width": event.width, "rows": event.rows}
-            steps.append(Step("norm", module, **sizes, reads=source, shifted=norms[event.module]))
+            step = Step("norm", module, rows=event.rows, width=event.width, reads=source)
+            steps.append(replace(step, shifted=norms[event.module]))
     return tuple(steps)

@@ -46,9 +46,10 @@ def _merge(layers: Sequence[Fields]) -> Fields:
     base = max(counts, key=lambda key: ("moe" in distinct[key], counts[key]))
     said = {name: value for fields in reversed(layers) for name, value in fields.items() if value is not None}
     usual = DEFAULTS | {name: said[name] for name in ATTENTION if name in said}
-    shape = dict.fromkeys(name for fields in layers for name in fields) | usual | distinct.pop(base)
+    open_fields: Fields = dict.fromkeys(name for fields in layers for name in fields)
+    shape: Fields = {**open_fields, **usual, **distinct.pop(base)}
     variants = [
-        dict.fromkeys(shape) | usual | fields | {"numbers": tuple(i for i, other in enumerate(keys) if other == key)}
+        {**open_fields, **usual, **fields, "numbers": tuple(i for i, other in enumerate(keys) if other == key)}
         for key, fields in distinct.items()
     ]
     if shape.get("ssm"):

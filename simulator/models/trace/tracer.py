@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -110,8 +111,8 @@ class Recorder(TorchDispatchMode):
         weights = [tensor for tensor in ins if memory_of(tensor) in self.parameters and tensor.dim() > 1]
         if flops and weights:
             rows = out.numel() // out.shape[-1]
-            sizes = {"rows": rows, "inner": round(flops / (2 * out.numel())), "outer": out.shape[-1]}
-            return Step("product", module, self.parameters[memory_of(weights[0])], **sizes, flops=flops)
+            inner, name = round(flops / (2 * out.numel())), self.parameters[memory_of(weights[0])]
+            return Step("product", module, name, rows, inner, out.shape[-1], flops)
         if name in MULTIPLYING:
             first, second = ins[-2:]
             batch = first.shape[0] if first.dim() > 2 else 1
@@ -139,12 +140,15 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None = None, **flags: bool
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, like: Step | None = None
     ) -> Iterator[None]:
-        """Records attention by the shapes [..., heads, tokens, width] of its inputs, whatever runs within."""
+        """Records attention by the shapes [..., heads, tokens, width] of its inputs, whatever runs within.
+
+        like: its window and other flags.
+        """
         (heads, tokens, qk), v = query.shape[-3:], value.shape[-1]
-        shape = {"heads": heads, "kv_heads": key.shape[-3], "qk": qk, "v": v}
-        self.events.append(Step("attention", self.path[-1], **shape, window=window, **flags))
+        step = replace(like or Step("attention", ""), module=self.path[-1], heads=heads, kv_heads=key.shape[-3])
+        self.events.append(replace(step, qk=qk, v=v))
         self.add_work(2.0 * heads * tokens * key.shape[-2] * (qk + v))
         self.in_attention = True
         try:

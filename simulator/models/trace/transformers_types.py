@@ -18,6 +18,7 @@ from torch import nn
 
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.trace.folding import ModuleTrace
+from meshcast.simulator.models.trace.record import Step
 from meshcast.simulator.models.trace.tracer import Recorder, trace
 
 NAME = "meshcast"
@@ -102,13 +103,15 @@ def _register(recorder: Recorder) -> None:
             options.get("sliding_window", getattr(module, "sliding_window", None)),
             options.get("is_causal"),
         )
-        with recorder.attend(
-            *(query, key, value),
+        like = Step(
+            "attention",
+            "",
             window=window if isinstance(window, int) else None,
             softcap=options.get("softcap") is not None,
             sinks=options.get("s_aux") is not None,
             causal=bool(getattr(module, "is_causal", True) if causal is None else causal),
-        ):
+        )
+        with recorder.attend(query, key, value, like):
             groups = query.shape[1] // key.shape[1]
             key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
             result = nn.functional.scaled_dot_product_attention(query, key, value)
