@@ -3,8 +3,9 @@
 ``hub/<maker>.yaml`` holds the models of a maker, the ``org`` of ``org/name``::
 
     maker: EleutherAI
-    same:                       # ids of the shape of a preset, or of another id
-      gpt-neox-20b: [gpt-neox-20b-instruct]
+    same:                       # ids of the shape of a preset or of another id
+      llama2-7b: [llemma_7b]
+      EleutherAI/pythia-70m: [pythia-70m-deduped]
     families:
     - source: Biderman et al. 2023, table 1
       config: {model_type: gpt_neox, rotary_pct: 0.25}        # keys of all models of a family

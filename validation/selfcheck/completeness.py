@@ -15,6 +15,7 @@ from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory, Transfer, Work
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
 from meshcast.simulator.job.framework import framework_names, load_framework
+from meshcast.simulator.models.hub import hub_files, hub_models
 from meshcast.simulator.models.load import load_model, presets
 
 
@@ -55,8 +56,8 @@ def _price_all(name: str, nodes: int) -> None:
 
 
 def models_load() -> Iterator[str]:
-    """Every preset is a valid model."""
-    for name in presets():
+    """Every preset and every id is a valid model."""
+    for name in (*presets(), *(name for maker in hub_files() for name in hub_models(maker))):
         yield from _explain(f"models/{name}", partial(load_model, name))
 
 

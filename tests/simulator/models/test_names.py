@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,20 @@ def test_an_id_is_read_as_its_config_is(name: str) -> None:
     short = name.rpartition("/")[2]
     assert load_model(name) == from_config(SHAPES[name].config, name=short)
     assert hub._read_fields(name, short) == hub.read_hub_fields(name)
+
+
+def test_the_fields_of_an_id_are_kept_for_its_file_and_its_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    name = "Qwen/Qwen2.5-VL-3B-Instruct"
+    fields = hub.read_hub_fields.__wrapped__(name)
+    monkeypatch.setattr(hub, "_read_fields", None)
+    assert hub.read_hub_fields.__wrapped__(name) == fields
+    monkeypatch.setattr(hub, "_identify_readers", lambda: -1)
+    with pytest.raises(TypeError):
+        hub.read_hub_fields.__wrapped__(name)
 
 
 def test_an_id_of_the_shape_of_a_model_is_found() -> None:

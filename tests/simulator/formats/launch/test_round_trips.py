@@ -326,6 +326,15 @@ def test_presets_keep_their_shape_or_the_header_says_what_is_lost(name: str) -> 
     assert lost or back.parameters == job.model.parameters
 
 
+@pytest.mark.parametrize("name", ["EleutherAI/pythia-1.4b", "mistralai/Codestral-22B-v0.1", "Qwen/Qwen3-32B"])
+@pytest.mark.parametrize("form", ["axolotl", "llamafactory"])
+def test_files_of_trainers_name_the_id_of_a_model(form: str, name: str) -> None:
+    job = load({"model": name, "cluster": "dgx-h100:1", "framework": "deepspeed", "plan": {"dp": 8, "zero": 3}})
+    exported = export(job, form)
+    assert name in exported.text
+    assert load(import_text(exported.text, "file", form, "dgx-h100:1").job).model.parameters == job.model.parameters
+
+
 @pytest.mark.parametrize(
     ("plan", "replicate", "shard", "reshard"),
     [
