@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills mutants gpu lint bench golden snapshots docs docs-accuracy docs-catalog docs-claims docs-envelope docs-excerpts docs-figures \
-        docs-benchmark docs-job docs-pages docs-peak-errors docs-plots docs-python docs-readme docs-regimes docs-schemes docs-site papers clean help
+        docs-benchmark docs-performance docs-job docs-pages docs-peak-errors docs-plots docs-python docs-readme docs-regimes docs-schemes docs-site papers clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -77,8 +77,8 @@ mutants: $(DEV) ## change N=30 places of every room, one at a time, and try its 
 	@$(PIP) "cosmic-ray>=8.7,<9"
 	$(BIN)/python -m tools.mutants -n $(N) --seed $(SEED)
 
-bench: $(DEV) ## time the simulator itself
-	$(BIN)/python -m pytest benchmarks/ --benchmark-only
+bench: $(DEV) ## time meshcast, and beside it the peers that CALCULON and SIMUMAX name; see benchmarks/race.py
+	$(BIN)/python -m benchmarks.race
 
 snapshots: $(DEV) ## keep what commands print in tests/snapshots
 	$(BIN)/python -m tests.experiments.cli.test_snapshots
@@ -104,6 +104,9 @@ docs-claims: $(BASE) ## write docs/claims.md from the files in validation/claims
 
 docs-benchmark: $(BASE) ## write the tables of docs/planners.md from the jobs of examples/benchmark; ten minutes
 	$(BIN)/python -m tools.pages.benchmark docs/planners.md
+
+docs-performance: $(DEV) ## write the table of docs/performance.md; as make bench
+	$(BIN)/python -m benchmarks.race docs/performance.md
 
 docs-envelope: $(BASE) ## write what published runs have measured: make docs-envelope RUNS=runs.jsonl
 	$(BIN)/python -m tools.data.measured_range $(RUNS)

@@ -27,16 +27,16 @@ def answers(checkout: Path, executions: list[dict[str, Any]]) -> list[bool]:
     application = json.loads((checkout / "models" / "gpt3-175B.json").read_text())
     hardware = json.loads((checkout / "systems" / "a100_80g.json").read_text())
     hardware["mem1"]["GiB"] = UNLIMITED_GIB
-    found = []
+    answered = []
     for execution in executions:
         try:
             model, system = Llm(Llm.Application(application), logging.getLogger()), System(hardware)
             model.compile(system, Llm.Execution.from_json(execution))
             model.run(system)
-            found.append(True)
+            answered.append(True)
         except (AssertionError, Llm.Error):
-            found.append(False)
-    return found
+            answered.append(False)
+    return answered
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def answers(checkout: Path, strategies: list[dict[str, Any]]) -> list[bool]:
 
     model = ModelConfig.init_from_config_file(str(checkout / "configs" / "models" / "gpt3-175b.json"))
     system = SystemConfig.init_from_config_file(str(checkout / "configs" / "system" / "a100_pcie.json"))
-    forecaster, found = PerfLLM(), []
+    forecaster, answered = PerfLLM(), []
     for strategy in strategies:
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
@@ -36,10 +36,10 @@ def answers(checkout: Path, strategies: list[dict[str, Any]]) -> list[bool]:
                 forecaster.run_estimate()
                 forecaster.analysis_cost()
                 forecaster.analysis_mem()
-            found.append(True)
+            answered.append(True)
         except (AssertionError, ValueError, RuntimeError):
-            found.append(False)
-    return found
+            answered.append(False)
+    return answered
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What a price costs: one piece of work, new or known, and a hundred thousand at once. Run by hand: ``make bench``."""
+"""What a price costs: one piece of work, new or known, and a hundred thousand at once. Run by hand: ``pytest benchmarks
+--benchmark-only``."""
 
 from itertools import count
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from meshcast.experiments.cli.console import WidthOption, choose_width, emit_or_show, plot_files
+from meshcast.experiments.cli.console import WidthOption, choose_width, emit_or_show, plot_files, track
 from meshcast.experiments.cli.launch import LaunchFileOptions
 from meshcast.experiments.options import argument, option
 from meshcast.experiments.render.matplotlib.style import Width
@@ -211,7 +211,7 @@ def _explain(job: Job) -> Callable[[], Figure]:
     from meshcast.experiments.explain.sensitivity import explain
     from meshcast.experiments.render.matplotlib.tornado import tornado
 
-    return partial(tornado, explain(job))
+    return partial(tornado, explain(job, lambda steps: track(steps, "forecasting")))
 
 
 def _forecast(options: PlotOptions, jobs: Sequence[Job]) -> Callable[[], Figure]:

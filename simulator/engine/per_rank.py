@@ -10,18 +10,26 @@ for the last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshcast.hardware.records import dataclass
-from meshcast.hardware.remembered import remembered
+from meshcast.hardware.remembered import remember, remembered
 from meshcast.simulator.engine.task_time import task_seconds
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Communication, Exchange, Transfer
 from meshcast.simulator.plan.plan import RankGrid
 from meshcast.simulator.program.flatten import FlatProgram, flatten
 from meshcast.simulator.program.program import Program
 from meshcast.simulator.scheduling.schedule import ACTION_KINDS, Action, ScheduleItem, actions_of
+
+WAVE = 16_384
+"""Most ranks whose times of an op are in one array: more do not fit into the cache of a core."""
 
 TRANSFERS = 10
 """Last number of the seed of collectives and messages, which tells their draws from those of kernels."""
@@ -92,100 +100,277 @@ def unfold(
     pace: Pace,
     step: int = 0,
     flat: FlatProgram | None = None,
-    track: Callable[[Iterable[int]], Iterable[int]] = iter,
+    track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Unfolded:
     """Plays one of the steps, each of which draws other paces.
 
     grids: the ranks of every pipeline device.
     flat: the program op by op, where that is known.
-    track: shows the progress over the ops.
+    track: shows the progress over the ops that are played at once.
     """
     unfolding = _Unfolding(program, grids, pace, step, flat or flatten(program))
-    ends = [unfolding.play(number) for number in track(range(len(unfolding.flat.ops)))]
-    return Unfolded(max(ends, default=0.0), ends, unfolding.busy, unfolding.waited)
+    for wave in track(unfolding.waves):
+        unfolding.play(wave)
+    return Unfolded(max(unfolding.ends, default=0.0), unfolding.ends, unfolding.busy, unfolding.waited)
+
+
+class _Piece(NamedTuple):
+    """Ops that a device issues one after another: those of an action with its messages, or an op of an update.
+
+    start, stop: the first op, and that past the last.
+    owner: the action that their draws belong to.
+    traits: pieces of equal traits have the same ops.
+    """
+
+    device: int
+    start: int
+    stop: int
+    owner: Key
+    traits: Hashable
+
+
+class _RankOp(NamedTuple):
+    """An op of a piece.
+
+    after: places in the piece of the ops that it waits for.
+    joined: axes along which ranks wait for each other; the first is that of the pieces.
+    drawn: its factors among those of the collectives and messages of the piece, and their shape on a rank; None: none
+        are drawn.
+    computes: whether the pace of the ranks stretches it.
+    freed: places of ops for which nothing in the piece waits behind it.
+    """
+
+    stream: str
+    seconds: float
+    latency: float
+    issue: float
+    after: tuple[int, ...]
+    joined: tuple[int, ...]
+    drawn: tuple[slice, tuple[int, ...]] | None
+    computes: bool
+    freed: tuple[int, ...]
 
 
 class _Unfolding:
     """A step while it is played rank by rank.
 
-    owner: by op, the action that it belongs to.
-    last: by op, the ops whose results nobody needs behind it.
-    shapes: by device, the shape of its ranks.
-    always: by device, the factors of its ranks in all actions.
-    draws: by action, where the factors of its collectives and messages come from.
-    queue: by op, the number of its stream.
-    ready: by stream, when it is free on each rank [s].
-    seen: by op whose result somebody still needs, when each rank's is seen [s].
+    Pieces that wait for none of each other and have the same ops are a wave, and are played at once: an op of all of
+    them is an array of its times [pieces, ranks].
+
+    waves: in an order in which each follows those that it waits for.
+    ends: of every op, on the rank that is last [s].
+    draws: where factors of collectives and messages come from, of actions that have several pieces.
+    ready: by device and stream, when it is free on each rank [s].
+    readers: by op, how many ops of later pieces still wait for it.
+    seen: by op for which later pieces wait, when each rank's result is seen [s].
     clock: by device, when its host has launched all ops so far [s].
-    action, factor: the last action with kernels, and the factors of the ranks in it.
     """
 
     def __init__(self, program: Program, grids: Sequence[RankGrid], pace: Pace, step: int, flat: FlatProgram) -> None:
         self.flat, self.grids, self.pace, self.step = flat, grids, pace, step
-        self.owner, self.last = _owners(program, flat), _last_readers(flat)
         self.shapes = [grid.ranks.shape for grid in grids]
         self.always, self.meetings = pace.always(self.shapes, step), Meetings(grids)
+        pieces = _cut_into_pieces(program, flat, grids)
+        self.outside = [_list_outside(flat, piece) for piece in pieces]
+        self.waves = self._gather_waves(pieces)
+        self.pieces_of = Counter(piece.owner for piece in pieces)
         self.draws: dict[Key, Callable[[tuple[int, ...]], np.ndarray]] = {}
-        self.queue: dict[int, int] = {}
-        for i, numbers in enumerate(flat.queues.values()):
-            self.queue.update(dict.fromkeys(numbers, i))
-        self.ready = [np.zeros(self.shapes[device]) for device, _ in flat.queues]
+        self.ops: dict[Hashable, list[_RankOp]] = {}
+        self.ready = {key: np.zeros(self.shapes[key[0]]) for key in flat.queues}
+        self.readers = Counter(other for waits in self.outside for _, other in waits)
         self.seen: dict[int, np.ndarray] = {}
         self.clock = [0.0] * program.devices
+        self.ends = [0.0] * len(flat.ops)
         self.busy, self.waited = ([np.zeros(shape) for shape in self.shapes] for _ in range(2))
-        self.action, self.factor = Key(), np.ones(())
 
-    def play(self, number: int) -> float:
-        """Plays an op and returns when the last rank ends it [s]."""
-        begin, joined = self._begin(number)
-        end = begin + self._duration(number, joined)
-        self.ready[self.queue[number]] = end
-        latency = self.flat.latency[number]
-        self.seen[number] = end + latency if latency else end
-        for other in self.last[number]:
+    def _gather_waves(self, pieces: Sequence[_Piece]) -> list[list[tuple[_Piece, int]]]:
+        """Returns the waves: pieces with their numbers. A piece follows those that it waits for, and the piece before
+        on its device."""
+        numbers = np.repeat(np.arange(len(pieces)), [piece.stop - piece.start for piece in pieces]).tolist()
+        level, last = [0] * len(pieces), [-1] * len(self.grids)
+        waves: dict[Hashable, list[tuple[_Piece, int]]] = {}
+        for number, piece in enumerate(pieces):
+            waited = (level[numbers[other]] for _, other in self.outside[number])
+            level[number] = last[piece.device] = 1 + max([last[piece.device], *waited])
+            if piece.stop - piece.start:
+                waves.setdefault((level[number], piece.traits), []).append((piece, number))
+        ordered = [wave for _, wave in sorted(waves.items(), key=lambda entry: entry[0][0])]  # type: ignore[index]
+        return [part for wave in ordered for part in self._split(wave)]
+
+    def _split(self, wave: list[tuple[_Piece, int]]) -> Iterable[list[tuple[_Piece, int]]]:
+        """Yields parts of a wave whose times fit into a cache."""
+        size = max(1, WAVE // max(1, self.grids[wave[0][0].device].ranks.size))
+        return (wave[i : i + size] for i in range(0, len(wave), size))
+
+    def play(self, wave: list[tuple[_Piece, int]]) -> None:
+        """Plays a wave of pieces."""
+        pieces = [piece for piece, _ in wave]
+        ops = remember(self.ops, pieces[0].traits, partial(self.list_ops, *wave[0]))
+        arrivals: dict[int, list[tuple[int, int]]] = {}
+        for row, (_, number) in enumerate(wave):
+            for place, other in self.outside[number]:
+                arrivals.setdefault(place, []).append((row, other))
+        playing = _Wave(self, pieces, ops)
+        for place in range(len(ops)):
+            playing.play(place, arrivals.get(place, ()))
+        playing.finish()
+
+    def arrival(self, other: int, device: int) -> np.ndarray:
+        """Returns when each rank of a device has what it waits for of an op of an earlier piece [s]."""
+        flat, seen = self.flat, self.seen[other]
+        self.readers[other] -= 1
+        if not self.readers[other]:
             del self.seen[other]
-        return float(end.max())
+        sender, sent = flat.device[other], flat.ops[other].work
+        reshards = isinstance(sent, Transfer) and bool(sent.pairs)
+        if sender == device or (self.meetings.are_alike(sender, device) and not reshards):
+            return seen
+        return self.meetings.arrivals(sent, seen, sender, device)
 
-    def _begin(self, number: int) -> tuple[np.ndarray, tuple[int, ...]]:
-        """Returns when each rank begins an op [s], and the axes along which ranks wait for each other."""
-        flat, device = self.flat, self.flat.device[number]
-        begin, joined = self.ready[self.queue[number]], _over(flat.ops[number].work, self.grids[device].axes)
-        for other in flat.after[number]:
-            sender, sent = flat.device[other], flat.ops[other].work
-            reshards = isinstance(sent, Transfer) and bool(sent.pairs)
-            if sender == device or (self.meetings.are_alike(sender, device) and not reshards):
-                begin = np.maximum(begin, self.seen[other])
-            else:
-                begin = np.maximum(begin, self.meetings.arrivals(sent, self.seen[other], sender, device))
-                joined = joined if isinstance(sent, Transfer) else tuple(range(len(self.shapes[device])))
-        if flat.issue[number]:
-            self.clock[device] += flat.issue[number]
-            begin = np.maximum(begin, self.clock[device])
-        if joined:
-            reached = begin
-            begin = np.broadcast_to(reached.max(axis=joined, keepdims=True), self.shapes[device])
-            self.waited[device] += begin - reached
-        return begin, joined
+    def list_ops(self, piece: _Piece, number: int) -> list[_RankOp]:
+        """Returns the ops of a piece."""
+        flat, start, axes = self.flat, piece.start, self.grids[piece.device].axes
+        after = [tuple(other - start for other in flat.after[i] if other >= start) for i in range(start, piece.stop)]
+        last = {other: place for place, others in enumerate(after) for other in (place, *others)}
+        meeting = {place for place, other in self.outside[number] if self._meets(other, piece.device)}
+        ops, drawn = list[_RankOp](), 0
+        for place, i in enumerate(range(start, piece.stop)):
+            joined = tuple(range(len(self.shapes[piece.device])))
+            joined = joined if place in meeting else _over(flat.ops[i].work, axes)
+            factors = self._place_factors(i, joined, drawn)
+            drawn = factors[0].stop if factors else drawn
+            freed = tuple(other for other in (place, *after[place]) if last[other] == place)
+            rows, times = tuple(axis + 1 for axis in joined), (flat.seconds[i], flat.latency[i], flat.issue[i])
+            computes = flat.ops[i].stream == COMPUTE and not isinstance(flat.ops[i].work, Communication)
+            ops.append(
+                _RankOp(flat.ops[i].stream, *times, after[place], rows, factors, computes and times[0] > 0, freed)
+            )
+        return ops
 
-    def _duration(self, number: int, joined: tuple[int, ...]) -> np.ndarray | float:
-        """Returns how long an op takes on each rank [s]."""
-        op, seconds = self.flat.ops[number], self.flat.seconds[number]
-        device, action = self.flat.device[number], self.owner[number]
-        communicates = isinstance(op.work, Communication)
-        if seconds and op.stream == COMPUTE and not communicates:
-            if action != self.action:
-                self.action = action
-                self.factor = self.always[device] * self.pace.once(self.shapes[device], self.step, action)
-            duration = seconds * self.factor
-            self.busy[device] += duration
+    def _place_factors(self, i: int, joined: tuple[int, ...], drawn: int) -> tuple[slice, tuple[int, ...]] | None:
+        """Returns the place of the factors of an op among those of its piece, and their shape on a device. drawn: of
+        ops before."""
+        if not (self.pace.communication and self.flat.seconds[i] and isinstance(self.flat.ops[i].work, Communication)):
+            return None
+        # All ranks of a group are in its collective for as long.
+        group = tuple(1 if axis in joined else n for axis, n in enumerate(self.shapes[self.flat.device[i]]))
+        return slice(drawn, drawn + math.prod(group)), group
+
+    def _meets(self, other: int, device: int) -> bool:
+        """Returns whether all ranks of a device wait for each other where they wait for an op of another."""
+        sender, sent = self.flat.device[other], self.flat.ops[other].work
+        at_same_place = sender == device or self.meetings.are_alike(sender, device)
+        return not at_same_place and not isinstance(sent, Transfer)
+
+    def draw(self, piece: _Piece, count: int) -> np.ndarray:
+        """Draws the factors of the collectives and messages of a piece."""
+        make = partial(self.pace.transfers, self.step, piece.owner)
+        several = self.pieces_of[piece.owner] > 1
+        return (remember(self.draws, piece.owner, make) if several else make())((count,))
+
+
+class _Wave:
+    """Pieces of equal ops while they are played: arrays of times [pieces, ranks] [s].
+
+    ready: by stream, when it is free.
+    seen: by op, when its result is seen; None: nothing in the pieces waits for it any more.
+    factor: of kernels.
+    drawn: factors of collectives and messages [pieces, factors].
+    """
+
+    def __init__(self, step: _Unfolding, pieces: Sequence[_Piece], ops: Sequence[_RankOp]) -> None:
+        self.step, self.pieces, self.ops = step, pieces, ops
+        self.devices = [piece.device for piece in pieces]
+        self.shape = step.shapes[self.devices[0]]
+        streams = dict.fromkeys(op.stream for op in ops)
+        self.ready = {stream: np.stack([step.ready[device, stream] for device in self.devices]) for stream in streams}
+        self.clock = np.array([step.clock[device] for device in self.devices]).reshape(-1, *[1] * len(self.shape))
+        self.busy, self.waited = (
+            np.stack([times[device] for device in self.devices]) for times in (step.busy, step.waited)
+        )
+        self.seen: list[np.ndarray | None] = [None] * len(ops)
+        self.ends = np.empty((len(pieces), len(ops)))
+        if any(op.computes for op in ops):
+            once = (step.pace.once(self.shape, step.step, piece.owner) for piece in pieces)
+            self.factor = np.stack([step.always[device] for device in self.devices]) * np.stack([*once])
+        if count := max((op.drawn[0].stop for op in ops if op.drawn), default=0):
+            self.drawn = np.stack([step.draw(piece, count) for piece in pieces])
+
+    def play(self, place: int, arrivals: Iterable[tuple[int, int]]) -> None:
+        """Plays an op of all pieces. arrivals: ops of earlier pieces that it waits for, with the row of its piece."""
+        op = self.ops[place]
+        end = self._begin(op, arrivals) + self._duration(op)
+        self.ready[op.stream] = end
+        self.seen[place] = seen = end + op.latency if op.latency else end
+        self.ends[:, place] = end.reshape(len(self.pieces), -1).max(axis=1)
+        for row, piece in enumerate(self.pieces):
+            if piece.start + place in self.step.readers:
+                self.step.seen[piece.start + place] = seen[row]
+        for other in op.freed:
+            self.seen[other] = None
+
+    def _begin(self, op: _RankOp, arrivals: Iterable[tuple[int, int]]) -> np.ndarray:
+        """Returns when each rank begins an op."""
+        begin = self.ready[op.stream]
+        for other in op.after:
+            begin = np.maximum(begin, self.seen[other])  # type: ignore[arg-type]
+        if arrivals:
+            begin = begin.copy()
+            for row, number in arrivals:
+                arrived = self.step.arrival(number, self.devices[row])
+                np.maximum(begin[row], arrived, out=begin[row, ...])
+        if op.issue:
+            self.clock = self.clock + op.issue
+            begin = np.maximum(begin, self.clock)
+        if not op.joined:
+            return begin
+        last = begin.max(axis=op.joined, keepdims=True)
+        self.waited += last - begin
+        return np.broadcast_to(last, begin.shape)
+
+    def _duration(self, op: _RankOp) -> np.ndarray | float:
+        """Returns how long an op takes on each rank."""
+        if op.computes:
+            duration = op.seconds * self.factor
+            self.busy += duration
             return duration
-        if self.pace.communication and seconds and communicates:
-            if action not in self.draws:
-                self.draws[action] = self.pace.transfers(self.step, action)
-            # All ranks of a group are in its collective for as long.
-            group = tuple(1 if i in joined else n for i, n in enumerate(self.shapes[device]))
-            return seconds * self.draws[action](group)
-        return seconds
+        if op.drawn:
+            factors, shape = op.drawn
+            return np.asarray(op.seconds * self.drawn[:, factors].reshape(-1, *shape))
+        return op.seconds
+
+    def finish(self) -> None:
+        """Notes what later pieces find."""
+        step = self.step
+        for row, piece in enumerate(self.pieces):
+            for stream, times in self.ready.items():
+                step.ready[piece.device, stream] = times[row]
+            step.clock[piece.device] = float(self.clock[row].reshape(()))
+            step.busy[piece.device], step.waited[piece.device] = self.busy[row], self.waited[row]
+            step.ends[piece.start : piece.stop] = self.ends[row].tolist()
+
+
+def _cut_into_pieces(program: Program, flat: FlatProgram, grids: Sequence[RankGrid]) -> list[_Piece]:
+    """Cuts the ops of a step into pieces, in the order of their issue."""
+    owners, table, sent = _owners(program, flat), program.timetable, {number for number, *_ in flat.sent}
+    actions = {start: action for action, start in enumerate(flat.first) if flat.behind[action] > start}
+    updating = [number for numbers in flat.updates for number in numbers]
+    changes = [number for number, (before, device) in enumerate(pairwise(flat.device), 1) if before != device]
+    pieces: list[_Piece] = []
+    for start, stop in pairwise([*sorted({0, *actions, *updating, *changes}), len(flat.ops)]):
+        device, grid = flat.device[start], grids[flat.device[start]]
+        messages = [number for number in range(start, stop) if number in sent]
+        prices = [(flat.ops[i].stream, flat.seconds[i], flat.latency[i]) for i in messages]
+        task = program.tasks[table.slot[actions[start]]] if start in actions else start
+        traits = task, stop - start, tuple(grid.axes), grid.ranks.shape, tuple(prices)
+        pieces.append(_Piece(device, start, stop, owners[start], traits))
+    return pieces
+
+
+def _list_outside(flat: FlatProgram, piece: _Piece) -> list[tuple[int, int]]:
+    """Returns the ops of earlier pieces that a piece waits for, each behind the place that waits."""
+    waits = enumerate(flat.after[piece.start : piece.stop])
+    return [(place, other) for place, after in waits for other in after if other < piece.start]
 
 
 class Meetings:
@@ -262,15 +447,3 @@ def _owners(program: Program, flat: FlatProgram) -> list[Key]:
         for number in numbers:
             owners[number] = (device,)
     return owners
-
-
-def _last_readers(flat: FlatProgram) -> list[list[int]]:
-    """Returns for every op those whose results nobody needs behind it: their per-rank times are dropped then."""
-    reader = list(range(len(flat.ops)))
-    for number, after in enumerate(flat.after):
-        for other in after:
-            reader[other] = number
-    read: list[list[int]] = [[] for _ in flat.ops]
-    for number, at in enumerate(reader):
-        read[at].append(number)
-    return read

@@ -61,11 +61,11 @@ class _DeviceOps:
         begin, end = np.empty(len(flat.ops)), np.empty(len(flat.ops))
         queues = defaultdict[str, list[np.ndarray]](list)
         for task, actions in places.items():
-            starts, ops = np.array([flat.first[action] for action in actions]), flattened[task].ops
-            numbers = np.arange(len(ops))[:, None] + starts
+            starts, rows = np.array([flat.first[action] for action in actions]), flattened[task].ops
+            numbers = np.arange(len(rows))[:, None] + starts
             begin[numbers], end[numbers] = self._play(task, flattened[task], np.array(actions) - self.first)
-            for stream in dict.fromkeys(op.stream for op, *_ in ops):
-                on_stream = [i for i, (op, *_) in enumerate(ops) if op.stream == stream]
+            for stream in dict.fromkeys(op.stream for op, *_ in rows):
+                on_stream = [i for i, (op, *_) in enumerate(rows) if op.stream == stream]
                 queues[stream].append(numbers[on_stream].ravel())
         self.begin.append(begin)
         self.end.append(end)
