@@ -18,7 +18,6 @@ import numpy as np
 
 from meshcast.hardware.errors import ScheduleError
 from meshcast.hardware.records import dataclass
-from meshcast.hardware.remembered import remembered
 from meshcast.simulator.program.pipeline_stages import GRADIENT_PASSES, PipelineStages, Slot
 from meshcast.simulator.program.rounds import Rounds, find_rounds
 from meshcast.simulator.scheduling.batch_loss import coupled_stages, insert_batch_loss
@@ -39,16 +38,6 @@ from meshcast.simulator.scheduling.schedule import (
     ScheduleItem,
     actions_of,
 )
-
-PASSES = (
-    ActionKind.FORWARD,
-    ActionKind.AHEAD,
-    ActionKind.BACKWARD,
-    ActionKind.INPUT_GRADIENTS,
-    ActionKind.WEIGHT_GRADIENTS,
-    ActionKind.RECOMPUTATION,
-)
-"""Kinds of passes through a stage."""
 
 NUMBER: dict[str, int] = {kind: number for number, kind in enumerate(ActionKind)}
 """The numbers that stand for kinds in arrays."""
@@ -100,11 +89,6 @@ class Timetable:
     def sequence(self) -> list[int]:
         """`sequence_array` as a list."""
         return self.sequence_array.tolist()
-
-    @cached_property
-    def following(self) -> np.ndarray:
-        """By slot, whether its actions are the second of overlapped pairs."""
-        return np.array([slot.follows for slot in self.slots], int)
 
     @cached_property
     def turns(self) -> list[int]:
@@ -162,22 +146,6 @@ class Timetable:
         """By device, the numbers of the actions that are updates."""
         which = np.array([slot.kind == ActionKind.UPDATE for slot in self.slots], bool)[self.slot_array]
         return [(begin + np.flatnonzero(which[begin:end])).tolist() for begin, end in itertools.pairwise(self.starts)]
-
-    @remembered
-    def group_passes(self, equal_stages: tuple[int, ...]) -> tuple[list[Slot], list[int]]:
-        """Returns slots of which each stands for those that run the same task, and by slot the place of that which
-        stands for it. equal_stages: by stage, the first whose passes are the same."""
-        groups: dict[tuple[int | str, ...] | int, int] = {}
-        slots, places = list[Slot](), list[int]()
-        for number, slot in enumerate(self.slots):
-            stage, kind, first, last, variant, partner, follows, keeper = slot
-            alike = kind in PASSES and partner is None and not follows and keeper < 0
-            key = (equal_stages[stage], kind, first, last, variant) if alike else number
-            if key not in groups:
-                groups[key] = len(slots)
-                slots.append(slot)
-            places.append(groups[key])
-        return slots, places
 
     @property
     def results(self) -> int:
