@@ -7,7 +7,7 @@ compute stream's and another's, since streams that are never free later than the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import field
 from functools import cached_property
 from operator import add, sub
@@ -198,6 +198,10 @@ class _PlayedDevice:
 Runs = tuple[list[_TaskToPlay], list[Send | None], list[_PlayedDevice]]
 """By action, what is played and sent, and the device."""
 
+Row = tuple[int, int, float, _TaskToPlay, Send | None, _PlayedDevice]
+"""An action with the result that it needs, when the host begins to launch it, what is played and sent, and the
+device."""
+
 
 class _Player:
     """Plays the actions of a program.
@@ -241,7 +245,7 @@ class _Player:
         """Returns what is played in every slot."""
         # Which entries matter depends on the task, and on whether its result is sent.
         program = self.program
-        traits = program.task_numbers * 4 + self.table.following * 2
+        traits = program.task_numbers * 4 + np.array([slot.follows for slot in self.table.slots], int) * 2
         traits[program.first_sent_slots] += 1
         played = {}
         for trait in np.unique(traits).tolist():
@@ -319,20 +323,19 @@ class _Player:
     def run(self, skip: bool) -> Play:
         rounds = self.table.rounds if skip else None
         if rounds is None:
-            self.advance(self.table.sequence_array)
+            self.advance(self._list_rows(self.table.sequence_array))
             return self._finish_times(None)
         return self._finish_times(self._in_rounds(rounds))
 
-    def advance(self, actions: np.ndarray, runs: Runs | None = None) -> None:
-        """Plays `actions`, in which each follows the actions that it needs. runs: what is run in them, if it is known.
+    def advance(self, rows: Iterable[Row]) -> None:
+        """Plays actions, in which each follows the actions that it needs.
 
         A single body without calls in the usual cases: sweeps and searches spend more time here than anywhere else.
         """
         table, log, result, launches = self.table, self.log, self.result, self.launches
         entry, beside, arrivals, sent, further_needs = log.entry, log.beside, log.arrival, log.sent, table.further_needs
         waits_for_sends, extra_results = self.waits_for_sends, table.extra_results
-        turns = actions.tolist(), table.need_array[actions].tolist(), self.host[actions].tolist()
-        for action, need, begun, slot, send, device in zip(*turns, *(runs or self._runs_of(actions)), strict=True):
+        for action, need, begun, slot, send, device in rows:
             arrival = result[need]
             if action in further_needs:
                 arrival = max(arrival, *map(result.__getitem__, further_needs[action]))
@@ -374,6 +377,12 @@ class _Player:
                     device.waiting = arrival
             if action in extra_results:
                 self._send_others(action, device, slot, computed)
+
+    def _list_rows(self, actions: np.ndarray, runs: Runs | None = None) -> Iterable[Row]:
+        """Returns actions with the results that they need, when the host begins to launch them, and what is run in
+        them. runs: the latter, if it is known."""
+        columns = actions, self.table.need_array[actions], self.host[actions]
+        return zip(*(column.tolist() for column in columns), *(runs or self._runs_of(actions)), strict=True)
 
     def _runs_of(self, actions: np.ndarray) -> Runs:
         """Returns what is played and sent in the slots of actions, and their devices."""
@@ -447,11 +456,11 @@ class _Player:
 
     def _in_rounds(self, rounds: Rounds) -> Repetition | None:
         before, once, behind = self.table.sequence_by_round
-        self.advance(before)
+        self.advance(self._list_rows(before))
         states, runs = [self._snapshot(rounds, 0)], self._runs_of(once)
         done, repetition = 0, None
         while done < rounds.count:
-            self.advance(once + done * rounds.length, runs)
+            self.advance(self._list_rows(once + done * rounds.length, runs))
             done += 1
             if repetition:
                 continue
@@ -463,7 +472,7 @@ class _Player:
                 done += times * period
                 left = [once + i * rounds.length for i in range(done, rounds.count)]
                 self._repeat(repetition, states[-1] != states[-1 - period], np.concatenate([*left, behind]))
-        self.advance(behind)
+        self.advance(self._list_rows(behind))
         return repetition
 
     def _snapshot(self, rounds: Rounds, done: int) -> np.ndarray:

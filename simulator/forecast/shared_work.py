@@ -30,8 +30,8 @@ MAX_CLUSTERS = 300
 
 MAX_BYTES = 320_000_000
 """Bytes of all else that is kept, roughly: half of it of the forecasts before the last time that unused results were
-dropped. All of a grid of 3,000 plans of a model fits: they take 290 MB as each is counted, a third of it as they share
-most of their parts."""
+dropped. A grid of 1,500 plans of a model fits, which takes a third of what is counted, as most of its parts are
+shared."""
 
 ACTION_BYTES = 45
 """Of an action of a timetable, roughly."""

@@ -236,8 +236,8 @@ TASK_BYTES = 12_000
 UPDATE_BYTES = 15_000
 """Of an update with the ops of those that are played with it, roughly."""
 
-MESSAGE_BYTES = 150
-"""Of the messages of a slot, roughly: slots of a stage and kind share theirs."""
+SLOT_BYTES = 150
+"""Of a slot with its messages, roughly: slots of a stage and kind share theirs."""
 
 PHASES = {"BW": "RBW", "B": "RB", "W": "W", "R": "R"}
 """The phases of the backward ops that an action of each kind runs."""
@@ -250,7 +250,7 @@ class CompiledBlocks:
     equal_tasks: those without side ops by all that they are: of other meshes and stages they may be the same.
     updates: the tasks of updates, with the collectives that they share, by all that they depend on.
     sides: priced side ops, by the side ops and their price function.
-    messages: those of the slots of a timetable, by what they depend on.
+    slots: what programs of a timetable have in common, by slot: messages, and which tasks are the same.
     """
 
     def __init__(self) -> None:
@@ -259,7 +259,7 @@ class CompiledBlocks:
         )
         self.equal_tasks: RecentResults[Hashable, Any] = RecentResults(lambda _: TASK_BYTES)
         self.updates: RecentResults[Hashable, Any] = RecentResults(lambda _: UPDATE_BYTES)
-        self.messages: RecentResults[Hashable, Any] = RecentResults(lambda made: MESSAGE_BYTES * len(made[0]))
+        self.slots: RecentResults[Hashable, Any] = RecentResults(lambda columns: SLOT_BYTES * len(columns[-1]))
         self._prices: RecentResults[tuple[Block, Price], BlockPrices] = RecentResults(lambda _: KEY_BYTES)
         self._equal_prices: RecentResults[Hashable, BlockPrices] = RecentResults(
             lambda prices: OP_BYTES["prices"] * len(prices.seconds)
@@ -284,7 +284,7 @@ class CompiledBlocks:
             self._equal_prices,
             self._prices,
             self.sides,
-            self.messages,
+            self.slots,
             self._blocks,
             self._events,
         ]

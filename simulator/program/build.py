@@ -54,6 +54,16 @@ from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, BATCH_L
 FORWARD = (ActionKind.FORWARD, ActionKind.AHEAD)
 """Kinds of forward passes."""
 
+PASSES = (
+    ActionKind.FORWARD,
+    ActionKind.AHEAD,
+    ActionKind.BACKWARD,
+    ActionKind.INPUT_GRADIENTS,
+    ActionKind.WEIGHT_GRADIENTS,
+    ActionKind.RECOMPUTATION,
+)
+"""Kinds of passes through a stage."""
+
 NORM_BYTES = 8
 """Bytes of the sum of the squares of gradients, and whether they are finite."""
 
@@ -133,9 +143,25 @@ class _Builder:
 
     def tasks(self) -> list[Task]:
         """Returns the task of every slot, made once for stages that are alike."""
-        slots, places = self.timetable.group_passes(self._equal_stages)
+        key = "tasks", self.timetable, self._equal_stages
+        slots, places = remember(self.blocks.slots, key, self._group_slots)
         tasks = [self.task(slot) for slot in slots]
         return [tasks[place] for place in places]
+
+    def _group_slots(self) -> tuple[list[Slot], list[int]]:
+        """Returns slots of which each stands for those that run the same task, and by slot the place of that which
+        stands for it."""
+        groups: dict[tuple[int | str, ...] | int, int] = {}
+        slots, places = list[Slot](), list[int]()
+        for number, slot in enumerate(self.timetable.slots):
+            stage, kind, first, last, variant, partner, follows, keeper = slot
+            alike = kind in PASSES and partner is None and not follows and keeper < 0
+            key = (self._equal_stages[stage], kind, first, last, variant) if alike else number
+            if key not in groups:
+                groups[key] = len(slots)
+                slots.append(slot)
+            places.append(groups[key])
+        return slots, places
 
     @cached_property
     def _equal_stages(self) -> tuple[int, ...]:
@@ -172,7 +198,8 @@ class _Builder:
         traits = self.messages.traits([variants_of(stage_ops) for stage_ops in self.stages])
         if traits is None:
             return self._exchange()
-        return remember(self.blocks.messages, (self.timetable, tuple(self.prices), traits), self._exchange)
+        key = "messages", self.timetable, tuple(self.prices), traits
+        return remember(self.blocks.slots, key, self._exchange)
 
     def _exchange(self) -> Exchanged:
         # Slots of the same stage, kind and variant send and receive alike.

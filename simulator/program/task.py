@@ -137,8 +137,8 @@ class Task:
     def host_works(self) -> list[tuple[Host, int]]:
         """Every work of the host with the number of times that it runs in an action."""
         works = [(work, part.count) for part in self.parts for work in part.block.host_works]
-        beside = Counter(op for side in (*self.ahead, *self.behind) for op in side.ops)
-        return works + [(op.work, count) for op, count in beside.items() if isinstance(op.work, Host)]
+        beside = (op.work for side in (*self.ahead, *self.behind) for op in side.ops)
+        return works + [*Counter(work for work in beside if isinstance(work, Host)).items()]
 
     def count_ops(self) -> Iterator[tuple[Op, int]]:
         """Yields every op with the number of times that it runs in an action."""

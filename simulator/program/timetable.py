@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from functools import cached_property
-from itertools import chain
 
 import numpy as np
 
 from meshcast.hardware.errors import ScheduleError
 from meshcast.hardware.records import dataclass
-from meshcast.hardware.remembered import remembered
 from meshcast.simulator.program.pipeline_stages import GRADIENT_PASSES, PipelineStages, Slot
 from meshcast.simulator.program.rounds import Rounds, find_rounds
 from meshcast.simulator.scheduling.batch_loss import coupled_stages, insert_batch_loss
@@ -31,6 +29,7 @@ from meshcast.simulator.scheduling.schedule import (
     ACTIVATION_TRANSFERS,
     BATCH_LOSS,
     Action,
+    ActionArray,
     ActionKind,
     OverlappedPasses,
     PassDurations,
@@ -39,16 +38,6 @@ from meshcast.simulator.scheduling.schedule import (
     ScheduleItem,
     actions_of,
 )
-
-PASSES = (
-    ActionKind.FORWARD,
-    ActionKind.AHEAD,
-    ActionKind.BACKWARD,
-    ActionKind.INPUT_GRADIENTS,
-    ActionKind.WEIGHT_GRADIENTS,
-    ActionKind.RECOMPUTATION,
-)
-"""Kinds of passes through a stage."""
 
 NUMBER: dict[str, int] = {kind: number for number, kind in enumerate(ActionKind)}
 """The numbers that stand for kinds in arrays."""
@@ -100,11 +89,6 @@ class Timetable:
     def sequence(self) -> list[int]:
         """`sequence_array` as a list."""
         return self.sequence_array.tolist()
-
-    @cached_property
-    def following(self) -> np.ndarray:
-        """By slot, whether its actions are the second of overlapped pairs."""
-        return np.array([slot.follows for slot in self.slots], int)
 
     @cached_property
     def turns(self) -> list[int]:
@@ -163,21 +147,6 @@ class Timetable:
         which = np.array([slot.kind == ActionKind.UPDATE for slot in self.slots], bool)[self.slot_array]
         return [(begin + np.flatnonzero(which[begin:end])).tolist() for begin, end in itertools.pairwise(self.starts)]
 
-    @remembered
-    def group_passes(self, equal_stages: tuple[int, ...]) -> tuple[list[Slot], list[int]]:
-        """Returns slots of which each stands for those that run the same task, and by slot the place of that which
-        stands for it. equal_stages: by stage, the first whose passes are the same."""
-        groups: dict[Hashable, int] = {}
-        slots, places = list[Slot](), list[int]()
-        for number, slot in enumerate(self.slots):
-            passes = slot.kind in PASSES and slot.partner is None and not slot.follows and slot.keeper < 0
-            key = slot._replace(stage=equal_stages[slot.stage]) if passes else number
-            if key not in groups:
-                groups[key] = len(slots)
-                slots.append(slot)
-            places.append(groups[key])
-        return slots, places
-
     @property
     def results(self) -> int:
         """The number of results."""
@@ -205,7 +174,14 @@ def timetable(
     stated = orders_of_run(schedule, shape, update_interval, durations) if orders is None else orders
     stated = insert_gradient_sums(schedule, shape, stated) if gradient_sums else stated
     stated = insert_batch_loss(schedule, shape, stated) if orders is None else stated
-    return _TimetableMaker(schedule, shape, [list(order) for order in stated], update_interval).build()
+    return _TimetableMaker(schedule, shape, stated, update_interval).build()
+
+
+def _read_fields(order: Sequence[ScheduleItem]) -> np.ndarray:
+    """Returns the fields of the actions of an order, as an `ActionArray` has them; an unknown kind has the number
+    -1."""
+    stages, kinds, microbatches, slices = list(zip(*actions_of(order), strict=True)) or [(), (), (), ()]
+    return np.array([stages, [NUMBER.get(name, -1) for name in kinds], microbatches, slices], int)
 
 
 class _TimetableMaker:
@@ -218,7 +194,7 @@ class _TimetableMaker:
     """
 
     def __init__(
-        self, schedule: Schedule, shape: PipelineShape, stated: list[list[ScheduleItem]], interval: int
+        self, schedule: Schedule, shape: PipelineShape, stated: Sequence[Sequence[ScheduleItem]], interval: int
     ) -> None:
         self.schedule, self.shape, self.stated, self.update_interval = schedule, shape, stated, interval
         self.chained = schedule.flush and interval > 0
@@ -244,12 +220,10 @@ class _TimetableMaker:
 
     def _read_actions(self) -> None:
         """Makes an array of each field of the actions. Raises ScheduleError for a field out of its range."""
-        flat = [actions_of(order) for order in self.orders]
-        self.starts = [0, *np.cumsum([len(order) for order in flat]).tolist()]
+        every = [order.fields if isinstance(order, ActionArray) else _read_fields(order) for order in self.orders]
+        self.starts = [0, *np.cumsum([fields.shape[1] for fields in every]).tolist()]
         self.count = self.starts[-1]
-        columns = list(zip(*chain.from_iterable(flat), strict=True)) or [(), (), (), ()]
-        self.stage, self.microbatch, self.slice = (np.array(columns[i], int) for i in (0, 2, 3))
-        self.kind = np.array([NUMBER.get(name, -1) for name in columns[1]], int)
+        self.stage, self.kind, self.microbatch, self.slice = np.concatenate(every, axis=1)
         self.moves = self._is(*ACTIVATION_TRANSFERS)
         self.stripe = np.where(self.moves & (self.pieces == 1), self.slice, 0)
         self.unit = self.microbatch * self.pieces + self.slice - self.stripe

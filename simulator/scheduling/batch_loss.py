@@ -39,6 +39,8 @@ def insert_batch_loss(
     Raises PlanError if a backward pass comes before.
     """
     ends = coupled_stages(schedule, shape)
+    if not ends:
+        return orders
     extended = [list(order) for order in orders]
     for stage, others in ends.items():
         order = extended[schedule.device(shape, stage)]
@@ -52,4 +54,4 @@ def insert_batch_loss(
             raise PlanError("plan.schemes", rule, "Use pipeline/distmm", schedule.use)
         kinds = BATCH_LOSS if others else (ActionKind.LOSS,)
         order[last + 1 : last + 1] = [Action(stage, each, shape.m - 1) for each in kinds]
-    return extended if ends else orders
+    return extended

@@ -8,12 +8,13 @@ m micro-batches of a replica, v chunks (virtual stages) a device.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from itertools import product
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, overload
+
+import numpy as np
 
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.records import dataclass
@@ -116,6 +117,40 @@ class OverlappedPasses(NamedTuple):
 
     def __str__(self) -> str:
         return f"{{{self.forward}+{self.backward}}}"
+
+
+class ActionArray(Sequence[Action]):
+    """The order of a device without pairs, as arrays: a timetable reads these, and actions are made when somebody asks
+    for them.
+
+    fields: stage, kind by its place in `ACTION_KINDS`, micro-batch and slice of every action [4, actions].
+    """
+
+    def __init__(self, fields: np.ndarray) -> None:
+        self.fields = fields
+
+    def __len__(self) -> int:
+        return self.fields.shape[1]
+
+    @overload
+    def __getitem__(self, at: int) -> Action: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Action]: ...
+
+    def __getitem__(self, at: int | slice) -> Action | list[Action]:
+        return [*self][at]
+
+    def __iter__(self) -> Iterator[Action]:
+        stages, kinds, microbatches, slices = self.fields.tolist()
+        # This takes two thirds of the time of a call of `Action` for each.
+        make, names = partial(tuple.__new__, Action), map(ACTION_KINDS.__getitem__, kinds)
+        return map(make, zip(stages, names, microbatches, slices, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        return [*self] == [*other] if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 ScheduleItem = Action | OverlappedPasses
@@ -299,7 +334,7 @@ class Schedule(Scheme):
 
     def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> Orders:
         """Returns the orders of all devices. durations: stated if `needs_durations`."""
-        return [list(self.order(shape, device)) for device in range(shape.p)]
+        return [self.order(shape, device) for device in range(shape.p)]
 
     def chunks_per_device(self) -> int:
         """Returns the number of stages a device, of all directions."""
@@ -492,6 +527,18 @@ def one_forward_one_backward(forward: Sequence[Action], backward: Sequence[Actio
     return [*forward[:warmup], *steady, *backward[len(steady_forward) :]]
 
 
+def alternate_passes(forward: np.ndarray, backward: np.ndarray, warmup: int) -> ActionArray:
+    """Returns 1F1B of as many forward as backward passes, like `one_forward_one_backward`. forward, backward: fields of
+    an `ActionArray`."""
+    count = forward.shape[1]
+    steady = max(count - warmup, 0)
+    ahead, end = count - steady, count + steady
+    fields = np.empty((4, 2 * count), int)
+    fields[:, :ahead], fields[:, ahead:end:2] = forward[:, :ahead], forward[:, ahead:]
+    fields[:, ahead + 1 : end : 2], fields[:, end:] = backward[:, :steady], backward[:, steady:]
+    return ActionArray(fields)
+
+
 def overlapped_1f1b(forward: Sequence[Action], backward: Sequence[Action], warmup: int) -> list[ScheduleItem]:
     """Returns 1F1B whose two passes of a turn run together, after another pass of warm-up."""
     steady_forward = forward[warmup + 1 :]
@@ -517,10 +564,18 @@ def v_shape_device(shape: PipelineShape, stage: int) -> int:
     return min(position, 2 * shape.p - 1 - position)
 
 
-def passes_in_order(stage: int, kind: str, microbatches: Iterable[int], slices: Sequence[int] = (0,)) -> list[Action]:
-    """Returns the passes of a kind of some micro-batches through a stage, slice by slice."""
-    # This takes two thirds of the time of a call of `Action` for each.
-    return list(map(partial(tuple.__new__, Action), product((stage,), (kind,), microbatches, slices)))
+def passes_in_groups(
+    kind: str, stages: Sequence[int], microbatches: int, group: int, slices: Sequence[int] = (0,)
+) -> np.ndarray:
+    """Returns the passes of a kind of all micro-batches in groups of `group` (the last may be smaller): a group stage
+    by stage, its micro-batches slice by slice. The fields of an `ActionArray`."""
+    left, parts = microbatches % group, []
+    for begin, end, size in ((0, microbatches - left, group), (microbatches - left, microbatches, left)):
+        if begin < end:
+            numbers = np.arange(begin, end).reshape(-1, 1, size, 1)
+            fields = np.array(stages)[:, None, None], ACTION_KINDS.index(kind), numbers, np.array(slices)
+            parts.append(np.reshape(np.broadcast_arrays(*fields), (4, -1)))
+    return np.concatenate(parts, axis=1)
 
 
 def actions_of(items: Iterable[ScheduleItem]) -> list[Action]:

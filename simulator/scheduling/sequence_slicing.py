@@ -23,8 +23,9 @@ from meshcast.simulator.scheduling.schedule import (
     PipelineShape,
     Schedule,
     SliceDuration,
+    alternate_passes,
     one_forward_one_backward,
-    passes_in_order,
+    passes_in_groups,
 )
 
 MAX_SLICES = 1024
@@ -67,12 +68,12 @@ def forward_slices(shape: PipelineShape, stage: int) -> list[Action]:
     return [Action(stage, "F", k, j) for k in shape.microbatches for j in range(shape.slices)]
 
 
-def sliced_1f1b(shape: PipelineShape, device: int) -> list[Action]:
+def sliced_1f1b(shape: PipelineShape, device: int) -> Sequence[Action]:
     """Returns 1F1B over slices: backward passes of a micro-batch from its last slice to its first; with several chunks
     a device interleaved, in groups of `slice_group` micro-batches."""
     if shape.v > 1:
         group = slice_group(shape.p, shape.m, shape.slices)
-        return one_forward_one_backward(*interleaved_passes(shape, device, group))
+        return alternate_passes(*interleaved_passes(shape, device, group))
     forward, s = forward_slices(shape, device), shape.slices
     backward = [action._replace(kind="BW", slice=s - 1 - action.slice) for action in forward]
     return one_forward_one_backward(forward, backward, shape.p - 2 - device + s)
@@ -210,17 +211,13 @@ def choose_balanced_slices(sequence: int, step: int, seconds: SliceDuration, cou
     return tuple((np.diff(bounds[::-1]) * step).tolist())
 
 
-def interleaved_passes(shape: PipelineShape, device: int, group: int) -> tuple[list[Action], list[Action], int]:
+def interleaved_passes(shape: PipelineShape, device: int, group: int) -> tuple[np.ndarray, np.ndarray, int]:
     """Returns the passes of 1F1B over chunks, forward and backward, and the number of warm-up passes: the
     micro-batches, slice by slice, run in groups of `group` (the last may be smaller), a group chunk by chunk, backward
-    with the chunks and the slices in reverse order."""
-    stages = range(device, shape.stages, shape.p)
-    groups = [shape.microbatches[begin : begin + group] for begin in range(0, shape.m, group)]
-
-    def passes(kind: str, order: Sequence[int], slices: Sequence[int]) -> list[Action]:
-        return [action for some in groups for stage in order for action in passes_in_order(stage, kind, some, slices)]
-
-    forward, backward = passes("F", stages, range(shape.slices)), passes("BW", stages[::-1], range(shape.slices)[::-1])
+    with the chunks and the slices in reverse order. The passes are fields of an `ActionArray`."""
+    stages, slices = range(device, shape.stages, shape.p), range(shape.slices)
+    forward = passes_in_groups("F", stages, shape.m, group, slices)
+    backward = passes_in_groups("BW", stages[::-1], shape.m, group, slices[::-1])
     return forward, backward, 2 * (shape.p - 1 - device) + (shape.v - 1) * group * shape.slices + shape.slices - 1
 
 

@@ -15,18 +15,19 @@ References: Narayanan et al. 2021 (PipeDream-Flush), arXiv 2006.09503; Fan et al
 overlapped passes: NVIDIA/Megatron-LM, megatron/core/pipeline_parallel/combined_1f1b.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.scheduling.schedule import (
+    ActionArray,
     PassOverlap,
     PipelineSetting,
     PipelineShape,
     Schedule,
     ScheduleItem,
-    one_forward_one_backward,
+    alternate_passes,
     overlapped_1f1b,
-    passes_in_order,
+    passes_in_groups,
 )
 
 
@@ -36,10 +37,11 @@ class OneFOneB(Schedule):
     class Options(Schedule.Options, PassOverlap):
         pass
 
-    def order(self, shape: PipelineShape, device: int) -> list[ScheduleItem]:
-        forward, backward = (passes_in_order(device, kind, shape.microbatches) for kind in ("F", "BW"))
-        make = overlapped_1f1b if self.options.overlap_passes else one_forward_one_backward
-        return list(make(forward, backward, shape.p - 1 - device))
+    def order(self, shape: PipelineShape, device: int) -> Sequence[ScheduleItem]:
+        forward, backward = (passes_in_groups(kind, [device], shape.m, shape.m) for kind in ("F", "BW"))
+        if self.options.overlap_passes:
+            return overlapped_1f1b(ActionArray(forward), ActionArray(backward), shape.p - 1 - device)
+        return alternate_passes(forward, backward, shape.p - 1 - device)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m = setting.shape.p, setting.shape.m

@@ -24,19 +24,20 @@ and Megatron-LM's --microbatch-group-size-per-virtual-pipeline-stage; overlapped
 megatron/core/pipeline_parallel/combined_1f1b.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.scheduling.schedule import (
+    ActionArray,
     PassOverlap,
     PipelineSetting,
     PipelineShape,
     Schedule,
     ScheduleItem,
+    alternate_passes,
     nearest_multiple,
-    one_forward_one_backward,
     overlapped_1f1b,
 )
 from meshcast.simulator.scheduling.sequence_slicing import (
@@ -79,9 +80,11 @@ class Interleaved1F1B(Schedule):
                 rule = f"{m} micro-batches in groups of {group} leave {m % group} for the last, which has pp = {p}, too"
             raise PlanError("group", rule, f"{smallest_interleaved_group(m, p)} would work", group)
 
-    def order(self, shape: PipelineShape, device: int) -> list[ScheduleItem]:
-        make = overlapped_1f1b if self.options.overlap_passes else one_forward_one_backward
-        return list(make(*interleaved_passes(shape, device, self.options.group or shape.p)))
+    def order(self, shape: PipelineShape, device: int) -> Sequence[ScheduleItem]:
+        forward, backward, warmup = interleaved_passes(shape, device, self.options.group or shape.p)
+        if self.options.overlap_passes:
+            return overlapped_1f1b(ActionArray(forward), ActionArray(backward), warmup)
+        return alternate_passes(forward, backward, warmup)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, v = setting.shape.p, setting.shape.m, setting.shape.v

@@ -20,6 +20,7 @@ from meshcast.simulator.forecast.resident_memory import stashed_weight_bytes
 from meshcast.simulator.forecast.shared_gradients import sum_shared_gradients
 from meshcast.simulator.forecast.stages import device_params, lower_stages
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
+from meshcast.simulator.forecast.steps import forecast_steps
 from meshcast.simulator.forecast.workers import ALLOCATIONS, collect_garbage_rarely
 from meshcast.simulator.ir.ops import Op, Param, StoredFormat
 from meshcast.simulator.lowering.scope import traits_of
@@ -49,6 +50,24 @@ def test_golden_jobs(name: str) -> None:
     """Equal figures, exactly, of every twelfth golden job."""
     job = load_job(stored(name).job)
     assert forecast_step(job) == of_report(simulate(job))
+
+
+def test_steps_of_many_jobs_are_those_of_each_alone() -> None:
+    """Equal figures, exactly, whatever was forecast before; a wrong job has its error in its place."""
+    grid = product((1, 8), (1, 4), (1, 2), (0, 1), ("none", "full"))
+    plans = [
+        {"tp": tp, "pp": pp, "chunks": chunks, "zero": zero, "recompute": recompute}
+        for tp, pp, chunks, zero, recompute in islice(grid, 3, None, 4)
+    ]
+    steps = forecast_steps(GPT3 | {"plan": plan} for plan in plans)
+    for plan, step in zip(plans, steps, strict=True):
+        if isinstance(step, MeshcastError):
+            with pytest.raises(type(step)) as raised:
+                forecast_step(GPT3 | {"plan": plan})
+            assert str(raised.value) == str(step)
+        else:
+            assert forecast_step(GPT3 | {"plan": plan}) == step
+    assert {type(step) for step in steps} == {StepAndMemory, PlanError}
 
 
 def test_routing_that_drifts_from_step_to_step() -> None:

@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 
 from meshcast.simulator.program.timetable import timetable
 from meshcast.simulator.scheduling.building_block import repeat_block
-from meshcast.simulator.scheduling.schedule import Action, PipelineSetting, PipelineShape, actions_of
+from meshcast.simulator.scheduling.schedule import (
+    Action,
+    PipelineSetting,
+    PipelineShape,
+    actions_of,
+    alternate_passes,
+    one_forward_one_backward,
+    passes_in_groups,
+)
 from meshcast.validation.pipelines.cases import answer
 from tests.simulator.scheduling.schedules import bubbles, make_schedule, near, played
 from tests.strategies import SECONDS
@@ -181,6 +189,20 @@ def test_larger_groups_hide_messages_of_interleaved_1f1b(
     schedule = make_schedule("interleaved-1f1b", chunks=v, group=group)
     laws = {law.quantity: law.value for law in schedule.closed_forms(PipelineSetting(PipelineShape(p, m, v), 1, 2, 1))}
     assert laws.get("bubble_per_hop", expected) == expected
+
+
+@given(st.integers(1, 9), st.integers(0, 12), st.integers(1, 9), st.integers(1, 3), st.integers(1, 3))
+def test_orders_as_arrays_are_those_of_their_actions(m: int, warmup: int, group: int, chunks: int, slices: int) -> None:
+    """1F1B of arrays is that of lists; passes go group by group, a group stage by stage."""
+    arrays = [passes_in_groups(kind, range(chunks), m, group, range(slices)) for kind in ("F", "BW")]
+    groups = [range(begin, min(begin + group, m)) for begin in range(0, m, group)]
+    lists = [
+        [Action(c, kind, k, s) for some in groups for c in range(chunks) for k in some for s in range(slices)]
+        for kind in ("F", "BW")
+    ]
+    order = alternate_passes(*arrays, warmup)
+    assert [*order] == one_forward_one_backward(*lists, warmup) == order
+    assert (order[-1], order[1:3], len(order)) == ([*order][-1], [*order][1:3], 2 * m * chunks * slices)
 
 
 def order_in_groups_of_slices(p: int, m: int, v: int, s: int, device: int) -> list[Action]:
