@@ -274,13 +274,20 @@ class Architecture(BlockBuilder):
         stream, last = (normed, again) if model.norm_residual else (x, middle)
         modules += [
             *mixer,
-            Residual("residual1", (stream, added), (middle,), self.proj_bias(), dropout=model.dropout > 0),
+            Residual("residual1", (stream, added), (middle,), self._mixer_bias(kind), dropout=model.dropout > 0),
         ]
         if self.encoder_seq:
             middle = last = self._cross(modules, middle)
         if before:
             modules.append(self.layernorm("norm2", middle, again))
         return [*modules, *self._finish_layer(block, results, last, end, kind)]
+
+    def _mixer_bias(self, kind: LayerKind) -> tuple[Tensor, ...]:
+        """Makes the bias of what mixes tokens in a layer, if there is any."""
+        linear = self.model.linear_attention
+        if not (kind.linear and linear):
+            return self.proj_bias()
+        return (self.weight("linear.out.bias", h=self.hidden_dim),) if linear.out_bias else ()
 
     def _norm_place(self, kind: LayerKind) -> str:
         """Returns where the norms of a layer are, see `Transformer.norm_place`."""

@@ -217,7 +217,8 @@ class Transformer(TransformerFields):
         """Parameters of the linear attention of a layer; 0 without it."""
         if (linear := self.linear_attention) is None:
             return 0
-        return linear.input_weights(self.hidden) + self.hidden * linear.value_width + linear.own_parameters
+        output = self.hidden * (linear.value_width + linear.out_bias)
+        return linear.input_weights(self.hidden) + output + linear.own_parameters
 
     def layer_parameters(
         self, moe: bool = False, experts: int | None = None, of: int | None = None, linear: bool = False

@@ -241,11 +241,12 @@ class Report(Metrics):
         """How kernels are priced that go through sequences, where no step with them is published."""
         ssm, linear = self.job.model.ssm, self.job.model.linear_attention
         selective = "selective scans of Mamba-1 (model.ssm.rank): derived from the exponentials and products of fp32"
-        kimi = "Kimi delta attention (model.linear_attention): its kernels move bytes as fast as the scans of Mamba-2"
-        return [
-            *([selective] if ssm and ssm.rank else []),
-            *([kimi] if linear and linear.kind == "kimi-delta" else []),
-        ]
+        triton = (
+            "(model.linear_attention): its kernels move bytes as fast as the scans of Mamba-2, which is not measured"
+        )
+        chunked = {"kimi-delta": "Kimi delta attention", "mlstm": "mLSTM", "rg-lru": "RG-LRU"}
+        name = chunked.get(linear.kind) if linear else None
+        return [*([selective] if ssm and ssm.rank else []), *([f"{name} {triton}"] if name else [])]
 
     @property
     def _old_attention(self) -> list[str]:

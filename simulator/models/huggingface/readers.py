@@ -56,6 +56,8 @@ DECODERS = {
     "lfm2": "convolution.Lfm2",
     "lfm2_moe": "convolution.Lfm2MoE",
     "lfm3": "convolution.Lfm3",
+    "xlstm": "recurrent.XLSTM",
+    "recurrent_gemma": "recurrent.RecurrentGemma",
     "qwen3_5_text": "linear.Qwen35",
     "qwen3_5_moe_text": "linear.Qwen35MoE",
     "minimax_m1": "linear.MiniMaxText01",

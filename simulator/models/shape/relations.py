@@ -218,8 +218,8 @@ def _check_linear(shape: TransformerFields, linear: LinearAttention) -> None:
     if same and (linear.key_heads, linear.key_dim) != (linear.heads, linear.value_dim):
         rule = f"queries, keys and values of {linear.kind} are alike: {linear.heads} heads {linear.value_dim} wide"
         raise ModelError("linear_attention.key_heads", rule, "Leave key_heads and value_dim out", linear.key_heads)
-    if linear.kind == "kimi-delta" and linear.key_heads != linear.heads:
-        rule = f"every one of the {linear.heads} heads of kimi-delta has a key of its own"
+    if linear.kind in ("kimi-delta", "mlstm", "rg-lru") and linear.key_heads != linear.heads:
+        rule = f"every one of the {linear.heads} heads of {linear.kind} has a key of its own"
         raise ModelError("linear_attention.key_heads", rule, "Leave it out", linear.key_heads)
     if linear.rank and linear.kind != "kimi-delta":
         rule = "only kimi-delta projects rates and gate from latents"

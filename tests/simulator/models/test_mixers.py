@@ -8,7 +8,7 @@ import pytest
 
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator import simulate
-from meshcast.simulator.ir.ops import Collective, Memory
+from meshcast.simulator.ir.ops import Collective, Gemm, Memory
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.load import load_model
 from tests.contract.measure import params_of
@@ -25,6 +25,8 @@ SSM = {"heads": 8, "head_dim": 8, "state": 16, "groups": 2, "chunk": 16}
 SELECTIVE = {"heads": 2 * H, "head_dim": 1, "groups": 1, "state": 4, "rank": 2}
 CONV = {"kind": "short-conv", "heads": H, "key_dim": 1, "conv": 3}
 DELTA = {"kind": "gated-delta-net", "heads": 4, "key_dim": 8, "chunk": 16, "norm_place": "before"}
+LSTM = {"kind": "mlstm", "heads": 4, "key_dim": 4, "value_dim": 8, "chunk": 16}
+LRU = {"kind": "rg-lru", "heads": 4, "key_dim": 8, "layers": [0, 1, 3]}
 LATENT = {"kv_lora_rank": 24, "qk_nope": 8, "qk_rope": 4, "v": 8}
 KIMI = {"kind": "kimi-delta", "heads": 4, "key_dim": 8, "value_dim": 16, "rank": 8, "chunk": 16}
 
@@ -41,6 +43,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "kimi-delta without latents": {"linear_attention": KIMI | {"rank": None}, "full_every": 4},
     "latent attention without rope": {"linear_attention": KIMI, "full_every": 2, "mla": LATENT, "positions": "none"},
     "gate of heads": {"linear_attention": KIMI, "full_every": 2, "mla": LATENT, "attention_gate": "heads"},
+    "mlstm": {"linear_attention": LSTM},
+    "rg-lru": {"linear_attention": LRU, "window": 16, "proj_bias": True, "mlp_bias": True},
     "norms elsewhere": {
         **{"linear_attention": DELTA, "full_every": 4, "norm_place": "after", "qk_layernorm": "all"},
     },
@@ -249,20 +253,66 @@ def test_latents_of_channels_are_summed_over_their_ranks() -> None:
     assert sent == [[2 * S * 2, 2 * S * 4, 2 * S * 4, 2 * S * H]] * 2
 
 
-def test_reports_say_whose_kernels_were_not_measured() -> None:
-    selective, kimi, plain = (
-        [text for text in simulate(describe_job(SHAPE | MODELS[mixer])).assumed if "model." in text]
-        for mixer in ("mamba-1", "kimi-delta", "parallel")
-    )
-    assert [text.split(" (")[0] for text in selective + kimi] == ["selective scans of Mamba-1", "Kimi delta attention"]
-    assert not plain
+@pytest.mark.parametrize(
+    ("mixer", "name"),
+    [
+        ("mamba-1", "selective scans of Mamba-1"),
+        ("kimi-delta", "Kimi delta attention"),
+        ("mlstm", "mLSTM"),
+        ("rg-lru", "RG-LRU"),
+        ("parallel", None),
+    ],
+)
+def test_reports_say_whose_kernels_were_not_measured(mixer: str, name: str | None) -> None:
+    report = simulate(describe_job(SHAPE | MODELS[mixer]))
+    assert [text.split(" (")[0] for text in report.assumed if "(model." in text] == [name] * (name is not None)
 
 
 def test_layers_may_have_convolutions_windows_or_neither() -> None:
     """LFM3: convolutions in the layers of the list, full attention in those of full_every, windows in the others."""
     kinds = [*map(load_model(SHAPE | MODELS["windows beside convolutions"]).kind, range(4))]
     assert [(kind.linear, kind.local) for kind in kinds] == [(True, False)] * 2 + [(False, True), (False, False)]
-    with pytest.raises(ModelError, match="linear_attention.layers"):
+    with pytest.raises(ModelError, match=r"linear_attention\.layers"):
         load_model(SHAPE | {"linear_attention": CONV | {"layers": [2, 1]}})
     with pytest.raises(ModelError, match="window"):
         load_model(SHAPE | {"linear_attention": CONV, "window": 16})
+
+
+# ------------------------------------------------------------------------------------------- recurrent units
+
+
+def test_an_lstm_with_a_matrix_as_memory_by_hand() -> None:
+    """xLSTM: parameters, bytes and products of its kernels (arXiv 2503.14376, section 3), and what it saves."""
+    heads, key, value, chunk = 4, 4, 8, 16
+    block = H * (2 * heads * key + 2 * heads * value + 2 * heads) + 2 * heads + heads * value + heads * value * H
+    assert load_model(SHAPE | MODELS["mlstm"]).linear_parameters == block
+    played, e = run("mlstm"), 2
+    tokens, keys, values = S * heads, S * heads * key, S * heads * value
+    states = S // chunk * heads * key * value
+    ahead = [op.work for op in forward_ops(played) if isinstance(op.work, Memory) and op.work.what == "scan"]
+    within = 2 * chunk * (key + value)
+    assert [(work.read, work.write, work.flops / tokens) for work in ahead] == [
+        (e * (keys + values + 2 * tokens), e * states, 2 * key * value),
+        (e * (2 * keys + values + states + 2 * tokens), e * values + 8 * tokens, within + 2 * key * value),
+    ]
+    back = [op.work for op in backward_ops(played) if isinstance(op.work, Memory) and op.work.what == "scan"]
+    assert back[0] == ahead[0]
+    assert sum(work.flops for work in back[1:]) == tokens * (3 * within + 4 * 2 * key * value)
+    more, less = (run("mlstm", layers=n).category_peak(0, "activations") for n in (5, 4))
+    norms, mlp = 2 * 2 * 2 * S * H + 2 * 4 * S, 3 * 2 * S * F
+    mixer = e * (2 * keys + 2 * values + 2 * tokens) + 3 * e * values + 8 * tokens + 4 * S  # result, normed, gated
+    assert more - less == norms + mlp + mixer
+
+
+def test_a_recurrent_unit_by_hand() -> None:
+    """RecurrentGemma: parameters, a batched product of the blocks of both gates, bytes of its scan."""
+    width, block = H, 8
+    shape = SHAPE | MODELS["rg-lru"]
+    gates, projections = 2 * width * (block + 1), 2 * width * (H + 1) + (width + 1) * H
+    assert load_model(shape).linear_parameters == gates + projections + 5 * width + width
+    played, wide = run("rg-lru"), 2 * S * width
+    products = [op.work for op in forward_ops(played) if isinstance(op.work, Gemm)]
+    assert [(work.m, work.n, work.k, work.batch) for work in products[:2]] == [(S, 2 * width, H, 1), (S, 16, 8, 4)]
+    (scan,) = [op.work for op in forward_ops(played) if isinstance(op.work, Memory) and op.work.what == "scan"]
+    (back,) = [op.work for op in backward_ops(played) if isinstance(op.work, Memory) and op.work.what == "scan"]
+    assert [(work.read, work.write) for work in (scan, back)] == [(3 * wide, wide), (5 * wide, 3 * wide)]
