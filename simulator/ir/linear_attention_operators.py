@@ -8,11 +8,12 @@ rate of the GPU. In what follows C are the tokens of a chunk, d_k and d_v the wi
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.layout import Tensor
 from meshcast.simulator.ir.mamba_operators import Scan
-from meshcast.simulator.ir.modules import CompositeModule, LocalShapes
+from meshcast.simulator.ir.modules import CompositeModule, LocalShapes, Operator
 from meshcast.simulator.ir.operators import Linear, Norm
 from meshcast.simulator.ir.ops import BYTES, Memory, Work
 
@@ -317,3 +318,44 @@ class BlockLinear(Linear):
         width = at.dims(self.weights[0])["d"]
         rows = math.prod(n for dim, n in taken.items() if dim != "a")
         return rows, width * len(self.outs), width, taken["a"] // width
+
+
+class TokenShift(Operator):
+    """Mixtures of every token with that before it, outs[i] = x w_i + (x of the token before) (1 - w_i), in a kernel
+    each way. Where ranks hold parts of sequences, the single token that each needs of another is left out."""
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory("add", 2 * at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return [Memory("add", at.bytes(*self.outs, *self.ins), at.bytes(*self.ins))]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+
+class WeightedValues(Scan):
+    """Sums of values of each channel with weights exp(k) that decay, over the sum of the weights, for ins k and v: a
+    kernel each way (``wkv_forward`` and ``wkv_backward`` of RWKV-4), a thread for each channel.
+
+    A token and channel has four exponentials forward, and is priced as so many elements of the state of a selective
+    scan; backward computes them again, and those of gradients. Inputs and the output are saved.
+
+    Source: Peng et al. 2023, arXiv 2305.13048, section 3 and appendix D; BlinkDL/RWKV-LM, RWKV-v4/cuda/wkv_cuda.cu.
+    """
+
+    EXPONENTIALS: ClassVar[int] = 4
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        flops = 7.0 * self.EXPONENTIALS * at.size(*self.outs)
+        return [Memory("selective-scan", at.bytes(*self.ins), at.bytes(*self.outs), flops=flops)]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        read = at.bytes(*self.ins, *self.outs, *self.outs)
+        flops = 3 * 7.0 * self.EXPONENTIALS * at.size(*self.outs)
+        return [Memory("selective-scan", read, at.bytes(*self.ins), backward=True, flops=flops)]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return (*self.ins, *self.outs)

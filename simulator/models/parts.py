@@ -145,9 +145,13 @@ class LinearAttention(ShapePart):
     result after a norm of each head. Source: Beck et al. 2024 (arXiv 2405.04517, section 2.3), as xLSTM 7B has it.
     rg-lru: values pass a causal convolution; every channel is a state, whose gates are linear in the channels of its
     head; the result is multiplied by an activated projection as wide. Source: Griffin (arXiv 2402.19427, section 2.4).
+    rwkv: keys, values and receptances are projected from three mixtures of a token with that before it; every channel
+    (a head 1 wide) has a sum of values and one of their weights, and the sigmoid of its receptance multiplies their
+    ratio; MLPs read such mixtures too, and the sigmoid of a square projection multiplies their result. Source: Peng et
+    al. 2023 (RWKV-4, arXiv 2305.13048, section 3).
     """
 
-    kind: Literal["gated-delta-net", "kimi-delta", "lightning", "short-conv", "mlstm", "rg-lru"]
+    kind: Literal["gated-delta-net", "kimi-delta", "lightning", "short-conv", "mlstm", "rg-lru", "rwkv"]
     """The rule of the state."""
     heads: Size
     """Heads of values, each with a state."""
@@ -185,8 +189,8 @@ class LinearAttention(ShapePart):
         keys, values = dict.fromkeys("qk", self.key_width), {"v": self.value_width}
         if self.kind == "short-conv":
             return dict.fromkeys(("in_gate", "out_gate", "v"), self.value_width)
-        if self.kind == "rg-lru":
-            return dict.fromkeys("vz", self.value_width)
+        if self.kind in ("rg-lru", "rwkv"):
+            return dict.fromkeys("vz" if self.kind == "rg-lru" else "kvr", self.value_width)
         alphas = {"gated-delta-net": self.heads, "mlstm": self.heads, "kimi-delta": self.key_width}
         alpha = alphas.get(self.kind)
         rates = {"beta": self.heads, "alpha": alpha} if alpha else {}
@@ -203,31 +207,33 @@ class LinearAttention(ShapePart):
     @property
     def state(self) -> int:
         """Elements of the states of all heads."""
-        return self.value_width * {"short-conv": self.conv, "rg-lru": 1}.get(self.kind, self.key_dim)
+        return self.value_width * {"short-conv": self.conv, "rg-lru": 1, "rwkv": 2}.get(self.kind, self.key_dim)
 
     @property
     def update_flops(self) -> int:
         """FLOPs of a token for each element of a state. Of linear attention, it decays and is multiplied with the query
         (3), and a product of key and value is added (2); a delta rule multiplies it with the key before (2; equation
         10). That of a convolution is multiplied and summed up (2), that of rg-lru decays, and a value with two factors
-        is added (4)."""
-        return {"lightning": 5, "mlstm": 5, "short-conv": 2, "rg-lru": 4}.get(self.kind, 7)
+        is added (4). That of rwkv decays and a weighted value is added, once with the decay and once with that of the
+        present token (6)."""
+        return {"lightning": 5, "mlstm": 5, "short-conv": 2, "rg-lru": 4, "rwkv": 6}.get(self.kind, 7)
 
     @property
     def out_bias(self) -> bool:
         """Whether the output projection has a bias."""
         return self.kind == "rg-lru"
 
-    @property
-    def own_parameters(self) -> int:
-        """Parameters beside matrices and the bias of the result: convolution, A, bias of the rates and norm of a head;
-        norm of all; convolution; norm of all and biases of two gates of each head; convolution, A and biases of it, of
-        both projections and of both gates."""
+    def own_parameters(self, hidden: int) -> int:
+        """Counts the parameters beside matrices and the bias of the result: convolution, A, bias of the rates and norm
+        of a head; norm of all; convolution; norm of all and biases of two gates of each head; convolution, A and biases
+        of it, of both projections and of both gates; shares of three mixtures of a stream `hidden` wide and two
+        decays."""
         others = {
             "lightning": self.value_width,
             "short-conv": self.value_width * self.conv,
             "mlstm": self.value_width + 2 * self.heads,
             "rg-lru": self.value_width * (self.conv + 6),
+            "rwkv": 3 * hidden + 2 * self.value_width,
         }
         if self.kind in others:
             return others[self.kind]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from meshcast.simulator.ir.decoder_operators import NormOfHeads
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.linear_attention_operators import (
@@ -12,6 +14,8 @@ from meshcast.simulator.ir.linear_attention_operators import (
     LightningAttention,
     LinearMixer,
     LinearRecurrence,
+    TokenShift,
+    WeightedValues,
 )
 from meshcast.simulator.ir.mamba_operators import Convolution, Mamba, SelectiveScan, SSDScan
 from meshcast.simulator.ir.modules import Module
@@ -104,7 +108,7 @@ class RecurrentBuilder(Shapes):
         value = Dim(linear.value_width, unit=linear.value_width // linear.key_heads)
         builders = {
             **{"lightning": self._lightning, "short-conv": self._short_convolution},
-            **{"mlstm": self._lstm, "rg-lru": self._recurrent_unit},
+            **{"mlstm": self._lstm, "rg-lru": self._recurrent_unit, "rwkv": self._weighted_values},
         }
         modules, result = builders.get(linear.kind, self._delta_net)(linear, x, value)
         return LinearMixer(
@@ -196,6 +200,32 @@ class RecurrentBuilder(Shapes):
             LinearRecurrence("unit", (convolved, *gates), (state,), (self.weight("A", a=value),)),
             Activation("linear.act", (state, branches[1]), (result,)),
         ], result
+
+    def mix_tokens(self, name: str, x: Tensor, words: Sequence[str]) -> tuple[Module, tuple[Tensor, ...]]:
+        """Builds the mixtures of every token with that before it; returns also them, one for each of `words`."""
+        mixed = tuple(self.act(f"{name}.mixed.{word}") for word in words)
+        shares = tuple(self.weight(f"{name}.share.{word}", h=self.hidden_dim) for word in words)
+        return TokenShift(f"{name}.shift", (x,), mixed, shares), mixed
+
+    def _weighted_values(self, linear: LinearAttention, x: Tensor, value: Dim) -> tuple[list[Module], Tensor]:
+        """Builds weighted sums of values (RWKV) up to their output projection; returns also the input of that."""
+        shift, mixed = self.mix_tokens("linear", x, "kvr")
+        k, v, receptance = (self.act(f"linear.{n}", a=value) for n in "kvr")
+        summed, received = self.act("linear.o", a=value), self.act("linear.received", a=value)
+        projections = [
+            module
+            for source, result in zip(mixed, (k, v, receptance), strict=True)
+            for module in self.linear(
+                result.name, source, (result,), self.weight(f"w{result.name}", h=self.hidden_dim, a=value)
+            )
+        ]
+        decays = self.weight("decay", a=value), self.weight("first", a=value)
+        return [
+            shift,
+            *projections,
+            WeightedValues("wkv", (k, v), (summed,), decays),
+            Activation("linear.receive", (summed, receptance), (received,)),
+        ], received
 
     def _lightning(self, linear: LinearAttention, x: Tensor, value: Dim) -> tuple[list[Module], Tensor]:
         """Builds lightning attention up to its output projection; returns also the input of that."""

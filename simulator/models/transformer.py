@@ -138,6 +138,11 @@ class Transformer(TransformerFields):
         return self.heads if self.attention_gate == "heads" else self.output_width if self.attention_gate else 0
 
     @property
+    def channel_mix(self) -> bool:
+        """Whether MLPs are those of RWKV, see `LinearAttention`."""
+        return self.linear_attention is not None and self.linear_attention.kind == "rwkv"
+
+    @property
     def dense_ffn(self) -> int:
         """Inner width of the MLP of layers without experts."""
         return (self.moe and self.moe.dense_ffn) or self.ffn
@@ -165,7 +170,7 @@ class Transformer(TransformerFields):
         return 0 if self.norm.endswith("0") else self.hidden * (2 if self.norm.startswith("layer") else 1)
 
     @property
-    def norms(self) -> int:
+    def _norms(self) -> int:
         """Norms over the residual stream, or over what is added to it, in a layer of attention and then an MLP."""
         return 4 if self.norm_place == "both" else 1 if self.shared_norm else 2
 
@@ -188,7 +193,8 @@ class Transformer(TransformerFields):
     def mlp_parameters(self, ffn: int) -> int:
         """Parameters of an MLP or expert of inner width `ffn`, biases included."""
         ups = 2 if self.gated else 1
-        return (ups + 1) * self.hidden * ffn + self.mlp_bias * (ups * ffn + self.hidden)
+        mixing = self.hidden * (self.hidden + 2) if self.channel_mix else 0
+        return (ups + 1) * self.hidden * ffn + self.mlp_bias * (ups * ffn + self.hidden) + mixing
 
     def moe_parameters(self, experts: int | None = None, of: int | None = None) -> int:
         """Counts the parameters of the router, routed and shared experts of a layer; 0 without experts.
@@ -218,7 +224,7 @@ class Transformer(TransformerFields):
         if (linear := self.linear_attention) is None:
             return 0
         output = self.hidden * (linear.value_width + linear.out_bias)
-        return linear.input_weights(self.hidden) + output + linear.own_parameters
+        return linear.input_weights(self.hidden) + output + linear.own_parameters(self.hidden)
 
     def layer_parameters(
         self, moe: bool = False, experts: int | None = None, of: int | None = None, linear: bool = False
@@ -232,7 +238,7 @@ class Transformer(TransformerFields):
         """
         inner = self.moe_parameters(experts, of) if moe and self.moe else self.mlp_parameters(self.dense_ffn)
         mixer = self.linear_parameters if linear else self.attention_parameters
-        return self.norms * self.norm_parameters + mixer + inner
+        return self._norms * self.norm_parameters + mixer + inner
 
     def block_parameters(self, block: str, experts: int | None = None, of: int | None = None) -> int:
         """Counts the parameters of a layer of a hybrid model, which is a norm and a block.

@@ -246,7 +246,12 @@ class Report(Metrics):
         )
         chunked = {"kimi-delta": "Kimi delta attention", "mlstm": "mLSTM", "rg-lru": "RG-LRU"}
         name = chunked.get(linear.kind) if linear else None
-        return [*([selective] if ssm and ssm.rank else []), *([f"{name} {triton}"] if name else [])]
+        weighted = "RWKV (model.linear_attention): its kernels are derived as selective scans of Mamba-1 are"
+        return [
+            *([selective] if ssm and ssm.rank else []),
+            *([f"{name} {triton}"] if name else []),
+            *([weighted] if linear and linear.kind == "rwkv" else []),
+        ]
 
     @property
     def _old_attention(self) -> list[str]:

@@ -56,6 +56,7 @@ DECODERS = {
     "lfm2": "convolution.Lfm2",
     "lfm2_moe": "convolution.Lfm2MoE",
     "lfm3": "convolution.Lfm3",
+    "rwkv": "recurrent.RWKV",
     "xlstm": "recurrent.XLSTM",
     "recurrent_gemma": "recurrent.RecurrentGemma",
     "qwen3_5_text": "linear.Qwen35",

@@ -1,4 +1,4 @@
-"""Configs of recurrent models: xLSTM, and RecurrentGemma with attention in some layers."""
+"""Configs of recurrent models: xLSTM, RWKV, and RecurrentGemma with attention in some layers."""
 
 from __future__ import annotations
 
@@ -75,3 +75,26 @@ class RecurrentGemma(Config):
         biases = {"qkv_bias": self.attention_bias, "proj_bias": True, "mlp_bias": True}
         kind = {"norm": "rmsnorm1p", "positions": "rope", "gated": True, "seq": 8192, "ffn": self.ffn // 2}
         return shape | biases | kind | self.read_activation()
+
+
+class RWKV(Config):
+    """``RwkvConfig`` (RWKV-4): weighted sums of values, and MLPs with a receptance, over mixtures of neighbouring
+    tokens; a layer norm behind the embedding."""
+
+    layers: Depth = key("num_hidden_layers")
+    hidden: Size = key("hidden_size")
+    vocab: Size = key("vocab_size")
+    seq: Size = key("context_length", "max_position_embeddings", default=1024)
+    width: Size | None = key("attention_hidden_size", default=None)
+    ffn: Size | None = key("intermediate_size", default=None)
+    tied: Flag = key("tie_word_embeddings", default=False)
+
+    def fields(self) -> dict[str, Any]:
+        # No layer has softmax attention: `heads` only has to be a number of heads.
+        shape = self.same_fields("layers", "hidden", "vocab", "seq", "ffn", "tied") | {
+            "heads": 1,
+            "activation": "relu2",
+        }
+        shape["linear_attention"] = {"kind": "rwkv", "heads": self.width or self.hidden, "key_dim": 1}
+        biases = dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), False)
+        return shape | biases | {"embedding_norm": True, "positions": "none"}

@@ -27,6 +27,7 @@ CONV = {"kind": "short-conv", "heads": H, "key_dim": 1, "conv": 3}
 DELTA = {"kind": "gated-delta-net", "heads": 4, "key_dim": 8, "chunk": 16, "norm_place": "before"}
 LSTM = {"kind": "mlstm", "heads": 4, "key_dim": 4, "value_dim": 8, "chunk": 16}
 LRU = {"kind": "rg-lru", "heads": 4, "key_dim": 8, "layers": [0, 1, 3]}
+RWKV = {"kind": "rwkv", "heads": H, "key_dim": 1}
 LATENT = {"kv_lora_rank": 24, "qk_nope": 8, "qk_rope": 4, "v": 8}
 KIMI = {"kind": "kimi-delta", "heads": 4, "key_dim": 8, "value_dim": 16, "rank": 8, "chunk": 16}
 
@@ -45,6 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gate of heads": {"linear_attention": KIMI, "full_every": 2, "mla": LATENT, "attention_gate": "heads"},
     "mlstm": {"linear_attention": LSTM},
     "rg-lru": {"linear_attention": LRU, "window": 16, "proj_bias": True, "mlp_bias": True},
+    "rwkv": {"linear_attention": RWKV, "gated": False, "activation": "relu2"},
     "norms elsewhere": {
         **{"linear_attention": DELTA, "full_every": 4, "norm_place": "after", "qk_layernorm": "all"},
     },
@@ -82,14 +84,14 @@ def test_stages_hold_all_parameters_between_them(mixer: str) -> None:
 @pytest.mark.parametrize(("mixer", "sequence_parallel"), drawn_grid(MODELS, (False, True)))
 def test_tensor_parallelism_divides_products_and_kernels(mixer: str, sequence_parallel: bool) -> None:
     """Two ranks do the products of one, and each half of the work of scans; projections are divided. What leads down
-    to latents is done by both ranks, unless each has a part of the tokens."""
+    to latents, and the receptance of MLPs, is done by both ranks, unless each has a part of the tokens."""
     whole, model = run(mixer), load_model(SHAPE | MODELS[mixer])
     halves = run(mixer, {"tp": 2, "sequence_parallel": sequence_parallel}, gpus=2)
     down_linear = 2 * (model.linear_attention.rank or 0) if model.linear_attention else 0
     down_latent = model.mla.kv_lora_rank + model.mla.qk_rope if model.mla else 0
     kinds = [model.kind(layer) for layer in model.every_layer]
-    latents = sum(down_linear if kind.linear else down_latent for kind in kinds)
-    twice = 0 if sequence_parallel else 2 * S * H * latents
+    copied = sum(down_linear if kind.linear else down_latent for kind in kinds) + 4 * H * model.channel_mix
+    twice = 0 if sequence_parallel else 2 * S * H * copied
     assert halves.flops("F")["gemm"] == whole.flops("F")["gemm"] + twice
     moved = [_work_of_scans(played) for played in (whole, halves)]
     assert moved[0] / 2 == moved[1] > 0
@@ -260,6 +262,7 @@ def test_latents_of_channels_are_summed_over_their_ranks() -> None:
         ("kimi-delta", "Kimi delta attention"),
         ("mlstm", "mLSTM"),
         ("rg-lru", "RG-LRU"),
+        ("rwkv", "RWKV"),
         ("parallel", None),
     ],
 )
@@ -316,3 +319,16 @@ def test_a_recurrent_unit_by_hand() -> None:
     (scan,) = [op.work for op in forward_ops(played) if isinstance(op.work, Memory) and op.work.what == "scan"]
     (back,) = [op.work for op in backward_ops(played) if isinstance(op.work, Memory) and op.work.what == "scan"]
     assert [(work.read, work.write) for work in (scan, back)] == [(3 * wide, wide), (5 * wide, 3 * wide)]
+
+
+def test_weighted_values_by_hand() -> None:
+    """RWKV-4: parameters of time mix and channel mix; a kernel mixes neighbouring tokens, and one sums up values, with
+    four exponentials for each token and channel."""
+    model = load_model(SHAPE | MODELS["rwkv"])
+    mixing, channels = 4 * H * H + 3 * H + 2 * H, 2 * H * F + H * H + 2 * H
+    assert model.parameter_parts["layers"] == 4 * (mixing + channels + 2 * H)
+    wide, works = 2 * S * H, [op.work for op in forward_ops(run("rwkv")) if isinstance(op.work, Memory)]
+    shifts = [(work.read, work.write) for work in works if work.what == "add"]
+    assert shifts == [(2 * wide, 3 * wide), (2 * wide, 2 * wide)]
+    (scan,) = [work for work in works if work.what == "selective-scan"]
+    assert (scan.read, scan.write, scan.flops) == (2 * wide, wide, 7 * 4 * S * H)
