@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import ModelError
+from meshcast.hardware.errors import ModelError, PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, Gemm, Memory
 from meshcast.simulator.models.flops import forward_matmul_flops
@@ -332,3 +332,30 @@ def test_weighted_values_by_hand() -> None:
     assert shifts == [(2 * wide, 3 * wide), (2 * wide, 2 * wide)]
     (scan,) = [work for work in works if work.what == "selective-scan"]
     assert (scan.read, scan.write, scan.flops) == (2 * wide, wide, 7 * 4 * S * H)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "fields", "where"),
+    [
+        ("parallel", {"ssm": SSM | {"pattern": "P-P-", "norm": "inputs"}}, "ssm.norm"),
+        ("mamba-1", {"ssm": SELECTIVE | {"pattern": "M-*-", "norm": True}}, "ssm.norm"),
+        ("mamba-1", {"ssm": SELECTIVE | {"pattern": "M-*-", "head_dim": 2}}, "ssm.head_dim or ssm.groups"),
+        ("kimi-delta", {"linear_attention": KIMI | {"key_heads": 2}}, "linear_attention.key_heads"),
+        ("short-conv", {"linear_attention": CONV | {"value_dim": 2}}, "linear_attention.key_heads"),
+        ("short-conv", {"linear_attention": CONV | {"rank": 2}}, "linear_attention.rank"),
+        ("norms elsewhere", {"norm_place": "both"}, "linear_attention.norm_place"),
+        ("rwkv", {"full_every": 2}, "linear_attention.kind"),
+        ("gate of heads", {"attention_gate": True}, "attention_gate"),
+        ("gate of heads", {"positions": "learned"}, "positions"),
+    ],
+)
+def test_mixers_that_no_model_has_are_refused(mixer: str, fields: dict[str, Any], where: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        load_model(SHAPE | MODELS[mixer] | fields)
+    assert refused.value.where.endswith(where)
+
+
+@pytest.mark.parametrize(("mixer", "words"), [("mamba-1", "state-space layers"), ("rwkv", "linear attention")])
+def test_rings_do_not_divide_sequences_of_scans(mixer: str, words: str) -> None:
+    with pytest.raises(PlanError, match=f"sequence/ring shards the sequences that the .*{words}"):
+        run(mixer, {"mesh": {"cp": 2}, "schemes": [{"use": "sequence/ring", "over": "cp"}]}, gpus=2)
