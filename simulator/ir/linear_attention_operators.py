@@ -8,12 +8,13 @@ rate of the GPU. In what follows C are the tokens of a chunk, d_k and d_v the wi
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.layout import Tensor
 from meshcast.simulator.ir.mamba_operators import Scan
-from meshcast.simulator.ir.modules import CompositeModule, LocalShapes
-from meshcast.simulator.ir.operators import Norm
+from meshcast.simulator.ir.modules import CompositeModule, LocalShapes, Operator
+from meshcast.simulator.ir.operators import Linear, Norm
 from meshcast.simulator.ir.ops import BYTES, Memory, Work
 
 
@@ -33,7 +34,7 @@ class GatedNorm(Norm):
 
 @dataclass(frozen=True)
 class DeltaSizes:
-    """Local elements of the tensors of a gated delta rule.
+    """Local elements of the tensors of a rule with a state of each head.
 
     keys: of the queries, and of the keys, copied to the heads of values.
     projected: of the queries, and of the keys, before that.
@@ -59,19 +60,9 @@ class DeltaSizes:
 
 
 @dataclass(frozen=True, eq=False)
-class GatedDeltaRule(Scan):
-    """Causal convolution and chunked gated delta rule: o_t = S_t q_t, with the state
-    S_t = S_(t-1) alpha_t (I - beta_t k_t k_t^T) + beta_t v_t k_t^T, for ins q, k, v, beta and alpha, which is a number
-    for each head, or for each element of its keys (Kimi delta attention; ``chunk_kda`` has the same steps).
-
-    The rule is computed chunk by chunk in its WY representation: W = T diag(beta) K and U = T diag(beta) V with T the
-    inverse of a triangular matrix of K K^T, the states of the chunks in order, and the outputs. The kernels
-    are those of ``chunk_gated_delta_rule`` of flash-linear-attention, with queries and keys copied to all heads of
-    values and normalised to length 1 before. Saved for the backward pass are the inputs of the convolution, normalised
-    queries and keys, values, alpha, beta and T; W, U and the states are computed again.
-
-    Sources: Yang et al. 2024, arXiv 2412.06464, equation 10 and section 3.3; fla-org/flash-linear-attention 0.6.0,
-    fla/ops/gated_delta_rule/chunk.py; ``Qwen3NextGatedDeltaNet`` of ``transformers``.
+class ChunkedState(Scan):
+    """An operator over ins q, k, v, beta and alpha that goes through sequences chunk by chunk, with a state of each
+    head.
 
     chunk: tokens of a chunk, C.
     key_dim, value_dim: d_k and d_v.
@@ -94,6 +85,23 @@ class GatedDeltaRule(Scan):
         (2 d_k d_v)."""
         inside = within_keys * self.key_dim + within_values * self.value_dim
         return 2.0 * (n.scores * inside + n.steps * states * self.key_dim * self.value_dim)
+
+
+@dataclass(frozen=True, eq=False)
+class GatedDeltaRule(ChunkedState):
+    """Causal convolution and chunked gated delta rule: o_t = S_t q_t, with the state
+    S_t = S_(t-1) alpha_t (I - beta_t k_t k_t^T) + beta_t v_t k_t^T, for ins q, k, v, beta and alpha, which is a number
+    for each head, or for each element of its keys (Kimi delta attention; ``chunk_kda`` has the same steps).
+
+    The rule is computed chunk by chunk in its WY representation: W = T diag(beta) K and U = T diag(beta) V with T the
+    inverse of a triangular matrix of K K^T, the states of the chunks in order, and the outputs. The kernels
+    are those of ``chunk_gated_delta_rule`` of flash-linear-attention, with queries and keys copied to all heads of
+    values and normalised to length 1 before. Saved for the backward pass are the inputs of the convolution, normalised
+    queries and keys, values, alpha, beta and T; W, U and the states are computed again.
+
+    Sources: Yang et al. 2024, arXiv 2412.06464, equation 10 and section 3.3; fla-org/flash-linear-attention 0.6.0,
+    fla/ops/gated_delta_rule/chunk.py; ``Qwen3NextGatedDeltaNet`` of ``transformers``.
+    """
 
     def _chunk_states(self, n: DeltaSizes, e: int) -> Memory:
         """Returns the kernel of the states of all chunks, and of U - W S."""
@@ -228,3 +236,126 @@ class LightningAttention(Scan):
     @property
     def saved_tensors(self) -> tuple[Tensor, ...]:
         return self.ins
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkwiseLSTM(ChunkedState):
+    """An LSTM with a matrix as memory: o_t = S_t q_t / max(|n_t q_t|, 1), with the state
+    S_t = f_t S_(t-1) + i_t v_t k_t^T and n_t the same sum of keys, for ins q, k, v, i and f.
+
+    Kernels are those of ``mlstm_chunkwise`` (TFLA): forward the states of the chunks, and outputs; backward states
+    again, their gradients, and a kernel each for dQ, dK and dV. Saved are inputs, and two numbers in fp32 of each token
+    and head.
+
+    Source: Beck et al. 2025, arXiv 2503.14376, section 3 and appendix B; NX-AI/mlstm_kernels.
+    """
+
+    def _chunk_states(self, n: DeltaSizes, e: int) -> Memory:
+        """Returns the kernel of the states of all chunks."""
+        read = e * (n.keys + n.values + 2 * n.steps)
+        return Memory("scan", read, e * n.states, flops=self._flops(n, 0, 0, 1))
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        n, e = self.sizes(at), BYTES[self.ins[0].dtype]
+        read = e * (2 * n.keys + n.values + n.states + 2 * n.steps)
+        outputs = Memory("scan", read, e * n.values + 8 * n.steps, flops=self._flops(n, 1, 1, 1))
+        return [self._chunk_states(n, e), outputs]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        n, e = self.sizes(at), BYTES[self.ins[0].dtype]
+        rates = 2 * e * n.steps + 8 * n.steps
+        whole = e * (2 * n.keys + 2 * n.values + n.states) + rates
+        kernels = (
+            (e * (n.keys + n.values) + rates, e * n.states, self._flops(n, 0, 0, 1)),  # gradients of states
+            (whole, e * n.keys, self._flops(n, 1, 1, 1)),  # dQ
+            (whole, e * n.keys, self._flops(n, 1, 1, 1)),  # dK
+            (whole - e * n.values, e * n.values, self._flops(n, 1, 1, 1)),  # dV
+        )
+        return [
+            self._chunk_states(n, e),
+            *(Memory("scan", read, write, backward=True, flops=flops) for read, write, flops in kernels),
+            Memory("scan", 2 * e * (n.keys + n.values), 2 * e * n.steps, backward=True),  # of both gates
+        ]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+    def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
+        return [("normalisers", 8 * self.sizes(at).steps, "workspace")]
+
+    def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
+        states = self.sizes(at).states * BYTES[self.ins[0].dtype]
+        return [(0, 3, states), (1, 4, states)] if backward else [(0, 1, states)]
+
+
+class LinearRecurrence(Scan):
+    """h_t = a_t h_(t-1) + sqrt(1 - a_t^2) (i_t x_t) of each channel, for ins x and the linear gates of i and a.
+
+    A kernel each way that goes through sequences with the states on the chip. Inputs are saved, and the output.
+
+    Source: De et al. 2024 (Griffin), arXiv 2402.19427, section 2.4 and appendix A.
+    """
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory("scan", at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        read = at.bytes(*self.ins, *self.outs, *self.outs)
+        return [Memory("scan", read, at.bytes(*self.ins), backward=True)]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return (*self.ins, *self.outs)
+
+
+class BlockLinear(Linear):
+    """A linear layer within each head: outs[i] = ins[0] @ weights[i] with a block of a matrix [a, d] for each head, in
+    a batched GEMM."""
+
+    def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int]:
+        taken = at.dims(self.ins[0])
+        width = at.dims(self.weights[0])["d"]
+        rows = math.prod(n for dim, n in taken.items() if dim != "a")
+        return rows, width * len(self.outs), width, taken["a"] // width
+
+
+class TokenShift(Operator):
+    """Mixtures of every token with that before it, outs[i] = x w_i + (x of the token before) (1 - w_i), in a kernel
+    each way. Where ranks hold parts of sequences, the single token that each needs of another is left out."""
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory("add", 2 * at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return [Memory("add", at.bytes(*self.outs, *self.ins), at.bytes(*self.ins))]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+
+class WeightedValues(Scan):
+    """Sums of values of each channel with weights exp(k) that decay, over the sum of the weights, for ins k and v: a
+    kernel each way (``wkv_forward`` and ``wkv_backward`` of RWKV-4), a thread for each channel.
+
+    A token and channel has four exponentials forward, and is priced as so many elements of the state of a selective
+    scan; backward computes them again, and those of gradients. Inputs and the output are saved.
+
+    Source: Peng et al. 2023, arXiv 2305.13048, section 3 and appendix D; BlinkDL/RWKV-LM, RWKV-v4/cuda/wkv_cuda.cu.
+    """
+
+    EXPONENTIALS: ClassVar[int] = 4
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        flops = 7.0 * self.EXPONENTIALS * at.size(*self.outs)
+        return [Memory("selective-scan", at.bytes(*self.ins), at.bytes(*self.outs), flops=flops)]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        read = at.bytes(*self.ins, *self.outs, *self.outs)
+        flops = 3 * 7.0 * self.EXPONENTIALS * at.size(*self.outs)
+        return [Memory("selective-scan", read, at.bytes(*self.ins), backward=True, flops=flops)]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return (*self.ins, *self.outs)

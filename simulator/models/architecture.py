@@ -290,7 +290,7 @@ class Architecture(BlockBuilder):
         modules.append(attention)
         if self._norm_place(kind) != "before":
             added = self._norm_behind(modules, projected, "proj.norm")
-        bias = self.proj_bias()
+        bias = self._mixer_bias(kind)
         modules.append(Residual("residual1", (stream, added), (middle,), bias, dropout=model.dropout > 0))
         if self.encoder_seq:
             middle = last = self._cross(modules, middle)
@@ -301,6 +301,13 @@ class Architecture(BlockBuilder):
         stream = self.act("stream")
         modules += self._finish_layer(block, results, last, stream, kind)
         return [*modules, *self.add_layer_input(model.layer_input, stream, end)]
+
+    def _mixer_bias(self, kind: LayerKind) -> tuple[Tensor, ...]:
+        """Makes the bias of what mixes tokens in a layer, if there is any."""
+        linear = self.model.linear_attention
+        if not (kind.linear and linear):
+            return self.proj_bias()
+        return (self.weight("linear.out.bias", h=self.hidden_dim),) if linear.out_bias else ()
 
     def _norm_place(self, kind: LayerKind) -> str:
         """Returns where the norms of a layer are, see `Transformer.norm_place`."""

@@ -282,7 +282,22 @@ class BlockBuilder(RecurrentBuilder):
         """Builds the MLP of a layer without experts; returns also its output."""
         moe, y = self.model.moe, self.act("down")
         ffn = moe.dense_ffn if moe and moe.dense_ffn else self.model.ffn
+        if self.model.channel_mix:
+            return self._channel_mix(x, y, Dim(ffn)), (y,)
         return self._mlp("mlp", x, y, Dim(ffn)), (y,)
+
+    def _channel_mix(self, x: Tensor, y: Tensor, f: Dim) -> MLP:
+        """Builds an MLP of a mixture of neighbouring tokens, with a receptance that every rank computes whole."""
+        shift, (mixed, asked) = self.mix_tokens("mlp", x, ("k", "r"))
+        inner, receptance = self.act("mlp.value"), self.act("mlp.receptance")
+        weight = self.weight("wmlp.receptance", g=self.hidden_dim, h=self.hidden_dim)
+        block = self._mlp("mlp", mixed, inner, f)
+        modules = [
+            shift,
+            *block.children,
+            *self.linear("mlp.receptance", asked.rename_dims(h="g"), (receptance,), weight),
+        ]
+        return MLP("mlp", (*modules, Activation("mlp.receive", (inner, receptance), (y,))))
 
     def _mlp(self, name: str, x: Tensor, y: Tensor, f: Dim, kind: type[MLP] = MLP) -> MLP:
         model, h, pre = self.model, self.hidden_dim, "" if name == "mlp" else f"{name}."

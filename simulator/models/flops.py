@@ -220,7 +220,8 @@ def _chunk(seq: float, model: Transformer) -> float:
 
 def _mlp(model: Transformer, tokens: float, ffn: int) -> float:
     """Returns the FLOPs of an MLP of inner width `ffn`."""
-    return (3 if model.gated else 2) * 2 * tokens * model.hidden * ffn
+    mixing = model.hidden if model.channel_mix else 0
+    return 2 * tokens * model.hidden * ((3 if model.gated else 2) * ffn + mixing)
 
 
 def _qkv_weights(model: Transformer) -> int:

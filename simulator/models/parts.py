@@ -213,10 +213,18 @@ class LinearAttention(ShapePart):
     may come from latents. Source: Kimi Linear (arXiv 2510.26692, section 3). lightning: queries, keys and values pass
     an activation; the result is normalised over all heads and multiplied by a gate as wide. Source: MiniMax-01, section
     2.2 (arXiv 2501.08313). short-conv: a causal convolution of each channel (a head 1 wide) between two products with
-    gates; its state are the last inputs. Source: LFM2 (arXiv 2511.23404), ``Lfm2ShortConv`` of ``transformers``.
+    gates; its state are the last inputs. Source: LFM2 (arXiv 2511.23404), ``Lfm2ShortConv`` of ``transformers``. mlstm:
+    a token has gates of input and of forgetting for each head, and a gate as wide as the values, which multiplies the
+    result after a norm of each head. Source: Beck et al. 2024 (arXiv 2405.04517, section 2.3), as xLSTM 7B has it.
+    rg-lru: values pass a causal convolution; every channel is a state, whose gates are linear in the channels of its
+    head; the result is multiplied by an activated projection as wide. Source: Griffin (arXiv 2402.19427, section 2.4).
+    rwkv: keys, values and receptances are projected from three mixtures of a token with that before it; every channel
+    (a head 1 wide) has a sum of values and one of their weights, and the sigmoid of its receptance multiplies their
+    ratio; MLPs read such mixtures too, and the sigmoid of a square projection multiplies their result. Source: Peng et
+    al. 2023 (RWKV-4, arXiv 2305.13048, section 3).
     """
 
-    kind: Literal["gated-delta-net", "kimi-delta", "lightning", "short-conv"]
+    kind: Literal["gated-delta-net", "kimi-delta", "lightning", "short-conv", "mlstm", "rg-lru", "rwkv"]
     """The rule of the state."""
     heads: Size
     """Heads of values, each with a state."""
@@ -227,7 +235,7 @@ class LinearAttention(ShapePart):
     value_dim: Size = Field(default_factory=lambda fields: fields.get("key_dim", 1))
     """Width of a head of values. Default: `key_dim`."""
     conv: Size = 4
-    """Positions that a causal convolution reads, the token itself included; lightning has none."""
+    """Positions that a causal convolution reads, the token itself included; lightning and mlstm have none."""
     rank: Size | None = None
     """Width of the latents from which kimi-delta projects alpha and the gate; None: from the input itself (Ling 3)."""
     layers: tuple[Count, ...] | None = None
@@ -254,35 +262,54 @@ class LinearAttention(ShapePart):
         keys, values = dict.fromkeys("qk", self.key_width), {"v": self.value_width}
         if self.kind == "short-conv":
             return dict.fromkeys(("in_gate", "out_gate", "v"), self.value_width)
-        alpha = {"gated-delta-net": self.heads, "kimi-delta": self.key_width}.get(self.kind)
+        if self.kind in ("rg-lru", "rwkv"):
+            return dict.fromkeys("vz" if self.kind == "rg-lru" else "kvr", self.value_width)
+        alphas = {"gated-delta-net": self.heads, "mlstm": self.heads, "kimi-delta": self.key_width}
+        alpha = alphas.get(self.kind)
         rates = {"beta": self.heads, "alpha": alpha} if alpha else {}
         return {**keys, **values, **rates, "z": self.value_width}
 
     def input_weights(self, hidden: int) -> int:
-        """Counts the elements of the matrices that make the projections from an input of width `hidden`."""
+        """Counts the elements of the matrices that make the projections from an input of width `hidden`, and of those
+        of both gates of rg-lru, a block for each head."""
         widths = self.projections
         latents = widths.pop("alpha") + widths.pop("z") if self.rank else 0
-        return hidden * sum(widths.values()) + (self.rank or 0) * (2 * hidden + latents)
+        gates = 2 * self.value_width * self.value_dim if self.kind == "rg-lru" else 0
+        return hidden * sum(widths.values()) + (self.rank or 0) * (2 * hidden + latents) + gates
 
     @property
     def state(self) -> int:
         """Elements of the states of all heads."""
-        return self.value_width * (self.conv if self.kind == "short-conv" else self.key_dim)
+        return self.value_width * {"short-conv": self.conv, "rg-lru": 1, "rwkv": 2}.get(self.kind, self.key_dim)
 
     @property
     def update_flops(self) -> int:
         """FLOPs of a token for each element of a state. Of linear attention, it decays and is multiplied with the query
         (3), and a product of key and value is added (2); a delta rule multiplies it with the key before (2; equation
-        10). That of a convolution is multiplied and summed up (2)."""
-        return {"lightning": 5, "short-conv": 2}.get(self.kind, 7)
+        10). That of a convolution is multiplied and summed up (2), that of rg-lru decays, and a value with two factors
+        is added (4). That of rwkv decays and a weighted value is added, once with the decay and once with that of the
+        present token (6)."""
+        return {"lightning": 5, "mlstm": 5, "short-conv": 2, "rg-lru": 4, "rwkv": 6}.get(self.kind, 7)
 
     @property
-    def own_parameters(self) -> int:
-        """Parameters beside the projections: convolution, A, bias of the rates and norm of a head; or norm of all."""
-        if self.kind == "lightning":
-            return self.value_width
-        if self.kind == "short-conv":
-            return self.value_width * self.conv
+    def out_bias(self) -> bool:
+        """Whether the output projection has a bias."""
+        return self.kind == "rg-lru"
+
+    def own_parameters(self, hidden: int) -> int:
+        """Counts the parameters beside matrices and the bias of the result: convolution, A, bias of the rates and norm
+        of a head; norm of all; convolution; norm of all and biases of two gates of each head; convolution, A and biases
+        of it, of both projections and of both gates; shares of three mixtures of a stream `hidden` wide and two
+        decays."""
+        others = {
+            "lightning": self.value_width,
+            "short-conv": self.value_width * self.conv,
+            "mlstm": self.value_width + 2 * self.heads,
+            "rg-lru": self.value_width * (self.conv + 6),
+            "rwkv": 3 * hidden + 2 * self.value_width,
+        }
+        if self.kind in others:
+            return others[self.kind]
         convolved = (2 * self.key_width + self.value_width) * self.conv
         return convolved + self.heads + self.projections["alpha"] + self.value_dim
 

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from meshcast.simulator.ir.decoder_operators import NormOfHeads
 from meshcast.simulator.ir.layout import Dim, Tensor
-from meshcast.simulator.ir.linear_attention_operators import GatedDeltaRule, GatedNorm, LightningAttention, LinearMixer
+from meshcast.simulator.ir.linear_attention_operators import (
+    BlockLinear,
+    ChunkwiseLSTM,
+    GatedDeltaRule,
+    GatedNorm,
+    LightningAttention,
+    LinearMixer,
+    LinearRecurrence,
+    TokenShift,
+    WeightedValues,
+)
 from meshcast.simulator.ir.mamba_operators import Convolution, Mamba, SelectiveScan, SSDScan
 from meshcast.simulator.ir.modules import Module
 from meshcast.simulator.ir.operators import Activation, Norm
@@ -94,7 +106,10 @@ class RecurrentBuilder(Shapes):
         Heads of keys and the heads of values that they serve are sharded together, with their rates and gates.
         """
         value = Dim(linear.value_width, unit=linear.value_width // linear.key_heads)
-        builders = {"lightning": self._lightning, "short-conv": self._short_convolution}
+        builders = {
+            **{"lightning": self._lightning, "short-conv": self._short_convolution},
+            **{"mlstm": self._lstm, "rg-lru": self._recurrent_unit, "rwkv": self._weighted_values},
+        }
         modules, result = builders.get(linear.kind, self._delta_net)(linear, x, value)
         return LinearMixer(
             "linear_attention",
@@ -148,6 +163,69 @@ class RecurrentBuilder(Shapes):
             Convolution("conv", (gated,), (convolved,), (taps,)),
             Activation("linear.out_gate", (out_gate, convolved), (result,)),
         ], result
+
+    def _lstm(self, linear: LinearAttention, x: Tensor, value: Dim) -> tuple[list[Module], Tensor]:
+        """Builds an LSTM with a matrix as memory up to its output projection; returns also the input of that."""
+        key, rate = Dim(linear.key_width, unit=linear.key_dim), Dim(linear.heads)
+        widths = {"q": key, "k": key, "v": value, "beta": rate, "alpha": rate, "z": value}
+        projected = {name: self.act(f"linear.{name}", a=width) for name, width in widths.items()}
+        weights = {name: self.weight(f"wlinear.{name}", h=self.hidden_dim, a=width) for name, width in widths.items()}
+        gates = ("beta", "alpha")
+        biases = [self.weight(f"blinear.{name}", a=rate) for name in gates]
+        direct = [name for name in widths if name not in gates]
+        result, normed, gated = (self.act(f"linear.{name}", a=value) for name in ("o", "norm", "gated"))
+        shape = linear.chunk, linear.key_dim, linear.value_dim
+        z = projected["z"]
+        return [
+            *self.linear("in_proj", x, tuple(projected[n] for n in direct), *(weights[n] for n in direct)),
+            *self.linear("gates", x, tuple(projected[n] for n in gates), *(weights[n] for n in gates), *biases),
+            ChunkwiseLSTM("lstm", tuple(projected[n] for n in widths if n != "z"), (result,), (), *shape),
+            Norm("linear.norm", (result,), (normed,), (self.weight("linear.norm.weight", a=value),), modules=("norm",)),
+            Activation("linear.gate", (normed, z), (gated,)),
+        ], gated
+
+    def _recurrent_unit(self, linear: LinearAttention, x: Tensor, value: Dim) -> tuple[list[Module], Tensor]:
+        """Builds a recurrent unit behind a convolution up to its output projection; returns also the input of that."""
+        branches = tuple(self.act(f"linear.{n}", a=value) for n in "vz")
+        convolved, state, result = (self.act(f"linear.{name}", a=value) for name in ("conv", "o", "gated"))
+        gates = tuple(self.act(f"linear.{name}", a=value) for name in ("in_gate", "decay"))
+        weights = [self.weight(f"wlinear.{n}", h=self.hidden_dim, a=value) for n in "vz"]
+        taps = self.weight("conv.weight", a=value, taps=Dim(linear.conv)), self.weight("conv.bias", a=value)
+        blocks = [self.weight(f"w{gate.name}", a=value, d=Dim(linear.value_dim)) for gate in gates]
+        biases = [self.weight(f"b{tensor.name}", a=value) for tensor in (*branches, *gates)]
+        return [
+            *self.linear("in_proj", x, branches, *weights, *biases[:2]),
+            Convolution("conv", branches[:1], (convolved,), taps),
+            BlockLinear("gates", (convolved,), gates, (*blocks, *biases[2:]), self.grad_dtype),
+            LinearRecurrence("unit", (convolved, *gates), (state,), (self.weight("A", a=value),)),
+            Activation("linear.act", (state, branches[1]), (result,)),
+        ], result
+
+    def mix_tokens(self, name: str, x: Tensor, words: Sequence[str]) -> tuple[Module, tuple[Tensor, ...]]:
+        """Builds the mixtures of every token with that before it; returns also them, one for each of `words`."""
+        mixed = tuple(self.act(f"{name}.mixed.{word}") for word in words)
+        shares = tuple(self.weight(f"{name}.share.{word}", h=self.hidden_dim) for word in words)
+        return TokenShift(f"{name}.shift", (x,), mixed, shares), mixed
+
+    def _weighted_values(self, linear: LinearAttention, x: Tensor, value: Dim) -> tuple[list[Module], Tensor]:
+        """Builds weighted sums of values (RWKV) up to their output projection; returns also the input of that."""
+        shift, mixed = self.mix_tokens("linear", x, "kvr")
+        k, v, receptance = (self.act(f"linear.{n}", a=value) for n in "kvr")
+        summed, received = self.act("linear.o", a=value), self.act("linear.received", a=value)
+        projections = [
+            module
+            for source, result in zip(mixed, (k, v, receptance), strict=True)
+            for module in self.linear(
+                result.name, source, (result,), self.weight(f"w{result.name}", h=self.hidden_dim, a=value)
+            )
+        ]
+        decays = self.weight("decay", a=value), self.weight("first", a=value)
+        return [
+            shift,
+            *projections,
+            WeightedValues("wkv", (k, v), (summed,), decays),
+            Activation("linear.receive", (summed, receptance), (received,)),
+        ], received
 
     def _lightning(self, linear: LinearAttention, x: Tensor, value: Dim) -> tuple[list[Module], Tensor]:
         """Builds lightning attention up to its output projection; returns also the input of that."""

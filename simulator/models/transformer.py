@@ -159,6 +159,11 @@ class Transformer(Variants):
         return self.heads if self.attention_gate == "heads" else self.output_width if self.attention_gate else 0
 
     @property
+    def channel_mix(self) -> bool:
+        """Whether MLPs are those of RWKV, see `LinearAttention`."""
+        return self.linear_attention is not None and self.linear_attention.kind == "rwkv"
+
+    @property
     def dense_ffn(self) -> int:
         """Inner width of the MLP of layers without experts."""
         return (self.moe and self.moe.dense_ffn) or self.ffn
@@ -186,7 +191,7 @@ class Transformer(Variants):
         return 0 if self.norm.endswith("0") else self.hidden * (2 if self.norm.startswith("layer") else 1)
 
     @property
-    def norms(self) -> int:
+    def _norms(self) -> int:
         """Norms over the residual stream, or over what is added to it, in a layer of attention and then an MLP."""
         return 4 if self.norm_place == "both" else 1 if self.shared_norm else 2
 
@@ -211,6 +216,7 @@ class Transformer(Variants):
         """Parameters of an MLP or expert of inner width `ffn`, biases included."""
         ups = 2 if self.gated else 1
         inner = ffn * self.inner_norms + 2 * (self.activation == "xielu")
+        inner += self.hidden * (self.hidden + 2) if self.channel_mix else 0
         return (ups + 1) * self.hidden * ffn + self.mlp_bias * (ups * ffn + self.hidden) + inner
 
     def moe_parameters(self, experts: int | None = None, of: int | None = None) -> int:
@@ -241,7 +247,8 @@ class Transformer(Variants):
         """Parameters of the linear attention of a layer; 0 without it."""
         if (linear := self.linear_attention) is None:
             return 0
-        return linear.input_weights(self.hidden) + self.hidden * linear.value_width + linear.own_parameters
+        output = self.hidden * (linear.value_width + linear.out_bias)
+        return linear.input_weights(self.hidden) + output + linear.own_parameters(self.hidden)
 
     def layer_parameters(
         self, moe: bool = False, experts: int | None = None, of: int | None = None, linear: bool = False
@@ -259,7 +266,7 @@ class Transformer(Variants):
         mixer = self.linear_parameters if linear else self.attention_parameters
         added = self.layer_input.parameters(self.hidden) + self.norm_parameters if self.layer_input else 0
         other = self.other.parameters if self.other else 0
-        return self.norms * self.norm_parameters + mixer + inner + added + other
+        return self._norms * self.norm_parameters + mixer + inner + added + other
 
     def block_parameters(self, block: str, experts: int | None = None, of: int | None = None) -> int:
         """Counts the parameters of a layer of a hybrid model, which is a norm and a block.

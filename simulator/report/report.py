@@ -243,10 +243,16 @@ class Report(Metrics):
         """How kernels are priced that go through sequences, where no step with them is published."""
         ssm, linear = self.job.model.ssm, self.job.model.linear_attention
         selective = "selective scans of Mamba-1 (model.ssm.rank): derived from the exponentials and products of fp32"
-        kimi = "Kimi delta attention (model.linear_attention): its kernels move bytes as fast as the scans of Mamba-2"
+        triton = (
+            "(model.linear_attention): its kernels move bytes as fast as the scans of Mamba-2, which is not measured"
+        )
+        chunked = {"kimi-delta": "Kimi delta attention", "mlstm": "mLSTM", "rg-lru": "RG-LRU"}
+        name = chunked.get(linear.kind) if linear else None
+        weighted = "RWKV (model.linear_attention): its kernels are derived as selective scans of Mamba-1 are"
         return [
             *([selective] if ssm and ssm.rank else []),
-            *([kimi] if linear and linear.kind == "kimi-delta" else []),
+            *([f"{name} {triton}"] if name else []),
+            *([weighted] if linear and linear.kind == "rwkv" else []),
         ]
 
     @property

@@ -22,6 +22,13 @@ __all__ = ["SUPPORTED", "from_config"]
 ENCODER_DECODERS = frozenset({"umt5", "longt5", "bart", "mbart", "pegasus", "m2m_100", "marian", "whisper"})
 """Kinds of encoders with decoders."""
 
+UNDESCRIBED = {
+    **dict.fromkeys(("zamba", "zamba2"), "layers that share the weights of an attention block"),
+    "hrm_text": "layers that a token passes several times",
+    "zaya": "attention between convolved latents, and routers of several linear layers,",
+}
+"""What fields of `Model` cannot describe, by the kinds of models that have it."""
+
 
 def from_config(
     config: Mapping[str, Any], where: str = "config.json", name: str | None = None, text: str = ""
@@ -50,6 +57,8 @@ def from_config(
         if isinstance(kind, str) and kind in ENCODER_DECODERS:
             rule = "of encoders whose output a decoder reads by cross-attention, t5 and mt5 are supported"
             remedy = "Give the fields of `model:` themselves, with `cross_attention: true`"
+        if isinstance(kind, str) and kind in UNDESCRIBED:
+            rule, remedy = f"{UNDESCRIBED[kind]} are not described by meshcast", "Use another model"
         raise ModelError(error_place(where, "model_type", text), rule, remedy, kind)
     reader = find_reader(kind)
     with explain_errors(where, text, reader.config_keys()):

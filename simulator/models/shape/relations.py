@@ -262,20 +262,10 @@ def _check_norms(shape: Variants) -> None:
 
 
 def _check_linear(shape: Variants, linear: LinearAttention) -> None:
-    if linear.heads % linear.key_heads:
-        rule = f"each head of keys serves equally many of the {linear.heads} heads of values"
-        remedy = f"{math.gcd(linear.heads, linear.key_heads)} would work"
-        raise ModelError("linear_attention.key_heads", rule, remedy, linear.key_heads)
-    same = linear.kind in ("lightning", "short-conv")
-    if same and (linear.key_heads, linear.key_dim) != (linear.heads, linear.value_dim):
-        rule = f"queries, keys and values of {linear.kind} are alike: {linear.heads} heads {linear.value_dim} wide"
-        raise ModelError("linear_attention.key_heads", rule, "Leave key_heads and value_dim out", linear.key_heads)
-    if linear.kind == "kimi-delta" and linear.key_heads != linear.heads:
-        rule = f"every one of the {linear.heads} heads of kimi-delta has a key of its own"
-        raise ModelError("linear_attention.key_heads", rule, "Leave it out", linear.key_heads)
-    if linear.rank and linear.kind != "kimi-delta":
-        rule = "only kimi-delta projects rates and gate from latents"
-        raise ModelError("linear_attention.rank", rule, "Leave it out", linear.rank)
+    _check_heads_of_linear(linear)
+    if linear.kind == "rwkv" and (shape.moe or shape.mlp_bias or shape.full_every):
+        rule = "rwkv is supported in all layers, without experts and biases of MLPs"
+        raise ModelError("linear_attention.kind", rule, "Leave moe, mlp_bias and full_every out", linear.kind)
     if linear.norm_place and shape.norm_place == "both":
         rule = "layers with norms on both sides have them in all layers"
         raise ModelError("linear_attention.norm_place", rule, "Leave it out", linear.norm_place)
@@ -291,3 +281,20 @@ def _check_linear(shape: Variants, linear: LinearAttention) -> None:
     if not shape.full_rope:
         rule = "layers with linear attention have no RoPE, so that full_rope would leave none"
         raise ModelError("full_rope", rule, "Give `positions: none`", False)
+
+
+def _check_heads_of_linear(linear: LinearAttention) -> None:
+    if linear.heads % linear.key_heads:
+        rule = f"each head of keys serves equally many of the {linear.heads} heads of values"
+        remedy = f"{math.gcd(linear.heads, linear.key_heads)} would work"
+        raise ModelError("linear_attention.key_heads", rule, remedy, linear.key_heads)
+    same = linear.kind in ("lightning", "short-conv", "rwkv")
+    if same and (linear.key_heads, linear.key_dim) != (linear.heads, linear.value_dim):
+        rule = f"queries, keys and values of {linear.kind} are alike: {linear.heads} heads {linear.value_dim} wide"
+        raise ModelError("linear_attention.key_heads", rule, "Leave key_heads and value_dim out", linear.key_heads)
+    if linear.kind in ("kimi-delta", "mlstm", "rg-lru") and linear.key_heads != linear.heads:
+        rule = f"every one of the {linear.heads} heads of {linear.kind} has a key of its own"
+        raise ModelError("linear_attention.key_heads", rule, "Leave it out", linear.key_heads)
+    if linear.rank and linear.kind != "kimi-delta":
+        rule = "only kimi-delta projects rates and gate from latents"
+        raise ModelError("linear_attention.rank", rule, "Leave it out", linear.rank)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from meshcast.hardware.errors import ModelError
+from meshcast.hardware.errors import ModelError, PlanError
 from meshcast.simulator import simulate
-from meshcast.simulator.ir.ops import Collective, Memory
+from meshcast.simulator.ir.ops import Collective, Gemm, Memory
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.load import load_model
 from tests.contract.measure import params_of
@@ -25,6 +25,9 @@ SSM = {"heads": 8, "head_dim": 8, "state": 16, "groups": 2, "chunk": 16}
 SELECTIVE = {"heads": 2 * H, "head_dim": 1, "groups": 1, "state": 4, "rank": 2}
 CONV = {"kind": "short-conv", "heads": H, "key_dim": 1, "conv": 3}
 DELTA = {"kind": "gated-delta-net", "heads": 4, "key_dim": 8, "chunk": 16, "norm_place": "before"}
+LSTM = {"kind": "mlstm", "heads": 4, "key_dim": 4, "value_dim": 8, "chunk": 16}
+LRU = {"kind": "rg-lru", "heads": 4, "key_dim": 8, "layers": [0, 1, 3]}
+RWKV = {"kind": "rwkv", "heads": H, "key_dim": 1}
 LATENT = {"kv_lora_rank": 24, "qk_nope": 8, "qk_rope": 4, "v": 8}
 KIMI = {"kind": "kimi-delta", "heads": 4, "key_dim": 8, "value_dim": 16, "rank": 8, "chunk": 16}
 
@@ -41,6 +44,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "kimi-delta without latents": {"linear_attention": KIMI | {"rank": None}, "full_every": 4},
     "latent attention without rope": {"linear_attention": KIMI, "full_every": 2, "mla": LATENT, "positions": "none"},
     "gate of heads": {"linear_attention": KIMI, "full_every": 2, "mla": LATENT, "attention_gate": "heads"},
+    "mlstm": {"linear_attention": LSTM},
+    "rg-lru": {"linear_attention": LRU, "window": 16, "proj_bias": True, "mlp_bias": True},
+    "rwkv": {"linear_attention": RWKV, "gated": False, "activation": "relu2"},
     "norms elsewhere": {
         **{"linear_attention": DELTA, "full_every": 4, "norm_place": "after", "qk_layernorm": "all"},
     },
@@ -78,14 +84,14 @@ def test_stages_hold_all_parameters_between_them(mixer: str) -> None:
 @pytest.mark.parametrize(("mixer", "sequence_parallel"), drawn_grid(MODELS, (False, True)))
 def test_tensor_parallelism_divides_products_and_kernels(mixer: str, sequence_parallel: bool) -> None:
     """Two ranks do the products of one, and each half of the work of scans; projections are divided. What leads down
-    to latents is done by both ranks, unless each has a part of the tokens."""
+    to latents, and the receptance of MLPs, is done by both ranks, unless each has a part of the tokens."""
     whole, model = run(mixer), load_model(SHAPE | MODELS[mixer])
     halves = run(mixer, {"tp": 2, "sequence_parallel": sequence_parallel}, gpus=2)
     down_linear = 2 * (model.linear_attention.rank or 0) if model.linear_attention else 0
     down_latent = model.mla.kv_lora_rank + model.mla.qk_rope if model.mla else 0
     kinds = [model.kind(layer) for layer in model.every_layer]
-    latents = sum(down_linear if kind.linear else down_latent for kind in kinds)
-    twice = 0 if sequence_parallel else 2 * S * H * latents
+    copied = sum(down_linear if kind.linear else down_latent for kind in kinds) + 4 * H * model.channel_mix
+    twice = 0 if sequence_parallel else 2 * S * H * copied
     assert halves.flops("F")["gemm"] == whole.flops("F")["gemm"] + twice
     moved = [_work_of_scans(played) for played in (whole, halves)]
     assert moved[0] / 2 == moved[1] > 0
@@ -249,13 +255,20 @@ def test_latents_of_channels_are_summed_over_their_ranks() -> None:
     assert sent == [[2 * S * 2, 2 * S * 4, 2 * S * 4, 2 * S * H]] * 2
 
 
-def test_reports_say_whose_kernels_were_not_measured() -> None:
-    selective, kimi, plain = (
-        [text for text in simulate(describe_job(SHAPE | MODELS[mixer])).assumed if "model." in text]
-        for mixer in ("mamba-1", "kimi-delta", "parallel")
-    )
-    assert [text.split(" (")[0] for text in selective + kimi] == ["selective scans of Mamba-1", "Kimi delta attention"]
-    assert not plain
+@pytest.mark.parametrize(
+    ("mixer", "name"),
+    [
+        ("mamba-1", "selective scans of Mamba-1"),
+        ("kimi-delta", "Kimi delta attention"),
+        ("mlstm", "mLSTM"),
+        ("rg-lru", "RG-LRU"),
+        ("rwkv", "RWKV"),
+        ("parallel", None),
+    ],
+)
+def test_reports_say_whose_kernels_were_not_measured(mixer: str, name: str | None) -> None:
+    report = simulate(describe_job(SHAPE | MODELS[mixer]))
+    assert [text.split(" (")[0] for text in report.assumed if "(model." in text] == [name] * (name is not None)
 
 
 def test_layers_may_have_convolutions_windows_or_neither() -> None:
@@ -266,3 +279,83 @@ def test_layers_may_have_convolutions_windows_or_neither() -> None:
         load_model(SHAPE | {"linear_attention": CONV | {"layers": [2, 1]}})
     with pytest.raises(ModelError, match="window"):
         load_model(SHAPE | {"linear_attention": CONV, "window": 16})
+
+
+# ------------------------------------------------------------------------------------------- recurrent units
+
+
+def test_an_lstm_with_a_matrix_as_memory_by_hand() -> None:
+    """xLSTM: parameters, bytes and products of its kernels (arXiv 2503.14376, section 3), and what it saves."""
+    heads, key, value, chunk = 4, 4, 8, 16
+    block = H * (2 * heads * key + 2 * heads * value + 2 * heads) + 2 * heads + heads * value + heads * value * H
+    assert load_model(SHAPE | MODELS["mlstm"]).linear_parameters == block
+    played, e = run("mlstm"), 2
+    tokens, keys, values = S * heads, S * heads * key, S * heads * value
+    states = S // chunk * heads * key * value
+    ahead = [op.work for op in forward_ops(played) if isinstance(op.work, Memory) and op.work.what == "scan"]
+    within = 2 * chunk * (key + value)
+    assert [(work.read, work.write, work.flops / tokens) for work in ahead] == [
+        (e * (keys + values + 2 * tokens), e * states, 2 * key * value),
+        (e * (2 * keys + values + states + 2 * tokens), e * values + 8 * tokens, within + 2 * key * value),
+    ]
+    back = [op.work for op in backward_ops(played) if isinstance(op.work, Memory) and op.work.what == "scan"]
+    assert back[0] == ahead[0]
+    assert sum(work.flops for work in back[1:]) == tokens * (3 * within + 4 * 2 * key * value)
+    more, less = (run("mlstm", layers=n).category_peak(0, "activations") for n in (5, 4))
+    norms, mlp = 2 * 2 * 2 * S * H + 2 * 4 * S, 3 * 2 * S * F
+    mixer = e * (2 * keys + 2 * values + 2 * tokens) + 3 * e * values + 8 * tokens + 4 * S  # result, normed, gated
+    assert more - less == norms + mlp + mixer
+
+
+def test_a_recurrent_unit_by_hand() -> None:
+    """RecurrentGemma: parameters, a batched product of the blocks of both gates, bytes of its scan."""
+    width, block = H, 8
+    shape = SHAPE | MODELS["rg-lru"]
+    gates, projections = 2 * width * (block + 1), 2 * width * (H + 1) + (width + 1) * H
+    assert load_model(shape).linear_parameters == gates + projections + 5 * width + width
+    played, wide = run("rg-lru"), 2 * S * width
+    products = [op.work for op in forward_ops(played) if isinstance(op.work, Gemm)]
+    assert [(work.m, work.n, work.k, work.batch) for work in products[:2]] == [(S, 2 * width, H, 1), (S, 16, 8, 4)]
+    (scan,) = [op.work for op in forward_ops(played) if isinstance(op.work, Memory) and op.work.what == "scan"]
+    (back,) = [op.work for op in backward_ops(played) if isinstance(op.work, Memory) and op.work.what == "scan"]
+    assert [(work.read, work.write) for work in (scan, back)] == [(3 * wide, wide), (5 * wide, 3 * wide)]
+
+
+def test_weighted_values_by_hand() -> None:
+    """RWKV-4: parameters of time mix and channel mix; a kernel mixes neighbouring tokens, and one sums up values, with
+    four exponentials for each token and channel."""
+    model = load_model(SHAPE | MODELS["rwkv"])
+    mixing, channels = 4 * H * H + 3 * H + 2 * H, 2 * H * F + H * H + 2 * H
+    assert model.parameter_parts["layers"] == 4 * (mixing + channels + 2 * H)
+    wide, works = 2 * S * H, [op.work for op in forward_ops(run("rwkv")) if isinstance(op.work, Memory)]
+    shifts = [(work.read, work.write) for work in works if work.what == "add"]
+    assert shifts == [(2 * wide, 3 * wide), (2 * wide, 2 * wide)]
+    (scan,) = [work for work in works if work.what == "selective-scan"]
+    assert (scan.read, scan.write, scan.flops) == (2 * wide, wide, 7 * 4 * S * H)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "fields", "where"),
+    [
+        ("parallel", {"ssm": SSM | {"pattern": "P-P-", "norm": "inputs"}}, "ssm.norm"),
+        ("mamba-1", {"ssm": SELECTIVE | {"pattern": "M-*-", "norm": True}}, "ssm.norm"),
+        ("mamba-1", {"ssm": SELECTIVE | {"pattern": "M-*-", "head_dim": 2}}, "ssm.head_dim or ssm.groups"),
+        ("kimi-delta", {"linear_attention": KIMI | {"key_heads": 2}}, "linear_attention.key_heads"),
+        ("short-conv", {"linear_attention": CONV | {"value_dim": 2}}, "linear_attention.key_heads"),
+        ("short-conv", {"linear_attention": CONV | {"rank": 2}}, "linear_attention.rank"),
+        ("norms elsewhere", {"norm_place": "both"}, "linear_attention.norm_place"),
+        ("rwkv", {"full_every": 2}, "linear_attention.kind"),
+        ("gate of heads", {"attention_gate": True}, "attention_gate"),
+        ("gate of heads", {"positions": "learned"}, "positions"),
+    ],
+)
+def test_mixers_that_no_model_has_are_refused(mixer: str, fields: dict[str, Any], where: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        load_model(SHAPE | MODELS[mixer] | fields)
+    assert refused.value.where.endswith(where)
+
+
+@pytest.mark.parametrize(("mixer", "words"), [("mamba-1", "state-space layers"), ("rwkv", "linear attention")])
+def test_rings_do_not_divide_sequences_of_scans(mixer: str, words: str) -> None:
+    with pytest.raises(PlanError, match=f"sequence/ring shards the sequences that the .*{words}"):
+        run(mixer, {"mesh": {"cp": 2}, "schemes": [{"use": "sequence/ring", "over": "cp"}]}, gpus=2)

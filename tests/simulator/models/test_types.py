@@ -97,6 +97,48 @@ def test_experts_that_return_their_input_take_places_of_a_token_and_of_the_route
         from_config(config | {"zero_expert_num": 100})
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        ("falcon_h1", {"mamba_d_ssm": None}, {"heads": 128, "head_dim": 64}),
+        ("falcon_h1", {"mamba_rms_norm": True}, {"norm": True}),
+        ("falcon_mamba", {"expand": 16, "intermediate_size": 8192}, {"heads": 8192, "norm": "inputs0"}),
+        ("mamba", {"time_step_rank": 64}, {"rank": 64}),
+        ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1}, {"pattern": "M-*E" * 16}),
+        ("jamba", {"num_experts": 1}, {"pattern": "M-M-M-M-*-M-M-M-" * 4}),
+    ],
+)
+def test_keys_that_change_a_mamba_block_change_it(kind: str, changes: dict[str, Any], words: dict[str, Any]) -> None:
+    config = next(config for config in TYPES if config["model_type"] == kind)
+    plain, changed = from_config(config).ssm, from_config(config | changes).ssm
+    assert plain is not None and changed == plain.model_copy(update=words) != plain
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "rule"),
+    [
+        ("falcon_h1", {"projectors_bias": True}, "bias of the projections of Mamba-2 blocks"),
+        ("falcon_h1", {"mamba_conv_bias": False}, "convolutions have a bias here"),
+        ("falcon_h1", {"mamba_d_head": 64}, "128 heads are to be 1024 wide in all"),
+        ("mamba", {"use_bias": True}, "bias of the projections of Mamba-1 blocks"),
+        ("mamba", {"use_conv_bias": False}, "use_conv_bias"),
+        ("jamba", {"mamba_proj_bias": True}, "bias of the projections of Mamba-1 blocks"),
+        ("lfm2", {"conv_bias": True}, "biases of short convolutions"),
+        ("lfm2_moe", {"layer_types": None}, "has no default"),
+        ("lfm3", {"attention_bias": True}, "bias of attention in front of a norm"),
+        ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope"),
+        ("olmo_hybrid", {"attention_bias": True}, "bias of attention in front of a norm"),
+        ("xlstm", {"use_bias": True}, "biases of xLSTM"),
+        ("recurrent_gemma", {"attention_dropout": 0.1}, "dropout on attention alone"),
+        ("mamba", {"model_type": "zamba2"}, "layers that share the weights of an attention block are not described"),
+    ],
+)
+def test_what_is_not_described_is_refused(kind: str, changes: dict[str, Any], rule: str) -> None:
+    config = next(config for config in reversed(TYPES) if config["model_type"] == kind)
+    with pytest.raises(ModelError, match=rule):
+        from_config(config | changes)
+
+
 def test_layers_of_two_blocks_are_twice_as_many() -> None:
     """A layer of Granite 4 is a Mamba-2 block or attention, and then experts."""
     granite = SMOLLM3 | {
