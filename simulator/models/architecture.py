@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import groupby
 
 from meshcast.hardware.remembered import remembered
-from meshcast.simulator.ir.decoder_operators import KeepContext, Softcap
+from meshcast.simulator.ir.decoder_operators import KeepContext, Scale, Softcap
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, LayersFrom, Module, Stage, Unit, add_marks
 from meshcast.simulator.ir.operators import Activation, Boundary, Concat, Embedding, Head, Loss, Norm, Residual
@@ -276,6 +276,7 @@ class Architecture(BlockBuilder):
         if model.norm_place != "before":
             added = self.act("proj.norm")
             modules.append(self.layernorm("proj.norm", projected, added))
+        added = self._scale(modules, added, "proj.scale")
         bias = self.proj_bias()
         modules.append(Residual("residual1", (stream, added), (middle,), bias, dropout=model.dropout > 0))
         if self.encoder_seq:
@@ -287,6 +288,14 @@ class Architecture(BlockBuilder):
         stream = self.act("stream")
         modules += self._finish_layer(block, results, last, stream, kind)
         return [*modules, *self.add_layer_input(model.layer_input, stream, end)]
+
+    def _scale(self, modules: list[Module], x: Tensor, name: str) -> Tensor:
+        """Adds the scale of what a layer adds to its stream to the modules, if the model has it; returns its output."""
+        if not self.model.layer_scale:
+            return x
+        scaled = self.act(name)
+        modules.append(Scale(name, (x,), (scaled,), (self.weight(f"{name}.weight", h=self.hidden_dim),)))
+        return scaled
 
     def _finish_layer(
         self, block: Module, results: tuple[Tensor, ...], stream: Tensor, end: Tensor, kind: LayerKind
@@ -301,6 +310,7 @@ class Architecture(BlockBuilder):
             normed = self.act("down.norm")
             modules.append(self.layernorm("down.norm", result, normed))
             results = (normed,)
+        results = (self._scale(modules, results[0], "down.scale"), *results[1:])
         bias, dropout = self.down_bias(kind.experts), self.model.dropout > 0
         return [*modules, Residual("residual2", (stream, *results), (end,), bias, dropout=dropout)]
 

@@ -232,7 +232,8 @@ class Transformer(Variants):
         inner = self.moe_parameters(experts, of) if moe and self.moe else self.mlp_parameters(self.dense_ffn)
         mixer = self.linear_parameters if linear else self.attention_parameters
         added = self.layer_input.parameters(self.hidden) + self.norm_parameters if self.layer_input else 0
-        return self.norms * self.norm_parameters + mixer + inner + added
+        scales = 2 * self.hidden * self.layer_scale
+        return self.norms * self.norm_parameters + mixer + inner + added + scales
 
     def block_parameters(self, block: str, experts: int | None = None, of: int | None = None) -> int:
         """Counts the parameters of a layer of a hybrid model, which is a norm and a block.

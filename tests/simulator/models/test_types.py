@@ -135,6 +135,7 @@ HEADS: list[dict[str, Any]] = [
     {"attention_gate": "heads", "qkv_bias": True},
     {"value_dim": 24, "kv_heads": 2},
     {"keys_are_values": True, "value_norm": True},
+    {"layer_scale": True},
     {"shared_keys": 1, "reading_ffn": 96, "qk_layernorm": True, "value_norm": True, "kv_heads": 2},
     {"window": 8, "full_every": 2, "local_attention": {"heads": 8, "kv_heads": 2, "head_dim": 24, "sinks": True}},
 ]
@@ -151,6 +152,7 @@ PARTS: list[dict[str, Any]] = [
     {"norm": "layernorm0"},
     {"branches": [{**TOWER, "projector_depth": 4}, {"layers": 0}]},
     {"branches": [{**TOWER, "merge": 2, "deepstack": 2}, {"layers": 0}]},
+    {"branches": [{**TOWER, "merge": 2, "projector": "gated"}, {"layers": 0}]},
     {"branches": [{**TOWER, "merge": 2, "merge_by": "linear", "projector_norm": "layer"}, {"layers": 0}]},
     {"mla": {**LATENT, "index": {"heads": 2, "dim": 16, "top_k": 32}}, "norm": "rmsnorm"},
 ]
