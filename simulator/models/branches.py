@@ -69,8 +69,9 @@ class Branch(Transformer):
     """Inner width of a projector of several layers. Default: the hidden size of the trunk."""
     projector_depth: Annotated[int, Field(strict=True, ge=2, le=8)] = 2
     """Linear layers of a projector of several (LLaVA 1.5: 2, Llama 4: 3)."""
-    projector_norm: Flag | Literal["layer"] = False
-    """An RMS norm in front of the projector (Gemma 3); layer: a layer norm with a bias (InternVL)."""
+    projector_norm: Flag | Literal["layer", "plain"] = False
+    """An RMS norm in front of the projector (Gemma 3); layer: a layer norm with a bias (InternVL); plain: an RMS norm
+    without weights (Gemma 4)."""
     deepstack: Count = 0
     """Further projectors of several layers, each behind a layer norm, that read the states of earlier layers and whose
     results are added to the states of the first layers of the trunk (Qwen3-VL, arXiv 2406.04334). They are priced with
@@ -106,7 +107,7 @@ class Branch(Transformer):
         sizes = self.projector_sizes
         biased = sum(outputs for _, outputs in sizes[self.merge_by == "linear" :]) if self.projector_bias else 0
         biased = 3 * self.trunk_hidden if self.projector == "gated" else biased
-        norm = self.merged_width * (2 if self.projector_norm == "layer" else self.projector_norm)
+        norm = self.merged_width * {"layer": 2, "True": 1}.get(str(self.projector_norm), 0)
         deep = self.deepstack * 2 * self.merged_width
         return sum(width * outputs for width, outputs in sizes) + biased + norm + deep
 

@@ -127,7 +127,7 @@ def build_projector(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Mod
         more, x = _merge(shapes, branch, x)
         modules += more
     if branch.projector_norm:
-        norm, x = _norm_merged(shapes, branch, x, biased=branch.projector_norm == "layer")
+        norm, x = _norm_merged(shapes, branch, x, str(branch.projector_norm))
         modules.append(norm)
     if branch.projector != "none":
         y = Tensor("projected", {**x.dims, "h": Dim(branch.trunk_hidden)}, x.dtype)
@@ -143,9 +143,9 @@ def build_projector(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Mod
     return modules, x
 
 
-def _norm_merged(shapes: Shapes, branch: Branch, x: Tensor, biased: bool) -> tuple[Norm, Tensor]:
-    """Builds the norm in front of a projector, over merged inputs; returns also its output."""
-    normed, ends = replace(x, name="projector.norm"), ("weight", "bias") if biased else ("weight",)
+def _norm_merged(shapes: Shapes, branch: Branch, x: Tensor, kind: str) -> tuple[Norm, Tensor]:
+    """Builds the norm in front of a projector, of a kind as in `Branch.projector_norm`; returns also its output."""
+    normed, ends = replace(x, name="projector.norm"), {"layer": ("weight", "bias"), "plain": ()}.get(kind, ("weight",))
     scales = tuple(shapes.weight(f"projector.norm.{end}", h=Dim(branch.merged_width)) for end in ends)
     return Norm("projector.norm", (x,), (normed,), scales), normed
 
@@ -154,7 +154,7 @@ def _add_earlier(shapes: Shapes, branch: Branch, stream: Tensor, x: Tensor, pref
     """Builds a further projector of the states `stream` of a branch, and adds its result to `x`; returns also the
     sum."""
     merging, merged = _merge(shapes, branch, stream)
-    norm, normed = _norm_merged(shapes, branch, merged, biased=True)
+    norm, normed = _norm_merged(shapes, branch, merged, "layer")
     deep = replace(x, name="projected")
     projector = Projector("projector", tuple(_project(shapes, branch, normed.rename_dims(h="c"), deep)))
     modules = [add_prefix(module, prefix, {stream.name}) for module in (*merging, norm, projector)]

@@ -132,6 +132,7 @@ SUPPORTED = DECODERS | {
     "bert-generation": "encoder.BERTGeneration",
     "llava": "vision.Llava",
     "gemma3": "vision.Gemma3",
+    "gemma4": "vision.Gemma4",
     "glm4v": "vision.Glm4V",
     "glm4v_moe": "vision.Glm4VMoE",
     "mistral3": "vision.Mistral3",

@@ -62,6 +62,10 @@ LAID_OUT: dict[str, dict[str, int]] = {
         **{"hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16},
         **{"vocab_size": 248320, "max_position_embeddings": 32768},
     },
+    "gemma4_text": {
+        **{"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30, "num_attention_heads": 8},
+        **{"vocab_size": 262144, "max_position_embeddings": 131072},
+    },
     "gemma3_text": {
         **{"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8},
         **{"vocab_size": 262208, "max_position_embeddings": 131072},
@@ -180,6 +184,48 @@ class Gemma3(Multimodal):
         return self._join(
             text_fields(self.text, "gemma3_text"), tower | merging | {"projector_norm": True, "projector_bias": False}
         )
+
+
+class Gemma4Vision(Keys):
+    """``Gemma4VisionConfig``: RMS norms around all blocks and on queries, keys and values, gated MLPs, and a table of
+    positions along each axis beside RoPE, whose kernels are left out. Clipping the linear layers is left out."""
+
+    layers: Depth = key("num_hidden_layers", default=16)
+    hidden: Size = key("hidden_size", default=768)
+    heads: Size = key("num_attention_heads", default=12)
+    kv_heads: Size = key("num_key_value_heads", default=12)
+    head_dim: Size = key("head_dim", default=64)
+    ffn: Size = key("intermediate_size", default=3072)
+    patch: Size = key("patch_size", default=16)
+    side: Size = key("pooling_kernel_size", default=3)
+    rows: Size = key("position_embedding_size", default=10240)
+    bias: Annotated[Flag, refuse("bias of attention in front of a norm")] = key("attention_bias", default=False)
+    activation: Gelu = key("hidden_activation", default="gelu_pytorch_tanh")
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields of `Branch`, without its tokens."""
+        return {
+            **{"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "kv_heads": self.kv_heads},
+            **{"head_dim": self.head_dim, "ffn": self.ffn, "gated": True, "norm": "rmsnorm", "norm_place": "both"},
+            **{"qk_layernorm": True, "value_norm": True, "positions": "learned", "position_rows": 2 * self.rows},
+            **{"input_width": 3 * self.patch**2, "embedding_norm": False, "parallel_residual": False},
+            **{"merge": self.side**2, "merge_by": "mean", "projector": "linear", "projector_norm": "plain"},
+            **{"projector_bias": False, **self.read_activation()},
+        }
+
+
+class Gemma4(Multimodal):
+    """``Gemma4Config``: an encoder of images in front of the decoder, if there is one. An image stands for 280 tokens,
+    as many as its processor makes of it by default."""
+
+    vision: Gemma4Vision | None = key("vision_config", default=None)
+    audio: Annotated[Any, refuse("encoder of sounds")] = key("audio_config", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        text = text_fields(self.text, "gemma4_text")
+        if self.vision is None:
+            return text | ({} if self.tied is None else {"tied": self.tied})
+        return self._join(text, self.vision.fields() | {"tokens": 280})
 
 
 class QwenVision(Keys):

@@ -153,6 +153,7 @@ PARTS: list[dict[str, Any]] = [
     {"branches": [{**TOWER, "projector_depth": 4}, {"layers": 0}]},
     {"branches": [{**TOWER, "merge": 2, "deepstack": 2}, {"layers": 0}]},
     {"branches": [{**TOWER, "merge": 2, "projector": "gated"}, {"layers": 0}]},
+    {"branches": [{**TOWER, "merge": 2, "merge_by": "mean", "projector_norm": "plain"}, {"layers": 0}]},
     {"branches": [{**TOWER, "merge": 2, "merge_by": "linear", "projector_norm": "layer"}, {"layers": 0}]},
     {"mla": {**LATENT, "index": {"heads": 2, "dim": 16, "top_k": 32}}, "norm": "rmsnorm"},
 ]
