@@ -95,15 +95,8 @@ class Scale(Operator):
 
 
 class ReadKeys(Operator):
-    """A layer reads the keys and values of an earlier one, which are in memory. Forward it has no bytes and takes no
-    time; backward their gradient is added to that of the other layers that read them."""
-
-    def forward(self, at: LocalShapes) -> list[Work]:
-        return [Memory("add", 0, 0)]
-
-    def backward_inputs(self, at: LocalShapes) -> list[Work]:
-        nbytes = at.bytes(*self.outs)
-        return [Memory("add", 2 * nbytes, nbytes)]
+    """A layer reads the keys and values of an earlier one, which are in memory: it takes no time. The addition of their
+    gradients to those of the other layers that read them is left out."""
 
 
 class HoldWeights(Boundary):

@@ -137,7 +137,7 @@ class Transformer(Variants):
         """Inner width of the MLP of layers without experts."""
         return (self.moe and self.moe.dense_ffn) or self.ffn
 
-    def padded_heads(self, ranks: int) -> dict[str, int]:
+    def padded_heads(self, ranks: int) -> dict[str, object]:
         """Heads with dummy ones, so that `ranks` have equally many; the widths of a head stay.
 
         Key/value heads that the ranks divide, or that divide the ranks, stay, and each serves more queries; others are
@@ -150,7 +150,11 @@ class Transformer(Variants):
             keys += 1
         while keys * group % ranks:
             group += 1
-        return {"heads": keys * group, "kv_heads": keys}
+        padded: dict[str, object] = {"heads": keys * group, "kv_heads": keys}
+        if local := self.local_attention:
+            heads = self.in_layers(local=True, reads_keys=False).padded_heads(ranks)
+            padded["local_attention"] = local.model_copy(update=heads)
+        return padded
 
     # ----------------------------------------------------------------------------------------- parameters
 

@@ -169,6 +169,16 @@ def test_a_device_has_the_parameters_and_products_that_are_counted(part: dict[st
     assert played.flops("F") == {"gemm": sum(counted.values()), "attention": pytest.approx(attention)}
 
 
+@pytest.mark.parametrize("part", HEADS, ids=str)
+def test_adapters_are_those_of_the_layers_that_have_the_heads(part: dict[str, Any]) -> None:
+    job = {"model": {**SMALL, **part}, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 1}}
+    played = play_job(job | {"train": {"mode": "lora", "rank": 4, "targets": ["attn_qkv", "attn_proj", "mlp_up"]}})
+    adapters, held = played.plan.job.adapters, played.held(0)
+    assert adapters is not None
+    assert sum(param.size for param in held if param.trained) == adapters.parameters(played.plan.job.model)
+    assert sum(param.size for param in held if not param.trained) == played.plan.job.model.parameters
+
+
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("part", HEADS, ids=str)
 def test_tensor_ranks_divide_the_products_and_the_wide_parameters(
