@@ -118,6 +118,7 @@ DECODERS = {
 """Module and class of the readers of decoders."""
 
 TEXTS = {
+    "emu3_text_model": "llama.Emu3Text",
     "glm4v_text": "dense.Glm4VText",
     "glm4v_moe_text": "moe.Glm4VMoEText",
     "qwen3_vl_text": "llama.Qwen3",
@@ -131,6 +132,7 @@ SUPPORTED = DECODERS | {
     "roberta-prelayernorm": "encoder.PreNormRoBERTa",
     "bert-generation": "encoder.BERTGeneration",
     "llava": "vision.Llava",
+    "emu3": "vision.Emu3",
     "gemma3": "vision.Gemma3",
     "gemma4": "vision.Gemma4",
     "glm4v": "vision.Glm4V",

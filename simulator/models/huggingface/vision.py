@@ -62,6 +62,10 @@ LAID_OUT: dict[str, dict[str, int]] = {
         **{"hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16},
         **{"vocab_size": 248320, "max_position_embeddings": 32768},
     },
+    "emu3_text_model": {
+        **{"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
+        **{"vocab_size": 184622, "max_position_embeddings": 9216},
+    },
     "gemma4_text": {
         **{"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30, "num_attention_heads": 8},
         **{"vocab_size": 262144, "max_position_embeddings": 131072},
@@ -226,6 +230,16 @@ class Gemma4(Multimodal):
         if self.vision is None:
             return text | ({} if self.tied is None else {"tied": self.tied})
         return self._join(text, self.vision.fields() | {"tokens": 280})
+
+
+class Emu3(Config):
+    """``Emu3Config``: a Llama over tokens of texts and images. The encoder that makes these tokens of images is not
+    trained with it, and left out."""
+
+    text: dict[str, Any] | None = key("text_config", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        return text_fields(self.text, "emu3_text_model")
 
 
 class QwenVision(Keys):
