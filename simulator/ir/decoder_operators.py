@@ -80,16 +80,23 @@ class ReadContext(Boundary):
         return [Memory("add", 2 * nbytes, nbytes)]
 
 
-class ReadKeys(Operator):
-    """A layer reads the keys and values of an earlier one, which are in memory. Forward it has no bytes and takes no
-    time; backward their gradient is added to that of the other layers that read them."""
+class Scale(Operator):
+    """y = w x, for a vector w over h; a kernel backward makes the gradients of both."""
 
     def forward(self, at: LocalShapes) -> list[Work]:
-        return [Memory("add", 0, 0)]
+        return [Memory("residual", at.bytes(*self.ins), at.bytes(*self.outs))]
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
-        nbytes = at.bytes(*self.outs)
-        return [Memory("add", 2 * nbytes, nbytes)]
+        return [Memory("residual", at.bytes(*self.ins, *self.outs), at.bytes(*self.ins), backward=True)]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+
+class ReadKeys(Operator):
+    """A layer reads the keys and values of an earlier one, which are in memory: it takes no time. The addition of their
+    gradients to those of the other layers that read them is left out."""
 
 
 class HoldWeights(Boundary):

@@ -160,15 +160,14 @@ class LinearShape(NamedTuple):
 
 def list_linears(model: Transformer, kind: LayerKind) -> list[LinearShape]:
     """Returns the linear layers of a layer that can have adapters."""
-    hidden, ups = model.hidden, 2 if model.gated else 1
+    hidden, ups, shape = model.hidden, 2 if model.gated else 1, model.shape_of(kind)
     linears: list[LinearShape] = []
     if kind.has_attention:
-        attention = model.shape_of(kind)
-        linears += [*_list_projections(attention), LinearShape("attn_proj", attention.output_width, (hidden,))]
+        linears += [*_list_projections(shape), LinearShape("attn_proj", shape.output_width, (hidden,))]
     if kind.has_mamba and (ssm := model.ssm):
         linears += [LinearShape("mixer_in", hidden, (ssm.projected,)), LinearShape("mixer_out", ssm.inner, (hidden,))]
     if kind.has_mlp:
-        ffn = model.dense_ffn
+        ffn = shape.dense_ffn
         linears += [LinearShape("mlp_up", hidden, (ffn,) * ups), LinearShape("mlp_down", ffn, (hidden,))]
     if kind.experts and (moe := model.moe):
         ffn, experts = moe.expert_ffn, kind.routed

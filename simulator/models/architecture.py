@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import groupby
 
 from meshcast.hardware.remembered import remembered
-from meshcast.simulator.ir.decoder_operators import KeepContext, Softcap
+from meshcast.simulator.ir.decoder_operators import KeepContext, Scale, Softcap
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, LayersFrom, Module, Stage, Unit, add_marks
 from meshcast.simulator.ir.operators import Activation, Boundary, Concat, Embedding, Head, Loss, Norm, Residual
@@ -290,6 +290,7 @@ class Architecture(BlockBuilder):
         modules.append(attention)
         if self._norm_place(kind) != "before":
             added = self._norm_behind(modules, projected, "proj.norm")
+        added = self._scale(modules, added, "proj.scale")
         bias = self._mixer_bias(kind)
         modules.append(Residual("residual1", (stream, added), (middle,), bias, dropout=model.dropout > 0))
         if self.encoder_seq:
@@ -320,6 +321,14 @@ class Architecture(BlockBuilder):
         modules.append(self.layernorm(name, result, normed))
         return normed
 
+    def _scale(self, modules: list[Module], x: Tensor, name: str) -> Tensor:
+        """Adds the scale of what a layer adds to its stream to the modules, if the model has it; returns its output."""
+        if not self.model.layer_scale:
+            return x
+        scaled = self.act(name)
+        modules.append(Scale(name, (x,), (scaled,), (self.weight(f"{name}.weight", h=self.hidden_dim),)))
+        return scaled
+
     def _finish_layer(
         self, block: Module, results: tuple[Tensor, ...], stream: Tensor, end: Tensor, kind: LayerKind
     ) -> list[Module]:
@@ -331,6 +340,7 @@ class Architecture(BlockBuilder):
                 result = self.act("down.sum")
                 modules.append(Residual("experts.sum", results, (result,)))
             results = (self._norm_behind(modules, result, "down.norm"),)
+        results = (self._scale(modules, results[0], "down.scale"), *results[1:])
         bias, dropout = self.down_bias(kind.experts), self.model.dropout > 0
         return [*modules, Residual("residual2", (stream, *results), (end,), bias, dropout=dropout)]
 

@@ -69,7 +69,7 @@ class BlockBuilder(RecurrentBuilder):
         projected, modules = self._project_heads(x)
         q, k = projected["q"], projected["k"]
         v, gate = projected.get("v", k), tuple(tensor for name, tensor in projected.items() if name == "gate")
-        heads = (q,) if model.reads_keys else (q, k)
+        heads: tuple[Tensor, ...] = (q,) if model.reads_keys else (q, k)
         has_rope = model.positions == "rope" and (local or model.full_rope)
         if model.value_norm and not model.reads_keys:
             normed = replace(v, name="v.norm")

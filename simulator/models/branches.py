@@ -20,7 +20,7 @@ OWN = (
     *("layers", "seq", "name", "position_rows", "moe", "ssm", "mtp", "tied", "frames", "branches", "contrastive"),
     *("norm_place", "shared_norm", "sinks", "attention_gate", "softcaps", "norm_residual"),
     *("linear_attention", "cross_attention", "head", "value_dim", "keys_are_values", "value_norm"),
-    *("local_attention", "inner_norms", "layer_input", "shared_keys", "reading_ffn"),
+    *("local_attention", "inner_norms", "layer_input", "shared_keys", "reading_ffn", "layer_scale"),
 )
 """Fields of a model that its branches do not inherit."""
 
@@ -58,17 +58,19 @@ class Branch(Transformer):
     a contrastive model: token."""
     trunk_hidden: Size
     """Hidden size of the trunk, or the width of the vectors that a contrastive loss compares; set by the model."""
-    projector: Literal["none", "linear", "mlp"] = Field(default_factory=lambda fields: _projector(fields))
+    projector: Literal["none", "linear", "mlp", "gated"] = Field(default_factory=lambda fields: _projector(fields))
     """From the hidden size of the branch to that of the trunk: none, one linear layer, or several with GELU between
-    (LLaVA 1.5). Default: linear where the sizes differ."""
+    (LLaVA 1.5); gated: a linear layer with a bias, one without, a layer norm, GELU, and a gated MLP (GLM-4.1V).
+    Default: linear where the sizes differ."""
     projector_bias: Flag = True
     """Biases of the projector."""
     projector_ffn: Size = Field(default_factory=lambda fields: fields.get("trunk_hidden", 1))
     """Inner width of a projector of several layers. Default: the hidden size of the trunk."""
     projector_depth: Annotated[int, Field(strict=True, ge=2, le=8)] = 2
     """Linear layers of a projector of several (LLaVA 1.5: 2, Llama 4: 3)."""
-    projector_norm: Flag | Literal["layer"] = False
-    """An RMS norm in front of the projector (Gemma 3); layer: a layer norm with a bias (InternVL)."""
+    projector_norm: Flag | Literal["layer", "plain"] = False
+    """An RMS norm in front of the projector (Gemma 3); layer: a layer norm with a bias (InternVL); plain: an RMS norm
+    without weights (Gemma 4)."""
     deepstack: Count = 0
     """Further projectors of several layers, each behind a layer norm, that read the states of earlier layers and whose
     results are added to the states of the first layers of the trunk (Qwen3-VL, arXiv 2406.04334). They are priced with
@@ -103,7 +105,8 @@ class Branch(Transformer):
         """Parameters of the projector."""
         sizes = self.projector_sizes
         biased = sum(outputs for _, outputs in sizes[self.merge_by == "linear" :]) if self.projector_bias else 0
-        norm = self.merged_width * (2 if self.projector_norm == "layer" else self.projector_norm)
+        biased = 3 * self.trunk_hidden if self.projector == "gated" else biased
+        norm = self.merged_width * {"layer": 2, "True": 1}.get(str(self.projector_norm), 0)
         deep = self.deepstack * 2 * self.merged_width
         return sum(width * outputs for width, outputs in sizes) + biased + norm + deep
 
@@ -120,7 +123,8 @@ class Branch(Transformer):
         inner = self.projector_ffn
         several = [(first, inner), *[(inner, inner)] * (self.projector_depth - 2), (inner, last)]
         merging = [(self.merge * self.hidden, self.hidden)] if self.merge_by == "linear" else []
-        sizes = {"none": [], "linear": [(first, last)], "mlp": several}[self.projector]
+        gated = [(first, last), (last, last), *[(last, inner)] * 2, (inner, last)]
+        sizes = {"none": [], "linear": [(first, last)], "mlp": several, "gated": gated}[self.projector]
         return [*merging, *sizes * (1 + self.deepstack)]
 
     @property

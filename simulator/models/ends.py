@@ -140,7 +140,7 @@ def build_projector(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Mod
         more, x = _merge(shapes, branch, x)
         modules += more
     if branch.projector_norm:
-        norm, x = _norm_merged(shapes, branch, x, biased=branch.projector_norm == "layer")
+        norm, x = _norm_merged(shapes, branch, x, str(branch.projector_norm))
         modules.append(norm)
     if branch.projector != "none":
         y = Tensor("projected", {**x.dims, "h": Dim(branch.trunk_hidden)}, x.dtype)
@@ -156,9 +156,9 @@ def build_projector(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Mod
     return modules, x
 
 
-def _norm_merged(shapes: Shapes, branch: Branch, x: Tensor, biased: bool) -> tuple[Norm, Tensor]:
-    """Builds the norm in front of a projector, over merged inputs; returns also its output."""
-    normed, ends = replace(x, name="projector.norm"), ("weight", "bias") if biased else ("weight",)
+def _norm_merged(shapes: Shapes, branch: Branch, x: Tensor, kind: str) -> tuple[Norm, Tensor]:
+    """Builds the norm in front of a projector, of a kind as in `Branch.projector_norm`; returns also its output."""
+    normed, ends = replace(x, name="projector.norm"), {"layer": ("weight", "bias"), "plain": ()}.get(kind, ("weight",))
     scales = tuple(shapes.weight(f"projector.norm.{end}", h=Dim(branch.merged_width)) for end in ends)
     return Norm("projector.norm", (x,), (normed,), scales), normed
 
@@ -167,7 +167,7 @@ def _add_earlier(shapes: Shapes, branch: Branch, stream: Tensor, x: Tensor, pref
     """Builds a further projector of the states `stream` of a branch, and adds its result to `x`; returns also the
     sum."""
     merging, merged = _merge(shapes, branch, stream)
-    norm, normed = _norm_merged(shapes, branch, merged, biased=True)
+    norm, normed = _norm_merged(shapes, branch, merged, "layer")
     deep = replace(x, name="projected")
     projector = Projector("projector", tuple(_project(shapes, branch, normed.rename_dims(h="c"), deep)))
     modules = [add_prefix(module, prefix, {stream.name}) for module in (*merging, norm, projector)]
@@ -186,6 +186,8 @@ def _project(shapes: Shapes, branch: Branch, x: Tensor, y: Tensor) -> list[Modul
 
     if branch.projector == "linear":
         return shapes.linear("project", x, (y,), *weights("project", c=width, h=h))
+    if branch.projector == "gated":
+        return _project_gated(shapes, branch, x, y)
     rows = {name: dim for name, dim in x.dims.items() if name != "c"}
     inner, modules, source = Dim(branch.projector_ffn), list[Module](), {"c": width}
     for layer in range(branch.projector_depth - 1):
@@ -195,6 +197,27 @@ def _project(shapes: Shapes, branch: Branch, x: Tensor, y: Tensor) -> list[Modul
         modules.append(Activation(act.name, (up,), (act,), modules=("act",)))
         x, source = act, {letter: inner}
     return modules + shapes.linear("project.down", x, (y,), *weights("project.down", **source, h=h))
+
+
+def _project_gated(shapes: Shapes, branch: Branch, x: Tensor, y: Tensor) -> list[Module]:
+    """Builds a gated projector from `x` to `y`."""
+    width, inner, h = Dim(branch.merged_width), Dim(branch.projector_ffn), Dim(branch.trunk_hidden)
+    rows = {name: dim for name, dim in x.dims.items() if name != "c"}
+    merged = Tensor("project.merged", {**rows, "f": h}, x.dtype)
+    square, normed, active = (Tensor(f"project.{n}", {**rows, "h": h}, x.dtype) for n in ("square", "norm", "gelu"))
+    gate, up, act = (Tensor(f"project.{name}", {**rows, "f": inner}, x.dtype) for name in ("gate", "up", "act"))
+    bias = shapes.weight("bproject.merge", f=h)
+    scales = [shapes.weight(f"project.norm.{end}", h=h) for end in ("weight", "bias")]
+    ups = (shapes.weight(f"wproject.{name}", c=h, f=inner) for name in ("gate", "up"))
+    return [
+        *shapes.linear("project.merge", x, (merged,), shapes.weight("wproject.merge", c=width, f=h), bias),
+        *shapes.linear("project.square", merged, (square,), shapes.weight("wproject.square", f=h, h=h)),
+        Norm("project.norm", (square,), (normed,), tuple(scales)),
+        Activation("project.gelu", (normed,), (active,), modules=("act",)),
+        *shapes.linear("project.up", active.rename_dims(h="c"), (gate, up), *ups),
+        Activation("project.act", (gate, up), (act,), modules=("act",)),
+        *shapes.linear("project.down", act, (y,), shapes.weight("wproject.down", f=inner, h=h)),
+    ]
 
 
 def _merge(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Module], Tensor]:

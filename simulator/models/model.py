@@ -120,7 +120,7 @@ class Model(Transformer):
             **{"qk_layernorm": self.qk_layernorm, "sinks": self.sinks, "attention_gate": self.attention_gate},
             **{"embedding_norm": self.embedding_norm, "value_dim": self.value_dim, "value_norm": self.value_norm},
             **{"keys_are_values": self.keys_are_values, "inner_norms": self.inner_norms},
-            **{"layer_input": self.layer_input, "shared_keys": self.shared_keys},
+            **{"layer_input": self.layer_input, "shared_keys": self.shared_keys, "layer_scale": self.layer_scale},
         }
         for word, value in refused.items():
             if value:

@@ -168,7 +168,7 @@ class Transformer(Variants):
         """Inner width of the MLP of layers without experts."""
         return (self.moe and self.moe.dense_ffn) or self.ffn
 
-    def padded_heads(self, ranks: int) -> dict[str, int]:
+    def padded_heads(self, ranks: int) -> dict[str, object]:
         """Heads with dummy ones, so that `ranks` have equally many; the widths of a head stay.
 
         Key/value heads that the ranks divide, or that divide the ranks, stay, and each serves more queries; others are
@@ -181,7 +181,11 @@ class Transformer(Variants):
             keys += 1
         while keys * group % ranks:
             group += 1
-        return {"heads": keys * group, "kv_heads": keys}
+        padded: dict[str, object] = {"heads": keys * group, "kv_heads": keys}
+        if local := self.local_attention:
+            heads = self.in_layers(local=True, reads_keys=False).padded_heads(ranks)
+            padded["local_attention"] = local.model_copy(update=heads)
+        return padded
 
     # ----------------------------------------------------------------------------------------- parameters
 
@@ -265,8 +269,8 @@ class Transformer(Variants):
         inner = self.moe_parameters(experts, of) if moe and self.moe else self.mlp_parameters(self.dense_ffn)
         mixer = self.linear_parameters if linear else self.attention_parameters
         added = self.layer_input.parameters(self.hidden) + self.norm_parameters if self.layer_input else 0
-        other = self.other.parameters if self.other else 0
-        return self._norms * self.norm_parameters + mixer + inner + added + other
+        added += 2 * self.hidden * self.layer_scale + (self.other.parameters if self.other else 0)
+        return self._norms * self.norm_parameters + mixer + inner + added
 
     def block_parameters(self, block: str, experts: int | None = None, of: int | None = None) -> int:
         """Counts the parameters of a layer of a hybrid model, which is a norm and a block.

@@ -154,6 +154,12 @@ class Glm4(Glm):
         return super().fields() | {"norm_place": "both"}
 
 
+class Glm4VText(Glm4):
+    """``Glm4vTextConfig``: GLM-4 with heads of hidden / heads."""
+
+    head_dim: Size | None = key("head_dim", default=None)
+
+
 class Ernie45(Decoder):
     """``Ernie4_5Config``: one flag for all biases."""
 

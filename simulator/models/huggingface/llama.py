@@ -22,6 +22,17 @@ class Llama(Decoder):
         return super().fields() | biases | self.same_fields("head_dim", "mlp_bias")
 
 
+class Emu3Text(Llama):
+    """``Emu3TextConfig``: Llama with one probability of dropout on scores and on both residual branches."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=8)
+    dropout: Probability = key("attention_dropout", default=0.1)
+    attention_dropout: Probability = key("attention_dropout", default=0.1)  # type: ignore[assignment]
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | self.same_fields("dropout")
+
+
 class Mistral(Decoder):
     """``MistralConfig``: grouped-query attention and a window in all layers; null means no window."""
 

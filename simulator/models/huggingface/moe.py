@@ -288,6 +288,12 @@ class Glm4MoE(Decoder):
         return shape | biases | {"moe": moe | {"router_bias": True}}
 
 
+class Glm4VMoEText(Glm4MoE):
+    """``Glm4vMoeTextConfig``: GLM-4.5 with biases of queries, keys and values."""
+
+    attention_bias: Flag = key("attention_bias", default=True)
+
+
 class SarvamMoE(Glm4MoE):
     """``SarvamMoEConfig``: GLM-4.5's experts, with RoPE on whole heads and norms of queries and keys."""
 

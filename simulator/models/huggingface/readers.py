@@ -131,6 +131,9 @@ DECODERS = {
 """Module and class of the readers of decoders."""
 
 TEXTS = {
+    "emu3_text_model": "llama.Emu3Text",
+    "glm4v_text": "dense.Glm4VText",
+    "glm4v_moe_text": "moe.Glm4VMoEText",
     "qwen3_vl_text": "llama.Qwen3",
     "qwen3_vl_moe_text": "moe.Qwen3VLMoEText",
 }
@@ -142,10 +145,15 @@ SUPPORTED = DECODERS | {
     "roberta-prelayernorm": "encoder.PreNormRoBERTa",
     "bert-generation": "encoder.BERTGeneration",
     "llava": "vision.Llava",
+    "emu3": "vision.Emu3",
     "gemma3": "vision.Gemma3",
+    "gemma4": "vision.Gemma4",
+    "glm4v": "vision.Glm4V",
+    "glm4v_moe": "vision.Glm4VMoE",
     "mistral3": "vision.Mistral3",
     "qwen3_vl": "vision.Qwen3VL",
     "qwen3_vl_moe": "vision.Qwen3VLMoE",
+    "internvl": "vision.InternVL",
     "llama4": "vision.Llama4VL",
     "qwen3_5": "vision.Qwen35VL",
     "qwen3_5_moe": "vision.Qwen35MoEVL",

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from meshcast.hardware.errors import ModelError
 from meshcast.hardware.schemas import Field, model_validator
-from meshcast.simulator.models.huggingface.config import Config, Gelu, Keys, check_every_layer, key, local_fields
+from meshcast.simulator.models.huggingface.config import (
+    Config,
+    Gelu,
+    Keys,
+    check_every_layer,
+    key,
+    local_fields,
+    refuse,
+)
 from meshcast.simulator.models.huggingface.readers import DECODERS, TEXTS, find_reader
-from meshcast.simulator.models.parts import Count, Depth, Flag, Share, Size
+from meshcast.simulator.models.parts import Count, Depth, Flag, Probability, Share, Size
 
 LAID_OUT: dict[str, dict[str, int]] = {
     "llama": {
@@ -32,6 +41,14 @@ LAID_OUT: dict[str, dict[str, int]] = {
         **{"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24, "num_attention_heads": 16},
         **{"vocab_size": 151936, "max_position_embeddings": 128000},
     },
+    "glm4v_text": {
+        **{"hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 40, "num_attention_heads": 32},
+        **{"vocab_size": 151552, "max_position_embeddings": 32768},
+    },
+    "glm4v_moe_text": {
+        **{"hidden_size": 4096, "intermediate_size": 10944, "num_hidden_layers": 46, "num_attention_heads": 96},
+        **{"vocab_size": 151424, "max_position_embeddings": 65536},
+    },
     "llama4_text": {
         **{"hidden_size": 5120, "intermediate_size": 8192, "num_hidden_layers": 48, "num_attention_heads": 40},
         **{"vocab_size": 202048, "max_position_embeddings": 131072},
@@ -43,6 +60,14 @@ LAID_OUT: dict[str, dict[str, int]] = {
     "qwen3_5_moe_text": {
         **{"hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16},
         **{"vocab_size": 248320, "max_position_embeddings": 32768},
+    },
+    "emu3_text_model": {
+        **{"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
+        **{"vocab_size": 184622, "max_position_embeddings": 9216},
+    },
+    "gemma4_text": {
+        **{"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 30, "num_attention_heads": 8},
+        **{"vocab_size": 262144, "max_position_embeddings": 131072},
     },
     "gemma3_text": {
         **{"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8},
@@ -162,6 +187,58 @@ class Gemma3(Multimodal):
         return self._join(
             text_fields(self.text, "gemma3_text"), tower | merging | {"projector_norm": True, "projector_bias": False}
         )
+
+
+class Gemma4Vision(Keys):
+    """``Gemma4VisionConfig``: RMS norms around all blocks and on queries, keys and values, gated MLPs, and a table of
+    positions along each axis beside RoPE, whose kernels are left out. Clipping the linear layers is left out."""
+
+    layers: Depth = key("num_hidden_layers", default=16)
+    hidden: Size = key("hidden_size", default=768)
+    heads: Size = key("num_attention_heads", default=12)
+    kv_heads: Size = key("num_key_value_heads", default=12)
+    head_dim: Size = key("head_dim", default=64)
+    ffn: Size = key("intermediate_size", default=3072)
+    patch: Size = key("patch_size", default=16)
+    side: Size = key("pooling_kernel_size", default=3)
+    rows: Size = key("position_embedding_size", default=10240)
+    bias: Annotated[Flag, refuse("bias of attention in front of a norm")] = key("attention_bias", default=False)
+    activation: Gelu = key("hidden_activation", default="gelu_pytorch_tanh")
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields of `Branch`, without its tokens."""
+        return {
+            **{"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "kv_heads": self.kv_heads},
+            **{"head_dim": self.head_dim, "ffn": self.ffn, "gated": True, "norm": "rmsnorm", "norm_place": "both"},
+            **{"qk_layernorm": True, "value_norm": True, "positions": "learned", "position_rows": 2 * self.rows},
+            **{"input_width": 3 * self.patch**2, "embedding_norm": False, "parallel_residual": False},
+            **{"merge": self.side**2, "merge_by": "mean", "projector": "linear", "projector_norm": "plain"},
+            **{"projector_bias": False, **self.read_activation()},
+        }
+
+
+class Gemma4(Multimodal):
+    """``Gemma4Config``: an encoder of images in front of the decoder, if there is one. An image stands for 280 tokens,
+    as many as its processor makes of it by default."""
+
+    vision: Gemma4Vision | None = key("vision_config", default=None)
+    audio: Annotated[Any, refuse("encoder of sounds")] = key("audio_config", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        text = text_fields(self.text, "gemma4_text")
+        if self.vision is None:
+            return text | ({} if self.tied is None else {"tied": self.tied})
+        return self._join(text, self.vision.fields() | {"tokens": 280})
+
+
+class Emu3(Config):
+    """``Emu3Config``: a Llama over tokens of texts and images. The encoder that makes these tokens of images is not
+    trained with it, and left out."""
+
+    text: dict[str, Any] | None = key("text_config", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        return text_fields(self.text, "emu3_text_model")
 
 
 class QwenVision(Keys):
@@ -340,6 +417,109 @@ class Mistral3(Multimodal):
         merging = {"merge": self.side**2, "merge_by": "linear", "tokens": merged**2}
         text = text_fields(MISTRAL3_TEXT if self.text is None else self.text, "mistral")
         return self._join(text, vision.fields() | projector | merging)
+
+
+Square = Size | Annotated[list[Size], Field(min_length=2, max_length=2)]
+"""Pixels of the sides of an image or a patch, or of both if they are the same."""
+
+
+class InternVision(Keys):
+    """``InternVLVisionConfig``: a class token, learned positions, and a vector that multiplies what each block adds."""
+
+    layers: Depth = key("num_hidden_layers", default=24)
+    hidden: Size = key("hidden_size", default=1024)
+    heads: Size = key("num_attention_heads", default=16)
+    ffn: Size = key("intermediate_size", default=4096)
+    channels: Size = key("num_channels", default=3)
+    image: Square = key("image_size", default=[448, 448])
+    patch: Square = key("patch_size", default=[14, 14])
+    norm: Literal["layer_norm", "rms_norm"] = key("norm_type", default="layer_norm")
+    qkv_bias: Flag = key("attention_bias", default=False)
+    qk_norm: Flag = key("use_qk_norm", default=False)
+    positions: Flag = key("use_absolute_position_embeddings", default=True)
+    pools: Flag = key("use_mean_pooling", default=True)
+    mask: Annotated[Flag, refuse("token of masked images")] = key("use_mask_token", default=False)
+    dropout: Annotated[Probability, refuse("dropout in this encoder")] = key("hidden_dropout_prob", default=0.0)
+    projection_dropout: Annotated[Probability, refuse("dropout in this encoder")] = key(
+        "projection_dropout", default=0.0
+    )
+    activation: Gelu = key("hidden_act", default="gelu")
+
+    @property
+    def patches(self) -> int:
+        """Patches of an image."""
+        return math.prod(image // patch for image, patch in zip(_sides(self.image), _sides(self.patch), strict=True))
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields of `Branch`, without its tokens and what follows its last layer."""
+        norm = "layernorm" if self.norm == "layer_norm" else "rmsnorm"
+        return {
+            **{"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "ffn": self.ffn, "gated": False},
+            **{"norm": norm, "qkv_bias": self.qkv_bias, "proj_bias": True, "mlp_bias": True, "layer_scale": True},
+            **{"positions": "learned" if self.positions else "none", "position_rows": self.patches + 1},
+            **{"input_width": self.channels * math.prod(_sides(self.patch)), "input_bias": True, "class_token": True},
+            **{"qk_layernorm": "all" if self.qk_norm else False, "embedding_norm": False, "parallel_residual": False},
+            **{"final_norm": not self.pools, **self.read_activation()},
+        }
+
+
+def _sides(pixels: int | list[int]) -> list[int]:
+    return pixels if isinstance(pixels, list) else [pixels, pixels]
+
+
+class InternVL(Multimodal):
+    """``InternVLConfig``: neighbouring patches are concatenated, and pass a layer norm and two matrices."""
+
+    vision: InternVision = key("vision_config", default=InternVision())
+    ratio: Share = key("downsample_ratio", default=0.5)
+    activation: Gelu = key("projector_hidden_act", default="gelu")
+    layer: Literal[-1] = key("vision_feature_layer", default=-1)
+    select: Literal["default"] = key("vision_feature_select_strategy", default="default")
+    tied: Flag | None = key("tie_word_embeddings", default=True)
+
+    def fields(self) -> dict[str, Any]:
+        merged = int(1 / self.ratio) ** 2
+        projector = {"projector": "mlp", "projector_norm": "layer", "merge": merged}
+        tower = self.vision.fields() | projector | {"tokens": self.vision.patches // merged}
+        return self._join(text_fields(self.text, "qwen2"), tower)
+
+
+class Glm4Vision(QwenVision):
+    """``Glm4vVisionConfig``: RMS norms, one of them in front, gated MLPs as wide as ``out_hidden_size``, learned
+    positions beside RoPE, whose kernels are left out. Four neighbouring patches pass a gated projector."""
+
+    layers: Depth = key("depth", default=24)
+    hidden: Size = key("hidden_size", default=1536)
+    heads: Size = key("num_heads", default=12)
+    ffn: Size = key("out_hidden_size", default=4096)
+    inner: Size = key("intermediate_size", default=13696)
+    image: Size = key("image_size", default=336)
+    qkv_bias: Flag = key("attention_bias", default=False)
+    activation: Literal["silu"] = key("hidden_act", default="silu")
+
+    def fields(self) -> dict[str, Any]:
+        patches = (self.image // self.patch) ** 2
+        positions = {"positions": "learned", "position_rows": patches, "tokens": patches // self.side**2}
+        kind = {"norm": "rmsnorm", "embedding_norm": True, "gated": True, "input_bias": True, "qk_layernorm": False}
+        biases = {"qkv_bias": self.qkv_bias, "proj_bias": False, "mlp_bias": False}
+        projector = {"projector": "gated", "projector_ffn": self.inner, "ffn": self.ffn}
+        return super().fields() | positions | kind | biases | projector
+
+
+class Glm4V(Multimodal):
+    """``Glm4vConfig`` (GLM-4.1V): an encoder of images in front of a GLM-4."""
+
+    vision: Glm4Vision = key("vision_config", default=Glm4Vision())
+
+    def fields(self) -> dict[str, Any]:
+        return self._join(text_fields(self.text, "glm4v_text"), self.vision.fields())
+
+
+class Glm4VMoE(Glm4V):
+    """``Glm4vMoeConfig`` (GLM-4.5V): an encoder of images in front of a GLM-4.5."""
+
+    def fields(self) -> dict[str, Any]:
+        return self._join(text_fields(self.text, "glm4v_moe_text"), self.vision.fields())
 
 
 class Llama4Vision(Keys):

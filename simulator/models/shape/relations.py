@@ -56,6 +56,9 @@ def _check_variants(shape: Variants) -> None:
     if shape.layer_input:
         others = ("parallel_residual", shape.parallel_residual), ("ssm", shape.ssm), ("mtp", shape.mtp)
         _refuse(others, "inputs of layers are supported without it")
+    if shape.layer_scale:
+        parts = ("ssm", shape.ssm), ("moe", shape.moe), ("parallel_residual", shape.parallel_residual)
+        _refuse(parts, "scales of what a layer adds are supported without it")
     if shape.keys_are_values and shape.value_dim not in (None, shape.head_dim):
         raise ModelError("value_dim", "values are the keys, as wide as these", "Leave it out", shape.value_dim)
     if shape.activation == "xielu" and (shape.gated or shape.moe):

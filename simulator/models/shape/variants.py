@@ -39,6 +39,8 @@ class Variants(TransformerFields):
     """Inner width of the MLP of these layers, where it is not `ffn`."""
     layer_input: LayerInput | None = None
     """An input of every layer beside the residual stream (Gemma 4 E2B); None: none."""
+    layer_scale: Flag = False
+    """What attention and the MLP add to the stream is multiplied by a vector of its own (InternVL)."""
     inner_norms: Flag = False
     """RMS norms in front of the output layers of attention, over all heads, and of MLPs (BitNet)."""
 

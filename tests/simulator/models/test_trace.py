@@ -105,7 +105,7 @@ def test_variants_name_layers_once() -> None:
 def test_a_type_without_a_reader_says_what_would_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(source, "PACKAGES", ("torch", "no_such_transformers"))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "rwkv"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "without-reader"}))
     with pytest.raises(ModelError, match=r"meshcast\[trace\]"):
         load_model(str(tmp_path / "config.json"))
 

@@ -183,6 +183,7 @@ HEADS: list[dict[str, Any]] = [
     {"attention_gate": "heads", "qkv_bias": True},
     {"value_dim": 24, "kv_heads": 2},
     {"keys_are_values": True, "value_norm": True},
+    {"layer_scale": True},
     {"shared_keys": 1, "reading_ffn": 96, "qk_layernorm": True, "value_norm": True, "kv_heads": 2},
     {"window": 8, "full_every": 2, "local_attention": {"heads": 8, "kv_heads": 2, "head_dim": 24, "sinks": True}},
 ]
@@ -199,6 +200,8 @@ PARTS: list[dict[str, Any]] = [
     {"norm": "layernorm0"},
     {"branches": [{**TOWER, "projector_depth": 4}, {"layers": 0}]},
     {"branches": [{**TOWER, "merge": 2, "deepstack": 2}, {"layers": 0}]},
+    {"branches": [{**TOWER, "merge": 2, "projector": "gated"}, {"layers": 0}]},
+    {"branches": [{**TOWER, "merge": 2, "merge_by": "mean", "projector_norm": "plain"}, {"layers": 0}]},
     {"branches": [{**TOWER, "merge": 2, "merge_by": "linear", "projector_norm": "layer"}, {"layers": 0}]},
     {"mla": {**LATENT, "index": {"heads": 2, "dim": 16, "top_k": 32}}, "norm": "rmsnorm"},
 ]
@@ -212,6 +215,16 @@ def test_a_device_has_the_parameters_and_products_that_are_counted(part: dict[st
     counted = forward_matmul_flops(model, 32, 32, causal=True)
     attention = counted.pop("attention")
     assert played.flops("F") == {"gemm": sum(counted.values()), "attention": pytest.approx(attention)}
+
+
+@pytest.mark.parametrize("part", HEADS, ids=str)
+def test_adapters_are_those_of_the_layers_that_have_the_heads(part: dict[str, Any]) -> None:
+    job = {"model": {**SMALL, **part}, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 1}}
+    played = play_job(job | {"train": {"mode": "lora", "rank": 4, "targets": ["attn_qkv", "attn_proj", "mlp_up"]}})
+    adapters, held = played.plan.job.adapters, played.held(0)
+    assert adapters is not None
+    assert sum(param.size for param in held if param.trained) == adapters.parameters(played.plan.job.model)
+    assert sum(param.size for param in held if not param.trained) == played.plan.job.model.parameters
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
