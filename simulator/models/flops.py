@@ -121,6 +121,7 @@ def _trunk_flops(model: Model, tokens: float, seq: float, causal: bool) -> dict[
     for shape, layers in _shapes(model):
         for part, flops in _layer_flops(shape, tokens, seq, causal).items():
             parts[part] += layers * flops
+        parts["other"] += layers * tokens * _other_flops(shape)
     parts["other"] += tokens * (model.outside.flops if model.outside else 0)
     return parts
 
@@ -160,9 +161,12 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["router"] += layers * 2 * tokens * h * (kind.routed + model.moe.zero_experts + weights)
             parts["experts"] += layers * passes * _mlp(model, tokens, model.moe.expert_ffn)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
-    if model.other:
-        parts["other"] += sum(layers for _, layers in _kinds(model)) * tokens * model.other.flops
     return parts
+
+
+def _other_flops(model: Transformer) -> float:
+    """Returns the FLOPs of a token in what the layers have beside the parts that are described."""
+    return model.other.flops * sum(layers for _, layers in _kinds(model)) if model.other else 0.0
 
 
 def _branches(model: Model, seq: int) -> Iterator[tuple[Branch, float]]:

@@ -208,19 +208,12 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
     if not isinstance(spec, Mapping):
         remedy = "Give a preset's name, the path of a config.json or model file, or a mapping of fields"
         raise ModelError(where, "this does not describe a model", remedy, spec)
-    if "module" in spec:
-        from meshcast.simulator.models.trace.source import trace_module  # few jobs need it
-
-        below = trace_module(spec, where)
-        spec = {key: value for key, value in spec.items() if key != "seq"}  # which the trace needs
-    elif "preset" in spec:
-        preset, where = spec["preset"], error_place(where, "preset", text)
-        if not isinstance(preset, str):
-            raise ModelError(where, "must be a name or a path", nearest("", presets()), preset)
-        below = _fields(preset, where, base, depth)
-    else:
+    if "module" not in spec and "preset" not in spec:
         return dict(spec)
-    changes = {key: value for key, value in spec.items() if key not in ("preset", "module")}
+    below = _named_fields(spec, where, base, depth, text)
+    # The trace of a module needs the length of its sequences.
+    named = ("module", "seq") if "module" in spec else ("preset",)
+    changes = {key: value for key, value in spec.items() if key not in named}
     if changes:  # reports must not show a changed model under the original name
         below["name"] = f"{below.get('name', 'custom')} with {', '.join(f'{key} {changes[key]}' for key in changes)}"
     for key in "mla", "moe", "linear_attention":  # single fields of these can be changed too
@@ -229,6 +222,18 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
     if isinstance(changes.get("branches"), Mapping) and below.get("branches"):
         changes["branches"] = _change_branches(below["branches"], changes["branches"], where)
     return below | changes
+
+
+def _named_fields(spec: Mapping[str, Any], where: str, base: Path, depth: int, text: str) -> dict[str, Any]:
+    """Returns the fields of the module or preset that `spec` names; arguments as for `_fields`."""
+    if "module" in spec:
+        from meshcast.simulator.models.trace.source import trace_module  # few jobs need it
+
+        return trace_module(spec, where)
+    preset, place = spec["preset"], error_place(where, "preset", text)
+    if not isinstance(preset, str):
+        raise ModelError(place, "must be a name or a path", nearest("", presets()), preset)
+    return _fields(preset, place, base, depth)
 
 
 def _change_branches(branches: Any, changes: Mapping[Any, Any], where: str) -> list[Any]:

@@ -223,7 +223,7 @@ class Transformer(Variants):
         inner += self.hidden * (self.hidden + 2) if self.channel_mix else 0
         return (ups + 1) * self.hidden * ffn + self.mlp_bias * (ups * ffn + self.hidden) + inner
 
-    def moe_parameters(self, experts: int | None = None, of: int | None = None) -> int:
+    def _moe_parameters(self, experts: int | None = None, of: int | None = None) -> int:
         """Counts the parameters of the router, routed and shared experts of a layer; 0 without experts.
 
         experts: number of routed experts to count; default: all.
@@ -266,13 +266,13 @@ class Transformer(Variants):
         """
         if self.other and self.other.alone:
             return self.other.parameters
-        inner = self.moe_parameters(experts, of) if moe and self.moe else self.mlp_parameters(self.dense_ffn)
+        inner = self._moe_parameters(experts, of) if moe and self.moe else self.mlp_parameters(self.dense_ffn)
         mixer = self.linear_parameters if linear else self.attention_parameters
         added = self.layer_input.parameters(self.hidden) + self.norm_parameters if self.layer_input else 0
         added += 2 * self.hidden * self.layer_scale + (self.other.parameters if self.other else 0)
         return self._norms * self.norm_parameters + mixer + inner + added
 
-    def block_parameters(self, block: str, experts: int | None = None, of: int | None = None) -> int:
+    def _block_parameters(self, block: str, experts: int | None = None, of: int | None = None) -> int:
         """Counts the parameters of a layer of a hybrid model, which is a norm and a block.
 
         block: a letter of `StateSpace.pattern`.
@@ -281,7 +281,7 @@ class Transformer(Variants):
         """
         other = self.other.parameters if self.other else 0
         if block == "E":
-            return self.norm_parameters + self.moe_parameters(experts, of) + other
+            return self.norm_parameters + self._moe_parameters(experts, of) + other
         mamba, attention = self.mamba_parameters, self.attention_parameters
         inner = {"M": mamba, "*": attention, "P": mamba + attention, "-": self.mlp_parameters(self.dense_ffn)}
         return self.norm_parameters + inner[block] + other
@@ -304,7 +304,7 @@ class Transformer(Variants):
         """
         if self.ssm:
             kinds = (Transformer.kind(self, layer) for layer in self._plain_layers)
-            return sum(self.block_parameters(kind.block, experts, kind.routed) for kind in kinds)
+            return sum(self._block_parameters(kind.block, experts, kind.routed) for kind in kinds)
         if not (self.moe or self.linear_attention or self.local_attention or self.shared_keys):
             return len(self._plain_layers) * self.layer_parameters()
         numbers = Counter(Transformer.kind(self, layer) for layer in self._plain_layers)

@@ -155,8 +155,8 @@ class _Builder:
         slots, places = list[Slot](), list[int]()
         for number, slot in enumerate(self.timetable.slots):
             stage, kind, first, last, variant, partner, follows, keeper = slot
-            alike = kind in PASSES and partner is None and not follows and keeper < 0
-            key = (self._equal_stages[stage], kind, first, last, variant) if alike else number
+            plain = kind in PASSES and partner is None and not follows and keeper < 0
+            key = (self._equal_stages[stage], kind, first, last, variant) if plain else number
             if key not in groups:
                 groups[key] = len(slots)
                 slots.append(slot)

@@ -47,23 +47,30 @@ def from_config(
     if not isinstance(config, Mapping):
         raise ModelError(where, "a Hugging Face config is a mapping", "Give the path of a config.json", config)
     kind = config.get("model_type")
+    named = {"name": name or str(config.get("_name_or_path") or kind)}
     if not isinstance(kind, str) or kind not in SUPPORTED:
-        if isinstance(kind, str) and kind not in ENCODER_DECODERS and (fields := _trace(config, where, text)):
-            return Model.model_validate({"name": name or str(config.get("_name_or_path") or kind), **fields})
-        rule = "needed and missing" if kind is None else "meshcast does not support this architecture"
-        remedy = nearest(str(kind), SUPPORTED) + ". Other models: give the fields of `model:` themselves"
-        if isinstance(kind, str):
-            remedy += f"; types of transformers are read by a trace of their code ({INSTALL})"
-        if isinstance(kind, str) and kind in ENCODER_DECODERS:
-            rule = "of encoders whose output a decoder reads by cross-attention, t5 and mt5 are supported"
-            remedy = "Give the fields of `model:` themselves, with `cross_attention: true`"
-        if isinstance(kind, str) and kind in UNDESCRIBED:
-            rule, remedy = f"{UNDESCRIBED[kind]} are not described by meshcast", "Use another model"
-        raise ModelError(error_place(where, "model_type", text), rule, remedy, kind)
+        fields = _trace(config, where, text) if isinstance(kind, str) and kind not in ENCODER_DECODERS else None
+        if not fields:
+            raise _explain_kind(kind, error_place(where, "model_type", text))
+        return Model.model_validate({**named, **fields})
     reader = find_reader(kind)
     with explain_errors(where, text, reader.config_keys()):
         fields = reader.model_validate(config).fields()
-        return Model.model_validate({"name": name or str(config.get("_name_or_path") or kind), **fields})
+        return Model.model_validate({**named, **fields})
+
+
+def _explain_kind(kind: object, where: str) -> ModelError:
+    """Makes the error of a kind of config that is neither read nor traced. where: place of the kind."""
+    rule = "needed and missing" if kind is None else "meshcast does not support this architecture"
+    remedy = nearest(str(kind), SUPPORTED) + ". Other models: give the fields of `model:` themselves"
+    if isinstance(kind, str):
+        remedy += f"; types of transformers are read by a trace of their code ({INSTALL})"
+        if kind in ENCODER_DECODERS:
+            rule = "of encoders whose output a decoder reads by cross-attention, t5 and mt5 are supported"
+            remedy = "Give the fields of `model:` themselves, with `cross_attention: true`"
+        if kind in UNDESCRIBED:
+            rule, remedy = f"{UNDESCRIBED[kind]} are not described by meshcast", "Use another model"
+    return ModelError(where, rule, remedy, kind)
 
 
 def _trace(config: Mapping[str, Any], where: str, text: str) -> dict[str, Any] | None:
