@@ -88,7 +88,8 @@ class SizedUnits:
         tasks = _ScaledTasks(prices.coordinates, self._works(sizes), pairs)
         columns = [np.stack(column, axis=1) for column in zip(*map(tasks.rows_of, prices.kinds), strict=True)]
         longest = np.stack([tasks.longest_kernel(kind) for kind in prices.kinds], axis=1)
-        return {size: (StageTimes(*(rows[i] for rows in columns), 0.0), longest[i]) for i, size in enumerate(sizes)}
+        times = [StageTimes(*(rows[i] for rows in columns), hop=0.0) for i in range(len(sizes))]
+        return dict(zip(sizes, zip(times, longest, strict=True), strict=True))
 
     def _at_once(self, size: int) -> tuple[int, ...]:
         return self.sizes if size in self.sizes else (size,)

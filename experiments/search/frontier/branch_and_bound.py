@@ -244,7 +244,7 @@ class Search(PlanSearch):
         """
         certificate, batches = self.certificate, divide_groups(groups)
         for number, entering in enumerate(batches, 1):
-            self._outside = _Waiting(0.0, -1, self.clusters[0], 0.0, 0.0, None)
+            self._outside, certificate.open_bound = _Waiting(0.0, -1, self.clusters[0], 0.0, 0.0, None), 0.0
             self._enter(entering)
             report()
             if number == len(batches):
