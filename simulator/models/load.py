@@ -181,19 +181,11 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
     if not isinstance(spec, Mapping):
         remedy = "Give a preset's name, the path of a config.json or model file, or a mapping of fields"
         raise ModelError(where, "this does not describe a model", remedy, spec)
-    if "module" in spec:
-        from meshcast.simulator.models.trace.source import trace_module  # few jobs need it
-
-        below = trace_module(spec, where)
-        spec = {key: value for key, value in spec.items() if key != "seq"}  # which the trace needs
-    elif "preset" in spec:
-        preset, where = spec["preset"], error_place(where, "preset", text)
-        if not isinstance(preset, str):
-            raise ModelError(where, "must be a name or a path", nearest("", presets()), preset)
-        below = _fields(preset, where, base, depth)
-    else:
+    if not spec.keys() & {"preset", "module"}:
         return dict(spec)
-    changes = {key: value for key, value in spec.items() if key not in ("preset", "module")}
+    below, where = _starting_fields(spec, where, base, depth, text)
+    said = {"module", "seq"} if "module" in spec else {"preset"}  # a trace reads the length of sequences, too
+    changes = {key: value for key, value in spec.items() if key not in said}
     if changes:  # reports must not show a changed model under the original name
         below["name"] = f"{below.get('name', 'custom')} with {', '.join(f'{key} {changes[key]}' for key in changes)}"
     for key in "mla", "moe", "linear_attention":  # single fields of these can be changed too
@@ -202,6 +194,21 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
     if isinstance(changes.get("branches"), Mapping) and below.get("branches"):
         changes["branches"] = _change_branches(below["branches"], changes["branches"], where)
     return below | changes
+
+
+def _starting_fields(
+    spec: Mapping[Any, Any], where: str, base: Path, depth: int, text: str
+) -> tuple[dict[str, Any], str]:
+    """Returns the fields that `spec` changes, those of a preset or of a trace of code, and the place where it says so;
+    see `_fields`."""
+    if "module" in spec:
+        from meshcast.simulator.models.trace.source import trace_module  # few jobs need it
+
+        return trace_module(spec, where), where
+    preset, where = spec["preset"], error_place(where, "preset", text)
+    if not isinstance(preset, str):
+        raise ModelError(where, "must be a name or a path", nearest("", presets()), preset)
+    return _fields(preset, where, base, depth), where
 
 
 def _change_branches(branches: Any, changes: Mapping[Any, Any], where: str) -> list[Any]:
