@@ -208,12 +208,11 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
     if not isinstance(spec, Mapping):
         remedy = "Give a preset's name, the path of a config.json or model file, or a mapping of fields"
         raise ModelError(where, "this does not describe a model", remedy, spec)
-    if "module" not in spec and "preset" not in spec:
+    if not spec.keys() & {"preset", "module"}:
         return dict(spec)
-    below = _named_fields(spec, where, base, depth, text)
-    # The trace of a module needs the length of its sequences.
-    named = ("module", "seq") if "module" in spec else ("preset",)
-    changes = {key: value for key, value in spec.items() if key not in named}
+    below, where = _starting_fields(spec, where, base, depth, text)
+    said = {"module", "seq"} if "module" in spec else {"preset"}  # a trace reads the length of sequences, too
+    changes = {key: value for key, value in spec.items() if key not in said}
     if changes:  # reports must not show a changed model under the original name
         below["name"] = f"{below.get('name', 'custom')} with {', '.join(f'{key} {changes[key]}' for key in changes)}"
     for key in "mla", "moe", "linear_attention":  # single fields of these can be changed too
@@ -224,16 +223,19 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
     return below | changes
 
 
-def _named_fields(spec: Mapping[str, Any], where: str, base: Path, depth: int, text: str) -> dict[str, Any]:
-    """Returns the fields of the module or preset that `spec` names; arguments as for `_fields`."""
+def _starting_fields(
+    spec: Mapping[Any, Any], where: str, base: Path, depth: int, text: str
+) -> tuple[dict[str, Any], str]:
+    """Returns the fields that `spec` changes, those of a preset or of a trace of code, and the place where it says so;
+    see `_fields`."""
     if "module" in spec:
         from meshcast.simulator.models.trace.source import trace_module  # few jobs need it
 
-        return trace_module(spec, where)
-    preset, place = spec["preset"], error_place(where, "preset", text)
+        return trace_module(spec, where), where
+    preset, where = spec["preset"], error_place(where, "preset", text)
     if not isinstance(preset, str):
-        raise ModelError(place, "must be a name or a path", nearest("", presets()), preset)
-    return _fields(preset, place, base, depth)
+        raise ModelError(where, "must be a name or a path", nearest("", presets()), preset)
+    return _fields(preset, where, base, depth), where
 
 
 def _change_branches(branches: Any, changes: Mapping[Any, Any], where: str) -> list[Any]:

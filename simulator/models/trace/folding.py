@@ -46,6 +46,7 @@ class ModuleTrace(NamedTuple):
         events: what ran, in order.
         work: of every module.
         norms: modules that normalise, each with whether it stores its weight - 1.
+        dropout: the largest probability of a module that drops.
     """
 
     tokens: int
@@ -54,6 +55,7 @@ class ModuleTrace(NamedTuple):
     events: Sequence[Step | TraceEvent]
     work: Mapping[str, Work]
     norms: Mapping[str, bool]
+    dropout: float
 
 
 def fold(trace: ModuleTrace) -> Record:
@@ -73,7 +75,7 @@ def fold(trace: ModuleTrace) -> Record:
     work = {name: work for name, work in trace.work.items() if not inside.fullmatch(name)}
     outside = TracedPart("", parameters, _read_steps(others, "", trace.norms, -1), work)
     first = runs[0][1][0] if runs else TraceEvent("enter")
-    return Record(trace.tokens, first.width, tuple(parts), tuple(numbers), outside)
+    return Record(trace.tokens, first.width, tuple(parts), tuple(numbers), outside, trace.dropout)
 
 
 def _match_layers(trace: ModuleTrace) -> re.Pattern[str]:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.trace.layers import read_layer
 from meshcast.simulator.models.trace.record import Record, Step
@@ -25,11 +26,20 @@ MOST_NAMES = 4
 
 
 def read_record(record: Record, seq: int) -> Fields:
-    """Returns the fields of the model of a record. seq: its default training sequence."""
+    """Returns the fields of the model of a record. seq: its default training sequence.
+
+    Raises ModelError if it has no layers.
+    """
+    if not record.layers:
+        rule = "its code runs no list of modules (torch.nn.ModuleList) with parameters, which would be its layers"
+        raise ModelError("layers", rule, "Give the fields of `model:` themselves")
     kinds = [read_layer(LayerSteps(part, record.tokens, record.hidden)) for part in record.kinds]
     layers = [fields for kind in record.layers for fields in kinds[kind]]
     head, ends = _find_head(record), _read_ends(record, seq)
     shape = _merge(layers) | {"layers": len(layers), "hidden": record.hidden, "seq": seq} | ends
+    if any(step.step == "cap" and step.width == ends["vocab"] for step in record.outside.steps):
+        shape["softcaps"] = (*(shape.get("softcaps") or ()), "logits")
+    shape["dropout"] = record.dropout
     left = record.parameters - Model.model_validate(shape).parameters
     flops = record.outside.flops - (head.flops if head else 0)
     if left or flops > 0:

@@ -30,8 +30,8 @@ class Work(NamedTuple):
 class Step:
     """Something that runs, in a module.
 
-    step: product (with a parameter), matmul (without), softmax, attention, experts, norm, rotation (of RoPE), or
-        recurrence.
+    step: product (with a parameter), matmul (without), softmax, attention, experts, norm, rotation (of RoPE),
+        recurrence, or cap (c tanh(x / c) of logits).
     module: name of the module that runs it.
     parameter: of a product.
     rows, inner, outer: of a product the rows, the contracted size and the width of the result; of a norm its rows.
@@ -121,6 +121,7 @@ class Record:
     kinds: layers, each once.
     layers: the number of the kind of every layer.
     outside: what is outside of layers.
+    dropout: the largest probability of dropout.
     """
 
     tokens: int
@@ -128,6 +129,7 @@ class Record:
     kinds: Sequence[TracedPart]
     layers: Sequence[int]
     outside: TracedPart
+    dropout: float = 0.0
 
     @property
     def parameters(self) -> int:
@@ -149,4 +151,4 @@ class Record:
         """Returns the record of a text."""
         data = json.loads(text)
         kinds = tuple(map(TracedPart.of, data["kinds"]))
-        return cls(data["tokens"], data["hidden"], kinds, tuple(data["layers"]), TracedPart.of(data["outside"]))
+        return cls(**data | {"kinds": kinds, "outside": TracedPart.of(data["outside"])})

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import ModelError
+from meshcast.simulator.models.model import explain_errors
 from meshcast.simulator.models.trace.reading import read_record
 from meshcast.simulator.models.trace.record import Record
 
@@ -94,7 +95,8 @@ def trace_module(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
     if record is None:
         rule = "a module is traced with torch, which is not installed"
         raise ModelError(f"{where}.module", rule, f"Install the extra: {INSTALL}", name)
-    return {"name": name, **read_record(record, seq)}
+    with explain_errors(where):
+        return {"name": name, **read_record(record, seq)}
 
 
 def _find_code(package: str, where: str, name: str) -> str:

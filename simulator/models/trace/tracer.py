@@ -119,6 +119,8 @@ class Recorder(TorchDispatchMode):
             return Step("matmul", module, sizes=(batch, first.shape[-2], second.shape[-1], first.shape[-1]))
         if name == "_softmax":
             return Step("softmax", module, sizes=tuple(out.shape))
+        if name == "tanh" and not module:
+            return Step("cap", module, width=out.shape[-1])
         if name in ROTATING and ins[0].dim() > 3:
             return Step("rotation", module, width=2 * ins[0].shape[-1])
         return None
@@ -233,6 +235,7 @@ def trace(make: Callable[[Recorder], nn.Module]) -> ModuleTrace:
         events=recorder.events,
         work={name: Work(*work) for name, work in recorder.work.items()},
         norms={name: SHIFTED in recorder.operators[name] for name in normalising},
+        dropout=max((module.p for module in model.modules() if isinstance(module, nn.Dropout)), default=0.0),
     )
 
 

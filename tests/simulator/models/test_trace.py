@@ -65,6 +65,12 @@ def test_a_traced_model_is_forecast_as_the_model_that_is_read(name: str, recompu
     assert forecast(traced, recompute) == pytest.approx(forecast(expected, recompute), rel=0.01)
 
 
+def test_a_module_without_layers_is_refused() -> None:
+    record = Record(128, 0, (), (), read("llama")[0].outside)
+    with pytest.raises(ModelError, match="no list of modules"):
+        read_record(record, 4096)
+
+
 def test_what_no_part_describes_is_named() -> None:
     report = simulate(
         {
