@@ -88,7 +88,7 @@ class SizedUnits:
         tasks = _ScaledTasks(prices.coordinates, self._works(sizes), pairs)
         columns = [np.stack(column, axis=1) for column in zip(*map(tasks.rows_of, prices.kinds), strict=True)]
         longest = np.stack([tasks.longest_kernel(kind) for kind in prices.kinds], axis=1)
-        times = [StageTimes(*(rows[i] for rows in columns), hop=0.0) for i in range(len(sizes))]
+        times = [StageTimes(*(rows[i] for rows in columns), hop=0.0) for i in range(len(sizes))]  # type: ignore[misc]
         return dict(zip(sizes, zip(times, longest, strict=True), strict=True))
 
     def _at_once(self, size: int) -> tuple[int, ...]:
