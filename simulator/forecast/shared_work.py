@@ -30,7 +30,7 @@ MAX_CLUSTERS = 300
 
 MAX_BYTES = 160_000_000
 """Bytes of all else that is kept, roughly: half of it of the forecasts before the last time that unused results were
-dropped. A grid of 1,500 plans of a model fits, which takes a third of what is counted, as most of its parts are
+dropped. A grid of 700 plans of a model fits, which takes a third of what is counted, as most of its parts are
 shared."""
 
 ACTION_BYTES = 45
