@@ -248,7 +248,7 @@ class _Player:
         traits = program.task_numbers * 4 + np.array([slot.follows for slot in self.table.slots], int) * 2
         traits[program.first_sent_slots] += 1
         played = {}
-        for trait in np.unique(traits).tolist():
+        for trait in sorted({*traits.tolist()}):
             task = program.distinct[trait // 4]
             played[trait] = self._task_to_play(matrices[task], task, trait % 2 > 0, trait % 4 > 1)
         return [played[trait] for trait in traits.tolist()]

@@ -166,7 +166,7 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
 
 def _other_flops(model: Transformer) -> float:
     """Returns the FLOPs of a token in what the layers have beside the parts that are described."""
-    return model.other.flops * sum(layers for _, layers in _kinds(model)) if model.other else 0.0
+    return model.other.flops * sum(layers for _, layers in _kinds(model)) if model.other else 0
 
 
 def _branches(model: Model, seq: int) -> Iterator[tuple[Branch, float]]:

@@ -21,7 +21,7 @@ References: Sun et al. 2024, arXiv 2406.03488, sections 3.2 and 3.3; https://git
 groups of p slices: the same where s divides p).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
@@ -63,7 +63,7 @@ class Seq1F1B(SlicedSchedule):
     ) -> list[tuple[int, ...]]:
         return [choose_balanced_slices(sequence, step, seconds, min(self.options.slices, sequence // step))]
 
-    def order(self, shape: PipelineShape, device: int) -> list[Action]:
+    def order(self, shape: PipelineShape, device: int) -> Sequence[Action]:
         return sliced_1f1b(shape, device)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:

@@ -53,7 +53,7 @@ class SlimPipe(SlicedSchedule):
             rule = f"{self.use} adds up outputs of attention by their log-sum-exp, which flash kernels save"
             raise PlanError("framework.set.attention", rule, "Use flash", job.framework.attention)
 
-    def order(self, shape: PipelineShape, device: int) -> list[Action]:
+    def order(self, shape: PipelineShape, device: int) -> Sequence[Action]:
         return sliced_1f1b(shape, device)
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
