@@ -14,8 +14,8 @@ from typing import NamedTuple, Self
 
 from meshcast.hardware.schemas import model_validator
 from meshcast.simulator.models.parts import Other
+from meshcast.simulator.models.shape.rare_fields import RareFields
 from meshcast.simulator.models.shape.relations import check_relations
-from meshcast.simulator.models.shape.variants import Variants
 
 ALONE = "?"
 """The block of a layer of which no part is described (`Other.alone`)."""
@@ -61,7 +61,7 @@ class LayerKind(NamedTuple):
         return self.block in ("M", "P")
 
 
-class Transformer(Variants):
+class Transformer(RareFields):
     """A stack of transformer layers: widths that follow from its fields, kinds of layers, parameter counts."""
 
     other: Other | None = None

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
-from meshcast.simulator.models.shape.variants import Variants
+from meshcast.simulator.models.shape.rare_fields import RareFields
 
 
-def check_relations(shape: Variants) -> None:
+def check_relations(shape: RareFields) -> None:
     """Raises ModelError if any of the relations is broken."""
     _check_heads(shape)
     _check_mask(shape)
@@ -39,7 +39,7 @@ def check_relations(shape: Variants) -> None:
         raise ModelError("sinks", "latent attention is supported without sinks", "Leave it out", True)
 
 
-def _check_variants(shape: Variants) -> None:
+def _check_variants(shape: RareFields) -> None:
     """Checks what few models have: other heads in layers with a window, norms inside of blocks or behind experts."""
     values = ("value_dim", shape.value_dim), ("keys_are_values", shape.keys_are_values)
     if shape.mla:
@@ -68,7 +68,7 @@ def _check_variants(shape: Variants) -> None:
         raise ModelError("inner_norms", "it is supported without experts and latent attention", "Leave it out", True)
 
 
-def _check_shared_keys(shape: Variants) -> None:
+def _check_shared_keys(shape: RareFields) -> None:
     others = ("mla", shape.mla), ("ssm", shape.ssm), ("linear_attention", shape.linear_attention), ("mtp", shape.mtp)
     more = ("moe", shape.moe), ("frames", shape.frames), ("projected_keys", shape.projected_keys)
     wide = ("qk_layernorm", shape.qk_layernorm == "all")
@@ -78,7 +78,7 @@ def _check_shared_keys(shape: Variants) -> None:
         raise ModelError("shared_keys", rule, f"Give at most {shape.layers - 1}", shape.shared_keys)
 
 
-def _check_heads(shape: Variants) -> None:
+def _check_heads(shape: RareFields) -> None:
     if shape.mla is None and "head_dim" not in shape.model_fields_set and shape.hidden % shape.heads:
         raise ModelError(
             "hidden",
@@ -96,7 +96,7 @@ def _check_heads(shape: Variants) -> None:
         )
 
 
-def _check_positions(shape: Variants) -> None:
+def _check_positions(shape: RareFields) -> None:
     if shape.positions == "rope" and shape.mla is None and (rotated := int(shape.head_dim * shape.rope_share)) % 2:
         if shape.rope_share == 1:
             rule, remedy = "rope rotates pairs of elements, so it must be even", "Give an even head_dim"
@@ -108,7 +108,7 @@ def _check_positions(shape: Variants) -> None:
         raise ModelError("position_rows", rule, "Give at least as many, or leave it out", shape.position_rows)
 
 
-def _check_mask(shape: Variants) -> None:
+def _check_mask(shape: RareFields) -> None:
     if shape.window is not None and shape.attention_chunk is not None:
         rule = "a layer has a window or chunks"
         raise ModelError("attention_chunk", rule, "Leave one of them out", shape.attention_chunk)
@@ -133,7 +133,7 @@ def _check_layers(word: str, numbers: tuple[int, ...], layers: int) -> None:
         raise ModelError(word, rule, "Write them as [first, second, ...]", list(numbers))
 
 
-def _check_projection(shape: Variants, positions: int) -> None:
+def _check_projection(shape: RareFields, positions: int) -> None:
     if not shape.bidirectional:
         rule = "projected keys are of all positions, so that attention is bidirectional"
         raise ModelError("projected_keys", rule, "Give bidirectional: true", positions)
@@ -143,7 +143,7 @@ def _check_projection(shape: Variants, positions: int) -> None:
             raise ModelError(word, "models with projected keys are supported without it", "Leave it out", shown)
 
 
-def _check_video(shape: Variants, frames: int) -> None:
+def _check_video(shape: RareFields, frames: int) -> None:
     if shape.seq % frames:
         near = max(1, round(shape.seq / frames)) * frames
         raise ModelError("seq", f"every one of {frames} frames has equally many tokens", f"Give {near}", shape.seq)
@@ -157,7 +157,7 @@ def _check_video(shape: Variants, frames: int) -> None:
             raise ModelError(word, "models of videos (frames) are supported without it", "Leave it out", shown)
 
 
-def _check_latent(shape: Variants, mla: MLA) -> None:
+def _check_latent(shape: RareFields, mla: MLA) -> None:
     if shape.kv_heads != shape.heads:
         rule = f"with mla keys and values are expanded for every head ({shape.heads})"
         raise ModelError("kv_heads", rule, "Leave it out", shape.kv_heads)
@@ -179,7 +179,7 @@ def _check_latent(shape: Variants, mla: MLA) -> None:
         raise ModelError("qkv_bias", "latent attention is supported without biases", "Leave it out", True)
 
 
-def _check_expert(shape: Variants, moe: MoEShape) -> None:
+def _check_expert(shape: RareFields, moe: MoEShape) -> None:
     if moe.top_k > (least := min(moe.expert_counts)):
         rule = f"a token passes each expert at most once, and there are {least}"
         raise ModelError("moe.top_k", rule, f"Give at most {least}", moe.top_k)
@@ -210,7 +210,7 @@ def _check_expert(shape: Variants, moe: MoEShape) -> None:
         raise ModelError("moe.shared_ffn", rule, "Give both or neither", moe.shared_ffn)
 
 
-def _check_norm_of_experts(shape: Variants, moe: MoEShape) -> None:
+def _check_norm_of_experts(shape: RareFields, moe: MoEShape) -> None:
     others = ("ssm", shape.ssm), ("parallel_residual", shape.parallel_residual), ("mlp_bias", shape.mlp_bias)
     place = ("norm_place", shape.norm_place != "before" and moe.norm is True)
     _refuse((*others, place), "a norm behind experts is supported without it")
@@ -223,7 +223,7 @@ def _refuse(fields: Iterable[tuple[str, object]], rule: str) -> None:
             raise ModelError(word, rule, "Leave it out", value if isinstance(value, int) else None)
 
 
-def _check_hybrid(shape: Variants, ssm: StateSpace) -> None:
+def _check_hybrid(shape: RareFields, ssm: StateSpace) -> None:
     if len(ssm.pattern) != shape.layers:
         rule = f"it has a letter for each of the {shape.layers} layers, and {len(ssm.pattern)} letters are given"
         raise ModelError("ssm.pattern", rule, f"Correct it, or give `layers: {len(ssm.pattern)}`", ssm.pattern)
@@ -248,7 +248,7 @@ def _check_hybrid(shape: Variants, ssm: StateSpace) -> None:
             raise ModelError(word, "models with state-space layers are supported without it", "Leave it out", value)
 
 
-def _check_norms(shape: Variants) -> None:
+def _check_norms(shape: RareFields) -> None:
     if shape.shared_norm and not shape.parallel_residual:
         rule = "attention and MLP read one norm where both read the input of the layer"
         raise ModelError("shared_norm", rule, "Give parallel_residual: true, or leave it out", True)
@@ -264,7 +264,7 @@ def _check_norms(shape: Variants) -> None:
             raise ModelError(word, rule, "Give false or null, or leave norm_place out")
 
 
-def _check_linear(shape: Variants, linear: LinearAttention) -> None:
+def _check_linear(shape: RareFields, linear: LinearAttention) -> None:
     _check_heads_of_linear(linear)
     if linear.kind == "rwkv" and (shape.moe or shape.mlp_bias or shape.full_every):
         rule = "rwkv is supported in all layers, without experts and biases of MLPs"

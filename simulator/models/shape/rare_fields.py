@@ -9,7 +9,7 @@ from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttent
 from meshcast.simulator.models.shape.fields import TransformerFields
 
 
-class Variants(TransformerFields):
+class RareFields(TransformerFields):
     """Layers that differ from each other, or from those of a GPT or Llama inside of attention and MLPs.
 
     The first two fields change what programs save for the backward pass that compose layers of PyTorch's operations
