@@ -37,13 +37,15 @@ class LayerVariant(Transformer):
 
 
 def inherit_fields(stated: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a model whose variants have the fields that they leave out. Fields of wrong types are left
-    to pydantic."""
+    """Returns the fields of a model whose variants have the fields that they leave out. Those that state how wide the
+    model is have them already: a part that a variant lacks (null) must not come back when its fields are read again.
+    Fields of wrong types are left to pydantic."""
     variants = stated.get("variants")
     if not isinstance(variants, list | tuple) or not all(isinstance(variant, Mapping) for variant in variants):
         return stated
     shared = {key: value for key, value in stated.items() if key not in OWN}
-    return {**stated, "variants": [{**shared, "layers": 1, **variant} for variant in variants]}
+    inherited = {**shared, "layers": 1}
+    return {**stated, "variants": [variant if "hidden" in variant else inherited | {**variant} for variant in variants]}
 
 
 def check_variants(stack: Transformer, variants: Sequence[LayerVariant]) -> None:

@@ -69,7 +69,8 @@ def _explain_kind(kind: object, where: str) -> ModelError:
             rule = "of encoders whose output a decoder reads by cross-attention, t5 and mt5 are supported"
             remedy = "Give the fields of `model:` themselves, with `cross_attention: true`"
         if kind in UNDESCRIBED:
-            rule, remedy = f"{UNDESCRIBED[kind]} are not described by meshcast", "Use another model"
+            rule = f"{UNDESCRIBED[kind]} are not described by meshcast"
+            remedy = f"Use another model, or a rough forecast by a trace of its code ({INSTALL})"
     return ModelError(where, rule, remedy, kind)
 
 

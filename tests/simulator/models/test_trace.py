@@ -105,6 +105,13 @@ def test_variants_name_layers_once() -> None:
         load_model({**SMALL, "variants": [{"numbers": [0]}, {"numbers": [0]}]})
 
 
+def test_a_part_that_a_variant_lacks_stays_away_when_fields_are_read_again() -> None:
+    blocks = {"pattern": "M-", "heads": 2, "head_dim": 4, "state": 4, "groups": 1}
+    model = load_model({**SMALL, "layers": 2, "ssm": blocks, "variants": [{"numbers": [1], "ssm": None}]})
+    again = load_model(model.model_dump(exclude_unset=True))
+    assert again == model and again.variants[0].ssm is None
+
+
 # ---------------------------------------------------------------------------------------------- what is run
 
 
