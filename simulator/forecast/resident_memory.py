@@ -224,6 +224,18 @@ def _shard_counter(plan: Plan) -> Callable[[str, Param], float]:
     return lambda state, param: count_shards(plan.mesh, unequal, shards_at_rest(sharding, state, param))
 
 
+def _bucket_keeper(plan: Plan) -> Callable[[Param], bool]:
+    """Returns what says whether the gradient of a parameter has a place in a separate bucket."""
+    bucketing = schemes_with(plan.schemes, KeepsBuckets)
+    return lambda param: any(scheme.keeps_bucket(param) for scheme in bucketing)
+
+
+def whole_bucket_bytes(plan: Plan, params: DeviceParams) -> float:
+    """Counts the bytes of whole gradients in separate buckets, which `state_bytes` counts with the gradients."""
+    keeps_bucket, nbytes = _bucket_keeper(plan), BYTES[plan.job.framework.weights]
+    return float(nbytes * sum(size for param, size in params.groups if param.trained and keeps_bucket(param)))
+
+
 def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     """Counts the bytes of parameters, gradients and optimizer state of a rank, wherever they are.
 
@@ -235,7 +247,7 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     compute, full = BYTES[framework.weights], BYTES[framework.main_weights]
     trained = BYTES[framework.adapters.weights or framework.weights]
     updated = all(scheme.updates_weights for scheme in schemes_with(plan.schemes, HoldsStates))
-    bucketing = schemes_with(plan.schemes, KeepsBuckets)
+    keeps_bucket = _bucket_keeper(plan)
     converts = any(scheme.converts for scheme in schemes_with(plan.schemes, ConvertsWeights))
     converted = framework.gradients != framework.weights and not framework.fused_gradients
     stale = framework.update.stale_gradients and converted
@@ -250,7 +262,7 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
         main = 0 if cut else framework.main_copy_bytes
         states["parameters"] += size * (full if cut else trained) / at_rest["parameters"]
         states["gradients"] += size * BYTES[framework.gradients] / at_rest["gradients"]
-        if any(scheme.keeps_bucket(param) for scheme in bucketing):
+        if keeps_bucket(param):
             states["gradients"] += size * compute / at_rest["gradients"]
         if stale and at_rest["gradients"] == 1:
             states["gradients"] += size * compute

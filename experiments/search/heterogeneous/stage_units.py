@@ -23,9 +23,9 @@ from meshcast.simulator.bounds.collectives import LARGE
 from meshcast.simulator.bounds.schedule_bound import FORWARD, INPUTS, WEIGHTS, WHOLE
 from meshcast.simulator.bounds.unit_prices import LoweredUnits, lower_units, price_units
 from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.forecast.resident_memory import DeviceParams, state_bytes
+from meshcast.simulator.forecast.resident_memory import DeviceParams, state_bytes, whole_bucket_bytes
 from meshcast.simulator.forecast.shared_work import SharedWork
-from meshcast.simulator.ir.ops import Collective
+from meshcast.simulator.ir.ops import BYTES, Collective
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan
 
@@ -186,14 +186,18 @@ class StageUnits:
 
     def _count_states(self, units: LoweredUnits, plan: Plan) -> np.ndarray:
         """Returns the bytes of states on a rank without data parallelism: weights with gradients, the optimizer's, and
-        gradients alone; of every kind of unit, and last of a matrix of the output layer that is the embedding's [kinds
-        + 1, 3]."""
-        nbytes = []
+        what replicas sum of the gradients; of every kind of unit, and last of a matrix of the output layer that is the
+        embedding's [kinds + 1, 3]."""
+        nbytes, width = [], BYTES[plan.job.framework.gradients]
         every = [[*stage.params()] for stage in units.stages]
         tied = [param for param in every[-1] if param[0].tied]
         for params in (*every, tied):
-            states = state_bytes(plan, DeviceParams(params))
-            nbytes.append((states["parameters"] + states["gradients"], states["optimizer"], states["gradients"]))
+            held = DeviceParams(params)
+            states = state_bytes(plan, held)
+            # Ranks of this plan may keep buckets beside their gradients where a stage on a single rank keeps none.
+            whole = states["parameters"] + states["gradients"] - whole_bucket_bytes(plan, held)
+            summed = width * sum(size for param, size in held.groups if param.trained)
+            nbytes.append((whole, states["optimizer"], summed))
         return np.array(nbytes, float)
 
     def replica_sum_rate(self, kind: int, border: int) -> float:

@@ -51,8 +51,9 @@ def forecast(search: HeterogeneousSearch, job: dict[str, Any]) -> StepAndMemory 
         return None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "unfused" else pytest.mark.slow) for name in JOBS]
+)
 def test_no_bound_of_a_heterogeneous_plan_is_above_its_forecast(name: str) -> None:
     """Bounds that cut nothing would hold as well."""
     rng, opened, ratios = random.Random(name), open_plans({**JOBS[name], "plan": "auto"}), list[tuple[float, float]]()
