@@ -1,4 +1,4 @@
-"""Says what of a traced model no part describes."""
+"""Says what of a model no part describes, and what of it a pipeline leaves out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,24 @@ from meshcast.simulator.models.parts import Other
 def name_undescribed(model: Model) -> list[str]:
     """Returns a sentence for every part of a traced model that is priced by its FLOPs and bytes alone."""
     return [_describe(place, other) for place, other in _others(model) if other.parameters > 0 or other.flops]
+
+
+def name_unsent(model: Model, stages: int) -> list[str]:
+    """Returns a sentence for all that later stages of a pipeline need beside the residual stream and are not sent, with
+    its width beside that of the stream."""
+    shapes = (model, *([model.attention_in(True)] if model.window is not None else []))
+    keys = sum(shape.key_width + (not shape.keys_are_values) * shape.value_width for shape in shapes)
+    width_of = {
+        "keys and values that later layers read (model.shared_keys)": keys * bool(model.shared_keys),
+        "inputs of layers (model.layer_input), for each layer": model.layer_input.width if model.layer_input else 0,
+        "states of images that early layers add (deepstack), of their tokens": model.hidden
+        * sum(branch.deepstack for branch in model.branches),
+    }
+    return [
+        f"{what}: not sent to later stages, {width:,} elements a token beside the {model.hidden:,} of the stream"
+        for what, width in width_of.items()
+        if width and stages > 1
+    ]
 
 
 def mixes_tokens(model: Model) -> bool:

@@ -257,6 +257,27 @@ def test_tensor_ranks_divide_the_products_and_the_wide_parameters(
     assert all(param.total == 2 * param.size for param in held if param.name in wide)
 
 
+@pytest.mark.parametrize(
+    ("part", "width"),
+    [
+        ({"shared_keys": 1, "kv_heads": 2}, "64 elements a token beside the 64"),
+        ({"norm": "rmsnorm", "layer_input": {"vocab": 128, "width": 24}}, "24 elements a token beside the 64"),
+        ({"branches": [{**TOWER, "merge": 2, "deepstack": 2}, {"layers": 0}]}, "128 elements a token beside the 64"),
+    ],
+    ids=str,
+)
+def test_what_a_pipeline_leaves_out_is_named_and_a_single_stage_leaves_nothing_out(
+    part: dict[str, Any], width: str
+) -> None:
+    shape = {**SMALL, **part}
+    said = [
+        [text for text in simulate({"model": shape, "cluster": "dgx-h100:1", "plan": {"pp": pp}}).assumed
+         if "not sent to later stages" in text]
+        for pp in (1, 2)
+    ]  # fmt: skip
+    assert not said[0] and len(said[1]) == 1 and width in said[1][0]
+
+
 def test_stages_share_the_table_of_a_tied_output_layer_but_not_its_bias() -> None:
     shape = {**SMALL, "head": ["transform", "bias"], "tied": True}
     ends = [
