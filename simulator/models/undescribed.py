@@ -16,7 +16,7 @@ def name_undescribed(model: Model) -> list[str]:
 def name_unsent(model: Model, stages: int) -> list[str]:
     """Returns a sentence for all that later stages of a pipeline need beside the residual stream and are not sent, with
     its width beside that of the stream."""
-    shapes = (model, *([model.attention_in(True)] if model.window is not None else []))
+    shapes = (model, *([model.in_layers(True, False)] if model.window is not None else []))
     keys = sum(shape.key_width + (not shape.keys_are_values) * shape.value_width for shape in shapes)
     width_of = {
         "keys and values that later layers read (model.shared_keys)": keys * bool(model.shared_keys),

@@ -74,7 +74,7 @@ def _explain_kind(kind: object, where: str) -> ModelError:
     return ModelError(where, rule, remedy, kind)
 
 
-def _trace(config: Mapping[str, Any], where: str, text: str) -> dict[str, Any] | None:
+def _trace(config: Mapping[str, Any], where: str, text: str) -> dict[str, object] | None:
     """Returns the fields of a model without a reader by a trace of its code; None if that is not possible here."""
     if config.get("is_encoder_decoder"):
         return None

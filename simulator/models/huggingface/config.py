@@ -71,7 +71,7 @@ class Keys(BaseModel):
         return {"activation": "gelu" if word == "gelu_pytorch_tanh" else word}
 
 
-def _rope_share(config: Mapping[str, Any]) -> dict[str, Any]:
+def _rope_share(config: Mapping[str, Any]) -> dict[str, object]:
     """Returns ``partial_rotary_factor`` from where configs of transformers 5 have it, ``rope_parameters``, if it is the
     same for all types of layers."""
     rope = config.get("rope_parameters")
@@ -101,14 +101,14 @@ class Config(Keys, ABC):
         return {part + name: word for part in ("mla.", "moe.", "ssm.", "") for name, word in keys.items()}
 
     @abstractmethod
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """Returns the fields of `Model`."""
 
-    def same_fields(self, *names: str) -> dict[str, Any]:
+    def same_fields(self, *names: str) -> dict[str, object]:
         """Returns the fields of these names, which have the same meaning in `Model`."""
         return {name: getattr(self, name) for name in names}
 
-    def read_dropout(self, *names: str) -> dict[str, Any]:
+    def read_dropout(self, *names: str) -> dict[str, object]:
         """Returns `Model.dropout` from the first of these fields. Only whether there are dropout kernels has a cost.
 
         Raises ModelError if some of the fields are 0 and others are not.
@@ -141,13 +141,13 @@ class Decoder(Config):
         "attention_dropout", default=0.0
     )
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "tied")
         shape |= {"mtp": self.mtp} if self.mtp else {}
         return shape | {"norm": "rmsnorm", "positions": "rope", "gated": True}
 
 
-def local_fields(field: str, tokens: int | None, local: Sequence[bool]) -> dict[str, Any]:
+def local_fields(field: str, tokens: int | None, local: Sequence[bool]) -> dict[str, object]:
     """Returns the fields of `Model` for layers with sliding windows or chunked attention.
 
     field: field of `Model`, `window` or `attention_chunk`.
@@ -159,7 +159,7 @@ def local_fields(field: str, tokens: int | None, local: Sequence[bool]) -> dict[
     return {field: tokens} | full_fields([not each for each in local])
 
 
-def full_fields(full: Sequence[bool]) -> dict[str, Any]:
+def full_fields(full: Sequence[bool]) -> dict[str, object]:
     """Returns `full_every` of `Model`, from whether each layer has full attention; none if none has."""
     if not any(full):
         return {}

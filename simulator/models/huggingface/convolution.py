@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from meshcast.hardware.errors import ModelError
 from meshcast.hardware.schemas import Field
@@ -22,8 +22,8 @@ class ShortConvolutions(Decoder):
     window: Size | None = key("sliding_window", default=None)
     layer_types: list[Literal["conv", "full_attention", "sliding_attention"]] | None = key("layer_types", default=None)
 
-    def fields(self) -> dict[str, Any]:
-        linear: dict[str, Any] = {"kind": "short-conv", "heads": self.hidden, "key_dim": 1, "conv": self.taps}
+    def fields(self) -> dict[str, object]:
+        linear: dict[str, object] = {"kind": "short-conv", "heads": self.hidden, "key_dim": 1, "conv": self.taps}
         types = self.layer_types or self._usual_types()
         check_every_layer(types, self.layers, "layer_types")
         windows = {}
@@ -48,7 +48,7 @@ class Lfm2(ShortConvolutions):
     multiple: Size = key("block_multiple_of", default=256)
     attention: list[Annotated[int, Field(strict=True, ge=0)]] | None = key("full_attn_idxs", default=None)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         ffn = int(2 * self.ffn / 3) if self.adjusts else self.ffn
         if self.adjusts and self.factor is not None:
             ffn = -(-int(self.factor * ffn) // self.multiple) * self.multiple
@@ -69,7 +69,7 @@ class Lfm2MoE(ShortConvolutions):
     expert_ffn: Size = key("moe_intermediate_size", default=1792)
     router_bias: Flag = key("use_expert_bias", default=True)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         flags = [layer >= self.first_dense for layer in range(self.layers)]
         if not any(flags):
             return super().fields()
@@ -96,7 +96,7 @@ class Lfm3(ShortConvolutions):
     gated: Flag = key("use_attention_gate", default=True)
     sandwich: Flag = key("use_sandwich_norm", default=True)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         gate = {"attention_gate": "heads"} if self.gated else {}
         return super().fields() | gate | ({"norm_place": "both"} if self.sandwich else {})
 

@@ -29,7 +29,7 @@ class SmolLM3(Llama):
         "use_sliding_window", default=False
     )
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         # Unlike its name, no_rope_layers has 1 for a layer with RoPE.
         ropes = [(layer + 1) % self.every != 0 for layer in range(self.layers)]
         if self.ropes is not None:
@@ -53,7 +53,7 @@ class SeedOss(Decoder):
     dropout: Probability = key("residual_dropout", default=0.1)
     attention_dropout: Probability = key("attention_dropout", default=0.1)  # type: ignore[assignment]
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         biases = self.same_fields("head_dim", "qkv_bias", "proj_bias", "mlp_bias")
         return super().fields() | biases | self.read_dropout("dropout", "attention_dropout")
 
@@ -64,7 +64,7 @@ class Olmo(Decoder):
 
     bias: Flag = key("attention_bias", default=False)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | {"qkv_bias": self.bias, "proj_bias": self.bias, "norm": "layernorm0"}
 
 
@@ -75,7 +75,7 @@ class NanoChat(Decoder):
     bias: Flag = key("attention_bias", default=False)
     logit_cap: Cap | None = key("final_logit_softcapping", default=15.0)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         caps = {"softcaps": ("logits",)} if self.logit_cap else {}
         biases = {"qkv_bias": self.bias, "proj_bias": self.bias}
         kind = {"gated": False, "norm": "rmsnorm0", "qk_layernorm": "l2"}
@@ -88,7 +88,7 @@ class Olmo3(Olmo2):
     window: Size | None = key("sliding_window", default=4096)
     layer_types: LayerTypes | None = key("layer_types", default=None)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | window_fields(self.window, self.layers, self.layer_types, 4)
 
 
@@ -97,7 +97,7 @@ class Arcee(Llama):
 
     activation: Literal["relu2"] = key("hidden_act", default="relu2")  # type: ignore[assignment]
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | self.read_activation() | {"gated": False}
 
 
@@ -109,7 +109,7 @@ class Apertus(Llama):
         "output_vocab_size", default=None
     )
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | self.read_activation() | {"gated": False, "qk_layernorm": True}
 
 
@@ -121,7 +121,7 @@ class BitNet(Llama):
     activation: Literal["relu2"] = key("hidden_act", default="relu2")  # type: ignore[assignment]
     mlp_bias: Annotated[Flag, refuse("biases of this MLP")] = key("mlp_bias", default=False)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | self.read_activation() | {"inner_norms": True}
 
 
@@ -131,7 +131,7 @@ class Jais2(Arcee):
     attention_bias: Flag = key("attention_bias", default=True)
     mlp_bias: Flag = key("mlp_bias", default=True)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | {"norm": "layernorm"}
 
 
@@ -143,14 +143,14 @@ class Glm(Decoder):
     rope_share: Share = key("partial_rotary_factor", default=0.5)
     qkv_bias: Flag = key("attention_bias", default=True)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | self.same_fields("head_dim", "rope_share", "qkv_bias")
 
 
 class Glm4(Glm):
     """``Glm4Config`` (GLM-4-0414): GLM with norms before and behind attention and MLP."""
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | {"norm_place": "both"}
 
 
@@ -168,7 +168,7 @@ class Ernie45(Decoder):
     tied: Flag = key("tie_word_embeddings", default=True)
     bias: Flag = key("use_bias", default=False)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         biases = dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), self.bias)
         return super().fields() | self.same_fields("head_dim") | biases
 
@@ -181,7 +181,7 @@ class Ministral(Decoder):
     window: Size | None = key("sliding_window", default=4096)
     layer_types: LayerTypes | None = key("layer_types", default=None)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         windows = window_fields(self.window, self.layers, self.layer_types, None)
         return super().fields() | self.same_fields("head_dim") | windows
 
@@ -193,7 +193,7 @@ class Ministral3(Decoder):
     head_dim: Size | None = key("head_dim", default=128)
     window: Size | None = key("sliding_window", default=None)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | self.same_fields("head_dim", "window")
 
 
@@ -205,7 +205,7 @@ class Persimmon(Decoder):
     qk_norm: Flag = key("qk_layernorm", default=True)
     dropout: Annotated[Probability, refuse("dropout on the MLP alone")] = key("hidden_dropout", default=0.0)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         kind = {"norm": "layernorm", "gated": False, "fused_qkv": True, "kv_heads": self.heads}
         norms = {"qk_layernorm": "layer" if self.qk_norm else False}
         return super().fields() | self.same_fields("rope_share") | self.read_activation() | kind | norms
@@ -219,7 +219,7 @@ class Helium(Decoder):
     qkv_bias: Flag = key("attention_bias", default=False)
     mlp_bias: Flag = key("mlp_bias", default=False)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | self.same_fields("head_dim", "qkv_bias", "mlp_bias")
 
 
@@ -240,7 +240,7 @@ class Cohere(Decoder):
     bias: Flag = key("attention_bias", default=False)
     qk_norm: Flag = key("use_qk_norm", default=False)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         biases = {"qkv_bias": self.bias, "proj_bias": self.bias}
         norms = {"parallel_residual": True, "shared_norm": True, "qk_layernorm": "all" if self.qk_norm else False}
         return super().fields() | biases | norms
@@ -256,7 +256,7 @@ class StableLM(Decoder):
     qk_norm: Flag = key("qk_layernorm", default=False)
     dropout: Annotated[Probability, refuse("dropout on the MLP alone")] = key("hidden_dropout", default=0.0)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         kind = {"norm": "layernorm", "proj_bias": False, "mlp_bias": False}
         # Norms of queries and keys have a weight for every element of all heads.
         norms = {"qk_layernorm": "all" if self.qk_norm else False}
@@ -274,7 +274,7 @@ class CWM(Decoder):
     window: Size | None = key("sliding_window", default=8192)
     layer_types: LayerTypes | None = key("layer_types", default=None)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         windows = window_fields(self.window, self.layers, self.layer_types or list_layer_types(self.layers), None)
         return super().fields() | self.same_fields("head_dim", "mlp_bias") | windows
 
@@ -293,12 +293,12 @@ class GraniteSWA(Granite):
     layer_types: LayerTypes | None = key("layer_types", default=None)
     thetas: list[float] | None = key("layer_rope_theta", default=None)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         types = self.layer_types or list_layer_types(self.layers)
         windows = window_fields(self.window, self.layers, types, None)
         return super().fields() | windows | self._ropes(types) | {"sinks": True}
 
-    def _ropes(self, types: LayerTypes) -> dict[str, Any]:
+    def _ropes(self, types: LayerTypes) -> dict[str, object]:
         """Returns the fields of `Model` for layers without RoPE, whose base is 0."""
         thetas = self.thetas or [1.0] * self.layers
         check_every_layer(thetas, self.layers, "layer_rope_theta")
@@ -317,5 +317,5 @@ class HyperClovaX(Granite):
 
     post_norm: Flag = key("use_post_norm", default=True)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | ({"norm_place": "both"} if self.post_norm else {})

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from meshcast.hardware.schemas import AfterValidator
 from meshcast.simulator.models.huggingface.config import Config, Gelu, key, refuse
@@ -43,7 +43,7 @@ class BERT(Config):
     dropout: Probability = key("hidden_dropout_prob", default=0.1)
     attention_dropout: Probability = key("attention_probs_dropout_prob", default=0.1)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         shape = self.same_fields("layers", "hidden", "heads", "ffn", "vocab", "seq", "tied")
         kind = {"norm": "layernorm", "positions": "learned", "gated": False, "bidirectional": not self.causal}
         head = {"norm_residual": True, "head": ("transform", "bias")}
@@ -55,14 +55,14 @@ class BERT(Config):
 class MegatronBERT(BERT):
     """``MegatronBertConfig``: norms before attention and MLP."""
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | {"norm_residual": False}
 
 
 class PreNormRoBERTa(MegatronBERT):
     """``RobertaPreLayerNormConfig``: norms before attention and MLP, and one behind the embedding."""
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | {"embedding_norm": True}
 
 
@@ -71,5 +71,5 @@ class BERTGeneration(BERT):
 
     types: Count = key("type_vocab_size", default=0)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | {"head": ("bias",)}

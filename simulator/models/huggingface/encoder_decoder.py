@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from meshcast.simulator.models.huggingface.config import Config, key
 from meshcast.simulator.models.parts import Depth, Flag, Probability, Size
@@ -35,7 +35,7 @@ class T5(Config):
     )
     tied: Flag = key("tie_word_embeddings", default=True)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         shape = self.same_fields("hidden", "head_dim", "ffn", "heads", "vocab", "relative_buckets", "dropout", "tied")
         encoder = {"name": "encoder", "layers": self.layers, "tokens": self.inputs, "bidirectional": True}
         encoder |= {"final_norm": True, "relative_buckets": self.relative_buckets}

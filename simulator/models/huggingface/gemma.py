@@ -16,7 +16,7 @@ Cap = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 def window_fields(
     window: int | None, layers: int, types: LayerTypes | None, every: int | None, word: str = "layer_types"
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Returns the fields of `Model` for sliding windows.
 
     window: tokens; None: no layer has a window.
@@ -45,19 +45,19 @@ class Gemma2(Gemma):
         "use_bidirectional_attention", default=None
     )
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         caps = {"attention": self.score_cap, "logits": self.logit_cap}
         capped = {"softcaps": tuple(word for word, cap in caps.items() if cap is not None)}
         return super().fields() | {"norm_place": "both"} | (capped if capped["softcaps"] else {}) | self._windows()
 
-    def _windows(self) -> dict[str, Any]:
+    def _windows(self) -> dict[str, object]:
         return window_fields(self.window, self.layers, self.layer_types, 2)
 
 
 class VaultGemma(Gemma2):
     """``VaultGemmaConfig``: Gemma 2 with norms in front of attention and MLP only."""
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | {"norm_place": "before"}
 
 
@@ -68,10 +68,10 @@ class Gemma3Text(Gemma2):
     logit_cap: Cap | None = key("final_logit_softcapping", default=None)
     pattern: Size = key("sliding_window_pattern", "_sliding_window_pattern", default=6)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | {"qk_layernorm": True}
 
-    def _windows(self) -> dict[str, Any]:
+    def _windows(self) -> dict[str, object]:
         return window_fields(self.window, self.layers, self.layer_types, self.pattern)
 
 
@@ -82,7 +82,7 @@ class Olmo2(Decoder):
         "attention_bias", default=False
     )
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | {"norm_place": "after", "qk_layernorm": "all"}
 
 
@@ -96,7 +96,7 @@ class Exaone4(Decoder):
     pattern: Annotated[int, Field(strict=True, ge=1)] | str | None = key("sliding_window_pattern", default=4)
     layer_types: LayerTypes | None = key("layer_types", default=None)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         shape = super().fields() | self.same_fields("head_dim") | {"norm_place": "after", "qk_layernorm": True}
         windows = window_fields(self.window, self.layers, self.layer_types, self._every())
         if self.window is not None and not windows:
@@ -135,7 +135,7 @@ class Cohere2(Decoder):
         """The types of all layers; None: all but every `pattern`-th have the window."""
         return self.layer_types
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
         windows = window_fields(self.window, self.layers, self.types, self.pattern)
         ropes = {"full_rope": False} if "full_every" in windows else {} if windows else {"positions": "none"}

@@ -34,7 +34,7 @@ class GPT2(Config):
     embedding_dropout: Probability = key("embd_pdrop", default=0.1)
     cross_attention: Annotated[Flag, refuse("cross-attention")] = key("add_cross_attention", default=False)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         shape = self.same_fields("layers", "hidden", "heads", "vocab", "seq", "ffn", "tied")
         dropout = self.read_dropout("dropout", "attention_dropout", "embedding_dropout")
         kind = {"norm": "layernorm", "positions": "learned", "gated": False, "fused_qkv": True}
@@ -47,7 +47,7 @@ class GPTBigCode(GPT2):
     activation: Gelu = key("activation_function", default="gelu_pytorch_tanh")
     multi_query: Flag = key("multi_query", default=True)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | {"kv_heads": 1 if self.multi_query else self.heads}
 
 
@@ -61,7 +61,7 @@ class GPTJ(GPT2):
     embedding_dropout: Probability = key("embd_pdrop", default=0.0)
     tied: Flag = key("tie_word_embeddings", default=False)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         residual = {"parallel_residual": True, "shared_norm": True, "qkv_bias": False, "proj_bias": False}
         rope = {"positions": "rope", "rope_share": min(1.0, self.rotary * self.heads / self.hidden)}
         return super().fields() | residual | rope | {"fused_qkv": False, "head": ("bias",)}
@@ -87,7 +87,7 @@ class GPTNeo(Config):
     attention_dropout: Probability = key("attention_dropout", default=0.0)
     embedding_dropout: Probability = key("embed_dropout", default=0.0)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         local = [each == "local" for kinds, times in self.types for each in kinds * times]
         check_every_layer(local, self.layers, "attention_types")
         shape = self.same_fields("layers", "hidden", "heads", "vocab", "seq", "ffn", "tied")
@@ -115,7 +115,7 @@ class Phi(Config):
     attention_dropout: Probability = key("attention_dropout", default=0.0)
     embedding_dropout: Probability = key("embd_pdrop", default=0.0)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "vocab", "seq", "ffn", "tied", "rope_share")
         dropout = self.read_dropout("dropout", "attention_dropout", "embedding_dropout")
         kind = {"norm": "layernorm", "positions": "rope", "gated": False, "head": ("bias",)}
@@ -139,7 +139,7 @@ class GPTNeoX(Config):
     dropout: Probability = key("hidden_dropout", default=0.0)
     attention_dropout: Probability = key("attention_dropout", default=0.0)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         shape = self.same_fields(
             "layers", "hidden", "heads", "vocab", "seq", "ffn", "tied", "rope_share", "parallel_residual"
         )
@@ -172,7 +172,7 @@ class OPT(Config):
     norm_weights: Flag = key("layer_norm_elementwise_affine", default=True)
     layer_dropout: Annotated[Probability, refuse("dropout of whole layers")] = key("layerdrop", default=0.0)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         if not self.norm_first:
             raise ModelError("norm_first", "norms after the branches are not supported", "Only true is read", False)
         if not self.norm_weights:
@@ -201,7 +201,7 @@ class Bloom(Config):
         "apply_residual_connection_post_layernorm", default=False
     )
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         shape = self.same_fields("layers", "hidden", "heads", "vocab", "seq", "tied") | self.read_dropout(
             "dropout", "attention_dropout"
         )
@@ -262,7 +262,7 @@ class MPT(Config):
     overrides: Annotated[Any, refuse("layers that differ from each other")] = key("block_overrides", default=None)
     capped: Annotated[float | None, refuse("capping of logits")] = key("final_logit_softcapping", default=None)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         attention, biased = self.attention, not self.no_bias
         dropout = self.read_dropout("dropout", "embedding_dropout")
         if bool(attention.dropout) != bool(self.dropout):
@@ -303,7 +303,7 @@ class Starcoder2(Config):
     embedding_dropout: Probability = key("embedding_dropout", default=0.0)
     attention_dropout: Probability = key("attention_dropout", default=0.0)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "vocab", "seq", "ffn", "tied", "window")
         biases = dict.fromkeys(("qkv_bias", "proj_bias", "mlp_bias"), self.biases)
         dropout = self.read_dropout("dropout", "embedding_dropout", "attention_dropout")
@@ -332,7 +332,7 @@ class Nemotron(Config):
         "attention_dropout", default=0.0
     )
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "seq", "ffn", "tied")
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias, "mlp_bias": self.mlp_bias}
         rope = self.same_fields("rope_share") | {"positions": "rope"}
@@ -364,7 +364,7 @@ class Falcon(Config):
     dropout: Probability = key("hidden_dropout", default=0.0)
     attention_dropout: Probability = key("attention_dropout", default=0.0)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         if self.renewed and not self.parallel:
             rule = "in the new architecture attention and MLP are side by side"
             raise ModelError("parallel", rule, "Give true, or leave it out", False)

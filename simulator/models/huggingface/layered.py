@@ -69,7 +69,7 @@ class Laguna(Decoder):
     def fields(self) -> dict[str, Any]:
         types = self.layer_types or ["full_attention"] * self.layers
         moe = self.same_fields("experts", "top_k", "expert_ffn", "shared_ffn") | {"shared_experts": 1}
-        moe |= {"router_bias": True} | sparse_layers(self.kinds, self.layers, 1)
+        moe |= {"router_bias": True, **sparse_layers(self.kinds, self.layers, 1)}
         gate = "heads" if self.gating in (True, "per-head") else True
         kind = {"qk_layernorm": True, "attention_gate": gate, "moe": moe}
         shape = super().fields() | self.same_fields("head_dim") | kind

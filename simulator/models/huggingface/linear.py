@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.huggingface.config import (
@@ -22,7 +22,7 @@ from meshcast.simulator.models.parts import Count, Flag, Share, Size
 MixerTypes = list[Literal["full_attention", "linear_attention"]]
 
 
-def mixer_fields(linear: dict[str, Any], full: Sequence[bool]) -> dict[str, Any]:
+def mixer_fields(linear: dict[str, object], full: Sequence[bool]) -> dict[str, object]:
     """Returns the fields of `Model` for layers with linear attention; none if no layer has it.
 
     linear: the fields of `LinearAttention`.
@@ -56,13 +56,13 @@ class Qwen3Next(Decoder):
     every: Size = key("decoder_sparse_step", default=1)
     plain: list[Annotated[int, Field(strict=True, ge=0)]] | None = key("mlp_only_layers", default=None)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
         shape = super().fields() | self.same_fields("head_dim", "rope_share") | biases
         gates = {"norm": "rmsnorm1p", "qk_layernorm": True, "attention_gate": True}
         return shape | gates | self._mixers() | self._moe()
 
-    def _mixers(self) -> dict[str, Any]:
+    def _mixers(self) -> dict[str, object]:
         full = [(layer + 1) % self.full_every == 0 for layer in range(self.layers)]
         if self.layer_types is not None:
             full = [each == "full_attention" for each in self.layer_types]
@@ -70,7 +70,7 @@ class Qwen3Next(Decoder):
         linear = self.same_fields("key_heads", "key_dim", "value_dim", "conv") | {"heads": self.value_heads}
         return mixer_fields({"kind": "gated-delta-net", **linear}, full)
 
-    def _moe(self) -> dict[str, Any]:
+    def _moe(self) -> dict[str, object]:
         plain = set(self.plain or ())
         flags = [
             self.experts > 0 and layer not in plain and (layer + 1) % self.every == 0 for layer in range(self.layers)
@@ -116,7 +116,7 @@ class MiniMax(Decoder):
     postnorm: Flag = key("postnorm", default=True)
     shared: Annotated[Count, refuse("shared expert with its kind of gate")] = key("shared_intermediate_size", default=0)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         width = self.head_dim or self.hidden // self.heads
         rope = {} if self.rotary is None else {"rope_share": min(1.0, self.rotary / width)}
         moe = self.same_fields("experts", "top_k") | {"expert_ffn": self.ffn}
@@ -159,10 +159,10 @@ class KimiDelta(ListedExperts):
 
     @property
     @abstractmethod
-    def linear(self) -> dict[str, Any]:
+    def linear(self) -> dict[str, object]:
         """The fields of `LinearAttention`."""
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         full = self._full()
         if self.layer_types is not None:
             full = [each == "full_attention" for each in self.layer_types]
@@ -193,11 +193,11 @@ class KimiLinear(KimiDelta):
     no_rope: Literal[True] = key("mla_use_nope", default=True)
 
     @property
-    def linear(self) -> dict[str, Any]:
+    def linear(self) -> dict[str, object]:
         width, heads = self.shape.head_dim or self.head_dim, self.shape.heads or self.linear_heads
         return {"heads": heads, "key_dim": width, "rank": width, "conv": self.shape.conv or self.conv}
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | {"positions": "none"}
 
     def _full(self) -> list[bool]:
@@ -219,10 +219,10 @@ class BailingHybrid(KimiDelta):
     group: Size = key("layer_group_size", default=6)
 
     @property
-    def linear(self) -> dict[str, Any]:
+    def linear(self) -> dict[str, object]:
         return {"heads": self.heads, "key_dim": self.head_dim, "conv": self.conv}
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | {"attention_gate": "heads"}
 
     def _full(self) -> list[bool]:
@@ -242,10 +242,10 @@ class OlmoHybrid(Decoder):
     key_dim: Size | None = key("linear_key_head_dim", default=None)
     value_dim: Size | None = key("linear_value_head_dim", default=None)
     layer_types: MixerTypes | None = key("layer_types", default=None)
-    rope: dict[str, Any] | None = key("rope_parameters", default=None)
+    rope: dict[str, object] | None = key("rope_parameters", default=None)
     theta: float | None = key("rope_theta", default=1e4)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         full = [layer % 4 == 3 for layer in range(self.layers)]
         full[-1] = full[-1] or not any(full)
         if self.layer_types is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from meshcast.simulator.models.huggingface.config import Decoder, Gelu, check_every_layer, key, local_fields, refuse
 from meshcast.simulator.models.parts import Depth, Flag, Probability, Share, Size
@@ -17,7 +17,7 @@ class Llama(Decoder):
     attention_bias: Flag = key("attention_bias", default=False)
     mlp_bias: Flag = key("mlp_bias", default=False)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
         return super().fields() | biases | self.same_fields("head_dim", "mlp_bias")
 
@@ -29,7 +29,7 @@ class Emu3Text(Llama):
     dropout: Probability = key("attention_dropout", default=0.1)
     attention_dropout: Probability = key("attention_dropout", default=0.1)  # type: ignore[assignment]
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | self.same_fields("dropout")
 
 
@@ -40,7 +40,7 @@ class Mistral(Decoder):
     head_dim: Size | None = key("head_dim", default=None)
     window: Size | None = key("sliding_window", default=4096)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | self.same_fields("head_dim", "window")
 
 
@@ -56,7 +56,7 @@ class Qwen2(Decoder):
     first_full: int = key("max_window_layers", default=28)
     layer_types: LayerTypes | None = key("layer_types", default=None)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         slides, word = [layer >= self.first_full for layer in range(self.layers)], "max_window_layers"
         if self.layer_types is not None:
             slides, word = [each == "sliding_attention" for each in self.layer_types], "layer_types"
@@ -71,7 +71,7 @@ class Qwen3(Qwen2):
     head_dim: Size = key("head_dim", default=128)
     attention_bias: Flag = key("attention_bias", default=False)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
         return super().fields() | biases | self.same_fields("head_dim") | {"qk_layernorm": True}
 
@@ -88,7 +88,7 @@ class Gemma(Decoder):
     tied: Flag = key("tie_word_embeddings", default=True)
     attention_bias: Flag = key("attention_bias", default=False)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
         kind = self.read_activation() | {"norm": "rmsnorm1p"}
         return super().fields() | biases | self.same_fields("head_dim") | kind
@@ -103,7 +103,7 @@ class Phi3(Decoder):
     embedding_dropout: Probability = key("embd_pdrop", default=0.0)
     attention_dropout: Probability = key("attention_dropout", default=0.0)  # type: ignore[assignment]
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         dropout = self.read_dropout("dropout", "embedding_dropout", "attention_dropout")
         return super().fields() | self.same_fields("rope_share", "window") | dropout | {"fused_qkv": True}
 
@@ -130,5 +130,5 @@ class HunyuanDense(Llama):
 
     sharing: Annotated[Flag, refuse("layers that share keys and values")] = key("use_cla", default=False)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return super().fields() | {"qk_layernorm": True}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.huggingface.config import Config, key, refuse
@@ -28,7 +28,7 @@ class XLSTM(Config):
     chunk: Size = key("chunk_size", default=64)
     softcap: float | None = key("output_logit_soft_cap", default=30.0)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         widths = {"key_dim": self.key_factor, "value_dim": self.value_factor}
         linear = {word: int(self.hidden * factor) // self.heads for word, factor in widths.items()}
         shape = self.same_fields("layers", "hidden", "heads", "vocab", "tied") | {"seq": 8192}
@@ -62,7 +62,7 @@ class RecurrentGemma(Config):
         "attention_dropout", default=0.0
     )
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "vocab", "tied", "rope_share")
         recurrent = [layer for layer in range(self.layers) if self.types[layer % len(self.types)] == "recurrent"]
         if recurrent:
@@ -88,7 +88,7 @@ class RWKV(Config):
     ffn: Size | None = key("intermediate_size", default=None)
     tied: Flag = key("tie_word_embeddings", default=False)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         # No layer has softmax attention: `heads` only has to be a number of heads.
         shape = self.same_fields("layers", "hidden", "vocab", "seq", "ffn", "tied") | {
             "heads": 1,

@@ -261,6 +261,10 @@ def test_tensor_ranks_divide_the_products_and_the_wide_parameters(
     ("part", "width"),
     [
         ({"shared_keys": 1, "kv_heads": 2}, "64 elements a token beside the 64"),
+        (
+            {"layers": 4, "shared_keys": 2, "window": 8, "full_every": 2, "local_attention": {"kv_heads": 1}},
+            "160 elements a token beside the 64",
+        ),
         ({"norm": "rmsnorm", "layer_input": {"vocab": 128, "width": 24}}, "24 elements a token beside the 64"),
         ({"branches": [{**TOWER, "merge": 2, "deepstack": 2}, {"layers": 0}]}, "128 elements a token beside the 64"),
     ],
