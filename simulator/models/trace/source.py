@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -68,7 +69,7 @@ def trace_config(config: Mapping[str, Any], where: str) -> dict[str, Any] | None
 
 def name_config(config: Mapping[str, Any]) -> str:
     """Returns the name of the record of a config, without releases."""
-    return f"{config['model_type']}-{_digest(json.dumps(config, sort_keys=True, default=str))}"
+    return _name_record(str(config["model_type"]), json.dumps(config, sort_keys=True, default=str))
 
 
 def trace_module(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def trace_module(spec: Mapping[str, Any], where: str) -> dict[str, Any]:
 
         return trace_function(package, function, f"{where}.module")
 
-    record = _remember(f"{name.replace(':', '.')}-{_digest(code)}", ("torch",), run)
+    record = _remember(_name_record(name.replace(":", "."), code), ("torch",), run)
     if record is None:
         rule = "a module is traced with torch, which is not installed"
         raise ModelError(f"{where}.module", rule, f"Install the extra: {INSTALL}", name)
@@ -145,9 +146,10 @@ def traces_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshcast" / "traces"
 
 
-def _digest(text: str) -> str:
-    """Returns a short name of a content."""
-    return hashlib.sha256(f"{FORMAT} {text}".encode()).hexdigest()[:20]
+def _name_record(title: str, content: str) -> str:
+    """Returns the name of the record of a content, which begins with a title as far as names of files may have it."""
+    digest = hashlib.sha256(f"{FORMAT} {title} {content}".encode("utf-8", "surrogatepass")).hexdigest()[:20]
+    return f"{re.sub(r'[^a-zA-Z0-9_.-]', '_', title)[:60]}-{digest}"
 
 
 def _release(package: str) -> str:

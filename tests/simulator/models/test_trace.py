@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,13 @@ def test_a_type_without_a_reader_says_what_would_read_it(tmp_path: Path, monkeyp
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "without-reader"}))
     with pytest.raises(ModelError, match=r"meshcast\[trace\]"):
         load_model(str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize("kind", ["/etc/x", "../../x", "**", "[x", "a\0b", "a" * 5000, "\ud800"])
+def test_a_record_is_a_file_of_its_folder_whatever_a_config_says(kind: str) -> None:
+    name = source.name_config({"model_type": kind})
+    assert re.fullmatch(r"[\w.-]{21,81}", name) and list(Path().glob(f"{name}-*.json")) == []
+    assert name != source.name_config({"model_type": kind + "_"})
 
 
 def test_a_kept_trace_needs_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
