@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from meshcast.hardware.link import Link
 from meshcast.hardware.load import (
     Bandwidth,
+    BooleanFact,
     Bytes,
     Count,
     Fact,
@@ -14,7 +15,6 @@ from meshcast.hardware.load import (
     Frequency,
     Power,
     Strict,
-    Truth,
     by_name,
     catalog_model,
 )
@@ -64,7 +64,7 @@ class GPU(Strict):
     power: Power
     scale_up: str | None = None
     host: Annotated[Link, by_name("links", Link)]
-    peer_access: Truth | None = None
+    peer_access: BooleanFact | None = None
     usual_node: str | None = None
     note: str = ""
 

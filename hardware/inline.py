@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from meshcast.hardware.cluster import Cluster, Fabric, Size
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.link import Link
-from meshcast.hardware.load import Strict, Truth, assumed_value, by_name, catalog, catalog_model, load
+from meshcast.hardware.load import BooleanFact, Strict, assumed_value, by_name, catalog, catalog_model, load
 from meshcast.hardware.node import LinkMesh, NICs, Node, ScaleUp
 from meshcast.hardware.schemas import Field, model_validator
 from meshcast.hardware.units import GIGA
@@ -110,7 +110,9 @@ class ByGPU(Strict):
                 f"{int(link.links)} links do not join {domain} GPUs without a switch. Write a smaller domain"
             )
         even = LinkMesh(value=each, kind="assumed", source="links spread evenly over the others of the domain")
-        return ScaleUp(link=link, switched=Truth(value=False, kind="assumed", source=BY_JOB), mesh=even, domain=size)
+        return ScaleUp(
+            link=link, switched=BooleanFact(value=False, kind="assumed", source=BY_JOB), mesh=even, domain=size
+        )
 
     def _nics(self, per_node: int, usual: Node | None, notes: list[str], domain: int) -> NICs | None:
         """Returns the stated ports; what is not stated is taken from the GPU's usual node, or else there is a port per

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 __all__ = [
-    "MAX_DEPTH", "MAX_NODES", "Bandwidth", "Bytes", "Count", "Document", "Entry", "Fact", "Flops", "Frequency",
-    "LinkRate", "Loader", "Place", "Power", "Ratio", "Sourced", "Strict", "Time", "Truth", "Value", "assumed_value",
-    "by_name", "catalog", "catalog_model", "explain", "line_of", "load", "quantity", "read_fields", "read_yaml",
-    "read_yaml_documents", "valid_keys", "validate_data",
+    "MAX_DEPTH", "MAX_NODES", "Bandwidth", "BooleanFact", "Bytes", "Count", "Document", "Entry", "Fact", "Flops",
+    "Frequency", "LinkRate", "Loader", "Place", "Power", "Ratio", "Sourced", "Strict", "Time", "Value",
+    "assumed_value", "by_name", "catalog", "catalog_model", "explain", "line_of", "load", "quantity", "read_fields",
+    "read_yaml", "read_yaml_documents", "valid_keys", "validate_data",
 ]  # fmt: skip
 
 # -------------------------------------------------------------------------------------------- values
@@ -102,7 +102,7 @@ class Fact(Sourced):
     value: object
 
 
-class Truth(Fact):
+class BooleanFact(Fact):
     """Whether something is so."""
 
     value: bool

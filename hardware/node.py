@@ -11,13 +11,13 @@ from typing import Annotated
 
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.link import Link
-from meshcast.hardware.load import Count, Fact, Strict, Truth, Value, by_name, catalog_model, quantity
+from meshcast.hardware.load import BooleanFact, Count, Fact, Strict, Value, by_name, catalog_model, quantity
 from meshcast.hardware.schemas import Field, model_validator
 
 Links = Annotated[int, Field(strict=True, ge=0, le=1000)]
 
-SWITCHED = Truth(value=True, kind="assumed", source="not stated: a switch, as in most nodes")
-NO_RAILS = Truth(value=False, kind="assumed", source="not stated: no rails")
+SWITCHED = BooleanFact(value=True, kind="assumed", source="not stated: a switch, as in most nodes")
+NO_RAILS = BooleanFact(value=False, kind="assumed", source="not stated: no rails")
 
 
 class LinkMesh(Fact):
@@ -44,7 +44,7 @@ class ScaleUp(Strict):
     """
 
     link: Annotated[Link, by_name("links", Link)]
-    switched: Truth = SWITCHED
+    switched: BooleanFact = SWITCHED
     mesh: LinkMesh | None = None
     domain: Count | None = None
     rate: RateShare | None = None
@@ -103,7 +103,7 @@ class NICs(Strict):
 
     link: Annotated[Link, by_name("links", Link)]
     count: Count
-    rail_optimised: Truth = NO_RAILS
+    rail_optimised: BooleanFact = NO_RAILS
 
 
 Together = Annotated[Value, quantity("bandwidth", per=("node",))]
@@ -157,7 +157,7 @@ class Node(Strict):
     scale_up: ScaleUp | None = None
     nics: NICs | None = None
     host: Host | None = None
-    peer_access: Truth | None = None
+    peer_access: BooleanFact | None = None
     staging: Together | None = None
     note: str = ""
 

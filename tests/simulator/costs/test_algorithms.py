@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshcast.hardware import load_cluster, reach
-from meshcast.hardware.load import Truth, assumed_value
+from meshcast.hardware.load import BooleanFact, assumed_value
 from meshcast.simulator.costs.coefficients import coefficients
 from meshcast.simulator.costs.collectives import collective, tuner
 from meshcast.simulator.costs.collectives.links import (
@@ -147,7 +147,7 @@ def test_overhead_of_a_library():
 
 def without_peers(node: str, staging: float = 63e9):
     """A node of the catalog whose cards have no peer access, and its links."""
-    never = Truth(value=False, kind="assumed", source="a test")
+    never = BooleanFact(value=False, kind="assumed", source="a test")
     cluster = load_cluster({"node": node, "nodes": 1})
     changed = {"peer_access": never, "staging": assumed_value(staging, "a test")}
     return Links(cluster.model_copy(update={"node": cluster.node.model_copy(update=changed)}), TIERS)

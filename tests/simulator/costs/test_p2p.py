@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcast.hardware import load, load_cluster, reach
-from meshcast.hardware.load import Truth
+from meshcast.hardware.load import BooleanFact
 from meshcast.simulator.costs.collectives import collective, p2p
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.costs.estimate import ALONE, NOTHING
@@ -141,7 +141,7 @@ def test_no_port_carries_more_than_its_rate(node, outer, inner, by):
 
 def test_messages_through_the_memory_of_the_host_share_it_by_who_sends():
     """Eight cards without peer access, of which one, two or all send at once."""
-    never = Truth(value=False, kind="assumed", source="a test")
+    never = BooleanFact(value=False, kind="assumed", source="a test")
     node = load("nodes", "pcie-8xa100").model_copy(update={"peer_access": never})
     cluster = load_cluster("pcie-8xa100:1").model_copy(update={"node": node})
 

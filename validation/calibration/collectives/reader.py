@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from meshcast.hardware import CatalogError, Cluster, load, load_cluster, reach
-from meshcast.hardware.load import Truth, assumed_value
+from meshcast.hardware.load import BooleanFact, assumed_value
 from meshcast.simulator.ir.ops import Collective, Transfer
 from meshcast.validation.calibration.collectives.sample import CollectiveSample
 from meshcast.validation.calibration.kernels.sample import GPUS
@@ -127,7 +127,7 @@ def _cluster(gpu: str, joined: str, n: int, nodes: int) -> Cluster:
 @cache
 def _without_peer_access(cluster: Cluster) -> Cluster:
     """Returns the same without peer access."""
-    never = Truth(value=False, kind="assumed", source="NCCL tables of four and eight L40S")
+    never = BooleanFact(value=False, kind="assumed", source="NCCL tables of four and eight L40S")
     node = cluster.node.model_copy(update={"peer_access": never, "staging": STAGING})
     return cluster.model_copy(update={"node": node})
 
