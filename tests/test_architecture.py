@@ -444,7 +444,6 @@ ABOVE: dict[str, dict[str, int]] = {
     "public members": {
         "simulator/ir/modules.py:Operator": 28,
         "simulator/job/framework.py:Framework": 46,
-        "simulator/models/huggingface/hybrid.py:NemotronH": 30,
         "simulator/models/shape/fields.py:TransformerFields": 43,
         "simulator/models/shapes.py:Shapes": 28,
         "simulator/report/metrics.py:Metrics": 40,

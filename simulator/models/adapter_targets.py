@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.models.model import Model
-from meshcast.simulator.models.transformer import LayerKind, Transformer
+from meshcast.simulator.models.transformer import LayerKind, Transformer, list_further_kinds
 
 WholeTarget = Literal[
     "attn_qkv",
@@ -170,11 +170,11 @@ def list_linears(model: Transformer, kind: LayerKind) -> list[LinearShape]:
         ffn = shape.dense_ffn
         linears += [LinearShape("mlp_up", hidden, (ffn,) * ups), LinearShape("mlp_down", ffn, (hidden,))]
     if kind.experts and (moe := model.moe):
-        ffn, experts = moe.expert_ffn, kind.routed
+        ffn, experts, width = moe.expert_ffn, kind.routed, moe.token_width(hidden)
         linears += [
             LinearShape("router", hidden, (experts + moe.zero_experts,)),
-            LinearShape("expert_up", hidden, (ffn,) * ups, experts=experts),
-            LinearShape("expert_down", ffn, (hidden,), experts=experts),
+            LinearShape("expert_up", width, (ffn,) * ups, experts=experts),
+            LinearShape("expert_down", ffn, (width,), experts=experts),
         ]
         if ffn := moe.shared_ffn:
             linears += [LinearShape("shared_up", hidden, (ffn,) * ups), LinearShape("shared_down", ffn, (hidden,))]
@@ -202,6 +202,6 @@ def list_all_linears(model: Model) -> list[tuple[int, LinearShape]]:
     """Returns the linear layers of all layers of a model that can have adapters, with the number of such layers."""
     shapes = [(shape, shape.kinds) for shape in (model, *model.branches)]
     if model.mtp:
-        shapes.append((model, Counter({Transformer.kind(model, model.layers - 1): model.mtp})))
+        shapes.append((model, Counter(list_further_kinds(model) * model.mtp)))
     kinds = ((shape, kind, count) for shape, counts in shapes for kind, count in counts.items())
     return [(count, linear) for shape, kind, count in kinds for linear in list_linears(shape, kind)]

@@ -24,7 +24,7 @@ from meshcast.simulator.models.ends import build_batch_loss, build_input, build_
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.parts import StateSpace
 from meshcast.simulator.models.shapes import add_prefix, attend_along
-from meshcast.simulator.models.transformer import ALONE, LayerKind
+from meshcast.simulator.models.transformer import ALONE, LayerKind, list_further_kinds
 
 
 class Architecture(BlockBuilder):
@@ -449,6 +449,16 @@ class Architecture(BlockBuilder):
             Norm("norm.embedded", (embedded,), normed[1:], self.norm_weights("norm.embedded")),
             Concat("both", normed, (both,)),
             *self.linear("join", both, (joined,), project),
-            *self._layer(self.model.kind(self.model.layers - 1), joined, end),
+            *self._further_layers(joined, end),
             *self._predict(end, owns=False),
         ]
+
+    def _further_layers(self, x: Tensor, end: Tensor) -> list[Module]:
+        """Builds the layers of one depth of multi-token prediction from x to end."""
+        *firsts, last = list_further_kinds(self.model)
+        modules = list[Module]()
+        for i, kind in enumerate(firsts):
+            y = self.act(f"block{i}.end")
+            modules += [add_prefix(module, f"block{i}.", {x.name, y.name}) for module in self._layer(kind, x, y)]
+            x = y
+        return [*modules, *self._layer(last, x, end)]

@@ -146,7 +146,7 @@ class BlockBuilder(RecurrentBuilder):
         else:
             rotated = q, rotated[1]
             modules.append(Concat("k.joined", (k_up, rope_key), rotated[1:], modules=UP))
-        if mla.index:
+        if mla.index and not mla.index_read:
             modules += self._choose_keys(mla.index, x, queries)
         gate = self._attention_gate()
         if gate:
@@ -336,7 +336,7 @@ class BlockBuilder(RecurrentBuilder):
         modules += [
             Linear("router", (asks,), (logits,), tuple(router), self.grad_dtype),
             TopK("top_k", (logits,), (chosen,)),
-            *self._experts(moe, read, chosen, y),
+            *self._route(moe, read, chosen, y),
         ]
         if moe.zero_experts:
             returned = self.act("zero.sum")
@@ -363,8 +363,9 @@ class BlockBuilder(RecurrentBuilder):
 
     def _norm_stream(self, modules: list[Module], x: Tensor, name: str) -> Tensor:
         """Adds a norm over h to the modules; returns its output."""
-        normed = self.act(name)
-        modules.append(Norm(name, (x,), (normed,), self.norm_weights(name), modules=("norm",)))
+        width = x.dims["h"]
+        normed = self.act(name, h=width)
+        modules.append(Norm(name, (x,), (normed,), self.norm_weights(name, width), modules=("norm",)))
         return normed
 
     def _gate_shared(self, modules: list[Module], x: Tensor, shared: Tensor) -> Tensor:
@@ -384,18 +385,37 @@ class BlockBuilder(RecurrentBuilder):
         modules.append(WeightedSum("shared.weigh", (shared, share), (weighted,)))
         return weighted
 
+    def _route(self, moe: MoEShape, x: Tensor, chosen: Tensor, y: Tensor) -> list[Module]:
+        """Builds routed experts from x to y, within the projections to and from their latent if they have one. Every
+        tensor rank computes these whole."""
+        if moe.latent is None:
+            return self._experts(moe, x, chosen, y)
+        stream, latent = self.hidden_dim, Dim(moe.latent)
+        sent, total = (self.act(name, h=latent) for name in ("latent.down", "latent.sum"))
+        down, up = self._latent_weights("down", stream, latent), self._latent_weights("up", latent, stream)
+        modules = self.linear("latent.down", x.rename_dims(h="g"), (sent,), *down)
+        modules += self._experts(moe, sent, chosen, total)
+        if moe.latent_norm:
+            total = self._norm_stream(modules, total, "latent.norm")
+        return [*modules, *self.linear("latent.up", total.rename_dims(h="g"), (y,), *up)]
+
+    def _latent_weights(self, name: str, ins: Dim, outs: Dim) -> list[Tensor]:
+        """Makes the matrix, and the bias if there is any, of a projection to or from the latent of experts."""
+        bias = [self.weight(f"blatent.{name}", h=outs)] if self.model.mlp_bias else []
+        return [self.weight(f"wlatent.{name}", g=ins, h=outs), *bias]
+
     def _experts(self, moe: MoEShape, x: Tensor, chosen: Tensor, y: Tensor) -> list[Module]:
-        """Builds token dispatch, routed experts and combine."""
+        """Builds token dispatch, routed experts and combine, over tokens as wide as x."""
         f, e = Dim(moe.expert_ffn), Dim(moe.experts)
         names = ("expert.gate", "expert.up") if self.model.gated else ("expert.up",)
-        sent, back = (self._routed_tensor(moe, name, h=self.hidden_dim) for name in ("sent", "expert.down"))
+        sent, back = (self._routed_tensor(moe, name, h=x.dims["h"]) for name in ("sent", "expert.down"))
         act = self._routed_tensor(moe, "expert.act", f=f)
         ups = tuple(self._routed_tensor(moe, name, f=f) for name in names)
-        weights = [self.weight(f"w{name}", e=e, h=self.hidden_dim, f=f) for name in names]
-        last = [self.weight("wexpert.down", e=e, f=f, h=self.hidden_dim)]
+        weights = [self.weight(f"w{name}", e=e, h=x.dims["h"], f=f) for name in names]
+        last = [self.weight("wexpert.down", e=e, f=f, h=x.dims["h"])]
         if self.model.mlp_bias:
             weights += [self.weight(f"b{name}", e=e, f=f) for name in names]
-            last += [self.weight("bexpert.down", e=e, h=self.hidden_dim)]
+            last += [self.weight("bexpert.down", e=e, h=x.dims["h"])]
         saved, stores = save_inputs(self.fp8_activation_inputs, ups, ExpertSavedCast)
         arrived, casts = cast_input(self.quantised, sent, ExpertCast)
         inner, more = cast_input(self.quantised, act, ExpertCast)

@@ -136,11 +136,14 @@ def build_projector(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Mod
         pooled = shapes.of_sample("pooled", branch.hidden)
         modules.append(Pool("pool", (x,), (pooled,), mean=branch.pool == "mean"))
         x = pooled
+    if branch.projector_norm == "each":
+        norm, x = _norm_merged(shapes, x, "each")
+        modules.append(norm)
     if branch.merge > 1:
         more, x = _merge(shapes, branch, x)
         modules += more
-    if branch.projector_norm:
-        norm, x = _norm_merged(shapes, branch, x, str(branch.projector_norm))
+    if branch.projector_norm not in (False, "each"):
+        norm, x = _norm_merged(shapes, x, str(branch.projector_norm))
         modules.append(norm)
     if branch.projector != "none":
         y = Tensor("projected", {**x.dims, "h": Dim(branch.trunk_hidden)}, x.dtype)
@@ -156,10 +159,11 @@ def build_projector(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Mod
     return modules, x
 
 
-def _norm_merged(shapes: Shapes, branch: Branch, x: Tensor, kind: str) -> tuple[Norm, Tensor]:
+def _norm_merged(shapes: Shapes, x: Tensor, kind: str) -> tuple[Norm, Tensor]:
     """Builds the norm in front of a projector, of a kind as in `Branch.projector_norm`; returns also its output."""
-    normed, ends = replace(x, name="projector.norm"), {"layer": ("weight", "bias"), "plain": ()}.get(kind, ("weight",))
-    scales = tuple(shapes.weight(f"projector.norm.{end}", h=Dim(branch.merged_width)) for end in ends)
+    both = ("weight", "bias")
+    normed, ends = replace(x, name="projector.norm"), {"layer": both, "each": both, "plain": ()}.get(kind, ("weight",))
+    scales = tuple(shapes.weight(f"projector.norm.{end}", h=x.dims["h"]) for end in ends)
     return Norm("projector.norm", (x,), (normed,), scales), normed
 
 
@@ -167,7 +171,7 @@ def _add_earlier(shapes: Shapes, branch: Branch, stream: Tensor, x: Tensor, pref
     """Builds a further projector of the states `stream` of a branch, and adds its result to `x`; returns also the
     sum."""
     merging, merged = _merge(shapes, branch, stream)
-    norm, normed = _norm_merged(shapes, branch, merged, "layer")
+    norm, normed = _norm_merged(shapes, merged, "layer")
     deep = replace(x, name="projected")
     projector = Projector("projector", tuple(_project(shapes, branch, normed.rename_dims(h="c"), deep)))
     modules = [add_prefix(module, prefix, {stream.name}) for module in (*merging, norm, projector)]

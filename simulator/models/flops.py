@@ -42,7 +42,8 @@ from typing import TYPE_CHECKING
 
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.model import Model
-from meshcast.simulator.models.transformer import LayerKind, Transformer
+from meshcast.simulator.models.parts import MoEShape
+from meshcast.simulator.models.transformer import LayerKind, Transformer, list_further_kinds
 
 if TYPE_CHECKING:
     from meshcast.simulator.models.adapters import Adapters
@@ -142,7 +143,7 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["attention"] += layers * tokens * seen * (shape.query_width + shape.output_width)
             projection = (model.projected_keys or 0) * (model.key_width + model.value_width)
             parts["qkv"] += layers * 2 * tokens * (_qkv_weights(shape) + projection)
-            parts["attention"] += layers * tokens * _index_flops(model, seq if causal else 2 * seq)
+            parts["attention"] += layers * tokens * _index_flops(shape, seq if causal else 2 * seq)
             parts["proj"] += layers * 2 * tokens * shape.output_width * h
         if model.layer_input:
             parts["inputs"] += layers * 2 * tokens * 3 * h * model.layer_input.width
@@ -156,10 +157,9 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
         if kind.has_mlp:
             parts["mlp"] += layers * _mlp(model, tokens, shape.dense_ffn)
         if kind.experts and model.moe:
-            passes = model.moe.top_k * (model.moe.capacity or 1)
             weights = 2 * model.moe.residual + model.moe.shared_gate
             parts["router"] += layers * 2 * tokens * h * (kind.routed + model.moe.zero_experts + weights)
-            parts["experts"] += layers * passes * _mlp(model, tokens, model.moe.expert_ffn)
+            parts["experts"] += layers * tokens * _expert_flops(model, model.moe)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
     return parts
 
@@ -181,8 +181,8 @@ def _kinds(model: Transformer) -> Iterator[tuple[LayerKind, int]]:
     multi-token prediction."""
     varied = {layer for variant in model.variants for layer in variant.numbers} if isinstance(model, Model) else ()
     layers = Counter(Transformer.kind(model, layer) for layer in range(model.layers) if layer not in varied)
-    if model.mtp:
-        layers[Transformer.kind(model, model.layers - 1)] += model.mtp
+    for kind in list_further_kinds(model) if model.mtp else ():
+        layers[kind] += model.mtp
     yield from layers.items()
 
 
@@ -201,7 +201,7 @@ def _seen(seq: float, model: Transformer, kind: LayerKind) -> float:
 
 def _index_flops(model: Transformer, seen: float) -> float:
     """Counts the FLOPs of a token's scores of the keys that an indexer chooses among; seen: twice their mean number."""
-    index = model.mla and model.mla.index
+    index = None if model.mla is None or model.mla.index_read else model.mla.index
     return seen * index.heads * index.dim if index else 0
 
 
@@ -228,6 +228,13 @@ def _mlp(model: Transformer, tokens: float, ffn: int) -> float:
     return 2 * tokens * model.hidden * ((3 if model.gated else 2) * ffn + mixing)
 
 
+def _expert_flops(model: Transformer, moe: MoEShape) -> float:
+    """Counts the FLOPs of a token in its routed experts, and in the projections to and from their latent."""
+    passes, width = moe.top_k * (moe.capacity or 1), moe.token_width(model.hidden)
+    inner = passes * (3 if model.gated else 2) * moe.expert_ffn
+    return 2 * width * (inner + (2 * model.hidden if moe.latent else 0))
+
+
 def _qkv_weights(model: Transformer) -> int:
     """Elements of the matrices that project to queries, keys and values."""
     h, mla = model.hidden, model.mla
@@ -235,7 +242,7 @@ def _qkv_weights(model: Transformer) -> int:
         return h * sum(model.projected_widths)
     rank = mla.q_lora_rank
     queries = h * rank + rank * model.query_width if rank else h * model.query_width
-    if index := mla.index:
+    if (index := mla.index) and not mla.index_read:
         queries += (rank or 0) * index.heads * index.dim + h * (index.dim + index.heads)
     keys = h * (mla.kv_lora_rank + mla.qk_rope) + mla.kv_lora_rank * model.heads * (mla.qk_nope + mla.v)
     return queries + keys + h * model.gate_width

@@ -18,7 +18,7 @@ from meshcast.hardware.load import explain, line_of
 from meshcast.hardware.schemas import import_validation_error, model_validator
 from meshcast.simulator.models.branches import Branch, inherit_shapes, share_tokens
 from meshcast.simulator.models.parts import Count, Flag, Other, Size
-from meshcast.simulator.models.transformer import LayerKind, Transformer
+from meshcast.simulator.models.transformer import LayerKind, Transformer, list_further_kinds
 from meshcast.simulator.models.variants import LayerVariant, check_variants, inherit_fields
 
 UNDESCRIBED = {"attention": "Choose the attention kernel in framework.set.attention"}
@@ -242,9 +242,9 @@ class Model(Transformer):
 
     def _own_parts(self, experts: int | None) -> dict[str, int]:
         """Parameters by part, without those of branches. experts: number of routed experts to count; None: all."""
-        h, last = self.hidden, self.kind(self.every_layer[-1])
-        last_shape = self.shape_of(last)
-        further = last_shape.layer_parameters(last.experts, experts, last.routed, last.linear)
+        h = self.hidden
+        kinds = list_further_kinds(self) if self.mtp else ()
+        further = sum(self.kind_parameters(kind, experts) for kind in kinds)
         return {
             **self._input_parts(),
             "layers": self.every_layer_parameters(experts),

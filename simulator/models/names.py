@@ -19,7 +19,7 @@ from meshcast.simulator.models.hub import HUB, hub_files, hub_models
 
 SAME_SHAPE = frozenset(
     """instruct instruction chat base it pt hf sft dpo rlhf thinking 2507 v0.1 gptq awq bnb gguf int4 int8 4bit 8bit fp8
-    bf16 fp16 fp32""".split()  # noqa: SIM905
+    nvfp4 bf16 fp16 fp32""".split()  # noqa: SIM905
 )
 """Words at the end of a name that leave the shape as it is: training stages, number formats, the first version."""
 

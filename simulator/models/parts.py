@@ -72,6 +72,9 @@ class SparseIndex(ShapePart):
     """Width of one of these heads (elements)."""
     top_k: Size
     """Keys that a query attends to at most."""
+    shared_by: tuple[Annotated[int, Field(strict=True, ge=0, le=10_000)], ...] = ()
+    """Layers (from 0) without an indexer: their queries attend to the keys that were chosen in the last layer before
+    them with one (GLM-5.2)."""
 
 
 class MLA(ShapePart):
@@ -94,9 +97,16 @@ class MLA(ShapePart):
     index: SparseIndex | None = None
     """Attention to the keys that an indexer chooses (DeepSeek-V3.2, GLM-5); None: to all. It needs `q_lora_rank`."""
 
+    index_read: Flag = False
+    """Keys are those that an earlier layer chose: a layer of `SparseIndex.shared_by`."""
+
+    def reads_choice(self, layer: int) -> bool:
+        """Returns whether `layer` (from 0) attends to keys that an earlier layer chose."""
+        return self.index is not None and layer in self.index.shared_by
+
     def index_parameters(self, hidden: int) -> int:
         """Counts the parameters of the indexer; hidden: width of the residual stream."""
-        if self.index is None:
+        if self.index is None or self.index_read:
             return 0
         heads, dim = self.index.heads, self.index.dim
         return (self.q_lora_rank or 0) * heads * dim + hidden * (dim + heads) + 2 * dim
@@ -167,6 +177,12 @@ class MoEShape(ShapePart):
     zero_experts: Count = 0
     """Further experts, which return their input (LongCat-Flash, arXiv 2509.01322, section 2.1). The router chooses
     among them too; `top_k` is the number of the others that a token passes, in the mean."""
+    latent: Size | None = None
+    """Width of a latent over which routed experts work: a linear layer projects tokens to it before they are sent to
+    their experts, another one the sum of the results back; routers and shared experts read the residual stream
+    (``moe_latent_size`` of Megatron-Core, Nemotron 3). None: experts work over the residual stream."""
+    latent_norm: Flag = False
+    """A norm over the sum of the results in the latent (Kimi K3)."""
     capacity: Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=False)] | None = None
     """Capacity factor: an expert computes exactly capacity * tokens * top_k / experts tokens, dropped or padded; None:
     dropless."""
@@ -187,6 +203,10 @@ class MoEShape(ShapePart):
     norm: Flag | Literal["each"] = False
     """A norm over the sum of the results of routed and shared experts, before the residual addition (A.X-K1); each: in
     front of the router and of routed experts, and behind the results of routed and of shared experts (Gemma 4)."""
+
+    def token_width(self, hidden: int) -> int:
+        """Width of the tokens that routed experts read and write: that of the stream, `hidden`, or of their latent."""
+        return self.latent or hidden
 
     def is_in(self, layer: int) -> bool:
         """Returns whether `layer` (from 0) has experts."""
@@ -330,6 +350,8 @@ class StateSpace(ShapePart):
     pattern: Annotated[str, Field(strict=True, pattern=r"^[-M*PE]+$")]
     """Block of each layer: M a Mamba block, * attention, P both in parallel, over one norm (Falcon-H1), - an MLP, E
     experts."""
+    mtp_pattern: Annotated[str, Field(strict=True, pattern=r"^[-M*PE]+$")] | None = None
+    """Blocks of one layer of multi-token prediction (Nemotron 3: *E); needed with `Model.mtp`."""
     heads: Size
     """Heads of a Mamba block."""
     head_dim: Size

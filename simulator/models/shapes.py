@@ -123,12 +123,13 @@ class Shapes:
         """The width of the residual stream."""
         return Dim(self.model.hidden)
 
-    def norm_weights(self, name: str) -> tuple[Tensor, ...]:
-        """Makes the weights of a norm over h, if it has some."""
+    def norm_weights(self, name: str, width: Dim | None = None) -> tuple[Tensor, ...]:
+        """Makes the weights of a norm over h, if it has some. width: of h; None: that of the residual stream."""
         if self.model.norm.endswith("0"):
             return ()
-        bias = (self.weight(f"{name}.bias", h=self.hidden_dim),) if self.model.norm.startswith("layer") else ()
-        return (self.weight(f"{name}.weight", h=self.hidden_dim), *bias)
+        width = width or self.hidden_dim
+        bias = (self.weight(f"{name}.bias", h=width),) if self.model.norm.startswith("layer") else ()
+        return (self.weight(f"{name}.weight", h=width), *bias)
 
     def layernorm(self, name: str, x: Tensor, y: Tensor) -> Norm:
         """Makes a norm of a layer."""

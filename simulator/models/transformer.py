@@ -94,16 +94,16 @@ class Transformer(RareFields):
             return LayerKind(False, False, ALONE)
         if self.ssm:
             return self._hybrid_kind(self.ssm.pattern[layer], layer)
-        moe, limited = self.moe, not self.full_rope or (self.window, self.attention_chunk) != (None, None)
-        experts = moe is not None and moe.is_in(layer)
-        routed = moe.experts_of(layer) if moe and experts else 0
+        limited = not self.full_rope or (self.window, self.attention_chunk) != (None, None)
+        routed = self.moe.experts_of(layer) if self.moe and self.moe.is_in(layer) else 0
+        experts = routed > 0
         if self.frames:
             return LayerKind(experts, False, routed=routed, along="su"[layer % 2])
         every = self.full_every
         full = layer in every if isinstance(every, tuple) else every and (layer + 1) % every == 0
         mixer = self.linear_attention
         linear = mixer is not None and (not full if mixer.layers is None else layer in mixer.layers)
-        reads = layer >= self.layers - self.shared_keys
+        reads = layer >= self.layers - self.shared_keys or (self.mla is not None and self.mla.reads_choice(layer))
         limited = limited and not full and not linear
         return LayerKind(experts, limited, routed=routed, linear=linear, reads_keys=reads)
 
@@ -192,7 +192,11 @@ class Transformer(RareFields):
     @property
     def norm_parameters(self) -> int:
         """Parameters of a norm."""
-        return 0 if self.norm.endswith("0") else self.hidden * (2 if self.norm.startswith("layer") else 1)
+        return self._norm_elements(self.hidden)
+
+    def _norm_elements(self, width: int) -> int:
+        """Counts the parameters of a norm over `width` elements."""
+        return 0 if self.norm.endswith("0") else width * (2 if self.norm.startswith("layer") else 1)
 
     @property
     def _norms(self) -> int:
@@ -216,8 +220,18 @@ class Transformer(RareFields):
         projections += 2 * self.seq * (self.projected_keys or 0) + self.heads * self.sinks + out * self.inner_norms
         return projections + normed + out * h + self.proj_bias * h
 
+    def _expert_parameters(self, experts: int) -> int:
+        """Counts the parameters of so many routed experts of a layer, and of the projections to and from a latent."""
+        assert self.moe is not None
+        width, ffn, ups = self.moe.token_width(self.hidden), self.moe.expert_ffn, 2 if self.gated else 1
+        each = (ups + 1) * width * ffn + self.mlp_bias * (ups * ffn + width)
+        if self.moe.latent is None:
+            return experts * each
+        biases = self.mlp_bias * (width + self.hidden)
+        return experts * each + 2 * self.hidden * width + biases + self.moe.latent_norm * self._norm_elements(width)
+
     def mlp_parameters(self, ffn: int) -> int:
-        """Parameters of an MLP or expert of inner width `ffn`, biases included."""
+        """Parameters of an MLP or shared expert of inner width `ffn`, biases included."""
         ups = 2 if self.gated else 1
         inner = ffn * self.inner_norms + 2 * (self.activation == "xielu")
         inner += self.hidden * (self.hidden + 2) if self.channel_mix else 0
@@ -232,7 +246,7 @@ class Transformer(RareFields):
         if self.moe is None:
             return 0
         its, there = self.moe, of or self.moe.experts
-        routed = (there if experts is None else experts) * self.mlp_parameters(its.expert_ffn)
+        routed = self._expert_parameters(there if experts is None else experts)
         shared = self.mlp_parameters(its.shared_ffn) if its.shared_ffn else 0
         mixing = 2 * (self.hidden + 1) if its.residual else self.hidden * its.shared_gate
         mixing += self.norm_parameters * (4 if its.norm == "each" else its.norm)
@@ -302,13 +316,22 @@ class Transformer(RareFields):
 
         experts: number of routed experts to count; default: all.
         """
-        if self.ssm:
-            kinds = (Transformer.kind(self, layer) for layer in self._plain_layers)
-            return sum(self._block_parameters(kind.block, experts, kind.routed) for kind in kinds)
-        if not (self.moe or self.linear_attention or self.local_attention or self.shared_keys):
+        if not (self.ssm or self.moe or self.linear_attention or self.local_attention or self.shared_keys):
             return len(self._plain_layers) * self.layer_parameters()
         numbers = Counter(Transformer.kind(self, layer) for layer in self._plain_layers)
-        return sum(
-            layers * self.shape_of(kind).layer_parameters(kind.experts, experts, kind.routed, kind.linear)
-            for kind, layers in numbers.items()
-        )
+        return sum(layers * self.kind_parameters(kind, experts) for kind, layers in numbers.items())
+
+    def kind_parameters(self, kind: LayerKind, experts: int | None = None) -> int:
+        """Counts the parameters of a layer of this kind. experts: routed ones to count; default: all."""
+        if self.ssm:
+            return self._block_parameters(kind.block, experts, kind.routed)
+        return self.shape_of(kind).layer_parameters(kind.experts, experts, kind.routed, kind.linear)
+
+
+def list_further_kinds(model: Transformer) -> tuple[LayerKind, ...]:
+    """Returns the kinds of the layers of one depth of multi-token prediction: of a hybrid model those of a pattern of
+    its own, else that of a layer of the model."""
+    if model.ssm and (pattern := model.ssm.mtp_pattern):
+        further = model.model_copy(update={"ssm": model.ssm.model_copy(update={"pattern": pattern})})
+        return tuple(Transformer.kind(further, layer) for layer in range(len(pattern)))
+    return (Transformer.kind(model, model.layers - 1 if model.mtp_like is None else model.mtp_like),)

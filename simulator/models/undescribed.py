@@ -18,8 +18,10 @@ def name_unsent(model: Model, stages: int) -> list[str]:
     its width beside that of the stream."""
     shapes = (model, *([model.in_layers(True, False)] if model.window is not None else []))
     keys = sum(shape.key_width + (not shape.keys_are_values) * shape.value_width for shape in shapes)
+    index = model.mla.index if model.mla else None
     width_of = {
         "keys and values that later layers read (model.shared_keys)": keys * bool(model.shared_keys),
+        "numbers of chosen keys (model.mla.index.shared_by)": index.top_k if index and index.shared_by else 0,
         "inputs of layers (model.layer_input), for each layer": model.layer_input.width if model.layer_input else 0,
         "states of images that early layers add (deepstack), of their tokens": model.hidden
         * sum(branch.deepstack for branch in model.branches),

@@ -25,11 +25,32 @@ Rank = Size | Literal["auto"]
 """Width of the latent of dt in Mamba-1 blocks; auto: a sixteenth of the width of the stream."""
 
 
-class NemotronH(Config):
-    """``NemotronHConfig`` (Nemotron-H, Nemotron Nano 2 and 3): Mamba-2, attention without RoPE, squared ReLU.
+def _join_letters(blocks: str | list[Block]) -> str:
+    """Returns the blocks of layers as letters of `StateSpace.pattern`."""
+    return blocks if isinstance(blocks, str) else "".join(LETTERS[block] for block in blocks)
 
-    The router has a correction for each expert, as in DeepSeek-V3.
-    """
+
+class HybridExperts(Config):
+    """Keys of `NemotronH` for experts and for multi-token prediction."""
+
+    experts: Size | None = key("n_routed_experts", default=None)
+    top_k: Size = key("num_experts_per_tok", default=2)
+    expert_ffn: Size = key("moe_intermediate_size", default=7688)
+    shared_experts: Count = key("n_shared_experts", default=1)
+    shared_ffn: Size = key("moe_shared_expert_intermediate_size", default=7688)
+    latent: Size | None = key("moe_latent_size", default=None)
+    mtp: Count = key("num_nextn_predict_layers", default=0)
+    mtp_pattern: str | list[Block] | None = key("mtp_hybrid_override_pattern", "mtp_layers_block_type", default=None)
+
+    def read_experts(self) -> dict[str, object]:
+        """Returns the fields of `MoEShape`. The router has a correction for each expert, as in DeepSeek-V3."""
+        shared = {"shared_experts": self.shared_experts, "shared_ffn": self.shared_ffn} if self.shared_experts else {}
+        routed = {"experts": self.experts, "top_k": self.top_k, "expert_ffn": self.expert_ffn, "latent": self.latent}
+        return {**routed, **shared, "router_bias": True}
+
+
+class NemotronH(HybridExperts):
+    """``NemotronHConfig`` (Nemotron-H, Nemotron Nano 2, Nemotron 3): Mamba-2, attention without RoPE, squared ReLU."""
 
     layers: Depth | None = key("num_hidden_layers", default=None)
     hidden: Size = key("hidden_size")
@@ -53,32 +74,21 @@ class NemotronH(Config):
     mamba_bias: Annotated[Flag, refuse("bias of the projections of Mamba-2 blocks")] = key(
         "mamba_proj_bias", "use_bias", default=False
     )
-    experts: Size | None = key("n_routed_experts", default=None)
-    top_k: Size = key("num_experts_per_tok", default=2)
-    expert_ffn: Size = key("moe_intermediate_size", default=7688)
-    shared_experts: Count = key("n_shared_experts", default=1)
-    shared_ffn: Size = key("moe_shared_expert_intermediate_size", default=7688)
-    latent: Annotated[Size | None, refuse("experts over a latent of the residual stream")] = key(
-        "moe_latent_size", default=None
-    )
-    mtp: Annotated[Count, refuse("multi-token prediction with state-space layers")] = key(
-        "num_nextn_predict_layers", default=0
-    )
     dropout: Annotated[Probability, refuse("dropout on the residual stream alone")] = key("hidden_dropout", default=0.0)
     attention_dropout: Annotated[Probability, refuse("dropout on attention alone")] = key(
         "attention_dropout", default=0.0
     )
 
-    def fields(self) -> dict[str, Any]:
-        pattern = self.pattern if isinstance(self.pattern, str) else "".join(LETTERS[block] for block in self.pattern)
+    def fields(self) -> dict[str, object]:
+        pattern = _join_letters(self.pattern)
         shape = self.same_fields("hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "tied")
         shape["layers"] = self.layers or len(pattern)
         ssm = self.same_fields("state", "groups", "conv", "chunk") | {"pattern": pattern}
+        if self.mtp:
+            shape["mtp"] = self.mtp
+            ssm["mtp_pattern"] = _join_letters(self.mtp_pattern or "*E")
         ssm |= {"heads": self.mamba_heads, "head_dim": self.mamba_head_dim}
-        moe = {}
-        if "E" in pattern and self.experts:
-            shared = self.same_fields("shared_experts", "shared_ffn") if self.shared_experts else {}
-            moe = {"moe": self.same_fields("experts", "top_k", "expert_ffn") | shared | {"router_bias": True}}
+        moe = {"moe": self.read_experts()} if "E" in pattern and self.experts else {}
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias, "mlp_bias": self.mlp_bias}
         kind = {"ssm": ssm, "norm": "rmsnorm", "positions": "none", "gated": False}
         return shape | biases | moe | self.read_activation() | kind
@@ -103,7 +113,7 @@ class Mamba2(Config):
     mamba_bias: Annotated[Flag, refuse("bias of the projections of Mamba-2 blocks")] = key("use_bias", default=False)
     conv_bias: Flag = key("use_conv_bias", default=True)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         if self.heads * self.head_dim != int(self.expand * self.hidden):
             rule = f"heads of {self.head_dim} are to be expand x hidden_size = {int(self.expand * self.hidden)} wide"
             raise ModelError("heads", rule, "Correct num_heads, head_dim or expand", self.heads)
@@ -166,7 +176,7 @@ class GraniteHybrid(MixerLayers):
     )
     positions: Literal["rope", "nope"] | None = key("position_embedding_type", default=None)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         types = self.layer_types or ["mamba"] * self.layers
         check_every_layer(types, self.layers, "layer_types")
         mlp = "E" if self.experts else "-"
@@ -187,7 +197,7 @@ class Bamba(MixerLayers):
     rope_share: Share = key("partial_rotary_factor", default=0.5)
     attention: list[Annotated[int, Field(strict=True, ge=0)]] | None = key("attn_layer_indices", default=None)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         attention = self.attention or ()
         pattern = "".join("*-" if layer in attention else "M-" for layer in range(self.layers))
         return self._blocks(pattern) | self.same_fields("rope_share", "mlp_bias")
@@ -211,7 +221,7 @@ class FalconH1(MixerLayers):
     def inner(self) -> int:
         return self.mamba_width or super().inner
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         shape = self._blocks("P-" * self.layers) | self.same_fields("mlp_bias")
         return shape | {"ssm": shape["ssm"] | self.same_fields("norm")}
 
@@ -244,7 +254,7 @@ class Mamba1(Config):
 class FalconMamba(Mamba1):
     """``FalconMambaConfig``: norms without weights over the latent of dt, B and C."""
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         shape = super().fields()
         return shape | {"ssm": shape["ssm"] | {"norm": "inputs0"}}
 
@@ -270,7 +280,7 @@ class Jamba(Decoder):
         "mamba_proj_bias", default=False
     )
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         pattern = ""
         for layer in range(self.layers):
             pattern += "*" if layer % self.attention_every == self.attention_first else "M"
@@ -282,7 +292,7 @@ class Jamba(Decoder):
         return super().fields() | moe | {"layers": len(pattern), "ssm": ssm, "positions": "none"}
 
 
-def selective_fields(rank: Rank, hidden: int, inner: int) -> dict[str, Any]:
+def selective_fields(rank: Rank, hidden: int, inner: int) -> dict[str, object]:
     """Returns the fields of `StateSpace` that make Mamba-1 blocks of `inner` channels. rank: of the latent of dt."""
     width = -(-hidden // 16) if rank == "auto" else rank
     return {"heads": inner, "head_dim": 1, "groups": 1, "rank": width}

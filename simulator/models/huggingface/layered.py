@@ -12,6 +12,7 @@ from meshcast.simulator.models.huggingface.config import (
     MlpTypes,
     check_every_layer,
     key,
+    published_in,
     refuse,
     round_share,
     sparse_layers,
@@ -95,10 +96,54 @@ class Laguna(Decoder):
         return round_share(share, self.head_dim)
 
 
+class Step35(Decoder):
+    """``Step3p7TextConfig`` (``step3p5``, Step 3.5 and 3.7 Flash): a gate of attention for each head, norms on queries
+    and keys, experts beside a shared one. Layers with a window may have other heads. The layers of multi-token
+    prediction have a window and no experts, as the first layers with a window. Lists may name them behind the others.
+    """
+
+    kv_heads: Size | None = key("num_key_value_heads", "num_attention_groups", default=8)
+    head_dim: Size = key("head_dim", default=128)
+    bias: Annotated[Flag, refuse("biases beside a gate of attention")] = key("attention_bias", default=False)
+    gating: bool | Literal["per-head", "per-element"] = key("gating", default=True)
+    window: Size | None = key("sliding_window", default=None)
+    other: dict[str, Any] | None = key("attention_other_setting", default=None)
+    local_heads: Size | None = key("num_sliding_attention_heads", default=None)
+    layer_types: LayerTypes | None = key("layer_types", default=None)
+    kinds: MlpTypes | None = key("mlp_layer_types", default=None)
+    moe_layers: str | list[Count] | None = key("moe_layers_enum", default=None)
+    experts: Size = key("n_routed_experts", "moe_num_experts", "num_local_experts", default=288)
+    top_k: Size = key("num_experts_per_tok", "moe_top_k", default=8)
+    expert_ffn: Size = key("moe_intermediate_size", default=1280)
+    shared_ffn: Size = key("share_expert_dim", "share_expert_dims", default=1280)
+
+    def fields(self) -> dict[str, Any]:
+        types = (self.layer_types or ["full_attention"] * self.layers)[: self.layers]
+        moe = self.same_fields("experts", "top_k", "expert_ffn", "shared_ffn") | {"shared_experts": 1}
+        moe |= {"router_bias": True, **sparse_layers(self._kinds(), self.layers, 3)}
+        kind = {"qk_layernorm": True, "attention_gate": "heads" if self.gating in (True, "per-head") else True}
+        windows = window_fields(self.window, self.layers, types, None)
+        heads = self.local_heads or (self.other or {}).get("num_attention_heads", self.heads)
+        if windows and heads != self.heads:
+            windows |= {"local_attention": {"heads": heads}}
+        if self.mtp:
+            plain = [layer for layer in range(moe["first_dense"]) if types[layer] == "sliding_attention"]
+            kind |= {"mtp_like": plain[0] if plain else 0}
+        return super().fields() | self.same_fields("head_dim") | kind | windows | {"moe": moe}
+
+    def _kinds(self) -> MlpTypes | None:
+        if self.kinds or self.moe_layers is None:
+            return self.kinds and self.kinds[: self.layers]
+        listed = self.moe_layers.split(",") if isinstance(self.moe_layers, str) else self.moe_layers
+        numbers = {int(number) for number in listed}
+        return ["sparse" if layer in numbers else "dense" for layer in range(self.layers)]
+
+
 class MiMoV2(Decoder):
     """``MiMoV2FlashConfig``: narrower heads of values; layers with a window have twice the heads of keys and values,
     and a learned logit of every head. Experts in all but the first layer. The factor on values is left out."""
 
+    quantization: Annotated[Any, published_in("fp8")] = key("quantization_config", default=None)
     kv_heads: Size | None = key("num_key_value_heads", default=4)
     head_dim: Size = key("head_dim", default=192)
     value_dim: Size = key("v_head_dim", default=128)
@@ -108,19 +153,21 @@ class MiMoV2(Decoder):
     before: Size | None = key("sliding_window_size", default=None)
     layer_types: LayerTypes | None = key("layer_types", default=None)
     kinds: MlpTypes | None = key("mlp_layer_types", default=None)
+    windows: list[Literal[0, 1]] | None = key("hybrid_layer_pattern", default=None)
+    sparse: list[Literal[0, 1]] | None = key("moe_layer_freq", default=None)
     experts: Size = key("n_routed_experts", "num_local_experts", default=256)
     top_k: Size = key("num_experts_per_tok", default=8)
     expert_ffn: Size = key("moe_intermediate_size", default=2048)
 
     def fields(self) -> dict[str, Any]:
-        types = self.layer_types or [
-            "sliding_attention" if layer and (layer + 1) % 6 else "full_attention" for layer in range(self.layers)
-        ]
+        local = self.windows or [layer > 0 and (layer + 1) % 6 > 0 for layer in range(self.layers)]
+        types = self.layer_types or ["sliding_attention" if each else "full_attention" for each in local]
         windows = window_fields(self.before + 1 if self.before else self.window, self.layers, types, None)
         if windows:
             windows |= {"local_attention": {"kv_heads": 2 * (self.kv_heads or self.heads), "sinks": True}}
         moe = self.same_fields("experts", "top_k", "expert_ffn") | {"router_bias": True}
-        places = sparse_layers(self.kinds, self.layers, 1)
+        kinds = self.kinds or (self.sparse and ["sparse" if each else "dense" for each in self.sparse])
+        places = sparse_layers(kinds, self.layers, 1)
         shape = super().fields() | self.same_fields("head_dim", "value_dim", "qkv_bias")
         share = {"rope_share": round_share(self.rope_share, self.head_dim)}
         return shape | share | windows | {"moe": moe | places}

@@ -205,7 +205,25 @@ class GlmMoEDSA(DeepSeekV32):
     qk_nope: Size = key("qk_nope_head_dim", default=192)
     v: Size = key("v_head_dim", default=256)
     index_heads: Size = key("index_n_heads", default=32)
-    indexers: list[Literal["full"]] | None = key("indexer_types", default=None)
+    indexers: list[Literal["full", "shared"]] | None = key("indexer_types", default=None)
+    every_index: Count = key("index_topk_freq", default=1)
+    first_index: Count = key("index_skip_topk_offset", default=2)
+    index_pattern: str | list[str] | None = key("index_topk_pattern", default=None)
+
+    def fields(self) -> dict[str, Any]:
+        shape = super().fields()
+        shared = tuple(layer for layer, kind in enumerate(self._indexers()) if kind == "shared")
+        return shape | {"mla": shape["mla"] | {"index": shape["mla"]["index"] | {"shared_by": shared}}}
+
+    def _indexers(self) -> list[str]:
+        """Lists how every layer chooses its keys, by the rule of ``GlmMoeDsaConfig``."""
+        if self.indexers:
+            check_every_layer(self.indexers, self.layers, "indexer_types")
+            return list(self.indexers)
+        if self.index_pattern:
+            return [{"F": "full", "S": "shared"}.get(kind, kind) for kind in self.index_pattern][: self.layers]
+        behind = (max(layer - self.first_index + 1, 0) for layer in range(self.layers))
+        return ["shared" if layers % max(1, self.every_index) else "full" for layers in behind]
 
 
 class KimiK2(DeepSeekV3):

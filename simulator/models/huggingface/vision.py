@@ -343,6 +343,40 @@ class Qwen35MoEVL(Qwen35VL):
         return self._join(text_fields(self.text, "qwen3_5_moe_text"), self.vision.fields())
 
 
+class KimiVision(Keys):
+    """``Kimi_K25VisionConfig`` (MoonViT): layer norms, biases, learned positions beside RoPE, whose kernels are left
+    out; so is the mean over the frames of a video."""
+
+    layers: Depth = key("vt_num_hidden_layers", "num_hidden_layers", default=27)
+    hidden: Size = key("vt_hidden_size", "hidden_size", default=1152)
+    heads: Size = key("vt_num_attention_heads", "num_attention_heads", default=16)
+    ffn: Size = key("vt_intermediate_size", "intermediate_size", default=4304)
+    patch: Size = key("patch_size", default=14)
+    rows: Size = key("init_pos_emb_height", "pos_emb_height", default=64)
+    columns: Size = key("init_pos_emb_width", "pos_emb_width", default=64)
+    merged: tuple[Size, Size] = key("merge_kernel_size", default=(2, 2))
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields of `Branch`."""
+        rows, merge = self.rows * self.columns, math.prod(self.merged)
+        return {
+            **{"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "ffn": self.ffn},
+            **{"gated": False, "norm": "layernorm", "parallel_residual": False, "final_norm": True},
+            **{"positions": "learned", "position_rows": rows, "tokens": rows // merge},
+            **{"input_width": 3 * self.patch**2, "input_bias": True, "embedding_norm": False},
+            **{"merge": merge, "projector": "mlp", "projector_ffn": merge * self.hidden, "projector_norm": "each"},
+        }
+
+
+class KimiK25(Multimodal):
+    """``Kimi_K25Config`` (Kimi K2.5 to K2.7): an encoder of images in front of a Kimi K2."""
+
+    vision: KimiVision = key("vision_config", default=KimiVision())
+
+    def fields(self) -> dict[str, Any]:
+        return self._join(text_fields(self.text, "deepseek_v3"), self.vision.fields())
+
+
 class Qwen3Vision(Qwen35Vision):
     """``Qwen3VLVisionConfig``: as that of Qwen 3.5, with a further projector of the states of some layers."""
 

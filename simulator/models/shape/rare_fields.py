@@ -39,6 +39,9 @@ class RareFields(TransformerFields):
     """Inner width of the MLP of these layers, where it is not `ffn`."""
     layer_input: LayerInput | None = None
     """An input of every layer beside the residual stream (Gemma 4 E2B); None: none."""
+    mtp_like: Count | None = None
+    """The number of the layer (from 0) of whose kind the layers of multi-token prediction are (Step 3.5: 1, without
+    experts); None: of the last layer."""
     layer_scale: Flag = False
     """What attention and the MLP add to the stream is multiplied by a vector of its own (InternVL)."""
     inner_norms: Flag = False
@@ -49,7 +52,9 @@ class RareFields(TransformerFields):
         changes: dict[str, object] = {}
         if local and self.local_attention is not None:
             changes |= {**self.local_attention.model_dump(exclude_none=True), "local_attention": None}
-        if reads_keys and not self.reads_keys:
+        if reads_keys and self.mla:
+            changes |= {"mla": self.mla.model_copy(update={"index_read": True})}
+        elif reads_keys and not self.reads_keys:
             changes |= {"shared_keys": self.layers, "ffn": self.reading_ffn or self.ffn}
         return self.model_copy(update=changes) if changes else self
 

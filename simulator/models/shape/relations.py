@@ -17,9 +17,7 @@ def check_relations(shape: RareFields) -> None:
     if shape.frames:
         _check_video(shape, shape.frames)
     _check_positions(shape)
-    if "transform" in shape.head and shape.mtp:
-        rule = "heads of multi-token prediction are supported without a transformation"
-        raise ModelError("head", rule, "Leave transform or mtp out", list(shape.head))
+    _check_further(shape, shape.ssm)
     if shape.mla:
         _check_latent(shape, shape.mla)
     if shape.moe:
@@ -37,6 +35,21 @@ def check_relations(shape: RareFields) -> None:
         raise ModelError("attention_gate", rule, "Give heads, or leave it out", True)
     if shape.sinks and shape.mla:
         raise ModelError("sinks", "latent attention is supported without sinks", "Leave it out", True)
+
+
+def _check_further(shape: RareFields, ssm: StateSpace | None) -> None:
+    """Checks the layers of multi-token prediction."""
+    if "transform" in shape.head and shape.mtp:
+        rule = "heads of multi-token prediction are supported without a transformation"
+        raise ModelError("head", rule, "Leave transform or mtp out", list(shape.head))
+    if shape.mtp_like is not None and (ssm or not shape.mtp or shape.mtp_like >= shape.layers):
+        rule = f"it is the number of a layer, from 0 to {shape.layers - 1}, of a model with mtp and without ssm"
+        raise ModelError("mtp_like", rule, "Name one, or leave it out", shape.mtp_like)
+    if ssm and shape.mtp and not ssm.mtp_pattern:
+        rule = "the layers of multi-token prediction of a model with state-space layers have a pattern of their own"
+        raise ModelError("ssm.mtp_pattern", rule, 'Give it (Nemotron 3: "*E"), or leave mtp out')
+    if ssm and ssm.mtp_pattern and "E" in ssm.mtp_pattern and not shape.moe:
+        raise ModelError("ssm.mtp_pattern", "the model has no experts", "Give moe, or leave E out", ssm.mtp_pattern)
 
 
 def _check_variants(shape: RareFields) -> None:
@@ -173,6 +186,9 @@ def _check_latent(shape: RareFields, mla: MLA) -> None:
     if mla.index and not mla.q_lora_rank:
         rule = "the queries of the indexer are projected from the latent of queries"
         raise ModelError("mla.q_lora_rank", rule, "Give it, or leave mla.index out")
+    if mla.index and mla.index.shared_by and (0 in mla.index.shared_by or max(mla.index.shared_by) >= shape.layers):
+        rule = f"it names layers from 1 to {shape.layers - 1}, behind one with an indexer"
+        raise ModelError("mla.index.shared_by", rule, "Name such layers", list(mla.index.shared_by))
     if isinstance(shape.qk_layernorm, str):
         raise ModelError("qk_layernorm", "with mla norms are over latents", "Give true or false", shape.qk_layernorm)
     if shape.qkv_bias:
@@ -191,6 +207,20 @@ def _check_expert(shape: RareFields, moe: MoEShape) -> None:
         raise ModelError(
             "moe.clamped", "the model's activation is not gated", "Give gated: true, or leave it out", True
         )
+    if moe.latent_norm and not moe.latent:
+        raise ModelError("moe.latent_norm", "experts have no latent", "Give latent, or leave it out", True)
+    _check_weights_of_experts(moe)
+    if moe.norm:
+        _check_norm_of_experts(shape, moe)
+    if moe.first_dense > shape.layers:
+        rule = f"there are {shape.layers} layers in all"
+        raise ModelError("moe.first_dense", rule, f"Give at most {shape.layers}", moe.first_dense)
+    if bool(moe.shared_experts) != bool(moe.shared_ffn):
+        rule = f"it is the inner width of the shared experts together, and there are {moe.shared_experts}"
+        raise ModelError("moe.shared_ffn", rule, "Give both or neither", moe.shared_ffn)
+
+
+def _check_weights_of_experts(moe: MoEShape) -> None:
     if moe.residual and not moe.shared_experts:
         rule = "it weighs the shared experts against the routed ones, and there are none"
         raise ModelError("moe.residual", rule, "Give shared_experts: 1, or leave it out", True)
@@ -200,14 +230,6 @@ def _check_expert(shape: RareFields, moe: MoEShape) -> None:
     if moe.shared_gate and moe.residual:
         rule = "the results of shared and routed experts already have weights (residual)"
         raise ModelError("moe.shared_gate", rule, "Leave one of them out", True)
-    if moe.norm:
-        _check_norm_of_experts(shape, moe)
-    if moe.first_dense > shape.layers:
-        rule = f"there are {shape.layers} layers in all"
-        raise ModelError("moe.first_dense", rule, f"Give at most {shape.layers}", moe.first_dense)
-    if bool(moe.shared_experts) != bool(moe.shared_ffn):
-        rule = f"it is the inner width of the shared experts together, and there are {moe.shared_experts}"
-        raise ModelError("moe.shared_ffn", rule, "Give both or neither", moe.shared_ffn)
 
 
 def _check_norm_of_experts(shape: RareFields, moe: MoEShape) -> None:
@@ -242,7 +264,7 @@ def _check_hybrid(shape: RareFields, ssm: StateSpace) -> None:
     if shape.moe and (shape.moe.first_dense or shape.moe.every > 1):
         rule = "the pattern of ssm says which layers have experts"
         raise ModelError("moe.first_dense or moe.every", rule, "Leave them out")
-    others = ("parallel_residual", shape.parallel_residual), ("mtp", shape.mtp), ("bidirectional", shape.bidirectional)
+    others = ("parallel_residual", shape.parallel_residual), ("bidirectional", shape.bidirectional)
     for word, value in (*others, ("attention_chunk", shape.attention_chunk)):
         if value:
             raise ModelError(word, "models with state-space layers are supported without it", "Leave it out", value)

@@ -51,7 +51,8 @@ class HybridEP(DeduplicatedDispatch, HoldsBuffers):
             return 0
         domains = len({rank // job.cluster.domain for rank in self.mesh.ranks(self.axes[:1])})
         tokens = job.batch.micro * job.batch.sequence // self.sequence_shards(job)
-        return exchange_buffer_bytes(tokens, self.ranks, domains, job.model.hidden, max(job.model.moe.expert_counts))
+        width = job.model.moe.token_width(job.model.hidden)
+        return exchange_buffer_bytes(tokens, self.ranks, domains, width, max(job.model.moe.expert_counts))
 
 
 def exchange_buffer_bytes(tokens: int, ranks: int, domains: int, hidden: int, experts: int) -> int:

@@ -120,7 +120,7 @@ def sizes_in(name: str) -> list[tuple[float, float]]:
 
 def counts_of(model: Model) -> list[int]:
     """Returns parameters and active ones, each with all tables of words, with one and with none."""
-    active = model.active_parameters - model.parameter_parts["mtp"]
+    active = model.model_copy(update={"mtp": 0}).active_parameters
     table = model.vocab * model.hidden
     tables = (0, table) if model.tied else (0, table, 2 * table)
     return [count - words for count in (model.parameters_without_mtp, active) for words in tables]

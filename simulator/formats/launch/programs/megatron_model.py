@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from meshcast.hardware.units import read_digits
-from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import OFF, ON, Keys, SettingRow, is_null, read_words
+from meshcast.simulator.formats.launch.table import OFF, ON, Keys, SettingRow, Stated, is_null, read_words
 from meshcast.simulator.models.load import find_model, load_model
 
 SHAPE = (
@@ -65,6 +64,7 @@ EXPERTS = (
     SettingRow("moe_ffn_hidden_size", "model.moe.expert_ffn"),
     SettingRow("moe_router_enable_expert_bias", "model.moe.router_bias", "switch", ON, silent=False),
     SettingRow("moe_expert_capacity_factor", "model.moe.capacity", "number"),
+    SettingRow("moe_latent_size", "model.moe.latent"),
     SettingRow("activation_func_clamp_value", "model.moe.clamped", "number", {7.0: True}),  # gpt-oss
 )
 """Settings of models with experts."""
@@ -363,14 +363,34 @@ def _read_hybrid(reading: Reading) -> None:
         why = "meshcast knows layers of the letters M, *, - and E, with | between stages"
         reading.ask(stated, why, "model=nemotron-h-8b")
         return
-    if depths:
-        reading.approximate(stated, f"its {len(depths)} depths of multi-token prediction are left out", FAST)
     reading.set_key("model.ssm.pattern", pattern, "hybrid_override_pattern", "hybrid_layer_pattern")
     reading.set_key("model.layers", len(pattern), "hybrid_override_pattern", "hybrid_layer_pattern")
     reading.read_rows(MAMBA)
     if "model.ssm.heads" not in reading.keys:
         reading.set_key("model.ssm.heads", 2 * reading.keys["model.hidden"] // reading.keys["model.ssm.head_dim"])
-    reading.keys.pop("model.mtp", None)
+    _read_further_blocks(reading, stated, depths)
+
+
+def _read_further_blocks(reading: Reading, stated: Stated, depths: list[str]) -> None:
+    """Reads the blocks of multi-token prediction of a hybrid model: behind slashes in its pattern, a depth each, or in
+    a setting of their own. Without either the program has none.
+
+    stated: the pattern of the model.
+    """
+    older = reading.take("mtp_hybrid_override_pattern")
+    further = reading.keys.pop("model.mtp", 0)
+    if not depths and further and older is not None and not is_null(older.value):
+        stated, depths = older, [str(older.value)] * further
+    if not depths:
+        return
+    if len(set(depths)) > 1 or not re.fullmatch(r"[-M*E]+", depths[0]):
+        reading.ask(
+            stated, "meshcast knows depths that have the same layers, of the letters M, *, - and E", "model.mtp=0"
+        )
+        return
+    reading.keys["model.mtp"] = len(depths)
+    names = "mtp_hybrid_override_pattern", "hybrid_layer_pattern", "hybrid_override_pattern"
+    reading.set_key("model.ssm.mtp_pattern", depths[0], *names)
 
 
 def write_shape(keys: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -403,7 +423,8 @@ def write_shape(keys: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, 
     elif "model.moe.experts" in keys and every > 1:
         settings["moe_layer_freq"] = every
     if "model.ssm.pattern" in keys:
-        settings["hybrid_layer_pattern"] = keys["model.ssm.pattern"]
+        depths = keys.get("model.mtp", 0) * [keys.get("model.ssm.mtp_pattern", "")]
+        settings["hybrid_layer_pattern"] = "/".join([keys["model.ssm.pattern"], *depths])
     return settings
 
 

@@ -93,9 +93,10 @@ APPROXIMATIONS: Verdicts = {
         "moe_hybridep_.*|moe_ncclep.*|moe_paged.*",
     ),
     "moe_use_upcycling|moe_upcycling.*": NoInfluence("it is of the conversion of a checkpoint"),
+    "mtp_hybrid_override_pattern": NoInfluence("it is of models with state-space layers"),
     **judge(
         Approximation("the usual layer is forecast"),
-        "moe_latent_size|mhc_.*|enable_mhc.*|mup_.*|use_mup|qk_clip.*|fused_residual.*",
+        "mhc_.*|enable_mhc.*|mup_.*|use_mup|qk_clip.*|fused_residual.*",
         "mtp_(hsm|use_repeated|detach|standalone).*|engram.*",
     ),
     **judge(
@@ -355,7 +356,7 @@ REST: Verdicts = {
     ),
     **judge(
         Approximation("its activations and updates are those of the usual layers"),
-        "mtp_hybrid_override_pattern|is_hybrid_model|scattered_embeddings|split_transformers|memory_centric.*|tile_factor|mlp_type",
+        "is_hybrid_model|scattered_embeddings|split_transformers|memory_centric.*|tile_factor|mlp_type",
         "disable_bias_(attn|linear)_fc|attention_head_type|disable_moe_.*|moe_(train|min)_capacity.*|create_moe_param_group",
         "moe_input_feature_slicing|position_encoding_2d|optimizer_offload_(policy|chunk|auto).*|enable_zbh1_exact.*",
     ),

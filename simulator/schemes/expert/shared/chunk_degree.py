@@ -60,15 +60,16 @@ class ChosenDegree(ExpertScheme, FitsModels):
         shards = self.sequence_shards(job)
         rows = job.batch.micro * job.batch.sequence / shards * moe.top_k * (moe.capacity or 1.0)
         width, experts = BYTES[self.framework.weights], moe.experts // self.ranks
+        hidden = moe.token_width(job.model.hidden)
 
         def measure_exchange(part: int) -> tuple[float, float]:
-            nbytes = int(rows * job.model.hidden * width / part)
+            nbytes = int(rows * hidden * width / part)
             work = Collective("all_to_all", nbytes, self.mesh.parts(self.axes[:1]))
             return nbytes, measure(work)
 
         def measure_experts(part: int) -> tuple[float, float]:
             m, up = rows / experts / part, (2 if job.model.gated else 1) * moe.expert_ffn
-            sizes = (up, job.model.hidden), (job.model.hidden, moe.expert_ffn)
+            sizes = (up, hidden), (hidden, moe.expert_ffn)
             works = [Gemm(m, n, k, experts, self.framework.weights, groups=((experts, m),)) for n, k in sizes]
             return sum(work.flops for work in works), sum(map(measure, works))
 

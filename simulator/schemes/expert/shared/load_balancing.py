@@ -124,11 +124,12 @@ class BalancedScheme(ExpertScheme, FitsModels):
         return fitted
 
     def _measure_layer(self, job: Any, experts: int, measure: Callable[[Work], float]) -> LayerTimes:
-        model, batch, axes = job.model, job.batch, self.mesh.parts(self.axes[:1])
+        model, axes = job.model, self.mesh.parts(self.axes[:1])
         width, ffn = BYTES[self.framework.weights], model.moe.expert_ffn // self.mesh.size(self.axes[1:])
-        rows = batch.micro * batch.sequence / self.sequence_shards(job) * model.moe.top_k
-        passes = batch.total / (batch.micro * self.replicas(job))
-        sizes = ((2 if model.gated else 1) * ffn, model.hidden), (model.hidden, ffn)
+        rows = job.batch.micro * job.batch.sequence / self.sequence_shards(job) * model.moe.top_k
+        passes = job.batch.total / (job.batch.micro * self.replicas(job))
+        hidden = model.moe.token_width(model.hidden)
+        sizes = ((2 if model.gated else 1) * ffn, hidden), (hidden, ffn)
         experts_per_rank, weights = experts // self.ranks, sum(n * k for n, k in sizes)
         products = [
             Gemm(
@@ -141,7 +142,7 @@ class BalancedScheme(ExpertScheme, FitsModels):
             )
             for n, k in sizes
         ]
-        exchange = Collective("all_to_all", round(rows * model.hidden * width), axes)
+        exchange = Collective("all_to_all", round(rows * hidden * width), axes)
         between = model.moe.every * 4 * model.hidden + (model.moe.every - 1) * (3 if model.gated else 2) * model.ffn
         others = Gemm(rows / model.moe.top_k, between, model.hidden, dtype=self.framework.weights)
         gradients = round(weights * BYTES[self.framework.gradients])
