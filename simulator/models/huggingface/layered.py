@@ -126,10 +126,9 @@ class Step35(Decoder):
         heads = self.local_heads or (self.other or {}).get("num_attention_heads", self.heads)
         if windows and heads != self.heads:
             windows |= {"local_attention": {"heads": heads}}
-        if self.mtp:
-            plain = [layer for layer in range(moe["first_dense"]) if types[layer] == "sliding_attention"]
-            kind |= {"mtp_like": plain[0] if plain else 0}
-        return super().fields() | self.same_fields("head_dim") | kind | windows | {"moe": moe}
+        dense = [layer for layer in range(int(moe["first_dense"])) if types[layer] == "sliding_attention"]
+        further = {"mtp_like": dense[0] if dense else 0} if self.mtp else {}
+        return super().fields() | self.same_fields("head_dim") | kind | windows | {"moe": moe} | further
 
     def _kinds(self) -> MlpTypes | None:
         if self.kinds or self.moe_layers is None:
@@ -160,13 +159,15 @@ class MiMoV2(Decoder):
     expert_ffn: Size = key("moe_intermediate_size", default=2048)
 
     def fields(self) -> dict[str, Any]:
-        local = self.windows or [layer > 0 and (layer + 1) % 6 > 0 for layer in range(self.layers)]
+        local = self.windows or [int(layer > 0 and (layer + 1) % 6 > 0) for layer in range(self.layers)]
         types = self.layer_types or ["sliding_attention" if each else "full_attention" for each in local]
         windows = window_fields(self.before + 1 if self.before else self.window, self.layers, types, None)
         if windows:
             windows |= {"local_attention": {"kv_heads": 2 * (self.kv_heads or self.heads), "sinks": True}}
         moe = self.same_fields("experts", "top_k", "expert_ffn") | {"router_bias": True}
-        kinds = self.kinds or (self.sparse and ["sparse" if each else "dense" for each in self.sparse])
+        kinds = self.kinds
+        if kinds is None and self.sparse:
+            kinds = ["sparse" if each else "dense" for each in self.sparse]
         places = sparse_layers(kinds, self.layers, 1)
         shape = super().fields() | self.same_fields("head_dim", "value_dim", "qkv_bias")
         share = {"rope_share": round_share(self.rope_share, self.head_dim)}
