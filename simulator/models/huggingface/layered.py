@@ -126,7 +126,8 @@ class Step35(Decoder):
         heads = self.local_heads or (self.other or {}).get("num_attention_heads", self.heads)
         if windows and heads != self.heads:
             windows |= {"local_attention": {"heads": heads}}
-        dense = [layer for layer in range(int(moe["first_dense"])) if types[layer] == "sliding_attention"]
+        kinds = self._kinds() or ["dense"] * 3
+        dense = [layer for layer, mlp in enumerate(kinds) if (mlp, types[layer]) == ("dense", "sliding_attention")]
         further = {"mtp_like": dense[0] if dense else 0} if self.mtp else {}
         return super().fields() | self.same_fields("head_dim") | kind | windows | {"moe": moe} | further
 
@@ -159,7 +160,8 @@ class MiMoV2(Decoder):
     expert_ffn: Size = key("moe_intermediate_size", default=2048)
 
     def fields(self) -> dict[str, Any]:
-        local = self.windows or [int(layer > 0 and (layer + 1) % 6 > 0) for layer in range(self.layers)]
+        local = [layer > 0 and (layer + 1) % 6 > 0 for layer in range(self.layers)]
+        local = [flag == 1 for flag in self.windows] if self.windows else local
         types = self.layer_types or ["sliding_attention" if each else "full_attention" for each in local]
         windows = window_fields(self.before + 1 if self.before else self.window, self.layers, types, None)
         if windows:

@@ -1,8 +1,9 @@
 """Types of models of ``transformers``: parameters of their configs, as its modelling code makes them.
 
 A line of types.jsonl is the config that release 5.24 writes for a type by default (the last lines: that of a released
-model; mimo: of the Qwen 2 of its shape), without the keys whose defaults the reader has too; `parameters` of the model that it builds on the meta device,
-which has no multi-token prediction (dbrx, which it does not build: those of the checkpoint); `corrections`, numbers of
+model), without the keys whose defaults the reader has too; `parameters` of the model that it builds on the meta device,
+which has no multi-token prediction (those that it does not build, dbrx: of the checkpoint, mimo: of the Qwen 2 of its
+shape); `corrections`, numbers of
 routers that are buffers there and parameters here (the correction of DeepSeek-V3 for each expert); `products`, where
 there are neither recurrences nor inputs of branches: FLOPs of a forward pass over 256 tokens of its modules with eager
 attention in fake mode, as torch's `FlopCounterMode` counts them, which does not see grouped products of routed experts
