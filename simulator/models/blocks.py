@@ -29,7 +29,7 @@ from meshcast.simulator.ir.operators import (
     Rope,
     Sum,
 )
-from meshcast.simulator.ir.sparse_attention_operators import ChooseKeys, detach
+from meshcast.simulator.ir.sparse_attention_operators import ChooseKeys, ChosenAttention, detach
 from meshcast.simulator.models.parts import MLA, LayerInput, MoEShape, SparseIndex
 from meshcast.simulator.models.recurrent_blocks import RecurrentBuilder
 from meshcast.simulator.models.shapes import cast_input, save_inputs
@@ -132,12 +132,12 @@ class BlockBuilder(RecurrentBuilder):
         rope_key = self.act("k.pe", r=Dim(mla.qk_rope))
         x, modules = cast_input(self.quantised, x)
         if mla.q_lora_rank:
-            queries = self._project_down(modules, x, "q.latent", mla.q_lora_rank)
+            queries = self.project_down(modules, x, "q.latent", mla.q_lora_rank)
             modules += self.linear("q.up", queries, (q,), self.weight("wq", r=queries.dims["r"], a=width), modules=UP)
         else:
             queries = x
             modules += self.linear("q", x, (q,), self.weight("wq", h=self.hidden_dim, a=width), modules=UP)
-        source = self._project_down(modules, x, "kv.latent", mla.kv_lora_rank, rope_key)
+        source = self.project_down(modules, x, "kv.latent", mla.kv_lora_rank, rope_key)
         ups = [self.weight(f"w{t.name}", r=source.dims["r"], a=t.dims["a"]) for t in (k_up, v)]
         modules += self.linear("kv.up", source, (k_up, v), *ups, modules=UP, whole=True)
         rotated = self.act("q.rope", a=width), self.act("k.rope", a=width)
@@ -146,13 +146,13 @@ class BlockBuilder(RecurrentBuilder):
         else:
             rotated = q, rotated[1]
             modules.append(Concat("k.joined", (k_up, rope_key), rotated[1:], modules=UP))
-        if mla.index:
+        if mla.index and not mla.index.shared:
             modules += self._choose_keys(mla.index, x, queries)
         gate = self._attention_gate()
         if gate:
-            modules += self.linear(
-                "gate", x, gate, self.weight("wgate", h=self.hidden_dim, a=gate[0].dims["a"]), modules=UP
-            )
+            weights = [self.weight("wgate", h=self.hidden_dim, a=gate[0].dims["a"])]
+            weights += [self.weight("sinks", a=Dim(heads))] if self.model.sinks else []
+            modules += self.linear("gate", x, gate, *weights, modules=UP)
         return self._core(modules, *rotated, v, y, local, qk, mla.v, gate)
 
     def _attention_gate(self) -> tuple[Tensor, ...]:
@@ -186,7 +186,7 @@ class BlockBuilder(RecurrentBuilder):
             ChooseKeys("index.choose", (q, normed, weights), (chosen,), (), index.dim, self.document),
         ]
 
-    def _project_down(self, modules: list[Module], x: Tensor, name: str, rank: int, *more: Tensor) -> Tensor:
+    def project_down(self, modules: list[Module], x: Tensor, name: str, rank: int, *more: Tensor) -> Tensor:
         """Adds the projection of x to a latent of width `rank`, and its norm; the same linear makes `more`."""
         latent, normed = self.act(name, r=Dim(rank)), self.act(f"{name}.norm", r=Dim(rank))
         weights = [self.weight(f"w{t.name}", h=self.hidden_dim, r=t.dims["r"]) for t in (latent, *more)]
@@ -214,15 +214,15 @@ class BlockBuilder(RecurrentBuilder):
         width = Dim(model.heads * value, unit=value)
         o = self.act("o", a=width)
         window, chunk = (model.window, model.attention_chunk) if local else (None, None)
+        kind = CappedAttention if "attention" in model.softcaps else CoreAttention
         if model.mla and model.mla.index:
-            window = model.mla.index.top_k  # a query sees as many keys as in a window, wherever they are
+            window, kind = model.mla.index.top_k, ChosenAttention
         if model.projected_keys:
             k, v = (self._project(modules, tensor) for tensor in (k, v))
             ins = q, k, v
         else:
             ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
         place = window, self.tokens_before, self.tokens_after, self.document, chunk, None, model.bidirectional
-        kind = CappedAttention if "attention" in model.softcaps else CoreAttention
         modules.append(kind("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
         if gate:
             gated = self.act("o.gated", a=width)

@@ -72,6 +72,8 @@ class SparseIndex(ShapePart):
     """Width of one of these heads (elements)."""
     top_k: Size
     """Keys that a query attends to at most."""
+    shared: Flag = False
+    """The layer has no indexer: it attends to the keys that the last one before it has chosen (Hunyuan 4)."""
 
 
 class MLA(ShapePart):
@@ -96,7 +98,7 @@ class MLA(ShapePart):
 
     def index_parameters(self, hidden: int) -> int:
         """Counts the parameters of the indexer; hidden: width of the residual stream."""
-        if self.index is None:
+        if self.index is None or self.index.shared:
             return 0
         heads, dim = self.index.heads, self.index.dim
         return (self.q_lora_rank or 0) * heads * dim + hidden * (dim + heads) + 2 * dim

@@ -104,6 +104,11 @@ class Shapes:
         """Makes an activation [b, s, ...]; [b, s, h] when there is no other dim."""
         return Tensor(name, {**self.token_dims, **(dims or {"h": Dim(self.model.hidden)})}, self.dtype)
 
+    def stream(self, name: str) -> Tensor:
+        """Makes the residual stream [b, s, h], or several of them [b, s, m, h]."""
+        count = {"m": Dim(self.model.streams)} if self.model.hyper_connections else {}
+        return self.act(name, **count, h=self.hidden_dim)
+
     @property
     def context(self) -> Tensor:
         """The output of the encoder [b, s, h], which the layers of a decoder read."""

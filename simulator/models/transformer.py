@@ -203,6 +203,9 @@ class Transformer(RareFields):
     def attention_parameters(self) -> int:
         """Parameters of the attention of a layer, including biases and norms of queries, keys or latents."""
         h, q, out, mla = self.hidden, self.query_width, self.output_width, self.mla
+        if part := self.compressed:
+            weights = part.weights(h, self.heads, self.head_dim) + part.out_weights(h, self.heads, self.head_dim)
+            return weights + part.own_parameters(self.head_dim) + self.heads * self.sinks
         if mla:
             rank = mla.q_lora_rank
             queries = h * rank + rank * q if rank else h * q
@@ -269,6 +272,7 @@ class Transformer(RareFields):
         inner = self._moe_parameters(experts, of) if moe and self.moe else self.mlp_parameters(self.dense_ffn)
         mixer = self.linear_parameters if linear else self.attention_parameters
         added = self.layer_input.parameters(self.hidden) + self.norm_parameters if self.layer_input else 0
+        added += 2 * self.hyper_connections.parameters(self.hidden) if self.hyper_connections else 0
         added += 2 * self.hidden * self.layer_scale + (self.other.parameters if self.other else 0)
         return self._norms * self.norm_parameters + mixer + inner + added
 

@@ -127,6 +127,8 @@ DECODERS = {
     "hy_v3": "experts.HYV3",
     "ernie4_5_moe": "experts.Ernie45MoE",
     "minicpm3": "experts.MiniCPM3",
+    "deepseek_v4": "streams.DeepSeekV4",
+    "hy_v4": "streams.HYV4",
 }
 """Module and class of the readers of decoders."""
 

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttention, Size
+from meshcast.simulator.models.rare_parts import HyperConnections
 from meshcast.simulator.models.shape.fields import TransformerFields
 
 
@@ -43,6 +44,8 @@ class RareFields(TransformerFields):
     """What attention and the MLP add to the stream is multiplied by a vector of its own (InternVL)."""
     inner_norms: Flag = False
     """RMS norms in front of the output layers of attention, over all heads, and of MLPs (BitNet)."""
+    hyper_connections: HyperConnections | None = None
+    """Several residual streams between blocks (DeepSeek-V4, Hunyuan 4); None: one."""
 
     def in_layers(self, local: bool, reads_keys: bool) -> Self:
         """Returns the shape of its layers that have a window or not, and that read keys of another or not."""
@@ -52,6 +55,11 @@ class RareFields(TransformerFields):
         if reads_keys and not self.reads_keys:
             changes |= {"shared_keys": self.layers, "ffn": self.reading_ffn or self.ffn}
         return self.model_copy(update=changes) if changes else self
+
+    @property
+    def streams(self) -> int:
+        """Residual streams of a token."""
+        return self.hyper_connections.streams if self.hyper_connections else 1
 
     @property
     def reads_keys(self) -> bool:
