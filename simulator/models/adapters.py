@@ -123,6 +123,9 @@ class Adapters:
         if model.cross_attention:
             rule = f"{model.name} is an encoder with a decoder, and adapters of these are not supported"
             raise PlanError("train.mode", rule, "Use full", "lora")
+        if model.compressed:
+            rule = f"{model.name} has attention to compressed entries, and adapters of it are not supported"
+            raise PlanError("train.mode", rule, "Use full", "lora")
         if model.linear_attention:
             rule = f"{model.name} has layers with linear attention, and adapters of these are not supported"
             raise PlanError("train.mode", rule, "Use full", "lora")

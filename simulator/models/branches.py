@@ -95,7 +95,7 @@ class Branch(Transformer):
             raise ModelError(
                 "deepstack", rule, "Give projector: mlp and merge_by: concat, or leave it out", self.deepstack
             )
-        for word in ("moe", "ssm", "mtp", "linear_attention"):
+        for word in ("moe", "ssm", "mtp", "linear_attention", "hyper_connections"):
             if getattr(self, word):
                 rule = "a branch has layers of attention and an MLP"
                 raise ModelError(word, rule, "Leave it out, or give it to the model, whose trunk then has it")

@@ -300,7 +300,9 @@ def _count_attention(model: Transformer, seq: float) -> float:
             local = min(_chunk(seq, model), model.window or seq)
             seen, shape = local if kind.local else min(_reach(seq, model, kind), chosen), model.shape_of(kind)
             entries = _entries_seen(model, seq, causal=False) / 2
-            seen += min(entries, shape.compressed.index.top_k) if shape.compressed and shape.compressed.index else entries
+            seen += (
+                min(entries, shape.compressed.index.top_k) if shape.compressed and shape.compressed.index else entries
+            )
             total += layers * seen * (shape.query_width + shape.output_width)
     return total
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshcast.simulator.ir.compressed_attention_operators import CompressedAttention as AttentionToEntries
 from meshcast.simulator.ir.compressed_attention_operators import Compress, GroupedLinear
+from meshcast.simulator.ir.compressed_attention_operators import CompressedAttention as AttentionToEntries
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import Module, SelfAttention
-from meshcast.simulator.ir.operators import Linear, Norm, Rope
+from meshcast.simulator.ir.operators import Norm, Rope
 from meshcast.simulator.ir.sparse_attention_operators import ChooseKeys, detach
 from meshcast.simulator.ir.stream_operators import AddToStreams, CollapseStreams, MixStreams
 from meshcast.simulator.models.blocks import BlockBuilder
@@ -64,11 +64,13 @@ class RareBlockBuilder(BlockBuilder):
     def _compress(
         self, modules: list[Module], part: CompressedAttention, x: Tensor, name: str, dim: int, learns: bool = True
     ) -> Tensor:
-        """Adds the entries of all tokens to the modules; returns them. dim: width of an entry. learns: whether the input
-        gets gradients."""
+        """Adds the entries of all tokens to the modules; returns them. dim: width of an entry. learns: whether the
+        input gets gradients."""
         width = Dim(part.entry_width(dim))
         sources = tuple(self.act(f"{name}.{word}", r=width) for word in ("values", "weights"))
-        linears = self.linear(name, x, sources, *(self.weight(f"w{t.name}", h=self.hidden_dim, r=width) for t in sources))
+        linears = self.linear(
+            name, x, sources, *(self.weight(f"w{t.name}", h=self.hidden_dim, r=width) for t in sources)
+        )
         modules += linears if learns else map(detach, linears)
         entries = Tensor(name, {"b": x.dims["b"], "t": Dim(part.entries(self.seq)), "d": Dim(dim)}, self.dtype)
         bias = self.weight(f"{name}.bias", p=Dim(part.rate or 1), r=width), self.weight(f"{name}.scale", d=Dim(dim))
@@ -111,8 +113,8 @@ class RareBlockBuilder(BlockBuilder):
     def collapse_streams(
         self, modules: list[Module], number: str, streams: Tensor, behind: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Adds the weighted sum of the residual streams to the modules; returns it, and so many further coefficients of a
-        token, for what is behind the block."""
+        """Adds the weighted sum of the residual streams to the modules; returns it, and so many further coefficients of
+        a token, for what is behind the block."""
         part = self.model.hyper_connections
         assert part is not None
         count, numbers = Dim(part.streams), Dim(part.streams + behind)

@@ -87,8 +87,8 @@ class CompressedAttention(ShapePart):
         return self.out_rank * (heads * dim + self.out_groups * hidden)
 
     def own_parameters(self, dim: int) -> int:
-        """Counts the parameters beside matrices: norms of latent, keys and entries, and a bias of the weights of entries
-        for each token of one. dim: width of a head."""
+        """Counts the parameters beside matrices: norms of latent, keys and entries, and a bias of the weights of
+        entries for each of its tokens. dim: width of a head."""
         widths = [dim, *([self.index.dim] if self.index else [])] if self.rate else []
         entries = sum((self.rate or 0) * self.entry_width(width) + width for width in widths)
         return self.q_lora_rank + dim + entries

@@ -106,7 +106,8 @@ class Shapes:
 
     def stream(self, name: str) -> Tensor:
         """Makes the residual stream [b, s, h], or several of them [b, s, m, h]."""
-        count = {"m": Dim(self.model.streams)} if self.model.hyper_connections else {}
+        part = self.model.hyper_connections
+        count = {"m": Dim(part.streams)} if part else {}
         return self.act(name, **count, h=self.hidden_dim)
 
     @property

@@ -88,8 +88,9 @@ class TransformerFields(ShapePart):
         default_factory=lambda fields: (fields.get("mla") or fields.get("compressed")) is not None
     )
     """RMS norms over each head of queries and keys, with one weight for all heads; with `mla`, where it is the default,
-    over the latents, and with `compressed`. l2: without weights, in the layers with RoPE (Llama 4). all: over all heads together, with a
-    weight for each element (OLMo 2). layer: as true, layer norms with a weight and a bias (Persimmon)."""
+    over the latents, and with `compressed`. l2: without weights, in the layers with RoPE (Llama 4). all: over all heads
+    together, with a weight for each element (OLMo 2). layer: as true, layer norms with a weight and a bias
+    (Persimmon)."""
     qkv_bias: Flag = Field(default_factory=lambda fields: _has_biases(fields) and fields.get("mla") is None)
     """Biases of queries, keys and values. Default: True with layernorm and without `mla`."""
     proj_bias: Flag = Field(default_factory=lambda fields: _has_biases(fields))

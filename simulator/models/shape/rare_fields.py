@@ -57,9 +57,9 @@ class RareFields(TransformerFields):
         return self.model_copy(update=changes) if changes else self
 
     @property
-    def streams(self) -> int:
-        """Residual streams of a token."""
-        return self.hyper_connections.streams if self.hyper_connections else 1
+    def stream_width(self) -> int:
+        """Width of all residual streams of a token (elements)."""
+        return self.hidden * (self.hyper_connections.streams if self.hyper_connections else 1)
 
     @property
     def reads_keys(self) -> bool:

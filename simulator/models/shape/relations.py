@@ -62,7 +62,11 @@ def _check_compressed(shape: RareFields, part: CompressedAttention) -> None:
     heads = ("keys_are_values", shape.keys_are_values), ("value_dim", shape.value_dim), ("frames", shape.frames)
     plain = ("qk_layernorm", shape.qk_layernorm is not True), ("positions", shape.positions != "rope")
     other = ("qkv_bias", shape.qkv_bias), ("full_every", shape.full_every), ("shared_keys", shape.shared_keys)
-    inner = ("inner_norms", shape.inner_norms), ("value_norm", shape.value_norm), ("softcaps", "attention" in shape.softcaps)
+    inner = (
+        ("inner_norms", shape.inner_norms),
+        ("value_norm", shape.value_norm),
+        ("softcaps", "attention" in shape.softcaps),
+    )
     rule = "attention to compressed entries is supported without it"
     _refuse((*others, *more, *masks, *heads, *plain, *other, *inner), rule)
 
