@@ -126,6 +126,9 @@ class Adapters:
         if model.compressed:
             rule = f"{model.name} has attention to compressed entries, and adapters of it are not supported"
             raise PlanError("train.mode", rule, "Use full", "lora")
+        if model.head_experts:
+            rule = f"{model.name} has a mixture of attention heads, and adapters of it are not supported"
+            raise PlanError("train.mode", rule, "Use full", "lora")
         if model.linear_attention:
             rule = f"{model.name} has layers with linear attention, and adapters of these are not supported"
             raise PlanError("train.mode", rule, "Use full", "lora")

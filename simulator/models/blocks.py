@@ -6,6 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from meshcast.simulator.ir.decoder_operators import CappedAttention, NormOfHeads, ReadContext, ReadKeys
+from meshcast.simulator.ir.head_expert_operators import HeadExperts, HeadExpertsBack
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import MLP, CrossAttention, Module, MoE, SelfAttention, SharedExperts
 from meshcast.simulator.ir.moe_operators import (
@@ -55,8 +56,9 @@ class BlockBuilder(RecurrentBuilder):
     def down_bias(self, experts: bool) -> tuple[Tensor, ...]:
         """Makes the bias of the MLP or the shared experts, if there is any; routed experts have their biases."""
         model = self.model
-        has_bias = not experts or (model.moe and model.moe.shared_ffn)
-        return (self.weight("down.bias", h=self.hidden_dim),) if model.mlp_bias and has_bias else ()
+        has_bias = model.mlp_bias and (not experts or (model.moe and model.moe.shared_ffn))
+        has_bias = has_bias or (experts and model.moe and model.moe.sum_bias)
+        return (self.weight("down.bias", h=self.hidden_dim),) if has_bias else ()
 
     # --------------------------------------------------------------------------------------- attention
 
@@ -111,11 +113,14 @@ class BlockBuilder(RecurrentBuilder):
             each = 1 if model.attention_gate == "heads" else of_value
             widths |= {"gate": Dim(model.heads * each, unit=each)}
         projected = {n: self.act("attention.gate" if n == "gate" else n, a=a) for n, a in widths.items()}
-        weights = [self.weight(f"w{n}", h=self.hidden_dim, a=a) for n, a in widths.items()]
+        direct = {n: a for n, a in widths.items() if n != "q" or not model.head_experts}
+        weights = [self.weight(f"w{n}", h=self.hidden_dim, a=a) for n, a in direct.items()]
         weights += [self.weight(f"b{n}", a=a) for n, a in widths.items()] if model.qkv_bias else []
         if model.sinks:  # sharded as the heads are, by everything that shards this layer, as its biases
             weights.append(self.weight("sinks", a=Dim(model.heads)))
-        modules = self.linear("qkv", x, tuple(projected.values()), *weights, whole=model.fused_qkv)
+        modules = self.linear("qkv", x, tuple(projected[n] for n in direct), *weights, whole=model.fused_qkv)
+        if model.head_experts:
+            self.split_heads(modules, model.head_experts, x, projected["q"])
         if model.reads_keys:
             read = {name: self.act(f"{name}.read", a=width) for name, width in keys.items()}
             ids = Tensor("ids", self.token_dims, "int64")
@@ -230,8 +235,30 @@ class BlockBuilder(RecurrentBuilder):
             o = gated
         if model.inner_norms:
             o = self._norm_inside(modules, o, "a")
-        modules += self.linear("proj", o, (y,), self.weight("wo", a=width, h=self.hidden_dim))
+        if model.head_experts:
+            modules.append(self.join_heads(model.head_experts, o, y))
+        else:
+            modules += self.linear("proj", o, (y,), self.weight("wo", a=width, h=self.hidden_dim))
         return SelfAttention("attention", tuple(modules))
+
+    def join_heads(self, experts: int, o: Tensor, y: Tensor) -> Module:
+        """Builds the output layer of a mixture of attention heads."""
+        width = Dim(self.model.kv_heads * self.model.head_dim, unit=self.model.head_dim)
+        weight = self.weight("wo", e=Dim(experts), a=width, h=self.hidden_dim)
+        return HeadExpertsBack("proj", (o,), (y,), (weight,), self.grad_dtype)
+
+    def split_heads(self, modules: list[Module], experts: int, x: Tensor, q: Tensor) -> None:
+        """Adds the router and the queries of a mixture of attention heads to the modules of attention."""
+        passes, width = self.model.heads // self.model.kv_heads, Dim(self.model.key_width, unit=self.model.head_dim)
+        logits = self.act("attention.logits", r=Dim(experts))
+        chosen = Tensor("attention.chosen", {**self.token_dims, "k": Dim(passes)}, "fp32")
+        router = self.weight("wattention.router", h=self.hidden_dim, r=Dim(experts))
+        queries = self.weight("wq", e=Dim(experts), h=self.hidden_dim, a=width)
+        modules += [
+            Linear("attention.router", (x,), (logits,), (router,), self.grad_dtype),
+            TopK("attention.top_k", (logits,), (chosen,)),
+            HeadExperts("q", (x,), (q,), (queries,), self.grad_dtype),
+        ]
 
     def _norm_inside(self, modules: list[Module], x: Tensor, width: str) -> Tensor:
         """Adds the norm in front of an output layer, over the whole dim `width` of its input, to the modules."""

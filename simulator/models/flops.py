@@ -148,6 +148,7 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["qkv"] += layers * 2 * tokens * (_qkv_weights(shape) + projection)
             parts["attention"] += layers * tokens * _index_flops(model, seq if causal else 2 * seq)
             parts["proj"] += layers * 2 * tokens * _output_weights(shape)
+            parts["router"] += layers * 2 * tokens * h * (model.head_experts or 0)
         if model.hyper_connections:
             parts["streams"] += layers * tokens * 2 * model.hyper_connections.flops(h)
         if model.layer_input:

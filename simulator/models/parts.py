@@ -179,6 +179,8 @@ class MoEShape(ShapePart):
     """Both halves of the gated activation are clamped first (gpt-oss)."""
     router_bias: Flag = False
     """The router has one more parameter for each expert: a bias, or the correction of DeepSeek-V3."""
+    sum_bias: Flag = False
+    """The sum of the results has a bias (JetMoE)."""
     residual: Flag = False
     """A token's results of routed and of shared experts are added with two weights, from a linear layer with bias
     (``use_residual`` of DeepSpeed-MoE); otherwise as they are."""

@@ -216,8 +216,17 @@ class Transformer(RareFields):
             projections = (h + self.qkv_bias) * sum(self.projected_widths)
             widths = {"all": q + self.key_width, "layer": 4 * self.head_dim, True: 2 * self.head_dim}
             normed = widths.get(self.qk_layernorm, 0) // (2 if self.reads_keys else 1)
+        if experts := self.head_experts:
+            projections += h * experts + self._unused_head_experts
         projections += 2 * self.seq * (self.projected_keys or 0) + self.heads * self.sinks + out * self.inner_norms
         return projections + normed + out * h + self.proj_bias * h
+
+    @property
+    def _unused_head_experts(self) -> int:
+        """Parameters of the experts of attention that a token does not pass; 0 without experts."""
+        passes = self.heads // self.kv_heads
+        width = (self.query_width + self.output_width) // passes
+        return ((self.head_experts or passes) - passes) * width * self.hidden
 
     def mlp_parameters(self, ffn: int) -> int:
         """Parameters of an MLP or expert of inner width `ffn`, biases included."""
@@ -238,6 +247,7 @@ class Transformer(RareFields):
         routed = (there if experts is None else experts) * self.mlp_parameters(its.expert_ffn)
         shared = self.mlp_parameters(its.shared_ffn) if its.shared_ffn else 0
         mixing = 2 * (self.hidden + 1) if its.residual else self.hidden * its.shared_gate
+        mixing += self.hidden * its.sum_bias
         mixing += self.norm_parameters * (4 if its.norm == "each" else its.norm)
         return (there + its.zero_experts) * (self.hidden + its.router_bias) + routed + shared + mixing
 
@@ -271,6 +281,7 @@ class Transformer(RareFields):
             return self.other.parameters
         inner = self._moe_parameters(experts, of) if moe and self.moe else self.mlp_parameters(self.dense_ffn)
         mixer = self.linear_parameters if linear else self.attention_parameters
+        mixer -= self._unused_head_experts if experts is not None and not linear else 0
         added = self.layer_input.parameters(self.hidden) + self.norm_parameters if self.layer_input else 0
         added += 2 * self.hyper_connections.parameters(self.hidden) if self.hyper_connections else 0
         added += 2 * self.hidden * self.layer_scale + (self.other.parameters if self.other else 0)

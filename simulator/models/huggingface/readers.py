@@ -129,6 +129,7 @@ DECODERS = {
     "minicpm3": "experts.MiniCPM3",
     "deepseek_v4": "streams.DeepSeekV4",
     "hy_v4": "streams.HYV4",
+    "jetmoe": "experts.JetMoE",
 }
 """Module and class of the readers of decoders."""
 
@@ -146,6 +147,7 @@ SUPPORTED = DECODERS | {
     "megatron-bert": "encoder.MegatronBERT",
     "roberta-prelayernorm": "encoder.PreNormRoBERTa",
     "bert-generation": "encoder.BERTGeneration",
+    "xlm": "encoder.XLM",
     "llava": "vision.Llava",
     "emu3": "vision.Emu3",
     "gemma3": "vision.Gemma3",

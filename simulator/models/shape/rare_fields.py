@@ -44,6 +44,9 @@ class RareFields(TransformerFields):
     """What attention and the MLP add to the stream is multiplied by a vector of its own (InternVL)."""
     inner_norms: Flag = False
     """RMS norms in front of the output layers of attention, over all heads, and of MLPs (BitNet)."""
+    head_experts: Size | None = None
+    """Experts of queries and of the output layer of attention: a token passes heads / kv_heads of them, each with a
+    query for every key/value head (JetMoE); None: one matrix for all tokens."""
     hyper_connections: HyperConnections | None = None
     """Several residual streams between blocks (DeepSeek-V4, Hunyuan 4); None: one."""
 

@@ -40,6 +40,8 @@ def check_relations(shape: RareFields) -> None:
         _check_compressed(shape, shape.compressed)
     if shape.hyper_connections:
         _check_streams(shape)
+    if shape.head_experts:
+        _check_head_experts(shape, shape.head_experts)
 
 
 def _check_compressed(shape: RareFields, part: CompressedAttention) -> None:
@@ -69,6 +71,17 @@ def _check_compressed(shape: RareFields, part: CompressedAttention) -> None:
     )
     rule = "attention to compressed entries is supported without it"
     _refuse((*others, *more, *masks, *heads, *plain, *other, *inner), rule)
+
+
+def _check_head_experts(shape: RareFields, experts: int) -> None:
+    if experts < shape.heads // shape.kv_heads:
+        rule = f"a token passes {shape.heads // shape.kv_heads} of them, heads over kv_heads, each at most once"
+        raise ModelError("head_experts", rule, "Give more, or fewer heads", experts)
+    others = ("mla", shape.mla), ("ssm", shape.ssm), ("compressed", shape.compressed), ("qkv_bias", shape.qkv_bias)
+    more = ("attention_gate", shape.attention_gate), ("shared_keys", shape.shared_keys), ("sinks", shape.sinks)
+    heads = ("value_dim", shape.value_dim), ("keys_are_values", shape.keys_are_values), ("mtp", shape.mtp)
+    inner = ("inner_norms", shape.inner_norms), ("projected_keys", shape.projected_keys)
+    _refuse((*others, *more, *heads, *inner), "a mixture of attention heads is supported without it")
 
 
 def _check_streams(shape: RareFields) -> None:

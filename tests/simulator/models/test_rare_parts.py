@@ -41,6 +41,7 @@ PARTS: list[dict[str, Any]] = [
     {**ENTRIES, **STREAMS, **EXPERTS},
     SHARING,
     {"mla": MLA, "attention_gate": True, "sinks": True},
+    {"kv_heads": 2, "head_experts": 4, "proj_bias": True, "moe": {**EXPERTS["moe"], "sum_bias": True}},
 ]
 
 
@@ -166,6 +167,15 @@ def test_every_layer_has_the_entries_of_its_type(changes: dict[str, Any], rates:
     found = dict.fromkeys(range(6), model.compressed)
     found |= {number: variant.compressed for variant in model.variants for number in variant.numbers}
     assert [part and part.rate for part in found.values()] == rates
+
+
+def test_a_token_passes_as_many_experts_of_heads_as_queries_share_a_key() -> None:
+    """Queries of the others, and their rows of the output layer, are parameters that no token passes."""
+    shape = {**SMALL, **EXPERTS, "kv_heads": 2}
+    plain, mixture = load_model(shape), load_model({**shape, "head_experts": 5})
+    router, expert = 64 * 5, 2 * 64 * 2 * 16
+    assert mixture.parameters - plain.parameters == 2 * (router + 3 * expert)
+    assert mixture.active_parameters - plain.active_parameters == 2 * router
 
 
 def test_first_layers_choose_experts_by_a_table_without_corrections() -> None:
