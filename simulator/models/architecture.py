@@ -292,7 +292,7 @@ class Architecture(RareBlockBuilder):
         modules.append(attention)
         if self._norm_place(kind) != "before":
             added = self._norm_behind(modules, projected, "proj.norm")
-        added = self._scale(modules, added, "proj.scale")
+        added = self._scale(modules, self.convolve(modules, added, "proj.conv"), "proj.scale")
         bias = self._mixer_bias(kind)
         modules.append(Residual("residual1", (stream, added), (middle,), bias, dropout=model.dropout > 0))
         if self.encoder_seq:
@@ -349,12 +349,13 @@ class Architecture(RareBlockBuilder):
     ) -> list[Module]:
         """Builds the second block with its norm, if it has any, and the addition to the residual stream."""
         modules: list[Module] = [block]
-        if self._norm_place(kind) != "before" or (kind.experts and self.model.moe and self.model.moe.norm is True):
-            result = results[0]
-            if len(results) > 1:
-                result = self.act("down.sum")
-                modules.append(Residual("experts.sum", results, (result,)))
-            results = (self._norm_behind(modules, result, "down.norm"),)
+        normed = self._norm_place(kind) != "before" or (kind.experts and self.model.moe and self.model.moe.norm is True)
+        if len(results) > 1 and (normed or self.model.token_convolutions):
+            modules.append(Residual("experts.sum", results, (self.act("down.sum"),)))
+            results = (self.act("down.sum"),)
+        if normed:
+            results = (self._norm_behind(modules, results[0], "down.norm"),)
+        results = (self.convolve(modules, results[0], "down.conv"), *results[1:])
         results = (self._scale(modules, results[0], "down.scale"), *results[1:])
         bias, dropout = self.down_bias(kind.experts), self.model.dropout > 0
         return [*modules, Residual("residual2", (stream, *results), (end,), bias, dropout=dropout)]

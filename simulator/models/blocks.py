@@ -58,7 +58,8 @@ class BlockBuilder(RecurrentBuilder):
         model = self.model
         has_bias = model.mlp_bias and (not experts or (model.moe and model.moe.shared_ffn))
         has_bias = has_bias or (experts and model.moe and model.moe.sum_bias)
-        return (self.weight("down.bias", h=self.hidden_dim),) if has_bias else ()
+        bias = (self.weight("down.bias", h=self.hidden_dim),) if has_bias else ()
+        return (*bias, *((self.weight("result.scale", k=Dim(1)),) if model.result_scale else ()))
 
     # --------------------------------------------------------------------------------------- attention
 
@@ -396,7 +397,7 @@ class BlockBuilder(RecurrentBuilder):
 
     def _gate_shared(self, modules: list[Module], x: Tensor, shared: Tensor) -> Tensor:
         """Adds the gate of shared experts to the modules of experts; returns their weighted result."""
-        single = Dim(1)
+        single = Dim(self.model.moe.shared_weights if self.model.moe else 1)
         share = Tensor("shared.share", {**self.token_dims, "k": single}, self.dtype)
         weighted = self.act("shared.weighted")
         modules.append(

@@ -149,6 +149,8 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["attention"] += layers * tokens * _index_flops(model, seq if causal else 2 * seq)
             parts["proj"] += layers * 2 * tokens * _output_weights(shape)
             parts["router"] += layers * 2 * tokens * h * (model.head_experts or 0)
+            if shape.distance_profiles:
+                parts["qkv"] += layers * tokens * shape.distance_profiles.flops(h, shape.heads)
         if model.hyper_connections:
             parts["streams"] += layers * tokens * 2 * model.hyper_connections.flops(h)
         if model.layer_input:
@@ -164,7 +166,7 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["mlp"] += layers * _mlp(model, tokens, shape.dense_ffn)
         if kind.experts and model.moe:
             passes = model.moe.top_k * (model.moe.capacity or 1)
-            weights = 2 * model.moe.residual + model.moe.shared_gate
+            weights = 2 * model.moe.residual + model.moe.shared_weights
             parts["router"] += layers * 2 * tokens * h * (kind.routed + model.moe.zero_experts + weights)
             parts["experts"] += layers * passes * _mlp(model, tokens, model.moe.expert_ffn)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)

@@ -184,13 +184,18 @@ class MoEShape(ShapePart):
     residual: Flag = False
     """A token's results of routed and of shared experts are added with two weights, from a linear layer with bias
     (``use_residual`` of DeepSpeed-MoE); otherwise as they are."""
-    shared_gate: Flag = False
+    shared_gate: Flag | Literal["each"] = False
     """A token's result of shared experts is multiplied by the sigmoid of one number, from a linear layer without bias
-    (Qwen2-MoE)."""
+    (Qwen2-MoE); each: that of every one by a number of its own, of the router (Inkling)."""
 
     norm: Flag | Literal["each"] = False
     """A norm over the sum of the results of routed and shared experts, before the residual addition (A.X-K1); each: in
     front of the router and of routed experts, and behind the results of routed and of shared experts (Gemma 4)."""
+
+    @property
+    def shared_weights(self) -> int:
+        """Numbers by which a token's results of shared experts are multiplied."""
+        return self.shared_experts if self.shared_gate == "each" else int(self.shared_gate)
 
     def is_in(self, layer: int) -> bool:
         """Returns whether `layer` (from 0) has experts."""

@@ -7,13 +7,15 @@ from dataclasses import replace
 from meshcast.simulator.ir.compressed_attention_operators import Compress, GroupedLinear
 from meshcast.simulator.ir.compressed_attention_operators import CompressedAttention as AttentionToEntries
 from meshcast.simulator.ir.layout import Dim, Tensor
+from meshcast.simulator.ir.mamba_operators import TokenConvolution
 from meshcast.simulator.ir.modules import Module, SelfAttention
 from meshcast.simulator.ir.operators import Norm, Rope
+from meshcast.simulator.ir.profile_operators import BiasedAttention, DistanceBias
 from meshcast.simulator.ir.sparse_attention_operators import ChooseKeys, detach
 from meshcast.simulator.ir.stream_operators import AddToStreams, CollapseStreams, MixStreams
 from meshcast.simulator.models.blocks import BlockBuilder
 from meshcast.simulator.models.parts import SparseIndex
-from meshcast.simulator.models.rare_parts import CompressedAttention
+from meshcast.simulator.models.rare_parts import CompressedAttention, DistanceProfiles
 
 
 class RareBlockBuilder(BlockBuilder):
@@ -22,6 +24,8 @@ class RareBlockBuilder(BlockBuilder):
     def self_attention(self, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
         if self.model.compressed:
             return self._attend_to_entries(self.model.compressed, x, y)
+        if self.model.distance_profiles:
+            return self._attend_by_distance(self.model.distance_profiles, x, y, local)
         return super().self_attention(x, y, local)
 
     # --------------------------------------------------------------------- attention to compressed entries
@@ -98,6 +102,41 @@ class RareBlockBuilder(BlockBuilder):
         ]
         choose = (q, keys, weights), (chosen,), (), index.dim, self.document, part.rate or 1
         return [*modules, *map(detach, linears), ChooseKeys("index.choose", *choose)]
+
+    # ---------------------------------------------------------------------- distances and convolutions
+
+    def _attend_by_distance(self, part: DistanceProfiles, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
+        """Builds attention whose scores have a bias by distance; keys and values pass convolutions."""
+        model, d = self.model, self.model.head_dim
+        projected, modules = self._project_heads(x)
+        k, v = (self.convolve(modules, projected[name], f"{name}.conv") for name in "kv")
+        heads = self._norm_heads(modules, (projected["q"], k)) if model.qk_layernorm else (projected["q"], k)
+        states, bias, o = (
+            self.act(name, a=Dim(model.heads * width, unit=width))
+            for name, width in (("states", part.width), ("distance.bias", part.extent), ("o", d))
+        )
+        profiles = self.weight("profiles", r=Dim(part.width), n=Dim(part.extent))
+        states_weight = self.weight("wstates", h=self.hidden_dim, a=states.dims["a"])
+        mask = model.window if local else None, self.tokens_before, self.tokens_after, self.document
+        kernel = d, self.attention, model.dropout > 0, d, *mask
+        keys = heads[1].rename_dims(s="t"), v.rename_dims(s="t")
+        modules += [
+            *self.linear("states", x, (states,), states_weight),
+            DistanceBias("distance.bias", (states,), (bias,), (profiles,), self.grad_dtype),
+            BiasedAttention("core", (heads[0], *keys, bias), (o,), (), *kernel),
+            *self.linear("proj", o, (y,), self.weight("wo", a=o.dims["a"], h=self.hidden_dim)),
+        ]
+        return SelfAttention("attention", tuple(modules))
+
+    def convolve(self, modules: list[Module], x: Tensor, name: str) -> Tensor:
+        """Adds the convolution of a tensor over tokens to the modules, if the model has it; returns its output."""
+        if not self.model.token_convolutions:
+            return x
+        width = next(dim for dim in ("a", "h") if dim in x.dims)
+        taps = self.weight(f"{name}.weight", **{width: x.dims[width]}, taps=Dim(self.model.token_convolutions))
+        convolved = replace(x, name=name)
+        modules.append(TokenConvolution(name, (x,), (convolved,), (taps,)))
+        return convolved
 
     # -------------------------------------------------------------------------------- residual streams
 

@@ -92,3 +92,22 @@ class CompressedAttention(ShapePart):
         widths = [dim, *([self.index.dim] if self.index else [])] if self.rate else []
         entries = sum((self.rate or 0) * self.entry_width(width) + width for width in widths)
         return self.q_lora_rank + dim + entries
+
+
+class DistanceProfiles(ShapePart):
+    """A bias of scores by the distance of query and key, in place of positions: a state of every token and head is
+    multiplied with trained profiles. Source: ``InklingRelativeLogits`` of ``transformers``.
+    """
+
+    width: Size
+    """Elements of the state of a head."""
+    extent: Size
+    """Distances that have a bias (tokens); in layers with a window those of it."""
+
+    def parameters(self, hidden: int, heads: int) -> int:
+        """Counts the parameters of a layer. hidden: width of the stream."""
+        return self.width * (hidden * heads + self.extent)
+
+    def flops(self, hidden: int, heads: int) -> int:
+        """Counts the FLOPs of a token in their products."""
+        return 2 * heads * self.width * (hidden + self.extent)

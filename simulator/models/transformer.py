@@ -246,7 +246,7 @@ class Transformer(RareFields):
         its, there = self.moe, of or self.moe.experts
         routed = (there if experts is None else experts) * self.mlp_parameters(its.expert_ffn)
         shared = self.mlp_parameters(its.shared_ffn) if its.shared_ffn else 0
-        mixing = 2 * (self.hidden + 1) if its.residual else self.hidden * its.shared_gate
+        mixing = 2 * (self.hidden + 1) if its.residual else self.hidden * its.shared_weights
         mixing += self.hidden * its.sum_bias
         mixing += self.norm_parameters * (4 if its.norm == "each" else its.norm)
         return (there + its.zero_experts) * (self.hidden + its.router_bias) + routed + shared + mixing
@@ -281,6 +281,10 @@ class Transformer(RareFields):
             return self.other.parameters
         inner = self._moe_parameters(experts, of) if moe and self.moe else self.mlp_parameters(self.dense_ffn)
         mixer = self.linear_parameters if linear else self.attention_parameters
+        if not linear:
+            mixer += (self.token_convolutions or 0) * (self.key_width + self.value_width + 2 * self.hidden)
+            mixer += self.distance_profiles.parameters(self.hidden, self.heads) if self.distance_profiles else 0
+        mixer += self.result_scale
         mixer -= self._unused_head_experts if experts is not None and not linear else 0
         added = self.layer_input.parameters(self.hidden) + self.norm_parameters if self.layer_input else 0
         added += 2 * self.hyper_connections.parameters(self.hidden) if self.hyper_connections else 0

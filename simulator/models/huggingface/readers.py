@@ -130,6 +130,7 @@ DECODERS = {
     "deepseek_v4": "streams.DeepSeekV4",
     "hy_v4": "streams.HYV4",
     "jetmoe": "experts.JetMoE",
+    "inkling_text": "layered.InklingText",
 }
 """Module and class of the readers of decoders."""
 

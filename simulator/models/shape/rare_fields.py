@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttention, Size
-from meshcast.simulator.models.rare_parts import HyperConnections
+from meshcast.simulator.models.rare_parts import DistanceProfiles, HyperConnections
 from meshcast.simulator.models.shape.fields import TransformerFields
 
 
@@ -47,6 +47,13 @@ class RareFields(TransformerFields):
     head_experts: Size | None = None
     """Experts of queries and of the output layer of attention: a token passes heads / kv_heads of them, each with a
     query for every key/value head (JetMoE); None: one matrix for all tokens."""
+    distance_profiles: DistanceProfiles | None = None
+    """A bias of scores by distance, from a state of each token and head (Inkling); None: none."""
+    token_convolutions: Size | None = None
+    """Tokens of causal convolutions, with their input added, of keys, of values, and of what attention and the MLP add
+    to the stream (Inkling); None: none."""
+    result_scale: Flag = False
+    """The result of an MLP, or the weights of experts, are multiplied by a single number (Inkling)."""
     hyper_connections: HyperConnections | None = None
     """Several residual streams between blocks (DeepSeek-V4, Hunyuan 4); None: one."""
 
@@ -55,6 +62,9 @@ class RareFields(TransformerFields):
         changes: dict[str, object] = {}
         if local and self.local_attention is not None:
             changes |= {**self.local_attention.model_dump(exclude_none=True), "local_attention": None}
+        profiles = self.distance_profiles
+        if local and profiles and self.window and profiles.extent != self.window:
+            changes |= {"distance_profiles": profiles.model_copy(update={"extent": self.window})}
         if reads_keys and not self.reads_keys:
             changes |= {"shared_keys": self.layers, "ffn": self.reading_ffn or self.ffn}
         return self.model_copy(update=changes) if changes else self

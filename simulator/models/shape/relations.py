@@ -40,6 +40,8 @@ def check_relations(shape: RareFields) -> None:
         _check_compressed(shape, shape.compressed)
     if shape.hyper_connections:
         _check_streams(shape)
+    if shape.distance_profiles or shape.token_convolutions:
+        _check_distances(shape)
     if shape.head_experts:
         _check_head_experts(shape, shape.head_experts)
 
@@ -71,6 +73,30 @@ def _check_compressed(shape: RareFields, part: CompressedAttention) -> None:
     )
     rule = "attention to compressed entries is supported without it"
     _refuse((*others, *more, *masks, *heads, *plain, *other, *inner), rule)
+
+
+def _check_distances(shape: RareFields) -> None:
+    if shape.distance_profiles and shape.positions != "none":
+        rule = "a bias by distance is in place of positions"
+        raise ModelError("positions", rule, "Give none", shape.positions)
+    if shape.token_convolutions and not shape.distance_profiles:
+        rule = "convolutions of keys and values are supported beside a bias by distance"
+        raise ModelError(
+            "token_convolutions", rule, "Leave it out, or give distance_profiles", shape.token_convolutions
+        )
+    others = (
+        ("mla", shape.mla),
+        ("ssm", shape.ssm),
+        ("compressed", shape.compressed),
+        ("shared_keys", shape.shared_keys),
+    )
+    more = ("parallel_residual", shape.parallel_residual), ("linear_attention", shape.linear_attention)
+    heads = ("value_dim", shape.value_dim), ("keys_are_values", shape.keys_are_values), ("mtp", shape.mtp)
+    inner = ("inner_norms", shape.inner_norms), ("attention_gate", shape.attention_gate), ("sinks", shape.sinks)
+    streams = ("hyper_connections", shape.hyper_connections), ("head_experts", shape.head_experts)
+    masks = ("attention_chunk", shape.attention_chunk), ("bidirectional", shape.bidirectional), ("frames", shape.frames)
+    rule = "scores with a bias by distance are supported without it"
+    _refuse((*others, *more, *heads, *inner, *streams, *masks, ("projected_keys", shape.projected_keys)), rule)
 
 
 def _check_head_experts(shape: RareFields, experts: int) -> None:

@@ -42,6 +42,11 @@ PARTS: list[dict[str, Any]] = [
     SHARING,
     {"mla": MLA, "attention_gate": True, "sinks": True},
     {"kv_heads": 2, "head_experts": 4, "proj_bias": True, "moe": {**EXPERTS["moe"], "sum_bias": True}},
+    {
+        **{"positions": "none", "distance_profiles": {"width": 6, "extent": 12}, "token_convolutions": 4},
+        **{"moe": {**EXPERTS["moe"], "shared_gate": "each"}, "result_scale": True, "qk_layernorm": True},
+        **{"window": 8, "full_every": 2, "local_attention": {"heads": 8, "kv_heads": 2}},
+    },
 ]
 
 
@@ -176,6 +181,16 @@ def test_a_token_passes_as_many_experts_of_heads_as_queries_share_a_key() -> Non
     router, expert = 64 * 5, 2 * 64 * 2 * 16
     assert mixture.parameters - plain.parameters == 2 * (router + 3 * expert)
     assert mixture.active_parameters - plain.active_parameters == 2 * router
+
+
+def test_biases_by_distance_take_memory_for_every_head_and_distance() -> None:
+    """Of a layer with full attention all distances with a profile, of one with a window those of it."""
+    shape = {"positions": "none", "window": 8, "full_every": 2, "distance_profiles": {"width": 6, "extent": 12}}
+    several = play({**shape, "distance_profiles": {"width": 6, "extent": 28}})
+    assert several.kept(0) - play(shape).kept(0) == 32 * 4 * (28 - 12) * 2
+    local = play({**shape, "full_every": 0})
+    wide = play({**shape, "full_every": 0, "window": 16})
+    assert wide.kept(0) - local.kept(0) == 2 * 32 * 4 * (16 - 8) * 2
 
 
 def test_first_layers_choose_experts_by_a_table_without_corrections() -> None:
