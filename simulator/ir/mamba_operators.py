@@ -46,9 +46,10 @@ class Scan(Operator):
     undivided = ("s",)
 
 
-class Convolution(Scan):
+class TokenConvolution(Operator):
     """A causal convolution of each channel along the sequence, with an activation if there is any, in a kernel each way
-    (``causal_conv1d_fn``): y = conv(x). Its input is saved."""
+    (``causal_conv1d_fn``): y = conv(x). Its input is saved. Where ranks hold parts of sequences, the few tokens that
+    each needs of another are left out."""
 
     def forward(self, at: LocalShapes) -> list[Work]:
         return [Memory("conv", at.bytes(*self.ins), at.bytes(*self.outs))]
@@ -59,6 +60,10 @@ class Convolution(Scan):
     @property
     def saved_tensors(self) -> tuple[Tensor, ...]:
         return self.ins
+
+
+class Convolution(TokenConvolution, Scan):
+    """The same in a block that has whole sequences on every rank."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -123,6 +123,7 @@ class Attention:
     dtype: number format.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
     reserved: multiprocessors that it leaves to the communication kernels beside it.
+    chosen: whether an indexer has chosen the keys, which lie anywhere, or the kernel is that of its scores.
     """
 
     batch: float
@@ -137,6 +138,7 @@ class Attention:
     dtype: str = "bf16"
     pace: float = 1.0
     reserved: int = 0
+    chosen: bool = False
 
     @property
     def flops(self) -> float:
@@ -156,7 +158,7 @@ class Memory:
 
     what: norm, rms-norm, residual, activation (gated), expert-activation, clamped-activation, expert-bias, gelu, rope,
         embedding, softmax, dropout, add, cross-entropy, concat, cast, convert, router, permute, conv, scan,
-        selective-scan, adam, row-cast, group-cast, row-gather, bias-gradient, grad-norm, zero-grad
+        selective-scan, streams, adam, row-cast, group-cast, row-gather, bias-gradient, grad-norm, zero-grad
     read, write: bytes read from and written to memory.
     backward: whether this is the kernel of the backward pass, for kinds that have both.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.

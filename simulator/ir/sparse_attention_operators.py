@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.layout import Tensor
 from meshcast.simulator.ir.modules import LocalShapes, Module, Operator
-from meshcast.simulator.ir.operators import Linear, count_pairs
+from meshcast.simulator.ir.operators import CoreAttention, Linear, count_pairs
 from meshcast.simulator.ir.ops import Attention, Memory, Work
+
+
+class ChosenAttention(CoreAttention):
+    """Attention to the keys that an indexer has chosen. A query sees as many as in a window, wherever they are."""
+
+    def _fused_kernel(self, at: LocalShapes, backward: bool) -> list[Work]:
+        works = super()._fused_kernel(at, backward)
+        return [replace(work, chosen=True) if isinstance(work, Attention) else work for work in works]
 
 
 class DetachedLinear(Linear):
@@ -40,10 +49,12 @@ class ChooseKeys(Operator):
 
     width: elements of a head.
     document: tokens of the documents packed into a sequence, within each of which keys are chosen; None: a single one.
+    rate: tokens for which a key stands, if it is that of a compressed entry.
     """
 
     width: int = 128
     document: int | None = None
+    rate: int = 1
 
     def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int]:
         """Returns samples, positions, heads and chosen keys."""
@@ -58,13 +69,18 @@ class ChooseKeys(Operator):
         FLOPs, with half of the width in each of its two products.
         """
         samples, tokens, heads, _ = self._sizes(at)
-        share = count_pairs(tokens, self.document, most) / tokens**2
+        share, keys = self._pairs(tokens, most) / tokens**2 * self.rate, max(1, tokens // self.rate)
         half, dtype = max(1, self.width // 2), self.ins[0].dtype
-        return [Attention(samples, tokens, tokens, heads, 1, half, half, share, False, dtype)] * count
+        return [Attention(samples, tokens, keys, heads, 1, half, half, share, False, dtype, chosen=True)] * count
+
+    def _pairs(self, tokens: int, most: int | None) -> float:
+        """Counts the pairs of queries and keys before them, with at most so many keys of a query."""
+        document = self.document // self.rate if self.document else None
+        return self.rate * count_pairs(max(1, tokens // self.rate), document, most)
 
     def forward(self, at: LocalShapes) -> list[Work]:
         samples, tokens, _, chosen = self._sizes(at)
-        sums = 4 * samples * round(count_pairs(tokens, self.document, None))
+        sums = 4 * samples * round(self._pairs(tokens, None))
         return [*self._products(at, None, 1), Memory("softmax", 2 * sums, sums + 4 * samples * tokens * chosen)]
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:

@@ -123,6 +123,15 @@ class Adapters:
         if model.cross_attention:
             rule = f"{model.name} is an encoder with a decoder, and adapters of these are not supported"
             raise PlanError("train.mode", rule, "Use full", "lora")
+        parts = {
+            "attention to compressed entries": model.compressed,
+            "a mixture of attention heads": model.head_experts,
+            "scores with a bias by distance": model.distance_profiles,
+        }
+        for name, part in parts.items():
+            if part:
+                rule = f"{model.name} has {name}, and adapters of it are not supported"
+                raise PlanError("train.mode", rule, "Use full", "lora")
         if model.linear_attention:
             rule = f"{model.name} has layers with linear attention, and adapters of these are not supported"
             raise PlanError("train.mode", rule, "Use full", "lora")

@@ -17,17 +17,17 @@ from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, LayersFrom, Module, Stage, Unit, add_marks
 from meshcast.simulator.ir.operators import Activation, Boundary, Concat, Embedding, Head, Loss, Norm, Residual
 from meshcast.simulator.models.adapters import freeze, mark_lowest
-from meshcast.simulator.models.blocks import BlockBuilder
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.composition import compose
 from meshcast.simulator.models.ends import build_batch_loss, build_input, build_other, build_projector, make_table
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.parts import StateSpace
+from meshcast.simulator.models.rare_blocks import RareBlockBuilder
 from meshcast.simulator.models.shapes import add_prefix, attend_along
 from meshcast.simulator.models.transformer import ALONE, LayerKind, list_further_kinds
 
 
-class Architecture(BlockBuilder):
+class Architecture(RareBlockBuilder):
     """Builds the modules of the stages of a model for a micro-batch."""
 
     def stage(self, layers: range, first: bool, last: bool) -> Stage:
@@ -131,8 +131,8 @@ class Architecture(BlockBuilder):
 
     @property
     def residual(self) -> Tensor:
-        """The residual stream [b, s, h] between units."""
-        return self.act("x")
+        """The residual stream [b, s, h] between units, or several."""
+        return self.stream("x")
 
     # ------------------------------------------------------------------------------------------- units
 
@@ -253,7 +253,7 @@ class Architecture(BlockBuilder):
             assert isinstance(self.model, Model)
             variant = self.model.variants[kind.variant - 1].model_copy(update={"name": self.model.name})
             return replace(self, model=variant).layer(kind._replace(variant=0), first)
-        end = self.act("end")
+        end = self.stream("end")
         unit = self._unit(Layer, "layer", self._whole_layer(kind, end), True, end, kind)
         assert isinstance(unit, Layer)
         unit = replace(unit, context=self.context) if self.encoder_seq else unit
@@ -276,6 +276,8 @@ class Architecture(BlockBuilder):
             return self._hybrid_layer(self.model.ssm, kind, x, end)
         if (model := self.model.shape_of(kind)) is not self.model:
             return replace(self, model=model)._layer(kind, x, end)
+        if model.hyper_connections:
+            return self._layer_of_streams(kind, x, end)
         normed, again, projected, middle = (self.act(name) for name in ("norm1", "norm2", "proj", "middle"))
         before = self._norm_place(kind) != "after"
         read = (normed if model.shared_norm else again) if before else middle
@@ -290,7 +292,7 @@ class Architecture(BlockBuilder):
         modules.append(attention)
         if self._norm_place(kind) != "before":
             added = self._norm_behind(modules, projected, "proj.norm")
-        added = self._scale(modules, added, "proj.scale")
+        added = self._scale(modules, self.convolve(modules, added, "proj.conv"), "proj.scale")
         bias = self._mixer_bias(kind)
         modules.append(Residual("residual1", (stream, added), (middle,), bias, dropout=model.dropout > 0))
         if self.encoder_seq:
@@ -302,6 +304,19 @@ class Architecture(BlockBuilder):
         stream = self.act("stream")
         modules += self._finish_layer(block, results, last, stream, kind)
         return [*modules, *self.add_layer_input(model.layer_input, stream, end)]
+
+    def _layer_of_streams(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
+        """Builds the modules of a layer whose blocks read and write several residual streams."""
+        projected, middle, result = self.act("proj"), self.stream("middle"), self.act("down.sum")
+        modules, normed, behind = self.read_streams("1", x)
+        modules += [self._attention_of(kind, normed, projected), self.write_streams("1", x, projected, behind, middle)]
+        reading, normed, behind = self.read_streams("2", middle)
+        block, results = self.moe(normed, kind.routed) if kind.experts else self.dense(normed)
+        modules += [*reading, block]
+        if len(results) > 1:
+            modules.append(Residual("experts.sum", results, (result,)))
+            results = (result,)
+        return [*modules, self.write_streams("2", middle, results[0], behind, end)]
 
     def _mixer_bias(self, kind: LayerKind) -> tuple[Tensor, ...]:
         """Makes the bias of what mixes tokens in a layer, if there is any."""
@@ -334,12 +349,13 @@ class Architecture(BlockBuilder):
     ) -> list[Module]:
         """Builds the second block with its norm, if it has any, and the addition to the residual stream."""
         modules: list[Module] = [block]
-        if self._norm_place(kind) != "before" or (kind.experts and self.model.moe and self.model.moe.norm is True):
-            result = results[0]
-            if len(results) > 1:
-                result = self.act("down.sum")
-                modules.append(Residual("experts.sum", results, (result,)))
-            results = (self._norm_behind(modules, result, "down.norm"),)
+        normed = self._norm_place(kind) != "before" or (kind.experts and self.model.moe and self.model.moe.norm is True)
+        if len(results) > 1 and (normed or self.model.token_convolutions):
+            modules.append(Residual("experts.sum", results, (self.act("down.sum"),)))
+            results = (self.act("down.sum"),)
+        if normed:
+            results = (self._norm_behind(modules, results[0], "down.norm"),)
+        results = (self.convolve(modules, results[0], "down.conv"), *results[1:])
         results = (self._scale(modules, results[0], "down.scale"), *results[1:])
         bias, dropout = self.down_bias(kind.experts), self.model.dropout > 0
         return [*modules, Residual("residual2", (stream, *results), (end,), bias, dropout=dropout)]
@@ -395,6 +411,9 @@ class Architecture(BlockBuilder):
 
     def _predict(self, x: Tensor, owns: bool) -> list[Module]:
         """Builds final norm, output layer and loss. owns: they have weights, instead of reading others."""
+        modules: list[Module] = []
+        if self.model.hyper_connections:
+            x = self.collapse_streams(modules, "last", x)[0]
         normed = self.act("norm.out")
         logits = replace(self.act("logits", v=Dim(self.vocab)), pieces=self.loss.pieces)
         loss = Tensor("loss", self.token_dims, "fp32")
@@ -402,7 +421,7 @@ class Architecture(BlockBuilder):
         head: tuple[Tensor, ...] = (self.weight("head", h=self.hidden_dim, v=Dim(self.vocab)),)
         head += (self.weight("head.bias", v=Dim(self.vocab)),) if "bias" in self.model.head else ()
         held, read = (head, ()) if owns else ((), head)
-        modules: list[Module] = [Norm("final_norm", (x,), (normed,), scales)]
+        modules.append(Norm("final_norm", (x,), (normed,), scales))
         if "transform" in self.model.head:
             more, normed = self._transform(normed)
             modules += more

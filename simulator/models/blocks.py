@@ -6,6 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from meshcast.simulator.ir.decoder_operators import CappedAttention, NormOfHeads, ReadContext, ReadKeys
+from meshcast.simulator.ir.head_expert_operators import HeadExperts, HeadExpertsBack
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import MLP, CrossAttention, Module, MoE, SelfAttention, SharedExperts
 from meshcast.simulator.ir.moe_operators import (
@@ -29,7 +30,7 @@ from meshcast.simulator.ir.operators import (
     Rope,
     Sum,
 )
-from meshcast.simulator.ir.sparse_attention_operators import ChooseKeys, detach
+from meshcast.simulator.ir.sparse_attention_operators import ChooseKeys, ChosenAttention, detach
 from meshcast.simulator.models.parts import MLA, LayerInput, MoEShape, SparseIndex
 from meshcast.simulator.models.recurrent_blocks import RecurrentBuilder
 from meshcast.simulator.models.shapes import cast_input, save_inputs
@@ -55,8 +56,10 @@ class BlockBuilder(RecurrentBuilder):
     def down_bias(self, experts: bool) -> tuple[Tensor, ...]:
         """Makes the bias of the MLP or the shared experts, if there is any; routed experts have their biases."""
         model = self.model
-        has_bias = not experts or (model.moe and model.moe.shared_ffn)
-        return (self.weight("down.bias", h=self.hidden_dim),) if model.mlp_bias and has_bias else ()
+        has_bias = model.mlp_bias and (not experts or (model.moe and model.moe.shared_ffn))
+        has_bias = has_bias or (experts and model.moe and model.moe.sum_bias)
+        bias = (self.weight("down.bias", h=self.hidden_dim),) if has_bias else ()
+        return (*bias, *((self.weight("result.scale", k=Dim(1)),) if model.result_scale else ()))
 
     # --------------------------------------------------------------------------------------- attention
 
@@ -111,11 +114,14 @@ class BlockBuilder(RecurrentBuilder):
             each = 1 if model.attention_gate == "heads" else of_value
             widths |= {"gate": Dim(model.heads * each, unit=each)}
         projected = {n: self.act("attention.gate" if n == "gate" else n, a=a) for n, a in widths.items()}
-        weights = [self.weight(f"w{n}", h=self.hidden_dim, a=a) for n, a in widths.items()]
+        direct = {n: a for n, a in widths.items() if n != "q" or not model.head_experts}
+        weights = [self.weight(f"w{n}", h=self.hidden_dim, a=a) for n, a in direct.items()]
         weights += [self.weight(f"b{n}", a=a) for n, a in widths.items()] if model.qkv_bias else []
         if model.sinks:  # sharded as the heads are, by everything that shards this layer, as its biases
             weights.append(self.weight("sinks", a=Dim(model.heads)))
-        modules = self.linear("qkv", x, tuple(projected.values()), *weights, whole=model.fused_qkv)
+        modules = self.linear("qkv", x, tuple(projected[n] for n in direct), *weights, whole=model.fused_qkv)
+        if model.head_experts:
+            self.split_heads(modules, model.head_experts, x, projected["q"])
         if model.reads_keys:
             read = {name: self.act(f"{name}.read", a=width) for name, width in keys.items()}
             ids = Tensor("ids", self.token_dims, "int64")
@@ -132,12 +138,12 @@ class BlockBuilder(RecurrentBuilder):
         rope_key = self.act("k.pe", r=Dim(mla.qk_rope))
         x, modules = cast_input(self.quantised, x)
         if mla.q_lora_rank:
-            queries = self._project_down(modules, x, "q.latent", mla.q_lora_rank)
+            queries = self.project_down(modules, x, "q.latent", mla.q_lora_rank)
             modules += self.linear("q.up", queries, (q,), self.weight("wq", r=queries.dims["r"], a=width), modules=UP)
         else:
             queries = x
             modules += self.linear("q", x, (q,), self.weight("wq", h=self.hidden_dim, a=width), modules=UP)
-        source = self._project_down(modules, x, "kv.latent", mla.kv_lora_rank, rope_key)
+        source = self.project_down(modules, x, "kv.latent", mla.kv_lora_rank, rope_key)
         ups = [self.weight(f"w{t.name}", r=source.dims["r"], a=t.dims["a"]) for t in (k_up, v)]
         modules += self.linear("kv.up", source, (k_up, v), *ups, modules=UP, whole=True)
         rotated = self.act("q.rope", a=width), self.act("k.rope", a=width)
@@ -146,13 +152,13 @@ class BlockBuilder(RecurrentBuilder):
         else:
             rotated = q, rotated[1]
             modules.append(Concat("k.joined", (k_up, rope_key), rotated[1:], modules=UP))
-        if mla.index and not mla.index_read:
+        if mla.index and not mla.index.shared:
             modules += self._choose_keys(mla.index, x, queries)
         gate = self._attention_gate()
         if gate:
-            modules += self.linear(
-                "gate", x, gate, self.weight("wgate", h=self.hidden_dim, a=gate[0].dims["a"]), modules=UP
-            )
+            weights = [self.weight("wgate", h=self.hidden_dim, a=gate[0].dims["a"])]
+            weights += [self.weight("sinks", a=Dim(heads))] if self.model.sinks else []
+            modules += self.linear("gate", x, gate, *weights, modules=UP)
         return self._core(modules, *rotated, v, y, local, qk, mla.v, gate)
 
     def _attention_gate(self) -> tuple[Tensor, ...]:
@@ -186,7 +192,7 @@ class BlockBuilder(RecurrentBuilder):
             ChooseKeys("index.choose", (q, normed, weights), (chosen,), (), index.dim, self.document),
         ]
 
-    def _project_down(self, modules: list[Module], x: Tensor, name: str, rank: int, *more: Tensor) -> Tensor:
+    def project_down(self, modules: list[Module], x: Tensor, name: str, rank: int, *more: Tensor) -> Tensor:
         """Adds the projection of x to a latent of width `rank`, and its norm; the same linear makes `more`."""
         latent, normed = self.act(name, r=Dim(rank)), self.act(f"{name}.norm", r=Dim(rank))
         weights = [self.weight(f"w{t.name}", h=self.hidden_dim, r=t.dims["r"]) for t in (latent, *more)]
@@ -214,15 +220,15 @@ class BlockBuilder(RecurrentBuilder):
         width = Dim(model.heads * value, unit=value)
         o = self.act("o", a=width)
         window, chunk = (model.window, model.attention_chunk) if local else (None, None)
+        kind = CappedAttention if "attention" in model.softcaps else CoreAttention
         if model.mla and model.mla.index:
-            window = model.mla.index.top_k  # a query sees as many keys as in a window, wherever they are
+            window, kind = model.mla.index.top_k, ChosenAttention
         if model.projected_keys:
             k, v = (self._project(modules, tensor) for tensor in (k, v))
             ins = q, k, v
         else:
             ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
         place = window, self.tokens_before, self.tokens_after, self.document, chunk, None, model.bidirectional
-        kind = CappedAttention if "attention" in model.softcaps else CoreAttention
         modules.append(kind("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
         if gate:
             gated = self.act("o.gated", a=width)
@@ -230,8 +236,30 @@ class BlockBuilder(RecurrentBuilder):
             o = gated
         if model.inner_norms:
             o = self._norm_inside(modules, o, "a")
-        modules += self.linear("proj", o, (y,), self.weight("wo", a=width, h=self.hidden_dim))
+        if model.head_experts:
+            modules.append(self.join_heads(model.head_experts, o, y))
+        else:
+            modules += self.linear("proj", o, (y,), self.weight("wo", a=width, h=self.hidden_dim))
         return SelfAttention("attention", tuple(modules))
+
+    def join_heads(self, experts: int, o: Tensor, y: Tensor) -> Module:
+        """Builds the output layer of a mixture of attention heads."""
+        width = Dim(self.model.kv_heads * self.model.head_dim, unit=self.model.head_dim)
+        weight = self.weight("wo", e=Dim(experts), a=width, h=self.hidden_dim)
+        return HeadExpertsBack("proj", (o,), (y,), (weight,), self.grad_dtype)
+
+    def split_heads(self, modules: list[Module], experts: int, x: Tensor, q: Tensor) -> None:
+        """Adds the router and the queries of a mixture of attention heads to the modules of attention."""
+        passes, width = self.model.heads // self.model.kv_heads, Dim(self.model.key_width, unit=self.model.head_dim)
+        logits = self.act("attention.logits", r=Dim(experts))
+        chosen = Tensor("attention.chosen", {**self.token_dims, "k": Dim(passes)}, "fp32")
+        router = self.weight("wattention.router", h=self.hidden_dim, r=Dim(experts))
+        queries = self.weight("wq", e=Dim(experts), h=self.hidden_dim, a=width)
+        modules += [
+            Linear("attention.router", (x,), (logits,), (router,), self.grad_dtype),
+            TopK("attention.top_k", (logits,), (chosen,)),
+            HeadExperts("q", (x,), (q,), (queries,), self.grad_dtype),
+        ]
 
     def _norm_inside(self, modules: list[Module], x: Tensor, width: str) -> Tensor:
         """Adds the norm in front of an output layer, over the whole dim `width` of its input, to the modules."""
@@ -370,7 +398,7 @@ class BlockBuilder(RecurrentBuilder):
 
     def _gate_shared(self, modules: list[Module], x: Tensor, shared: Tensor) -> Tensor:
         """Adds the gate of shared experts to the modules of experts; returns their weighted result."""
-        single = Dim(1)
+        single = Dim(self.model.moe.shared_weights if self.model.moe else 1)
         share = Tensor("shared.share", {**self.token_dims, "k": single}, self.dtype)
         weighted = self.act("shared.weighted")
         modules.append(

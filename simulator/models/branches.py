@@ -34,6 +34,8 @@ OWN = (
     *("norm_place", "shared_norm", "sinks", "attention_gate", "softcaps", "norm_residual"),
     *("linear_attention", "cross_attention", "head", "value_dim", "keys_are_values", "value_norm"),
     *("local_attention", "inner_norms", "layer_input", "shared_keys", "reading_ffn", "layer_scale"),
+    *("compressed", "hyper_connections", "head_experts"),
+    *("distance_profiles", "token_convolutions", "result_scale"),
 )
 """Fields of a model that its branches do not inherit."""
 
@@ -107,7 +109,7 @@ class Branch(Transformer):
             raise ModelError(
                 "deepstack", rule, "Give projector: mlp and merge_by: concat, or leave it out", self.deepstack
             )
-        for word in ("moe", "ssm", "mtp", "linear_attention"):
+        for word in ("moe", "ssm", "mtp", "linear_attention", "hyper_connections", "head_experts"):
             if getattr(self, word):
                 rule = "a branch has layers of attention and an MLP"
                 raise ModelError(word, rule, "Leave it out, or give it to the model, whose trunk then has it")

@@ -18,6 +18,7 @@ from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import BatchLossUnit, LocalShapes, Module, Operator, Projector
 from meshcast.simulator.ir.operators import Activation, Boundary, Embedding, Loss, Norm, Residual
 from meshcast.simulator.ir.ops import Gemm, Memory, Work
+from meshcast.simulator.ir.stream_operators import RepeatStreams
 from meshcast.simulator.ir.traced_operators import Undescribed
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.model import Model
@@ -119,6 +120,10 @@ def build_input(shapes: Shapes) -> tuple[list[Module], Tensor]:
     if isinstance(model, Model) and model.outside:
         end = shapes.act("outside")
         modules.append(build_other(shapes, "outside", model.outside, x, end))
+        x = end
+    if model.hyper_connections:
+        end = shapes.stream("streams")
+        modules.append(RepeatStreams("streams", (x,), (end,)))
         x = end
     return modules, x
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 PARTS = (
     *("inputs", "qkv", "attention", "proj", "mlp", "router", "experts", "shared", "mamba", "scan", "projector"),
-    *("mtp", "other", "head"),
+    *("streams", "mtp", "other", "head"),
 )
 """The parts of `forward_matmul_flops`."""
 
@@ -73,6 +73,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     - ``mamba``, ``scan``: the projections of Mamba blocks, and their scan: 7 FLOPs for each element of the state (it
       decays, x B is added, and multiplied with C) in place of the matrix products that compute it chunk by chunk. The
       states of linear attention count in ``scan`` too, and its projections in ``qkv`` and ``proj``;
+    - ``streams``: coefficients of several residual streams, and the products that mix streams;
     - ``projector``: from branches to the trunk;
     - ``mtp``: projections of multi-token prediction from 2 h to h. Its layers count in the parts above;
     - ``other``: what a traced model has beside these parts;
@@ -110,6 +111,8 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         projected = some / of if branch.pool != "none" else some / branch.merge
         parts["projector"] += 2 * projected * sum(width * outputs for width, outputs in branch.projector_sizes)
     parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
+    if model.hyper_connections:
+        parts["streams"] += tokens * model.hyper_connections.last_flops(model.hidden)
     transform = model.hidden if "transform" in model.head else 0
     if model.layers:
         parts["head"] = (1 + model.mtp) * 2 * trunk_tokens * model.hidden * (model.vocab + transform)
@@ -140,11 +143,17 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
         shape = model.shape_of(kind)
         if kind.has_attention:
             seen = 2 * _reach(seq, model, kind) if not causal or kind.along else _seen(seq, model, kind)
+            seen += _entries_seen(model, seq, causal)
             parts["attention"] += layers * tokens * seen * (shape.query_width + shape.output_width)
             projection = (model.projected_keys or 0) * (model.key_width + model.value_width)
             parts["qkv"] += layers * 2 * tokens * (_qkv_weights(shape) + projection)
             parts["attention"] += layers * tokens * _index_flops(shape, seq if causal else 2 * seq)
-            parts["proj"] += layers * 2 * tokens * shape.output_width * h
+            parts["proj"] += layers * 2 * tokens * _output_weights(shape)
+            parts["router"] += layers * 2 * tokens * h * (model.head_experts or 0)
+            if shape.distance_profiles:
+                parts["qkv"] += layers * tokens * shape.distance_profiles.flops(h, shape.heads)
+        if model.hyper_connections:
+            parts["streams"] += layers * tokens * 2 * model.hyper_connections.flops(h)
         if model.layer_input:
             parts["inputs"] += layers * 2 * tokens * 3 * h * model.layer_input.width
         if kind.linear and (linear := model.linear_attention):
@@ -157,7 +166,7 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
         if kind.has_mlp:
             parts["mlp"] += layers * _mlp(model, tokens, shape.dense_ffn)
         if kind.experts and model.moe:
-            weights = 2 * model.moe.residual + model.moe.shared_gate
+            weights = 2 * model.moe.residual + model.moe.shared_weights
             parts["router"] += layers * 2 * tokens * h * (kind.routed + model.moe.zero_experts + weights)
             parts["experts"] += layers * tokens * _expert_flops(model, model.moe)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
@@ -201,8 +210,21 @@ def _seen(seq: float, model: Transformer, kind: LayerKind) -> float:
 
 def _index_flops(model: Transformer, seen: float) -> float:
     """Counts the FLOPs of a token's scores of the keys that an indexer chooses among; seen: twice their mean number."""
-    index = None if model.mla is None or model.mla.index_read else model.mla.index
-    return seen * index.heads * index.dim if index else 0
+    if model.compressed and model.compressed.index and model.compressed.rate:
+        index, seen = model.compressed.index, seen / model.compressed.rate
+        return seen * index.heads * index.dim
+    index = model.mla and model.mla.index
+    return seen * index.heads * index.dim if index and not index.shared else 0
+
+
+def _entries_seen(model: Transformer, seq: float, causal: bool) -> float:
+    """Returns twice the mean number of compressed entries that a token attends to."""
+    part = model.compressed
+    if not part or not part.rate:
+        return 0.0
+    entries = part.entries(int(seq))
+    chosen = min(part.index.top_k if part.index else entries, entries)
+    return 2 * chosen - chosen * chosen / entries if causal else 2.0 * entries
 
 
 def _chosen(model: Transformer) -> int | None:
@@ -238,14 +260,23 @@ def _expert_flops(model: Transformer, moe: MoEShape) -> float:
 def _qkv_weights(model: Transformer) -> int:
     """Elements of the matrices that project to queries, keys and values."""
     h, mla = model.hidden, model.mla
+    if model.compressed:
+        return model.compressed.weights(h, model.heads, model.head_dim)
     if mla is None:
         return h * sum(model.projected_widths)
     rank = mla.q_lora_rank
     queries = h * rank + rank * model.query_width if rank else h * model.query_width
-    if (index := mla.index) and not mla.index_read:
+    if (index := mla.index) and not index.shared:
         queries += (rank or 0) * index.heads * index.dim + h * (index.dim + index.heads)
     keys = h * (mla.kv_lora_rank + mla.qk_rope) + mla.kv_lora_rank * model.heads * (mla.qk_nope + mla.v)
     return queries + keys + h * model.gate_width
+
+
+def _output_weights(model: Transformer) -> int:
+    """Elements of the matrices behind attention."""
+    if model.compressed:
+        return model.compressed.out_weights(model.hidden, model.heads, model.head_dim)
+    return model.output_width * model.hidden
 
 
 def six_n(model: Model, seq: int) -> float:
@@ -278,6 +309,10 @@ def _count_attention(model: Transformer, seq: float) -> float:
         if kind.has_attention:
             local = min(_chunk(seq, model), model.window or seq)
             seen, shape = local if kind.local else min(_reach(seq, model, kind), chosen), model.shape_of(kind)
+            entries = _entries_seen(model, seq, causal=False) / 2
+            seen += (
+                min(entries, shape.compressed.index.top_k) if shape.compressed and shape.compressed.index else entries
+            )
             total += layers * seen * (shape.query_width + shape.output_width)
     return total
 

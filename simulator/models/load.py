@@ -215,7 +215,13 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
     changes = {key: value for key, value in spec.items() if key not in said}
     if changes:  # reports must not show a changed model under the original name
         below["name"] = f"{below.get('name', 'custom')} with {', '.join(f'{key} {changes[key]}' for key in changes)}"
-    for key in "mla", "moe", "linear_attention":  # single fields of these can be changed too
+    for key in (
+        "mla",
+        "moe",
+        "linear_attention",
+        "compressed",
+        "hyper_connections",
+    ):  # single fields of these can be changed too
         if isinstance(below.get(key), Mapping) and isinstance(changes.get(key), Mapping):
             changes[key] = {**below[key], **changes[key]}
     if isinstance(changes.get("branches"), Mapping) and below.get("branches"):

@@ -92,6 +92,7 @@ class Model(Transformer):
             rule = "the output layer shares the matrix of one branch of token ids without layers, as wide as the trunk"
             raise ModelError("tied", rule, "Give null or false, or such a branch", True)
         refused = ("mtp", self.mtp), ("ssm", self.ssm), ("frames", self.frames), ("layer_input", self.layer_input)
+        refused = *refused, ("hyper_connections", self.hyper_connections)
         for word, value in (*refused, ("bidirectional", self.bidirectional)):
             if value:
                 shown = value if isinstance(value, bool | int) else None
@@ -121,6 +122,7 @@ class Model(Transformer):
             **{"embedding_norm": self.embedding_norm, "value_dim": self.value_dim, "value_norm": self.value_norm},
             **{"keys_are_values": self.keys_are_values, "inner_norms": self.inner_norms},
             **{"layer_input": self.layer_input, "shared_keys": self.shared_keys, "layer_scale": self.layer_scale},
+            **{"compressed": self.compressed, "hyper_connections": self.hyper_connections},
         }
         for word, value in refused.items():
             if value:
@@ -251,6 +253,7 @@ class Model(Transformer):
             "projector": 0,
             **({"outside": self.outside.parameters} if self.outside else {}),
             "final_norm": self.norm_parameters if self.layers else 0,
+            **({"streams": self.hyper_connections.last_parameters(h)} if self.hyper_connections else {}),
             "head": self._head_parameters(),
             "mtp": self.mtp * (2 * self.norm_parameters + 2 * h * h + further),
         }

@@ -72,9 +72,10 @@ class SparseIndex(ShapePart):
     """Width of one of these heads (elements)."""
     top_k: Size
     """Keys that a query attends to at most."""
+    shared: Flag = False
+    """The layer has no indexer: it attends to the keys that the last one before it has chosen (Hunyuan 4)."""
     shared_by: tuple[Annotated[int, Field(strict=True, ge=0, le=10_000)], ...] = ()
-    """Layers (from 0) without an indexer: their queries attend to the keys that were chosen in the last layer before
-    them with one (GLM-5.2)."""
+    """Numbers of the layers (from 0) that are so, of a model (GLM-5.2)."""
 
 
 class MLA(ShapePart):
@@ -97,16 +98,13 @@ class MLA(ShapePart):
     index: SparseIndex | None = None
     """Attention to the keys that an indexer chooses (DeepSeek-V3.2, GLM-5); None: to all. It needs `q_lora_rank`."""
 
-    index_read: Flag = False
-    """Keys are those that an earlier layer chose: a layer of `SparseIndex.shared_by`."""
-
     def reads_choice(self, layer: int) -> bool:
         """Returns whether `layer` (from 0) attends to keys that an earlier layer chose."""
         return self.index is not None and layer in self.index.shared_by
 
     def index_parameters(self, hidden: int) -> int:
         """Counts the parameters of the indexer; hidden: width of the residual stream."""
-        if self.index is None or self.index_read:
+        if self.index is None or self.index.shared:
             return 0
         heads, dim = self.index.heads, self.index.dim
         return (self.q_lora_rank or 0) * heads * dim + hidden * (dim + heads) + 2 * dim
@@ -193,12 +191,14 @@ class MoEShape(ShapePart):
     """Both halves of the gated activation are clamped first (gpt-oss)."""
     router_bias: Flag = False
     """The router has one more parameter for each expert: a bias, or the correction of DeepSeek-V3."""
+    sum_bias: Flag = False
+    """The sum of the results has a bias (JetMoE)."""
     residual: Flag = False
     """A token's results of routed and of shared experts are added with two weights, from a linear layer with bias
     (``use_residual`` of DeepSpeed-MoE); otherwise as they are."""
-    shared_gate: Flag = False
+    shared_gate: Flag | Literal["each"] = False
     """A token's result of shared experts is multiplied by the sigmoid of one number, from a linear layer without bias
-    (Qwen2-MoE)."""
+    (Qwen2-MoE); each: that of every one by a number of its own, of the router (Inkling)."""
 
     norm: Flag | Literal["each"] = False
     """A norm over the sum of the results of routed and shared experts, before the residual addition (A.X-K1); each: in
@@ -207,6 +207,11 @@ class MoEShape(ShapePart):
     def token_width(self, hidden: int) -> int:
         """Width of the tokens that routed experts read and write: that of the stream, `hidden`, or of their latent."""
         return self.latent or hidden
+
+    @property
+    def shared_weights(self) -> int:
+        """Numbers by which a token's results of shared experts are multiplied."""
+        return self.shared_experts if self.shared_gate == "each" else int(self.shared_gate)
 
     def is_in(self, layer: int) -> bool:
         """Returns whether `layer` (from 0) has experts."""

@@ -104,6 +104,12 @@ class Shapes:
         """Makes an activation [b, s, ...]; [b, s, h] when there is no other dim."""
         return Tensor(name, {**self.token_dims, **(dims or {"h": Dim(self.model.hidden)})}, self.dtype)
 
+    def stream(self, name: str) -> Tensor:
+        """Makes the residual stream [b, s, h], or several of them [b, s, m, h]."""
+        part = self.model.hyper_connections
+        count = {"m": Dim(part.streams)} if part else {}
+        return self.act(name, **count, h=self.hidden_dim)
+
     @property
     def context(self) -> Tensor:
         """The output of the encoder [b, s, h], which the layers of a decoder read."""

@@ -207,6 +207,9 @@ class Transformer(RareFields):
     def attention_parameters(self) -> int:
         """Parameters of the attention of a layer, including biases and norms of queries, keys or latents."""
         h, q, out, mla = self.hidden, self.query_width, self.output_width, self.mla
+        if part := self.compressed:
+            weights = part.weights(h, self.heads, self.head_dim) + part.out_weights(h, self.heads, self.head_dim)
+            return weights + part.own_parameters(self.head_dim) + self.heads * self.sinks
         if mla:
             rank = mla.q_lora_rank
             queries = h * rank + rank * q if rank else h * q
@@ -217,6 +220,8 @@ class Transformer(RareFields):
             projections = (h + self.qkv_bias) * sum(self.projected_widths)
             widths = {"all": q + self.key_width, "layer": 4 * self.head_dim, True: 2 * self.head_dim}
             normed = widths.get(self.qk_layernorm, 0) // (2 if self.reads_keys else 1)
+        if experts := self.head_experts:
+            projections += h * experts + self._unused_head_experts
         projections += 2 * self.seq * (self.projected_keys or 0) + self.heads * self.sinks + out * self.inner_norms
         return projections + normed + out * h + self.proj_bias * h
 
@@ -229,6 +234,13 @@ class Transformer(RareFields):
             return experts * each
         biases = self.mlp_bias * (width + self.hidden)
         return experts * each + 2 * self.hidden * width + biases + self.moe.latent_norm * self._norm_elements(width)
+
+    @property
+    def _unused_head_experts(self) -> int:
+        """Parameters of the experts of attention that a token does not pass; 0 without experts."""
+        passes = self.heads // self.kv_heads
+        width = (self.query_width + self.output_width) // passes
+        return ((self.head_experts or passes) - passes) * width * self.hidden
 
     def mlp_parameters(self, ffn: int) -> int:
         """Parameters of an MLP or shared expert of inner width `ffn`, biases included."""
@@ -248,7 +260,8 @@ class Transformer(RareFields):
         its, there = self.moe, of or self.moe.experts
         routed = self._expert_parameters(there if experts is None else experts)
         shared = self.mlp_parameters(its.shared_ffn) if its.shared_ffn else 0
-        mixing = 2 * (self.hidden + 1) if its.residual else self.hidden * its.shared_gate
+        mixing = 2 * (self.hidden + 1) if its.residual else self.hidden * its.shared_weights
+        mixing += self.hidden * its.sum_bias
         mixing += self.norm_parameters * (4 if its.norm == "each" else its.norm)
         return (there + its.zero_experts) * (self.hidden + its.router_bias) + routed + shared + mixing
 
@@ -282,7 +295,13 @@ class Transformer(RareFields):
             return self.other.parameters
         inner = self._moe_parameters(experts, of) if moe and self.moe else self.mlp_parameters(self.dense_ffn)
         mixer = self.linear_parameters if linear else self.attention_parameters
+        if not linear:
+            mixer += (self.token_convolutions or 0) * (self.key_width + self.value_width + 2 * self.hidden)
+            mixer += self.distance_profiles.parameters(self.hidden, self.heads) if self.distance_profiles else 0
+        mixer += self.result_scale
+        mixer -= self._unused_head_experts if experts is not None and not linear else 0
         added = self.layer_input.parameters(self.hidden) + self.norm_parameters if self.layer_input else 0
+        added += 2 * self.hyper_connections.parameters(self.hidden) if self.hyper_connections else 0
         added += 2 * self.hidden * self.layer_scale + (self.other.parameters if self.other else 0)
         return self._norms * self.norm_parameters + mixer + inner + added
 

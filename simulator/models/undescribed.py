@@ -23,6 +23,7 @@ def name_unsent(model: Model, stages: int) -> list[str]:
         "keys and values that later layers read (model.shared_keys)": keys * bool(model.shared_keys),
         "numbers of chosen keys (model.mla.index.shared_by)": index.top_k if index and index.shared_by else 0,
         "inputs of layers (model.layer_input), for each layer": model.layer_input.width if model.layer_input else 0,
+        "keys that an indexer has chosen (model.mla.index), 32 bits each": _shared_choices(model),
         "states of images that early layers add (deepstack), of their tokens": model.hidden
         * sum(branch.deepstack for branch in model.branches),
     }
@@ -31,6 +32,12 @@ def name_unsent(model: Model, stages: int) -> list[str]:
         for what, width in width_of.items()
         if width and stages > 1
     ]
+
+
+def _shared_choices(model: Model) -> int:
+    """Counts the keys of a query that layers read which an earlier layer has chosen; 0 without such layers."""
+    indexes = [shape.mla.index for shape in (model, *model.variants) if shape.mla and shape.mla.index]
+    return max((index.top_k for index in indexes if index.shared), default=0)
 
 
 def mixes_tokens(model: Model) -> bool:

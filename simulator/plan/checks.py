@@ -209,13 +209,17 @@ def check_projected_keys(plan: Plan) -> None:
 
 
 def check_index(plan: Plan) -> None:
-    """Checks that an indexer has whole sequences, among whose keys it chooses."""
+    """Checks that an indexer has whole sequences, among whose keys it chooses, and that compressed entries do."""
     model = plan.job.model
-    if not (model.mla and model.mla.index):
-        return
-    for scheme in plan.schemes:
+    named = {
+        "the indexer of {} (model.mla.index) is": model.mla and model.mla.index,
+        "the entries of {} (model.compressed) are": model.compressed,
+        "scores of {} with a bias by distance (model.distance_profiles) are": model.distance_profiles,
+    }
+    what = next((name.format(model.name) for name, part in named.items() if part), "")
+    for scheme in plan.schemes if what else ():
         if scheme.family == "sequence" and plan.mesh.size(scheme.axes) > 1:
-            rule = f"the indexer of {model.name} (model.mla.index) is forecast over whole sequences"
+            rule = f"{what} forecast over whole sequences"
             raise PlanError("plan.schemes", rule, "Use tensor, data and pipeline parallelism", scheme.use)
 
 
@@ -439,6 +443,8 @@ def check_slices(plan: Plan) -> None:
     reasons = {
         f"the state of the linear attention of {model.name} is forecast over whole sequences": model.linear_attention,
         f"the indexer of {model.name} is forecast over whole sequences": model.mla and model.mla.index,
+        f"the entries of {model.name} (model.compressed) are forecast over whole sequences": model.compressed,
+        f"the biases by distance of {model.name} are forecast over whole sequences": model.distance_profiles,
         f"the scan of the state-space layers of {model.name} is forecast over whole sequences": model.ssm,
         f"layers of {model.name} have work that no part describes (model.other)": mixes_tokens(model),
         f"the trunk of {model.name} joins whole sequences of all branches": model.branches,

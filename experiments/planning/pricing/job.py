@@ -236,7 +236,7 @@ class JobProblem:
         option = StageOption(1, {"tp": 1, "dp": 1, "recompute": "none"})
         plan, units = self._resolve_option(option), self.units_of(option)
         names = ["embedding", *(f"layer {number}" for number in range(len(units.forward) - 2)), "output"]
-        width = plan.model_parts.model.hidden * plan.model_parts.architecture.seq * self.samples * 2.0
+        width = plan.model_parts.model.stream_width * plan.model_parts.architecture.seq * self.samples * 2.0
         figures: dict[str, ArrayLike] = {
             "forward": units.forward,
             "backward": units.backward,

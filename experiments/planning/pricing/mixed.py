@@ -162,7 +162,7 @@ class MixedProblem(JobProblem):
 
     def message_nbytes(self, replicas: int) -> float:
         """Returns the bytes of the residual stream of a micro-batch in each of so many replicas."""
-        return 2.0 * self.job.model.hidden * self.job.model.seq * self.samples / replicas
+        return 2.0 * self.job.model.stream_width * self.job.model.seq * self.samples / replicas
 
 
 def open_problem(job: Job | str | Path | Mapping[str, Any], memory_risk: float = EVEN) -> JobProblem:

@@ -32,6 +32,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +57,10 @@ STREAM = 0.85
 QUERY_GRADIENT = 12
 """Bytes of an element of the queries' gradient, which the backward pass accumulates in fp32: set to zero, read,
 written (FlashAttention-2's dq_accum)."""
+
+CHOSEN_SIGMA = 0.3
+"""Uncertainty of kernels over the keys that an indexer has chosen, and of its scores: priced as those over a window and
+as fused attention of as many FLOPs, which no measurement of training checks."""
 
 LIMITER_DELAY = 5e-3
 """Time for which a kernel may draw more than the power limit before the clock drops [s]. Set by hand; other times fit
@@ -172,4 +177,5 @@ def price(work: Attention, gpu: GPU, model: AttentionCostModel, speed: float = 1
         return NOTHING
     taken, launch = seconds(work, gpu, model, speed)
     bound = lower_bound(gpu, work.flops, work.dtype, work.bytes)
-    return Estimate(max(taken, bound), estimate_sigma(model, taken, launch))
+    sigma = math.hypot(estimate_sigma(model, taken, launch), CHOSEN_SIGMA * work.chosen)
+    return Estimate(max(taken, bound), sigma)

@@ -103,6 +103,12 @@ loads are hidden, is not known."""
 SCAN_SIGMA = 0.3
 """Standard deviation of the logarithm of that rate: its spread over these GPUs, and the unknown rest of their steps."""
 
+STREAMS_SIGMA = 0.3
+"""The same of the kernels of several residual streams, which are priced as residual additions and not measured."""
+
+DERIVED_SIGMA = {"scan": SCAN_SIGMA, "selective-scan": SELECTIVE_SCAN_SIGMA, "streams": STREAMS_SIGMA}
+"""The same by kind of kernel, of those that no table measures."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryBoundCostModel:
@@ -137,7 +143,7 @@ def fuse(model: MemoryBoundCostModel) -> MemoryBoundCostModel:
 REDUCTIONS = frozenset({"norm", "rms-norm", "softmax", "amax"})
 SLOW = {"scan": SCAN_RATE, "block-cast": BLOCK_CAST_RATE}
 """Rates of kernels that no coefficient describes [bytes per clock and multiprocessor]."""
-VECTORISED = frozenset({"residual", "add"})
+VECTORISED = frozenset({"residual", "add", "streams"})
 """Kernels of PyTorch: measured as streams in every library."""
 
 
@@ -212,7 +218,6 @@ def price(work: Memory, gpu: GPU, model: MemoryBoundCostModel, traffic: float = 
         return NOTHING
     taken, launch = seconds(work, gpu, model, 1.0 / traffic)
     sigma = estimate_sigma(model, taken, launch)
-    scans = {"scan": SCAN_SIGMA, "selective-scan": SELECTIVE_SCAN_SIGMA}
-    sigma = math.hypot(sigma, scans.get(work.what, 0.0))
+    sigma = math.hypot(sigma, DERIVED_SIGMA.get(work.what, 0.0))
     products = work.flops / gpu.peak["bf16"] if work.flops else 0.0
     return Estimate(max(taken, lower_bound(work, gpu), products), sigma)

@@ -73,3 +73,29 @@ class BERTGeneration(BERT):
 
     def fields(self) -> dict[str, object]:
         return super().fields() | {"head": ("bias",)}
+
+
+class XLM(Config):
+    """``XLMConfig``: norms behind residual additions and behind the embedding. A table of languages counts as rows of
+    that of positions."""
+
+    layers: Depth = key("n_layers", "num_hidden_layers")
+    hidden: Size = key("emb_dim", "hidden_size")
+    heads: Size = key("n_heads", "num_attention_heads")
+    vocab: Size = key("vocab_size", "n_words")
+    seq: Size = key("max_position_embeddings", default=512)
+    languages: Count = key("n_langs", default=1)
+    has_languages: Flag = key("use_lang_emb", default=True)
+    has_gelu: Flag = key("gelu_activation", default=True)
+    causal: Flag = key("causal", default=False)
+    adaptive: Annotated[Flag, refuse("an adaptive softmax")] = key("asm", default=False)
+    tied: Flag = key("tie_word_embeddings", default=True)
+    dropout: Probability = key("dropout", default=0.1)
+    attention_dropout: Probability = key("attention_dropout", default=0.1)
+
+    def fields(self) -> dict[str, object]:
+        shape = self.same_fields("layers", "hidden", "heads", "vocab", "seq", "tied")
+        kind = {"norm": "layernorm", "positions": "learned", "gated": False, "bidirectional": not self.causal}
+        kind |= {"norm_residual": True, "head": ("bias",), "activation": "gelu" if self.has_gelu else "relu"}
+        rows = self.seq + (self.languages if self.has_languages and self.languages > 1 else 0)
+        return shape | self.read_dropout("dropout", "attention_dropout") | kind | {"position_rows": rows}

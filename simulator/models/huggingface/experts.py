@@ -481,3 +481,29 @@ class Cohere2MoE(Cohere2):
     def fields(self) -> dict[str, Any]:
         moe = self.same_fields("experts", "top_k", "shared_experts", "dense_ffn") | {"expert_ffn": self.ffn}
         return super().fields() | {"moe": moe | sparse_layers(self.kinds, self.layers, self.first_dense)}
+
+
+class JetMoE(Config):
+    """``JetMoeConfig``: a mixture of attention heads, and experts as wide as ``intermediate_size`` in all layers, with
+    a bias behind the sums of both."""
+
+    layers: Depth = key("num_hidden_layers")
+    hidden: Size = key("hidden_size")
+    kv_heads: Size = key("num_key_value_heads")
+    head_dim: Size = key("kv_channels", "head_dim", default=128)
+    ffn: Size = key("intermediate_size")
+    vocab: Size = key("vocab_size")
+    seq: Size = key("max_position_embeddings")
+    activation: Literal["silu", "swish"] = key("activation_function", default="silu")
+    experts: Size = key("num_local_experts", default=8)
+    top_k: Size = key("num_experts_per_tok", default=2)
+    tied: Flag = key("tie_word_embeddings", default=True)
+    attention_dropout: Annotated[Probability, refuse("dropout on attention alone")] = key(
+        "attention_dropout", default=0.0
+    )
+
+    def fields(self) -> dict[str, Any]:
+        shape = self.same_fields("layers", "hidden", "kv_heads", "head_dim", "ffn", "vocab", "seq", "tied")
+        kind = {"norm": "rmsnorm", "positions": "rope", "gated": True, "proj_bias": True}
+        moe = self.same_fields("experts", "top_k") | {"expert_ffn": self.ffn, "sum_bias": True}
+        return shape | kind | {"heads": self.kv_heads * self.top_k, "head_experts": self.experts, "moe": moe}

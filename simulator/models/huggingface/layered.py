@@ -12,6 +12,7 @@ from meshcast.simulator.models.huggingface.config import (
     MlpTypes,
     check_every_layer,
     key,
+    local_fields,
     published_in,
     refuse,
     round_share,
@@ -248,3 +249,47 @@ class Gemma4UnifiedText(Gemma4Text):
 
     window: Size | None = key("sliding_window", default=1024)
     input_width: int | None = key("hidden_size_per_layer_input", default=None)
+
+
+class InklingText(Decoder):
+    """``InklingTextConfig``: a bias by distance in place of positions, convolutions of keys, values and results, norms
+    on queries and keys, a norm behind the embedding, experts beside shared ones that the router weighs. Logarithmic
+    factors on scores are left out, and so is multi-token prediction."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=8)
+    head_dim: Size = key("head_dim", default=128)
+    seq: Size = key("max_position_embeddings", "model_max_length", default=131072)
+    local_heads: Size = key("swa_num_attention_heads", default=64)
+    local_kv_heads: Size = key("swa_num_key_value_heads", default=16)
+    local_dim: Size = key("swa_head_dim", default=128)
+    window: Size = key("sliding_window_size", "sliding_window", default=512)
+    state: Size = key("d_rel", default=16)
+    extent: Size = key("rel_extent", default=1024)
+    taps: Size = key("conv_kernel_size", "sconv_kernel_size", default=4)
+    local_layers: list[Count] | None = key("local_layer_ids", default=None)
+    layer_types: list[Literal["hybrid", "hybrid_sliding"]] | None = key("layer_types", default=None)
+    kinds: MlpTypes | None = key("mlp_layer_types", default=None)
+    dense: Count = key("dense_mlp_idx", default=0)
+    dense_ffn: Size | None = key("dense_intermediate_size", default=None)
+    experts: Size = key("n_routed_experts", "num_local_experts", default=256)
+    top_k: Size = key("num_experts_per_tok", default=6)
+    expert_ffn: Size = key("moe_intermediate_size", default=3072)
+    shared_experts: Size = key("n_shared_experts", default=2)
+    mtp: Count = key("num_mtp_layers", default=0)
+
+    def fields(self) -> dict[str, Any]:
+        local = [
+            layer in self.local_layers if self.local_layers else (layer + 1) % 6 > 0 for layer in range(self.layers)
+        ]
+        if self.layer_types is not None:
+            local = [each == "hybrid_sliding" for each in self.layer_types]
+        check_every_layer(local, self.layers, "layer_types")
+        heads = {"heads": self.local_heads, "kv_heads": self.local_kv_heads, "head_dim": self.local_dim}
+        windows = local_fields("window", self.window, local)
+        moe = self.same_fields("experts", "top_k", "shared_experts") | {"shared_gate": "each", "router_bias": True}
+        moe |= {"expert_ffn": self.ffn if self.dense_ffn else self.expert_ffn, "dense_ffn": self.dense_ffn}
+        kind = {"positions": "none", "qk_layernorm": True, "embedding_norm": True, "result_scale": True, "mtp": 0}
+        kind |= {"token_convolutions": self.taps, "distance_profiles": {"width": self.state, "extent": self.extent}}
+        kind |= {"local_attention": heads} if windows else {}
+        places = sparse_layers(self.kinds, self.layers, self.dense)
+        return super().fields() | self.same_fields("head_dim") | windows | kind | {"moe": moe | places}

@@ -129,6 +129,10 @@ DECODERS = {
     "hy_v3": "experts.HYV3",
     "ernie4_5_moe": "experts.Ernie45MoE",
     "minicpm3": "experts.MiniCPM3",
+    "deepseek_v4": "streams.DeepSeekV4",
+    "hy_v4": "streams.HYV4",
+    "jetmoe": "experts.JetMoE",
+    "inkling_text": "layered.InklingText",
 }
 """Module and class of the readers of decoders."""
 
@@ -146,6 +150,7 @@ SUPPORTED = DECODERS | {
     "megatron-bert": "encoder.MegatronBERT",
     "roberta-prelayernorm": "encoder.PreNormRoBERTa",
     "bert-generation": "encoder.BERTGeneration",
+    "xlm": "encoder.XLM",
     "llava": "vision.Llava",
     "emu3": "vision.Emu3",
     "gemma3": "vision.Gemma3",

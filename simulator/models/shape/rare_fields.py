@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttention, Size
+from meshcast.simulator.models.rare_parts import DistanceProfiles, HyperConnections
 from meshcast.simulator.models.shape.fields import TransformerFields
 
 
@@ -46,17 +47,38 @@ class RareFields(TransformerFields):
     """What attention and the MLP add to the stream is multiplied by a vector of its own (InternVL)."""
     inner_norms: Flag = False
     """RMS norms in front of the output layers of attention, over all heads, and of MLPs (BitNet)."""
+    head_experts: Size | None = None
+    """Experts of queries and of the output layer of attention: a token passes heads / kv_heads of them, each with a
+    query for every key/value head (JetMoE); None: one matrix for all tokens."""
+    distance_profiles: DistanceProfiles | None = None
+    """A bias of scores by distance, from a state of each token and head (Inkling); None: none."""
+    token_convolutions: Size | None = None
+    """Tokens of causal convolutions, with their input added, of keys, of values, and of what attention and the MLP add
+    to the stream (Inkling); None: none."""
+    result_scale: Flag = False
+    """The result of an MLP, or the weights of experts, are multiplied by a single number (Inkling)."""
+    hyper_connections: HyperConnections | None = None
+    """Several residual streams between blocks (DeepSeek-V4, Hunyuan 4); None: one."""
 
     def in_layers(self, local: bool, reads_keys: bool) -> Self:
         """Returns the shape of its layers that have a window or not, and that read keys of another or not."""
         changes: dict[str, object] = {}
         if local and self.local_attention is not None:
             changes |= {**self.local_attention.model_dump(exclude_none=True), "local_attention": None}
-        if reads_keys and self.mla:
-            changes |= {"mla": self.mla.model_copy(update={"index_read": True})}
+        profiles = self.distance_profiles
+        if local and profiles and self.window and profiles.extent != self.window:
+            changes |= {"distance_profiles": profiles.model_copy(update={"extent": self.window})}
+        if reads_keys and self.mla and self.mla.index:
+            index = self.mla.index.model_copy(update={"shared": True})
+            changes |= {"mla": self.mla.model_copy(update={"index": index})}
         elif reads_keys and not self.reads_keys:
             changes |= {"shared_keys": self.layers, "ffn": self.reading_ffn or self.ffn}
         return self.model_copy(update=changes) if changes else self
+
+    @property
+    def stream_width(self) -> int:
+        """Width of all residual streams of a token (elements)."""
+        return self.hidden * (self.hyper_connections.streams if self.hyper_connections else 1)
 
     @property
     def reads_keys(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
+from meshcast.simulator.models.rare_parts import CompressedAttention
 from meshcast.simulator.models.shape.rare_fields import RareFields
 
 
@@ -30,11 +31,90 @@ def check_relations(shape: RareFields) -> None:
     if shape.linear_attention:
         _check_linear(shape, shape.linear_attention)
     _check_variants(shape)
-    if shape.attention_gate is True and shape.mla:
-        rule = "latent attention is supported with a gate of a number for each head"
-        raise ModelError("attention_gate", rule, "Give heads, or leave it out", True)
-    if shape.sinks and shape.mla:
-        raise ModelError("sinks", "latent attention is supported without sinks", "Leave it out", True)
+    if shape.sinks and shape.mla and not shape.attention_gate:
+        rule = "latent attention is supported with sinks beside a gate"
+        raise ModelError("sinks", rule, "Leave it out, or give attention_gate", True)
+    if shape.compressed:
+        _check_compressed(shape, shape.compressed)
+    if shape.hyper_connections:
+        _check_streams(shape)
+    if shape.distance_profiles or shape.token_convolutions:
+        _check_distances(shape)
+    if shape.head_experts:
+        _check_head_experts(shape, shape.head_experts)
+
+
+def _check_compressed(shape: RareFields, part: CompressedAttention) -> None:
+    if shape.kv_heads != 1:
+        rule = "with compressed all heads share a key, which is the value"
+        raise ModelError("kv_heads", rule, "Give 1", shape.kv_heads)
+    if shape.window is None:
+        rule = "attention to compressed entries is beside that to a window"
+        raise ModelError("window", rule, "Give the tokens of the window")
+    if shape.heads % part.out_groups:
+        rule = f"each group has equally many of the {shape.heads} heads"
+        remedy = f"{math.gcd(shape.heads, part.out_groups)} would work"
+        raise ModelError("compressed.out_groups", rule, remedy, part.out_groups)
+    if part.rate is None and (part.index or part.overlaps):
+        rule = "it says how many tokens an entry stands for"
+        raise ModelError("compressed.rate", rule, "Give it, or leave index and overlaps out")
+    others = ("mla", shape.mla), ("ssm", shape.ssm), ("linear_attention", shape.linear_attention), ("mtp", shape.mtp)
+    more = ("attention_gate", shape.attention_gate), ("local_attention", shape.local_attention)
+    masks = ("bidirectional", shape.bidirectional), ("projected_keys", shape.projected_keys)
+    heads = ("keys_are_values", shape.keys_are_values), ("value_dim", shape.value_dim), ("frames", shape.frames)
+    plain = ("qk_layernorm", shape.qk_layernorm is not True), ("positions", shape.positions != "rope")
+    other = ("qkv_bias", shape.qkv_bias), ("full_every", shape.full_every), ("shared_keys", shape.shared_keys)
+    inner = (
+        ("inner_norms", shape.inner_norms),
+        ("value_norm", shape.value_norm),
+        ("softcaps", "attention" in shape.softcaps),
+    )
+    rule = "attention to compressed entries is supported without it"
+    _refuse((*others, *more, *masks, *heads, *plain, *other, *inner), rule)
+
+
+def _check_distances(shape: RareFields) -> None:
+    if shape.distance_profiles and shape.positions != "none":
+        rule = "a bias by distance is in place of positions"
+        raise ModelError("positions", rule, "Give none", shape.positions)
+    if shape.token_convolutions and not shape.distance_profiles:
+        rule = "convolutions of keys and values are supported beside a bias by distance"
+        raise ModelError(
+            "token_convolutions", rule, "Leave it out, or give distance_profiles", shape.token_convolutions
+        )
+    others = (
+        ("mla", shape.mla),
+        ("ssm", shape.ssm),
+        ("compressed", shape.compressed),
+        ("shared_keys", shape.shared_keys),
+    )
+    more = ("parallel_residual", shape.parallel_residual), ("linear_attention", shape.linear_attention)
+    heads = ("value_dim", shape.value_dim), ("keys_are_values", shape.keys_are_values), ("mtp", shape.mtp)
+    inner = ("inner_norms", shape.inner_norms), ("attention_gate", shape.attention_gate), ("sinks", shape.sinks)
+    streams = ("hyper_connections", shape.hyper_connections), ("head_experts", shape.head_experts)
+    masks = ("attention_chunk", shape.attention_chunk), ("bidirectional", shape.bidirectional), ("frames", shape.frames)
+    rule = "scores with a bias by distance are supported without it"
+    _refuse((*others, *more, *heads, *inner, *streams, *masks, ("projected_keys", shape.projected_keys)), rule)
+
+
+def _check_head_experts(shape: RareFields, experts: int) -> None:
+    if experts < shape.heads // shape.kv_heads:
+        rule = f"a token passes {shape.heads // shape.kv_heads} of them, heads over kv_heads, each at most once"
+        raise ModelError("head_experts", rule, "Give more, or fewer heads", experts)
+    others = ("mla", shape.mla), ("ssm", shape.ssm), ("compressed", shape.compressed), ("qkv_bias", shape.qkv_bias)
+    more = ("attention_gate", shape.attention_gate), ("shared_keys", shape.shared_keys), ("sinks", shape.sinks)
+    heads = ("value_dim", shape.value_dim), ("keys_are_values", shape.keys_are_values), ("mtp", shape.mtp)
+    inner = ("inner_norms", shape.inner_norms), ("projected_keys", shape.projected_keys)
+    _refuse((*others, *more, *heads, *inner), "a mixture of attention heads is supported without it")
+
+
+def _check_streams(shape: RareFields) -> None:
+    others = ("ssm", shape.ssm), ("parallel_residual", shape.parallel_residual), ("mtp", shape.mtp)
+    norms = ("norm_place", shape.norm_place != "before"), ("norm_residual", shape.norm_residual)
+    biases = ("proj_bias", shape.proj_bias), ("mlp_bias", shape.mlp_bias), ("dropout", bool(shape.dropout))
+    more = ("layer_input", shape.layer_input), ("layer_scale", shape.layer_scale), ("frames", shape.frames)
+    experts = ("moe.norm", shape.moe and shape.moe.norm), ("linear_attention", shape.linear_attention)
+    _refuse((*others, *norms, *biases, *more, *experts), "several residual streams are supported without it")
 
 
 def _check_further(shape: RareFields, ssm: StateSpace | None) -> None:

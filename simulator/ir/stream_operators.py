@@ -1,0 +1,117 @@
+"""Operators of several residual streams of a token, the dim ``m``: hyper-connections.
+
+In front of a block a linear layer over all streams makes coefficients, which collapse them to the input of the block;
+behind it others mix the streams, and add the block's result to each. Kernels are fused as those of DeepSeek's training
+(mHC, arXiv 2512.24880, section 4.3.1): each reads and writes the streams once, at the rate of residual additions, which
+is not measured for them (`simulator.costs.kernels.memory.STREAMS_SIGMA`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from meshcast.hardware.records import dataclass
+from meshcast.simulator.ir.layout import Tensor
+from meshcast.simulator.ir.modules import LocalShapes, Operator
+from meshcast.simulator.ir.operators import Residual
+from meshcast.simulator.ir.ops import Gemm, Memory, Work
+
+KIND = "streams"
+"""The kind of these kernels, see `Memory.what`."""
+
+
+class RepeatStreams(Operator):
+    """Copies of an embedding, one for each stream."""
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory(KIND, at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return [Memory(KIND, at.bytes(*self.outs), at.bytes(*self.ins), backward=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class CollapseStreams(Operator):
+    """The weighted sum outs[0] of the streams ins[0]; the weights, and the coefficients outs[1] behind the block if it
+    has some, are sigmoids of products of all streams with the matrix weights[0] [m, h, j], behind the mean square of
+    these. Sinkhorn iterations of a small matrix stay on the chip.
+
+    grad_dtype: format of the gradient buffer to which the GEMM of the weight gradient adds its result.
+    """
+
+    grad_dtype: str = "fp32"
+
+    def _product(self, at: LocalShapes, layout: str) -> Gemm:
+        streams, sizes = at.dims(self.ins[0]), at.dims(self.weights[0])
+        width, numbers = sizes["m"] * sizes["h"], sizes["j"]
+        rows = math.prod(streams.values()) // width
+        m, n, k = {"tn": (rows, numbers, width), "nn": (rows, width, numbers), "nt": (numbers, width, rows)}[layout]
+        adds, dtype = layout != "tn", self.grad_dtype if layout == "nt" else self.ins[0].dtype
+        return Gemm(m, n, k, 1, self.ins[0].dtype, layout, adds, dtype, what="linear")
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [self._product(at, "tn"), Memory(KIND, at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        read, written = at.bytes(*self.ins, *self.outs), at.bytes(*self.ins)
+        return [Memory(KIND, read, written, backward=True), self._product(at, "nn")]
+
+    def backward_weights(self, at: LocalShapes) -> list[Work]:
+        return [self._product(at, "nt")]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+    def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
+        return [("coefficients", self._numbers_bytes(at), "workspace")]
+
+    def _numbers_bytes(self, at: LocalShapes) -> int:
+        """Bytes of the numbers in fp32 from which coefficients are computed again, and of the mean square."""
+        product = self._product(at, "tn")
+        return 4 * int(product.m) * (product.n + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class MixStreams(Operator):
+    """outs[0] = the streams ins[0] mixed by a matrix of the coefficients ins[2], and the result of a block ins[1] times
+    a coefficient of each stream.
+
+    flops: of the products of a token with that matrix.
+    """
+
+    flops: float = 0.0
+
+    def _kernel(self, at: LocalShapes, read: int, write: int, backward: bool) -> list[Work]:
+        tokens = at.size(self.ins[1]) // int(at.dims(self.ins[1])["h"])
+        return [Memory(KIND, read, write, backward, flops=(1 + backward) * tokens * self.flops)]
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return self._kernel(at, at.bytes(*self.ins), at.bytes(*self.outs), backward=False)
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return self._kernel(at, at.bytes(*self.outs, *self.ins), at.bytes(*self.ins), backward=True)
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+
+class AddToStreams(Residual):
+    """outs[0] = the streams ins[0], and the result of a block ins[1] times a coefficient, of ins[2], of each stream."""
+
+    @property
+    def pass_through(self) -> list[Tensor]:
+        """The streams, whose gradient is the gradient of the output itself."""
+        return [self.ins[0]]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        results = self.ins[1:]
+        return [Memory(KIND, at.bytes(*self.outs, *results), at.bytes(*results), backward=True)]
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory(KIND, at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins[1:]

@@ -1,0 +1,176 @@
+"""Builds blocks that few models have: attention to compressed entries, and connections of several residual streams."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshcast.simulator.ir.compressed_attention_operators import Compress, GroupedLinear
+from meshcast.simulator.ir.compressed_attention_operators import CompressedAttention as AttentionToEntries
+from meshcast.simulator.ir.layout import Dim, Tensor
+from meshcast.simulator.ir.mamba_operators import TokenConvolution
+from meshcast.simulator.ir.modules import Module, SelfAttention
+from meshcast.simulator.ir.operators import Norm, Rope
+from meshcast.simulator.ir.profile_operators import BiasedAttention, DistanceBias
+from meshcast.simulator.ir.sparse_attention_operators import ChooseKeys, detach
+from meshcast.simulator.ir.stream_operators import AddToStreams, CollapseStreams, MixStreams
+from meshcast.simulator.models.blocks import BlockBuilder
+from meshcast.simulator.models.parts import SparseIndex
+from meshcast.simulator.models.rare_parts import CompressedAttention, DistanceProfiles
+
+
+class RareBlockBuilder(BlockBuilder):
+    """Builds these blocks for a micro-batch of all replicas."""
+
+    def self_attention(self, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
+        if self.model.compressed:
+            return self._attend_to_entries(self.model.compressed, x, y)
+        if self.model.distance_profiles:
+            return self._attend_by_distance(self.model.distance_profiles, x, y, local)
+        return super().self_attention(x, y, local)
+
+    # --------------------------------------------------------------------- attention to compressed entries
+
+    def _attend_to_entries(self, part: CompressedAttention, x: Tensor, y: Tensor) -> SelfAttention:
+        """Builds attention to a window and to entries (DeepSeek-V4, section 2.3)."""
+        model, d = self.model, self.model.head_dim
+        width, group = Dim(model.heads * d, unit=d), Dim(model.heads * d, unit=model.heads // part.out_groups * d)
+        names, heads = ("q", "k"), (self.act("q", a=width), self.act("k", a=Dim(d, unit=d, copies=True)))
+        normed, rotated = (tuple(replace(t, name=f"{t.name}.{end}") for t in heads) for end in ("norm", "rope"))
+        modules = list[Module]()
+        queries = self.project_down(modules, x, "q.latent", part.q_lora_rank)
+        modules += self.linear("q.up", queries, heads[:1], self.weight("wq", r=queries.dims["r"], a=width))
+        keys = [self.weight("wk", h=self.hidden_dim, a=heads[1].dims["a"])]
+        keys += [self.weight("sinks", a=Dim(model.heads))] if model.sinks else []
+        modules += self.linear("k", x, heads[1:], *keys)
+        for name, before, after in zip(names, heads, normed, strict=True):
+            scale = (self.weight("k.norm.weight", d=Dim(d)),) if name == "k" else ()
+            modules.append(Norm(f"{name}_norm", (before,), (after,), scale, modules=("norm",)))
+        modules.append(Rope("rope", normed, rotated, (), model.rope_share))
+        ins, most = [rotated[0], rotated[1].rename_dims(s="t")], None
+        if part.rate:
+            ins.append(self._compress(modules, part, x, "entries", d))
+            if part.index:
+                most = min(part.index.top_k, part.entries(self.seq))
+                modules += self._choose_entries(part, part.index, x, queries)
+        attended, turned = self.act("o", a=width), self.act("o.rope", a=width)
+        mask = model.window, self.tokens_before, self.tokens_after, self.document
+        kernel = d, self.attention, model.dropout > 0, d, *mask
+        latent = self.act("o.latent", a=Dim(part.out_groups * part.out_rank, unit=part.out_rank))
+        down = self.weight("wo.latent", a=group, r=Dim(part.out_rank))
+        modules += [
+            AttentionToEntries("core", tuple(ins), (attended,), (), *kernel, rate=part.rate or 1, most=most),
+            Rope("o.rope", (attended,), (turned,), (), model.rope_share),
+            GroupedLinear("o.latent", (turned,), (latent,), (down,), self.grad_dtype),
+            *self.linear("proj", latent, (y,), self.weight("wo", a=latent.dims["a"], h=self.hidden_dim)),
+        ]
+        return SelfAttention("attention", tuple(modules))
+
+    def _compress(
+        self, modules: list[Module], part: CompressedAttention, x: Tensor, name: str, dim: int, learns: bool = True
+    ) -> Tensor:
+        """Adds the entries of all tokens to the modules; returns them. dim: width of an entry. learns: whether the
+        input gets gradients."""
+        width = Dim(part.entry_width(dim))
+        sources = tuple(self.act(f"{name}.{word}", r=width) for word in ("values", "weights"))
+        linears = self.linear(
+            name, x, sources, *(self.weight(f"w{t.name}", h=self.hidden_dim, r=width) for t in sources)
+        )
+        modules += linears if learns else map(detach, linears)
+        entries = Tensor(name, {"b": x.dims["b"], "t": Dim(part.entries(self.seq)), "d": Dim(dim)}, self.dtype)
+        bias = self.weight(f"{name}.bias", p=Dim(part.rate or 1), r=width), self.weight(f"{name}.scale", d=Dim(dim))
+        gathered = tuple(tensor.rename_dims(s="p") for tensor in sources)
+        modules.append(Compress(f"{name}.sum", gathered, (entries,), bias, modules=("norm",)))
+        return entries
+
+    def _choose_entries(
+        self, part: CompressedAttention, index: SparseIndex, x: Tensor, queries: Tensor
+    ) -> list[Module]:
+        """Builds the indexer of entries, which every rank of tensor parallelism computes for all positions p."""
+        modules = list[Module]()
+        keys = self._compress(modules, part, x, "index.entries", index.dim, learns=False)
+        positions = {"p" if name == "s" else name: dim for name, dim in self.token_dims.items()}
+        heads, n = Dim(index.heads * index.dim, unit=index.dim), Dim(index.heads)
+        q, weights = (
+            Tensor(f"index.{name}", {**positions, **dims}, self.dtype)
+            for name, dims in (("q", {"i": heads}), ("weights", {"n": n}))
+        )
+        chosen = Tensor("index.chosen", {**positions, "k": Dim(min(index.top_k, part.entries(self.seq)))}, "int32")
+        wq, ww = self.weight("windex.q", r=queries.dims["r"], i=heads), self.weight("windex.w", h=self.hidden_dim, n=n)
+        linears = [
+            *self.linear("index.q", queries.rename_dims(s="p"), (q,), wq),
+            *self.linear("index.weights", x.rename_dims(s="p"), (weights,), ww),
+        ]
+        choose = (q, keys, weights), (chosen,), (), index.dim, self.document, part.rate or 1
+        return [*modules, *map(detach, linears), ChooseKeys("index.choose", *choose)]
+
+    # ---------------------------------------------------------------------- distances and convolutions
+
+    def _attend_by_distance(self, part: DistanceProfiles, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
+        """Builds attention whose scores have a bias by distance; keys and values pass convolutions."""
+        model, d = self.model, self.model.head_dim
+        projected, modules = self._project_heads(x)
+        k, v = (self.convolve(modules, projected[name], f"{name}.conv") for name in "kv")
+        heads = self._norm_heads(modules, (projected["q"], k)) if model.qk_layernorm else (projected["q"], k)
+        states, bias, o = (
+            self.act(name, a=Dim(model.heads * width, unit=width))
+            for name, width in (("states", part.width), ("distance.bias", part.extent), ("o", d))
+        )
+        profiles = self.weight("profiles", r=Dim(part.width), n=Dim(part.extent))
+        states_weight = self.weight("wstates", h=self.hidden_dim, a=states.dims["a"])
+        mask = model.window if local else None, self.tokens_before, self.tokens_after, self.document
+        kernel = d, self.attention, model.dropout > 0, d, *mask
+        keys = heads[1].rename_dims(s="t"), v.rename_dims(s="t")
+        modules += [
+            *self.linear("states", x, (states,), states_weight),
+            DistanceBias("distance.bias", (states,), (bias,), (profiles,), self.grad_dtype),
+            BiasedAttention("core", (heads[0], *keys, bias), (o,), (), *kernel),
+            *self.linear("proj", o, (y,), self.weight("wo", a=o.dims["a"], h=self.hidden_dim)),
+        ]
+        return SelfAttention("attention", tuple(modules))
+
+    def convolve(self, modules: list[Module], x: Tensor, name: str) -> Tensor:
+        """Adds the convolution of a tensor over tokens to the modules, if the model has it; returns its output."""
+        if not self.model.token_convolutions:
+            return x
+        width = next(dim for dim in ("a", "h") if dim in x.dims)
+        taps = self.weight(f"{name}.weight", **{width: x.dims[width]}, taps=Dim(self.model.token_convolutions))
+        convolved = replace(x, name=name)
+        modules.append(TokenConvolution(name, (x,), (convolved,), (taps,)))
+        return convolved
+
+    # -------------------------------------------------------------------------------- residual streams
+
+    def read_streams(self, number: str, streams: Tensor) -> tuple[list[Module], Tensor, Tensor]:
+        """Builds the input of a block from the residual streams, and its norm; returns them, the result, and the
+        coefficients of the streams behind the block."""
+        part = self.model.hyper_connections
+        assert part is not None
+        modules, normed = list[Module](), self.act(f"norm{number}")
+        x, behind = self.collapse_streams(modules, number, streams, part.behind)
+        return [*modules, self.layernorm(normed.name, x, normed)], normed, behind
+
+    def collapse_streams(
+        self, modules: list[Module], number: str, streams: Tensor, behind: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Adds the weighted sum of the residual streams to the modules; returns it, and so many further coefficients of
+        a token, for what is behind the block."""
+        part = self.model.hyper_connections
+        assert part is not None
+        count, numbers = Dim(part.streams), Dim(part.streams + behind)
+        left = Tensor(f"coefficients{number}", {**self.token_dims, "j": Dim(behind)}, "fp32")
+        collapsed = self.act(f"collapsed{number}")
+        weights = (
+            self.weight(f"streams{number}.matrix", m=count, h=self.hidden_dim, j=numbers),
+            self.weight(f"streams{number}.base", j=numbers),
+            self.weight(f"streams{number}.scale", k=Dim(2 + part.mixes if behind else 1)),
+        )
+        outs = (collapsed, left) if behind else (collapsed,)
+        modules.append(CollapseStreams(f"streams{number}.read", (streams,), outs, weights, self.grad_dtype))
+        return collapsed, left
+
+    def write_streams(self, number: str, streams: Tensor, result: Tensor, behind: Tensor, end: Tensor) -> Module:
+        """Builds the streams behind a block."""
+        part, name, ins = self.model.hyper_connections, f"streams{number}.write", (streams, result, behind)
+        if part and part.mixes:
+            return MixStreams(name, ins, (end,), (), float(part.mixing_flops(self.model.hidden)))
+        return AddToStreams(name, ins, (end,))

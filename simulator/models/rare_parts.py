@@ -1,0 +1,113 @@
+"""Parts of the shape of a model that few models have: several residual streams, attention to compressed entries."""
+
+from __future__ import annotations
+
+from meshcast.simulator.models.parts import Flag, ShapePart, Size, SparseIndex
+
+
+class HyperConnections(ShapePart):
+    """Several residual streams of a token. In front of attention, and in front of the MLP, coefficients from all
+    streams collapse them to the input of the block; behind it they mix the streams, and add the block's result to each.
+    Behind the last layer further coefficients collapse them. Sources: Hyper-connections (arXiv 2409.19606); mHC, whose
+    mixing matrix is doubly stochastic (arXiv 2512.24880).
+    """
+
+    streams: Size
+    """Residual streams of a token, n."""
+    mixes: Flag = True
+    """A matrix n x n of each token mixes the streams; false: they go on as they are (Hunyuan 4)."""
+
+    @property
+    def behind(self) -> int:
+        """Coefficients of a token behind a block."""
+        return self.streams * (1 + self.streams * self.mixes)
+
+    def parameters(self, hidden: int) -> int:
+        """Counts the parameters of the connection of a block: the matrix of all coefficients, their biases, and a
+        factor for each kind. hidden: width of a stream."""
+        return (self.streams + self.behind) * (self.streams * hidden + 1) + 2 + self.mixes
+
+    def last_parameters(self, hidden: int) -> int:
+        """Counts those of the connection behind the last layer."""
+        return self.streams * (self.streams * hidden + 1) + 1
+
+    def flops(self, hidden: int) -> int:
+        """Counts the FLOPs of a token in the products of the connection of a block."""
+        return 2 * (self.streams + self.behind) * self.streams * hidden + self.mixing_flops(hidden)
+
+    def mixing_flops(self, hidden: int) -> int:
+        """Counts those of them that mix streams."""
+        return 2 * self.streams**2 * hidden * self.mixes
+
+    def last_flops(self, hidden: int) -> int:
+        """Counts the FLOPs of a token in the connection behind the last layer."""
+        return 2 * self.streams**2 * hidden
+
+
+class CompressedAttention(ShapePart):
+    """Attention of queries from a latent to the tokens of a window, and to entries that stand for tokens before.
+
+    All heads share a key of a token, which is its value too; the result is rotated back. An entry is a sum over `rate`
+    tokens of a projection as wide as a head, weighted by the softmax of another over these tokens, and normalised. The
+    result is projected to the width of the stream in two steps: each group of heads to a latent, and all latents.
+    Source: DeepSeek-V4, section 2.3; ``DeepseekV4Attention`` of ``transformers``.
+    """
+
+    q_lora_rank: Size
+    """Width of the latent of queries, which a norm follows."""
+    out_groups: Size = 1
+    """Groups of heads whose results are projected to a latent each."""
+    out_rank: Size
+    """Width of the latent of a group."""
+    rate: Size | None = None
+    """Tokens from one entry to the next; None: there are no entries."""
+    overlaps: Flag = False
+    """An entry is over twice the tokens: a token has a projection for its own entry, and one for the next."""
+    index: SparseIndex | None = None
+    """An indexer that chooses among entries; None: a query attends to all before it. Its keys are compressed, too."""
+
+    def entries(self, tokens: int) -> int:
+        """Counts the entries of a sequence."""
+        return max(1, tokens // self.rate) if self.rate else 0
+
+    def entry_width(self, dim: int) -> int:
+        """Width of what a token is projected to for its entries, and of their weights. dim: width of an entry."""
+        return dim * (1 + self.overlaps) if self.rate else 0
+
+    def weights(self, hidden: int, heads: int, dim: int) -> int:
+        """Counts the elements of the matrices of a layer but for those behind attention. dim: width of a head."""
+        rank, index = self.q_lora_rank, self.index
+        weights = hidden * rank + rank * heads * dim + hidden * dim + 2 * hidden * self.entry_width(dim)
+        if index:
+            weights += 2 * hidden * self.entry_width(index.dim) + rank * index.heads * index.dim + hidden * index.heads
+        return weights
+
+    def out_weights(self, hidden: int, heads: int, dim: int) -> int:
+        """Counts the elements of the matrices behind attention."""
+        return self.out_rank * (heads * dim + self.out_groups * hidden)
+
+    def own_parameters(self, dim: int) -> int:
+        """Counts the parameters beside matrices: norms of latent, keys and entries, and a bias of the weights of
+        entries for each of its tokens. dim: width of a head."""
+        widths = [dim, *([self.index.dim] if self.index else [])] if self.rate else []
+        entries = sum((self.rate or 0) * self.entry_width(width) + width for width in widths)
+        return self.q_lora_rank + dim + entries
+
+
+class DistanceProfiles(ShapePart):
+    """A bias of scores by the distance of query and key, in place of positions: a state of every token and head is
+    multiplied with trained profiles. Source: ``InklingRelativeLogits`` of ``transformers``.
+    """
+
+    width: Size
+    """Elements of the state of a head."""
+    extent: Size
+    """Distances that have a bias (tokens); in layers with a window those of it."""
+
+    def parameters(self, hidden: int, heads: int) -> int:
+        """Counts the parameters of a layer. hidden: width of the stream."""
+        return self.width * (hidden * heads + self.extent)
+
+    def flops(self, hidden: int, heads: int) -> int:
+        """Counts the FLOPs of a token in their products."""
+        return 2 * heads * self.width * (hidden + self.extent)
