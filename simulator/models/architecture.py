@@ -207,12 +207,12 @@ class Architecture(BlockBuilder):
     @cached_property
     def decoder_input(self) -> Unit:
         """The unit between encoder and decoder: it keeps the output of the former, and embeds the tokens of the other
-        with the same table."""
+        with the same table, if both read token ids."""
         (embedding, *modules), embedded = build_input(self)
-        assert isinstance(embedding, Embedding)
-        shared = replace(embedding, tied=True)
+        assert isinstance(embedding, Embedding) and isinstance(self.model, Model)
+        table = replace(embedding, tied=self.model.shares_table)
         keep = KeepContext("context", (self.context,), (), launches=0.0)
-        unit = self._unit(Unit, "decoder input", [keep, shared, *modules], True, embedded)
+        unit = self._unit(Unit, "decoder input", [keep, table, *modules], True, embedded)
         return replace(unit, residual_in=self.context)
 
     @cached_property
@@ -294,7 +294,8 @@ class Architecture(BlockBuilder):
         bias = self._mixer_bias(kind)
         modules.append(Residual("residual1", (stream, added), (middle,), bias, dropout=model.dropout > 0))
         if self.encoder_seq:
-            middle = last = self._cross(modules, middle)
+            middle = self._cross(modules, middle)
+            last = again if model.norm_residual else middle
         if before:
             modules.append(self.layernorm("norm2", middle, again))
         if not model.layer_input:
@@ -354,10 +355,11 @@ class Architecture(BlockBuilder):
         """Adds the cross-attention of a decoder layer; returns its result."""
         asks, answer, crossed = self.act("norm.cross"), self.act("cross"), self.act("crossed")
         bias = (self.weight("cross.bias", h=self.hidden_dim),) if self.model.proj_bias else ()
+        stream = asks if self.model.norm_residual else middle
         modules += [
             self.layernorm("norm.cross", middle, asks),
             self.cross_attention(asks, answer),
-            Residual("residual.cross", (middle, answer), (crossed,), bias, dropout=self.model.dropout > 0),
+            Residual("residual.cross", (stream, answer), (crossed,), bias, dropout=self.model.dropout > 0),
         ]
         return crossed
 

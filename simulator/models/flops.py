@@ -105,7 +105,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         some = tokens * of / seq
         for part, flops in _layer_flops(branch, some, of, causal).items():
             parts[part] += flops
-        parts["inputs"] += 2 * some * branch.hidden * (branch.input_width or 0)
+        parts["inputs"] += 2 * some * branch.input_products
         projected = some / of if branch.pool != "none" else some / branch.merge
         parts["projector"] += 2 * projected * sum(width * outputs for width, outputs in branch.projector_sizes)
     parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
@@ -399,4 +399,4 @@ def _encoder(convention: str, branch: Branch, seq: float) -> float:
     if convention == "palm":
         return 6.0 * (branch.parameters - branch.projector_parameters + _count_attention(branch, seq))
     products = sum(_layer_flops(branch, 1, seq, causal=True).values())
-    return 3.0 * (products + 2 * branch.hidden * (branch.input_width or 0))
+    return 3.0 * (products + 2 * branch.input_products)

@@ -60,6 +60,19 @@ class Other(ShapePart):
     """The layer has nothing else."""
 
 
+class InputConvolution(ShapePart):
+    """A convolution along a sequence with a bias, and GELU or the gate behind it."""
+
+    channels: Size
+    """Channels of its result, both halves of gated ones included."""
+    kernel: Size
+    """Positions that a position of its result reads."""
+    stride: Size = 1
+    """Positions for each of its result."""
+    gated: Flag = False
+    """One half of its channels is multiplied with the sigmoid of the other (GLU: Speech2Text)."""
+
+
 class SparseIndex(ShapePart):
     """An indexer that chooses the keys which each query attends to: queries of its own from the latent of queries, one
     key of a token, which passes a layer norm, and a weight of each head. Source: DeepSeek-V3.2, section 2.1 (arXiv

@@ -19,8 +19,10 @@ from meshcast.simulator.models.trace.source import INSTALL, trace_config
 
 __all__ = ["SUPPORTED", "from_config"]
 
-ENCODER_DECODERS = frozenset({"umt5", "longt5", "bart", "mbart", "pegasus", "m2m_100", "marian", "whisper"})
-"""Kinds of encoders with decoders."""
+ENCODER_DECODERS = frozenset(
+    {"longt5", "led", "pegasus_x", "prophetnet", "fsmt", "switch_transformers", "nllb-moe", "t5gemma", "moonshine"}
+)
+"""Kinds of encoders with decoders that are not read."""
 
 UNDESCRIBED = {
     **dict.fromkeys(("zamba", "zamba2"), "layers that share the weights of an attention block"),
@@ -66,7 +68,7 @@ def _explain_kind(kind: object, where: str) -> ModelError:
     if isinstance(kind, str):
         remedy += f"; types of transformers are read by a trace of their code ({INSTALL})"
         if kind in ENCODER_DECODERS:
-            rule = "of encoders whose output a decoder reads by cross-attention, t5 and mt5 are supported"
+            rule = "of encoders whose output a decoder reads, those of T5, BART, Whisper and their like are supported"
             remedy = "Give the fields of `model:` themselves, with `cross_attention: true`"
         if kind in UNDESCRIBED:
             rule = f"{UNDESCRIBED[kind]} are not described by meshcast"

@@ -162,6 +162,12 @@ SUPPORTED = DECODERS | {
     "clip": "vision.CLIP",
     "t5": "encoder_decoder.T5",
     "mt5": "encoder_decoder.MT5",
+    "umt5": "encoder_decoder.UMT5",
+    **dict.fromkeys(("bart", "plbart", "mvp", "mbart", "pegasus", "marian", "m2m_100"), "encoder_decoder.BART"),
+    **dict.fromkeys(("blenderbot", "blenderbot-small", "bigbird_pegasus"), "encoder_decoder.BART"),
+    "trocr": "encoder_decoder.TrOCR",
+    "whisper": "encoder_decoder.Whisper",
+    "speech_to_text": "encoder_decoder.Speech2Text",
 }
 """The same of all readers."""
 

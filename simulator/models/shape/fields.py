@@ -87,8 +87,11 @@ class TransformerFields(ShapePart):
     """RMS norms over each head of queries and keys, with one weight for all heads; with `mla`, where it is the default,
     over the latents. l2: without weights, in the layers with RoPE (Llama 4). all: over all heads together, with a
     weight for each element (OLMo 2). layer: as true, layer norms with a weight and a bias (Persimmon)."""
-    qkv_bias: Flag = Field(default_factory=lambda fields: _has_biases(fields) and fields.get("mla") is None)
-    """Biases of queries, keys and values. Default: True with layernorm and without `mla`."""
+    qkv_bias: Flag | Literal["queries-values"] = Field(
+        default_factory=lambda fields: _has_biases(fields) and fields.get("mla") is None
+    )
+    """Biases of queries, keys and values; queries-values: keys have none (Whisper). Default: True with layernorm and
+    without `mla`."""
     proj_bias: Flag = Field(default_factory=lambda fields: _has_biases(fields))
     """Bias of the output layer of attention. Default: True with layernorm."""
     mlp_bias: Flag = Field(default_factory=lambda fields: _has_biases(fields))
