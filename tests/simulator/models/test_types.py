@@ -47,6 +47,17 @@ def test_products_of_a_forward_pass_are_those_that_torch_counts(config: dict[str
     assert sum(parts.values()) - parts["experts"] == pytest.approx(config["products"], rel=1e-3)
 
 
+@pytest.mark.parametrize(("kind", "projected"), [("qwen2_audio", 750 * 1280), ("voxtral", 375 * (5120 + 3072))])
+def test_encoders_of_sounds_have_the_products_that_torch_counts(kind: str, projected: int) -> None:
+    """``FlopCounterMode`` counts 2,273,771,520,000 FLOPs for 3000 frames of 128 bins in either encoder."""
+    model = from_config(next(config for config in TYPES if config["model_type"] == kind))
+    trunk = model.model_copy(update={"branches": ()})
+    whole, alone = (
+        sum(forward_matmul_flops(shape, model.seq, model.seq, causal=False).values()) for shape in (model, trunk)
+    )
+    assert whole - alone == 2_273_771_520_000 + 2 * model.hidden * projected
+
+
 SMOLLM3 = {
     **{"model_type": "smollm3", "num_hidden_layers": 8, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 128},
     **{"intermediate_size": 128, "max_position_embeddings": 64, "num_key_value_heads": 4},
