@@ -22,6 +22,7 @@ from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.composition import compose
 from meshcast.simulator.models.ends import build_batch_loss, build_input, build_other, build_projector, make_table
 from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.outputs import build_output
 from meshcast.simulator.models.parts import StateSpace
 from meshcast.simulator.models.shapes import add_prefix, attend_along
 from meshcast.simulator.models.transformer import ALONE, LayerKind
@@ -398,13 +399,15 @@ class Architecture(BlockBuilder):
     def _predict(self, x: Tensor, owns: bool) -> list[Module]:
         """Builds final norm, output layer and loss. owns: they have weights, instead of reading others."""
         normed = self.act("norm.out")
+        scales = self.norm_weights("final_norm") if owns else ()
+        modules: list[Module] = [Norm("final_norm", (x,), (normed,), scales)]
+        if self.model.output:
+            return [*modules, *build_output(self, self.model.output, normed)]
         logits = replace(self.act("logits", v=Dim(self.vocab)), pieces=self.loss.pieces)
         loss = Tensor("loss", self.token_dims, "fp32")
-        scales = self.norm_weights("final_norm") if owns else ()
         head: tuple[Tensor, ...] = (self.weight("head", h=self.hidden_dim, v=Dim(self.vocab)),)
         head += (self.weight("head.bias", v=Dim(self.vocab)),) if "bias" in self.model.head else ()
         held, read = (head, ()) if owns else ((), head)
-        modules: list[Module] = [Norm("final_norm", (x,), (normed,), scales)]
         if "transform" in self.model.head:
             more, normed = self._transform(normed)
             modules += more

@@ -75,8 +75,8 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     - ``projector``: from branches to the trunk;
     - ``mtp``: projections of multi-token prediction from 2 h to h. Its layers count in the parts above;
     - ``other``: what a traced model has beside these parts;
-    - ``head``: output layer, once more for each multi-token prediction. The embedding lookup has no FLOPs, and those of
-      a contrastive loss, which grow with the batch, do not count.
+    - ``head``: output layer, once more for each multi-token prediction, or logits of classes. The embedding lookup has
+      no FLOPs, and those of a contrastive loss, which grow with the batch, do not count.
 
     Biases, norms, activations and softmax are not counted. A training step without recomputation has exactly three
     times these FLOPs (gradients of inputs and of weights cost a forward pass each), if the recomputation inside the
@@ -109,10 +109,17 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         projected = some / of if branch.pool != "none" else some / branch.merge
         parts["projector"] += 2 * projected * sum(width * outputs for width, outputs in branch.projector_sizes)
     parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
-    transform = model.hidden if "transform" in model.head else 0
     if model.layers:
-        parts["head"] = (1 + model.mtp) * 2 * trunk_tokens * model.hidden * (model.vocab + transform)
+        parts["head"] = (1 + model.mtp) * 2 * trunk_tokens * model.hidden * _head_columns(model, seq)
     return parts
+
+
+def _head_columns(model: Model, seq: int) -> float:
+    """Counts the columns of the products behind the final norm for each token: of those of a sequence a share."""
+    square, output = model.hidden if {"transform", "dense"} & {*model.head} else 0, model.output
+    if output is None:
+        return model.vocab + square
+    return (square + (output.classes or 0)) / (model.trunk_tokens(seq) if output.pools_states else 1)
 
 
 def _trunk_flops(model: Model, tokens: float, seq: float, causal: bool) -> dict[str, float]:

@@ -56,6 +56,7 @@ class Model(Transformer):
             if fields.get(key):
                 raise ModelError(key, "no block of meshcast describes it", remedy, fields[key])
         said = {key: value for key, value in fields.items() if key not in UNDESCRIBED}
+        said |= {"tied": False} if said.get("output") is not None else {}
         return inherit_fields(inherit_shapes(said))
 
     @model_validator(mode="after")
@@ -135,6 +136,8 @@ class Model(Transformer):
         if len(self.branches) != 2 or not all(branch.layers for branch in self.branches):
             rule = f"a contrastive loss compares two branches that have layers; there are {len(self.branches)} branches"
             raise ModelError("branches", rule, "Give two, for example of images and of texts")
+        if self.output:
+            raise ModelError("output", "a contrastive model has the vectors of its branches", "Leave it out")
         if self.moe:
             raise ModelError("moe", "a contrastive model has no trunk whose layers had experts", "Leave it out")
         for i, branch in enumerate(self.branches):
@@ -268,8 +271,10 @@ class Model(Transformer):
     def _head_parameters(self) -> int:
         if self.contrastive:
             return 0
-        transform = self.hidden * (self.hidden + 1) + self.norm_parameters if "transform" in self.head else 0
-        return transform + self.vocab * ((0 if self.tied else self.hidden) + ("bias" in self.head))
+        square = self.hidden * (self.hidden + 1) if {"transform", "dense"} & {*self.head} else 0
+        square += self.norm_parameters * ("transform" in self.head)
+        logits = (self.output.classes or 0) if self.output else self.vocab
+        return square + logits * ((0 if self.tied else self.hidden) + ("bias" in self.head))
 
     def _input_parts(self) -> dict[str, int]:
         """Parameters in front of the layers of the trunk, by part; with branches their inputs come from these."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshcast.hardware.errors import ModelError, nearest
+from meshcast.simulator.models.huggingface.heads import read_head
 from meshcast.simulator.models.huggingface.readers import SUPPORTED, find_reader
 from meshcast.simulator.models.model import Model, error_place, explain_errors
 from meshcast.simulator.models.trace.source import INSTALL, trace_config
@@ -58,7 +59,7 @@ def from_config(
     reader = find_reader(kind)
     with explain_errors(where, text, reader.config_keys()):
         fields = reader.model_validate(config).fields()
-        return Model.model_validate({**named, **fields})
+        return Model.model_validate({**named, **fields, **read_head(config, reader.__name__, fields)})
 
 
 def _explain_kind(kind: object, where: str) -> ModelError:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from meshcast.simulator.models.huggingface.config import Gelu, Keys, key
 from meshcast.simulator.models.huggingface.vision import Multimodal, text_fields
 from meshcast.simulator.models.parts import Depth, Flag, Size
@@ -21,7 +19,7 @@ class SoundConfig(Keys):
     activation: Gelu = key("activation_function", "hidden_act", default="gelu")
     rotated: float | None = key("partial_rotary_factor", default=None)
 
-    def fields(self, merge: int) -> dict[str, Any]:
+    def fields(self, merge: int) -> dict[str, object]:
         """Returns the fields of `Branch`, without its projector. merge: positions that are a token of the decoder."""
         convolutions = [{"channels": self.hidden, "kernel": 3, "stride": stride} for stride in (1, 2)]
         rope = {"positions": "none"} if self.rotated is None else {"positions": "rope", "rope_share": self.rotated}
@@ -45,7 +43,7 @@ class Qwen2Audio(Multimodal):
 
     audio: SoundConfig = key("audio_config", default=SoundConfig())
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         projector = {"merge_by": "mean", "projector": "linear"}
         return self._join(text_fields(self.text, "qwen2"), self.audio.fields(merge=2) | projector)
 
@@ -56,7 +54,7 @@ class AudioFlamingo3(Multimodal):
     audio: SoundConfig = key("audio_config", default=SoundConfig())
     bias: Flag = key("projector_bias", default=True)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         projector = {"merge_by": "mean", "projector": "mlp", "projector_bias": self.bias}
         return self._join(text_fields(self.text, "qwen2"), self.audio.fields(merge=2) | projector)
 
@@ -66,7 +64,7 @@ class Voxtral(Multimodal):
 
     audio: SoundConfig = key("audio_config", default=SoundConfig())
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         projector = {"projector": "mlp", "projector_bias": False}
         return self._join(text_fields(self.text, "llama"), self.audio.fields(merge=4) | projector)
 
@@ -78,6 +76,6 @@ class GlmAsr(Multimodal):
     audio: RotatedSoundConfig = key("audio_config", default=RotatedSoundConfig())
     tied: Flag | None = key("tie_word_embeddings", default=True)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         text, audio = text_fields(self.text, "llama"), self.audio.fields(merge=4)
         return self._join(text, audio | {"projector": "mlp", "projector_ffn": 2 * text["hidden"]})

@@ -96,9 +96,9 @@ class TransformerFields(ShapePart):
     """Bias of the output layer of attention. Default: True with layernorm."""
     mlp_bias: Flag = Field(default_factory=lambda fields: _has_biases(fields))
     """Biases of MLPs and experts. Default: True with layernorm."""
-    head: tuple[Literal["transform", "bias"], ...] = ()
+    head: tuple[Literal["transform", "dense", "bias"], ...] = ()
     """What the output layer has: transform, in front of it a square linear layer with a bias, the activation and a norm
-    (BERT); a bias (GPT-J, Phi 1 and 2)."""
+    (BERT); dense, the same without a norm, in front of classes; a bias (GPT-J, Phi 1 and 2)."""
     sinks: Flag = False
     """Every query head has a learned logit, which only its softmax counts (gpt-oss)."""
     attention_gate: Flag | Literal["heads"] = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, Self
 
 from meshcast.hardware.schemas import Field
-from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttention, Size
+from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttention, ModelOutput, Size
 from meshcast.simulator.models.shape.fields import TransformerFields
 
 
@@ -41,6 +41,8 @@ class RareFields(TransformerFields):
     """Inner width of the MLP of these layers, where it is not `ffn`."""
     layer_input: LayerInput | None = None
     """An input of every layer beside the residual stream (Gemma 4 E2B); None: none."""
+    output: ModelOutput | None = None
+    """Classes, a reward or vectors in place of logits of the vocabulary; None: these."""
     layer_scale: Flag = False
     """What attention and the MLP add to the stream is multiplied by a vector of its own (InternVL)."""
     inner_norms: Flag = False

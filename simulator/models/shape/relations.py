@@ -17,6 +17,7 @@ def check_relations(shape: RareFields) -> None:
     if shape.frames:
         _check_video(shape, shape.frames)
     _check_positions(shape)
+    _check_output(shape)
     if "transform" in shape.head and shape.mtp:
         rule = "heads of multi-token prediction are supported without a transformation"
         raise ModelError("head", rule, "Leave transform or mtp out", list(shape.head))
@@ -37,6 +38,17 @@ def check_relations(shape: RareFields) -> None:
         raise ModelError("attention_gate", rule, "Give heads, or leave it out", True)
     if shape.sinks and shape.mla:
         raise ModelError("sinks", "latent attention is supported without sinks", "Leave it out", True)
+
+
+def _check_output(shape: RareFields) -> None:
+    if ("transform" if shape.output else "dense") in shape.head:
+        rule = "in front of logits of the vocabulary is transform, in front of classes or vectors dense"
+        raise ModelError("head", rule, "Give the other, or leave it out", list(shape.head))
+    if shape.output and shape.output.classes is None and not shape.output.pools_states:
+        rule = "the vector of a sequence is the state of one of its tokens or their mean"
+        raise ModelError("output.pool", rule, "Give token or mean, or classes", shape.output.pool)
+    if shape.output:
+        _refuse((("mtp", shape.mtp),), "it is of logits of the vocabulary")
 
 
 def _check_variants(shape: RareFields) -> None:
