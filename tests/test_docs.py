@@ -28,7 +28,7 @@ from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.huggingface import SUPPORTED
 from meshcast.simulator.models.load import load_model
 from meshcast.simulator.models.model import Model
-from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
+from meshcast.simulator.models.parts import MLA, InputConvolution, LinearAttention, ModelOutput, MoEShape, StateSpace
 from meshcast.validation.calibration.collectives import tables as collectives
 from meshcast.validation.calibration.kernels import tables as kernels
 from meshcast.validation.published import rows
@@ -90,6 +90,7 @@ MADE = {"assumed", "fabric_gpus"}
         ("cluster", [inline.ByGPU, inline.Inter, cluster.Fabric, cluster.Level], {"name", "title", "source"}),
         ("cluster", [cluster.Cluster, cluster.NodeGroup, mixed.ByGroups], {"name", "title", "source", *MADE}),
         ("model", [Model, Branch, MoEShape, MLA, StateSpace, LinearAttention], {"trunk_hidden"}),
+        ("model", [ModelOutput, InputConvolution], set()),
         ("published-runs", [*SPEC, rows.RunOverlap, rows.PublishedRun, rows.PublishedFigures], set()),
         ("framework", [Framework], {"overlap", "bucket", "adapters", "loss", "update", "memory", "rates"}),
     ],

@@ -347,7 +347,7 @@ WHOLE_ROWS = 8
 
 @dataclass(frozen=True, eq=False)
 class Head(Linear):
-    """The output layer, h to v.
+    """The output layer, h to v, or to the logits of classes.
 
     tied: whether it shares the matrix of the embedding.
     recomputed: whether the backward pass computes the logits again.
@@ -360,8 +360,7 @@ class Head(Linear):
 
     def _product(self, at: LocalShapes, m: int, n: int, k: int, layout: str, **how: object) -> Gemm:
         whole, pieces = super()._product(at, m, n, k, layout, **how), self.outs[0].pieces
-        columns = at.dims(self.outs[0])["v"]
-        if pieces == 1 or columns % WHOLE_ROWS:  # batched products of other rows have other kernels
+        if pieces == 1 or self._sizes(at)[1] % WHOLE_ROWS:  # batched products of other rows have other kernels
             return whole
         rows = -(-self._sizes(at)[0] // pieces)
         return replace(whole, batch=pieces, k=rows) if layout == "nt" else replace(whole, batch=pieces, m=rows)

@@ -21,6 +21,7 @@ from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.composition import compose
 from meshcast.simulator.models.ends import build_batch_loss, build_input, build_other, build_projector, make_table
 from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.outputs import build_output
 from meshcast.simulator.models.parts import StateSpace
 from meshcast.simulator.models.rare_blocks import RareBlockBuilder
 from meshcast.simulator.models.shapes import add_prefix, attend_along
@@ -207,12 +208,12 @@ class Architecture(RareBlockBuilder):
     @cached_property
     def decoder_input(self) -> Unit:
         """The unit between encoder and decoder: it keeps the output of the former, and embeds the tokens of the other
-        with the same table."""
+        with the same table, if both read token ids."""
         (embedding, *modules), embedded = build_input(self)
-        assert isinstance(embedding, Embedding)
-        shared = replace(embedding, tied=True)
+        assert isinstance(embedding, Embedding) and isinstance(self.model, Model)
+        table = replace(embedding, tied=self.model.shares_table)
         keep = KeepContext("context", (self.context,), (), launches=0.0)
-        unit = self._unit(Unit, "decoder input", [keep, shared, *modules], True, embedded)
+        unit = self._unit(Unit, "decoder input", [keep, table, *modules], True, embedded)
         return replace(unit, residual_in=self.context)
 
     @cached_property
@@ -296,7 +297,8 @@ class Architecture(RareBlockBuilder):
         bias = self._mixer_bias(kind)
         modules.append(Residual("residual1", (stream, added), (middle,), bias, dropout=model.dropout > 0))
         if self.encoder_seq:
-            middle = last = self._cross(modules, middle)
+            middle = self._cross(modules, middle)
+            last = again if model.norm_residual else middle
         if before:
             modules.append(self.layernorm("norm2", middle, again))
         if not model.layer_input:
@@ -370,10 +372,11 @@ class Architecture(RareBlockBuilder):
         """Adds the cross-attention of a decoder layer; returns its result."""
         asks, answer, crossed = self.act("norm.cross"), self.act("cross"), self.act("crossed")
         bias = (self.weight("cross.bias", h=self.hidden_dim),) if self.model.proj_bias else ()
+        stream = asks if self.model.norm_residual else middle
         modules += [
             self.layernorm("norm.cross", middle, asks),
             self.cross_attention(asks, answer),
-            Residual("residual.cross", (middle, answer), (crossed,), bias, dropout=self.model.dropout > 0),
+            Residual("residual.cross", (stream, answer), (crossed,), bias, dropout=self.model.dropout > 0),
         ]
         return crossed
 
@@ -415,13 +418,15 @@ class Architecture(RareBlockBuilder):
         if self.model.hyper_connections:
             x = self.collapse_streams(modules, "last", x)[0]
         normed = self.act("norm.out")
+        scales = self.norm_weights("final_norm") if owns else ()
+        modules.append(Norm("final_norm", (x,), (normed,), scales))
+        if self.model.output:
+            return [*modules, *build_output(self, self.model.output, normed)]
         logits = replace(self.act("logits", v=Dim(self.vocab)), pieces=self.loss.pieces)
         loss = Tensor("loss", self.token_dims, "fp32")
-        scales = self.norm_weights("final_norm") if owns else ()
         head: tuple[Tensor, ...] = (self.weight("head", h=self.hidden_dim, v=Dim(self.vocab)),)
         head += (self.weight("head.bias", v=Dim(self.vocab)),) if "bias" in self.model.head else ()
         held, read = (head, ()) if owns else ((), head)
-        modules.append(Norm("final_norm", (x,), (normed,), scales))
         if "transform" in self.model.head:
             more, normed = self._transform(normed)
             modules += more

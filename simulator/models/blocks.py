@@ -53,6 +53,10 @@ class BlockBuilder(RecurrentBuilder):
         """Makes the bias of the output layer of attention, if there is any."""
         return (self.weight("proj.bias", h=self.hidden_dim),) if self.model.proj_bias else ()
 
+    def _has_bias(self, projection: str) -> bool:
+        """Returns whether a projection of attention has a bias: ``q``, ``k``, ``v`` or ``gate``."""
+        return bool(self.model.qkv_bias) and not (projection == "k" and self.model.qkv_bias == "queries-values")
+
     def down_bias(self, experts: bool) -> tuple[Tensor, ...]:
         """Makes the bias of the MLP or the shared experts, if there is any; routed experts have their biases."""
         model = self.model
@@ -116,7 +120,7 @@ class BlockBuilder(RecurrentBuilder):
         projected = {n: self.act("attention.gate" if n == "gate" else n, a=a) for n, a in widths.items()}
         direct = {n: a for n, a in widths.items() if n != "q" or not model.head_experts}
         weights = [self.weight(f"w{n}", h=self.hidden_dim, a=a) for n, a in direct.items()]
-        weights += [self.weight(f"b{n}", a=a) for n, a in widths.items()] if model.qkv_bias else []
+        weights += [self.weight(f"b{n}", a=a) for n, a in widths.items() if self._has_bias(n)]
         if model.sinks:  # sharded as the heads are, by everything that shards this layer, as its biases
             weights.append(self.weight("sinks", a=Dim(model.heads)))
         modules = self.linear("qkv", x, tuple(projected[n] for n in direct), *weights, whole=model.fused_qkv)
@@ -229,7 +233,7 @@ class BlockBuilder(RecurrentBuilder):
         else:
             ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
         place = window, self.tokens_before, self.tokens_after, self.document, chunk, None, model.bidirectional
-        modules.append(kind("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
+        modules.append(kind("core", ins, (o,), (), qk, self.attention, model.attention_dropout, value, *place))
         if gate:
             gated = self.act("o.gated", a=width)
             modules.append(Activation("attention.gate", (o, *gate), (gated,)))
@@ -288,11 +292,10 @@ class BlockBuilder(RecurrentBuilder):
         k, v = (Tensor(f"cross.{n}", {**tokens, "a": kv}, self.dtype) for n in "kv")
         queries = [self.weight("wcross.q", h=self.hidden_dim, a=width)]
         keys = [self.weight(f"wcross.{n}", h=self.hidden_dim, a=kv) for n in "kv"]
-        if model.qkv_bias:
-            queries.append(self.weight("bcross.q", a=width))
-            keys += [self.weight(f"bcross.{n}", a=kv) for n in "kv"]
+        queries += [self.weight("bcross.q", a=width)] if self._has_bias("q") else []
+        keys += [self.weight(f"bcross.{n}", a=kv) for n in "kv" if self._has_bias(n)]
         ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
-        kernel = d, self.attention, model.dropout > 0, d
+        kernel = d, self.attention, model.attention_dropout, d
         return CrossAttention(
             "cross_attention",
             (

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from meshcast.hardware.errors import ModelError
 from meshcast.hardware.schemas import Field, import_validation_error, model_validator
+from meshcast.simulator.models.inputs import Inputs
 from meshcast.simulator.models.parts import Count, Flag, Size
-from meshcast.simulator.models.transformer import Transformer
 
 OWN = (
     *(
@@ -36,6 +36,7 @@ OWN = (
     *("local_attention", "inner_norms", "layer_input", "shared_keys", "reading_ffn", "layer_scale"),
     *("compressed", "hyper_connections", "head_experts"),
     *("distance_profiles", "token_convolutions", "result_scale"),
+    *("other", "outside", "output"),
 )
 """Fields of a model that its branches do not inherit."""
 
@@ -43,6 +44,7 @@ FOLLOWING = {
     "hidden": ("kv_heads", "head_dim", "ffn", "mla", "qk_layernorm"),
     "heads": ("kv_heads", "head_dim", "mla", "qk_layernorm"),
     "norm": ("qkv_bias", "proj_bias", "mlp_bias"),
+    "dropout": ("attention_dropout",),
     "positions": ("rope_share", "full_rope"),
     "input_width": ("window", "attention_chunk", "full_every", "full_rope"),
     "bidirectional": ("window", "attention_chunk", "full_every", "full_rope", "projected_keys"),
@@ -50,22 +52,13 @@ FOLLOWING = {
 """Fields whose defaults follow from a field: a branch that states the latter does not inherit them."""
 
 
-class Branch(Transformer):
+class Branch(Inputs):
     """A branch of a model. What it leaves out is inherited, see `inherit_shapes`."""
 
     layers: Count
     """Transformer layers; 0: its tokens enter the trunk as they are embedded."""
     tokens: Size | None = None
     """Tokens of a sequence of the trunk that are of this branch; None: an equal part of those that no branch states."""
-    input_width: Size | None = None
-    """Elements of an input, such as a patch of 14 x 14 pixels in three colours (588), which one linear layer projects
-    to the hidden size; None: token ids, and a table of the vocabulary. Attention among inputs is bidirectional by
-    default."""
-    input_bias: Flag = False
-    """Bias of that linear layer."""
-    class_token: Flag = False
-    """A learned token in front of the inputs, which does not enter the trunk (ViT). Its work is left out, unless
-    `tokens` counts it."""
     final_norm: Flag = False
     """A norm behind the last layer."""
     pool: Literal["none", "token", "mean"] = "none"
@@ -148,11 +141,6 @@ class Branch(Transformer):
         """Positions that a table of learned positions has to have rows for: those of a single of several inputs
         (images)."""
         return min(self.seq, self.attention_chunk or self.seq)
-
-    @property
-    def input_parameters(self) -> dict[str, int]:
-        width = self.input_width + self.input_bias if self.input_width else self.vocab
-        return {**super().input_parameters, "embedding": (width + self.class_token) * self.hidden}
 
     @property
     def parameter_parts(self) -> dict[str, int]:

@@ -16,7 +16,7 @@ from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.decoder_operators import HoldWeights
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import BatchLossUnit, LocalShapes, Module, Operator, Projector
-from meshcast.simulator.ir.operators import Activation, Boundary, Embedding, Loss, Norm, Residual
+from meshcast.simulator.ir.operators import Activation, Boundary, Embedding, Linear, Loss, Norm, Residual
 from meshcast.simulator.ir.ops import Gemm, Memory, Work
 from meshcast.simulator.ir.stream_operators import RepeatStreams
 from meshcast.simulator.ir.traced_operators import Undescribed
@@ -51,6 +51,15 @@ class Merge(Operator):
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
         return [Memory("concat", at.bytes(*self.outs), at.bytes(*self.ins))]
+
+
+class Convolve(Linear):
+    """A convolution along the sequence [b, s, i]: a matrix from the positions of its kernel, whose row is all of their
+    elements, to the channels of each output. Kernels read overlapping positions of its input, which is saved once."""
+
+    def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int]:
+        inner, width = at.dims(self.weights[0]).values()
+        return at.size(self.outs[0]) // width, width * len(self.outs), inner, 1
 
 
 class Similarity(Operator):
@@ -89,7 +98,9 @@ def build_input(shapes: Shapes) -> tuple[list[Module], Tensor]:
     """Builds the modules from token ids, or other inputs, to the residual stream; returns them and their output."""
     model, x, h = shapes.model, shapes.act("embedded"), shapes.hidden_dim
     modules: list[Module]
-    if isinstance(model, Branch) and model.input_width:
+    if isinstance(model, Branch) and model.convolutions:
+        modules = _convolve(shapes, model, x)
+    elif isinstance(model, Branch) and model.input_width:
         width = Dim(model.input_width)
         weights = [shapes.weight("winput", i=width, h=h)]
         weights += [shapes.weight("binput", h=h)] if model.input_bias else []
@@ -126,6 +137,32 @@ def build_input(shapes: Shapes) -> tuple[list[Module], Tensor]:
         modules.append(RepeatStreams("streams", (x,), (end,)))
         x = end
     return modules, x
+
+
+def _convolve(shapes: Shapes, branch: Branch, x: Tensor) -> list[Module]:
+    """Builds the convolutions of a branch from its inputs to `x`."""
+    letters = ["ij"[i % 2] for i in range(len(branch.convolutions))] + ["h"]
+    widths, frames, modules = branch.convolved_widths, branch.frames_behind, list[Module]()
+
+    def act(name: str, i: int) -> Tensor:
+        dims = {**shapes.token_dims, "s": Dim(shapes.seq * frames[i]), letters[i]: Dim(widths[i])}
+        return Tensor(name, dims, shapes.dtype)
+
+    inputs = act("inputs", 0)
+    for i, part in enumerate(branch.convolutions, 1):
+        name = f"convolution{i}"
+        halves = tuple(f"{name}{half}" for half in ((".gate", ".up") if part.gated else ("",)))
+        outs = tuple(act(half, i) for half in halves)
+        weights = [
+            shapes.weight(f"w{half}", k=Dim(part.kernel * widths[i - 1]), **{letters[i]: Dim(widths[i])})
+            for half in halves
+        ]
+        weights += [shapes.weight(f"b{half}", **{letters[i]: Dim(widths[i])}) for half in halves]
+        end = x if i == len(branch.convolutions) else act(f"{name}.act", i)
+        modules.append(Convolve(name, (inputs,), outs, tuple(weights), shapes.grad_dtype))
+        modules.append(Activation(f"{name}.act", outs, (end,), modules=("act",)))
+        inputs = end
+    return modules
 
 
 def build_projector(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Module], Tensor]:

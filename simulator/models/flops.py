@@ -77,8 +77,8 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     - ``projector``: from branches to the trunk;
     - ``mtp``: projections of multi-token prediction from 2 h to h. Its layers count in the parts above;
     - ``other``: what a traced model has beside these parts;
-    - ``head``: output layer, once more for each multi-token prediction. The embedding lookup has no FLOPs, and those of
-      a contrastive loss, which grow with the batch, do not count.
+    - ``head``: output layer, once more for each multi-token prediction, or logits of classes. The embedding lookup has
+      no FLOPs, and those of a contrastive loss, which grow with the batch, do not count.
 
     Biases, norms, activations and softmax are not counted. A training step without recomputation has exactly three
     times these FLOPs (gradients of inputs and of weights cost a forward pass each), if the recomputation inside the
@@ -107,16 +107,23 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         some = tokens * of / seq
         for part, flops in _layer_flops(branch, some, of, causal).items():
             parts[part] += flops
-        parts["inputs"] += 2 * some * branch.hidden * (branch.input_width or 0)
+        parts["inputs"] += 2 * some * branch.input_products
         projected = some / of if branch.pool != "none" else some / branch.merge
         parts["projector"] += 2 * projected * sum(width * outputs for width, outputs in branch.projector_sizes)
     parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
     if model.hyper_connections:
         parts["streams"] += tokens * model.hyper_connections.last_flops(model.hidden)
-    transform = model.hidden if "transform" in model.head else 0
     if model.layers:
-        parts["head"] = (1 + model.mtp) * 2 * trunk_tokens * model.hidden * (model.vocab + transform)
+        parts["head"] = (1 + model.mtp) * 2 * trunk_tokens * model.hidden * _head_columns(model, seq)
     return parts
+
+
+def _head_columns(model: Model, seq: int) -> float:
+    """Counts the columns of the products behind the final norm for each token: of those of a sequence a share."""
+    square, output = model.hidden if {"transform", "dense"} & {*model.head} else 0, model.output
+    if output is None:
+        return model.vocab + square
+    return (square + (output.classes or 0)) / (model.trunk_tokens(seq) if output.pools_states else 1)
 
 
 def _trunk_flops(model: Model, tokens: float, seq: float, causal: bool) -> dict[str, float]:
@@ -441,4 +448,4 @@ def _encoder(convention: str, branch: Branch, seq: float) -> float:
     if convention == "palm":
         return 6.0 * (branch.parameters - branch.projector_parameters + _count_attention(branch, seq))
     products = sum(_layer_flops(branch, 1, seq, causal=True).values())
-    return 3.0 * (products + 2 * branch.hidden * (branch.input_width or 0))
+    return 3.0 * (products + 2 * branch.input_products)

@@ -34,7 +34,8 @@ class Model(Transformer):
     """Branches in front of the trunk, in the order of their parts of a sequence; none: token ids are embedded."""
     cross_attention: Flag = False
     """The only branch is an encoder, and every layer of the trunk, a decoder with token ids of its own, attends to its
-    output too (T5). Both share the table of the vocabulary. A sequence is the inputs and then the targets."""
+    output too (T5). Both share the table of the vocabulary, unless the inputs are no token ids (Whisper). A sequence is
+    the inputs and then the targets."""
     contrastive: Size | None = None
     """Width of the vectors that the contrastive loss of two branches compares: those of all samples of a batch
     (InfoNCE, arXiv 2103.00020, section 2.3). Such a model has no trunk, and its `layers` are 0; None: cross-entropy
@@ -55,6 +56,7 @@ class Model(Transformer):
             if fields.get(key):
                 raise ModelError(key, "no block of meshcast describes it", remedy, fields[key])
         said = {key: value for key, value in fields.items() if key not in UNDESCRIBED}
+        said |= {"tied": False} if said.get("output") is not None else {}
         return inherit_fields(inherit_shapes(said))
 
     @model_validator(mode="after")
@@ -103,9 +105,9 @@ class Model(Transformer):
             rule = "the layers of a decoder attend to one branch, an encoder, whose tokens are stated"
             raise ModelError("branches", rule, "Give one branch with layers and tokens, or leave cross_attention out")
         encoder = self.branches[0]
-        if encoder.projector != "none" or encoder.merge > 1 or encoder.frozen or encoder.input_width:
-            rule = "the encoder of a decoder is trained over token ids, and its output read as it is"
-            raise ModelError("branches[0].projector", rule, "Leave projector, merge, frozen and input_width out")
+        if encoder.projector != "none" or encoder.merge > 1 or encoder.frozen:
+            rule = "the encoder of a decoder is trained, and its output read as it is"
+            raise ModelError("branches[0].projector", rule, "Leave projector, merge and frozen out")
         refused: dict[str, object] = {
             **{"moe": self.moe, "mla": self.mla, "ssm": self.ssm, "linear_attention": self.linear_attention},
             **{
@@ -116,10 +118,10 @@ class Model(Transformer):
                 "window": self.window,
             },
             **{"attention_chunk": self.attention_chunk, "parallel_residual": self.parallel_residual},
-            **{"norm_place": self.norm_place != "before", "norm_residual": self.norm_residual},
-            **{"projected_keys": self.projected_keys, "contrastive": self.contrastive},
+            **{"norm_place": self.norm_place != "before", "contrastive": self.contrastive},
+            **{"projected_keys": self.projected_keys},
             **{"qk_layernorm": self.qk_layernorm, "sinks": self.sinks, "attention_gate": self.attention_gate},
-            **{"embedding_norm": self.embedding_norm, "value_dim": self.value_dim, "value_norm": self.value_norm},
+            **{"value_dim": self.value_dim, "value_norm": self.value_norm},
             **{"keys_are_values": self.keys_are_values, "inner_norms": self.inner_norms},
             **{"layer_input": self.layer_input, "shared_keys": self.shared_keys, "layer_scale": self.layer_scale},
             **{"compressed": self.compressed, "hyper_connections": self.hyper_connections},
@@ -136,6 +138,8 @@ class Model(Transformer):
         if len(self.branches) != 2 or not all(branch.layers for branch in self.branches):
             rule = f"a contrastive loss compares two branches that have layers; there are {len(self.branches)} branches"
             raise ModelError("branches", rule, "Give two, for example of images and of texts")
+        if self.output:
+            raise ModelError("output", "a contrastive model has the vectors of its branches", "Leave it out")
         if self.moe:
             raise ModelError("moe", "a contrastive model has no trunk whose layers had experts", "Leave it out")
         for i, branch in enumerate(self.branches):
@@ -147,6 +151,15 @@ class Model(Transformer):
                 raise ModelError(f"branches[{i}].frozen", rule, "Leave it out", True)
 
     # ------------------------------------------------------------------------------------------ layers
+
+    @property
+    def shares_table(self) -> bool:
+        """Whether an encoder of token ids and its decoder share the table of the vocabulary."""
+        return self.cross_attention and not self.branches[0].input_width
+
+    @property
+    def longest_input(self) -> int:
+        return int(self.trunk_tokens(self.seq))
 
     @property
     def encoder_layers(self) -> int:
@@ -261,29 +274,33 @@ class Model(Transformer):
     def _head_parameters(self) -> int:
         if self.contrastive:
             return 0
-        transform = self.hidden * (self.hidden + 1) + self.norm_parameters if "transform" in self.head else 0
-        return transform + self.vocab * ((0 if self.tied else self.hidden) + ("bias" in self.head))
+        square = self.hidden * (self.hidden + 1) if {"transform", "dense"} & {*self.head} else 0
+        square += self.norm_parameters * ("transform" in self.head)
+        logits = (self.output.classes or 0) if self.output else self.vocab
+        return square + logits * ((0 if self.tied else self.hidden) + ("bias" in self.head))
 
     def _input_parts(self) -> dict[str, int]:
         """Parameters in front of the layers of the trunk, by part; with branches their inputs come from these."""
         if not self.branches:
             return self.input_parameters
         none = dict.fromkeys(self.input_parameters, 0)
-        return {**self.input_parameters, "embedding": 0} if self.cross_attention else none
+        if not self.cross_attention:
+            return none
+        return self.input_parameters | ({"embedding": 0} if self.shares_table else {})
 
     @property
-    def cross_parameters(self) -> int:
+    def _cross_parameters(self) -> int:
         """Parameters of attention to an encoder in a layer: a norm, projections and their biases; 0 without it."""
         if not self.cross_attention:
             return 0
         widths = self.query_width + self.key_width + self.value_width
-        projections = (self.hidden + self.qkv_bias) * widths + (self.output_width + self.proj_bias) * self.hidden
-        return self.norm_parameters + projections
+        projections = self.hidden * widths + (self.output_width + self.proj_bias) * self.hidden
+        return self.norm_parameters + projections + self.bias_width(widths)
 
     def layer_parameters(
         self, moe: bool = False, experts: int | None = None, of: int | None = None, linear: bool = False
     ) -> int:
-        return super().layer_parameters(moe, experts, of, linear) + self.cross_parameters
+        return super().layer_parameters(moe, experts, of, linear) + self._cross_parameters
 
     # --------------------------------------------------------------------------------------- padding
 

@@ -60,6 +60,38 @@ class Other(ShapePart):
     """The layer has nothing else."""
 
 
+class InputConvolution(ShapePart):
+    """A convolution along a sequence with a bias, and GELU or the gate behind it."""
+
+    channels: Size
+    """Channels of its result, both halves of gated ones included."""
+    kernel: Size
+    """Positions that a position of its result reads."""
+    stride: Size = 1
+    """Positions for each of its result."""
+    gated: Flag = False
+    """One half of its channels is multiplied with the sigmoid of the other (GLU: Speech2Text)."""
+
+
+class ModelOutput(ShapePart):
+    """What a model computes behind its final norm in place of logits of the vocabulary."""
+
+    classes: Size | None = None
+    """Logits: classes, or a single reward; None: the vectors of sequences, of which a contrastive loss compares those
+    of queries and of texts."""
+    pool: Literal["none", "logits", "token", "mean"] = Field(
+        default_factory=lambda fields: "mean" if fields.get("classes") is None else "logits"
+    )
+    """How tokens become a sequence: none: every token has logits; logits: these are computed for every token, and those
+    of one are taken (Llama, GPT-2); token: the state of one token is taken first (BERT); mean: the mean of states.
+    Default: logits; without classes mean."""
+
+    @property
+    def pools_states(self) -> bool:
+        """Whether the states of a sequence become one before anything is computed of them."""
+        return self.pool in ("token", "mean")
+
+
 class SparseIndex(ShapePart):
     """An indexer that chooses the keys which each query attends to: queries of its own from the latent of queries, one
     key of a token, which passes a layer norm, and a weight of each head. Source: DeepSeek-V3.2, section 2.1 (arXiv

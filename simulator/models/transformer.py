@@ -153,6 +153,10 @@ class Transformer(RareFields):
         gates = (self.gate_width,) if self.attention_gate else ()
         return (self.query_width, *keys, *values, *gates)
 
+    def bias_width(self, projected: int) -> int:
+        """Returns the width of the biases of projections that are `projected` wide in all."""
+        return bool(self.qkv_bias) * projected - self.key_width * (self.qkv_bias == "queries-values")
+
     @property
     def gate_width(self) -> int:
         """Width of a token's gate of the result of attention (elements); 0 without a gate."""
@@ -217,7 +221,7 @@ class Transformer(RareFields):
             projections = queries + keys + mla.index_parameters(h) + h * self.gate_width
             normed = self.qk_layernorm is True and (rank or 0) + mla.kv_lora_rank
         else:
-            projections = (h + self.qkv_bias) * sum(self.projected_widths)
+            projections = h * sum(self.projected_widths) + self.bias_width(sum(self.projected_widths))
             widths = {"all": q + self.key_width, "layer": 4 * self.head_dim, True: 2 * self.head_dim}
             normed = widths.get(self.qk_layernorm, 0) // (2 if self.reads_keys else 1)
         if experts := self.head_experts:

@@ -9,7 +9,7 @@ from meshcast.simulator.models.parts import Other
 
 
 def name_undescribed(model: Model) -> list[str]:
-    """Returns a sentence for every part of a traced model that is priced by its FLOPs and bytes alone."""
+    """Returns a sentence for every part of a model that is priced by its FLOPs and bytes alone."""
     return [_describe(place, other) for place, other in _others(model) if other.parameters > 0 or other.flops]
 
 
@@ -62,4 +62,4 @@ def _describe(place: str, other: Other) -> str:
     how = (
         "priced by its FLOPs and bytes, and not divided by tensor parallelism" if other.flops else "held by every rank"
     )
-    return f"model, traced: {names} ({place}, {max(other.parameters, 0):,} parameters, {work}) is {how}"
+    return f"model, not described: {names} ({place}, {max(other.parameters, 0):,} parameters, {work}) is {how}"

@@ -20,6 +20,7 @@ OWN = (
     "full_every",
     "layers",
     "head",
+    "output",
 )
 """Fields of a model that its variants do not inherit."""
 

@@ -330,23 +330,24 @@ class ModelParts:
     @property
     def with_table(self) -> tuple[int, ...]:
         """Parts that read the table of the embedding, or a copy of it: the last if the output layer is tied, and
-        that with the input of a decoder behind an encoder."""
+        that with the input of a decoder behind an encoder of token ids."""
         model, last = self._plan.job.model, self.count - 1
         parts = {last} if model.tied or not model.cross_attention else set()
-        if model.cross_attention:
+        if model.shares_table:
             parts.add(next(part for part in range(self.count) if model.encoder_layers in self.layers_of(part)))
         return tuple(sorted(parts))
 
     @property
     def with_embedding(self) -> int:
-        """The part that holds the embedding: the first; of a trunk behind branches the first of the trunk.
+        """The part that holds the embedding: the first; of a trunk or decoder behind branches without it the first of
+        these.
 
         A part without layers, at the end of a pipeline, may have the embedding alone.
         """
         model = self._plan.job.model
         if not model.branches:
             return 0
-        first = 0 if model.cross_attention else model.encoder_layers
+        first = 0 if model.shares_table else model.encoder_layers
         return next((part for part in range(self.count) if first in self.layers_of(part)), 0)
 
     # ----------------------------------------------------------------------------------------- modules

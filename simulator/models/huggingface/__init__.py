@@ -13,14 +13,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshcast.hardware.errors import ModelError, nearest
+from meshcast.simulator.models.huggingface.heads import read_head
 from meshcast.simulator.models.huggingface.readers import SUPPORTED, find_reader
 from meshcast.simulator.models.model import Model, error_place, explain_errors
 from meshcast.simulator.models.trace.source import INSTALL, trace_config
 
 __all__ = ["SUPPORTED", "from_config"]
 
-ENCODER_DECODERS = frozenset({"umt5", "longt5", "bart", "mbart", "pegasus", "m2m_100", "marian", "whisper"})
-"""Kinds of encoders with decoders."""
+ENCODER_DECODERS = frozenset(
+    {"longt5", "led", "pegasus_x", "prophetnet", "fsmt", "switch_transformers", "nllb-moe", "t5gemma", "moonshine"}
+)
+"""Kinds of encoders with decoders that are not read."""
 
 UNDESCRIBED = {
     **dict.fromkeys(("zamba", "zamba2"), "layers that share the weights of an attention block"),
@@ -56,7 +59,7 @@ def from_config(
     reader = find_reader(kind)
     with explain_errors(where, text, reader.config_keys()):
         fields = reader.model_validate(config).fields()
-        return Model.model_validate({**named, **fields})
+        return Model.model_validate({**named, **fields, **read_head(config, reader.__name__, fields)})
 
 
 def _explain_kind(kind: object, where: str) -> ModelError:
@@ -66,7 +69,7 @@ def _explain_kind(kind: object, where: str) -> ModelError:
     if isinstance(kind, str):
         remedy += f"; types of transformers are read by a trace of their code ({INSTALL})"
         if kind in ENCODER_DECODERS:
-            rule = "of encoders whose output a decoder reads by cross-attention, t5 and mt5 are supported"
+            rule = "of encoders whose output a decoder reads, those of T5, BART, Whisper and their like are supported"
             remedy = "Give the fields of `model:` themselves, with `cross_attention: true`"
         if kind in UNDESCRIBED:
             rule = f"{UNDESCRIBED[kind]} are not described by meshcast"

@@ -1,10 +1,10 @@
-"""Configs of encoders with decoders that attend to them: T5."""
+"""Configs of encoders with decoders that attend to them: T5, BART and their like."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, NamedTuple
 
-from meshcast.simulator.models.huggingface.config import Config, key
+from meshcast.simulator.models.huggingface.config import Config, key, refuse
 from meshcast.simulator.models.parts import Depth, Flag, Probability, Size
 
 TARGETS = 114
@@ -54,3 +54,161 @@ class MT5(T5):
         "feed_forward_proj", default="gated-gelu"
     )
     tied: Flag = key("tie_word_embeddings", default=False)
+
+
+class UMT5(MT5):
+    """``UMT5Config``: a table of relative positions in every layer, in place of one for a stack."""
+
+    tied: Flag = key("tie_word_embeddings", default=True)
+
+    def fields(self) -> dict[str, object]:
+        shape = super().fields() | {"relative_buckets": None}
+        tables = {"modules": ("relative_attention_bias",), "parameters": self.relative_buckets * self.heads}
+        (encoder,) = shape["branches"]  # type: ignore[misc]
+        branches = ({**encoder, "relative_buckets": None, "other": tables},)
+        return shape | {"other": tables, "branches": branches}
+
+
+class Layout(NamedTuple):
+    """What differs between BART and models like it.
+
+    behind: whether norms are behind residual additions, instead of before attention and MLPs.
+    embedding_norm: whether there is a norm behind the embedding.
+    more_rows: rows of the table of positions beyond the longest sequence; None: positions are sines, and no parameters.
+    attention_bias: whether projections of attention have biases; queries-values: not those of keys.
+    """
+
+    behind: bool
+    embedding_norm: bool
+    more_rows: int | None
+    attention_bias: bool | Literal["queries-values"] = True
+
+
+LAYOUTS = {
+    **dict.fromkeys(("bart", "plbart", "mvp", "trocr"), Layout(True, True, 2)),
+    "blenderbot-small": Layout(True, True, 0),
+    "mbart": Layout(False, True, 2),
+    "blenderbot": Layout(False, False, 0),
+    **dict.fromkeys(("pegasus", "m2m_100"), Layout(False, False, None)),
+    "marian": Layout(True, False, None),
+    "bigbird_pegasus": Layout(False, False, 0, attention_bias=False),
+    "whisper": Layout(False, False, 0, attention_bias="queries-values"),
+    "speech_to_text": Layout(False, False, None),
+}
+"""By ``model_type``."""
+
+SCORED_BLOCKS = 3 + 2
+"""Blocks of keys that a block of queries of BigBird sees beside random ones: itself with its neighbours, and the first
+and the last (arXiv 2007.14062, appendix D)."""
+
+
+class BART(Config):
+    """``BartConfig`` and those like it: an encoder and a decoder with layer norms and biases, over one table of the
+    vocabulary, or with ``is_encoder_decoder: false`` the decoder alone, whose attention to an encoder is not used.
+
+    It names no targets: as many as inputs stand in for them. LayerDrop and dropout within MLPs are left out. BigBird's
+    encoder is described by chunks of as many tokens as a query sees.
+    """
+
+    kind: str = key("model_type")
+    hidden: Size = key("d_model")
+    layers: Depth = key("encoder_layers", default=12)
+    heads: Size = key("encoder_attention_heads", default=16)
+    ffn: Size = key("encoder_ffn_dim", default=4096)
+    decoder_layers: Depth = key("decoder_layers")
+    decoder_heads: Size = key("decoder_attention_heads")
+    decoder_ffn: Size = key("decoder_ffn_dim")
+    vocab: Size = key("vocab_size")
+    inputs: Size = key("max_position_embeddings")
+    targets: Size | None = key("max_target_positions", default=None)
+    activation: Literal["gelu", "gelu_new", "relu", "silu", "swish"] = key("activation_function", default="gelu")
+    dropout: Probability = key("dropout", default=0.1)
+    attention_dropout: Probability = key("attention_dropout", default=0.0)
+    tied: Flag = key("tie_word_embeddings", default=True)
+    encodes: Flag = key("is_encoder_decoder", default=True)
+    shares: Literal[True] = key("share_encoder_decoder_embeddings", default=True)
+    prompts: Annotated[Flag, refuse("prompts of every layer")] = key("use_prompt", default=False)
+    sparse: Literal["block_sparse", "original_full"] = key("attention_type", default="original_full")
+    block: Size = key("block_size", default=64)
+    random_blocks: Size = key("num_random_blocks", default=3)
+
+    def fields(self) -> dict[str, object]:
+        layout = LAYOUTS[self.kind]
+        targets = self.targets or self.inputs
+        rows = None if layout.more_rows is None else targets + layout.more_rows
+        positions = {"positions": "none"} if rows is None else {"positions": "learned", "position_rows": rows}
+        kind = {"norm": "layernorm", "norm_residual": layout.behind, **positions}
+        kind |= {"qkv_bias": layout.attention_bias, "proj_bias": bool(layout.attention_bias)}
+        # Behind residual additions the norm of the embedding is the first of those before attention.
+        kind |= {"embedding_norm": layout.embedding_norm and not layout.behind}
+        absent = 2 * self.hidden * (layout.behind and not layout.embedding_norm)
+        shape = self.same_fields("hidden", "vocab") | kind
+        shape |= {"activation": "silu" if self.activation == "swish" else self.activation}
+        shape |= {"layers": self.decoder_layers, "heads": self.decoder_heads, "ffn": self.decoder_ffn}
+        shape |= self._read_dropout()
+        # ``BigBirdPegasusForCausalLM`` makes an output layer of its own.
+        shape |= {"tied": self.tied and (self.encodes or self.kind != "bigbird_pegasus")}
+        if not self.encodes:
+            norms = {"outside": {"modules": ("layernorm_embedding",), "parameters": -absent}} if absent else {}
+            biases = {True: 4, False: 0, "queries-values": 3}[layout.attention_bias]
+            unused = {"modules": ("encoder_attn",), "parameters": (4 * self.hidden + biases + 2) * self.hidden}
+            return shape | norms | {"seq": targets, "other": unused}
+        encoder = {"name": "encoder", "layers": self.layers, "heads": self.heads, "ffn": self.ffn}
+        encoder |= {"tokens": self.inputs, "bidirectional": True, "final_norm": True, "norm_residual": layout.behind}
+        encoder |= {} if layout.more_rows is None else {"position_rows": self.inputs + layout.more_rows}
+        if self.sparse == "block_sparse":
+            encoder["attention_chunk"] = (SCORED_BLOCKS + self.random_blocks) * self.block
+        shape |= {"outside": {"modules": ("layernorm_embedding",), "parameters": -2 * absent}} if absent else {}
+        return shape | {"cross_attention": True, "seq": self.inputs + targets, "branches": (encoder | self.listen(),)}
+
+    def listen(self) -> dict[str, object]:
+        """Returns the fields of an encoder of sounds; none of one that reads token ids."""
+        return {}
+
+    def _read_dropout(self) -> dict[str, object]:
+        """Returns the fields of dropout, which may be on states alone."""
+        if self.dropout and not self.attention_dropout:
+            return {"dropout": self.dropout, "attention_dropout": False}
+        return self.read_dropout("dropout", "attention_dropout")
+
+
+class TrOCR(BART):
+    """``TrOCRConfig``: a decoder of images, here without their encoder."""
+
+    encodes: Flag = key("is_encoder_decoder", default=False)
+    inputs: Size = key("max_position_embeddings", default=512)
+
+
+class Whisper(BART):
+    """``WhisperConfig``: frames of 10 ms of sound pass two convolutions, and two of them are a token of the encoder,
+    which has 30 s. Its positions are sines."""
+
+    inputs: Size = key("max_source_positions", default=1500)
+    targets: Size | None = key("max_target_positions", default=448)
+    bins: Size = key("num_mel_bins", default=80)
+    dropout: Probability = key("dropout", default=0.0)
+
+    def listen(self) -> dict[str, object]:
+        convolutions = [{"channels": self.hidden, "kernel": 3, "stride": stride} for stride in (1, 2)]
+        return {"positions": "none", "input_width": self.bins, "convolutions": convolutions}
+
+
+class Speech2Text(BART):
+    """``Speech2TextConfig``: every gated convolution halves the frames. `inputs` are frames there, and tokens here."""
+
+    inputs: Size = key("max_source_positions", default=6000)
+    targets: Size | None = key("max_target_positions", default=1024)
+    bins: Size = key("input_feat_per_channel", default=80)
+    channels: Size = key("conv_channels", default=1024)
+    kernels: tuple[Size, ...] = key("conv_kernel_sizes", default=(5, 5))
+    activation: Literal["gelu", "gelu_new", "relu", "silu", "swish"] = key("activation_function", default="relu")
+
+    def fields(self) -> dict[str, object]:
+        tokens = self.inputs // 2 ** len(self.kernels)
+        return super(Speech2Text, self.model_copy(update={"inputs": tokens})).fields()
+
+    def listen(self) -> dict[str, object]:
+        channels = [self.channels] * (len(self.kernels) - 1) + [2 * self.hidden]
+        parts = zip(channels, self.kernels, strict=True)
+        convolutions = [{"channels": wide, "kernel": kernel, "stride": 2, "gated": True} for wide, kernel in parts]
+        return {"input_width": self.bins, "convolutions": convolutions}

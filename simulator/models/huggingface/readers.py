@@ -168,8 +168,18 @@ SUPPORTED = DECODERS | {
     "qwen2_vl": "vision.Qwen2VL",
     "qwen2_5_vl": "vision.Qwen25VL",
     "clip": "vision.CLIP",
+    "qwen2_audio": "sound.Qwen2Audio",
+    "audioflamingo3": "sound.AudioFlamingo3",
+    "voxtral": "sound.Voxtral",
+    "glmasr": "sound.GlmAsr",
     "t5": "encoder_decoder.T5",
     "mt5": "encoder_decoder.MT5",
+    "umt5": "encoder_decoder.UMT5",
+    **dict.fromkeys(("bart", "plbart", "mvp", "mbart", "pegasus", "marian", "m2m_100"), "encoder_decoder.BART"),
+    **dict.fromkeys(("blenderbot", "blenderbot-small", "bigbird_pegasus"), "encoder_decoder.BART"),
+    "trocr": "encoder_decoder.TrOCR",
+    "whisper": "encoder_decoder.Whisper",
+    "speech_to_text": "encoder_decoder.Speech2Text",
 }
 """The same of all readers."""
 

@@ -91,15 +91,18 @@ class TransformerFields(ShapePart):
     over the latents, and with `compressed`. l2: without weights, in the layers with RoPE (Llama 4). all: over all heads
     together, with a weight for each element (OLMo 2). layer: as true, layer norms with a weight and a bias
     (Persimmon)."""
-    qkv_bias: Flag = Field(default_factory=lambda fields: _has_biases(fields) and fields.get("mla") is None)
-    """Biases of queries, keys and values. Default: True with layernorm and without `mla`."""
+    qkv_bias: Flag | Literal["queries-values"] = Field(
+        default_factory=lambda fields: _has_biases(fields) and fields.get("mla") is None
+    )
+    """Biases of queries, keys and values; queries-values: keys have none (Whisper). Default: True with layernorm and
+    without `mla`."""
     proj_bias: Flag = Field(default_factory=lambda fields: _has_biases(fields))
     """Bias of the output layer of attention. Default: True with layernorm."""
     mlp_bias: Flag = Field(default_factory=lambda fields: _has_biases(fields))
     """Biases of MLPs and experts. Default: True with layernorm."""
-    head: tuple[Literal["transform", "bias"], ...] = ()
+    head: tuple[Literal["transform", "dense", "bias"], ...] = ()
     """What the output layer has: transform, in front of it a square linear layer with a bias, the activation and a norm
-    (BERT); a bias (GPT-J, Phi 1 and 2)."""
+    (BERT); dense, the same without a norm, in front of classes; a bias (GPT-J, Phi 1 and 2)."""
     sinks: Flag = False
     """Every query head has a learned logit, which only its softmax counts (gpt-oss)."""
     attention_gate: Flag | Literal["heads"] = False

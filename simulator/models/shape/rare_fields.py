@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, Self
 
 from meshcast.hardware.schemas import Field
-from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttention, Size
+from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttention, ModelOutput, Size
 from meshcast.simulator.models.rare_parts import DistanceProfiles, HyperConnections
 from meshcast.simulator.models.shape.fields import TransformerFields
 
@@ -25,6 +25,8 @@ class RareFields(TransformerFields):
     fused_qkv: Flag = False
     """One matrix makes queries, keys and values, which are views of its product (GPT-2, GPT-NeoX, Falcon, Phi 3): all
     of it stays in memory with the values."""
+    attention_dropout: Flag = Field(default_factory=lambda fields: fields.get("dropout", 0.0) > 0)
+    """Dropout on attention scores. Default: with `dropout`; BART and Marian have it elsewhere only."""
     value_dim: Size | None = None
     """Width of a head of values, where it is not `head_dim` (MiMo-V2)."""
     keys_are_values: Flag = False
@@ -43,6 +45,8 @@ class RareFields(TransformerFields):
     mtp_like: Count | None = None
     """The number of the layer (from 0) of whose kind the layers of multi-token prediction are (Step 3.5: 1, without
     experts); None: of the last layer."""
+    output: ModelOutput | None = None
+    """Classes, a reward or vectors in place of logits of the vocabulary; None: these."""
     layer_scale: Flag = False
     """What attention and the MLP add to the stream is multiplied by a vector of its own (InternVL)."""
     inner_norms: Flag = False

@@ -19,6 +19,7 @@ def check_relations(shape: RareFields) -> None:
         _check_video(shape, shape.frames)
     _check_positions(shape)
     _check_further(shape, shape.ssm)
+    _check_output(shape)
     if shape.mla:
         _check_latent(shape, shape.mla)
     if shape.moe:
@@ -130,6 +131,17 @@ def _check_further(shape: RareFields, ssm: StateSpace | None) -> None:
         raise ModelError("ssm.mtp_pattern", rule, 'Give it (Nemotron 3: "*E"), or leave mtp out')
     if ssm and ssm.mtp_pattern and "E" in ssm.mtp_pattern and not shape.moe:
         raise ModelError("ssm.mtp_pattern", "the model has no experts", "Give moe, or leave E out", ssm.mtp_pattern)
+
+
+def _check_output(shape: RareFields) -> None:
+    if ("transform" if shape.output else "dense") in shape.head:
+        rule = "in front of logits of the vocabulary is transform, in front of classes or vectors dense"
+        raise ModelError("head", rule, "Give the other, or leave it out", list(shape.head))
+    if shape.output and shape.output.classes is None and not shape.output.pools_states:
+        rule = "the vector of a sequence is the state of one of its tokens or their mean"
+        raise ModelError("output.pool", rule, "Give token or mean, or classes", shape.output.pool)
+    if shape.output:
+        _refuse((("mtp", shape.mtp),), "it is of logits of the vocabulary")
 
 
 def _check_variants(shape: RareFields) -> None:

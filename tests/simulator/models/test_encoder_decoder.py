@@ -8,6 +8,7 @@ import pytest
 
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.shared_gradients import sum_shared_gradients
+from meshcast.simulator.ir.operators import Residual
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory
 from meshcast.simulator.models.flops import causal, forward_matmul_flops, palm
 from meshcast.simulator.models.huggingface import from_config
@@ -169,6 +170,28 @@ def test_stages_share_the_table_of_the_vocabulary(tied: bool) -> None:
     assert [len(sums) for sums in sum_shared_gradients(two.plan, two.stages)] == [1, 1]
     whole = run(tied=tied)
     assert len([param for param in params_of(whole.stages[0]) if param.total == V * H]) == (1 if tied else 2)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_encoder_of_sounds_has_no_table(tied: bool) -> None:
+    """The decoder has one, and a tied output layer on another stage a copy."""
+    sounds = {"input_width": 12, "convolutions": [{"channels": H, "kernel": 3, "stride": 2}]}
+    played = run(PIPELINE, gpus=4, tied=tied, encoder=sounds)
+    tables = [[param.name for param in params_of(stage) if param.total == V * H] for stage in played.stages]
+    assert [len(found) for found in tables] == [0, 0, 1, 1]
+    shared = sum_shared_gradients(played.plan, played.stages)
+    assert [len(sums) for sums in shared] == ([0, 0, 1, 1] if tied else [0, 0, 0, 0])
+    whole, model = run(tied=tied, encoder=sounds), load_model(describe(tied=tied, encoder=sounds))
+    assert sum(param.size for param in whole.held(0)) == model.parameters
+    assert model.parameters - load_model(describe(tied=tied)).parameters == (3 * 12 + 1) * H
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_the_stream_of_a_decoder_goes_on_from_norms_that_are_behind_additions(behind: bool) -> None:
+    units = run(norm_residual=behind).plan.model_parts.stage(0).units
+    (layer,) = [unit for unit in units if any(operator.name == "residual.cross" for operator in unit.operators())]
+    streams = [operator.ins[0].name for operator in layer.operators() if isinstance(operator, Residual)]
+    assert streams == (["norm1", "norm.cross", "norm2"] if behind else ["x", "middle", "crossed"])
 
 
 def test_chunks_on_one_device_share_its_table() -> None:

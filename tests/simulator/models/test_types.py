@@ -3,10 +3,11 @@
 A line of types.jsonl is the config that release 5.24 writes for a type by default (the last lines: that of a released
 model), without the keys whose defaults the reader has too; `parameters` of the model that it builds on the meta device,
 which has no multi-token prediction (those that it does not build, dbrx: of the checkpoint, mimo: of the Qwen 2 of its
-shape); `corrections`, numbers of
-routers that are buffers there and parameters here (the correction of DeepSeek-V3 for each expert); `products`, where
-there are neither recurrences nor inputs of branches: FLOPs of a forward pass over 256 tokens of its modules with eager
-attention in fake mode, as torch's `FlopCounterMode` counts them, which does not see grouped products of routed experts
+shape); `corrections`, numbers of routers that are buffers there and parameters here (the correction of DeepSeek-V3 for
+each expert), less tables of sines that are frozen parameters there; `products`, where there are neither recurrences nor
+branches of images: FLOPs of a forward pass over 256 tokens, of an encoder with a decoder 256 of each, of its modules
+with eager attention in fake mode, as torch's `FlopCounterMode` counts them, which does not see grouped products of
+routed experts
 (PyTorch 2.13).
 """
 
@@ -40,8 +41,22 @@ COUNTED = [config for config in TYPES if "products" in config]
 
 @pytest.mark.parametrize("config", COUNTED, ids=[config["model_type"] for config in COUNTED])
 def test_products_of_a_forward_pass_are_those_that_torch_counts(config: dict[str, Any]) -> None:
-    parts = forward_matmul_flops(from_config(config), 256, 256, causal=False)
+    model = from_config(config)
+    encoders = tuple(branch.model_copy(update={"tokens": 256}) for branch in model.branches)
+    tokens = 256 * (1 + len(encoders))
+    parts = forward_matmul_flops(model.model_copy(update={"branches": encoders}), tokens, tokens, causal=False)
     assert sum(parts.values()) - parts["experts"] == pytest.approx(config["products"], rel=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "projected"), [("qwen2_audio", 750 * 1280), ("voxtral", 375 * (5120 + 3072))])
+def test_encoders_of_sounds_have_the_products_that_torch_counts(kind: str, projected: int) -> None:
+    """``FlopCounterMode`` counts 2,273,771,520,000 FLOPs for 3000 frames of 128 bins in either encoder."""
+    model = from_config(next(config for config in TYPES if config["model_type"] == kind))
+    trunk = model.model_copy(update={"branches": ()})
+    whole, alone = (
+        sum(forward_matmul_flops(shape, model.seq, model.seq, causal=False).values()) for shape in (model, trunk)
+    )
+    assert whole - alone == 2_273_771_520_000 + 2 * model.hidden * projected
 
 
 SMOLLM3 = {
@@ -188,6 +203,15 @@ def test_norms_behind_residual_additions_are_those_of_bert() -> None:
 SMALL = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "positions": "rope"}
 LATENT = {"q_lora_rank": 32, "kv_lora_rank": 24, "qk_nope": 16, "qk_rope": 8, "v": 16}
 TOWER = {"layers": 2, "tokens": 8, "input_width": 12, "hidden": 48, "projector": "mlp", "projector_ffn": 40}
+DECODER = {"cross_attention": True, "positions": "learned", "position_rows": 34}
+ENCODER = {"layers": 3, "tokens": 24, "heads": 2, "bidirectional": True, "final_norm": True}
+SOUNDS = {
+    **{"input_width": 12, "positions": "none"},
+    "convolutions": [
+        {"channels": 40, "kernel": 5, "stride": 2, "gated": True},
+        {"channels": 64, "kernel": 3, "stride": 2},
+    ],
+}
 EXPERTS = {"experts": 4, "top_k": 2, "expert_ffn": 48, "shared_experts": 1}
 HEADS: list[dict[str, Any]] = [
     {"qk_layernorm": "layer"},
@@ -217,6 +241,11 @@ PARTS: list[dict[str, Any]] = [
     {"branches": [{**TOWER, "merge": 2, "merge_by": "mean", "projector_norm": "plain"}, {"layers": 0}]},
     {"branches": [{**TOWER, "merge": 2, "merge_by": "linear", "projector_norm": "layer"}, {"layers": 0}]},
     {"mla": {**LATENT, "index": {"heads": 2, "dim": 16, "top_k": 32}}, "norm": "rmsnorm"},
+    {**DECODER, "branches": [{**ENCODER, "norm_residual": True}], "norm_residual": True, "tied": False},
+    {**DECODER, "branches": [ENCODER], "embedding_norm": True, "qkv_bias": "queries-values"},
+    {**DECODER, "branches": [{**ENCODER, **SOUNDS}], "qkv_bias": "queries-values"},
+    {**DECODER, "branches": [{**ENCODER, **SOUNDS}], "tied": False},
+    {"branches": [{**TOWER, **SOUNDS, "hidden": 64, "merge": 2}, {"layers": 0}], "tied": True},
 ]
 
 
@@ -228,6 +257,18 @@ def test_a_device_has_the_parameters_and_products_that_are_counted(part: dict[st
     counted = forward_matmul_flops(model, 32, 32, causal=True)
     attention = counted.pop("attention")
     assert played.flops("F") == {"gemm": sum(counted.values()), "attention": pytest.approx(attention)}
+
+
+def test_a_convolution_saves_its_input_once_and_its_kernel_reads_it_where_kernels_overlap() -> None:
+    """Beside a linear layer from the same inputs: as many frames as strides multiply to, what the first convolution
+    makes, before and behind its activation, and what the second makes."""
+    towers = {"linear": {"input_width": 12, "input_bias": True}, "convolved": SOUNDS}
+    saved = []
+    for tower in towers.values():
+        model = {**SMALL, **DECODER, "branches": [{**ENCODER, "positions": "none", **tower}]}
+        played = play_job({"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 1}})
+        saved.append(played.category_peak(0, "activations"))
+    assert saved[1] - saved[0] == 2 * 24 * ((4 - 1) * 12 + 2 * (40 + 20) + 64)
 
 
 @pytest.mark.parametrize("part", HEADS, ids=str)
