@@ -66,6 +66,13 @@ class BlockBuilder(RecurrentBuilder):
 
     def _attention(self, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
         model = self.model
+        modules, q, k, v, gate = self.make_heads(x, local)
+        return self._core(modules, q, k, v, y, local, model.head_dim, model.value_dim or model.head_dim, gate)
+
+    def make_heads(self, x: Tensor, local: bool) -> tuple[list[Module], Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+        """Builds what makes queries, keys and values from x, and a gate if there is any; returns its modules and
+        these."""
+        model = self.model
         projected, modules = self._project_heads(x)
         q, k = projected["q"], projected["k"]
         v, gate = projected.get("v", k), tuple(tensor for name, tensor in projected.items() if name == "gate")
@@ -82,19 +89,21 @@ class BlockBuilder(RecurrentBuilder):
             modules.append(Rope("rope", heads, rotated, (), model.rope_share))
             heads = rotated
         q, k = heads if len(heads) == 2 else (*heads, k)
-        return self._core(modules, q, k, v, y, local, model.head_dim, model.value_dim or model.head_dim, gate)
+        return modules, q, k, v, gate
 
-    def _norm_heads(self, modules: list[Module], heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Adds the norms of queries, and of keys if they are there, to the modules of attention."""
+    def _norm_heads(self, modules: list[Module], heads: tuple[Tensor, ...], prefix: str = "") -> tuple[Tensor, ...]:
+        """Adds the norms of queries, and of keys if they are there, to the modules of attention. prefix: of names."""
         names, kind = "qk"[: len(heads)], self.model.qk_layernorm
         normed = tuple(replace(tensor, name=f"{tensor.name}.norm") for tensor in heads)
         if kind == "all":
-            every = tuple(self.weight(f"{n}.norm.weight", a=t.dims["a"]) for n, t in zip(names, heads, strict=True))
-            modules.append(NormOfHeads("qk_norm", heads, normed, every, modules=("norm",)))
+            widths = [tensor.dims["a"] for tensor in heads]
+            every = tuple(self.weight(f"{prefix}{n}.norm.weight", a=a) for n, a in zip(names, widths, strict=True))
+            modules.append(NormOfHeads(f"{prefix}qk_norm", heads, normed, every, modules=("norm",)))
             return normed
         ends = {"l2": (), "layer": ("weight", "bias")}.get(str(kind), ("weight",))
-        scales = tuple(self.weight(f"{n}.norm.{end}", d=Dim(self.model.head_dim)) for end in ends for n in names)
-        modules.append(Norm("qk_norm", heads, normed, scales, modules=("norm",)))
+        d = Dim(self.model.head_dim)
+        scales = tuple(self.weight(f"{prefix}{n}.norm.{end}", d=d) for end in ends for n in names)
+        modules.append(Norm(f"{prefix}qk_norm", heads, normed, scales, modules=("norm",)))
         return normed
 
     def _project_heads(self, x: Tensor) -> tuple[dict[str, Tensor], list[Module]]:
@@ -211,8 +220,26 @@ class BlockBuilder(RecurrentBuilder):
     ) -> SelfAttention:
         """Adds the attention core, its gate if there is any, and the output projection to the modules of attention."""
         model = self.model
-        width = Dim(model.heads * value, unit=value)
-        o = self.act("o", a=width)
+        o = self.attend(modules, q, k, v, local, qk, value)
+        width = o.dims["a"]
+        if gate:
+            gated = self.act("o.gated", a=width)
+            modules.append(Activation("attention.gate", (o, *gate), (gated,)))
+            o = gated
+        if model.inner_norms:
+            o = self._norm_inside(modules, o, "a")
+        modules += self.linear("proj", o, (y,), self.weight("wo", a=width, h=self.hidden_dim))
+        return SelfAttention("attention", tuple(modules))
+
+    def attend(
+        self, modules: list[Module], q: Tensor, k: Tensor, v: Tensor, local: bool, qk: int, value: int
+    ) -> Tensor:
+        """Adds the attention core to the modules of attention; returns its result.
+
+        qk, value: widths of a head of keys, and of values.
+        """
+        model = self.model
+        o = self.act("o", a=Dim(model.heads * value, unit=value))
         window, chunk = (model.window, model.attention_chunk) if local else (None, None)
         if model.mla and model.mla.index:
             window = model.mla.index.top_k  # a query sees as many keys as in a window, wherever they are
@@ -224,14 +251,7 @@ class BlockBuilder(RecurrentBuilder):
         place = window, self.tokens_before, self.tokens_after, self.document, chunk, None, model.bidirectional
         kind = CappedAttention if "attention" in model.softcaps else CoreAttention
         modules.append(kind("core", ins, (o,), (), qk, self.attention, model.dropout > 0, value, *place))
-        if gate:
-            gated = self.act("o.gated", a=width)
-            modules.append(Activation("attention.gate", (o, *gate), (gated,)))
-            o = gated
-        if model.inner_norms:
-            o = self._norm_inside(modules, o, "a")
-        modules += self.linear("proj", o, (y,), self.weight("wo", a=width, h=self.hidden_dim))
-        return SelfAttention("attention", tuple(modules))
+        return o
 
     def _norm_inside(self, modules: list[Module], x: Tensor, width: str) -> Tensor:
         """Adds the norm in front of an output layer, over the whole dim `width` of its input, to the modules."""
@@ -263,7 +283,9 @@ class BlockBuilder(RecurrentBuilder):
         if model.qkv_bias:
             queries.append(self.weight("bcross.q", a=width))
             keys += [self.weight(f"bcross.{n}", a=kv) for n in "kv"]
-        ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
+        norms = list[Module]()
+        asks, asked = self._norm_heads(norms, (q, k), "cross.") if model.qk_layernorm else (q, k)
+        ins = asks, asked.rename_dims(s="t"), v.rename_dims(s="t")
         kernel = d, self.attention, model.dropout > 0, d
         return CrossAttention(
             "cross_attention",
@@ -271,6 +293,7 @@ class BlockBuilder(RecurrentBuilder):
                 ReadContext("context", (context,), (read,)),
                 *self.linear("cross.q", x, (q,), *queries),
                 *self.linear("cross.kv", read, (k, v), *keys),
+                *norms,
                 CoreAttention("cross.core", ins, (o,), (), *kernel, bidirectional=True),
                 *self.linear("cross.proj", o, (y,), self.weight("wcross.o", a=width, h=self.hidden_dim)),
             ),

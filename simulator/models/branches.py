@@ -21,6 +21,7 @@ OWN = (
     *("norm_place", "shared_norm", "sinks", "attention_gate", "softcaps", "norm_residual"),
     *("linear_attention", "cross_attention", "head", "value_dim", "keys_are_values", "value_norm"),
     *("local_attention", "inner_norms", "layer_input", "shared_keys", "reading_ffn", "layer_scale"),
+    *("diffusion", "modulation", "joint_attention", "variants"),
 )
 """Fields of a model that its branches do not inherit."""
 
@@ -48,6 +49,8 @@ class Branch(Transformer):
     default."""
     input_bias: Flag = False
     """Bias of that linear layer."""
+    input_layers: Literal[1, 2] = 1
+    """2: the activation and a square linear layer with a bias behind it (captions of PixArt)."""
     class_token: Flag = False
     """A learned token in front of the inputs, which does not enter the trunk (ViT). Its work is left out, unless
     `tokens` counts it."""
@@ -136,7 +139,8 @@ class Branch(Transformer):
     @property
     def input_parameters(self) -> dict[str, int]:
         width = self.input_width + self.input_bias if self.input_width else self.vocab
-        return {**super().input_parameters, "embedding": (width + self.class_token) * self.hidden}
+        more = self.hidden + 1 if self.input_layers == 2 else 0
+        return {**super().input_parameters, "embedding": (width + self.class_token + more) * self.hidden}
 
     @property
     def parameter_parts(self) -> dict[str, int]:
@@ -173,7 +177,7 @@ def inherit_shapes(stated: dict[str, Any]) -> dict[str, Any]:
     if not all(isinstance(branch, Mapping) for branch in branches) or not isinstance(seq, int):
         return stated
     tokens_of_branches = [branch.get("tokens") for branch in branches]
-    decodes = [None] if stated.get("cross_attention") is True else []
+    decodes = [None] if stated.get("cross_attention") is True or stated.get("diffusion") else []
     if not all(tokens is None or (isinstance(tokens, int) and tokens > 0) for tokens in tokens_of_branches):
         return stated
     shared = share_tokens([*tokens_of_branches, *decodes], seq, "seq")[: len(tokens_of_branches)]

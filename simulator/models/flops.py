@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 PARTS = (
     *("inputs", "qkv", "attention", "proj", "mlp", "router", "experts", "shared", "mamba", "scan", "projector"),
-    *("mtp", "other", "head"),
+    *("mtp", "other", "modulation", "head"),
 )
 """The parts of `forward_matmul_flops`."""
 
@@ -75,6 +75,8 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     - ``projector``: from branches to the trunk;
     - ``mtp``: projections of multi-token prediction from 2 h to h. Its layers count in the parts above;
     - ``other``: what a traced model has beside these parts;
+    - ``modulation``: of a diffusion transformer, what a sample passes once: embedders of its conditions, and vectors
+      that modulate layers;
     - ``head``: output layer, once more for each multi-token prediction. The embedding lookup has no FLOPs, and those of
       a contrastive loss, which grow with the batch, do not count.
 
@@ -105,12 +107,18 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         some = tokens * of / seq
         for part, flops in _layer_flops(branch, some, of, causal).items():
             parts[part] += flops
-        parts["inputs"] += 2 * some * branch.hidden * (branch.input_width or 0)
+        square = branch.hidden if branch.input_layers == 2 else 0
+        parts["inputs"] += 2 * some * branch.hidden * ((branch.input_width or 0) + square)
         projected = some / of if branch.pool != "none" else some / branch.merge
         parts["projector"] += 2 * projected * sum(width * outputs for width, outputs in branch.projector_sizes)
     parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
     transform = model.hidden if "transform" in model.head else 0
-    if model.layers:
+    if model.diffusion and model.modulation:
+        patches = tokens * model.patches(seq) / seq
+        parts["inputs"] += 2 * patches * model.hidden * model.diffusion.inputs
+        parts["head"] = 2 * patches * model.hidden * model.diffusion.outputs
+        parts["modulation"] += 2 * tokens / seq * model.diffusion.sample_weights(model.hidden, model.modulation)
+    elif model.layers:
         parts["head"] = (1 + model.mtp) * 2 * trunk_tokens * model.hidden * (model.vocab + transform)
     return parts
 
@@ -122,6 +130,10 @@ def _trunk_flops(model: Model, tokens: float, seq: float, causal: bool) -> dict[
         for part, flops in _layer_flops(shape, tokens, seq, causal).items():
             parts[part] += layers * flops
         parts["other"] += layers * tokens * _other_flops(shape)
+        if shape.joint_attention == "last":
+            joined = tokens * (1 - model.patches(int(seq)) / seq)
+            parts["proj"] -= layers * 2 * joined * shape.output_width * shape.hidden
+            parts["mlp"] -= layers * _mlp(shape, joined, shape.dense_ffn)
     parts["other"] += tokens * (model.outside.flops if model.outside else 0)
     return parts
 
@@ -144,6 +156,7 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["qkv"] += layers * 2 * tokens * (_qkv_weights(shape) + projection)
             parts["attention"] += layers * tokens * _index_flops(model, seq if causal else 2 * seq)
             parts["proj"] += layers * 2 * tokens * shape.output_width * h
+        parts["modulation"] += layers * 2 * tokens / seq * model.sample_weights
         if model.layer_input:
             parts["inputs"] += layers * 2 * tokens * 3 * h * model.layer_input.width
         if kind.linear and (linear := model.linear_attention):

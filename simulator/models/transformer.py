@@ -270,7 +270,34 @@ class Transformer(RareFields):
         mixer = self.linear_parameters if linear else self.attention_parameters
         added = self.layer_input.parameters(self.hidden) + self.norm_parameters if self.layer_input else 0
         added += 2 * self.hidden * self.layer_scale + (self.other.parameters if self.other else 0)
+        added += self.stream_parameters
+        if self.modulation:
+            added += self.modulation.layer_parameters(self.hidden, self.modulating_vectors)
         return self._norms * self.norm_parameters + mixer + inner + added
+
+    @property
+    def modulating_vectors(self) -> int:
+        """Vectors over h that modulate a layer: shift, scale and gate of each norm, for both streams of a layer with
+        joint attention."""
+        if self.modulation is None:
+            return 0
+        each = (1 if self.modulation.parts == "gates" else 3) * self._norms
+        # Of the last layer the tokens of branches lack a gate, and the second norm.
+        return each * (1 + (self.joint_attention is True)) + 2 * (self.joint_attention == "last")
+
+    @property
+    def stream_parameters(self) -> int:
+        """Parameters of a layer that tokens of branches alone pass, without modulation; 0 without joint attention."""
+        attention, norms = self.attention_parameters, 2
+        if self.joint_attention == "last":
+            attention, norms = attention - (self.output_width + self.proj_bias) * self.hidden, 1
+        mlp = self.mlp_parameters(self.dense_ffn) if self.joint_attention is True else 0
+        return norms * self.norm_parameters + attention + mlp if self.joint_attention else 0
+
+    @property
+    def sample_weights(self) -> int:
+        """Elements of the matrices of a layer that a sample passes once."""
+        return self.modulation.layer_weights(self.hidden, self.modulating_vectors) if self.modulation else 0
 
     def _block_parameters(self, block: str, experts: int | None = None, of: int | None = None) -> int:
         """Counts the parameters of a layer of a hybrid model, which is a norm and a block.

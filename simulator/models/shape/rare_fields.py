@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, Self
 
 from meshcast.hardware.schemas import Field
+from meshcast.simulator.models.diffusion import Modulation
 from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttention, Size
 from meshcast.simulator.models.shape.fields import TransformerFields
 
@@ -43,6 +44,11 @@ class RareFields(TransformerFields):
     """What attention and the MLP add to the stream is multiplied by a vector of its own (InternVL)."""
     inner_norms: Flag = False
     """RMS norms in front of the output layers of attention, over all heads, and of MLPs (BitNet)."""
+    modulation: Modulation | None = None
+    """Vectors of a sample that shift and scale what norms make, and multiply what a layer adds to its stream (DiT)."""
+    joint_attention: Flag | Literal["last"] = False
+    """Tokens of branches pass norms, projections and an MLP of their own, and attend with those of the model to all
+    (MMDiT, arXiv 2403.03206, section 4). last: they go no further, and lack what comes behind attention."""
 
     def in_layers(self, local: bool, reads_keys: bool) -> Self:
         """Returns the shape of its layers that have a window or not, and that read keys of another or not."""

@@ -1,0 +1,95 @@
+"""Builds layers whose tokens of branches pass weights of their own (MMDiT), and gates of what layers add."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshcast.simulator.ir.decoder_operators import Scale
+from meshcast.simulator.ir.diffusion_operators import Gate, JoinTokens, SplitResults, SplitTokens
+from meshcast.simulator.ir.layout import Tensor
+from meshcast.simulator.ir.modules import Module, SelfAttention
+from meshcast.simulator.ir.operators import Concat, Residual
+from meshcast.simulator.models.blocks import BlockBuilder
+from meshcast.simulator.models.shapes import add_prefix
+
+BRANCH, OWN = "branch.", "own."
+"""The beginnings of the names of what the tokens of branches, and those of the model itself, pass alone."""
+
+
+class StreamBuilder(BlockBuilder):
+    """Builds layers of one stream of tokens or two for a micro-batch of all replicas."""
+
+    def scale(self, modules: list[Module], x: Tensor, name: str) -> Tensor:
+        """Adds the scale or the gate of what a layer adds to its stream to the modules, if the model has it; returns
+        its output."""
+        scaled = self.act(f"{name}.scale")
+        if self.model.modulation:
+            weights = self.vectors(f"{name}.gate", self.model.modulation, 1)
+            modules.append(Gate(f"{name}.gate", (x,), (scaled,), tuple(weights)))
+        elif self.model.layer_scale:
+            modules.append(
+                Scale(scaled.name, (x,), (scaled,), (self.weight(f"{scaled.name}.weight", h=self.hidden_dim),))
+            )
+        else:
+            return x
+        return scaled
+
+    def joint_layer(self, x: Tensor, end: Tensor) -> list[Module]:
+        """Builds a layer of two streams from `x` to `end`: tokens of branches, and those of the model itself."""
+        model, branch_goes_on = self.model, self.model.joint_attention is True
+        streams = {
+            BRANCH: replace(self, seq=self.branch_seq),
+            OWN: replace(self, seq=self.seq - self.branch_seq),
+        }
+        parts = {prefix: stream.act(f"{prefix}x") for prefix, stream in streams.items()}
+        modules: list[Module] = [SplitTokens("streams", (x,), tuple(parts.values()), launches=0.0)]
+        attention, heads = list[Module](), list[list[Tensor]]()
+        for prefix, stream in streams.items():
+            normed = stream.act("norm1")
+            modules += _prefix(stream.norm_before("norm1", stream.act("x"), normed), prefix)
+            projecting, *its_heads, _ = stream.make_heads(normed, False)
+            attention += _prefix(projecting, prefix)
+            heads.append([replace(tensor, name=prefix + tensor.name) for tensor in its_heads])
+        pairs = list(zip(*heads, strict=True))
+        joined = [self.act(f"{name}.all", a=pair[0].dims["a"]) for name, pair in zip("qkv", pairs, strict=True)]
+        attention += [Concat(t.name, pair, (t,)) for t, pair in zip(joined, pairs, strict=True)]
+        o = self.attend(attention, *joined, False, model.head_dim, model.value_dim or model.head_dim)
+        results = {p: replace(stream.act("o", a=o.dims["a"]), name=f"{p}o.part") for p, stream in streams.items()}
+        attention.append(SplitResults("o.parts", (o,), tuple(results.values())))
+        going_on = [prefix for prefix in streams if prefix == OWN or branch_goes_on]
+        for prefix in going_on:
+            stream, part = streams[prefix], replace(results[prefix], name="o.part")
+            weight = self.weight("wo", a=o.dims["a"], h=self.hidden_dim)
+            attention += _prefix(stream.linear("proj", part, (stream.act("proj"),), weight), prefix)
+        modules.append(SelfAttention("attention", tuple(attention)))
+        ends = dict(parts)
+        for prefix in going_on:
+            ends[prefix] = streams[prefix].act(f"{prefix}end")
+            modules += _prefix(streams[prefix].finish_stream(), prefix)
+        return [*modules, JoinTokens("streams.end", tuple(ends.values()), (end,), launches=0.0)]
+
+    def finish_stream(self) -> list[Module]:
+        """Builds what comes behind attention in a stream, from its input ``x`` and the result ``proj`` to ``end``."""
+        middle, again = self.act("middle"), self.act("norm2")
+        modules, dropout = list[Module](), self.model.dropout > 0
+        added = self.scale(modules, self.act("proj"), "proj")
+        modules.append(Residual("residual1", (self.act("x"), added), (middle,), self.proj_bias(), dropout=dropout))
+        block, (down,) = self.dense(again)
+        modules += [*self.norm_before("norm2", middle, again), block]
+        added = self.scale(modules, down, "down")
+        end = self.act("end")
+        return [*modules, Residual("residual2", (middle, added), (end,), self.down_bias(False), dropout=dropout)]
+
+    def take_own_tokens(self, modules: list[Module], x: Tensor) -> tuple[StreamBuilder, Tensor]:
+        """Adds the part of a stream `x` that are no tokens of branches to the modules; returns also its shapes."""
+        if not self.branch_seq:
+            return self, x
+        part = replace(self, seq=self.seq - self.branch_seq, branch_seq=0)
+        own, rest = part.act("x.own"), replace(self, seq=self.branch_seq).act("x.branches")
+        modules.append(SplitTokens("streams.end", (x,), (rest, own), launches=0.0))
+        return part, own
+
+
+def _prefix(modules: list[Module], prefix: str) -> list[Module]:
+    """Returns modules with a prefix to all names."""
+    return [add_prefix(module, prefix, ()) for module in modules]
