@@ -33,7 +33,7 @@ from meshcast.simulator.models.ends import (
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.parts import StateSpace
 from meshcast.simulator.models.shapes import add_prefix, attend_along
-from meshcast.simulator.models.stream_blocks import StreamBuilder
+from meshcast.simulator.models.stream_blocks import StreamBuilder, name_words
 from meshcast.simulator.models.transformer import ALONE, LayerKind
 
 
@@ -233,7 +233,7 @@ class Architecture(StreamBuilder):
         assert isinstance(self.model, Model)
         texts = replace(self, model=self.model.branches[0], seq=self.encoder_seq, encoder_seq=0)
         reading, _ = build_input(texts)
-        *first, last = (add_prefix(module, "text.", ()) for module in reading)
+        *first, last = (name_words(add_prefix(module, "text.", ())) for module in reading)
         assert isinstance(last, Linear)
         made = replace(last, outs=(self.context,))
         keep = KeepContext("context", (self.context,), (), launches=0.0)

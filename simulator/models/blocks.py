@@ -285,7 +285,8 @@ class BlockBuilder(RecurrentBuilder):
             keys += [self.weight(f"bcross.{n}", a=kv) for n in "kv"]
         norms = list[Module]()
         asks, asked = self._norm_heads(norms, (q, k), "cross.") if model.qk_layernorm else (q, k)
-        ins = asks, asked.rename_dims(s="t"), v.rename_dims(s="t")
+        place = "w" if context.has("w") else "s"
+        ins = asks, asked.rename_dims(**{place: "t"}), v.rename_dims(**{place: "t"})
         kernel = d, self.attention, model.dropout > 0, d
         return CrossAttention(
             "cross_attention",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from meshcast.simulator.ir.decoder_operators import Scale
 from meshcast.simulator.ir.diffusion_operators import Gate, JoinTokens, SplitResults, SplitTokens
 from meshcast.simulator.ir.layout import Tensor
-from meshcast.simulator.ir.modules import Module, SelfAttention
+from meshcast.simulator.ir.modules import Module, Operator, SelfAttention
 from meshcast.simulator.ir.operators import Concat, Residual
 from meshcast.simulator.models.blocks import BlockBuilder
 from meshcast.simulator.models.shapes import add_prefix
@@ -93,3 +93,14 @@ class StreamBuilder(BlockBuilder):
 def _prefix(modules: list[Module], prefix: str) -> list[Module]:
     """Returns modules with a prefix to all names."""
     return [add_prefix(module, prefix, ()) for module in modules]
+
+
+def name_words(module: Module) -> Operator:
+    """Returns an operator over the tokens of a text that is not part of the sequence of patches, whose dim is ``w``."""
+    assert isinstance(module, Operator)
+    ins, outs = (tuple(map(_name_words, tensors)) for tensors in (module.ins, module.outs))
+    return replace(module, ins=ins, outs=outs)
+
+
+def _name_words(tensor: Tensor) -> Tensor:
+    return replace(tensor, dims={"w" if dim == "s" else dim: size for dim, size in tensor.dims.items()})

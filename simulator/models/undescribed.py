@@ -24,11 +24,24 @@ def name_unsent(model: Model, stages: int) -> list[str]:
         "states of images that early layers add (deepstack), of their tokens": model.hidden
         * sum(branch.deepstack for branch in model.branches),
     }
-    return [
+    conditions = "the vector of the conditions of a sample: not sent to later stages, nor is its gradient summed"
+    of_sample = [f"{conditions}, {model.modulation.condition:,} elements"] if model.modulation and stages > 1 else []
+    return of_sample + [
         f"{what}: not sent to later stages, {width:,} elements a token beside the {model.hidden:,} of the stream"
         for what, width in width_of.items()
         if width and stages > 1
     ]
+
+
+def name_sample(model: Model, seq: int) -> list[str]:
+    """Returns a sentence about what a sequence of `seq` tokens of a diffusion transformer holds, and what else its
+    samples pass that is no part of a step."""
+    if model.diffusion is None:
+        return []
+    texts = sum(model.branch_tokens(seq))
+    text = f" and {texts:,.0f} tokens of a text" if texts else ""
+    encoders = "the encoder of texts and that of images" if texts else "the encoder of images"
+    return [f"a sample is {model.patches(seq):,.0f} patches{text}; {encoders} (VAE) run elsewhere, not in the step"]
 
 
 def mixes_tokens(model: Model) -> bool:
