@@ -83,7 +83,7 @@ class BlockBuilder(RecurrentBuilder):
             modules.append(Norm("v_norm", (v,), (normed,), modules=("norm",)))
             v = normed
         if model.qk_layernorm in (True, "all", "layer") or (model.qk_layernorm and has_rope):
-            heads = self._norm_heads(modules, heads)
+            heads = self._norm_heads(modules, heads, "qk"[: len(heads)])
         if has_rope:
             rotated = tuple(replace(tensor, name=f"{name}.rope") for name, tensor in zip("qk", heads, strict=False))
             modules.append(Rope("rope", heads, rotated, (), model.rope_share))
@@ -91,19 +91,22 @@ class BlockBuilder(RecurrentBuilder):
         q, k = heads if len(heads) == 2 else (*heads, k)
         return modules, q, k, v, gate
 
-    def _norm_heads(self, modules: list[Module], heads: tuple[Tensor, ...], prefix: str = "") -> tuple[Tensor, ...]:
-        """Adds the norms of queries, and of keys if they are there, to the modules of attention. prefix: of names."""
-        names, kind = "qk"[: len(heads)], self.model.qk_layernorm
+    def _norm_heads(
+        self, modules: list[Module], heads: tuple[Tensor, ...], names: str, prefix: str = ""
+    ) -> tuple[Tensor, ...]:
+        """Adds the norms of queries, of keys or of both to the modules of attention. names: their letters, q and k;
+        prefix: of all names."""
+        kind, name = self.model.qk_layernorm, f"{prefix}{names if prefix else 'qk'}_norm"
         normed = tuple(replace(tensor, name=f"{tensor.name}.norm") for tensor in heads)
         if kind == "all":
             widths = [tensor.dims["a"] for tensor in heads]
             every = tuple(self.weight(f"{prefix}{n}.norm.weight", a=a) for n, a in zip(names, widths, strict=True))
-            modules.append(NormOfHeads(f"{prefix}qk_norm", heads, normed, every, modules=("norm",)))
+            modules.append(NormOfHeads(name, heads, normed, every, modules=("norm",)))
             return normed
         ends = {"l2": (), "layer": ("weight", "bias")}.get(str(kind), ("weight",))
         d = Dim(self.model.head_dim)
         scales = tuple(self.weight(f"{prefix}{n}.norm.{end}", d=d) for end in ends for n in names)
-        modules.append(Norm(f"{prefix}qk_norm", heads, normed, scales, modules=("norm",)))
+        modules.append(Norm(name, heads, normed, scales, modules=("norm",)))
         return normed
 
     def _project_heads(self, x: Tensor) -> tuple[dict[str, Tensor], list[Module]]:
@@ -284,7 +287,9 @@ class BlockBuilder(RecurrentBuilder):
             queries.append(self.weight("bcross.q", a=width))
             keys += [self.weight(f"bcross.{n}", a=kv) for n in "kv"]
         norms = list[Module]()
-        asks, asked = self._norm_heads(norms, (q, k), "cross.") if model.qk_layernorm else (q, k)
+        asks, asked = q, k
+        if model.qk_layernorm:  # of tokens that ranks may divide, and of a text that all of them have
+            (asks,), (asked,) = (self._norm_heads(norms, (t,), n, "cross.") for n, t in (("q", q), ("k", k)))
         place = "w" if context.has("w") else "s"
         ins = asks, asked.rename_dims(**{place: "t"}), v.rename_dims(**{place: "t"})
         kernel = d, self.attention, model.dropout > 0, d

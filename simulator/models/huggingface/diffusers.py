@@ -1,8 +1,8 @@
 """Configs of the transformers of diffusers, by their ``_class_name``: DiT, and those that see a text by joint attention
 (SD3, Flux, HunyuanVideo), in a sequence with the patches (CogVideoX), or by cross-attention (PixArt, Wan).
 
-Defaults are those of release 0.42. A config says how large latents are (``sample_size``), or does not; then `seq` of the
-model says it, patches and tokens of the text together. The tokens of a text are those of the pipeline of the
+Defaults are those of release 0.42. A config says how large latents are (``sample_size``), or does not; then `seq` of
+the model says it, patches and tokens of the text together. The tokens of a text are those of the pipeline of the
 model. Encoders of texts and of images (VAE) are other models.
 """
 
