@@ -25,12 +25,11 @@ from meshcast.simulator.models.ends import (
     build_batch_loss,
     build_input,
     build_other,
-    build_patches,
     build_projector,
-    embed_conditions,
     make_table,
 )
 from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.modulated import build_patches, embed_conditions, norm_before
 from meshcast.simulator.models.parts import StateSpace
 from meshcast.simulator.models.shapes import add_prefix, attend_along
 from meshcast.simulator.models.stream_blocks import StreamBuilder, name_words
@@ -235,10 +234,10 @@ class Architecture(StreamBuilder):
         reading, _ = build_input(texts)
         *first, last = (name_words(add_prefix(module, "text.", ())) for module in reading)
         assert isinstance(last, Linear)
-        made = replace(last, outs=(self.context,))
+        linear = replace(last, outs=(self.context,))
         keep = KeepContext("context", (self.context,), (), launches=0.0)
         patches, embedded = build_input(self)
-        return self._unit(Unit, "decoder input", [*first, made, keep, *patches], False, embedded)
+        return self._unit(Unit, "decoder input", [*first, linear, keep, *patches], False, embedded)
 
     @cached_property
     def join(self) -> Unit:
@@ -308,6 +307,8 @@ class Architecture(StreamBuilder):
     def _whole_layer(self, kind: LayerKind, end: Tensor) -> list[Module]:
         """Builds the modules of a layer, with what a traced model has beside the parts that are described."""
         other = self.model.other
+        if self.model.joint_attention:
+            return replace(self, branch_seq=self.branch_seq or self._joined_tokens).joint_layer(self.residual, end)
         if other is None:
             return self._layer(kind, self.residual, end)
         described = self.residual if kind.block == ALONE else self.act("described")
@@ -320,23 +321,16 @@ class Architecture(StreamBuilder):
             return self._hybrid_layer(self.model.ssm, kind, x, end)
         if (model := self.model.shape_of(kind)) is not self.model:
             return replace(self, model=model)._layer(kind, x, end)
-        if model.joint_attention:
-            return replace(self, branch_seq=self.branch_seq or self._joined_tokens).joint_layer(x, end)
         normed, again, projected, middle = (self.act(name) for name in ("norm1", "norm2", "proj", "middle"))
         before = self._norm_place(kind) != "after"
         read = (normed if model.shared_norm else again) if before else middle
         block, results = self.moe(read, kind.routed) if kind.experts else self.dense(read)
         attention = self._attention_of(kind, normed if before else x, projected)
-        modules: list[Module] = self.norm_before("norm1", x, normed) if before else []
+        modules: list[Module] = norm_before(self, "norm1", x, normed) if before else []
         if model.parallel_residual:
-            modules += [attention, *([] if model.shared_norm else self.norm_before("norm2", x, again)), block]
+            modules += [attention, *([] if model.shared_norm else norm_before(self, "norm2", x, again)), block]
             biases = (*self.proj_bias(), *self.down_bias(kind.experts))
-            if model.modulation:
-                both = self.act("both")
-                modules.append(Residual("both", (projected, *results), (both,), biases))
-                added = self.scale(modules, both, "both")
-                return [*modules, Residual("residual", (x, added), (end,))]
-            return [*modules, Residual("residual", (x, projected, *results), (end,), biases, dropout=model.dropout > 0)]
+            return self._add_both(modules, x, (projected, *results), biases, end)
         added, stream, last = projected, *((normed, again) if model.norm_residual else (x, middle))
         modules.append(attention)
         if self._norm_place(kind) != "before":
@@ -347,12 +341,26 @@ class Architecture(StreamBuilder):
         if self.encoder_seq:
             middle = last = self._cross(modules, middle)
         if before:
-            modules += self.norm_before("norm2", middle, again)
+            modules += norm_before(self, "norm2", middle, again)
         if not model.layer_input:
             return [*modules, *self._finish_layer(block, results, last, end, kind)]
         stream = self.act("stream")
         modules += self._finish_layer(block, results, last, stream, kind)
         return [*modules, *self.add_layer_input(model.layer_input, stream, end)]
+
+    def _add_both(
+        self, modules: list[Module], x: Tensor, results: tuple[Tensor, ...], biases: tuple[Tensor, ...], end: Tensor
+    ) -> list[Module]:
+        """Adds the addition of attention and of the MLP beside it to the stream `x` to the modules of a layer, or of
+        their sum behind a gate. Programs make that sum by one linear layer from the results of both, joined; two are
+        priced."""
+        if not self.model.modulation:
+            dropout = self.model.dropout > 0
+            return [*modules, Residual("residual", (x, *results), (end,), biases, dropout=dropout)]
+        both = self.act("both")
+        modules.append(Residual("both", results, (both,), biases))
+        added = self.scale(modules, both, "both")
+        return [*modules, Residual("residual", (x, added), (end,))]
 
     def _mixer_bias(self, kind: LayerKind) -> tuple[Tensor, ...]:
         """Makes the bias of what mixes tokens in a layer, if there is any."""
@@ -491,7 +499,7 @@ class Architecture(StreamBuilder):
         weights = shapes.weight("head", h=shapes.hidden_dim, p=p), shapes.weight("head.bias", p=p)
         return [
             *modules,
-            *shapes.norm_before("final_norm", x, normed),
+            *norm_before(shapes, "final_norm", x, normed),
             Linear("head", (normed,), (predicted,), weights, self.grad_dtype),
             SquaredError("loss", (predicted,), (Tensor("loss", shapes.token_dims, "fp32"),)),
         ]

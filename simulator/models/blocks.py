@@ -287,12 +287,9 @@ class BlockBuilder(RecurrentBuilder):
             queries.append(self.weight("bcross.q", a=width))
             keys += [self.weight(f"bcross.{n}", a=kv) for n in "kv"]
         norms = list[Module]()
-        asks, asked = q, k
-        if model.qk_layernorm:  # of tokens that ranks may divide, and of a text that all of them have
-            (asks,), (asked,) = (self._norm_heads(norms, (t,), n, "cross.") for n, t in (("q", q), ("k", k)))
-        place = "w" if context.has("w") else "s"
-        ins = asks, asked.rename_dims(**{place: "t"}), v.rename_dims(**{place: "t"})
-        kernel = d, self.attention, model.dropout > 0, d
+        # Queries are of tokens that ranks may divide, and keys may be of a text that all ranks have.
+        asks, asked = (self._norm_cross(norms, tensor) for tensor in (q, k))
+        ins = asks, *(t.rename_dims(**{"w" if context.has("w") else "s": "t"}) for t in (asked, v))
         return CrossAttention(
             "cross_attention",
             (
@@ -300,10 +297,17 @@ class BlockBuilder(RecurrentBuilder):
                 *self.linear("cross.q", x, (q,), *queries),
                 *self.linear("cross.kv", read, (k, v), *keys),
                 *norms,
-                CoreAttention("cross.core", ins, (o,), (), *kernel, bidirectional=True),
+                CoreAttention("cross.core", ins, (o,), (), d, self.attention, model.dropout > 0, d, bidirectional=True),
                 *self.linear("cross.proj", o, (y,), self.weight("wcross.o", a=width, h=self.hidden_dim)),
             ),
         )
+
+    def _norm_cross(self, modules: list[Module], heads: Tensor) -> Tensor:
+        """Adds the norm of queries or keys of attention to an encoder, if there is one; returns its output."""
+        if not self.model.qk_layernorm:
+            return heads
+        (normed,) = self._norm_heads(modules, (heads,), heads.name[-1], "cross.")
+        return normed
 
     # --------------------------------------------------------------------------------- MLP and experts
 

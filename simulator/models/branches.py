@@ -47,10 +47,9 @@ class Branch(Transformer):
     """Elements of an input, such as a patch of 14 x 14 pixels in three colours (588), which one linear layer projects
     to the hidden size; None: token ids, and a table of the vocabulary. Attention among inputs is bidirectional by
     default."""
-    input_bias: Flag = False
-    """Bias of that linear layer."""
-    input_layers: Literal[1, 2] = 1
-    """2: the activation and a square linear layer with a bias behind it (captions of PixArt)."""
+    input_bias: Flag | Literal["mlp"] = False
+    """Bias of that linear layer; mlp: behind it the activation and a square linear layer, which has a bias too
+    (captions of PixArt)."""
     class_token: Flag = False
     """A learned token in front of the inputs, which does not enter the trunk (ViT). Its work is left out, unless
     `tokens` counts it."""
@@ -138,8 +137,8 @@ class Branch(Transformer):
 
     @property
     def input_parameters(self) -> dict[str, int]:
-        width = self.input_width + self.input_bias if self.input_width else self.vocab
-        more = self.hidden + 1 if self.input_layers == 2 else 0
+        width = self.input_width + bool(self.input_bias) if self.input_width else self.vocab
+        more = self.hidden + 1 if self.input_bias == "mlp" else 0
         return {**super().input_parameters, "embedding": (width + self.class_token + more) * self.hidden}
 
     @property

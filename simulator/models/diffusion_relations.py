@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from meshcast.hardware.errors import ModelError
+from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.diffusion import Diffusion, Modulation
-
-if TYPE_CHECKING:
-    from meshcast.simulator.models.branches import Branch
-    from meshcast.simulator.models.model import Model
-    from meshcast.simulator.models.transformer import Transformer
+from meshcast.simulator.models.transformer import Transformer
+from meshcast.simulator.models.variants import LayerVariant
 
 REFUSED = (
     *("moe", "mla", "ssm", "linear_attention", "mtp", "tied", "contrastive", "outside", "other", "window", "head"),
@@ -21,11 +20,27 @@ REFUSED = (
 """Fields that a diffusion transformer is described without."""
 
 
-def check_diffusion(model: Model, diffusion: Diffusion) -> None:
-    """Raises ModelError if any of the relations is broken."""
+class DiffusionParts(NamedTuple):
+    """What a diffusion transformer has beside its layers.
+
+    Attributes:
+        diffusion: its ends.
+        branches: its texts.
+        variants: layers that differ from the others.
+        cross_attention: whether layers attend to the text; otherwise texts are in the sequence of the patches.
+    """
+
+    diffusion: Diffusion
+    branches: Sequence[Branch]
+    variants: Sequence[LayerVariant]
+    cross_attention: bool
+
+
+def check_diffusion(model: Transformer, parts: DiffusionParts) -> None:
+    """Raises ModelError if any of the relations is broken. model: the layers, with the fields of a whole model."""
     rule = "diffusion transformers are supported without it"
     for word in REFUSED:
-        if value := getattr(model, word):
+        if value := getattr(model, word, None):
             raise ModelError(word, rule, "Leave it out", value if isinstance(value, bool | int | float) else None)
     if not model.bidirectional:
         raise ModelError("bidirectional", "every patch attends to all", "Leave it out", False)
@@ -34,17 +49,17 @@ def check_diffusion(model: Model, diffusion: Diffusion) -> None:
         raise ModelError("positions", rule, "Give rope or none", model.positions)
     if model.norm_place != "before":
         raise ModelError("norm_place", "modulated norms are before attention and MLP", "Leave it out", model.norm_place)
-    for i, branch in enumerate(model.branches):
+    for i, branch in enumerate(parts.branches):
         _check_text(branch, f"branches[{i}]")
-    if model.frames and model.branches:
+    if model.frames and parts.branches:
         raise ModelError("frames", "videos with texts are supported with attention to all frames", "Leave it out")
-    if model.cross_attention:
-        _check_cross(model)
-    elif diffusion.cross_norm:
+    if parts.cross_attention:
+        _check_cross(model, parts)
+    elif parts.diffusion.cross_norm:
         raise ModelError("diffusion.cross_norm", "it is that of cross_attention", "Leave it out", True)
-    for where, shape in (("", model), *((f"variants[{i}].", variant) for i, variant in enumerate(model.variants))):
+    for where, shape in (("", model), *((f"variants[{i}].", variant) for i, variant in enumerate(parts.variants))):
         assert shape.modulation is not None
-        _check_layers(model, shape, shape.modulation, where)
+        _check_layers(parts, shape, shape.modulation, where)
 
 
 def _check_text(branch: Branch, where: str) -> None:
@@ -56,20 +71,20 @@ def _check_text(branch: Branch, where: str) -> None:
         raise ModelError(where, rule, "Leave merge, frozen, class_token and pool out")
 
 
-def _check_cross(model: Model) -> None:
-    (text, *others) = model.branches or (None,)
+def _check_cross(model: Transformer, parts: DiffusionParts) -> None:
+    (text, *others) = parts.branches or (None,)
     if text is None or others or text.layers or text.hidden != model.hidden or text.projector != "none":
         rule = f"layers attend to one text, a branch without layers, as wide as the model ({model.hidden})"
         raise ModelError("branches", rule, "Give one, with tokens, input_width and layers: 0")
-    words = ("joint_attention", "parallel_residual", "variants")
-    for word in words:
-        if getattr(model, word):
+    refused = {"joint_attention": model.joint_attention, "parallel_residual": model.parallel_residual}
+    for word, value in {**refused, "variants": parts.variants}.items():
+        if value:
             raise ModelError(word, "layers with cross_attention are supported without it", "Leave it out")
 
 
-def _check_layers(model: Model, shape: Transformer, modulation: Modulation, where: str) -> None:
-    joined = bool(model.branches) and not model.cross_attention
-    if shape.joint_attention and (not joined or shape.parallel_residual or model.frames):
+def _check_layers(parts: DiffusionParts, shape: Transformer, modulation: Modulation, where: str) -> None:
+    joined = bool(parts.branches) and not parts.cross_attention
+    if shape.joint_attention and (not joined or shape.parallel_residual or shape.frames):
         rule = "in joint attention the tokens of branches pass weights of their own, each block behind the other"
         raise ModelError(f"{where}joint_attention", rule, "Give branches, and no parallel_residual and frames")
     if shape.parallel_residual and not shape.shared_norm:

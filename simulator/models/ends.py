@@ -14,15 +14,14 @@ from dataclasses import replace
 
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.decoder_operators import HoldWeights
-from meshcast.simulator.ir.diffusion_operators import EmbedConditions
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import BatchLossUnit, LocalShapes, Module, Operator, Projector
 from meshcast.simulator.ir.operators import Activation, Boundary, Embedding, Loss, Norm, Residual
 from meshcast.simulator.ir.ops import Gemm, Memory, Work
 from meshcast.simulator.ir.traced_operators import Undescribed
 from meshcast.simulator.models.branches import Branch
-from meshcast.simulator.models.diffusion import Diffusion
 from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.modulated import build_patches, embed_conditions
 from meshcast.simulator.models.parts import Other
 from meshcast.simulator.models.shapes import Shapes, add_prefix
 
@@ -96,7 +95,7 @@ def build_input(shapes: Shapes) -> tuple[list[Module], Tensor]:
         weights += [shapes.weight("binput", h=h)] if model.input_bias else []
         weights += [shapes.weight("class", h=h)] if model.class_token else []
         modules = shapes.linear("input", shapes.act("inputs", i=width), (x,), *weights)
-        if model.input_layers == 2:
+        if model.input_bias == "mlp":
             act, end = shapes.act("input.act"), shapes.act("input.second")
             weights = [shapes.weight("winput.second", g=h, h=h), shapes.weight("binput.second", h=h)]
             modules.append(Activation("input.act", (x,), (act,), modules=("act",)))
@@ -133,27 +132,6 @@ def build_input(shapes: Shapes) -> tuple[list[Module], Tensor]:
         modules.append(build_other(shapes, "outside", model.outside, x, end))
         x = end
     return modules, x
-
-
-def build_patches(shapes: Shapes, diffusion: Diffusion) -> tuple[list[Module], Tensor]:
-    """Builds the linear layer from the patches of a diffusion transformer; returns also its output."""
-    x, width, h = shapes.act("embedded"), Dim(diffusion.inputs), shapes.hidden_dim
-    weights = shapes.weight("winput", i=width, h=h), shapes.weight("binput", h=h)
-    return shapes.linear("input", shapes.act("inputs", i=width), (x,), *weights), x
-
-
-def embed_conditions(shapes: Shapes, diffusion: Diffusion, x: Tensor) -> tuple[list[Module], Tensor]:
-    """Builds the embedders of the conditions of samples, beside the stream `x`; returns also the stream behind them."""
-    modulation, held = shapes.model.modulation, shapes.act("embedded.held")
-    assert modulation is not None
-    weights = shapes.embedder_weights(diffusion.embedders, modulation.condition)
-    if modulation.by == "table":
-        width = Dim(6 * shapes.model.hidden)
-        weights += [shapes.weight("wcondition", c=Dim(modulation.condition), m=width)]
-        weights += [shapes.weight("bcondition", m=width)]
-    if not weights:
-        return [], x
-    return [EmbedConditions("condition", (x,), (held,), tuple(weights))], held
 
 
 def build_projector(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Module], Tensor]:

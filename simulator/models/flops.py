@@ -41,8 +41,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from meshcast.simulator.models.branches import Branch
-from meshcast.simulator.models.model import Model
-from meshcast.simulator.models.transformer import LayerKind, Transformer
+from meshcast.simulator.models.model import Model, count_patches
+from meshcast.simulator.models.transformer import LayerKind, Transformer, count_vectors
 
 if TYPE_CHECKING:
     from meshcast.simulator.models.adapters import Adapters
@@ -107,20 +107,27 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         some = tokens * of / seq
         for part, flops in _layer_flops(branch, some, of, causal).items():
             parts[part] += flops
-        square = branch.hidden if branch.input_layers == 2 else 0
+        square = branch.hidden if branch.input_bias == "mlp" else 0
         parts["inputs"] += 2 * some * branch.hidden * ((branch.input_width or 0) + square)
         projected = some / of if branch.pool != "none" else some / branch.merge
         parts["projector"] += 2 * projected * sum(width * outputs for width, outputs in branch.projector_sizes)
-    parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
-    transform = model.hidden if "transform" in model.head else 0
-    if model.diffusion and model.modulation:
-        patches = tokens * model.patches(seq) / seq
-        parts["inputs"] += 2 * patches * model.hidden * model.diffusion.inputs
-        parts["head"] = 2 * patches * model.hidden * model.diffusion.outputs
-        parts["modulation"] += 2 * tokens / seq * model.diffusion.sample_weights(model.hidden, model.modulation)
-    elif model.layers:
-        parts["head"] = (1 + model.mtp) * 2 * trunk_tokens * model.hidden * (model.vocab + transform)
+    for part, flops in _end_flops(model, tokens, trunk_tokens, seq).items():
+        parts[part] += flops
     return parts
+
+
+def _end_flops(model: Model, tokens: int, trunk_tokens: float, seq: int) -> dict[str, float]:
+    """Counts the FLOPs of what is in front of all layers and behind them by part: see `forward_matmul_flops`."""
+    if model.diffusion and model.modulation:
+        patches = 2 * tokens * count_patches(model, seq) / seq * model.hidden
+        of_samples = 2 * tokens / seq * model.diffusion.sample_weights(model.hidden, model.modulation)
+        ends = {"inputs": patches * model.diffusion.inputs, "head": patches * model.diffusion.outputs}
+        return ends | {"modulation": of_samples}
+    further = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
+    if not model.layers:
+        return {"mtp": further}
+    transform = model.hidden if "transform" in model.head else 0
+    return {"mtp": further, "head": (1 + model.mtp) * 2 * trunk_tokens * model.hidden * (model.vocab + transform)}
 
 
 def _trunk_flops(model: Model, tokens: float, seq: float, causal: bool) -> dict[str, float]:
@@ -131,7 +138,7 @@ def _trunk_flops(model: Model, tokens: float, seq: float, causal: bool) -> dict[
             parts[part] += layers * flops
         parts["other"] += layers * tokens * _other_flops(shape)
         if shape.joint_attention == "last":
-            joined = tokens * (1 - model.patches(int(seq)) / seq)
+            joined = tokens * (1 - count_patches(model, int(seq)) / seq)
             parts["proj"] -= layers * 2 * joined * shape.output_width * shape.hidden
             parts["mlp"] -= layers * _mlp(shape, joined, shape.dense_ffn)
     parts["other"] += tokens * (model.outside.flops if model.outside else 0)
@@ -156,7 +163,7 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["qkv"] += layers * 2 * tokens * (_qkv_weights(shape) + projection)
             parts["attention"] += layers * tokens * _index_flops(model, seq if causal else 2 * seq)
             parts["proj"] += layers * 2 * tokens * shape.output_width * h
-        parts["modulation"] += layers * 2 * tokens / seq * model.sample_weights
+        parts["modulation"] += layers * 2 * tokens / seq * _sample_weights(model)
         if model.layer_input:
             parts["inputs"] += layers * 2 * tokens * 3 * h * model.layer_input.width
         if kind.linear and (linear := model.linear_attention):
@@ -175,6 +182,11 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["experts"] += layers * passes * _mlp(model, tokens, model.moe.expert_ffn)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
     return parts
+
+
+def _sample_weights(model: Transformer) -> int:
+    """Counts the elements of the matrices of a layer that a sample passes once."""
+    return model.modulation.layer_weights(model.hidden, count_vectors(model)) if model.modulation else 0
 
 
 def _other_flops(model: Transformer) -> float:

@@ -18,9 +18,9 @@ from meshcast.hardware.load import explain, line_of
 from meshcast.hardware.schemas import import_validation_error, model_validator
 from meshcast.simulator.models.branches import Branch, inherit_shapes, share_tokens
 from meshcast.simulator.models.diffusion import Diffusion, fill_defaults
-from meshcast.simulator.models.diffusion_relations import check_diffusion
+from meshcast.simulator.models.diffusion_relations import DiffusionParts, check_diffusion
 from meshcast.simulator.models.parts import Count, Flag, Other, Size
-from meshcast.simulator.models.transformer import LayerKind, Transformer
+from meshcast.simulator.models.transformer import LayerKind, Transformer, count_stream_parameters, count_vectors
 from meshcast.simulator.models.variants import LayerVariant, check_variants, inherit_fields
 
 UNDESCRIBED = {"attention": "Choose the attention kernel in framework.set.attention"}
@@ -68,7 +68,7 @@ class Model(Transformer):
         if self.variants:
             check_variants(self, self.variants)
         if self.diffusion:
-            check_diffusion(self, self.diffusion)
+            check_diffusion(self, DiffusionParts(self.diffusion, self.branches, self.variants, self.cross_attention))
         elif self.joint_attention or self.modulation or any(v.joint_attention or v.modulation for v in self.variants):
             rule = "the vectors of a sample come from its conditions, and joint attention is that of texts and patches"
             raise ModelError("diffusion", rule, "Give it, or leave modulation and joint_attention out")
@@ -186,10 +186,6 @@ class Model(Transformer):
         """Tokens of a sequence of `seq` that the trunk runs over: all, of a decoder behind an encoder the targets."""
         return seq - sum(self.branch_tokens(seq)) if self.cross_attention else seq
 
-    def patches(self, seq: int) -> float:
-        """Tokens of a sequence of `seq` that are patches of a diffusion transformer, behind those of branches."""
-        return seq - sum(self.branch_tokens(seq))
-
     def stacks(self, seq: int) -> list[tuple[Transformer, float]]:
         """Returns every branch that has layers, and the model itself for its trunk if it has any, each with its tokens
         of a sequence."""
@@ -266,19 +262,17 @@ class Model(Transformer):
         joined = 0.0 if self.cross_attention else sum(self.branch_tokens(seq)) / seq
         outside = self.diffusion.input_parameters(self.hidden, self.modulation)["condition"]
         once, others = outside + self.diffusion.final_parameters(self.hidden, 0, self.modulation), 0.0
-        for shape, layers in self.shapes:
-            modulating = (
-                shape.modulation.layer_parameters(self.hidden, shape.modulating_vectors) if shape.modulation else 0
-            )
+        for shape, layers in self._shapes:
+            modulating = shape.modulation.layer_parameters(self.hidden, count_vectors(shape)) if shape.modulation else 0
             streams = shape.layer_parameters() - modulating
             if shape.joint_attention:
-                of_branches = shape.stream_parameters
+                of_branches = count_stream_parameters(shape)
                 others += layers * ((streams - of_branches) * joined + of_branches * (1 - joined))
             once += layers * modulating
         return others + once * (self.trunk_tokens(seq) - 1) / seq
 
     @property
-    def shapes(self) -> list[tuple[Transformer, int]]:
+    def _shapes(self) -> list[tuple[Transformer, int]]:
         """The model, and each of its variants, with the number of its layers in the trunk."""
         varied = [(variant, len(variant.numbers)) for variant in self.variants]
         return [(self, self.layers - sum(layers for _, layers in varied)), *varied]
@@ -351,6 +345,11 @@ class Model(Transformer):
     def padded_vocab(self, multiple: int) -> int:
         """Returns the vocabulary rounded up to a multiple; Megatron pads to 128 times the tensor-parallel size."""
         return -(-self.vocab // multiple) * multiple
+
+
+def count_patches(model: Model, seq: int) -> float:
+    """Counts the tokens of a sequence that are patches of a diffusion transformer, behind those of branches."""
+    return seq - sum(model.branch_tokens(seq))
 
 
 @contextmanager

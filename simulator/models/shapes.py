@@ -7,13 +7,11 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from meshcast.hardware.records import dataclass
-from meshcast.simulator.ir.diffusion_operators import Modulate
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import AttendsAlong, CompositeModule, Module, Operator, SelfAttention
 from meshcast.simulator.ir.operators import QUANTISED, Cast, CoreAttention, Linear, Norm, SavedCast
 from meshcast.simulator.models.adapters import Adapters
 from meshcast.simulator.models.branches import Branch
-from meshcast.simulator.models.diffusion import Embedders, Modulation
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.variants import LayerVariant
 
@@ -71,8 +69,6 @@ class Shapes:
     borders: numbers of the layers from which on schemes shard other dims, in ascending order.
     first_layer: of a branch, the number of its first layer, if there are borders.
     encoder_seq: of a decoder, tokens of the encoder's output that its layers attend to; 0: there is no encoder.
-    branch_seq: tokens of branches at the start of a sequence, which in layers with joint attention pass weights of
-        their own; 0: there are none.
     composed: operations that are written as several of autograd (`ProcessMemory.composed`), or in a single kernel.
     """
 
@@ -94,7 +90,6 @@ class Shapes:
     borders: tuple[int, ...] = ()
     first_layer: int = 0
     encoder_seq: int = 0
-    branch_seq: int = 0
     composed: tuple[Writing, ...] = ()
 
     @property
@@ -140,34 +135,6 @@ class Shapes:
     def layernorm(self, name: str, x: Tensor, y: Tensor) -> Norm:
         """Makes a norm of a layer."""
         return Norm(name, (x,), (y,), self.norm_weights(name), modules=("layernorm", "norm"))
-
-    def norm_before(self, name: str, x: Tensor, y: Tensor) -> list[Module]:
-        """Makes the norm in front of a block, and its modulation if the model has it."""
-        modulation = self.model.modulation
-        if modulation is None or modulation.parts == "gates":
-            return [self.layernorm(name, x, y)]
-        normed = replace(y, name=f"{y.name}.plain")
-        weights = self.vectors(f"{name}.modulation", modulation, 2)
-        if name == "norm1":
-            weights += self.embedder_weights(modulation.embedders, modulation.condition)
-        return [self.layernorm(name, x, normed), Modulate(f"{name}.modulate", (normed,), (y,), tuple(weights))]
-
-    def vectors(self, name: str, modulation: Modulation, count: int) -> list[Tensor]:
-        """Makes the weights from which `count` vectors over h come that modulate a layer."""
-        width = Dim(count * modulation.sets * self.model.hidden)
-        if modulation.by == "table":
-            return [self.weight(f"{name}.table", m=width)]
-        return [self.weight(f"w{name}", c=Dim(modulation.condition), m=width), self.weight(f"b{name}", m=width)]
-
-    def embedder_weights(self, embedders: Embedders, condition: int) -> list[Tensor]:
-        """Makes the weights of the embedders of conditions. condition: width of the vector that they make."""
-        weights = []
-        for i, (inputs, width) in enumerate(embedders.vectors):
-            for j, rows in enumerate((inputs, width)):
-                weights.append(self.weight(f"wcondition{i}.{j}", c=Dim(rows), m=Dim(width)))
-                weights.append(self.weight(f"bcondition{i}.{j}", m=Dim(width)))
-        rows = embedders.labels
-        return [*weights, *([self.weight("labels", l=Dim(rows), c=Dim(condition))] if rows else [])]
 
     def linear(
         self,

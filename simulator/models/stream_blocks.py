@@ -2,71 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.decoder_operators import Scale
-from meshcast.simulator.ir.diffusion_operators import Gate, JoinTokens, SplitResults, SplitTokens
+from meshcast.simulator.ir.diffusion_operators import JoinTokens, SplitResults, SplitTokens
 from meshcast.simulator.ir.layout import Tensor
 from meshcast.simulator.ir.modules import Module, Operator, SelfAttention
 from meshcast.simulator.ir.operators import Concat, Residual
 from meshcast.simulator.models.blocks import BlockBuilder
+from meshcast.simulator.models.modulated import gate, norm_before
 from meshcast.simulator.models.shapes import add_prefix
 
 BRANCH, OWN = "branch.", "own."
 """The beginnings of the names of what the tokens of branches, and those of the model itself, pass alone."""
 
 
+@dataclass(frozen=True)
 class StreamBuilder(BlockBuilder):
-    """Builds layers of one stream of tokens or two for a micro-batch of all replicas."""
+    """Builds layers of one stream of tokens or two for a micro-batch of all replicas.
+
+    branch_seq: tokens of branches at the start of a sequence, which in layers with joint attention pass weights of
+        their own; 0: there are none.
+    """
+
+    branch_seq: int = 0
 
     def scale(self, modules: list[Module], x: Tensor, name: str) -> Tensor:
         """Adds the scale or the gate of what a layer adds to its stream to the modules, if the model has it; returns
         its output."""
         scaled = self.act(f"{name}.scale")
         if self.model.modulation:
-            weights = self.vectors(f"{name}.gate", self.model.modulation, 1)
-            modules.append(Gate(f"{name}.gate", (x,), (scaled,), tuple(weights)))
+            modules.append(gate(self, name, self.model.modulation, x, scaled))
         elif self.model.layer_scale:
-            modules.append(
-                Scale(scaled.name, (x,), (scaled,), (self.weight(f"{scaled.name}.weight", h=self.hidden_dim),))
-            )
+            weight = self.weight(f"{scaled.name}.weight", h=self.hidden_dim)
+            modules.append(Scale(scaled.name, (x,), (scaled,), (weight,)))
         else:
             return x
         return scaled
 
     def joint_layer(self, x: Tensor, end: Tensor) -> list[Module]:
         """Builds a layer of two streams from `x` to `end`: tokens of branches, and those of the model itself."""
-        model, branch_goes_on = self.model, self.model.joint_attention is True
-        streams = {
-            BRANCH: replace(self, seq=self.branch_seq),
-            OWN: replace(self, seq=self.seq - self.branch_seq),
-        }
+        streams = {BRANCH: replace(self, seq=self.branch_seq), OWN: replace(self, seq=self.seq - self.branch_seq)}
         parts = {prefix: stream.act(f"{prefix}x") for prefix, stream in streams.items()}
         modules: list[Module] = [SplitTokens("streams", (x,), tuple(parts.values()), launches=0.0)]
-        attention, heads = list[Module](), list[list[Tensor]]()
+        going_on = [OWN] if self.model.joint_attention == "last" else [*streams]
         for prefix, stream in streams.items():
-            normed = stream.act("norm1")
-            modules += _prefix(stream.norm_before("norm1", stream.act("x"), normed), prefix)
-            projecting, *its_heads, _ = stream.make_heads(normed, False)
-            attention += _prefix(projecting, prefix)
+            modules += _prefix(norm_before(stream, "norm1", stream.act("x"), stream.act("norm1")), prefix)
+        modules.append(self._attend_jointly(streams, going_on))
+        for prefix in going_on:
+            parts[prefix] = streams[prefix].act(f"{prefix}end")
+            modules += _prefix(streams[prefix].finish_stream(), prefix)
+        return [*modules, JoinTokens("streams.end", tuple(parts.values()), (end,), launches=0.0)]
+
+    def _attend_jointly(self, streams: Mapping[str, StreamBuilder], going_on: Sequence[str]) -> SelfAttention:
+        """Builds attention of all tokens of streams to all, from ``norm1`` to ``proj`` of each. going_on: the streams
+        that read its result."""
+        model, modules, heads = self.model, list[Module](), list[list[Tensor]]()
+        for prefix, stream in streams.items():
+            projecting, *its_heads, _ = stream.make_heads(stream.act("norm1"), False)
+            modules += _prefix(projecting, prefix)
             heads.append([replace(tensor, name=prefix + tensor.name) for tensor in its_heads])
         pairs = list(zip(*heads, strict=True))
         joined = [self.act(f"{name}.all", a=pair[0].dims["a"]) for name, pair in zip("qkv", pairs, strict=True)]
-        attention += [Concat(t.name, pair, (t,)) for t, pair in zip(joined, pairs, strict=True)]
-        o = self.attend(attention, *joined, False, model.head_dim, model.value_dim or model.head_dim)
-        results = {p: replace(stream.act("o", a=o.dims["a"]), name=f"{p}o.part") for p, stream in streams.items()}
-        attention.append(SplitResults("o.parts", (o,), tuple(results.values())))
-        going_on = [prefix for prefix in streams if prefix == OWN or branch_goes_on]
+        modules += [Concat(t.name, pair, (t,)) for t, pair in zip(joined, pairs, strict=True)]
+        o = self.attend(modules, *joined, False, model.head_dim, model.value_dim or model.head_dim)
+        width = o.dims["a"]
+        results = [stream.act(f"{prefix}o.part", a=width) for prefix, stream in streams.items()]
+        modules.append(SplitResults("o.parts", (o,), tuple(results)))
         for prefix in going_on:
-            stream, part = streams[prefix], replace(results[prefix], name="o.part")
-            weight = self.weight("wo", a=o.dims["a"], h=self.hidden_dim)
-            attention += _prefix(stream.linear("proj", part, (stream.act("proj"),), weight), prefix)
-        modules.append(SelfAttention("attention", tuple(attention)))
-        ends = dict(parts)
-        for prefix in going_on:
-            ends[prefix] = streams[prefix].act(f"{prefix}end")
-            modules += _prefix(streams[prefix].finish_stream(), prefix)
-        return [*modules, JoinTokens("streams.end", tuple(ends.values()), (end,), launches=0.0)]
+            stream, weight = streams[prefix], self.weight("wo", a=width, h=self.hidden_dim)
+            linear = stream.linear("proj", stream.act("o.part", a=width), (stream.act("proj"),), weight)
+            modules += _prefix(linear, prefix)
+        return SelfAttention("attention", tuple(modules))
 
     def finish_stream(self) -> list[Module]:
         """Builds what comes behind attention in a stream, from its input ``x`` and the result ``proj`` to ``end``."""
@@ -75,7 +84,7 @@ class StreamBuilder(BlockBuilder):
         added = self.scale(modules, self.act("proj"), "proj")
         modules.append(Residual("residual1", (self.act("x"), added), (middle,), self.proj_bias(), dropout=dropout))
         block, (down,) = self.dense(again)
-        modules += [*self.norm_before("norm2", middle, again), block]
+        modules += [*norm_before(self, "norm2", middle, again), block]
         added = self.scale(modules, down, "down")
         end = self.act("end")
         return [*modules, Residual("residual2", (middle, added), (end,), self.down_bias(False), dropout=dropout)]

@@ -270,34 +270,10 @@ class Transformer(RareFields):
         mixer = self.linear_parameters if linear else self.attention_parameters
         added = self.layer_input.parameters(self.hidden) + self.norm_parameters if self.layer_input else 0
         added += 2 * self.hidden * self.layer_scale + (self.other.parameters if self.other else 0)
-        added += self.stream_parameters
+        added += count_stream_parameters(self)
         if self.modulation:
-            added += self.modulation.layer_parameters(self.hidden, self.modulating_vectors)
+            added += self.modulation.layer_parameters(self.hidden, count_vectors(self))
         return self._norms * self.norm_parameters + mixer + inner + added
-
-    @property
-    def modulating_vectors(self) -> int:
-        """Vectors over h that modulate a layer: shift, scale and gate of each norm, for both streams of a layer with
-        joint attention."""
-        if self.modulation is None:
-            return 0
-        each = (1 if self.modulation.parts == "gates" else 3) * self._norms
-        # Of the last layer the tokens of branches lack a gate, and the second norm.
-        return each * (1 + (self.joint_attention is True)) + 2 * (self.joint_attention == "last")
-
-    @property
-    def stream_parameters(self) -> int:
-        """Parameters of a layer that tokens of branches alone pass, without modulation; 0 without joint attention."""
-        attention, norms = self.attention_parameters, 2
-        if self.joint_attention == "last":
-            attention, norms = attention - (self.output_width + self.proj_bias) * self.hidden, 1
-        mlp = self.mlp_parameters(self.dense_ffn) if self.joint_attention is True else 0
-        return norms * self.norm_parameters + attention + mlp if self.joint_attention else 0
-
-    @property
-    def sample_weights(self) -> int:
-        """Elements of the matrices of a layer that a sample passes once."""
-        return self.modulation.layer_weights(self.hidden, self.modulating_vectors) if self.modulation else 0
 
     def _block_parameters(self, block: str, experts: int | None = None, of: int | None = None) -> int:
         """Counts the parameters of a layer of a hybrid model, which is a norm and a block.
@@ -339,3 +315,25 @@ class Transformer(RareFields):
             layers * self.shape_of(kind).layer_parameters(kind.experts, experts, kind.routed, kind.linear)
             for kind, layers in numbers.items()
         )
+
+
+def count_vectors(shape: Transformer) -> int:
+    """Counts the vectors over h that modulate a layer: shift, scale and gate of each norm, for both streams of a layer
+    with joint attention."""
+    if shape.modulation is None:
+        return 0
+    norms = 1 if shape.shared_norm else 2
+    each = (1 if shape.modulation.parts == "gates" else 3) * norms
+    # Of the last layer the tokens of branches lack a gate, and the second norm.
+    return each * (1 + (shape.joint_attention is True)) + 2 * (shape.joint_attention == "last")
+
+
+def count_stream_parameters(shape: Transformer) -> int:
+    """Counts the parameters of a layer that tokens of branches alone pass, without modulation; 0 without joint
+    attention."""
+    if not shape.joint_attention:
+        return 0
+    if shape.joint_attention == "last":
+        unread = (shape.output_width + shape.proj_bias) * shape.hidden
+        return shape.norm_parameters + shape.attention_parameters - unread
+    return 2 * shape.norm_parameters + shape.attention_parameters + shape.mlp_parameters(shape.dense_ffn)

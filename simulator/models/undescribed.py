@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.model import Model, count_patches
 from meshcast.simulator.models.parts import Other
 
 
@@ -41,7 +41,9 @@ def name_sample(model: Model, seq: int) -> list[str]:
     texts = sum(model.branch_tokens(seq))
     text = f" and {texts:,.0f} tokens of a text" if texts else ""
     encoders = "the encoder of texts and that of images" if texts else "the encoder of images"
-    return [f"a sample is {model.patches(seq):,.0f} patches{text}; {encoders} (VAE) run elsewhere, not in the step"]
+    return [
+        f"a sample is {count_patches(model, seq):,.0f} patches{text}; {encoders} (VAE) run elsewhere, not in the step"
+    ]
 
 
 def mixes_tokens(model: Model) -> bool:

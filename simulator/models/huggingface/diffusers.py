@@ -127,7 +127,7 @@ class PixArt(BasicLayers):
         third = self.hidden // 3
         sizes = [(TIME_STEP, third), (TIME_STEP, third)] if has_sizes else []
         layers = {"cross_attention": True, "modulation": {"by": "table"}, "qkv_bias": self.bias}
-        text = text_branch(tokens, self.text_width, input_layers=2)
+        text = text_branch(tokens, self.text_width, input_bias="mlp")
         shape = self.shape(patch, self.patches, tokens) | layers | {"branches": text}
         return shape | {"diffusion": self.ends(patch, self.time_step(), *sizes)}
 
@@ -177,7 +177,7 @@ class TwoKinds(LatentTransformer):
         return {**SINGLE, **kind, "variants": [variant]}
 
 
-class Flux(TwoKinds):
+class FluxImages(TwoKinds):
     """``FluxTransformer2DModel``; its channels are those of 2 x 2 places of a latent, packed."""
 
     patch_size: Size = key("patch_size", default=1)
@@ -271,7 +271,7 @@ class Wan(LatentTransformer):
         frames, height, width = self.patch_size
         patch = frames * height * width
         layers = {"cross_attention": True, "modulation": {"by": "table"}, "qk_layernorm": "all", "positions": "rope"}
-        text = text_branch(self.tokens, self.text_width, input_layers=2)
+        text = text_branch(self.tokens, self.text_width, input_bias="mlp")
         shape = self.shape(patch, None, self.tokens) | {"ffn": self.ffn} | layers | {"branches": text}
         ends = self.ends(patch, (self.step_width, self.hidden), cross_norm=self.cross_norm)
         return shape | {"diffusion": ends}

@@ -169,7 +169,7 @@ DIFFUSERS = {
     "DiTTransformer2DModel": "diffusers.DiT",
     "PixArtTransformer2DModel": "diffusers.PixArt",
     "SD3Transformer2DModel": "diffusers.SD3",
-    "FluxTransformer2DModel": "diffusers.Flux",
+    "FluxTransformer2DModel": "diffusers.FluxImages",
     "CogVideoXTransformer3DModel": "diffusers.CogVideoX",
     "HunyuanVideoTransformer3DModel": "diffusers.HunyuanVideo",
     "WanTransformer3DModel": "diffusers.Wan",

@@ -20,7 +20,7 @@ from meshcast.simulator.ir.ops import Collective, Gemm
 from meshcast.simulator.models.flops import causal, forward_matmul_flops, palm
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
-from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.model import Model, count_patches
 from tests.contract.played import Played, play_job
 from tests.simulator.models.lowered import PLANS, describe_job, play
 
@@ -54,11 +54,11 @@ KINDS: dict[str, dict[str, Any]] = {
         **{"norm": "layernorm", "qk_layernorm": "layer", "modulation": {"condition": 32, "sets": 2}},
     },
     "pixart": {
-        **{"diffusion": ENDS, "branches": [{**WORDS, "input_layers": 2}]},
+        **{"diffusion": ENDS, "branches": [{**WORDS, "input_bias": "mlp"}]},
         **{"cross_attention": True, "modulation": {"by": "table"}},
     },
     "wan": {
-        **{"diffusion": ENDS | {"cross_norm": True}, "branches": [{**WORDS, "input_layers": 2}]},
+        **{"diffusion": ENDS | {"cross_norm": True}, "branches": [{**WORDS, "input_bias": "mlp"}]},
         **{"cross_attention": True, "modulation": {"by": "table"}, "qk_layernorm": "all", "positions": "rope"},
     },
     "video": {"diffusion": ENDS, "frames": 4},
@@ -132,7 +132,7 @@ def test_a_device_has_the_parameters_and_products_that_are_counted(kind: str) ->
 
 def of_texts(model: Model) -> float:
     """Counts the second linear layers of texts, which are trained, among those of inputs that are not."""
-    return -sum(2 * TEXT * H * H for branch in model.branches if branch.input_layers == 2)
+    return -sum(2 * TEXT * H * H for branch in model.branches if branch.input_bias == "mlp")
 
 
 # ------------------------------------------------------------------------------------------ dividing
@@ -275,7 +275,7 @@ def test_latents_of_unknown_size_are_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="the config does not say how large latents are"):
         load_model(str(file))
     model = load_model({"preset": str(file), "seq": 1024 + 512})
-    assert (model.seq, model.patches(model.seq)) == (1536, 1024)
+    assert (model.seq, count_patches(model, model.seq)) == (1536, 1024)
 
 
 def test_products_of_vectors_are_over_samples() -> None:
