@@ -77,13 +77,10 @@ class Diffusion(ShapePart):
     """With `cross_attention`: it reads the result of a layer norm with a weight and a bias (Wan); otherwise the stream
     as it is (PixArt)."""
 
-    def input_parameters(self, hidden: int, modulation: Modulation) -> dict[str, int]:
-        """Counts the parameters in front of the layers by part."""
+    def condition_parameters(self, hidden: int, modulation: Modulation) -> int:
+        """Counts the parameters of the embedders, and of the projection that all layers share."""
         shared = 6 * hidden * (modulation.condition + 1) if modulation.by == "table" else 0
-        return {
-            "embedding": (self.inputs + 1) * hidden,
-            "condition": self.embedders.parameters(modulation.condition) + shared,
-        }
+        return self.embedders.parameters(modulation.condition) + shared
 
     def sample_weights(self, hidden: int, modulation: Modulation) -> int:
         """Counts the elements of the matrices outside of layers that a sample passes once."""

@@ -163,7 +163,7 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["qkv"] += layers * 2 * tokens * (_qkv_weights(shape) + projection)
             parts["attention"] += layers * tokens * _index_flops(model, seq if causal else 2 * seq)
             parts["proj"] += layers * 2 * tokens * shape.output_width * h
-        parts["modulation"] += layers * 2 * tokens / seq * _sample_weights(model)
+        parts["modulation"] += layers * _sample_flops(model, tokens / seq)
         if model.layer_input:
             parts["inputs"] += layers * 2 * tokens * 3 * h * model.layer_input.width
         if kind.linear and (linear := model.linear_attention):
@@ -184,9 +184,11 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
     return parts
 
 
-def _sample_weights(model: Transformer) -> int:
-    """Counts the elements of the matrices of a layer that a sample passes once."""
-    return model.modulation.layer_weights(model.hidden, count_vectors(model)) if model.modulation else 0
+def _sample_flops(model: Transformer, samples: float) -> float:
+    """Counts the FLOPs of a layer in what a sample passes once."""
+    if model.modulation is None:
+        return 0
+    return 2 * samples * model.modulation.layer_weights(model.hidden, count_vectors(model))
 
 
 def _other_flops(model: Transformer) -> float:

@@ -260,7 +260,7 @@ class Model(Transformer):
         if not (self.diffusion and self.modulation):
             return 0.0
         joined = 0.0 if self.cross_attention else sum(self.branch_tokens(seq)) / seq
-        outside = self.diffusion.input_parameters(self.hidden, self.modulation)["condition"]
+        outside = self.diffusion.condition_parameters(self.hidden, self.modulation)
         once, others = outside + self.diffusion.final_parameters(self.hidden, 0, self.modulation), 0.0
         for shape, layers in self._shapes:
             modulating = shape.modulation.layer_parameters(self.hidden, count_vectors(shape)) if shape.modulation else 0
@@ -308,10 +308,9 @@ class Model(Transformer):
     def _input_parts(self) -> dict[str, int]:
         """Parameters in front of the layers of the trunk, by part; with branches their inputs come from these."""
         if self.diffusion and self.modulation:
-            return {
-                **dict.fromkeys(self.input_parameters, 0),
-                **self.diffusion.input_parameters(self.hidden, self.modulation),
-            }
+            conditions = self.diffusion.condition_parameters(self.hidden, self.modulation)
+            patches = (self.diffusion.inputs + 1) * self.hidden
+            return {**dict.fromkeys(self.input_parameters, 0), "embedding": patches + conditions}
         if not self.branches:
             return self.input_parameters
         none = dict.fromkeys(self.input_parameters, 0)

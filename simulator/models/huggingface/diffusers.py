@@ -50,7 +50,9 @@ class LatentTransformer(Config):
             rule = (
                 f"the config does not say how large latents are: patches of {patch} places, and {text} tokens of text"
             )
-            raise ModelError("seq", rule, "Give model: {preset: the config, seq: patches and text together}")
+            raise ModelError(
+                "seq", rule, "Give `model: {preset: ..., seq: ...}`, patches and tokens of the text together"
+            )
         if self.sequence is not None and self.sequence <= text:
             rule = f"it holds the {text} tokens of the text, and patches"
             raise ModelError("seq", rule, "Give more", self.sequence)
