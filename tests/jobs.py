@@ -36,6 +36,11 @@ MODELS: dict[str, dict[str, Any]] = {
         **_GPT, "positions": "none", "relative_buckets": 8, "cross_attention": True,
         "branches": [{"name": "encoder", "layers": 2, "tokens": 32, "bidirectional": True, "final_norm": True}],
     },
+    "diffusion": {"layers": 4, "hidden": 64, "heads": 4, "seq": 64, "diffusion": {"inputs": 16}},
+    "streams": {
+        "layers": 4, "hidden": 64, "heads": 4, "seq": 64, "diffusion": {"inputs": 16}, "joint_attention": True,
+        "branches": [{"name": "text", "layers": 0, "tokens": 16, "input_width": 48}],
+    },
     "vision": {
         **_GPT, **_ROPE, "tied": True,
         "branches": [{"name": "vision", "tokens": 16, "layers": 2, "input_width": 12}, {"name": "text", "layers": 0}],

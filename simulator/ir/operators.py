@@ -1,7 +1,7 @@
 """The operators of dense transformers: single operations over named dims with global sizes.
 
-Samples ``b``, positions ``s``, of videos those in a frame, and frames ``u``, key positions ``t``, hidden ``h``, head
-width ``a``, feed-forward width ``f``, vocabulary ``v``, experts ``e``.
+Samples ``b``, positions ``s``, of videos those in a frame, and frames ``u``, key positions ``t``, tokens of a text that
+patches attend to ``w``, hidden ``h``, head width ``a``, feed-forward width ``f``, vocabulary ``v``, experts ``e``.
 """
 
 from __future__ import annotations
@@ -464,15 +464,17 @@ class CoreAttention(Operator):
 
     @property
     def along(self) -> str:
-        """The dim of the queries' positions that it runs along; it is the same at all others, as for samples."""
+        """The dim of the positions of keys, and of queries where these have it; it is the same at all others, as for
+        samples."""
         return next((old for old, new in self.ins[1].renamed.items() if new == "t"), "s")
 
     def _shape(self, at: LocalShapes) -> tuple[int, int, int, int, int]:
         """Samples, query positions, key positions, heads, key heads."""
         queries, keys = at.dims(self.ins[0]), at.dims(self.ins[1])
         t = keys["t"] + self._visible_positions(self.tokens_before)
-        b = math.prod(n for dim, n in queries.items() if dim not in (self.along, "a"))
-        return b, queries[self.along], t, queries["a"] // self.head_dim, keys["a"] // self.head_dim
+        along = self.along if self.ins[0].has(self.along) else "s"  # keys may be those of other tokens, a text
+        b = math.prod(n for dim, n in queries.items() if dim not in (along, "a"))
+        return b, queries[along], t, queries["a"] // self.head_dim, keys["a"] // self.head_dim
 
     def _fused_kernel(self, at: LocalShapes, backward: bool) -> list[Work]:
         b, q, t, heads, kv_heads = self._shape(at)

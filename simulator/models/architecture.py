@@ -12,23 +12,33 @@ from functools import cached_property
 from itertools import groupby
 
 from meshcast.hardware.remembered import remembered
-from meshcast.simulator.ir.decoder_operators import KeepContext, Scale, Softcap
+from meshcast.simulator.ir.decoder_operators import KeepContext, Softcap
+from meshcast.simulator.ir.diffusion_operators import SquaredError
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, LayersFrom, Module, Stage, Unit, add_marks
-from meshcast.simulator.ir.operators import Activation, Boundary, Concat, Embedding, Head, Loss, Norm, Residual
+from meshcast.simulator.ir.operators import Activation, Boundary, Concat, Embedding, Head, Linear, Loss, Norm, Residual
 from meshcast.simulator.models.adapters import freeze, mark_lowest
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.composition import compose
-from meshcast.simulator.models.ends import build_batch_loss, build_input, build_other, build_projector, make_table
+from meshcast.simulator.models.diffusion import Diffusion
+from meshcast.simulator.models.ends import (
+    build_batch_loss,
+    build_input,
+    build_other,
+    build_projector,
+    make_table,
+)
 from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.modulated import build_patches, embed_conditions, norm_before
 from meshcast.simulator.models.outputs import build_output
 from meshcast.simulator.models.parts import StateSpace
 from meshcast.simulator.models.rare_blocks import RareBlockBuilder
 from meshcast.simulator.models.shapes import add_prefix, attend_along
+from meshcast.simulator.models.stream_blocks import StreamBuilder, name_words
 from meshcast.simulator.models.transformer import ALONE, LayerKind, list_further_kinds
 
 
-class Architecture(RareBlockBuilder):
+class Architecture(RareBlockBuilder, StreamBuilder):
     """Builds the modules of the stages of a model for a micro-batch."""
 
     def stage(self, layers: range, first: bool, last: bool) -> Stage:
@@ -63,7 +73,7 @@ class Architecture(RareBlockBuilder):
                 units += branch.branch_units(range(some.start - start, some.stop - start))
             start = stop
         if some := range(max(layers.start, start), layers.stop):
-            joins = some.start == start > 0
+            joins = bool(self.branches) and some.start == start
             if self.decoder is not None:
                 units += self._decoder_units(some, joins)
             else:
@@ -209,6 +219,8 @@ class Architecture(RareBlockBuilder):
     def decoder_input(self) -> Unit:
         """The unit between encoder and decoder: it keeps the output of the former, and embeds the tokens of the other
         with the same table, if both read token ids."""
+        if isinstance(self.model, Model) and self.model.diffusion:
+            return self._text_input
         (embedding, *modules), embedded = build_input(self)
         assert isinstance(embedding, Embedding) and isinstance(self.model, Model)
         table = replace(embedding, tied=self.model.shares_table)
@@ -216,21 +228,52 @@ class Architecture(RareBlockBuilder):
         unit = self._unit(Unit, "decoder input", [keep, table, *modules], True, embedded)
         return replace(unit, residual_in=self.context)
 
+    @property
+    def _text_input(self) -> Unit:
+        """The unit that embeds the tokens that layers attend to, which it keeps, and the patches."""
+        assert isinstance(self.model, Model)
+        texts = replace(self, model=self.model.branches[0], seq=self.encoder_seq, encoder_seq=0)
+        reading, _ = build_input(texts)
+        *first, last = (name_words(add_prefix(module, "text.", ())) for module in reading)
+        assert isinstance(last, Linear)
+        linear = replace(last, outs=(self.context,))
+        keep = KeepContext("context", (self.context,), (), launches=0.0)
+        patches, embedded = build_input(self)
+        return self._unit(Unit, "decoder input", [*first, linear, keep, *patches], False, embedded)
+
     @cached_property
     def join(self) -> Unit:
         """The unit that concatenates the outputs of all branches, parts of a sequence, to a residual stream; those of
-        branches without layers are embedded here."""
+        branches without layers, and the patches of a diffusion transformer behind them, are embedded here."""
+        assert isinstance(self.model, Model)
         modules, x = list[Module](), self.residual
         arrived = sum(branch.trunk_tokens for branch in self.branches if branch.model.layers)
-        parts = [replace(x, dims={**x.dims, "s": Dim(arrived)}) if arrived < self.seq else x]
+        parts = [replace(x, dims={**x.dims, "s": Dim(arrived)}) if arrived < self.seq else x] if arrived else []
+        entering = parts[0] if parts else None
         for i, branch in enumerate(self.branches):
             if not branch.model.layers:
                 projector, part = branch.project(*build_input(branch))
                 modules += [add_prefix(module, f"branch{i}.", ()) for module in projector]
                 parts.append(replace(part, name=f"branch{i}.{part.name}"))
+        if self.model.diffusion:
+            patches = replace(self, seq=self.seq - self._joined_tokens)
+            more, part = build_patches(patches, self.model.diffusion)
+            modules += more
+            parts.append(part)
         joined = self.act("joined")
-        unit = self._unit(Unit, "join", [*modules, Concat("join", tuple(parts), (joined,))], True, joined)
-        return replace(unit, residual_in=parts[0])
+        modules.append(Concat("join", tuple(parts), (joined,)))
+        if self.model.diffusion:
+            more, joined = embed_conditions(self, self.model.diffusion, joined)
+            modules += more
+        unit = self._unit(Unit, "join", modules, entering is not None, joined)
+        return replace(unit, residual_in=entering)
+
+    @property
+    def _joined_tokens(self) -> int:
+        """Tokens of branches at the start of a sequence of a diffusion transformer, in front of its patches."""
+        if not (isinstance(self.model, Model) and self.model.diffusion) or self.model.cross_attention:
+            return 0
+        return int(sum(self.model.branch_tokens(self.seq)))
 
     def batch_loss(self, layers: range, microbatches: int) -> BatchLossUnit:
         """Returns the contrastive loss over the samples of a batch, on the stage that has these layers."""
@@ -253,7 +296,8 @@ class Architecture(RareBlockBuilder):
         if kind.variant:
             assert isinstance(self.model, Model)
             variant = self.model.variants[kind.variant - 1].model_copy(update={"name": self.model.name})
-            return replace(self, model=variant).layer(kind._replace(variant=0), first)
+            shapes = replace(self, model=variant, branch_seq=self._joined_tokens)
+            return shapes.layer(kind._replace(variant=0), first)
         end = self.stream("end")
         unit = self._unit(Layer, "layer", self._whole_layer(kind, end), True, end, kind)
         assert isinstance(unit, Layer)
@@ -265,6 +309,8 @@ class Architecture(RareBlockBuilder):
     def _whole_layer(self, kind: LayerKind, end: Tensor) -> list[Module]:
         """Builds the modules of a layer, with what a traced model has beside the parts that are described."""
         other = self.model.other
+        if self.model.joint_attention:
+            return replace(self, branch_seq=self.branch_seq or self._joined_tokens).joint_layer(self.residual, end)
         if other is None:
             return self._layer(kind, self.residual, end)
         described = self.residual if kind.block == ALONE else self.act("described")
@@ -284,23 +330,23 @@ class Architecture(RareBlockBuilder):
         read = (normed if model.shared_norm else again) if before else middle
         block, results = self.moe(read, kind.routed) if kind.experts else self.dense(read)
         attention = self._attention_of(kind, normed if before else x, projected)
-        modules: list[Module] = [self.layernorm("norm1", x, normed)] if before else []
+        modules: list[Module] = norm_before(self, "norm1", x, normed) if before else []
         if model.parallel_residual:
-            modules += [attention, *([] if model.shared_norm else [self.layernorm("norm2", x, again)]), block]
+            modules += [attention, *([] if model.shared_norm else norm_before(self, "norm2", x, again)), block]
             biases = (*self.proj_bias(), *self.down_bias(kind.experts))
-            return [*modules, Residual("residual", (x, projected, *results), (end,), biases, dropout=model.dropout > 0)]
+            return self._add_both(modules, x, (projected, *results), biases, end)
         added, stream, last = projected, *((normed, again) if model.norm_residual else (x, middle))
         modules.append(attention)
         if self._norm_place(kind) != "before":
             added = self._norm_behind(modules, projected, "proj.norm")
-        added = self._scale(modules, self.convolve(modules, added, "proj.conv"), "proj.scale")
+        added = self.scale(modules, self.convolve(modules, added, "proj.conv"), "proj")
         bias = self._mixer_bias(kind)
         modules.append(Residual("residual1", (stream, added), (middle,), bias, dropout=model.dropout > 0))
         if self.encoder_seq:
             middle = self._cross(modules, middle)
             last = again if model.norm_residual else middle
         if before:
-            modules.append(self.layernorm("norm2", middle, again))
+            modules += norm_before(self, "norm2", middle, again)
         if not model.layer_input:
             return [*modules, *self._finish_layer(block, results, last, end, kind)]
         stream = self.act("stream")
@@ -320,6 +366,20 @@ class Architecture(RareBlockBuilder):
             results = (result,)
         return [*modules, self.write_streams("2", middle, results[0], behind, end)]
 
+    def _add_both(
+        self, modules: list[Module], x: Tensor, results: tuple[Tensor, ...], biases: tuple[Tensor, ...], end: Tensor
+    ) -> list[Module]:
+        """Adds the addition of attention and of the MLP beside it to the stream `x` to the modules of a layer, or of
+        their sum behind a gate. Programs make that sum by one linear layer from the results of both, joined; two are
+        priced."""
+        if not self.model.modulation:
+            dropout = self.model.dropout > 0
+            return [*modules, Residual("residual", (x, *results), (end,), biases, dropout=dropout)]
+        both = self.act("both")
+        modules.append(Residual("both", results, (both,), biases))
+        added = self.scale(modules, both, "both")
+        return [*modules, Residual("residual", (x, added), (end,))]
+
     def _mixer_bias(self, kind: LayerKind) -> tuple[Tensor, ...]:
         """Makes the bias of what mixes tokens in a layer, if there is any."""
         linear = self.model.linear_attention
@@ -338,14 +398,6 @@ class Architecture(RareBlockBuilder):
         modules.append(self.layernorm(name, result, normed))
         return normed
 
-    def _scale(self, modules: list[Module], x: Tensor, name: str) -> Tensor:
-        """Adds the scale of what a layer adds to its stream to the modules, if the model has it; returns its output."""
-        if not self.model.layer_scale:
-            return x
-        scaled = self.act(name)
-        modules.append(Scale(name, (x,), (scaled,), (self.weight(f"{name}.weight", h=self.hidden_dim),)))
-        return scaled
-
     def _finish_layer(
         self, block: Module, results: tuple[Tensor, ...], stream: Tensor, end: Tensor, kind: LayerKind
     ) -> list[Module]:
@@ -358,7 +410,7 @@ class Architecture(RareBlockBuilder):
         if normed:
             results = (self._norm_behind(modules, results[0], "down.norm"),)
         results = (self.convolve(modules, results[0], "down.conv"), *results[1:])
-        results = (self._scale(modules, results[0], "down.scale"), *results[1:])
+        results = (self.scale(modules, results[0], "down"), *results[1:])
         bias, dropout = self.down_bias(kind.experts), self.model.dropout > 0
         return [*modules, Residual("residual2", (stream, *results), (end,), bias, dropout=dropout)]
 
@@ -372,9 +424,16 @@ class Architecture(RareBlockBuilder):
         """Adds the cross-attention of a decoder layer; returns its result."""
         asks, answer, crossed = self.act("norm.cross"), self.act("cross"), self.act("crossed")
         bias = (self.weight("cross.bias", h=self.hidden_dim),) if self.model.proj_bias else ()
+        diffusion = self.model.diffusion if isinstance(self.model, Model) else None
+        if diffusion is None:
+            modules.append(self.layernorm("norm.cross", middle, asks))
+        elif diffusion.cross_norm:
+            scales = tuple(self.weight(f"norm.cross.{end}", h=self.hidden_dim) for end in ("weight", "bias"))
+            modules.append(Norm("norm.cross", (middle,), (asks,), scales, modules=("layernorm", "norm")))
+        else:
+            asks = middle
         stream = asks if self.model.norm_residual else middle
         modules += [
-            self.layernorm("norm.cross", middle, asks),
             self.cross_attention(asks, answer),
             Residual("residual.cross", (stream, answer), (crossed,), bias, dropout=self.model.dropout > 0),
         ]
@@ -414,6 +473,8 @@ class Architecture(RareBlockBuilder):
 
     def _predict(self, x: Tensor, owns: bool) -> list[Module]:
         """Builds final norm, output layer and loss. owns: they have weights, instead of reading others."""
+        if isinstance(self.model, Model) and self.model.diffusion:
+            return self._predict_patches(self.model.diffusion, x)
         modules: list[Module] = []
         if self.model.hyper_connections:
             x = self.collapse_streams(modules, "last", x)[0]
@@ -446,6 +507,27 @@ class Architecture(RareBlockBuilder):
             modules.append(Softcap("logits.cap", (logits,), (capped,)))
             logits = capped
         return [*modules, Loss("loss", (logits,), (loss,), (), *self.loss[:4], launches=float(self.loss.pieces))]
+
+    def _predict_patches(self, diffusion: Diffusion, x: Tensor) -> list[Module]:
+        """Builds final norm, output layer and loss of a diffusion transformer."""
+        modules, count = list[Module](), diffusion.final_norms
+        shapes, x = replace(self, branch_seq=self._joined_tokens).take_own_tokens(modules, x)
+        if count == 2:
+            normed = shapes.act("norm.plain")
+            modules.append(Norm("plain_norm", (x,), (normed,), shapes.norm_weights("plain_norm")))
+            x = normed
+        assert self.model.modulation is not None
+        plain = self.model.modulation.model_copy(update={"sets": 1})
+        shapes = replace(shapes, model=self.model.model_copy(update={"modulation": plain}))
+        normed, p = shapes.act("norm.out"), Dim(diffusion.outputs)
+        predicted = shapes.act("predicted", p=p)
+        weights = shapes.weight("head", h=shapes.hidden_dim, p=p), shapes.weight("head.bias", p=p)
+        return [
+            *modules,
+            *norm_before(shapes, "final_norm", x, normed),
+            Linear("head", (normed,), (predicted,), weights, self.grad_dtype),
+            SquaredError("loss", (predicted,), (Tensor("loss", shapes.token_dims, "fp32"),)),
+        ]
 
     def _transform(self, x: Tensor) -> tuple[list[Module], Tensor]:
         """Builds the linear layer, the activation and the norm in front of the output layer; returns also their

@@ -73,6 +73,13 @@ class BlockBuilder(RecurrentBuilder):
 
     def _attention(self, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
         model = self.model
+        modules, q, k, v, gate = self.make_heads(x, local)
+        return self._core(modules, q, k, v, y, local, model.head_dim, model.value_dim or model.head_dim, gate)
+
+    def make_heads(self, x: Tensor, local: bool) -> tuple[list[Module], Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+        """Builds what makes queries, keys and values from x, and a gate if there is any; returns its modules and
+        these."""
+        model = self.model
         projected, modules = self._project_heads(x)
         q, k = projected["q"], projected["k"]
         v, gate = projected.get("v", k), tuple(tensor for name, tensor in projected.items() if name == "gate")
@@ -83,25 +90,30 @@ class BlockBuilder(RecurrentBuilder):
             modules.append(Norm("v_norm", (v,), (normed,), modules=("norm",)))
             v = normed
         if model.qk_layernorm in (True, "all", "layer") or (model.qk_layernorm and has_rope):
-            heads = self._norm_heads(modules, heads)
+            heads = self._norm_heads(modules, heads, "qk"[: len(heads)])
         if has_rope:
             rotated = tuple(replace(tensor, name=f"{name}.rope") for name, tensor in zip("qk", heads, strict=False))
             modules.append(Rope("rope", heads, rotated, (), model.rope_share))
             heads = rotated
         q, k = heads if len(heads) == 2 else (*heads, k)
-        return self._core(modules, q, k, v, y, local, model.head_dim, model.value_dim or model.head_dim, gate)
+        return modules, q, k, v, gate
 
-    def _norm_heads(self, modules: list[Module], heads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Adds the norms of queries, and of keys if they are there, to the modules of attention."""
-        names, kind = "qk"[: len(heads)], self.model.qk_layernorm
+    def _norm_heads(
+        self, modules: list[Module], heads: tuple[Tensor, ...], names: str, prefix: str = ""
+    ) -> tuple[Tensor, ...]:
+        """Adds the norms of queries, of keys or of both to the modules of attention. names: their letters, q and k;
+        prefix: of all names."""
+        kind, name = self.model.qk_layernorm, f"{prefix}{names if prefix else 'qk'}_norm"
         normed = tuple(replace(tensor, name=f"{tensor.name}.norm") for tensor in heads)
         if kind == "all":
-            every = tuple(self.weight(f"{n}.norm.weight", a=t.dims["a"]) for n, t in zip(names, heads, strict=True))
-            modules.append(NormOfHeads("qk_norm", heads, normed, every, modules=("norm",)))
+            widths = [tensor.dims["a"] for tensor in heads]
+            every = tuple(self.weight(f"{prefix}{n}.norm.weight", a=a) for n, a in zip(names, widths, strict=True))
+            modules.append(NormOfHeads(name, heads, normed, every, modules=("norm",)))
             return normed
         ends = {"l2": (), "layer": ("weight", "bias")}.get(str(kind), ("weight",))
-        scales = tuple(self.weight(f"{n}.norm.{end}", d=Dim(self.model.head_dim)) for end in ends for n in names)
-        modules.append(Norm("qk_norm", heads, normed, scales, modules=("norm",)))
+        d = Dim(self.model.head_dim)
+        scales = tuple(self.weight(f"{prefix}{n}.norm.{end}", d=d) for end in ends for n in names)
+        modules.append(Norm(name, heads, normed, scales, modules=("norm",)))
         return normed
 
     def _project_heads(self, x: Tensor) -> tuple[dict[str, Tensor], list[Module]]:
@@ -221,19 +233,8 @@ class BlockBuilder(RecurrentBuilder):
     ) -> SelfAttention:
         """Adds the attention core, its gate if there is any, and the output projection to the modules of attention."""
         model = self.model
-        width = Dim(model.heads * value, unit=value)
-        o = self.act("o", a=width)
-        window, chunk = (model.window, model.attention_chunk) if local else (None, None)
-        kind = CappedAttention if "attention" in model.softcaps else CoreAttention
-        if model.mla and model.mla.index:
-            window, kind = model.mla.index.top_k, ChosenAttention
-        if model.projected_keys:
-            k, v = (self._project(modules, tensor) for tensor in (k, v))
-            ins = q, k, v
-        else:
-            ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
-        place = window, self.tokens_before, self.tokens_after, self.document, chunk, None, model.bidirectional
-        modules.append(kind("core", ins, (o,), (), qk, self.attention, model.attention_dropout, value, *place))
+        o = self.attend(modules, q, k, v, local, qk, value)
+        width = o.dims["a"]
         if gate:
             gated = self.act("o.gated", a=width)
             modules.append(Activation("attention.gate", (o, *gate), (gated,)))
@@ -245,6 +246,28 @@ class BlockBuilder(RecurrentBuilder):
         else:
             modules += self.linear("proj", o, (y,), self.weight("wo", a=width, h=self.hidden_dim))
         return SelfAttention("attention", tuple(modules))
+
+    def attend(
+        self, modules: list[Module], q: Tensor, k: Tensor, v: Tensor, local: bool, qk: int, value: int
+    ) -> Tensor:
+        """Adds the attention core to the modules of attention; returns its result.
+
+        qk, value: widths of a head of keys, and of values.
+        """
+        model = self.model
+        o = self.act("o", a=Dim(model.heads * value, unit=value))
+        window, chunk = (model.window, model.attention_chunk) if local else (None, None)
+        kind = CappedAttention if "attention" in model.softcaps else CoreAttention
+        if model.mla and model.mla.index:
+            window, kind = model.mla.index.top_k, ChosenAttention
+        if model.projected_keys:
+            k, v = (self._project(modules, tensor) for tensor in (k, v))
+            ins = q, k, v
+        else:
+            ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
+        place = window, self.tokens_before, self.tokens_after, self.document, chunk, None, model.bidirectional
+        modules.append(kind("core", ins, (o,), (), qk, self.attention, model.attention_dropout, value, *place))
+        return o
 
     def join_heads(self, experts: int, o: Tensor, y: Tensor) -> Module:
         """Builds the output layer of a mixture of attention heads."""
@@ -294,7 +317,10 @@ class BlockBuilder(RecurrentBuilder):
         keys = [self.weight(f"wcross.{n}", h=self.hidden_dim, a=kv) for n in "kv"]
         queries += [self.weight("bcross.q", a=width)] if self._has_bias("q") else []
         keys += [self.weight(f"bcross.{n}", a=kv) for n in "kv" if self._has_bias(n)]
-        ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
+        norms = list[Module]()
+        # Queries are of tokens that ranks may divide, and keys may be of a text that all ranks have.
+        asks, asked = (self._norm_cross(norms, tensor) for tensor in (q, k))
+        ins = asks, *(t.rename_dims(**{"w" if context.has("w") else "s": "t"}) for t in (asked, v))
         kernel = d, self.attention, model.attention_dropout, d
         return CrossAttention(
             "cross_attention",
@@ -302,10 +328,18 @@ class BlockBuilder(RecurrentBuilder):
                 ReadContext("context", (context,), (read,)),
                 *self.linear("cross.q", x, (q,), *queries),
                 *self.linear("cross.kv", read, (k, v), *keys),
+                *norms,
                 CoreAttention("cross.core", ins, (o,), (), *kernel, bidirectional=True),
                 *self.linear("cross.proj", o, (y,), self.weight("wcross.o", a=width, h=self.hidden_dim)),
             ),
         )
+
+    def _norm_cross(self, modules: list[Module], heads: Tensor) -> Tensor:
+        """Adds the norm of queries or keys of attention to an encoder, if there is one; returns its output."""
+        if not self.model.qk_layernorm:
+            return heads
+        (normed,) = self._norm_heads(modules, (heads,), heads.name[-1], "cross.")
+        return normed
 
     # --------------------------------------------------------------------------------- MLP and experts
 

@@ -22,6 +22,7 @@ from meshcast.simulator.ir.stream_operators import RepeatStreams
 from meshcast.simulator.ir.traced_operators import Undescribed
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.modulated import build_patches, embed_conditions
 from meshcast.simulator.models.parts import Other
 from meshcast.simulator.models.shapes import Shapes, add_prefix
 
@@ -106,6 +107,16 @@ def build_input(shapes: Shapes) -> tuple[list[Module], Tensor]:
         weights += [shapes.weight("binput", h=h)] if model.input_bias else []
         weights += [shapes.weight("class", h=h)] if model.class_token else []
         modules = shapes.linear("input", shapes.act("inputs", i=width), (x,), *weights)
+        if model.input_bias == "mlp":
+            act, end = shapes.act("input.act"), shapes.act("input.second")
+            weights = [shapes.weight("winput.second", g=h, h=h), shapes.weight("binput.second", h=h)]
+            modules.append(Activation("input.act", (x,), (act,), modules=("act",)))
+            modules += shapes.linear("input.second", act.rename_dims(h="g"), (end,), *weights)
+            x = end
+    elif isinstance(model, Model) and model.diffusion:
+        modules, x = build_patches(shapes, model.diffusion)
+        more, x = embed_conditions(shapes, model.diffusion, x)
+        modules += more
     else:
         modules = [Embedding("embedding", (Tensor("ids", shapes.token_dims, "int64"),), (x,), (make_table(shapes),))]
     if model.relative_buckets:

@@ -41,16 +41,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from meshcast.simulator.models.branches import Branch
-from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.model import Model, count_patches
 from meshcast.simulator.models.parts import MoEShape
-from meshcast.simulator.models.transformer import LayerKind, Transformer, list_further_kinds
+from meshcast.simulator.models.transformer import LayerKind, Transformer, count_vectors, list_further_kinds
 
 if TYPE_CHECKING:
     from meshcast.simulator.models.adapters import Adapters
 
 PARTS = (
     *("inputs", "qkv", "attention", "proj", "mlp", "router", "experts", "shared", "mamba", "scan", "projector"),
-    *("streams", "mtp", "other", "head"),
+    *("streams", "mtp", "other", "modulation", "head"),
 )
 """The parts of `forward_matmul_flops`."""
 
@@ -77,6 +77,8 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     - ``projector``: from branches to the trunk;
     - ``mtp``: projections of multi-token prediction from 2 h to h. Its layers count in the parts above;
     - ``other``: what a traced model has beside these parts;
+    - ``modulation``: of a diffusion transformer, what a sample passes once: embedders of its conditions, and vectors
+      that modulate layers;
     - ``head``: output layer, once more for each multi-token prediction, or logits of classes. The embedding lookup has
       no FLOPs, and those of a contrastive loss, which grow with the batch, do not count.
 
@@ -110,12 +112,24 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         parts["inputs"] += 2 * some * branch.input_products
         projected = some / of if branch.pool != "none" else some / branch.merge
         parts["projector"] += 2 * projected * sum(width * outputs for width, outputs in branch.projector_sizes)
-    parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
-    if model.hyper_connections:
-        parts["streams"] += tokens * model.hyper_connections.last_flops(model.hidden)
-    if model.layers:
-        parts["head"] = (1 + model.mtp) * 2 * trunk_tokens * model.hidden * _head_columns(model, seq)
+    for part, flops in _end_flops(model, tokens, trunk_tokens, seq).items():
+        parts[part] += flops
     return parts
+
+
+def _end_flops(model: Model, tokens: int, trunk_tokens: float, seq: int) -> dict[str, float]:
+    """Counts the FLOPs of what is in front of all layers and behind them by part: see `forward_matmul_flops`."""
+    if model.diffusion and model.modulation:
+        patches = 2 * tokens * count_patches(model, seq) / seq * model.hidden
+        of_samples = 2 * tokens / seq * model.diffusion.sample_weights(model.hidden, model.modulation)
+        ends = {"inputs": patches * model.diffusion.inputs, "head": patches * model.diffusion.outputs}
+        return ends | {"modulation": of_samples}
+    ends = {"mtp": model.mtp * 2 * tokens * 2 * model.hidden * model.hidden}
+    if model.hyper_connections:
+        ends["streams"] = tokens * model.hyper_connections.last_flops(model.hidden)
+    if model.layers:
+        ends["head"] = (1 + model.mtp) * 2 * trunk_tokens * model.hidden * _head_columns(model, seq)
+    return ends
 
 
 def _head_columns(model: Model, seq: int) -> float:
@@ -133,6 +147,10 @@ def _trunk_flops(model: Model, tokens: float, seq: float, causal: bool) -> dict[
         for part, flops in _layer_flops(shape, tokens, seq, causal).items():
             parts[part] += layers * flops
         parts["other"] += layers * tokens * _other_flops(shape)
+        if shape.joint_attention == "last":
+            joined = tokens * (1 - count_patches(model, int(seq)) / seq)
+            parts["proj"] -= layers * 2 * joined * shape.output_width * shape.hidden
+            parts["mlp"] -= layers * _mlp(shape, joined, shape.dense_ffn)
     parts["other"] += tokens * (model.outside.flops if model.outside else 0)
     return parts
 
@@ -159,6 +177,7 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["router"] += layers * 2 * tokens * h * (model.head_experts or 0)
             if shape.distance_profiles:
                 parts["qkv"] += layers * tokens * shape.distance_profiles.flops(h, shape.heads)
+        parts["modulation"] += layers * _sample_flops(model, tokens / seq)
         if model.hyper_connections:
             parts["streams"] += layers * tokens * 2 * model.hyper_connections.flops(h)
         if model.layer_input:
@@ -178,6 +197,13 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["experts"] += layers * tokens * _expert_flops(model, model.moe)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
     return parts
+
+
+def _sample_flops(model: Transformer, samples: float) -> float:
+    """Counts the FLOPs of a layer in what a sample passes once."""
+    if model.modulation is None:
+        return 0
+    return 2 * samples * model.modulation.layer_weights(model.hidden, count_vectors(model))
 
 
 def _other_flops(model: Transformer) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from meshcast.hardware.errors import ModelError
 from meshcast.hardware.schemas import model_validator
@@ -17,8 +18,9 @@ class Inputs(Transformer):
     """Elements of an input, such as a patch of 14 x 14 pixels in three colours (588), which one linear layer projects
     to the hidden size; None: token ids, and a table of the vocabulary. Attention among inputs is bidirectional by
     default."""
-    input_bias: Flag = False
-    """Bias of that linear layer."""
+    input_bias: Flag | Literal["mlp"] = False
+    """Bias of that linear layer; mlp: behind it the activation and a square linear layer, which has a bias too
+    (captions of PixArt)."""
     convolutions: tuple[InputConvolution, ...] = ()
     """Convolutions along the sequence in place of that linear layer, from frames of sound (Whisper). A token is so many
     frames as their strides multiply to."""
@@ -54,7 +56,8 @@ class Inputs(Transformer):
     def input_matrices(self) -> list[tuple[int, int]]:
         """Elements of the matrices that project inputs, and how often a token passes each."""
         if not self.convolutions:
-            return [(self.hidden * (self.input_width or 0), 1)]
+            square = self.hidden if self.input_bias == "mlp" else 0
+            return [(self.hidden * ((self.input_width or 0) + square), 1)]
         parts = zip(self.convolutions, self.convolved_widths, self.frames_behind[1:], strict=False)
         return [(part.kernel * width * part.channels, frames) for part, width, frames in parts]
 
@@ -67,7 +70,9 @@ class Inputs(Transformer):
     def input_parameters(self) -> dict[str, int]:
         projected = sum(elements for elements, _ in self.input_matrices)
         biases = (
-            sum(part.channels for part in self.convolutions) if self.convolutions else self.input_bias * self.hidden
+            sum(part.channels for part in self.convolutions)
+            if self.convolutions
+            else {False: 0, True: 1, "mlp": 2}[self.input_bias] * self.hidden
         )
         table = projected + biases if self.input_width else self.vocab * self.hidden
         return {**super().input_parameters, "embedding": table + self.class_token * self.hidden}

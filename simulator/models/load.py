@@ -193,18 +193,23 @@ def _load_preset(name: str) -> Model:
     return shared_instance(Model, fields, lambda: Model.model_validate(fields))
 
 
-def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> dict[str, Any]:
+CHANGED_BY_FIELD = "mla", "moe", "linear_attention", "compressed", "hyper_connections", "diffusion", "modulation"
+"""Parts of a model of which single fields can be changed on top of a preset."""
+
+
+def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "", sequence: object = None) -> dict[str, Any]:
     """Returns the fields that `spec` sets, without defaults, because changes on top may move defaults.
 
     where: place of `spec`, for error messages.
     base: folder of relative paths.
     depth: number of files that led here.
     text: text of the last of these files, if `spec` is its content.
+    sequence: length of sequences, where fields on top of `spec` say it; configs of diffusers may not.
     """
     if isinstance(spec, str):
         if (known := find_model(spec)) and (is_preset(spec) or not os.path.exists(base / spec)):
             return dict(_preset(known) if is_preset(known) else read_hub_fields(known))
-        return _from_file(_find(spec, where, base), where, depth, Path(spec) != Path("config.json"))
+        return _from_file(_find(spec, where, base), where, depth, Path(spec) != Path("config.json"), sequence)
     if not isinstance(spec, Mapping):
         remedy = "Give a preset's name, the path of a config.json or model file, or a mapping of fields"
         raise ModelError(where, "this does not describe a model", remedy, spec)
@@ -215,13 +220,7 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "") -> di
     changes = {key: value for key, value in spec.items() if key not in said}
     if changes:  # reports must not show a changed model under the original name
         below["name"] = f"{below.get('name', 'custom')} with {', '.join(f'{key} {changes[key]}' for key in changes)}"
-    for key in (
-        "mla",
-        "moe",
-        "linear_attention",
-        "compressed",
-        "hyper_connections",
-    ):  # single fields of these can be changed too
+    for key in CHANGED_BY_FIELD:
         if isinstance(below.get(key), Mapping) and isinstance(changes.get(key), Mapping):
             changes[key] = {**below[key], **changes[key]}
     if isinstance(changes.get("branches"), Mapping) and below.get("branches"):
@@ -241,7 +240,7 @@ def _starting_fields(
     preset, where = spec["preset"], error_place(where, "preset", text)
     if not isinstance(preset, str):
         raise ModelError(where, "must be a name or a path", nearest("", presets()), preset)
-    return _fields(preset, where, base, depth), where
+    return _fields(preset, where, base, depth, sequence=spec.get("seq")), where
 
 
 def _change_branches(branches: Any, changes: Mapping[Any, Any], where: str) -> list[Any]:
@@ -282,8 +281,11 @@ def _find(spec: str, where: str, base: Path) -> Path:
     raise ModelError(where, rule, remedy, spec)
 
 
-def _from_file(path: Path, where: str, depth: int, names_folder: bool = True) -> dict[str, Any]:
-    """Returns the fields of a file. names_folder: whether whoever names it names its folder, too."""
+def _from_file(
+    path: Path, where: str, depth: int, names_folder: bool = True, sequence: object = None
+) -> dict[str, Any]:
+    """Returns the fields of a file. names_folder: whether whoever names it names its folder, too; sequence: as in
+    `_fields`."""
     if depth >= NESTING:
         raise ModelError(where, f"more than {NESTING} model files build on each other", "Break the circle", str(path))
     if path.suffix == ".json":
@@ -293,6 +295,8 @@ def _from_file(path: Path, where: str, depth: int, names_folder: bool = True) ->
             from_config,  # its tables of keys take time, and few jobs need them
         )
 
+        if sequence is not None and isinstance(data, Mapping) and "_class_name" in data:
+            data = {"sequence": sequence, **data}
         return from_config(data, str(path), name, text).model_dump(exclude_unset=True)
     data, text, _ = read_yaml(path, error=ModelError)
     if not isinstance(data, Mapping):

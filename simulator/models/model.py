@@ -17,8 +17,16 @@ from meshcast.hardware.errors import ModelError
 from meshcast.hardware.load import explain, line_of
 from meshcast.hardware.schemas import import_validation_error, model_validator
 from meshcast.simulator.models.branches import Branch, inherit_shapes, share_tokens
+from meshcast.simulator.models.diffusion import Diffusion, fill_defaults
+from meshcast.simulator.models.diffusion_relations import DiffusionParts, check_diffusion
 from meshcast.simulator.models.parts import Count, Flag, Other, Size
-from meshcast.simulator.models.transformer import LayerKind, Transformer, list_further_kinds
+from meshcast.simulator.models.transformer import (
+    LayerKind,
+    Transformer,
+    count_stream_parameters,
+    count_vectors,
+    list_further_kinds,
+)
 from meshcast.simulator.models.variants import LayerVariant, check_variants, inherit_fields
 
 UNDESCRIBED = {"attention": "Choose the attention kernel in framework.set.attention"}
@@ -41,6 +49,10 @@ class Model(Transformer):
     (InfoNCE, arXiv 2103.00020, section 2.3). Such a model has no trunk, and its `layers` are 0; None: cross-entropy
     over the vocabulary. The temperature, one number, is no parameter here."""
 
+    diffusion: Diffusion | None = None
+    """The ends of a diffusion transformer, whose own inputs are patches; `branches` are texts in front of these, and
+    with `cross_attention` the text that its layers attend to. None: token ids and a vocabulary."""
+
     variants: tuple[LayerVariant, ...] = ()
     """Layers of the trunk whose widths, or other fields, differ from those of the model."""
     outside: Other | None = None
@@ -57,13 +69,18 @@ class Model(Transformer):
                 raise ModelError(key, "no block of meshcast describes it", remedy, fields[key])
         said = {key: value for key, value in fields.items() if key not in UNDESCRIBED}
         said |= {"tied": False} if said.get("output") is not None else {}
-        return inherit_fields(inherit_shapes(said))
+        return inherit_fields(inherit_shapes(fill_defaults(said)))
 
     @model_validator(mode="after")
     def _branch_relations(self) -> Model:
         if self.variants:
             check_variants(self, self.variants)
-        if self.cross_attention:
+        if self.diffusion:
+            check_diffusion(self, DiffusionParts(self.diffusion, self.branches, self.variants, self.cross_attention))
+        elif self.joint_attention or self.modulation or any(v.joint_attention or v.modulation for v in self.variants):
+            rule = "the vectors of a sample come from its conditions, and joint attention is that of texts and patches"
+            raise ModelError("diffusion", rule, "Give it, or leave modulation and joint_attention out")
+        elif self.cross_attention:
             self._decoder_relations()
         if self.contrastive is not None:
             self._contrastive_relations()
@@ -71,12 +88,12 @@ class Model(Transformer):
             raise ModelError("layers", "must be greater than or equal to 1", "Give at least 1", self.layers)
         if self.branches:
             self._check_branches()
-            if not self.cross_attention:
+            if not (self.cross_attention or self.diffusion):
                 self._check_trunk()
         return self
 
     def _check_branches(self) -> None:
-        if not self.encoder_layers:
+        if not (self.encoder_layers or self.diffusion):
             raise ModelError("branches", "one of them has layers", "Give it layers, or leave branches out")
         for i, branch in enumerate(self.branches):
             if branch.frames:
@@ -183,7 +200,8 @@ class Model(Transformer):
     @property
     def stated_tokens(self) -> list[int | None]:
         """The tokens of every branch, and of a decoder those that are left."""
-        return [*(branch.tokens for branch in self.branches), *([None] if self.cross_attention else [])]
+        rest = [None] if self.cross_attention or self.diffusion else []
+        return [*(branch.tokens for branch in self.branches), *rest]
 
     def trunk_tokens(self, seq: int) -> float:
         """Tokens of a sequence of `seq` that the trunk runs over: all, of a decoder behind an encoder the targets."""
@@ -253,7 +271,32 @@ class Model(Transformer):
         """Counts the parameters that a token passes, in the mean over the tokens of a sequence of `seq`."""
         trunk = sum(self._own_parts(self.moe.top_k if self.moe else None).values()) * self.trunk_tokens(seq) / seq
         shares = zip(self.branches, self.branch_tokens(seq), strict=True)
-        return trunk + sum(branch.passed_parameters(tokens) for branch, tokens in shares) / seq
+        passed = trunk + sum(branch.passed_parameters(tokens) for branch, tokens in shares) / seq
+        return passed - self._idle_parameters(seq)
+
+    def _idle_parameters(self, seq: int) -> float:
+        """Counts the parameters of a diffusion transformer that a token does not pass, in the mean over the tokens of a
+        sequence: in layers of joint attention those of the other stream, and what a sample passes once, but for its
+        share of it."""
+        if not (self.diffusion and self.modulation):
+            return 0.0
+        joined = 0.0 if self.cross_attention else sum(self.branch_tokens(seq)) / seq
+        outside = self.diffusion.condition_parameters(self.hidden, self.modulation)
+        once, others = outside + self.diffusion.final_parameters(self.hidden, 0, self.modulation), 0.0
+        for shape, layers in self._shapes:
+            modulating = shape.modulation.layer_parameters(self.hidden, count_vectors(shape)) if shape.modulation else 0
+            streams = shape.layer_parameters() - modulating
+            if shape.joint_attention:
+                of_branches = count_stream_parameters(shape)
+                others += layers * ((streams - of_branches) * joined + of_branches * (1 - joined))
+            once += layers * modulating
+        return others + once * (self.trunk_tokens(seq) - 1) / seq
+
+    @property
+    def _shapes(self) -> list[tuple[Transformer, int]]:
+        """The model, and each of its variants, with the number of its layers in the trunk."""
+        varied = [(variant, len(variant.numbers)) for variant in self.variants]
+        return [(self, self.layers - sum(layers for _, layers in varied)), *varied]
 
     def _own_parts(self, experts: int | None) -> dict[str, int]:
         """Parameters by part, without those of branches. experts: number of routed experts to count; None: all."""
@@ -265,15 +308,22 @@ class Model(Transformer):
             "layers": self.every_layer_parameters(experts),
             "projector": 0,
             **({"outside": self.outside.parameters} if self.outside else {}),
-            "final_norm": self.norm_parameters if self.layers else 0,
+            "final_norm": self._final_norms() if self.layers else 0,
             **({"streams": self.hyper_connections.last_parameters(h)} if self.hyper_connections else {}),
             "head": self._head_parameters(),
             "mtp": self.mtp * (2 * self.norm_parameters + 2 * h * h + further),
         }
 
+    def _final_norms(self) -> int:
+        if self.diffusion and self.modulation:
+            return self.diffusion.final_parameters(self.hidden, self.norm_parameters, self.modulation)
+        return self.norm_parameters
+
     def _head_parameters(self) -> int:
         if self.contrastive:
             return 0
+        if self.diffusion:
+            return (self.hidden + 1) * self.diffusion.outputs
         square = self.hidden * (self.hidden + 1) if {"transform", "dense"} & {*self.head} else 0
         square += self.norm_parameters * ("transform" in self.head)
         logits = (self.output.classes or 0) if self.output else self.vocab
@@ -281,6 +331,10 @@ class Model(Transformer):
 
     def _input_parts(self) -> dict[str, int]:
         """Parameters in front of the layers of the trunk, by part; with branches their inputs come from these."""
+        if self.diffusion and self.modulation:
+            conditions = self.diffusion.condition_parameters(self.hidden, self.modulation)
+            patches = (self.diffusion.inputs + 1) * self.hidden
+            return {**dict.fromkeys(self.input_parameters, 0), "embedding": patches + conditions}
         if not self.branches:
             return self.input_parameters
         none = dict.fromkeys(self.input_parameters, 0)
@@ -295,7 +349,11 @@ class Model(Transformer):
             return 0
         widths = self.query_width + self.key_width + self.value_width
         projections = self.hidden * widths + (self.output_width + self.proj_bias) * self.hidden
-        return self.norm_parameters + projections + self.bias_width(widths)
+        projections += self.bias_width(widths)
+        if self.diffusion:
+            normed = {"all": self.query_width + self.key_width, True: 2 * self.head_dim}.get(self.qk_layernorm, 0)
+            return projections + normed + 2 * self.hidden * self.diffusion.cross_norm
+        return self.norm_parameters + projections
 
     def layer_parameters(
         self, moe: bool = False, experts: int | None = None, of: int | None = None, linear: bool = False
@@ -313,6 +371,11 @@ class Model(Transformer):
     def padded_vocab(self, multiple: int) -> int:
         """Returns the vocabulary rounded up to a multiple; Megatron pads to 128 times the tensor-parallel size."""
         return -(-self.vocab // multiple) * multiple
+
+
+def count_patches(model: Model, seq: int) -> float:
+    """Counts the tokens of a sequence that are patches of a diffusion transformer, behind those of branches."""
+    return seq - sum(model.branch_tokens(seq))
 
 
 @contextmanager

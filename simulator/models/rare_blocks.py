@@ -110,7 +110,7 @@ class RareBlockBuilder(BlockBuilder):
         model, d = self.model, self.model.head_dim
         projected, modules = self._project_heads(x)
         k, v = (self.convolve(modules, projected[name], f"{name}.conv") for name in "kv")
-        heads = self._norm_heads(modules, (projected["q"], k)) if model.qk_layernorm else (projected["q"], k)
+        heads = self._norm_heads(modules, (projected["q"], k), "qk") if model.qk_layernorm else (projected["q"], k)
         states, bias, o = (
             self.act(name, a=Dim(model.heads * width, unit=width))
             for name, width in (("states", part.width), ("distance.bias", part.extent), ("o", d))

@@ -112,8 +112,10 @@ class Shapes:
 
     @property
     def context(self) -> Tensor:
-        """The output of the encoder [b, s, h], which the layers of a decoder read."""
-        dims = {"b": self.token_dims["b"], "s": Dim(self.encoder_seq), "h": self.hidden_dim}
+        """What the layers of a decoder read: the output of the encoder [b, s, h], or of a diffusion transformer a text
+        [b, w, h], which every rank has whole where ranks share a sequence."""
+        tokens = "w" if isinstance(self.model, Model) and self.model.diffusion else "s"
+        dims = {"b": self.token_dims["b"], tokens: Dim(self.encoder_seq), "h": self.hidden_dim}
         return Tensor("context", dims, self.dtype)
 
     def of_sample(self, name: str, width: int) -> Tensor:

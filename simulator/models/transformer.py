@@ -307,6 +307,9 @@ class Transformer(RareFields):
         added = self.layer_input.parameters(self.hidden) + self.norm_parameters if self.layer_input else 0
         added += 2 * self.hyper_connections.parameters(self.hidden) if self.hyper_connections else 0
         added += 2 * self.hidden * self.layer_scale + (self.other.parameters if self.other else 0)
+        added += count_stream_parameters(self)
+        if self.modulation:
+            added += self.modulation.layer_parameters(self.hidden, count_vectors(self))
         return self._norms * self.norm_parameters + mixer + inner + added
 
     def _block_parameters(self, block: str, experts: int | None = None, of: int | None = None) -> int:
@@ -358,3 +361,25 @@ def list_further_kinds(model: Transformer) -> tuple[LayerKind, ...]:
         further = model.model_copy(update={"ssm": model.ssm.model_copy(update={"pattern": pattern})})
         return tuple(Transformer.kind(further, layer) for layer in range(len(pattern)))
     return (Transformer.kind(model, model.layers - 1 if model.mtp_like is None else model.mtp_like),)
+
+
+def count_vectors(shape: Transformer) -> int:
+    """Counts the vectors over h that modulate a layer: shift, scale and gate of each norm, for both streams of a layer
+    with joint attention."""
+    if shape.modulation is None:
+        return 0
+    norms = 1 if shape.shared_norm else 2
+    each = (1 if shape.modulation.parts == "gates" else 3) * norms
+    # Of the last layer the tokens of branches lack a gate, and the second norm.
+    return each * (1 + (shape.joint_attention is True)) + 2 * (shape.joint_attention == "last")
+
+
+def count_stream_parameters(shape: Transformer) -> int:
+    """Counts the parameters of a layer that tokens of branches alone pass, without modulation; 0 without joint
+    attention."""
+    if not shape.joint_attention:
+        return 0
+    if shape.joint_attention == "last":
+        unread = (shape.output_width + shape.proj_bias) * shape.hidden
+        return shape.norm_parameters + shape.attention_parameters - unread
+    return 2 * shape.norm_parameters + shape.attention_parameters + shape.mlp_parameters(shape.dense_ffn)

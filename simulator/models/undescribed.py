@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.model import Model, count_patches
 from meshcast.simulator.models.parts import Other
 
 
@@ -18,16 +18,16 @@ def name_unsent(model: Model, stages: int) -> list[str]:
     its width beside that of the stream."""
     shapes = (model, *([model.in_layers(True, False)] if model.window is not None else []))
     keys = sum(shape.key_width + (not shape.keys_are_values) * shape.value_width for shape in shapes)
-    index = model.mla.index if model.mla else None
     width_of = {
         "keys and values that later layers read (model.shared_keys)": keys * bool(model.shared_keys),
-        "numbers of chosen keys (model.mla.index.shared_by)": index.top_k if index and index.shared_by else 0,
         "inputs of layers (model.layer_input), for each layer": model.layer_input.width if model.layer_input else 0,
         "keys that an indexer has chosen (model.mla.index), 32 bits each": _shared_choices(model),
         "states of images that early layers add (deepstack), of their tokens": model.hidden
         * sum(branch.deepstack for branch in model.branches),
     }
-    return [
+    conditions = "the vector of the conditions of a sample: not sent to later stages, nor is its gradient summed"
+    of_sample = [f"{conditions}, {model.modulation.condition:,} elements"] if model.modulation and stages > 1 else []
+    return of_sample + [
         f"{what}: not sent to later stages, {width:,} elements a token beside the {model.hidden:,} of the stream"
         for what, width in width_of.items()
         if width and stages > 1
@@ -37,7 +37,20 @@ def name_unsent(model: Model, stages: int) -> list[str]:
 def _shared_choices(model: Model) -> int:
     """Counts the keys of a query that layers read which an earlier layer has chosen; 0 without such layers."""
     indexes = [shape.mla.index for shape in (model, *model.variants) if shape.mla and shape.mla.index]
-    return max((index.top_k for index in indexes if index.shared), default=0)
+    return max((index.top_k for index in indexes if index.shared or index.shared_by), default=0)
+
+
+def name_sample(model: Model, seq: int) -> list[str]:
+    """Returns a sentence about what a sequence of `seq` tokens of a diffusion transformer holds, and what else its
+    samples pass that is no part of a step."""
+    if model.diffusion is None:
+        return []
+    texts = sum(model.branch_tokens(seq))
+    text = f" and {texts:,.0f} tokens of a text" if texts else ""
+    encoders = "the encoder of texts and that of images" if texts else "the encoder of images"
+    return [
+        f"a sample is {count_patches(model, seq):,.0f} patches{text}; {encoders} (VAE) run elsewhere, not in the step"
+    ]
 
 
 def mixes_tokens(model: Model) -> bool:

@@ -17,6 +17,7 @@ OWN = (
     "mtp",
     "cross_attention",
     "contrastive",
+    "diffusion",
     "full_every",
     "layers",
     "head",

@@ -142,7 +142,7 @@ def check_decoder(plan: Plan) -> None:
         return
     rule = f"the decoder of {model.name} attends to the output of an encoder"
     for scheme in plan.schemes:
-        if scheme.family == "sequence" and plan.mesh.size(scheme.axes) > 1:
+        if scheme.family == "sequence" and plan.mesh.size(scheme.axes) > 1 and not model.diffusion:
             remedy = "Use tensor, data and pipeline parallelism"
             raise PlanError("plan.schemes", f"{rule}, which {scheme.use} does not shard", remedy, scheme.use)
     parts = {"batch.documents": job.batch.documents, "batch.lengths": job.batch.lengths}
@@ -250,6 +250,24 @@ def check_frames(plan: Plan) -> None:
         if stated:
             rule = f"a sequence of {plan.job.model.name} is one video, whose attention runs along two axes"
             raise PlanError(where, rule, "Leave out documents, lengths and slices of sequences")
+
+
+def check_diffusion(plan: Plan) -> None:
+    """Checks that a sequence of a diffusion transformer is a sample, and that ranks have all of its width."""
+    job, model = plan.job, plan.job.model
+    if model.diffusion is None:
+        return
+    if job.batch.documents is not None or len(plan.schedule.slices) != 1:
+        where = "plan.schemes" if job.batch.documents is None else "batch.documents"
+        rule = f"a sequence of {model.name} is one sample, whose patches attend to all"
+        raise PlanError(where, rule, "Leave out documents and slices of sequences")
+    if job.train.has_adapters:
+        rule = f"{model.name} is forecast with all weights in training"
+        raise PlanError("train.mode", rule, "Give full, or leave it out", job.train.mode)
+    for scheme in plan.schemes:
+        if scheme.family == "tensor" and len(scheme.axes) > 1 and plan.mesh.size(scheme.axes) > 1:
+            rule = f"{model.name} modulates the whole width of its stream, which {scheme.use} shards"
+            raise PlanError("plan.schemes", rule, "Use tensor/megatron or tensor/megatron-sp", scheme.use)
 
 
 def check_classes(plan: Plan) -> None:
@@ -494,6 +512,7 @@ ALWAYS = (
     check_attention,
     check_documents,
     check_frames,
+    check_diffusion,
     check_index,
     check_undescribed,
     check_projected_keys,

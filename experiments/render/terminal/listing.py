@@ -141,6 +141,7 @@ def _blocks(model: Model) -> list[str]:
         if model.ssm
         else []
     )
+    blocks += ["diffusion"] if model.diffusion else []
     blocks += [f"{model.frames} frames"] if model.frames else []
     blocks += [f"window {model.window:,}"] if model.window else []
     blocks += [f"attention_chunk {model.attention_chunk:,}"] if model.attention_chunk else []

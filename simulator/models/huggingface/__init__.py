@@ -14,7 +14,7 @@ from typing import Any
 
 from meshcast.hardware.errors import ModelError, nearest
 from meshcast.simulator.models.huggingface.heads import read_head
-from meshcast.simulator.models.huggingface.readers import SUPPORTED, find_reader
+from meshcast.simulator.models.huggingface.readers import DIFFUSERS, SUPPORTED, find_reader
 from meshcast.simulator.models.model import Model, error_place, explain_errors
 from meshcast.simulator.models.trace.source import INSTALL, trace_config
 
@@ -49,9 +49,16 @@ def from_config(
     """
     if not isinstance(config, Mapping):
         raise ModelError(where, "a Hugging Face config is a mapping", "Give the path of a config.json", config)
-    kind = config.get("model_type")
+    kind, of_diffusers = config.get("model_type"), config.get("_class_name")
+    if kind is None and isinstance(of_diffusers, str):
+        if of_diffusers not in DIFFUSERS:
+            rule = "meshcast does not describe this model of diffusers"
+            raise ModelError(
+                error_place(where, "_class_name", text), rule, nearest(of_diffusers, DIFFUSERS), of_diffusers
+            )
+        kind = of_diffusers
     named = {"name": name or str(config.get("_name_or_path") or kind)}
-    if not isinstance(kind, str) or kind not in SUPPORTED:
+    if not isinstance(kind, str) or kind not in SUPPORTED | DIFFUSERS:
         fields = _trace(config, where, text) if isinstance(kind, str) and kind not in ENCODER_DECODERS else None
         if not fields:
             raise _explain_kind(kind, error_place(where, "model_type", text))

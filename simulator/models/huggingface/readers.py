@@ -183,9 +183,21 @@ SUPPORTED = DECODERS | {
 }
 """The same of all readers."""
 
+DIFFUSERS = {
+    "DiTTransformer2DModel": "diffusers.DiT",
+    "PixArtTransformer2DModel": "diffusers.PixArt",
+    "SD3Transformer2DModel": "diffusers.SD3",
+    "FluxTransformer2DModel": "diffusers.FluxImages",
+    "CogVideoXTransformer3DModel": "diffusers.CogVideoX",
+    "HunyuanVideoTransformer3DModel": "diffusers.HunyuanVideo",
+    "WanTransformer3DModel": "diffusers.Wan",
+}
+"""The same of configs of diffusers, by their ``_class_name``."""
+
 
 def find_reader(kind: str) -> type[Config]:
-    """Returns the class that reads configs of a ``model_type``, a key of `SUPPORTED` or `TEXTS`."""
-    module, name = (SUPPORTED | TEXTS)[kind].split(".")
+    """Returns the class that reads configs of a ``model_type``, a key of `SUPPORTED` or `TEXTS`, or of a class of
+    `DIFFUSERS`."""
+    module, name = (SUPPORTED | TEXTS | DIFFUSERS)[kind].split(".")
     reader: type[Config] = getattr(import_module(f"meshcast.simulator.models.huggingface.{module}"), name)
     return reader

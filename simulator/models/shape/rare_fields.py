@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, Self
 
 from meshcast.hardware.schemas import Field
+from meshcast.simulator.models.diffusion import Modulation
 from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttention, ModelOutput, Size
 from meshcast.simulator.models.rare_parts import DistanceProfiles, HyperConnections
 from meshcast.simulator.models.shape.fields import TransformerFields
@@ -63,6 +64,11 @@ class RareFields(TransformerFields):
     """The result of an MLP, or the weights of experts, are multiplied by a single number (Inkling)."""
     hyper_connections: HyperConnections | None = None
     """Several residual streams between blocks (DeepSeek-V4, Hunyuan 4); None: one."""
+    modulation: Modulation | None = None
+    """Vectors of a sample that shift and scale what norms make, and multiply what a layer adds to its stream (DiT)."""
+    joint_attention: Flag | Literal["last"] = False
+    """Tokens of branches pass norms, projections and an MLP of their own, and attend with those of the model to all
+    (MMDiT, arXiv 2403.03206, section 4). last: they go no further, and lack what comes behind attention."""
 
     def in_layers(self, local: bool, reads_keys: bool) -> Self:
         """Returns the shape of its layers that have a window or not, and that read keys of another or not."""

@@ -336,7 +336,7 @@ def preset_config(name: str) -> dict[str, Any] | None:
 NO_KIND = {
     *("two-towers-2.3b", "seed-oss-36b", "olmo3-7b", "falcon-7b", "falcon-40b", "gemma3-1b", "deepseek-moe-16b"),
     *("glm4-9b", "glm4.5-air-106b", "glm4.6-355b", "hunyuan-a13b-80b", "minimax-m2-230b-a10b", "moonlight-16b-a3b"),
-    *("olmoe-7b-a1b", "qwen2-57b-a14b", "qwen3-next-80b-a3b"),
+    *("olmoe-7b-a1b", "qwen2-57b-a14b", "qwen3-next-80b-a3b", "dit-xl-2-675m"),
 }
 """Presets whose config is compared as it is (below), or is of a kind that is not read."""
 

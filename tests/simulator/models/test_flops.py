@@ -22,7 +22,11 @@ LENGTHS = [1, 1024, 8192, 131072]
 
 
 MODELS = {name: load_model(name) for name in presets()}
-PLAIN = [name for name, m in MODELS.items() if not (m.moe or m.mla or m.ssm or m.window or m.mtp or m.branches)]
+PLAIN = [
+    name
+    for name, m in MODELS.items()
+    if not (m.moe or m.mla or m.ssm or m.window or m.mtp or m.branches or m.diffusion)
+]
 GPT = [
     name
     for name in PLAIN
@@ -135,6 +139,7 @@ def test_forward_by_part() -> None:
         "proj": 3 * 2 * 7 * 24 * 8,
         "mlp": 3 * 2 * (2 * 7 * 8 * 10),
         **dict.fromkeys(("inputs", "router", "experts", "shared", "mamba", "scan", "projector", "mtp", "other"), 0),
+        "modulation": 0,
         "head": 2 * 7 * 8 * 11,
     }
     halved = forward_matmul_flops(m, 7, 5, causal=True)

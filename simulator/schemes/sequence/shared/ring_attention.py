@@ -48,7 +48,7 @@ class RingScheme(SequenceScheme):
         return tuple(axis for axis in self.over if self.mesh.size(axis) > 1)
 
     def layouts(self, operator: Operator) -> str | Rule | None:
-        if isinstance(operator, CoreAttention):
+        if isinstance(operator, CoreAttention) and operator.along == "s":
             # Keys and values keep their layout.
             return "s|t"
         return "s" if operator.has("s") else None
