@@ -227,7 +227,7 @@ class BlockBuilder(RecurrentBuilder):
             ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
         place = window, self.tokens_before, self.tokens_after, self.document, chunk, None, model.bidirectional
         kind = CappedAttention if "attention" in model.softcaps else CoreAttention
-        modules.append(kind("core", ins, (o,), (), qk, self.attention, model.attention_dropout, value, *place))
+        modules.append(kind("core", ins, (o,), (), qk, self.attention, model.score_dropout, value, *place))
         if gate:
             gated = self.act("o.gated", a=width)
             modules.append(Activation("attention.gate", (o, *gate), (gated,)))
@@ -267,7 +267,7 @@ class BlockBuilder(RecurrentBuilder):
         queries += [self.weight("bcross.q", a=width)] if self._has_bias("q") else []
         keys += [self.weight(f"bcross.{n}", a=kv) for n in "kv" if self._has_bias(n)]
         ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
-        kernel = d, self.attention, model.attention_dropout, d
+        kernel = d, self.attention, model.score_dropout, d
         return CrossAttention(
             "cross_attention",
             (
