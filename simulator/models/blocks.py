@@ -266,7 +266,7 @@ class BlockBuilder(RecurrentBuilder):
         else:
             ins = q, k.rename_dims(s="t"), v.rename_dims(s="t")
         place = window, self.tokens_before, self.tokens_after, self.document, chunk, None, model.bidirectional
-        modules.append(kind("core", ins, (o,), (), qk, self.attention, model.attention_dropout, value, *place))
+        modules.append(kind("core", ins, (o,), (), qk, self.attention, model.score_dropout, value, *place))
         return o
 
     def join_heads(self, experts: int, o: Tensor, y: Tensor) -> Module:
@@ -321,7 +321,7 @@ class BlockBuilder(RecurrentBuilder):
         # Queries are of tokens that ranks may divide, and keys may be of a text that all ranks have.
         asks, asked = (self._norm_cross(norms, tensor) for tensor in (q, k))
         ins = asks, *(t.rename_dims(**{"w" if context.has("w") else "s": "t"}) for t in (asked, v))
-        kernel = d, self.attention, model.attention_dropout, d
+        kernel = d, self.attention, model.score_dropout, d
         return CrossAttention(
             "cross_attention",
             (

@@ -45,7 +45,7 @@ FOLLOWING = {
     "hidden": ("kv_heads", "head_dim", "ffn", "mla", "qk_layernorm"),
     "heads": ("kv_heads", "head_dim", "mla", "qk_layernorm"),
     "norm": ("qkv_bias", "proj_bias", "mlp_bias"),
-    "dropout": ("attention_dropout",),
+    "dropout": ("score_dropout",),
     "positions": ("rope_share", "full_rope"),
     "input_width": ("window", "attention_chunk", "full_every", "full_rope"),
     "bidirectional": ("window", "attention_chunk", "full_every", "full_rope", "projected_keys"),

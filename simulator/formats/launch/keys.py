@@ -199,6 +199,10 @@ def drop_idle_overlap(keys: SomeKeys) -> Keys:
 # ------------------------------------------------------------------------------------- keys to job
 
 
+BESIDE_SHAPES = ("model.moe.routing", "model.output.")
+"""Begins of keys of a model that are no part of the shape by which presets are found."""
+
+
 def compose_job(
     keys: SomeKeys,
     cluster: Any,
@@ -217,11 +221,13 @@ def compose_job(
     """
     profile, framework = _compose_framework(keys, stated)
     sequence = keys.get("batch.sequence")
-    routing = keys.get("model.moe.routing")
-    shape = {key: value for key, value in keys.items() if key != "model.moe.routing"}
+    routing, output = keys.get("model.moe.routing"), nest(keys, "model.output")
+    shape = {key: value for key, value in keys.items() if not key.startswith(BESIDE_SHAPES)}
     named = model if model is not None else compose_model(nest(shape, "model"))
     if routing is not None:
         named = _add_routing(named, routing)
+    if output:
+        named = {**({"preset": named} if isinstance(named, str) else named), "output": output}
     job: Keys = {"model": named, "cluster": cluster, "framework": framework}
     job["batch"] = {key: value for key, value in nest(keys, "batch").items() if value is not None}
     precision = nest(keys, "precision").items()
@@ -455,6 +461,8 @@ def compose_model(fields: Keys) -> Any:
         if wanted.positions != "learned":
             for key in ("seq", "position_rows"):
                 changes.pop(key, None)
+        if wanted.score_dropout == (wanted.dropout > 0):  # it follows
+            changes.pop("score_dropout", None)
         if not changes:
             return file.stem
         if changes.keys() == {"dropout"}:

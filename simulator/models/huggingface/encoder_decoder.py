@@ -168,7 +168,7 @@ class BART(Config):
     def _read_dropout(self) -> dict[str, object]:
         """Returns the fields of dropout, which may be on states alone."""
         if self.dropout and not self.attention_dropout:
-            return {"dropout": self.dropout, "attention_dropout": False}
+            return {"dropout": self.dropout, "score_dropout": False}
         return self.read_dropout("dropout", "attention_dropout")
 
 

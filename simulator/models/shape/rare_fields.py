@@ -26,7 +26,7 @@ class RareFields(TransformerFields):
     fused_qkv: Flag = False
     """One matrix makes queries, keys and values, which are views of its product (GPT-2, GPT-NeoX, Falcon, Phi 3): all
     of it stays in memory with the values."""
-    attention_dropout: Flag = Field(default_factory=lambda fields: fields.get("dropout", 0.0) > 0)
+    score_dropout: Flag = Field(default_factory=lambda fields: fields.get("dropout", 0.0) > 0)
     """Dropout on attention scores. Default: with `dropout`; BART and Marian have it elsewhere only."""
     value_dim: Size | None = None
     """Width of a head of values, where it is not `head_dim` (MiMo-V2)."""

@@ -34,6 +34,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     set_adapters,
     set_attention,
     set_chunked_loss,
+    set_classes,
     set_quantised_weights,
     set_reference,
     take_on,
@@ -323,6 +324,11 @@ def _read_reinforcement(reading: Reading) -> None:
             approximate_divergence(reading, stated)
     if take_on(reading, "reward_model", "process_reward_model") is not None:
         double_samples(reading, reading.take("reward_model"))
+        if take_on(reading, "process_reward_model") is not None:  # two labels of steps (docs/reward_modelling.qmd)
+            set_classes(reading, 2, "process_reward_model")
+            reading.set_key("model.output.pool", "none", "process_reward_model")
+        else:
+            set_classes(reading, 1, "reward_model")
 
 
 def recognise(file: LaunchFile) -> Evidence:

@@ -20,6 +20,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     double_samples,
     read_environment,
     read_trainer_file,
+    set_classes,
     set_reference,
 )
 from meshcast.simulator.formats.launch.programs.trainer_settings import (
@@ -72,7 +73,7 @@ SHARED_VERDICTS = list_verdicts(
     ("truncation_strategy use_chat_template agent_template response_prefix custom_* external_plugins columns*", DATA),
     ("cached_* val_dataset* shuffle_buffer_size download_mode self_cognition* train_dataset_* train_dataloader*", DATA),
     ("max_pixels norm_bbox sequential_interleave* interleave_prob stopping_strategy tools_prompt", DATA),
-    ("enable_thinking stop_words channels remove_unused_columns problem_type num_labels", DATA),
+    ("enable_thinking stop_words channels remove_unused_columns problem_type", DATA),
     ("preprocess_num_proc check_dataset_strategy use_loss_scale loss_scale_config* template_backend", DATA),
     ("max_new_tokens temperature top_k top_p do_sample num_beams repetition_penalty stream* logprobs", NAMES),
     ("model_name add_version create_checkpoint_symlink check_model* use_hf hub_* acc_strategy acc_steps", NAMES),
@@ -275,11 +276,26 @@ def name_model(reading: Reading) -> None:
 
 
 def read_task(reading: Reading) -> None:
-    """Reads what the model is trained for: a head of few classes has no logits over the vocabulary."""
-    stated = reading.take("task_type")
-    if reading.take_word("task_type") not in ("", "causal_lm", "generative_reranker"):
-        why = f"a loss over the vocabulary is forecast, which {stated.value if stated else ''} has not"
-        reading.approximate(stated, why, "the forecast is too slow, and needs more memory")
+    """Reads what the model is trained for: a head of few classes has no logits over the vocabulary.
+
+    Source: swift/llm/model/register.py; a reward model has a single label (rlhf_args.py).
+    """
+    task, labels = reading.take_word("task_type"), reading.take("num_labels")
+    if task == "seq_cls":
+        classes = int(str(labels.value)) if labels is not None and str(labels.value).isdecimal() else 2
+        set_classes(reading, classes, "task_type", "num_labels")
+    elif reading.take_word("rlhf_type") == "rm":
+        set_classes(reading, 1, "rlhf_type")
+    elif task in ("reranker", "embedding"):
+        if task == "reranker":
+            set_classes(reading, 1, "task_type")
+        else:
+            reading.set_key("model.output.pool", "token", "task_type")
+        why = "a sample, which is a query with its texts, is forecast as a single sequence"
+        reading.approximate(reading.take("task_type"), why, "the step of more texts takes so many times as long")
+    elif task not in ("", "causal_lm", "generative_reranker"):
+        why = f"a loss over the vocabulary is forecast, which {task} has not"
+        reading.approximate(reading.take("task_type"), why, "the forecast is too slow, and needs more memory")
 
 
 UNLIMITED = "without max_length sequences are as long as the data has them, up to the limit of the model"

@@ -650,6 +650,12 @@ def set_quantised_weights(
         reading.approximate(stated, why, "the memory errs by the difference")
 
 
+def set_classes(reading: Reading, classes: int, *names: str) -> None:
+    """Sets the logits of a head in place of those of the vocabulary: a reward is a single one
+    (``AutoModelForSequenceClassification`` with ``num_labels=1``). names: settings that say so."""
+    reading.set_key("model.output.classes", classes, *names)
+
+
 def double_samples(reading: Reading, stated: Stated | None) -> None:
     """Doubles the micro-batch: a sample is a pair of texts, chosen and rejected, which pass the model together."""
     micro = reading.keys.get("batch.micro")

@@ -29,6 +29,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     read_training,
     set_adapters,
     set_chunked_loss,
+    set_classes,
     set_quantised_weights,
     set_reference,
     take_on,
@@ -141,6 +142,8 @@ def interpret(reading: Reading) -> None:
         _read_loss(reading)
     if trainer in PAIRS:
         double_samples(reading, None)
+    if trainer == "reward":  # num_labels is 1 (trl/trainer/reward_trainer.py @ v1.16.0)
+        set_classes(reading, 1)
     if trainer in REFERENCES:
         set_reference(reading, Stated(trainer, trainer, reading.file.where))
     if trainer == "kto":
@@ -186,7 +189,7 @@ def _weigh_start(launch: Launch, names: set[str]) -> Evidence:
     """Returns how sure it is that a start is of TRL. names: of its settings."""
     if re.match(r"trl\b", launch.entry) or re.search(r"trl[/.]scripts", launch.entry):
         return Evidence.CERTAIN
-    script = re.search(r"(^|/)(run_)?(sft|dpo|grpo|kto|rloo|orpo|cpo|reward_modeling)\.py$", launch.entry)
+    script = re.search(r"(^|/)(run_)?(sft|dpo|grpo|kto|rloo|orpo|cpo|reward(_modeling)?)\.py$", launch.entry)
     recipe = any(str(word.value).endswith((".yaml", ".yml")) for word in launch.positional)
     is_plain = {"model_name_or_path", "per_device_train_batch_size"} <= names and not OTHERS & names
     if script and (recipe or is_plain or names & (STRONG | {"dataset_name"})):

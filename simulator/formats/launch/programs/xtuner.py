@@ -30,6 +30,7 @@ from meshcast.simulator.formats.launch.programs.trainer import (
     read_training,
     set_adapters,
     set_attention,
+    set_classes,
     set_quantised_weights,
     set_reference,
     take_on,
@@ -449,6 +450,8 @@ def _read_kind(reading: Reading) -> None:
         set_attention(reading, "flash_attention_2", "use_varlen_attn", "model.use_varlen_attn")
     if kind in ("DPO", "ORPO", "RewardModel") and packed is None:
         double_samples(reading, stated)
+    if kind == "RewardModel":  # a v_head in place of the output layer (xtuner/model/reward.py @ v0.2)
+        set_classes(reading, 1, "model.type")
     if kind == "DPO":
         set_reference(reading, stated)
     elif kind in ("LLaVAModel", "InternVL_V1_5", "OpenAIModel"):
