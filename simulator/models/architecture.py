@@ -23,7 +23,7 @@ from meshcast.simulator.models.ends import build_batch_loss, build_input, build_
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.parts import StateSpace
 from meshcast.simulator.models.rare_blocks import RareBlockBuilder
-from meshcast.simulator.models.shapes import add_prefix, attend_along
+from meshcast.simulator.models.shapes import add_prefix, attend_along, make_stream
 from meshcast.simulator.models.transformer import ALONE, LayerKind
 
 
@@ -132,7 +132,7 @@ class Architecture(RareBlockBuilder):
     @property
     def residual(self) -> Tensor:
         """The residual stream [b, s, h] between units, or several."""
-        return self.stream("x")
+        return make_stream(self, "x")
 
     # ------------------------------------------------------------------------------------------- units
 
@@ -253,7 +253,7 @@ class Architecture(RareBlockBuilder):
             assert isinstance(self.model, Model)
             variant = self.model.variants[kind.variant - 1].model_copy(update={"name": self.model.name})
             return replace(self, model=variant).layer(kind._replace(variant=0), first)
-        end = self.stream("end")
+        end = make_stream(self, "end")
         unit = self._unit(Layer, "layer", self._whole_layer(kind, end), True, end, kind)
         assert isinstance(unit, Layer)
         unit = replace(unit, context=self.context) if self.encoder_seq else unit
@@ -307,7 +307,7 @@ class Architecture(RareBlockBuilder):
 
     def _layer_of_streams(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer whose blocks read and write several residual streams."""
-        projected, middle, result = self.act("proj"), self.stream("middle"), self.act("down.sum")
+        projected, middle, result = self.act("proj"), make_stream(self, "middle"), self.act("down.sum")
         modules, normed, behind = self.read_streams("1", x)
         modules += [self._attention_of(kind, normed, projected), self.write_streams("1", x, projected, behind, middle)]
         reading, normed, behind = self.read_streams("2", middle)

@@ -110,8 +110,6 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         projected = some / of if branch.pool != "none" else some / branch.merge
         parts["projector"] += 2 * projected * sum(width * outputs for width, outputs in branch.projector_sizes)
     parts["mtp"] = model.mtp * 2 * tokens * 2 * model.hidden * model.hidden
-    if model.hyper_connections:
-        parts["streams"] += tokens * model.hyper_connections.last_flops(model.hidden)
     transform = model.hidden if "transform" in model.head else 0
     if model.layers:
         parts["head"] = (1 + model.mtp) * 2 * trunk_tokens * model.hidden * (model.vocab + transform)
@@ -125,6 +123,8 @@ def _trunk_flops(model: Model, tokens: float, seq: float, causal: bool) -> dict[
         for part, flops in _layer_flops(shape, tokens, seq, causal).items():
             parts[part] += layers * flops
         parts["other"] += layers * tokens * _other_flops(shape)
+    if model.hyper_connections:
+        parts["streams"] += tokens * model.hyper_connections.last_flops(model.hidden)
     parts["other"] += tokens * (model.outside.flops if model.outside else 0)
     return parts
 
@@ -141,16 +141,8 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
     for kind, layers in _kinds(model):
         shape = model.shape_of(kind)
         if kind.has_attention:
-            seen = 2 * _reach(seq, model, kind) if not causal or kind.along else _seen(seq, model, kind)
-            seen += _entries_seen(model, seq, causal)
-            parts["attention"] += layers * tokens * seen * (shape.query_width + shape.output_width)
-            projection = (model.projected_keys or 0) * (model.key_width + model.value_width)
-            parts["qkv"] += layers * 2 * tokens * (_qkv_weights(shape) + projection)
-            parts["attention"] += layers * tokens * _index_flops(model, seq if causal else 2 * seq)
-            parts["proj"] += layers * 2 * tokens * _output_weights(shape)
-            parts["router"] += layers * 2 * tokens * h * (model.head_experts or 0)
-            if shape.distance_profiles:
-                parts["qkv"] += layers * tokens * shape.distance_profiles.flops(h, shape.heads)
+            for part, flops in _attention_flops(model, kind, tokens, seq, causal).items():
+                parts[part] += layers * flops
         if model.hyper_connections:
             parts["streams"] += layers * tokens * 2 * model.hyper_connections.flops(h)
         if model.layer_input:
@@ -171,6 +163,22 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["experts"] += layers * passes * _mlp(model, tokens, model.moe.expert_ffn)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
     return parts
+
+
+def _attention_flops(model: Transformer, kind: LayerKind, tokens: float, seq: float, causal: bool) -> dict[str, float]:
+    """Counts the FLOPs of the attention of a layer, by part."""
+    h, shape = model.hidden, model.shape_of(kind)
+    seen = 2 * _reach(seq, model, kind) if not causal or kind.along else _seen(seq, model, kind)
+    seen = (seen + _entries_seen(model, seq, causal)) * (shape.query_width + shape.output_width)
+    seen += _index_flops(model, seq if causal else 2 * seq)
+    projection = (model.projected_keys or 0) * (model.key_width + model.value_width)
+    states = shape.distance_profiles.flops(h, shape.heads) if shape.distance_profiles else 0
+    return {
+        "attention": tokens * seen,
+        "qkv": tokens * (2 * (_qkv_weights(shape) + projection) + states),
+        "proj": 2 * tokens * _output_weights(shape),
+        "router": 2 * tokens * h * (model.head_experts or 0),
+    }
 
 
 def _other_flops(model: Transformer) -> float:
@@ -210,9 +218,9 @@ def _seen(seq: float, model: Transformer, kind: LayerKind) -> float:
 
 def _index_flops(model: Transformer, seen: float) -> float:
     """Counts the FLOPs of a token's scores of the keys that an indexer chooses among; seen: twice their mean number."""
-    if model.compressed and model.compressed.index and model.compressed.rate:
-        index, seen = model.compressed.index, seen / model.compressed.rate
-        return seen * index.heads * index.dim
+    part = model.compressed
+    if part and part.index and part.rate:
+        return seen / part.rate * part.index.heads * part.index.dim
     index = model.mla and model.mla.index
     return seen * index.heads * index.dim if index and not index.shared else 0
 

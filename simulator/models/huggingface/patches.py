@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.huggingface.config import Config, Keys, key
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.parts import Flag, Size
 
 
-class Stack(Keys):
+class LlamaLayers(Keys):
     """A stack of layers of Llama's kind."""
 
     layers: Size = key("num_hidden_layers")
@@ -21,7 +19,7 @@ class Stack(Keys):
     vocab: Size = key("vocab_size", default=260)
     crosses: Flag = key("cross_attn_all_layers", default=False)
 
-    def shape(self, **more: Any) -> dict[str, Any]:
+    def shape(self, **more: int) -> dict[str, object]:
         """Returns the fields of `Model`."""
         shape = {name: getattr(self, name) for name in ("layers", "hidden", "heads", "kv_heads", "vocab")}
         kind = {"norm": "rmsnorm", "positions": "rope", "gated": True, "tied": False}
@@ -51,10 +49,10 @@ class BLT(Config):
     with a window, and cross-attention between bytes and patches; and the patcher, which is not trained, and whose
     backward pass is counted all the same."""
 
-    encoder: Stack = key("encoder_config")
-    decoder: Stack = key("decoder_config")
-    patches: Stack = key("global_config")
-    patcher: Stack | None = key("patcher_config", default=None)
+    encoder: LlamaLayers = key("encoder_config")
+    decoder: LlamaLayers = key("decoder_config")
+    patches: LlamaLayers = key("global_config")
+    patcher: LlamaLayers | None = key("patcher_config", default=None)
     patches_itself: Flag = key("patch_in_forward", default=True)
     bytes_of_patch: Size = key("patch_size", default=4)
     seq: Size = key("max_position_embeddings", default=4096)
@@ -64,12 +62,12 @@ class BLT(Config):
     rows: Size = key("encoder_hash_byte_group_vocab", default=500002)
     functions: Size = key("encoder_hash_byte_group_nb_functions", default=1)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         patches = max(1, self.seq // self.bytes_of_patch)
         shape = self.patches.shape(seq=patches, vocab=self.decoder.vocab)
         return shape | {"outside": self._outside(Model.model_validate(shape))}
 
-    def _outside(self, trunk: Model) -> dict[str, Any]:
+    def _outside(self, trunk: Model) -> dict[str, object]:
         """Returns the fields of what is over bytes, so that all parameters and products are counted."""
         encoder, decoder, n = self.encoder, self.decoder, self.bytes_of_patch
         local = [(stack, Model.model_validate(stack.shape(seq=self.seq, window=self.window))) for stack in self._stacks]
@@ -92,7 +90,7 @@ class BLT(Config):
         return {"modules": ("layers over bytes",), "parameters": parameters, "flops": products, **moved}
 
     @property
-    def _stacks(self) -> list[Stack]:
+    def _stacks(self) -> list[LlamaLayers]:
         """The stacks over bytes."""
         return [self.encoder, self.decoder, *([self.patcher] if self.patcher and self.patches_itself else [])]
 
