@@ -229,10 +229,10 @@ def _entries_seen(model: Transformer, seq: float, causal: bool) -> float:
     """Returns twice the mean number of compressed entries that a token attends to."""
     part = model.compressed
     if not part or not part.rate:
-        return 0.0
+        return 0
     entries = part.entries(int(seq))
     chosen = min(part.index.top_k if part.index else entries, entries)
-    return 2 * chosen - chosen * chosen / entries if causal else 2.0 * entries
+    return 2 * chosen - chosen * chosen / entries if causal else 2 * entries
 
 
 def _chosen(model: Transformer) -> int | None:
