@@ -30,7 +30,7 @@ class Compress(Operator):
 
 
 @dataclass(frozen=True, eq=False)
-class CompressedAttention(CoreAttention):
+class AttentionToEntries(CoreAttention):
     """Attention to the tokens of a window, whose keys ins[1] are the values, and to entries ins[2] of tokens before.
 
     rate: tokens from one entry to the next.

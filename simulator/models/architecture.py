@@ -33,7 +33,7 @@ from meshcast.simulator.models.modulated import build_patches, embed_conditions,
 from meshcast.simulator.models.outputs import build_output
 from meshcast.simulator.models.parts import StateSpace
 from meshcast.simulator.models.rare_blocks import RareBlockBuilder
-from meshcast.simulator.models.shapes import add_prefix, attend_along
+from meshcast.simulator.models.shapes import add_prefix, attend_along, make_stream
 from meshcast.simulator.models.stream_blocks import StreamBuilder, name_words
 from meshcast.simulator.models.transformer import ALONE, LayerKind, list_further_kinds
 
@@ -143,7 +143,7 @@ class Architecture(RareBlockBuilder, StreamBuilder):
     @property
     def residual(self) -> Tensor:
         """The residual stream [b, s, h] between units, or several."""
-        return self.stream("x")
+        return make_stream(self, "x")
 
     # ------------------------------------------------------------------------------------------- units
 
@@ -298,7 +298,7 @@ class Architecture(RareBlockBuilder, StreamBuilder):
             variant = self.model.variants[kind.variant - 1].model_copy(update={"name": self.model.name})
             shapes = replace(self, model=variant, branch_seq=self._joined_tokens)
             return shapes.layer(kind._replace(variant=0), first)
-        end = self.stream("end")
+        end = make_stream(self, "end")
         unit = self._unit(Layer, "layer", self._whole_layer(kind, end), True, end, kind)
         assert isinstance(unit, Layer)
         unit = replace(unit, context=self.context) if self.encoder_seq else unit
@@ -355,7 +355,7 @@ class Architecture(RareBlockBuilder, StreamBuilder):
 
     def _layer_of_streams(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer whose blocks read and write several residual streams."""
-        projected, middle, result = self.act("proj"), self.stream("middle"), self.act("down.sum")
+        projected, middle, result = self.act("proj"), make_stream(self, "middle"), self.act("down.sum")
         modules, normed, behind = self.read_streams("1", x)
         modules += [self._attention_of(kind, normed, projected), self.write_streams("1", x, projected, behind, middle)]
         reading, normed, behind = self.read_streams("2", middle)

@@ -213,7 +213,7 @@ class BlockBuilder(RecurrentBuilder):
         latent, normed = self.act(name, r=Dim(rank)), self.act(f"{name}.norm", r=Dim(rank))
         weights = [self.weight(f"w{t.name}", h=self.hidden_dim, r=t.dims["r"]) for t in (latent, *more)]
         modules.extend(self.linear(f"{name}.down", x, (latent, *more), *weights, whole=True))
-        if not self.model.qk_layernorm:
+        if not (self.model.qk_layernorm or self.model.compressed):
             return latent
         scale = (self.weight(f"{name}.scale", r=Dim(rank)),)
         modules.append(Norm(f"{name}.norm", (latent,), (normed,), scale, modules=("norm", *UP)))

@@ -24,7 +24,7 @@ from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.modulated import build_patches, embed_conditions
 from meshcast.simulator.models.parts import Other
-from meshcast.simulator.models.shapes import Shapes, add_prefix
+from meshcast.simulator.models.shapes import Shapes, add_prefix, make_stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ def build_input(shapes: Shapes) -> tuple[list[Module], Tensor]:
         modules.append(build_other(shapes, "outside", model.outside, x, end))
         x = end
     if model.hyper_connections:
-        end = shapes.stream("streams")
+        end = make_stream(shapes, "streams")
         modules.append(RepeatStreams("streams", (x,), (end,)))
         x = end
     return modules, x

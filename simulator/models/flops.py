@@ -125,8 +125,6 @@ def _end_flops(model: Model, tokens: int, trunk_tokens: float, seq: int) -> dict
         ends = {"inputs": patches * model.diffusion.inputs, "head": patches * model.diffusion.outputs}
         return ends | {"modulation": of_samples}
     ends = {"mtp": model.mtp * 2 * tokens * 2 * model.hidden * model.hidden}
-    if model.hyper_connections:
-        ends["streams"] = tokens * model.hyper_connections.last_flops(model.hidden)
     if model.layers:
         ends["head"] = (1 + model.mtp) * 2 * trunk_tokens * model.hidden * _head_columns(model, seq)
     return ends
@@ -151,6 +149,8 @@ def _trunk_flops(model: Model, tokens: float, seq: float, causal: bool) -> dict[
             joined = tokens * (1 - count_patches(model, int(seq)) / seq)
             parts["proj"] -= layers * 2 * joined * shape.output_width * shape.hidden
             parts["mlp"] -= layers * _mlp(shape, joined, shape.dense_ffn)
+    if model.hyper_connections:
+        parts["streams"] += tokens * model.hyper_connections.last_flops(model.hidden)
     parts["other"] += tokens * (model.outside.flops if model.outside else 0)
     return parts
 
@@ -167,16 +167,8 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
     for kind, layers in _kinds(model):
         shape = model.shape_of(kind)
         if kind.has_attention:
-            seen = 2 * _reach(seq, model, kind) if not causal or kind.along else _seen(seq, model, kind)
-            seen += _entries_seen(model, seq, causal)
-            parts["attention"] += layers * tokens * seen * (shape.query_width + shape.output_width)
-            projection = (model.projected_keys or 0) * (model.key_width + model.value_width)
-            parts["qkv"] += layers * 2 * tokens * (_qkv_weights(shape) + projection)
-            parts["attention"] += layers * tokens * _index_flops(shape, seq if causal else 2 * seq)
-            parts["proj"] += layers * 2 * tokens * _output_weights(shape)
-            parts["router"] += layers * 2 * tokens * h * (model.head_experts or 0)
-            if shape.distance_profiles:
-                parts["qkv"] += layers * tokens * shape.distance_profiles.flops(h, shape.heads)
+            for part, flops in _attention_flops(model, kind, tokens, seq, causal).items():
+                parts[part] += layers * flops
         parts["modulation"] += layers * _sample_flops(model, tokens / seq)
         if model.hyper_connections:
             parts["streams"] += layers * tokens * 2 * model.hyper_connections.flops(h)
@@ -204,6 +196,22 @@ def _sample_flops(model: Transformer, samples: float) -> float:
     if model.modulation is None:
         return 0
     return 2 * samples * model.modulation.layer_weights(model.hidden, count_vectors(model))
+
+
+def _attention_flops(model: Transformer, kind: LayerKind, tokens: float, seq: float, causal: bool) -> dict[str, float]:
+    """Counts the FLOPs of the attention of a layer, by part."""
+    h, shape = model.hidden, model.shape_of(kind)
+    seen = 2 * _reach(seq, model, kind) if not causal or kind.along else _seen(seq, model, kind)
+    seen = (seen + _entries_seen(model, seq, causal)) * (shape.query_width + shape.output_width)
+    seen += _index_flops(shape, seq if causal else 2 * seq)
+    projection = (model.projected_keys or 0) * (model.key_width + model.value_width)
+    states = shape.distance_profiles.flops(h, shape.heads) if shape.distance_profiles else 0
+    return {
+        "attention": tokens * seen,
+        "qkv": tokens * (2 * (_qkv_weights(shape) + projection) + states),
+        "proj": 2 * tokens * _output_weights(shape),
+        "router": 2 * tokens * h * (model.head_experts or 0),
+    }
 
 
 def _other_flops(model: Transformer) -> float:
@@ -243,9 +251,9 @@ def _seen(seq: float, model: Transformer, kind: LayerKind) -> float:
 
 def _index_flops(model: Transformer, seen: float) -> float:
     """Counts the FLOPs of a token's scores of the keys that an indexer chooses among; seen: twice their mean number."""
-    if model.compressed and model.compressed.index and model.compressed.rate:
-        index, seen = model.compressed.index, seen / model.compressed.rate
-        return seen * index.heads * index.dim
+    part = model.compressed
+    if part and part.index and part.rate:
+        return seen / part.rate * part.index.heads * part.index.dim
     index = model.mla and model.mla.index
     return seen * index.heads * index.dim if index and not index.shared else 0
 
@@ -254,10 +262,10 @@ def _entries_seen(model: Transformer, seq: float, causal: bool) -> float:
     """Returns twice the mean number of compressed entries that a token attends to."""
     part = model.compressed
     if not part or not part.rate:
-        return 0.0
+        return 0
     entries = part.entries(int(seq))
     chosen = min(part.index.top_k if part.index else entries, entries)
-    return 2 * chosen - chosen * chosen / entries if causal else 2.0 * entries
+    return 2 * chosen - chosen * chosen / entries if causal else 2 * entries
 
 
 def _chosen(model: Transformer) -> int | None:

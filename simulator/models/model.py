@@ -111,8 +111,8 @@ class Model(Transformer):
             rule = "the output layer shares the matrix of one branch of token ids without layers, as wide as the trunk"
             raise ModelError("tied", rule, "Give null or false, or such a branch", True)
         refused = ("mtp", self.mtp), ("ssm", self.ssm), ("frames", self.frames), ("layer_input", self.layer_input)
-        refused = *refused, ("hyper_connections", self.hyper_connections)
-        for word, value in (*refused, ("bidirectional", self.bidirectional)):
+        more = ("bidirectional", self.bidirectional), ("hyper_connections", self.hyper_connections)
+        for word, value in (*refused, *more):
             if value:
                 shown = value if isinstance(value, bool | int) else None
                 raise ModelError(word, "models with branches are supported without it", "Give null or false", shown)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshcast.simulator.ir.compressed_attention_operators import Compress, GroupedLinear
-from meshcast.simulator.ir.compressed_attention_operators import CompressedAttention as AttentionToEntries
+from meshcast.simulator.ir.compressed_attention_operators import AttentionToEntries, Compress, GroupedLinear
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.mamba_operators import TokenConvolution
 from meshcast.simulator.ir.modules import Module, SelfAttention
@@ -32,38 +31,49 @@ class RareBlockBuilder(BlockBuilder):
 
     def _attend_to_entries(self, part: CompressedAttention, x: Tensor, y: Tensor) -> SelfAttention:
         """Builds attention to a window and to entries (DeepSeek-V4, section 2.3)."""
-        model, d = self.model, self.model.head_dim
-        width, group = Dim(model.heads * d, unit=d), Dim(model.heads * d, unit=model.heads // part.out_groups * d)
-        names, heads = ("q", "k"), (self.act("q", a=width), self.act("k", a=Dim(d, unit=d, copies=True)))
-        normed, rotated = (tuple(replace(t, name=f"{t.name}.{end}") for t in heads) for end in ("norm", "rope"))
-        modules = list[Module]()
-        queries = self.project_down(modules, x, "q.latent", part.q_lora_rank)
-        modules += self.linear("q.up", queries, heads[:1], self.weight("wq", r=queries.dims["r"], a=width))
-        keys = [self.weight("wk", h=self.hidden_dim, a=heads[1].dims["a"])]
-        keys += [self.weight("sinks", a=Dim(model.heads))] if model.sinks else []
-        modules += self.linear("k", x, heads[1:], *keys)
-        for name, before, after in zip(names, heads, normed, strict=True):
-            scale = (self.weight("k.norm.weight", d=Dim(d)),) if name == "k" else ()
-            modules.append(Norm(f"{name}_norm", (before,), (after,), scale, modules=("norm",)))
-        modules.append(Rope("rope", normed, rotated, (), model.rope_share))
+        model, d, modules = self.model, self.model.head_dim, list[Module]()
+        queries, rotated = self._make_queries_and_keys(modules, part, x)
         ins, most = [rotated[0], rotated[1].rename_dims(s="t")], None
         if part.rate:
             ins.append(self._compress(modules, part, x, "entries", d))
             if part.index:
                 most = min(part.index.top_k, part.entries(self.seq))
                 modules += self._choose_entries(part, part.index, x, queries)
-        attended, turned = self.act("o", a=width), self.act("o.rope", a=width)
+        attended = self.act("o", a=rotated[0].dims["a"])
         mask = model.window, self.tokens_before, self.tokens_after, self.document
         kernel = d, self.attention, model.dropout > 0, d, *mask
-        latent = self.act("o.latent", a=Dim(part.out_groups * part.out_rank, unit=part.out_rank))
-        down = self.weight("wo.latent", a=group, r=Dim(part.out_rank))
-        modules += [
-            AttentionToEntries("core", tuple(ins), (attended,), (), *kernel, rate=part.rate or 1, most=most),
-            Rope("o.rope", (attended,), (turned,), (), model.rope_share),
+        core = AttentionToEntries("core", tuple(ins), (attended,), (), *kernel, rate=part.rate or 1, most=most)
+        return SelfAttention("attention", (*modules, core, *self._join_groups(part, attended, y)))
+
+    def _make_queries_and_keys(
+        self, modules: list[Module], part: CompressedAttention, x: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Adds queries from a latent, and the key of all heads, to the modules; returns the latent, and both."""
+        model, d = self.model, self.model.head_dim
+        width, single = Dim(model.heads * d, unit=d), Dim(d, unit=d, copies=True)
+        names, heads = ("q", "k"), (self.act("q", a=width), self.act("k", a=single))
+        normed, rotated = (tuple(replace(t, name=f"{t.name}.{end}") for t in heads) for end in ("norm", "rope"))
+        queries = self.project_down(modules, x, "q.latent", part.q_lora_rank)
+        modules += self.linear("q.up", queries, heads[:1], self.weight("wq", r=queries.dims["r"], a=width))
+        keys = [self.weight("wk", h=self.hidden_dim, a=single)]
+        keys += [self.weight("sinks", a=Dim(model.heads))] if model.sinks else []
+        modules += self.linear("k", x, heads[1:], *keys)
+        for name, before, after in zip(names, heads, normed, strict=True):
+            scale = (self.weight("k.norm.weight", d=Dim(d)),) if name == "k" else ()
+            modules.append(Norm(f"{name}_norm", (before,), (after,), scale, modules=("norm",)))
+        modules.append(Rope("rope", normed, rotated, (), model.rope_share))
+        return queries, rotated
+
+    def _join_groups(self, part: CompressedAttention, o: Tensor, y: Tensor) -> list[Module]:
+        """Builds the two steps from the result of attention, rotated back, to the width of the stream."""
+        turned, latents = replace(o, name="o.rope"), Dim(part.out_groups * part.out_rank, unit=part.out_rank)
+        group = Dim(o.dims["a"].size, unit=o.dims["a"].size // part.out_groups)
+        latent, down = self.act("o.latent", a=latents), self.weight("wo.latent", a=group, r=Dim(part.out_rank))
+        return [
+            Rope("o.rope", (o,), (turned,), (), self.model.rope_share),
             GroupedLinear("o.latent", (turned,), (latent,), (down,), self.grad_dtype),
-            *self.linear("proj", latent, (y,), self.weight("wo", a=latent.dims["a"], h=self.hidden_dim)),
+            *self.linear("proj", latent, (y,), self.weight("wo", a=latents, h=self.hidden_dim)),
         ]
-        return SelfAttention("attention", tuple(modules))
 
     def _compress(
         self, modules: list[Module], part: CompressedAttention, x: Tensor, name: str, dim: int, learns: bool = True

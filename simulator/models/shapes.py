@@ -104,12 +104,6 @@ class Shapes:
         """Makes an activation [b, s, ...]; [b, s, h] when there is no other dim."""
         return Tensor(name, {**self.token_dims, **(dims or {"h": Dim(self.model.hidden)})}, self.dtype)
 
-    def stream(self, name: str) -> Tensor:
-        """Makes the residual stream [b, s, h], or several of them [b, s, m, h]."""
-        part = self.model.hyper_connections
-        count = {"m": Dim(part.streams)} if part else {}
-        return self.act(name, **count, h=self.hidden_dim)
-
     @property
     def context(self) -> Tensor:
         """What the layers of a decoder read: the output of the encoder [b, s, h], or of a diffusion transformer a text
@@ -155,6 +149,13 @@ class Shapes:
         """Makes a linear layer, after the cast of its input where the input is not cast yet. whole: see `Linear`."""
         x, casts = cast_input(self.quantised, x)
         return [*casts, Linear(name, (x,), ys, weights, self.grad_dtype, self.quantised, modules=modules, whole=whole)]
+
+
+def make_stream(shapes: Shapes, name: str) -> Tensor:
+    """Makes the residual stream [b, s, h], or several of them [b, s, m, h]."""
+    part = shapes.model.hyper_connections
+    count = {"m": Dim(part.streams)} if part else {}
+    return shapes.act(name, **count, h=shapes.hidden_dim)
 
 
 def add_prefix(module: Module, prefix: str, outside: Container[str]) -> Module:

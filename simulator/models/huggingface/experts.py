@@ -502,7 +502,7 @@ class JetMoE(Config):
         "attention_dropout", default=0.0
     )
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         shape = self.same_fields("layers", "hidden", "kv_heads", "head_dim", "ffn", "vocab", "seq", "tied")
         kind = {"norm": "rmsnorm", "positions": "rope", "gated": True, "proj_bias": True}
         moe = self.same_fields("experts", "top_k") | {"expert_ffn": self.ffn, "sum_bias": True}

@@ -277,7 +277,7 @@ class InklingText(Decoder):
     shared_experts: Size = key("n_shared_experts", default=2)
     mtp: Count = key("num_mtp_layers", default=0)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         local = [
             layer in self.local_layers if self.local_layers else (layer + 1) % 6 > 0 for layer in range(self.layers)
         ]

@@ -133,6 +133,7 @@ DECODERS = {
     "hy_v4": "streams.HYV4",
     "jetmoe": "experts.JetMoE",
     "inkling_text": "layered.InklingText",
+    "blt": "patches.BLT",
 }
 """Module and class of the readers of decoders."""
 

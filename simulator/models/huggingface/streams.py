@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from meshcast.simulator.models.huggingface.config import (
     Decoder,
@@ -27,7 +27,7 @@ RATES: dict[int, str] = {
 """Types of layers by the numbers of ``compress_ratios``."""
 
 
-def variant_fields(kinds: Sequence[Hashable], fields: Mapping[Hashable, dict[str, Any]]) -> dict[str, Any]:
+def variant_fields(kinds: Sequence[Hashable], fields: Mapping[Hashable, dict[str, object]]) -> dict[str, object]:
     """Returns the fields of `Model` for layers of several kinds: the most frequent is the model, others are variants.
 
     kinds: of every layer.
@@ -44,7 +44,7 @@ class DeepSeekV4(Decoder):
     entries, some to those that an indexer chooses; experts of the first layers by a table of token ids. Layers of
     multi-token prediction are left out."""
 
-    quantization: Annotated[Any, published_in("fp8")] = key("quantization_config", default=None)
+    quantization: Annotated[object, published_in("fp8")] = key("quantization_config", default=None)
     kv_heads: Size | None = key("num_key_value_heads", default=1)
     head_dim: Size = key("head_dim", default=512)
     ffn: Size = key("moe_intermediate_size", "intermediate_size", default=2048)
@@ -68,7 +68,7 @@ class DeepSeekV4(Decoder):
     streams: Size = key("hc_mult", default=4)
     mtp: Count = key("num_nextn_predict_layers", default=1)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         share = self.rope / self.head_dim if self.rope else self.rope_share
         shape = super().fields() | self.same_fields("head_dim", "window") | {"rope_share": share, "sinks": True}
         shape.pop("mtp", None)
@@ -76,7 +76,9 @@ class DeepSeekV4(Decoder):
         routers = routers or [layer < self.hashed for layer in range(self.layers)]
         check_every_layer(routers, self.layers, "mlp_layer_types")
         kinds = [*zip(self._types(), routers, strict=True)]
-        fields = {kind: {"compressed": self._attention(kind[0]), "moe": self._moe(kind[1])} for kind in {*kinds}}
+        fields: dict[Hashable, dict[str, object]] = {
+            kind: {"compressed": self._attention(kind[0]), "moe": self._moe(kind[1])} for kind in {*kinds}
+        }
         return shape | {"hyper_connections": {"streams": self.streams}} | variant_fields(kinds, fields)
 
     def _types(self) -> list[str]:
@@ -89,9 +91,9 @@ class DeepSeekV4(Decoder):
         check_every_layer(types, self.layers, "layer_types")
         return types
 
-    def _attention(self, kind: str) -> dict[str, Any]:
+    def _attention(self, kind: str) -> dict[str, object]:
         """Returns the fields of `CompressedAttention` of layers of a type."""
-        part: dict[str, Any] = self.same_fields("q_lora_rank", "out_groups", "out_rank")
+        part: dict[str, object] = self.same_fields("q_lora_rank", "out_groups", "out_rank")
         rates = {name: rate for rate, name in RATES.items() if rate} | (self.rates or {})
         if kind not in rates:
             return part
@@ -100,7 +102,7 @@ class DeepSeekV4(Decoder):
         index = {"heads": self.index_heads, "dim": self.index_dim, "top_k": self.index_top_k}
         return part | {"rate": rates[kind], "overlaps": True, "index": index}
 
-    def _moe(self, hashed: bool) -> dict[str, Any]:
+    def _moe(self, hashed: bool) -> dict[str, object]:
         """Returns the fields of experts. hashed: a table says the experts of a token, so that none has a correction."""
         moe = self.same_fields("experts", "top_k", "shared_experts") | {"expert_ffn": self.ffn, "clamped": True}
         return moe | {"router_bias": not hashed}
@@ -124,12 +126,12 @@ class HYV4(DeepSeekV3):
     streams: Size = key("hc_mult", default=4)
     limit: float = key("swiglu_limit", default=10.0)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         choose = self.indexers or ["full" if layer % 4 == 1 or not layer else "shared" for layer in range(self.layers)]
         check_every_layer(choose, self.layers, "indexer_types")
         shape = super().fields() | {"kv_heads": None, "hyper_connections": {"streams": self.streams, "mixes": False}}
         moe = self.same_fields("experts", "top_k", "expert_ffn") | sparse_layers(self.mlp_types, self.layers, 1)
         moe |= {"shared_experts": self.shared_experts or 0, "router_bias": True, "clamped": self.limit > 0}
-        index = {"heads": self.index_heads, "dim": self.index_dim, "top_k": self.index_top_k}
-        index["shared_by"] = tuple(layer for layer, each in enumerate(choose) if each == "shared")
+        shared = tuple(layer for layer, each in enumerate(choose) if each == "shared")
+        index = {"heads": self.index_heads, "dim": self.index_dim, "top_k": self.index_top_k, "shared_by": shared}
         return shape | {"attention_gate": True, "sinks": True, "mla": shape["mla"] | {"index": index}, "moe": moe}

@@ -19,7 +19,6 @@ from meshcast.simulator.models.parts import (
     Size,
     StateSpace,
 )
-from meshcast.simulator.models.rare_parts import CompressedAttention
 
 
 class TransformerFields(ShapePart):
@@ -44,8 +43,6 @@ class TransformerFields(ShapePart):
     """Name in reports."""
     mla: MLA | None = None
     """Multi-head latent attention, in place of multi-head or grouped-query attention."""
-    compressed: CompressedAttention | None = None
-    """Attention to a window and to compressed entries, in place of these (DeepSeek-V4)."""
     moe: MoEShape | None = None
     """Experts, in place of the MLP of some layers."""
     ssm: StateSpace | None = None
@@ -85,12 +82,11 @@ class TransformerFields(ShapePart):
     embedding_norm: Flag = False
     """A norm right after the embedding (BLOOM)."""
     qk_layernorm: Flag | Literal["l2", "all", "layer"] = Field(
-        default_factory=lambda fields: (fields.get("mla") or fields.get("compressed")) is not None
+        default_factory=lambda fields: fields.get("mla") is not None
     )
     """RMS norms over each head of queries and keys, with one weight for all heads; with `mla`, where it is the default,
-    over the latents, and with `compressed`. l2: without weights, in the layers with RoPE (Llama 4). all: over all heads
-    together, with a weight for each element (OLMo 2). layer: as true, layer norms with a weight and a bias
-    (Persimmon)."""
+    over the latents. l2: without weights, in the layers with RoPE (Llama 4). all: over all heads together, with a
+    weight for each element (OLMo 2). layer: as true, layer norms with a weight and a bias (Persimmon)."""
     qkv_bias: Flag | Literal["queries-values"] = Field(
         default_factory=lambda fields: _has_biases(fields) and fields.get("mla") is None
     )

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.diffusion import Modulation
 from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttention, ModelOutput, Size
-from meshcast.simulator.models.rare_parts import DistanceProfiles, HyperConnections
+from meshcast.simulator.models.rare_parts import CompressedAttention, DistanceProfiles, HyperConnections
 from meshcast.simulator.models.shape.fields import TransformerFields
 
 
@@ -52,6 +52,8 @@ class RareFields(TransformerFields):
     """What attention and the MLP add to the stream is multiplied by a vector of its own (InternVL)."""
     inner_norms: Flag = False
     """RMS norms in front of the output layers of attention, over all heads, and of MLPs (BitNet)."""
+    compressed: CompressedAttention | None = None
+    """Attention to a window and to compressed entries, in place of others (DeepSeek-V4); norms are part of it."""
     head_experts: Size | None = None
     """Experts of queries and of the output layer of attention: a token passes heads / kv_heads of them, each with a
     query for every key/value head (JetMoE); None: one matrix for all tokens."""

@@ -35,6 +35,10 @@ def check_relations(shape: RareFields) -> None:
     if shape.sinks and shape.mla and not shape.attention_gate:
         rule = "latent attention is supported with sinks beside a gate"
         raise ModelError("sinks", rule, "Leave it out, or give attention_gate", True)
+    _check_rare_parts(shape)
+
+
+def _check_rare_parts(shape: RareFields) -> None:
     if shape.compressed:
         _check_compressed(shape, shape.compressed)
     if shape.hyper_connections:
@@ -63,7 +67,7 @@ def _check_compressed(shape: RareFields, part: CompressedAttention) -> None:
     more = ("attention_gate", shape.attention_gate), ("local_attention", shape.local_attention)
     masks = ("bidirectional", shape.bidirectional), ("projected_keys", shape.projected_keys)
     heads = ("keys_are_values", shape.keys_are_values), ("value_dim", shape.value_dim), ("frames", shape.frames)
-    plain = ("qk_layernorm", shape.qk_layernorm is not True), ("positions", shape.positions != "rope")
+    plain = ("qk_layernorm", shape.qk_layernorm), ("positions", shape.positions != "rope")
     other = ("qkv_bias", shape.qkv_bias), ("full_every", shape.full_every), ("shared_keys", shape.shared_keys)
     inner = (
         ("inner_norms", shape.inner_norms),

@@ -138,8 +138,8 @@ def test_forward_by_part() -> None:
         "attention": 3 * 4 * 7 * 5 * 24,
         "proj": 3 * 2 * 7 * 24 * 8,
         "mlp": 3 * 2 * (2 * 7 * 8 * 10),
-        **dict.fromkeys(("inputs", "router", "experts", "shared", "mamba", "scan", "projector", "mtp", "other"), 0),
-        "modulation": 0,
+        **dict.fromkeys(("inputs", "router", "experts", "shared", "mamba", "scan", "projector", "streams"), 0),
+        **dict.fromkeys(("mtp", "other", "modulation"), 0),
         "head": 2 * 7 * 8 * 11,
     }
     halved = forward_matmul_flops(m, 7, 5, causal=True)

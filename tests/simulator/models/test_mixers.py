@@ -345,7 +345,7 @@ def test_weighted_values_by_hand() -> None:
         ("short-conv", {"linear_attention": CONV | {"rank": 2}}, "linear_attention.rank"),
         ("norms elsewhere", {"norm_place": "both"}, "linear_attention.norm_place"),
         ("rwkv", {"full_every": 2}, "linear_attention.kind"),
-        ("gate of heads", {"attention_gate": True}, "attention_gate"),
+        ("gate of heads", {"attention_gate": False, "sinks": True}, "sinks"),
         ("gate of heads", {"positions": "learned"}, "positions"),
     ],
 )

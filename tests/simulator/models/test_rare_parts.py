@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
 from tests.contract.played import Played, play_job, sent_between_stages
 
+TYPES = [json.loads(line) for line in Path(__file__).with_name("types.jsonl").read_text().splitlines()]
 SHIPPED = Calibration.shipped()
 SMALL: dict[str, Any] = {
     **{"layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "positions": "rope", "norm": "rmsnorm"},
@@ -191,6 +194,26 @@ def test_biases_by_distance_take_memory_for_every_head_and_distance() -> None:
     local = play({**shape, "full_every": 0})
     wide = play({**shape, "full_every": 0, "window": 16})
     assert wide.kept(0) - local.kept(0) == 2 * 32 * 4 * (16 - 8) * 2
+
+
+BLT = next(config for config in TYPES if config["model_type"] == "blt")
+
+
+def test_bytes_are_counted_for_every_patch() -> None:
+    """FLOPs of linear layers over 256 bytes in 64 patches, the patcher's included, as torch's `FlopCounterMode` counts
+    them in modules of ``transformers`` 5.24 that are given such patches."""
+    model = from_config(BLT | {"max_position_embeddings": 256, "local_attention_window_len": 256})
+    parts = forward_matmul_flops(model, 64, 64, causal=True)
+    stacks = {(1, 1024), (9, 1024), (14, 768)}
+    scores = 256 * 256 * 2 * sum(layers * hidden for layers, hidden in stacks)
+    crossed = 64 * 4 * 4 * 2 * (1024 + 9 * 1024)
+    assert sum(parts.values()) - parts["attention"] - scores - crossed == pytest.approx(297_932_423_168, rel=1e-5)
+
+
+def test_larger_patches_are_fewer_tokens_of_more_bytes() -> None:
+    few, many = (from_config(BLT | {"patch_size": size}) for size in (8, 4))
+    assert few.seq == many.seq / 2 and few.parameters == many.parameters == 4633127680
+    assert few.outside and many.outside and few.outside.flops > 1.9 * many.outside.flops
 
 
 def test_first_layers_choose_experts_by_a_table_without_corrections() -> None:
