@@ -65,7 +65,7 @@ class Architecture(RareBlockBuilder, StreamBuilder):
 
     @remembered
     def _stage(self, layers: range, first: bool, last: bool) -> Stage:
-        units = [] if self.branches or not first else [self.embedding]
+        units = [] if any(branch.model.layers for branch in self.branches) or not first else [self.beginning]
         start = 0
         for branch in self.branches:
             stop = start + branch.model.layers
@@ -73,9 +73,9 @@ class Architecture(RareBlockBuilder, StreamBuilder):
                 units += branch.branch_units(range(some.start - start, some.stop - start))
             start = stop
         if some := range(max(layers.start, start), layers.stop):
-            joins = bool(self.branches) and some.start == start
+            joins = some.start == start > 0
             if self.decoder is not None:
-                units += self._decoder_units(some, joins)
+                units += self._decoder_units(some, joins, bool(units))
             else:
                 units += [*([self.join] if joins else []), *self.layer_units(some)]
         units += [(self.decoder or self).output_unit] if last and self.model.layers else []
@@ -189,6 +189,13 @@ class Architecture(RareBlockBuilder, StreamBuilder):
     def _frozen(self) -> bool:
         return isinstance(self.model, Branch) and self.model.frozen
 
+    @property
+    def beginning(self) -> Unit:
+        """The first unit of a model none of whose branches has layers."""
+        if self.decoder is not None:
+            return self.decoder.decoder_input
+        return self.join if self.branches else self.embedding
+
     @cached_property
     def embedding(self) -> Unit:
         """The unit from token ids to the residual stream."""
@@ -203,14 +210,16 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         tokens = int(self.model.trunk_tokens(self.seq))
         return replace(self, seq=tokens, encoder_seq=self.seq - tokens)
 
-    def _decoder_units(self, layers: range, joins: bool) -> list[Unit]:
-        """Returns the units of layers of the decoder, with its embedding in front of the first of all; on other stages
-        the first layer receives the output of the encoder."""
+    def _decoder_units(self, layers: range, joins: bool, follows: bool) -> list[Unit]:
+        """Returns the units of layers of the decoder, with its embedding in front of the first of all that has an
+        encoder (`joins`); where no unit is in front (`follows`), the first layer receives the output of the encoder."""
         decoder = self.decoder
         assert decoder is not None
         units = decoder.layer_units(layers)
         if joins:
             return [decoder.decoder_input, *units]
+        if follows:
+            return units
         first = replace(units[0], count=1, receives=True)
         rest = [replace(units[0], count=units[0].count - 1)] if units[0].count > 1 else []
         return [first, *rest, *units[1:]]

@@ -102,7 +102,7 @@ def fill_defaults(stated: dict[str, Any]) -> dict[str, Any]:
         diffusion = diffusion.model_dump()
     if not isinstance(diffusion, Mapping):
         return stated
-    defaults = {
+    defaults: dict[str, object] = {
         "vocab": diffusion.get("outputs") or diffusion.get("inputs"),
         "norm": "layernorm0",
         "positions": "none",

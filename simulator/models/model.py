@@ -378,6 +378,14 @@ def count_patches(model: Model, seq: int) -> float:
     return seq - sum(model.branch_tokens(seq))
 
 
+def sharded_lengths(model: Model, seq: int) -> list[int]:
+    """Returns the numbers of tokens of a sequence of `seq` that ranks which shard sequences have equal parts of: of a
+    diffusion transformer those of its texts and its patches."""
+    if model.diffusion is None or model.cross_attention:
+        return [round(model.trunk_tokens(seq))]
+    return [*map(round, model.branch_tokens(seq)), round(count_patches(model, seq))]
+
+
 @contextmanager
 def explain_errors(where: str, text: str = "", words: Mapping[str, str] | None = None) -> Iterator[None]:
     """Turns the validation errors of pydantic models of this package into a ModelError.

@@ -65,9 +65,9 @@ class StreamBuilder(BlockBuilder):
             modules += _prefix(projecting, prefix)
             heads.append([replace(tensor, name=prefix + tensor.name) for tensor in its_heads])
         pairs = list(zip(*heads, strict=True))
-        joined = [self.act(f"{name}.all", a=pair[0].dims["a"]) for name, pair in zip("qkv", pairs, strict=True)]
-        modules += [Concat(t.name, pair, (t,)) for t, pair in zip(joined, pairs, strict=True)]
-        o = self.attend(modules, *joined, False, model.head_dim, model.value_dim or model.head_dim)
+        q, k, v = (self.act(f"{name}.all", a=pair[0].dims["a"]) for name, pair in zip("qkv", pairs, strict=True))
+        modules += [Concat(t.name, pair, (t,)) for t, pair in zip((q, k, v), pairs, strict=True)]
+        o = self.attend(modules, q, k, v, False, model.head_dim, model.value_dim or model.head_dim)
         width = o.dims["a"]
         results = [stream.act(f"{prefix}o.part", a=width) for prefix, stream in streams.items()]
         modules.append(SplitResults("o.parts", (o,), tuple(results)))

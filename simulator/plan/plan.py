@@ -345,7 +345,7 @@ class ModelParts:
         A part without layers, at the end of a pipeline, may have the embedding alone.
         """
         model = self._plan.job.model
-        if not model.branches:
+        if not model.encoder_layers:
             return 0
         first = 0 if model.shares_table else model.encoder_layers
         return next((part for part in range(self.count) if first in self.layers_of(part)), 0)

@@ -24,6 +24,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.host_launches import hidden_launch_s
 from meshcast.simulator.loading.load import load_job, set_field
+from meshcast.simulator.models.model import sharded_lengths
 from meshcast.simulator.plan.partition import layers_of_stages
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule, make_schedule
@@ -122,7 +123,8 @@ class PriceBounds:
             plain = plain._replace(overlap_tp=False)
         # A host that waits for routers launches more collectives with sequence parallelism.
         sharded = group.tp > 1 and self.space.loaded.model.moe is None and group.tensor is None
-        divides = (self.space.loaded.batch.sequence or 0) % (group.tp * group.cp) == 0
+        lengths = sharded_lengths(self.space.loaded.model, self.space.loaded.batch.sequence or 0)
+        divides = not any(length % (group.tp * group.cp) for length in lengths)
         return plain._replace(sequence_parallel=True) if sharded and divides else plain
 
     def _kernel_units(self, group: LayerGroup) -> SizedUnits:

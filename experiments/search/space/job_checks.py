@@ -47,7 +47,7 @@ def check_job(job: Job, written: Mapping[str, Any]) -> None:
     check_batch(written.get("batch", {}))
     reasons = {
         "cluster": ("without --heterogeneous all nodes are of one kind", bool(job.cluster.groups)),
-        "model": ("a model is one chain of layers", bool(job.model.branches)),
+        "model": ("a model is one chain of layers", bool(job.model.encoder_layers)),
         "train.mode": ("a step has backward passes", job.forward_only),
         "batch": ("micro-batches are alike", bool(batch.lengths)),
     }

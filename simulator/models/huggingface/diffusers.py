@@ -150,8 +150,8 @@ class SD3(SquareLatents):
         if self.caption != self.hidden:
             raise ModelError("caption", "texts are as wide as the model", f"Give {self.hidden}", self.caption)
         patch = self.patch_size**2
-        layers = {"joint_attention": True, "qk_layernorm": self.qk_norm is not None}
-        layers["variants"] = [{"numbers": (self.layers - 1,), "joint_attention": "last"}]
+        last = {"numbers": (self.layers - 1,), "joint_attention": "last"}
+        layers = {"joint_attention": True, "qk_layernorm": self.qk_norm is not None, "variants": [last]}
         shape = self.shape(patch, self.patches, self.tokens) | layers
         ends = self.ends(patch, self.time_step(), (self.pooled, self.hidden))
         return shape | {"diffusion": ends, "branches": text_branch(self.tokens, self.text_width)}

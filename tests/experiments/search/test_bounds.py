@@ -33,6 +33,10 @@ JOBS: dict[str, dict[str, Any]] = {
     "unfused": {"model": "opt-6.7b", "cluster": "dgx-a100:2", "framework": "torchtitan", "batch": {"global": 64}},
     "cp": {**NAMED, "model": {**LLAMA, "layers": 8}, "batch": {"global": 32, "sequence": 8192}},
     "experts": MIXTRAL,
+    "streams": {
+        **{"model": "stabilityai/stable-diffusion-3-medium", "cluster": "dgx-h100:2"},
+        **{"batch": {"global": 256, "sequence": 4429}},
+    },
     "adapters": {
         **NAMED,
         "cluster": "dgx-h100:1",
