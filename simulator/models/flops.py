@@ -138,6 +138,12 @@ def _head_columns(model: Model, seq: int) -> float:
     return (square + (output.classes or 0)) / (model.trunk_tokens(seq) if output.pools_states else 1)
 
 
+def layer_products(model: Transformer, tokens: int) -> float:
+    """Counts the FLOPs of the matrix products of all layers over one sequence, all pairs, without those of scans."""
+    parts = _layer_flops(model, tokens, tokens, causal=False)
+    return sum(parts.values()) - parts["scan"]
+
+
 def _trunk_flops(model: Model, tokens: float, seq: float, causal: bool) -> dict[str, float]:
     """Counts the FLOPs of the trunk by part: see `forward_matmul_flops`."""
     parts: dict[str, float] = dict.fromkeys(PARTS, 0)

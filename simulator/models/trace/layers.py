@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from meshcast.hardware.errors import ModelError
+from meshcast.simulator.models.flops import layer_products
 from meshcast.simulator.models.trace.attention import find_attention, read_attention
 from meshcast.simulator.models.trace.inner_blocks import read_experts, read_mlps
 from meshcast.simulator.models.trace.record import Step
@@ -32,6 +33,10 @@ LEAST_LEFT = -4
 """Parameters that a described layer has at most beside those of the code, over the width of the stream: a few norms. A
 layer that lacks more shares the weights of another."""
 
+LEAST_REST = -1e-3
+"""Products that a described layer has at most beside those of the code, as a share of theirs. A layer that lacks more
+attends to fewer tokens than any window says."""
+
 
 def read_layer(layer: LayerSteps) -> list[Fields]:
     """Returns the fields of a layer; where its blocks are no attention and then an MLP, those of a layer a block."""
@@ -40,9 +45,13 @@ def read_layer(layer: LayerSteps) -> list[Fields]:
     for simpler in ({}, PLAIN_NORMS):
         described = [fields if "ssm" in fields else fields | simpler for fields in described]
         with suppress(ModelError):
-            left = layer.part.size - sum(count_parameters(fields, layer.hidden) for fields in described)
-            if described and left >= LEAST_LEFT * layer.hidden:
+            shapes = [_make_shape(fields, layer.hidden) for fields in described]
+            left = layer.part.size - sum(shape.every_layer_parameters() for shape in shapes)
+            rest = layer.part.flops - sum(layer_products(shape, layer.tokens) for shape in shapes)
+            scans = layer.of_kind("recurrence")  # they count by the elements of their states
+            if described and left >= LEAST_LEFT * layer.hidden and (scans or rest >= LEAST_REST * layer.part.flops):
                 other = _describe_other(layer, blocks, left)
+                other |= {} if scans else {"flops": max(rest, 0.0) / layer.tokens}
                 described[-1] |= {"other": other} if other["parameters"] or other["flops"] else {}
                 return described
     return [{"other": _describe_other(layer, [], layer.part.size) | {"alone": True}}]
@@ -175,7 +184,7 @@ def _is_inside(module: str, outer: Sequence[str]) -> bool:
     return any(f"{module}.".startswith(f"{name}.") for name in outer)
 
 
-def count_parameters(fields: Mapping[str, Any], hidden: int) -> int:
-    """Counts the parameters of a layer of these fields."""
+def _make_shape(fields: Mapping[str, Any], hidden: int) -> Transformer:
+    """Returns a model of a single layer of these fields."""
     ends = {"layers": 1, "hidden": hidden, "heads": 1, "vocab": 1, "seq": 2048}
-    return Transformer.model_validate(ends | dict(fields)).every_layer_parameters()
+    return Transformer.model_validate(ends | dict(fields))

@@ -35,13 +35,13 @@ def read_record(record: Record, seq: int) -> Fields:
         raise ModelError("layers", rule, "Give the fields of `model:` themselves")
     kinds = [read_layer(LayerSteps(part, record.tokens, record.hidden)) for part in record.kinds]
     layers = [fields for kind in record.layers for fields in kinds[kind]]
-    head, ends = _find_head(record), _read_ends(record, seq)
+    ends = _read_ends(record, seq)
     shape = _merge(layers) | {"layers": len(layers), "hidden": record.hidden, "seq": seq} | ends
     if any(step.step == "cap" and step.width == ends["vocab"] for step in record.outside.steps):
         shape["softcaps"] = (*(shape.get("softcaps") or ()), "logits")
     shape["dropout"] = record.dropout
     left = record.parameters - Model.model_validate(shape).parameters
-    flops = record.outside.flops - (head.flops if head else 0)
+    flops = record.outside.flops - 2.0 * record.tokens * record.hidden * ends["vocab"]
     if left or flops > 0:
         other = {"parameters": left, "flops": max(flops, 0.0) / record.tokens}
         shape["outside"] = {"modules": _name_outside(record, ends["vocab"]), **other}

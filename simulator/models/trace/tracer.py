@@ -17,14 +17,17 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from meshcast.simulator.models.trace.folding import ModuleTrace, TraceEvent
 from meshcast.simulator.models.trace.record import Step, Work
+from meshcast.simulator.models.trace.values import KnownValues, list_tensors
 
 TOKENS = 128
 """Tokens of the only sequence that is traced."""
+
+FIRST_ID = 128
+"""The first of these; smaller ids often have a meaning, such as padding."""
 
 NORMALISING = {"native_layer_norm", "_fused_rms_norm", "rsqrt", "native_group_norm"}
 """Operators that only norms have."""
@@ -58,6 +61,7 @@ class Recorder(TorchDispatchMode):
     operators: names of the operators by module.
     events: what ran, in order.
     kept: results of all operators, so that no memory is used twice.
+    values: of the tensors that have any.
     in_attention: whether attention runs that is recorded as a whole.
     """
 
@@ -69,6 +73,7 @@ class Recorder(TorchDispatchMode):
         self.operators: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.events: list[Step | TraceEvent] = []
         self.kept: list[torch.Tensor] = []
+        self.values = KnownValues()
         self.in_attention = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,7 +84,7 @@ class Recorder(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        result = func(*args, **kwargs)
+        result = self.values.run(func, args, kwargs)
         counted = packet in flop_registry and not self.in_attention
         flops = float(flop_registry[packet](*args, **kwargs, out_val=result)) if counted else 0.0
         self._record(packet.__name__, list_tensors((args, kwargs)), list_tensors(result), flops)
@@ -199,11 +204,6 @@ class AttentionCalls(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def list_tensors(tree: object) -> list[torch.Tensor]:
-    """Returns the tensors in arguments or results."""
-    return [item for item in tree_leaves(tree) if isinstance(item, torch.Tensor)]
-
-
 def memory_of(tensor: torch.Tensor) -> int:
     """Returns what tells the memory of a tensor from that of others; views have that of their base."""
     return int(tensor.untyped_storage()._cdata)
@@ -220,13 +220,15 @@ def trace(make: Callable[[Recorder], nn.Module]) -> ModuleTrace:
     make: builds the module. The recorder is for functions that stand for parts of it.
     """
     recorder = Recorder()
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        model = make(recorder).eval()
+    ids = torch.arange(FIRST_ID, FIRST_ID + TOKENS)[None]
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        with allow_casts(mode):
+            model = make(recorder).eval()
         for name, parameter in model.named_parameters():
             recorder.parameters.setdefault(memory_of(parameter), name)
-        ids = torch.zeros((1, TOKENS), dtype=torch.long)
+        fake_ids = recorder.values.add(torch.empty_like(ids), ids)
         with watch_modules(model, recorder), recorder, AttentionCalls(recorder):
-            run(model, ids)
+            run(model, fake_ids)
     normalising = {name for name, operators in recorder.operators.items() if NORMALISING & operators.keys()}
     return ModuleTrace(
         tokens=TOKENS,
@@ -239,9 +241,28 @@ def trace(make: Callable[[Recorder], nn.Module]) -> ModuleTrace:
     )
 
 
+@contextmanager
+def allow_casts(mode: FakeTensorMode) -> Iterator[None]:
+    """Lets modules be cast, which PyTorch refuses while a fake mode remembers how it made their parameters."""
+    swap = torch.utils.swap_tensors
+    memo = mode.fake_tensor_converter.meta_converter.tensor_memo
+
+    def forget_and_swap(first: torch.Tensor, second: torch.Tensor) -> None:
+        memo.clear()
+        swap(first, second)
+
+    torch.utils.swap_tensors = forget_and_swap
+    try:
+        yield
+    finally:
+        torch.utils.swap_tensors = swap
+
+
 def run(model: nn.Module, ids: torch.Tensor) -> None:
-    """Runs the forward pass of a module over token ids."""
+    """Runs the forward pass of a module over token ids. Models of sounds may read those of several codebooks at once, a
+    row for each."""
     config = getattr(model, "config", None)
+    ids = ids.expand(getattr(model, "num_codebooks", 1), -1)
     if config is None:
         model(ids)
     elif getattr(config, "use_cache", None) is None:

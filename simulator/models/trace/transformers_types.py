@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.trace.folding import ModuleTrace
 from meshcast.simulator.models.trace.record import Step
 from meshcast.simulator.models.trace.tracer import Recorder, trace
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 NAME = "meshcast"
 """The name under which attention and experts are registered that record their shapes."""
@@ -74,7 +77,6 @@ def silence() -> Iterator[None]:
 
 def _make_model(config: Mapping[str, Any], recording: bool, dtype: torch.dtype | None, recorder: Recorder) -> nn.Module:
     """Builds the causal language model of a config. recording, dtype: see `ATTEMPTS`."""
-    from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -86,9 +88,21 @@ def _make_model(config: Mapping[str, Any], recording: bool, dtype: torch.dtype |
         options |= {"attn_implementation": NAME, "experts_implementation": NAME}
     with no_init_weights():
         settings = kind(**kind._decode_special_floats(values))
-        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False, **options)
+        model = _build(settings, options)
     model.tie_weights()
     return model
+
+
+def _build(settings: PretrainedConfig, options: Mapping[str, Any]) -> nn.Module:
+    """Builds the causal language model of a config; it may be made of a part of it, such as the decoder of MusicGen."""
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
+    parts = [part for part in vars(settings).values() if isinstance(part, kind.config_class)]
+    if parts and not isinstance(settings, kind.config_class):
+        return kind._from_config(parts[0], **options)
+    return AutoModelForCausalLM.from_config(settings, trust_remote_code=False, **options)
 
 
 def _register(recorder: Recorder) -> None:
