@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.remembered import AgingStore, RecentResults, remember
+from meshcast.hardware.topology import Reach
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.costs import Costs, KnownPrices
 from meshcast.simulator.costs.estimate import Estimate, Use
-from meshcast.simulator.costs.rank_places import PairReaches
+from meshcast.simulator.costs.rank_places import KnownReaches
 from meshcast.simulator.costs.stragglers import slowest_pace
 from meshcast.simulator.forecast.stages import LoweredStages
 from meshcast.simulator.ir.ops import UnitRun, Work
@@ -70,7 +71,8 @@ class SharedWork:
         self._kernels: dict[Hashable, dict[Work, Estimate]] = {}
         self._communication: dict[Hashable, dict[Work, Estimate]] = {}
         self._uses: dict[Hashable, dict[Work, Use]] = {}
-        self._pairs: dict[Hashable, PairReaches] = {}
+        self._pairs: dict[Hashable, dict[tuple[int, int], Reach]] = {}
+        self._groups: dict[Hashable, dict[Hashable, tuple[Reach, ...]]] = {}
 
     def __reduce__(self) -> tuple[type[SharedWork], tuple[Calibration]]:
         return SharedWork, (self.calibration,)  # pickled without what it holds, which is made again
@@ -84,6 +86,7 @@ class SharedWork:
             self._communication.clear()
             self._uses.clear()
             self._pairs.clear()
+            self._groups.clear()
         if sum(store.nbytes for store in self.stores) > MAX_BYTES / 2:
             for store in self.stores:
                 store.age()
@@ -130,14 +133,18 @@ class SharedWork:
         pace = 1.0 if plan.job.noise else slowest_pace(plan.job.cluster.gpus)
         launch = exposed_launch_s(framework), hidden_launch_s(framework)
         same = cluster, replace(framework.kernel_traits, pace=pace), *launch
-        kernels: dict[Work, Estimate] = remember(self._kernels, same, dict, MAX_CLUSTERS)
-        pairs: PairReaches = remember(self._pairs, cluster, dict, MAX_CLUSTERS)
-        key = same, tuple(mesh.axes.items()), tuple(mesh.places.items()), mesh.stage, mesh.first, joint
+        on_mesh = tuple(mesh.axes.items()), tuple(mesh.places.items()), mesh.stage, mesh.first
+        key = same, *on_mesh, joint
 
         def make() -> Costs:
+            of_gpu = cluster.gpu, same[1], launch[0]
+            kernels: dict[Work, Estimate] = remember(self._kernels, of_gpu, dict, MAX_CLUSTERS)
+            pairs: dict[tuple[int, int], Reach] = remember(self._pairs, cluster.layout, dict, MAX_CLUSTERS)
+            on_layout = cluster.layout, *on_mesh
+            groups: dict[Hashable, tuple[Reach, ...]] = remember(self._groups, on_layout, dict, MAX_CLUSTERS)
             communication: dict[Work, Estimate] = remember(self._communication, key, dict, MAX_CLUSTERS)
             uses: dict[Work, Use] = remember(self._uses, key, dict, MAX_CLUSTERS)
-            known = KnownPrices(kernels, pairs, communication, uses)
+            known = KnownPrices(kernels, KnownReaches(pairs, groups), communication, uses)
             return Costs(cluster, mesh, same[1], self.calibration, *launch, joint, known)
 
         return remember(self._costs, key, make, MAX_CLUSTERS)
