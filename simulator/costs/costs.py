@@ -39,7 +39,6 @@ from meshcast.simulator.ir.ops import (
 )
 from meshcast.simulator.ir.routing import slowest_rank
 
-
 NOT_ON_GPU = Communication | Host | HostLaunch
 """Work that takes as long whatever the GPU of a cluster computes and how."""
 

@@ -13,6 +13,7 @@ from meshcast.simulator.costs.costs import Costs, KnownPrices
 from meshcast.simulator.costs.estimate import Estimate, Use
 from meshcast.simulator.costs.rank_places import KnownReaches
 from meshcast.simulator.costs.stragglers import slowest_pace
+from meshcast.simulator.forecast.first_step import FirstStep
 from meshcast.simulator.forecast.stages import LoweredStages
 from meshcast.simulator.ir.ops import UnitRun, Work
 from meshcast.simulator.job.host_launches import exposed_launch_s, hidden_launch_s
@@ -51,6 +52,7 @@ class SharedWork:
     units: lowered units by what they depend on.
     stages: lowered stages by what they depend on, and the updates of devices that hold them.
     blocks: the blocks compiled of them, and the tasks made of these.
+    first_step: the program of the first job.
     states: bytes of the states of ranks by what they depend on.
     outside: memory of ranks outside of their steps, by the same.
     parts_of_plans: meshes, schemes and architectures, and plans whose dims divide by their axes.
@@ -64,6 +66,7 @@ class SharedWork:
         self.blocks = CompiledBlocks()
         self.states: RecentResults[Hashable, dict[str, float]] = RecentResults(lambda _: KEY_BYTES)
         self.outside: RecentResults[Hashable, OutsideSteps] = RecentResults(lambda _: STATE_BYTES)
+        self.first_step = FirstStep()
         self._timetables: RecentResults[Hashable, Timetable] = RecentResults(
             lambda table: ACTION_BYTES * len(table.slot_array)
         )
