@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import Annotated
@@ -365,6 +365,17 @@ class Cluster(Strict):
         """Whether data between GPUs that no scale-up link joins passes through the memory of their host."""
         facts = (self.node.peer_access, self.gpu.peer_access)
         return self.over_host and any(fact is not None and not fact.value for fact in facts)
+
+    @cached_property
+    def layout(self) -> Hashable:
+        """What the reaches of messages and groups depend on (`hardware.topology`): clusters that differ in the rates of
+        GPUs and links alone have the same, unless messages share links between blocks."""
+        node, joins = self.node, self.fabric.joins
+        up = (node.scale_up.switched, node.scale_up.mesh, node.scale_up.link.links) if node.scale_up else None
+        nics = (node.nics.count, node.nics.rail_optimised) if node.nics else None
+        rates = self if any(level.link is not None for level in joins) else None
+        sizes = self.gpus, self.nodes, self.gpus_per_node, self.fabric_gpus, self.domain, node.domain
+        return *sizes, up, nics, joins, self.staged, rates
 
     @property
     def staging(self) -> float:

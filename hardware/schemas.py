@@ -14,6 +14,7 @@ from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import FrozenInstanceError
 from functools import cache, cached_property, partial
+from itertools import repeat
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, dataclass_transform, get_args, get_origin
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:  # checkers see the signatures of pydantic's notes and decorat
     State = tuple[dict[str, object], set[str], dict[str, object] | None]
 
 MISSING = object()
-"""Stands for the default of a field that has none."""
+"""Stands for the default of a field that has none, and for the value of one that a record lacks."""
 
 # ---------------------------------------------------------------------------------------------------------------- notes
 
@@ -423,7 +424,13 @@ class BaseModel(metaclass=RecordType):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BaseModel):
             return NotImplemented
-        return type(self) is type(other) and [*self] == [*other]
+        if type(self) is not type(other):
+            return False
+        # Field by field without a loop of its own: jobs are compared whenever what was kept for one is looked up.
+        fields, absent = type(self).model_fields, repeat(MISSING)
+        if [*map(vars(self).get, fields, absent)] != [*map(vars(other).get, fields, absent)]:
+            return False
+        return [*(self._more or {}).items()] == [*(other._more or {}).items()]
 
     def __hash__(self) -> int:
         return hash((type(self), *map(vars(self).get, type(self).model_fields)))

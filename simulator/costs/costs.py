@@ -22,7 +22,7 @@ from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.communication_prices import CommunicationPrices, slowest
 from meshcast.simulator.costs.estimate import ALONE, Estimate, Use
 from meshcast.simulator.costs.kernel_prices import KernelPrices, KernelTraits
-from meshcast.simulator.costs.rank_places import PairReaches, RankPlaces
+from meshcast.simulator.costs.rank_places import KnownReaches, RankPlaces
 from meshcast.simulator.costs.regimes import GPU_REGIMES, Regime
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import (
@@ -39,20 +39,23 @@ from meshcast.simulator.ir.ops import (
 )
 from meshcast.simulator.ir.routing import slowest_rank
 
+NOT_ON_GPU = Communication | Host | HostLaunch
+"""Work that takes as long whatever the GPU of a cluster computes and how."""
+
 
 @dataclass
 class KnownPrices:
     """Prices of earlier costs on a cluster; new ones are added.
 
     Attributes:
-        kernels: of equal traits, calibration and launch times; meshes have them in common.
-        pairs: reaches of messages between two ranks; meshes have them in common.
-        communication: on a mesh.
+        kernels: on a GPU, of equal traits, calibration and launch time; clusters and meshes have them in common.
+        reaches: of messages and groups; clusters that differ in rates alone have them in common.
+        communication: on a mesh, and of work on hosts.
         uses: on a mesh.
     """
 
     kernels: dict[Work, Estimate] = field(default_factory=dict)
-    pairs: PairReaches = field(default_factory=dict)
+    reaches: KnownReaches = field(default_factory=lambda: KnownReaches({}, {}))
     communication: dict[Work, Estimate] = field(default_factory=dict)
     uses: dict[Work, Use] = field(default_factory=dict)
 
@@ -65,7 +68,6 @@ class Costs:
         places: of the ranks in the topology of the cluster.
         kernels: prices of kernels.
         communication: prices of communication.
-        assumed: what the calibration had to borrow from other hardware, a sentence each.
     """
 
     def __init__(
@@ -93,15 +95,14 @@ class Costs:
         traits, known = traits or KernelTraits(), known or KnownPrices()
         self._link_speed = traits.all_rates()["communication"]
         self.kernels = KernelPrices(cluster.gpu, traits, self._calibration)
-        self.places = RankPlaces(cluster, mesh, known.pairs)
+        self.places = RankPlaces(cluster, mesh, known.reaches)
         self.communication = CommunicationPrices(self.places, self._calibration, self._link_speed, traits.rings_alone)
-        self.assumed = self.kernels.assumed + self.communication.assumed
         self._kernel_prices, self._communication_prices, self._uses = known.kernels, known.communication, known.uses
 
     def estimate(self, work: Work) -> Estimate:
         """Returns how long `work` takes."""
-        # Communication takes another time on another mesh.
-        prices = self._communication_prices if isinstance(work, Communication) else self._kernel_prices
+        # Communication takes another time on another mesh, work of a host on another host.
+        prices = self._communication_prices if isinstance(work, NOT_ON_GPU) else self._kernel_prices
         price = prices.get(work)
         if price is None:
             price = prices[work] = self._price(work)
@@ -121,6 +122,11 @@ class Costs:
                 use = self.kernels.use(work) if isinstance(work, Gemm | Attention) else ALONE
             self._uses[work] = use
         return use
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What the calibration had to borrow from other hardware, a sentence each."""
+        return self.kernels.assumed + self.communication.assumed
 
     @property
     def regime(self) -> Regime:

@@ -85,21 +85,24 @@ class KernelTraits:
 
 
 class KernelPrices:
-    """Prices of kernels on a GPU.
-
-    Attributes:
-        assumed: what the calibration had to borrow from other hardware, a sentence each.
-        assumed_experts: what it had to borrow for the GEMMs of experts.
-    """
+    """Prices of kernels on a GPU."""
 
     def __init__(self, gpu: GPU, traits: KernelTraits, calibration: Calibration) -> None:
         self._gpu, self._traits, self._calibration = gpu, traits, calibration
         self._rates = traits.all_rates()
         self._eager = traits.eager if gpu.architecture != "cpu" else {}
         self._attention_library = attention_library(traits.attention, gpu.architecture)
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What the calibration had to borrow from other hardware, a sentence each."""
         sections = ("gemm", "attention", "memory")
-        self.assumed = tuple(dict.fromkeys(text for name in sections for text in self._find_assumed(name)))
-        self.assumed_experts = self._find_assumed("grouped")
+        return tuple(dict.fromkeys(text for name in sections for text in self._find_assumed(name)))
+
+    @property
+    def assumed_experts(self) -> tuple[str, ...]:
+        """What it had to borrow for the GEMMs of experts."""
+        return self._find_assumed("grouped")
 
     def price(self, work: Gemm | Attention | Memory) -> Estimate:
         """Returns how long a kernel takes."""

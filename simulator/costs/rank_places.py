@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.topology import Reach, message_reach, reach
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, Exchange, Message, Transfer
 
-PairReaches = dict[tuple[int, int], Reach]
-"""Reaches of messages between two ranks of a cluster, on any mesh."""
+
+class KnownReaches(NamedTuple):
+    """Reaches that were looked up before, on clusters of the same `Cluster.layout`.
+
+    pairs: of messages between two ranks, on any mesh.
+    groups: of what else is sent, on a mesh.
+    """
+
+    pairs: dict[tuple[int, int], Reach]
+    groups: dict[Hashable, tuple[Reach, ...]]
 
 
 class RankPlaces:
     """The ranks of a mesh on the GPUs of a cluster. The reach of equal groups is looked up once."""
 
-    def __init__(self, cluster: Cluster, mesh: Mesh, pairs: PairReaches | None = None) -> None:
-        """pairs: reaches of messages on this cluster that are known; new ones are added."""
+    def __init__(self, cluster: Cluster, mesh: Mesh, known: KnownReaches | None = None) -> None:
+        """known: reaches on this mesh that are known; new ones are added."""
         self.cluster, self.mesh = cluster, mesh
-        self._pairs = pairs if pairs is not None else {}
-        self._reaches: dict[tuple[Any, ...], tuple[Reach, ...]] = {}
+        self._pairs, self._reaches = known or KnownReaches({}, {})
         self._offsets: dict[tuple[str, ...], list[int]] = {}
 
     def group_reaches(self, work: Collective | Exchange) -> tuple[Reach, ...]:

@@ -87,7 +87,10 @@ def _make_program(
         device, stage = device + pipeline.shape.p, stage + pipeline.shape.stages
     table, overlap = join_timetables(tables) if len(tables) > 1 else tables[0], plan.job.framework.overlap.pp
     messages, growth = choose_messages(plan), growing_gradients(plan)
-    return build(table, stages, prices, messages, overlap, updates, host, shared.blocks, growth)
+    variants = tuple(tuple(variants_of(stage)) for stage in stages)
+    made_of = table, variants, tuple(updates), messages.traits(variants), overlap, host, growth
+    make = partial(build, table, stages, prices, messages, overlap, updates, host, shared.blocks, growth)
+    return shared.first_step.build(made_of, prices, make)
 
 
 def _plan_durations(

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.remembered import AgingStore, RecentResults, remember
+from meshcast.hardware.topology import Reach
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.costs import Costs, KnownPrices
 from meshcast.simulator.costs.estimate import Estimate, Use
-from meshcast.simulator.costs.rank_places import PairReaches
+from meshcast.simulator.costs.rank_places import KnownReaches
 from meshcast.simulator.costs.stragglers import slowest_pace
+from meshcast.simulator.forecast.first_step import FirstStep
 from meshcast.simulator.forecast.stages import LoweredStages
 from meshcast.simulator.ir.ops import UnitRun, Work
 from meshcast.simulator.job.host_launches import exposed_launch_s, hidden_launch_s
@@ -50,6 +52,7 @@ class SharedWork:
     units: lowered units by what they depend on.
     stages: lowered stages by what they depend on, and the updates of devices that hold them.
     blocks: the blocks compiled of them, and the tasks made of these.
+    first_step: the program of the first job.
     states: bytes of the states of ranks by what they depend on.
     outside: memory of ranks outside of their steps, by the same.
     parts_of_plans: meshes, schemes and architectures, and plans whose dims divide by their axes.
@@ -63,6 +66,7 @@ class SharedWork:
         self.blocks = CompiledBlocks()
         self.states: RecentResults[Hashable, dict[str, float]] = RecentResults(lambda _: KEY_BYTES)
         self.outside: RecentResults[Hashable, OutsideSteps] = RecentResults(lambda _: STATE_BYTES)
+        self.first_step = FirstStep()
         self._timetables: RecentResults[Hashable, Timetable] = RecentResults(
             lambda table: ACTION_BYTES * len(table.slot_array)
         )
@@ -70,7 +74,8 @@ class SharedWork:
         self._kernels: dict[Hashable, dict[Work, Estimate]] = {}
         self._communication: dict[Hashable, dict[Work, Estimate]] = {}
         self._uses: dict[Hashable, dict[Work, Use]] = {}
-        self._pairs: dict[Hashable, PairReaches] = {}
+        self._pairs: dict[Hashable, dict[tuple[int, int], Reach]] = {}
+        self._groups: dict[Hashable, dict[Hashable, tuple[Reach, ...]]] = {}
 
     def __reduce__(self) -> tuple[type[SharedWork], tuple[Calibration]]:
         return SharedWork, (self.calibration,)  # pickled without what it holds, which is made again
@@ -84,6 +89,7 @@ class SharedWork:
             self._communication.clear()
             self._uses.clear()
             self._pairs.clear()
+            self._groups.clear()
         if sum(store.nbytes for store in self.stores) > MAX_BYTES / 2:
             for store in self.stores:
                 store.age()
@@ -130,14 +136,18 @@ class SharedWork:
         pace = 1.0 if plan.job.noise else slowest_pace(plan.job.cluster.gpus)
         launch = exposed_launch_s(framework), hidden_launch_s(framework)
         same = cluster, replace(framework.kernel_traits, pace=pace), *launch
-        kernels: dict[Work, Estimate] = remember(self._kernels, same, dict, MAX_CLUSTERS)
-        pairs: PairReaches = remember(self._pairs, cluster, dict, MAX_CLUSTERS)
-        key = same, tuple(mesh.axes.items()), tuple(mesh.places.items()), mesh.stage, mesh.first, joint
+        on_mesh = tuple(mesh.axes.items()), tuple(mesh.places.items()), mesh.stage, mesh.first
+        key = same, *on_mesh, joint
 
         def make() -> Costs:
+            of_gpu = cluster.gpu, same[1], launch[0]
+            kernels: dict[Work, Estimate] = remember(self._kernels, of_gpu, dict, MAX_CLUSTERS)
+            pairs: dict[tuple[int, int], Reach] = remember(self._pairs, cluster.layout, dict, MAX_CLUSTERS)
+            on_layout = cluster.layout, *on_mesh
+            groups: dict[Hashable, tuple[Reach, ...]] = remember(self._groups, on_layout, dict, MAX_CLUSTERS)
             communication: dict[Work, Estimate] = remember(self._communication, key, dict, MAX_CLUSTERS)
             uses: dict[Work, Use] = remember(self._uses, key, dict, MAX_CLUSTERS)
-            known = KnownPrices(kernels, pairs, communication, uses)
+            known = KnownPrices(kernels, KnownReaches(pairs, groups), communication, uses)
             return Costs(cluster, mesh, same[1], self.calibration, *launch, joint, known)
 
         return remember(self._costs, key, make, MAX_CLUSTERS)

@@ -189,7 +189,7 @@ def play_forecast(
     resident = resident_of_devices(plan, every_params, program, shared.states)
     count_outside = partial(count_outside_steps, plan, every_params, shared.states, shared.outside)
     tensors = partial(_list_tensors, plan, every_params, resident)
-    played = play(program, engine, skip, uses)
+    played = shared.first_step.play(program, engine, skip, uses)
     return Forecast(plan, played, resident, offloaded, assume, count_outside=count_outside, list_tensors=tensors)
 
 

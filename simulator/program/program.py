@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from meshcast.hardware.records import dataclass
-from meshcast.simulator.ir.ops import StageOps
+from meshcast.simulator.ir.ops import StageOps, Work
 from meshcast.simulator.program.categories import KINDS
 from meshcast.simulator.program.task import Send, Task
 from meshcast.simulator.program.timetable import Timetable
@@ -105,6 +105,12 @@ class Program:
         for device, task in enumerate(self.updates):
             runs[device, place[task]] += 1
         return runs
+
+    def list_works(self) -> Iterator[Work]:
+        """Yields the work of all ops and messages."""
+        ops = (op for task in self.distinct for op, _ in task.count_ops())
+        yield from (op.work for op in ops if op.work is not None)
+        yield from (send.work for _, send in self.sent)
 
     def turns(self) -> Iterator[tuple[Task, int]]:
         """Yields every task of all devices with the number of times that it runs."""

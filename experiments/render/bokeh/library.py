@@ -37,11 +37,13 @@ def describe_figures(figures: Mapping[str, Any]) -> str:
         figures: models of Bokeh by the ids of their elements.
     """
     from bokeh.core.json_encoder import serialize_json
-    from bokeh.embed.util import OutputDocumentFor
+    from bokeh.document import Document
 
-    numbers: dict[str, str] = {}
-    with OutputDocumentFor(list(figures.values())) as document:
-        described = _number_models(document.to_json(deferred=False), numbers)
+    document, numbers = Document(), dict[str, str]()
+    with document.models.freeze():  # or all models would be searched for others after every figure
+        for figure in figures.values():
+            document.add_root(figure)
+    described = _number_models(document.to_json(deferred=False), numbers)
     roots = {numbers[model.id]: element for element, model in figures.items()}
     page = {"documents": {"page": described}, "items": [{"docid": "page", "roots": roots, "root_ids": [*roots]}]}
     return serialize_json(page, pretty=False).replace("<", "\\u003c")
