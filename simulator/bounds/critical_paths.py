@@ -204,10 +204,11 @@ def _arrange(schedule: Schedule, shape: PipelineShape, orders: Orders) -> PassSe
     numbers = [-1] * (2 * shape.m * shape.stages)
     """Of passes, by stage, micro-batch, and whether they are forward passes."""
     waiting, at, moved = list(range(len(orders))), [0] * len(orders), True
+    items = [[*order] for order in orders]  # an `ActionArray` makes its actions anew at every look-up
     while waiting and moved:
         moved = False
         for here in waiting:
-            order = orders[here]
+            order = items[here]
             while at[here] < len(order):
                 item = order[at[here]]
                 actions = item if isinstance(item, OverlappedPasses) else (item,)
@@ -221,7 +222,7 @@ def _arrange(schedule: Schedule, shape: PipelineShape, orders: Orders) -> PassSe
                     rows.append((action.stage, KINDS[action.kind], links or (), action is not actions[0]))
                 at[here] += 1
                 moved = True
-        waiting = [here for here in waiting if at[here] < len(orders[here])]
+        waiting = [here for here in waiting if at[here] < len(items[here])]
     return None if waiting else PassSequence.of(shape, rows, part, device)
 
 

@@ -372,7 +372,7 @@ class LoweredUnits:
 def lower_units(plan: Plan, shared: SharedWork) -> LoweredUnits:
     """Returns the units of a plan whose stages are alike. They hold no buckets, which plans with a single replica have
     not."""
-    lowering, architecture = make_lowering(plan, shared.units), plan.model_parts.architecture
+    lowering, architecture = make_lowering(plan, shared.units, keeps_modules=True), plan.model_parts.architecture
     known: dict[object, int] = {}
     embedding = architecture.stage(range(0), True, False)
     stages, of_layer = [without_buckets(lowering.run(embedding))], []

@@ -13,11 +13,14 @@ from meshcast.simulator.lowering.scope import HostLaunches
 from meshcast.simulator.plan.plan import Plan
 
 
-def make_lowering(plan: Plan, units: LoweredUnits | None = None, unused_roles: Sequence[str] = ()) -> Lowering:
-    """Returns the lowering under the schemes of a plan, without those whose role is idle on a stage."""
+def make_lowering(
+    plan: Plan, units: LoweredUnits | None = None, unused_roles: Sequence[str] = (), keeps_modules: bool = False
+) -> Lowering:
+    """Returns the lowering under the schemes of a plan, without those whose role is idle on a stage. keeps_modules: see
+    `Lowering`."""
     schemes = [scheme for scheme in plan.schemes if scheme.role not in unused_roles]
     traits = lowering_traits(plan)
-    return Lowering(plan.mesh, schemes, known=units, **traits._asdict())
+    return Lowering(plan.mesh, schemes, known=units, keeps_modules=keeps_modules, **traits._asdict())
 
 
 class LoweringTraits(NamedTuple):

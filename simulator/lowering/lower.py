@@ -41,6 +41,7 @@ class Lowering:
     accumulated: format in which gradients are accumulated; empty: that of the weights.
     forward_only: units have no backward passes, and no weights are trained.
     host: how the host launches ops.
+    keeps_modules: the modules of units are kept in `known`, too, for plans whose other schemes change whole units.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Lowering:
         forward_only: bool = False,
         accumulated: str = "",
         host: HostLaunches = ONE_BY_ONE,
+        keeps_modules: bool = False,
     ) -> None:
         self.schemes, self.fused_gradients, self.forward_only = tuple(schemes), fused_gradients, forward_only
         self.accumulated = accumulated
@@ -61,8 +63,14 @@ class Lowering:
         self._known: LoweredUnits = known if known is not None else {}
         traits = regather, fused_gradients, accumulated, forward_only, host
         ordered = tuple(self.scope.keeps_issue_order(view) for view in ("", *mesh.views))
-        keys = (scheme.unit_key if isinstance(scheme, ShardsStates) else scheme.lowering_key for scheme in schemes)
-        self._lowering_key = (*traits, tuple(mesh.axes), tuple(mesh.views), ordered, *keys)
+        traits = (*traits, tuple(mesh.axes), tuple(mesh.views), ordered)
+        keys = [scheme.unit_key if isinstance(scheme, ShardsStates) else scheme.lowering_key for scheme in schemes]
+        self._lowering_key = (*traits, *keys)
+        inside = (key for scheme, key in zip(schemes, keys, strict=True) if not scheme.changes_whole_units)
+        self._modules_key = (*traits, *inside) if keeps_modules else None
+        self._roles_of_units = {scheme.role for scheme in schemes if scheme.changes_whole_units}
+        self._unit: tuple[Unit, Hashable] | None = None
+        """The unit that is lowered, and what its modules depend on."""
 
     def run(self, stage: Stage, embeds: bool = False) -> StageOps:
         """Lowers a whole stage. embeds: its device holds the embedding, in this stage or another."""
@@ -103,6 +111,10 @@ class Lowering:
         tied = (self.scope.embeds, self.scope.copies_table) if reads else ()
         traits = unit.lowering_key, unit.marks, tied, unit.receives, self._lowering_key
         key = traits if unit.lowering_key is not None else unit
+        self._unit = None
+        if self._modules_key is not None and unit.lowering_key is not None:
+            marks = unit.marks - self._roles_of_units
+            self._unit = unit, ("modules", unit.lowering_key, marks, tied, unit.receives, self._modules_key)
         return replace(self.shared_run(key, lambda: self._lower_unit(unit)), count=unit.count, marks=unit.marks)
 
     def shared_run(self, key: Hashable, make: Callable[[], UnitRun]) -> UnitRun:
@@ -143,11 +155,16 @@ class Lowering:
             inner: LowerModule = lambda part: self._lower_module(part, depth + 1)  # noqa: E731
             return self.schemes[depth].lower(module, inner)
         if isinstance(module, CompositeModule):
-            return Resharding(self.scope, module, [self.lower(child) for child in module.children]).fragment
+            if self._unit is None or module is not self._unit[0]:
+                return self._join(module)
+            return self.shared_run(self._unit[1], lambda: UnitRun(module.name, self._join(module))).fragment.copy()
         if isinstance(module, Update):
             return lower_update(self.scope, module)
         assert isinstance(module, Operator)
         return lower_operator(self.scope, module, self.fused_gradients, self.accumulated)
+
+    def _join(self, module: CompositeModule) -> Fragment:
+        return Resharding(self.scope, module, [self.lower(child) for child in module.children]).fragment
 
 
 def _use_stream(

@@ -112,13 +112,15 @@ class PriceBounds:
 
     # ----------------------------------------------------------------------------------------- kernels
 
-    def kernel_group(self, group: LayerGroup) -> LayerGroup:
-        """Returns the group whose kernels take no longer: norms are sharded, nothing is recomputed.
+    @remembered_by(lambda bounds, group: (group.degrees, group.sequence_parallel, group.overlap_tp))
+    def kind_of_units(self, group: LayerGroup) -> LayerGroup:
+        """Returns the group, with micro-batches of one sequence, whose kernels take no longer: norms are sharded,
+        nothing is recomputed.
 
         GEMMs that are cut to overlap the collectives of sharded rows stay cut: parts of a GEMM may end before the power
         limit slows them, and take less than the whole.
         """
-        plain = group._replace(recompute="none", offload=())
+        plain = group._replace(recompute="none", offload=(), micro=1)
         if group.tp > 1 and not group.sequence_parallel:  # rows are not sharded, and nothing is cut
             plain = plain._replace(overlap_tp=False)
         # A host that waits for routers launches more collectives with sequence parallelism.
@@ -128,7 +130,7 @@ class PriceBounds:
         return plain._replace(sequence_parallel=True) if sharded and divides else plain
 
     def _kernel_units(self, group: LayerGroup) -> SizedUnits:
-        return self._units(self.kernel_group(group), self._fuses_gradients())
+        return self._units(self.kind_of_units(group), self._fuses_gradients())
 
     def bound_kernels(self, group: LayerGroup) -> float:
         """Returns a lower bound of the step time of a group from its kernels, over all GPUs without waiting [s]."""

@@ -53,7 +53,7 @@ class SearchedCluster:
 
     def kind_of_units(self, group: LayerGroup) -> LayerGroup:
         """Returns the group of which units are lowered for the bound of the kernels of `group`."""
-        return self.bounds.prices.kernel_group(group)._replace(micro=1)
+        return self.bounds.prices.kind_of_units(group)
 
     @property
     def has_many_units(self) -> bool:

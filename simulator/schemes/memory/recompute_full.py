@@ -41,6 +41,7 @@ from meshcast.simulator.schemes.memory.shared.recompute import mark_layers, reco
 
 class RecomputeFull(MemoryScheme):
     role = RECOMPUTES
+    changes_whole_units = True
     paper = Paper("arXiv:1604.06174", "Training Deep Nets with Sublinear Memory Cost", 2016)
 
     class Options(SchemeOptions):

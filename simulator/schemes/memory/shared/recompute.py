@@ -38,9 +38,10 @@ def recompute(
     compiled: whether a compiler leaves out the matrix products whose results nothing reads; without it all that are not
         kept are repeated.
     """
-    first, again = inner(module), inner(module)
+    first = inner(module)
     if not first.backward:  # nothing of it is trained, nor below it
         return first
+    again = first.copy()
     gradient = list(again.grad_entry.values())
     if saved_keys is not None or early_stop:
         kept = saved_keys(again) if saved_keys else set()

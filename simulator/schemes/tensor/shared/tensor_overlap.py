@@ -95,6 +95,7 @@ class TensorOverlap(TensorScheme):
 
     role = OVERLAP_ROLE
     most_axes = 0
+    changes_whole_units = True
     collectives: ClassVar[tuple[str, ...]]
     """The collectives whose pairs are replaced."""
 
