@@ -91,7 +91,7 @@ class Store(Output):
 
     chunks: numbers of the chunks to be stored, of all chunks of the sweep.
     kept: numbers of the chunks that are stored.
-    finished: whether the result is there.
+    finished: whether the result was there already.
     """
 
     def __init__(self, out: Path, sweep: Sweep, chunk: int, restart: bool = False, shard: Shard = WHOLE) -> None:
@@ -185,7 +185,6 @@ class Store(Output):
     def join(self) -> None:
         """Joins all parts into the result, then removes them."""
         self.write_result(self._schema, self._read_parts())
-        self.finished = True
         with suppress(OSError):  # the next run removes what stays
             self.remove_parts()
 

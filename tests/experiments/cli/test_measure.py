@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from meshcast.validation.measurements import campaign
-from meshcast.validation.measurements.measurement import ForecastValue, Machine, Measurement, MeasurementRow
+from meshcast.validation.measurements.measurement import ForecastValue, Machine, Measurement, MeasurementRow, read
 from tests.experiments.cli.samples import run
 
 JOB = """
@@ -67,6 +67,16 @@ def test_a_measurement_is_held_against_its_forecast(measured: Path, tmp_path: Pa
     assert answer["rows"][0]["error"]["catalog"] == pytest.approx(0.1) and (tmp_path / "m.png").stat().st_size > 5000
     page = run("validate", "distributed", measured).stdout
     assert "rank 0 peak allocated" in page and "+10.0" in page
+
+
+@pytest.mark.parametrize(("kind", "words"), [("distributed", "rank 0 peak allocated"), ("collectives", ": 2 rows")])
+def test_what_was_measured_is_shown_and_of_collectives_counted(
+    kind: str, words: str, job: Path, measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshcast.experiments.cli.measure.find_measuring", lambda kind: lambda *_, **__: read(measured))
+    result = run("measure", kind, job, "--out", measured)
+    assert result.exit_code == 0 and words in result.output
+    assert ("+10.0" in result.output) == (kind == "distributed")
 
 
 def test_files_of_another_kind_are_called_by_their_name(measured: Path, tmp_path: Path) -> None:

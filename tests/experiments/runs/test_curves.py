@@ -97,10 +97,17 @@ def test_points_whose_runs_do_not_end_have_a_reason(tmp_path: Path) -> None:
     assert f"{format_seconds(longest['value'])}: the run never ends" in console.file.getvalue()
 
 
-def test_without_failures_there_is_no_curve_of_their_rate() -> None:
-    job = {**JOB, "run": {"steps": 100, "seeds": 1, "failures": "none", "checkpoints": "none"}}
-    found = draw_curves(make_run(simulate(load_job(job))), 1)
-    assert found.interval == found.mtbf == found.worth == () and found.best_interval is None
+@pytest.mark.parametrize(
+    ("checkpoints", "intervals"),
+    [("none", []), ({"kind": "sharded", "stall_s": 20, "every_s": 1}, [1, 2, 3, 4, 8, 16])],
+)
+def test_without_failures_there_is_no_curve_of_their_rate(checkpoints: Any, intervals: list[int]) -> None:
+    """Checkpoints are whole steps apart, at least one."""
+    run = {"steps": 100, "seeds": 1, "failures": "none", "checkpoints": checkpoints}
+    plan = make_run(simulate(load_job({**JOB, "run": run})))
+    drawn = draw_curves(plan, 1)
+    assert drawn.mtbf == () and len(drawn.worth) == bool(intervals) == (drawn.best_interval is not None)
+    assert [point.value / plan.report.step_time for point in drawn.interval] == pytest.approx(intervals)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 
 from meshcast.simulator.costs.coefficients import ceil_div, coefficient, coefficients, estimate_sigma, maximum, minimum
 from meshcast.validation.calibration.fit import fit
+from meshcast.validation.calibration.kernels.calibrate import _fit
 from meshcast.validation.calibration.tables.calibrated import make_section, sigmas_by_library
 from meshcast.validation.calibration.tables.rows import RowForecasts
 from meshcast.validation.calibration.write import find_sigmas, nine_of_ten, text
@@ -54,6 +55,17 @@ def test_finds_the_coefficients_of_generated_data():
     assert found.libraries["fast"]["share"] == pytest.approx(0.8, rel=1e-3)
     assert found.libraries["slow"]["launch"] == pytest.approx(3e-4, rel=1e-3)
     assert found.libraries["fast"]["launch"] == pytest.approx(5e-5, rel=1e-3)
+
+
+def test_kernels_that_are_not_tuned_say_nothing_of_the_gpu():
+    """Alone, they are all that there is."""
+    tuned, other = (
+        SimpleNamespace(**vars(made(library, share, 1e-4, count=40)), tuned=library == "tuned", own=())
+        for library, share in (("tuned", 0.8), ("other", 0.2))
+    )
+    both = _fit(Line, [tuned, other], line, {})
+    assert both.values == fit(Line, [tuned], line).values and both.libraries.keys() == {"tuned", "other"}
+    assert _fit(Line, [other], line, {}).values == fit(Line, [other], line).values
 
 
 def test_what_rows_do_not_determine_stays_near_its_known_value():

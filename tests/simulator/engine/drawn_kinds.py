@@ -48,7 +48,7 @@ def graph_jobs(draw: st.DrawFn, **more: Any) -> Job:
     """A job of a model with equal branches: on a graph of stages, or on one stage."""
     job = draw(jobs(("pipeline/1f1b",), **more).filter(lambda job: job["model"].moe is None))
     branches, d, trunk = draw(st.integers(2, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 2))
-    pp = draw(st.sampled_from([1, branches * d + trunk, branches * d + trunk]))
+    pp = draw(st.sampled_from([branches * d + trunk, branches * d + trunk, 1]))  # the first is drawn always
     fields = job["model"].model_dump(exclude_unset=True, exclude={"tied", "mtp", "position_rows", "name"})
     depth, layers = d * draw(st.integers(1, 2)), trunk * draw(st.integers(1, 2))
     fields |= {"branches": [{"layers": depth}] * branches, "layers": layers, "seq": branches * fields["seq"]}

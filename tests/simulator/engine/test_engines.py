@@ -127,6 +127,14 @@ def test_a_send_that_waits_for_the_host_is_not_skipped_over() -> None:
     check_alike(play_by_engines(config, Ideal(links=1e6)))
 
 
+def test_rounds_are_not_skipped_before_a_slower_host_holds_them_up() -> None:
+    """While a pipeline fills, the host gets ahead of the later stages; it loses a little of that in every round."""
+    plan, sizes = {"pp": 4}, (4, 96)
+    free = play_job(job(plan, *sizes), PAID, engine="matrices")
+    launch = 1.03 * free.step.span / issued(free, 3)
+    check_alike(play_by_engines(job(plan, *sizes, launch_s=launch), PAID, [("sweep", True), ("matrices", True)]))
+
+
 # ----------------------------------------------------------------------------------------------- the host
 
 

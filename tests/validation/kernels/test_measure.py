@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +20,8 @@ from meshcast.simulator.ir.operators import Linear, Norm  # noqa: E402
 from meshcast.simulator.ir.ops import Collective, Gemm, Memory  # noqa: E402
 from meshcast.simulator.loading.load import load_job  # noqa: E402
 from meshcast.simulator.plan.plan import Plan  # noqa: E402
-from meshcast.validation.kernels import fp8  # noqa: E402
+from meshcast.validation.kernels import fp8, fp8_libraries  # noqa: E402
+from meshcast.validation.kernels import measure as measuring  # noqa: E402
 from meshcast.validation.kernels.measure import _measure_copy, measure  # noqa: E402
 from meshcast.validation.kernels.modes import REHEARSALS, Bench, capture_graph, sample  # noqa: E402
 from meshcast.validation.kernels.operators import kernels, local_operators, optimizer  # noqa: E402
@@ -107,10 +111,13 @@ def test_backward_passes_follow_a_forward_pass_of_their_own(cpu: Device) -> None
     assert len(sample(cpu, passes, True, warmup=1, repeat=3, cold=False)) == 3
 
 
-def test_the_file_holds_forecasts_before_anything_is_measured(tmp_path: Path) -> None:
-    out, seen = tmp_path / "kernels.json", []
+def test_the_file_holds_forecasts_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And before that the device is warm."""
+    out, seen, warmed = tmp_path / "kernels.json", [], []
+    monkeypatch.setattr(measuring, "warm_up_with_gemms", warmed.append)
 
     def progress(text: str) -> None:
+        assert len(warmed) == 1
         if not seen:
             before = read(out)
             assert before.measured is None and not any(row.samples for row in before.rows)
@@ -217,9 +224,6 @@ def test_fp8_by_libraries_is_measured_where_they_are_installed(
     tmp_path: Path, fake_cuda: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A layer of a library stands for what it would do: its casts are forecast, and both of its passes run."""
-    from meshcast.validation.kernels import fp8_libraries
-    from meshcast.validation.kernels import measure as measuring
-
     made: list[tuple[int, int]] = []
 
     def make(size: int, columns: int, device: Any) -> Any:
@@ -242,6 +246,37 @@ def test_fp8_by_libraries_is_measured_where_they_are_installed(
     ours, gemm = (some["down forward"].forecasts["catalog"].value for some in (rows, bare))
     assert ours > gemm  # casts come on top
     assert (64, 32) in made and (32, 64) in made
+
+
+def test_layers_of_libraries_have_no_bias_and_are_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The libraries compute on GPUs only; these modules in their place note what is asked of them."""
+    quantised: list[Any] = []
+
+    @contextmanager
+    def autocast(enabled: bool, fp8_recipe: Any) -> Iterator[None]:
+        quantised.append(fp8_recipe if enabled else None)
+        yield
+
+    def linear(size: int, columns: int, bias: bool, params_dtype: Any, device: Any) -> Any:
+        return torch.nn.Linear(size, columns, bias, device, params_dtype)
+
+    engine = SimpleNamespace(Linear=linear, fp8_autocast=autocast)
+    modules = {
+        "transformer_engine": SimpleNamespace(pytorch=engine),
+        "transformer_engine.pytorch": engine,
+        "transformer_engine.common": None,
+        "transformer_engine.common.recipe": SimpleNamespace(DelayedScaling=lambda: "delayed"),
+        "torchao": None,
+        "torchao.float8": SimpleNamespace(convert_to_float8_training=quantised.append),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module or SimpleNamespace())
+    x = torch.ones(4, 16, dtype=torch.bfloat16)
+    for library in fp8_libraries.LIBRARIES:
+        forward, weight = library.make(16, 32, torch.device("cpu"))
+        assert torch.allclose(forward(x), x @ weight.T, atol=0.02)
+    recipe, layer = quantised
+    assert recipe == "delayed" and layer[0].weight is weight
 
 
 def test_a_copy_goes_to_the_gpu_and_back() -> None:

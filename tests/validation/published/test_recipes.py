@@ -143,6 +143,19 @@ def test_recipes_say_which_dispatches_overlap(name: str, gpu: str, month: str, o
     assert not launched_settings(run, "megatron-core").overlaps
 
 
+@pytest.mark.parametrize(
+    ("overlaps", "dispatcher", "whole"),
+    [(True, "hybridep", True), (None, None, True), (True, "deepep", False), (False, "hybridep", False)],
+)
+def test_a_step_with_experts_is_one_graph_where_dispatches_overlap_but_those_of_deepep(
+    overlaps: bool | None, dispatcher: str | None, whole: bool
+) -> None:
+    bridge = {"stack": "megatron-bridge", "stack_version": "2026-06", "gpu": "gb200", "scale_up_domain": 72}
+    of = {"plan": PublishedPlan(other=f"moe_flex_dispatcher_backend={dispatcher}" if dispatcher else None)}
+    run = row(of=of, **EXPERTS, **bridge, precision="mxfp8", cuda_graphs=True, overlap__ep=overlaps)
+    assert (launched_settings(run, "megatron-bridge").graphs is True) == whole
+
+
 def test_an_overlap_that_a_program_lacks_is_not_assumed() -> None:
     assert "overlap.tp" not in map_run(row(stack="megatron-deepspeed", overlap__tp=None)).assumed
     assert "overlap.tp" in map_run(row(overlap__tp=None)).assumed

@@ -22,6 +22,12 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 """Models of the llama family, by kind of device."""
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cpu": {"framework": {"name": "reference", "set": {"launch_s": 0.0}}, "precision": "fp32"},
+    "cuda": {"framework": "reference", "precision": "bf16"},
+}
+"""What else a job of each kind of device states."""
+
 STEPS = {"cpu": (15, 4), "cuda": (20, 130)}
 """Timed and untimed steps. A GPU draws its full power for some seconds before its limiter settles: an H200 that runs a
 billion parameters for 15 s does so at 1,725 of 1,980 MHz, and after a second still at nearly the full clock."""
@@ -39,10 +45,9 @@ def measure_sustained_rate(kind: str, gpu: str, out: Path) -> dict[str, Any]:
     job = {
         "model": {"name": "calibration", "gated": True, "norm": "rmsnorm", "positions": "rope", **MODELS[kind]},
         "cluster": {"gpu": gpu, "gpus": 1},
-        "framework": {"name": "reference", "set": {"launch_s": 0.0}} if kind == "cpu" else {"name": "reference"},
-        "precision": "fp32" if kind == "cpu" else "bf16",
         "batch": {"global": 2, "micro": 1, "sequence": MODELS[kind]["seq"]},
         "plan": {"zero": 0},
+        **SETTINGS[kind],
     }
     with TemporaryDirectory() as name:
         place = Path(name)

@@ -117,6 +117,14 @@ def test_fitting_plans_come_first_and_best_first() -> None:
     assert (np.diff(rates) <= 0).all()
 
 
+def test_a_column_is_of_numbers_or_of_plain_text() -> None:
+    kinds = {"number": (1, 2.5), "absent": (1, None), "truth": (True, False), "word": ("a\x1b", 3)}
+    rows = [row | {name: values[i] for name, values in kinds.items()} for i, row in enumerate(plans(2).rows)]
+    columns = source.make_source(PlanRows("plans.parquet", rows, [*kinds], {})).data.data
+    numbers, *texts = (columns[f"f{i}"] for i in range(len(kinds)))
+    assert numbers == [1, 2.5] and all(value.isprintable() for text in texts for value in text)
+
+
 def test_only_the_best_of_very_many_plans_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "MAX_ROWS", 12)
     found = plans()

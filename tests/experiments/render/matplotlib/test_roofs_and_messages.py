@@ -59,6 +59,8 @@ def test_kernels_lie_below_their_roofs(report: Any) -> None:
     words = " ".join(text.get_text() for text in shown_texts(figure))
     assert all(f"{tier} {rate / 1e9:,.4g} GB/s" in words for tier, rate in found.links.items()), "the network's roofs"
     for i, one in enumerate(drawn[: roofline.NUMBERED], 1):
+        left = next(text.get_position()[0] for text in figure.texts if text.get_text().startswith(f"{i}  "))
+        assert left == pytest.approx(0.5) or left < 0.1, "in two equal columns"
         assert f"{i}  {roofline.describe_kernel(one)}: {one.seconds / found.step_seconds:.1%} of the step" in words
     assert "Memory-bound kernels" in words, "what has no place on the axis is named"
 

@@ -221,9 +221,10 @@ def test_windows_stay_apart_at_any_length(report: Any, span: float) -> None:
     from meshcast.experiments.render.matplotlib.timeline import choose_panels
 
     with matplotlib.rc_context(style.RC):
-        panels = choose_panels(rows(report), span * report.play.step.span, 4, ["tp"], 7.0)
+        panels, alone = (choose_panels(rows(report), span * report.play.step.span, n, ["tp"], 7.0) for n in (4, 1))
     if len(panels) > 1:
         assert panels[1].stop < panels[2].start
+        assert "warm-up" in panels[1].words and alone[1].words == "start", "a stage alone has none"
 
 
 @pytest.mark.parametrize("schedule", drawn(["1f1b", "dualpipe"], keep=2))

@@ -6,10 +6,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from meshcast.experiments.explain.sensitivity import Sensitivities, change_figures
+from meshcast.experiments.explain.sensitivity import Sensitivities
 from meshcast.experiments.render.matplotlib import (
     breakdown,
     communication,
@@ -30,9 +32,9 @@ from meshcast.experiments.sweeps.scaling import forecast_curve
 from meshcast.experiments.views.communication import communication_matrix
 from meshcast.experiments.views.heatmap import group_cells
 from meshcast.experiments.views.roofline import step_roofline
-from meshcast.simulator import load_job, simulate
-from meshcast.simulator.forecast.shared_work import SharedWork
-from meshcast.validation.traces.timeline import Slice
+from meshcast.experiments.views.tornado import StepRange, Tornado
+from meshcast.simulator import simulate
+from meshcast.validation.traces.timeline import Slice, Timeline
 from tests.draws import drawn
 from tests.experiments.render.matplotlib.checks import check_figure, draw_styled, shown_texts
 
@@ -103,13 +105,20 @@ def test_schedules(names: tuple[str, ...], p: int, m: int, width: Any) -> None:
 
 
 @pytest.mark.parametrize("width", drawn(style.WIDTHS, keep=("slide",)))
-def test_tornado(width: Any) -> None:
-    job = load_job(LLAMA | {"cluster": "dgx-h100:1", "plan": {"tp": 8}})
-    report = simulate(job)
-    found = Sensitivities(report, change_figures(job, report, SharedWork()), ())
-    figure = draw_styled(tornado.tornado, found, width=width)
+def test_tornado(width: Any, reports: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    bars = [StepRange(f"framework.set.the_figure.number_{i}", 1.0, 1.1, "") for i in range(40)]
+    monkeypatch.setattr(tornado, "make_tornado", lambda of: Tornado(1.05, bars, bars, ()))
+    figure = draw_styled(tornado.tornado, Sensitivities(reports["pp 4"], (), ()), width=width)
     check_figure(figure, width)
     assert keeps_height(figure, width)
+    assert any("narrower bars are left out" in text.get_text() for text in shown_texts(figure))
+
+
+def test_more_room_never_shows_fewer_devices() -> None:
+    shown = [schedules.show_replay("gpipe", play_in_slots("gpipe", 24, 4, None))]
+    with matplotlib.rc_context(style.settings("page")):
+        drawn = [schedules._choose_bars(shown, room, [], False)[1][0] for room in np.arange(0.5, 8, 0.05)]
+    assert drawn == sorted(drawn) and drawn[-1] == 24
 
 
 def test_rows_of_a_tornado_are_divided() -> None:
@@ -249,6 +258,14 @@ def test_ratios_without_a_time_are_not_written() -> None:
     assert traces.format_ratio(1e-15, 0.007) == "" and traces.format_ratio(0.0, 1.0) == ""
     assert traces.format_ratio(1e-3, 1.5e-3) == "1.50"
     assert traces.format_ratio(1e-6, 1.0) == "> 100" and traces.format_ratio(1.0, 1e-6) == "< 0.01"
+
+
+def test_every_stream_of_a_trace_has_a_lane() -> None:
+    axes = Figure().subplots()
+    traces._draw_lanes(axes, Timeline((), 1.0), ["compute", "tp"], 2.0, 1.0)
+    bands = [sorted(image.get_extent()[2:]) for image in axes.images]
+    assert [(low <= tick <= high) for tick, (low, high) in zip(axes.get_yticks(), bands, strict=True)] == [True] * 2
+    assert bands[0][1] < bands[1][0]
 
 
 def test_the_lanes_of_a_trace_have_the_colours_of_the_bars() -> None:
