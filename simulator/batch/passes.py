@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from itertools import accumulate
 
 import numpy as np
 
 from meshcast.hardware.records import dataclass
-from meshcast.simulator.batch.blocks import GRADIENTS, BlockArrays, SideArrays, Streams, flatten_part, flatten_side
+from meshcast.simulator.batch.blocks import BlockArrays, SideArrays, Streams, flatten_part
 from meshcast.simulator.batch.kernels import multiply
-from meshcast.simulator.program.memory_profile import CATEGORIES
-from meshcast.simulator.program.task import Flow, PricedSideOps, Task
+from meshcast.simulator.batch.stages import LAYERS, StageForm
+from meshcast.simulator.program.block import CompiledBlocks, Price
+from meshcast.simulator.program.memory_profile import Growth
+from meshcast.simulator.program.task import Flow, make_task
+from meshcast.simulator.scheduling.schedule import ActionKind
+
+GRADIENT = "gradients"
+"""Their category of memory."""
 
 
 @dataclass(eq=False)
@@ -51,12 +58,48 @@ class TaskArrays:
         return sum(part.params * count for part, count in self.parts)
 
 
-def flatten_task(task: Task, streams: Streams) -> TaskArrays:
-    """Returns the arrays of a task."""
+@dataclass(eq=False)
+class TaskForm:
+    """A pass of a kind of stage with any number of layers.
+
+    parts: arrays of its units in the order of the pass, and whether they are layers.
+    inputs, results: buffers of its input and of its results.
+    freed: bytes of gradients that are freed at its end: of all that is no layer, and of a layer.
+    """
+
+    parts: list[tuple[BlockArrays, bool]]
+    forward: bool
+    inputs: Sequence[Flow]
+    results: Sequence[Flow]
+    freed: tuple[float, float]
+
+    def with_layers(self, layers: int) -> TaskArrays:
+        """Returns the pass of a stage of so many layers."""
+        parts = [(part, layers if is_layer else 1) for part, is_layer in self.parts]
+        counts = [part.params * count for part, count in (parts if self.forward else reversed(parts))]
+        numbers = list(accumulate(counts, initial=0))[:-1]
+        freed = self.freed[0] + layers * self.freed[1]
+        results = [*self.results, (freed, GRADIENT)] if freed else self.results
+        memory = _add_memory(self.inputs, parts, results)
+        return TaskArrays(parts, numbers if self.forward else numbers[::-1], self.forward, memory)
+
+
+def make_form(
+    stage: StageForm, backward: bool, price: Price, growth: Growth | None, blocks: CompiledBlocks, streams: Streams
+) -> TaskForm:
+    """Makes the form of a pass from that of its stage."""
+    kind = ActionKind.BACKWARD if backward else ActionKind.FORWARD
+    task = make_task(stage.with_layers(LAYERS), kind, price, blocks, again=False, growth=growth)
     parts = [
-        (flatten_part(part, marks, streams), part.count) for part, marks in zip(task.parts, task.marks, strict=True)
+        (flatten_part(part, marks, streams), part.count == LAYERS)
+        for part, marks in zip(task.parts, task.marks, strict=True)
     ]
-    return TaskArrays(parts, task.numbers, task.forward, _add_memory(task.inputs, parts, task.results))
+    results, freed = task.results, [0.0, 0.0]
+    if backward and growth is not None and growth.freed:
+        results = tuple(flow for flow in results if flow[1] != GRADIENT)
+        for run in stage.runs:
+            freed[run.count == LAYERS] += sum(growth(param) for param in run.fragment.params if param.trained)
+    return TaskForm(parts, task.forward, task.inputs, results, (freed[0], freed[1]))
 
 
 def _add_memory(
@@ -74,12 +117,12 @@ def _add_memory(
         held, gradients = held + count * net[0], gradients + count * net[1]
 
     for nbytes, category in inputs:
-        net = nbytes, nbytes * (category == CATEGORIES[GRADIENTS])
+        net = nbytes, nbytes * (category == GRADIENT)
         add(net, net, 1)
     for part, count in parts:
         add(part.net, part.top, count)
     for nbytes, category in results:
-        add((-nbytes, -nbytes * (category == CATEGORIES[GRADIENTS])), (0.0, 0.0), 1)
+        add((-nbytes, -nbytes * (category == GRADIENT)), (0.0, 0.0), 1)
     return held, highest, gradients, at_highest
 
 
@@ -88,13 +131,17 @@ class PassMaker:
 
     def __init__(self, streams: Streams, launch: float) -> None:
         self.streams, self.launch = streams, launch
-        self._kinds: list[tuple[TaskArrays, list[SideArrays], list[SideArrays]]] = []
+        self._kinds: list[tuple[TaskArrays, Sequence[SideArrays], Sequence[SideArrays]]] = []
 
-    def add(self, task: TaskArrays, ahead: Sequence[PricedSideOps] = (), behind: Sequence[PricedSideOps] = ()) -> int:
+    def add(self, task: TaskArrays, ahead: Sequence[SideArrays] = (), behind: Sequence[SideArrays] = ()) -> int:
         """Adds a kind of pass, and returns its number."""
-        sides = ([flatten_side(side, self.streams) for side in every] for every in (ahead, behind))
-        self._kinds.append((task, *sides))
+        self._kinds.append((task, ahead, behind))
         return len(self._kinds) - 1
+
+    @property
+    def copies_to_host(self) -> bool:
+        """Whether any pass offloads anything."""
+        return any(part.copies_to_host for task, _, _ in self._kinds for part, _ in task.parts)
 
     def finish(self) -> PassKinds:
         """Returns all kinds."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from meshcast.hardware.records import dataclass
@@ -19,7 +17,7 @@ class TableArrays:
     stages, backward, first, last: by slot, its stage, and whether it is a backward pass, the first and the last of its
         kind on the stage in a step.
     devices: by stage.
-    successors, predecessors: by stage, the stage that takes its output and that whose output it takes; -1: none.
+    hops: all messages to other devices: whether backward, and the stages from which and to which.
     """
 
     starts: np.ndarray
@@ -31,8 +29,7 @@ class TableArrays:
     first: np.ndarray
     last: np.ndarray
     devices: np.ndarray
-    successors: np.ndarray
-    predecessors: np.ndarray
+    hops: list[tuple[int, int, int]]
 
 
 def flatten_timetable(table: Timetable) -> TableArrays | None:
@@ -47,11 +44,10 @@ def flatten_timetable(table: Timetable) -> TableArrays | None:
         return None
     slots = [(slot.stage, slot.kind == ActionKind.BACKWARD, slot.first, slot.last) for slot in table.slots]
     stage, backward, first, last = np.array(slots, np.int64).T
-
-    def find_next(others: Sequence[tuple[int, ...]]) -> np.ndarray:
-        return np.array([each[0] if each else -1 for each in others])
-
+    ways = enumerate((stages.successors, stages.predecessors))
+    links = [(way, sender, other) for way, others in ways for sender, each in enumerate(others) for other in each]
+    hops = [hop for hop in links if stages.elsewhere(*hop[1:])]
     return TableArrays(
         np.array(table.starts), table.sequence_array, table.need_array, table.slot_array, stage, backward, first > 0,
-        last > 0, np.array(stages.devices), find_next(stages.successors), find_next(stages.predecessors),
+        last > 0, np.array(stages.devices), hops,
     )  # fmt: skip

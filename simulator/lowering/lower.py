@@ -62,15 +62,19 @@ class Lowering:
         traits = regather, fused_gradients, accumulated, forward_only, host
         ordered = tuple(self.scope.keeps_issue_order(view) for view in ("", *mesh.views))
         keys = (scheme.unit_key if isinstance(scheme, ShardsStates) else scheme.lowering_key for scheme in schemes)
-        self._lowering_key = (*traits, tuple(mesh.axes), tuple(mesh.views), ordered, *keys)
+        self.unit_key = (*traits, tuple(mesh.axes), tuple(mesh.views), ordered, *keys)
 
-    def run(self, stage: Stage, embeds: bool = False) -> StageOps:
-        """Lowers a whole stage. embeds: its device holds the embedding, in this stage or another."""
+    def run(self, stage: Stage, embeds: bool = False, within: int = 0) -> StageOps:
+        """Lowers a whole stage.
+
+        embeds: its device holds the embedding, in this stage or another.
+        within: outermost schemes that are not asked.
+        """
         operators = (operator for unit in stage.units for operator in unit.operators())
         embeddings = [operator for operator in operators if isinstance(operator, Embedding)]
         self.scope.embeds = embeds or any(not embedding.tied for embedding in embeddings)
         self.scope.copies_table = any(embedding.tied and bool(embedding.weights) for embedding in embeddings)
-        stage_ops = self._lower_stage(stage, 0)
+        stage_ops = self._lower_stage(stage, within)
         if self.scope.host.waits or self.scope.host.graphed:
             stage_ops.unit_runs[:] = [self._launch_on_host(unit_run) for unit_run in stage_ops.unit_runs]
         return stage_ops
@@ -101,7 +105,7 @@ class Lowering:
     def _unit_run(self, unit: Unit) -> UnitRun:
         reads = any(getattr(operator, "tied", False) for operator in unit.operators())
         tied = (self.scope.embeds, self.scope.copies_table) if reads else ()
-        traits = unit.lowering_key, unit.marks, tied, unit.receives, self._lowering_key
+        traits = unit.lowering_key, unit.marks, tied, unit.receives, self.unit_key
         key = traits if unit.lowering_key is not None else unit
         return replace(self.shared_run(key, lambda: self._lower_unit(unit)), count=unit.count, marks=unit.marks)
 
