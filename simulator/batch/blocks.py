@@ -11,11 +11,14 @@ from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remember
 from meshcast.simulator.batch.kernels import OTHERS, raise_matrix, sweep_block
 from meshcast.simulator.ir.ops import COMPUTE, HostCopy, Op
-from meshcast.simulator.program.block import Block, PricedBlock
+from meshcast.simulator.program.block import Block
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.program.task import PricedSideOps
 
 GRADIENTS = CATEGORIES.index("gradients")
+
+Marks = Sequence[tuple[int, ...]]
+"""For each parameter of a block, the places of the ops that first use it or complete its gradient."""
 
 
 class Streams:
@@ -67,26 +70,14 @@ class BlockArrays:
         return remember(self.powers, (size, launch, count), lambda: raise_matrix(one, count))
 
 
-def flatten_part(part: PricedBlock, marks: Sequence[tuple[int, ...]], streams: Streams) -> BlockArrays:
-    """Returns the arrays of a block at its prices, made once. marks: the places of its parameters, see `Task`."""
-    return remember(part.prices.results, ("arrays", streams), lambda: _flatten(part, marks, streams))
+def flatten_block(
+    block: Block, prices: Sequence[tuple[float, float]], marks: Marks, streams: Streams
+) -> BlockArrays:
+    """Returns the arrays of a block.
 
-
-def _flatten(part: PricedBlock, marks: Sequence[tuple[int, ...]], streams: Streams) -> BlockArrays:
-    block = part.block
-    whole, used, launches = remember_structure(block, marks, streams)
-    reals = np.array((*part.seconds, *part.latency, *launches))
-    memory = block.memory
-    net, top = ((float(of.sum()), float(of[GRADIENTS])) for of in (memory.net, memory.top))
-    offloads = any(isinstance(work, HostCopy) for work in block.host_works)
-    count = len(block.ops)
-    return BlockArrays(whole, reals, used, count, len(marks), sum(launches), net, top, offloads, {})
-
-
-def remember_structure(
-    block: Block, marks: Sequence[tuple[int, ...]], streams: Streams
-) -> tuple[np.ndarray, frozenset[int], tuple[float, ...]]:
-    """Returns the integers of a block, the coordinates that it uses, and the launches of its ops."""
+    prices: seconds and latency of its ops.
+    marks: the places of its parameters.
+    """
     (port,), ops = block.ports, block.ops
     at = [streams.at(op.stream) for op in ops]
     entries = [0] * len(ops)
@@ -98,7 +89,12 @@ def remember_structure(
     numbers = chain(
         header, at, entries, waits, chain.from_iterable(block.after), port.exit, places, chain.from_iterable(marks)
     )
-    return np.array([*numbers], np.int64), frozenset(at), tuple(op.issued for op in ops)
+    launches = [op.issued for op in ops]
+    reals = np.array([*(price[0] for price in prices), *(price[1] for price in prices), *launches])
+    net, top = ((float(of.sum()), float(of[GRADIENTS])) for of in (block.memory.net, block.memory.top))
+    offloads = any(isinstance(work, HostCopy) for work in block.host_works)
+    whole = np.array([*numbers], np.int64)
+    return BlockArrays(whole, reals, frozenset(at), len(ops), len(marks), sum(launches), net, top, offloads, {})
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ from meshcast.hardware.units import GIB
 from meshcast.simulator.batch.blocks import SideArrays, Streams, flatten_side
 from meshcast.simulator.batch.kernels import find_peaks, play_passes, play_updates
 from meshcast.simulator.batch.messages import MessagePrices
-from meshcast.simulator.batch.passes import PassMaker, TaskForm, make_form
+from meshcast.simulator.batch.passes import PassMaker, PricedBlocks, PricedForm, TaskForm, make_form
 from meshcast.simulator.batch.plain import inner_schemes, is_plain
 from meshcast.simulator.batch.stages import Sides, StageForm, StageForms, StageKind
 from meshcast.simulator.batch.states import DeviceStates, make_states
@@ -24,10 +24,11 @@ from meshcast.simulator.forecast.program import host_launch_seconds
 from meshcast.simulator.forecast.resident_memory import growing_gradients
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
-from meshcast.simulator.ir.ops import SideOps, StageOps
+from meshcast.simulator.ir.ops import StageOps
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.memory_profile import Growth
 from meshcast.simulator.program.task import price_side
 from meshcast.simulator.program.timetable import Timetable
 
@@ -49,15 +50,16 @@ class Forecaster:
         """Begins without parts of earlier plans."""
         self.streams, self.forms, self.messages = Streams(), StageForms(self.shared), MessagePrices()
         self._tables: dict[Timetable, TableArrays | None] = {}
-        self._parts: dict[Hashable, object] = {}
+        self.blocks = PricedBlocks(self.streams)
         self._tasks: dict[Hashable, TaskForm] = {}
+        self._priced: dict[Hashable, PricedForm] = {}
         self._states: dict[Hashable, DeviceStates] = {}
         self._sides: dict[Hashable, list[SideArrays]] = {}
 
     def answer(self, job: Job | Plan) -> StepAndMemory:
         """Forecasts a job. Raises PlanError for the first rule that its plan breaks."""
         self.shared.forget_excess()
-        if len(self._tasks) + len(self._states) > MAX_PARTS:
+        if len(self._priced) + len(self._states) > MAX_PARTS:
             self._start()
         plan = job if isinstance(job, Plan) else resolve_plan(job, self.shared)
         return self.play(plan) or forecast_step(plan, self.shared)
@@ -79,8 +81,8 @@ class Forecaster:
         if states is None or states.offloads:
             return None
         host, overlap = host_launch_seconds(plan), plan.job.framework.overlap.pp
-        maker = PassMaker(self.streams, host)
-        pass_of = self._find_passes(plan, costs, table, stages, forms, sides, maker)
+        maker = PassMaker()
+        pass_of = self._find_passes(plan, costs, table, stages, forms, sides, maker, host)
         if maker.copies_to_host:
             return None
         kinds = maker.finish()
@@ -106,33 +108,46 @@ class Forecaster:
         forms: dict[tuple[StageKind, int], StageForm],
         sides: dict[tuple[StageKind, int], Sides | None],
         maker: PassMaker,
+        host: float,
     ) -> np.ndarray:
         """Adds the kinds of passes of a plan to a maker, and returns by slot the number of its kind."""
         growth = growing_gradients(plan)
-        numbers = np.zeros((len(forms), 2, 2), np.int64)
-        for number, (stage, form) in enumerate(forms.items()):
+        passes = list[tuple[int, int, PricedForm, list[SideArrays]]]()
+        for stage, form in forms.items():
             besides = sides[stage]
             assert besides is not None
             for backward in (0, 1):
-                key = form, backward, costs, growth
-                make = partial(
-                    make_form, form, backward > 0, costs.estimate, growth, self.shared.blocks, self.streams
-                )
-                task = remember(self._tasks, key, make).with_layers(stage[1])
-                numbers[number, backward] = maker.add(task)
-                if beside := (besides.behind if backward else besides.ahead):
-                    priced = remember(
-                        self._sides, (id(besides), backward, costs), partial(self._price_sides, beside, costs)
-                    )
-                    numbers[number, backward, 1] = maker.add(task, *(((), priced) if backward else (priced, ())))
+                task = self._find_form(form, backward, costs, growth)
+                passes.append((stage[1], backward, task, self._find_sides(besides, backward, costs)))
+        # Now all streams have their coordinates.
+        size, numbers = self.streams.size, np.zeros((len(passes), 2), np.int64)
+        for number, (layers, backward, form, beside) in enumerate(passes):
+            task = form.with_layers(layers, size, host)
+            numbers[number] = maker.add(task)
+            if beside:
+                numbers[number, 1] = maker.add(task, *(((), beside) if backward else (beside, ())))
         place = {stage: number for number, stage in enumerate(forms)}
         of_stage = np.array([place[stage] for stage in stages])
         at_end = np.where(table.backward > 0, table.last, table.first).astype(np.int64)
-        return numbers[of_stage[table.stages], table.backward, at_end]
+        return numbers[2 * of_stage[table.stages] + table.backward, at_end]
 
-    def _price_sides(self, besides: Sequence[SideOps], costs: Costs) -> list[SideArrays]:
-        """Returns side ops at their prices."""
-        return [flatten_side(price_side(side, costs.estimate), self.streams) for side in besides]
+    def _find_form(self, form: StageForm, backward: int, costs: Costs, growth: Growth | None) -> PricedForm:
+        """Returns the form of a pass of a kind of stage."""
+
+        def price() -> PricedForm:
+            make = partial(make_form, form, backward > 0, costs.estimate, growth, self.shared.blocks)
+            return remember(self._tasks, (form, backward, growth), make).price(costs.estimate, self.blocks)
+
+        return remember(self._priced, (form, backward, costs, growth), price)
+
+    def _find_sides(self, sides: Sides, backward: int, costs: Costs) -> list[SideArrays]:
+        """Returns the side ops of the first forward or the last backward passes of a stage at their prices."""
+        besides = sides.behind if backward else sides.ahead
+
+        def price() -> list[SideArrays]:
+            return [flatten_side(price_side(side, costs.estimate), self.streams) for side in besides]
+
+        return remember(self._sides, (id(sides), backward, costs), price) if besides else []
 
     def _find_states(
         self,

@@ -10,6 +10,7 @@ from meshcast.simulator.batch.families import Families, Refused
 from meshcast.simulator.batch.forecaster import Forecaster
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
+from meshcast.simulator.forecast.workers import collect_garbage_rarely
 from meshcast.simulator.loading.load import load_job
 
 
@@ -22,12 +23,13 @@ def forecast_jobs(
     """
     shared = shared_work or SharedWork()
     forecaster, families = Forecaster(shared), Families(shared)
-    for job in jobs:
-        try:
-            if not HAS_COMPILER:
-                yield forecast_step(load_job(job), shared)
-                continue
-            plan = families.plan(job)
-            yield plan if isinstance(plan, Refused) else forecaster.answer(plan)
-        except MeshcastError as error:
-            yield Refused(job, error)
+    with collect_garbage_rarely():
+        for job in jobs:
+            try:
+                if not HAS_COMPILER:
+                    yield forecast_step(load_job(job), shared)
+                    continue
+                plan = families.plan(job)
+                yield plan if isinstance(plan, Refused) else forecaster.answer(plan)
+            except MeshcastError as error:
+                yield Refused(job, error)
