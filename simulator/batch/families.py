@@ -8,7 +8,7 @@ stage, the size of a forecast. All other rules do not ask for them, and hold as 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from meshcast.hardware.remembered import remember
 from meshcast.simulator.batch.plain import is_plain
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.partition import layers_of_stages
@@ -38,6 +39,13 @@ class Numbers(NamedTuple):
     devices: int
     chunks: int
     micro: int
+
+
+class ResolvedPlan(NamedTuple):
+    """A resolved plan, and whether it is plain."""
+
+    plan: Plan
+    plain: bool
 
 
 class Refused:
@@ -66,11 +74,12 @@ class Families:
         self._families: dict[str, _Family] = {}
         self._schedules: dict[tuple[str, int, int], Schedule] = {}
 
-    def plan(self, job: Mapping[str, object]) -> Plan | Refused:
+    def plan(self, job: Mapping[str, object]) -> ResolvedPlan | Refused:
         """Returns the resolved plan of a job."""
         split = _split(job)
         if split is None:
-            return self._resolve(job)
+            plan = self._resolve(job)
+            return plan if isinstance(plan, Refused) else ResolvedPlan(plan, is_plain(plan))
         rest, pipeline, numbers = split
         family = remember(self._families, rest, _Family)
         base = family.plans.get(numbers.devices)
@@ -79,13 +88,15 @@ class Families:
         key = pipeline, numbers.devices, numbers.chunks if numbers.devices > 1 else 1
         if base is None or key not in self._schedules:
             plan = self._resolve(job)
-            if isinstance(plan, Plan) and _is_derivable(plan):
+            if isinstance(plan, Refused):
+                return plan
+            plain = is_plain(plan)
+            if plain and _is_derivable(plan):
                 family.add(plan)
                 self._schedules.setdefault(key, plan.schedule)
-            return plan
-        schedule = self._schedules[key]
-        plan = _derive(base, schedule, numbers, family)
-        return Refused(job) if plan is None else plan
+            return ResolvedPlan(plan, plain)
+        derived = family.derive(base, self._schedules[key], numbers)
+        return Refused(job) if derived is None else ResolvedPlan(derived, plain=True)
 
     def _resolve(self, job: Mapping[str, object]) -> Plan | Refused:
         try:
@@ -99,8 +110,11 @@ class _Family:
 
     def __init__(self) -> None:
         self.plans: dict[int, Plan] = {}
-        self.layers: dict[int, tuple[int, ...] | None] = {}
         self._places = self._total = 0
+        self._layers: dict[int, tuple[int, ...] | None] = {}
+        self._jobs: dict[tuple[int, int], Job | None] = {}
+        self._schemes: dict[tuple[int, Schedule], tuple[Scheme, ...]] = {}
+        self._shapes: dict[tuple[PipelineShape, Schedule], bool] = {}
 
     def add(self, plan: Plan) -> None:
         """Adds a resolved plan."""
@@ -113,6 +127,24 @@ class _Family:
         if not self._places or self._places % numbers.devices:
             return False
         return self._total % (numbers.micro * (self._places // numbers.devices)) > 0
+
+    def derive(self, base: Plan, schedule: Schedule, numbers: Numbers) -> Plan | None:
+        """Returns the plan of other numbers; None if it breaks a rule.
+
+        base: a plan of as many devices.
+        schedule: that of as many devices and chunks, of any plan.
+        """
+        microbatches, left = divmod(self._total, numbers.micro * self._places // numbers.devices)
+        if left:
+            return None
+        shape = PipelineShape(numbers.devices, microbatches, schedule.chunks_per_device())
+        layers = remember(self._layers, shape.stages, partial(_spread_layers, base, shape.stages))
+        job = remember(self._jobs, (shape.p, numbers.micro), partial(_change_micro, base, numbers.micro))
+        if layers is None or job is None:
+            return None
+        schemes = remember(self._schemes, (shape.p, schedule), partial(_change_schedule, base, schedule))
+        plan = replace(base, job=job, schemes=schemes, shape=shape, layers=layers)
+        return plan if remember(self._shapes, (shape, schedule), partial(_takes_shape, plan)) else None
 
 
 def _split(job: Mapping[str, object]) -> tuple[str, str, Numbers] | None:
@@ -137,51 +169,46 @@ def _split(job: Mapping[str, object]) -> tuple[str, str, Numbers] | None:
 
 
 def _is_derivable(plan: Plan) -> bool:
-    """Says whether plans with other numbers follow from a plan."""
-    job = plan.job
-    even = job.plan.partition == "even" and not job.taken and not plan.mesh.places and not plan.vocab_rows
-    return even and is_plain(plan) and plan.schedule.microbatches_per_forward == 1
+    """Says whether plans with other numbers follow from a plain plan."""
+    even = plan.job.plan.partition == "even" and not plan.job.taken and not plan.mesh.places and not plan.vocab_rows
+    # Rules of a schedule that ask for more of a job than the shape of its pipeline.
+    asks = type(plan.schedule).check_job is not Scheme.check_job
+    return even and not asks and plan.schedule.microbatches_per_forward == 1
 
 
-def _derive(base: Plan, schedule: Schedule, numbers: Numbers, family: _Family) -> Plan | None:
-    """Returns the plan of other numbers; None if it breaks a rule. base: a plan of as many devices."""
-    batch, stated = base.job.batch, base.schedule
-    assert batch.total is not None
-    microbatches, left = divmod(batch.total, numbers.micro * base.ranks.replicas)
-    if left:
-        return None
-    shape = PipelineShape(numbers.devices, microbatches, schedule.chunks_per_device())
-    layers = remember(family.layers, shape.stages, partial(_spread_layers, base, shape.stages))
-    if layers is None:
-        return None
-    job = base.job
-    if numbers.micro != batch.micro:
-        job = job.model_copy(update={"batch": batch.model_copy(update={"micro": numbers.micro})})
-    schemes = base.schemes
-    if schedule.options != stated.options or schedule.use != stated.use:
-        own = type(schedule)(
-            stated.axes, schedule.options, base.mesh, stated.framework, stated.sequence_axes, stated.pipelined
-        )
-        schemes = tuple(own if scheme is stated else scheme for scheme in schemes)
-    plan = replace(base, job=job, schemes=schemes, shape=shape, layers=layers)
-    return plan if _keeps_rules(plan, job) else None
+def _change_micro(base: Plan, micro: int) -> Job | None:
+    """Returns the job of a plan with other micro-batches; None if a scheme refuses it."""
+    batch = base.job.batch.model_copy(update={"micro": micro})
+    job = base.job if micro == base.job.batch.micro else base.job.model_copy(update={"batch": batch})
+    return job if _keeps(lambda: [scheme.check_job(job) for scheme in base.schemes]) else None
 
 
-def _keeps_rules(plan: Plan, job: Job) -> bool:
-    """Says whether a plan keeps the rules about its numbers that are left."""
-    try:
-        check_size(plan)
-        plan.schedule.check(plan.shape)
-        for scheme in plan.schemes:
-            scheme.check_job(job)
-    except MeshcastError:
-        return False
-    return True
+def _change_schedule(base: Plan, schedule: Schedule) -> tuple[Scheme, ...]:
+    """Returns the schemes of a plan with the kind and options of another schedule."""
+    stated = base.schedule
+    if (schedule.use, schedule.options) == (stated.use, stated.options):
+        return base.schemes
+    traits = stated.framework, stated.sequence_axes, stated.pipelined
+    changed = type(schedule)(stated.axes, schedule.options, base.mesh, *traits)
+    return tuple(changed if scheme is stated else scheme for scheme in base.schemes)
+
+
+def _takes_shape(plan: Plan) -> bool:
+    """Says whether a plan keeps the rules about the shape of its pipeline."""
+    return _keeps(lambda: check_size(plan)) and _keeps(lambda: plan.schedule.check(plan.shape))
 
 
 def _spread_layers(plan: Plan, stages: int) -> tuple[int, ...] | None:
     """Returns the layers of every stage; None if there are not enough."""
+    layers = list[int]()
+    spread = _keeps(lambda: layers.extend(layers_of_stages("even", len(plan.job.model.every_layer), stages)))
+    return tuple(layers) if spread else None
+
+
+def _keeps(check: Callable[[], object]) -> bool:
+    """Says whether a check finds no mistake."""
     try:
-        return tuple(layers_of_stages("even", len(plan.job.model.every_layer), stages))
+        check()
     except MeshcastError:
-        return None
+        return False
+    return True

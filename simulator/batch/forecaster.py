@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from functools import partial
 
 import numpy as np
@@ -12,19 +12,18 @@ from meshcast.hardware.remembered import remember
 from meshcast.hardware.units import GIB
 from meshcast.simulator.batch.blocks import SideArrays, Streams, flatten_side
 from meshcast.simulator.batch.kernels import find_peaks, play_passes, play_updates
-from meshcast.simulator.batch.messages import MessagePrices
-from meshcast.simulator.batch.passes import PassMaker, PricedBlocks, PricedForm, TaskForm, make_form
+from meshcast.simulator.batch.messages import MessagePrices, SlotMessages
+from meshcast.simulator.batch.passes import PassKinds, PassMaker, PricedBlocks, PricedForm, TaskForm, make_form
 from meshcast.simulator.batch.plain import inner_schemes, is_plain
-from meshcast.simulator.batch.stages import Sides, StageForm, StageForms, StageKind
+from meshcast.simulator.batch.stages import Sides, StageForm, StageForms
 from meshcast.simulator.batch.states import DeviceStates, make_states
-from meshcast.simulator.batch.tables import TableArrays, flatten_timetable
+from meshcast.simulator.batch.tables import Layout, TableArrays, flatten_timetable, lay_out
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import host_launch_seconds
 from meshcast.simulator.forecast.resident_memory import growing_gradients
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
-from meshcast.simulator.ir.ops import StageOps
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.plan.plan import Plan
@@ -35,8 +34,8 @@ from meshcast.simulator.program.timetable import Timetable
 MAX_PARTS = 20_000
 """Parts of plans that are kept, some tens of KiB each."""
 
-Stages = list[tuple[StageKind, int]]
-"""By stage, its kind and number of layers."""
+BETWEEN = 32
+"""Plans between two looks at how much shared work is kept."""
 
 
 class Forecaster:
@@ -44,51 +43,57 @@ class Forecaster:
 
     def __init__(self, shared_work: SharedWork | None = None) -> None:
         self.shared = shared_work or SharedWork()
+        self._answered = 0
         self._start()
 
     def _start(self) -> None:
         """Begins without parts of earlier plans."""
-        self.streams, self.forms, self.messages = Streams(), StageForms(self.shared), MessagePrices()
+        self._streams, self._forms, self._messages = Streams(), StageForms(self.shared), MessagePrices()
+        self._blocks = PricedBlocks(self._streams)
+        self._costs: dict[Hashable, Costs] = {}
         self._tables: dict[Timetable, TableArrays | None] = {}
-        self.blocks = PricedBlocks(self.streams)
+        self._layouts: dict[Hashable, Layout] = {}
         self._tasks: dict[Hashable, TaskForm] = {}
         self._priced: dict[Hashable, PricedForm] = {}
         self._states: dict[Hashable, DeviceStates] = {}
         self._sides: dict[Hashable, list[SideArrays]] = {}
+        self._kept: list[object] = []  # whose ids are in keys
 
-    def answer(self, job: Job | Plan) -> StepAndMemory:
-        """Forecasts a job. Raises PlanError for the first rule that its plan breaks."""
-        self.shared.forget_excess()
-        if len(self._priced) + len(self._states) > MAX_PARTS:
-            self._start()
+    def answer(self, job: Job | Plan, plain: bool | None = None) -> StepAndMemory:
+        """Forecasts a job. plain: whether it is plain; None: it is looked up.
+
+        Raises PlanError for the first rule that its plan breaks.
+        """
+        if self._answered % BETWEEN == 0:
+            self.shared.forget_excess()
+            if len(self._priced) + len(self._states) > MAX_PARTS:
+                self._start()
+        self._answered += 1
         plan = job if isinstance(job, Plan) else resolve_plan(job, self.shared)
-        return self.play(plan) or forecast_step(plan, self.shared)
+        played = self.play(plan) if plain or (plain is None and is_plain(plan)) else None
+        return played or forecast_step(plan, self.shared)
 
     def play(self, plan: Plan) -> StepAndMemory | None:
-        """Forecasts a plan by compiled loops; None if it is not plain."""
-        if not is_plain(plan):
-            return None
-        with locate_errors(*plan.job.origin):
-            costs = self.shared.costs(plan)
+        """Forecasts a plan by compiled loops; None if its stages or its timetable show that it is not plain."""
+        costs = self._find_costs(plan)
         timetable = self.shared.timetable(plan.schedule, plan.passes.played_shape)
         table = remember(self._tables, timetable, partial(flatten_timetable, timetable))
         if table is None:
             return None
-        stages = list_stages(plan, table)
-        forms = {stage: self.forms.form(plan, stage[0]) for stage in dict.fromkeys(stages)}
-        sides = {stage: self.forms.sides(plan, form, stage[1]) for stage, form in forms.items()}
-        states = self._find_states(plan, costs, timetable, stages, forms, sides)
-        if states is None or states.offloads:
+        shares = plan.job.framework.scatter_gather_tensors_in_pipeline
+        layout = remember(self._layouts, (table, plan.layers, shares), lambda: lay_out(table, plan.layers, shares))
+        number = self._forms.number_of(plan)
+        forms = [self._forms.form(plan, number, kind) for kind, _ in layout.stages]
+        held = zip(forms, layout.stages, strict=True)
+        sides = [self._forms.sides(plan, form, layers) for form, (_, layers) in held]
+        if any(beside is None for beside in sides):
             return None
+        states = self._find_states(plan, costs, timetable, layout, forms)
         host, overlap = host_launch_seconds(plan), plan.job.framework.overlap.pp
-        maker = PassMaker()
-        pass_of = self._find_passes(plan, costs, table, stages, forms, sides, maker, host)
-        if maker.copies_to_host:
+        pass_of, kinds = self._find_passes(plan, costs, layout, forms, [each for each in sides if each], host)
+        if states.offloads or kinds is None:
             return None
-        kinds = maker.finish()
-        nbytes = [forms[stage].message_nbytes for stage in stages]
-        back = [forms[stage].message_nbytes * forms[stage].has_backward for stage in stages]
-        messages = self.messages.price(costs, table, plan.ranks.pipeline_axis, nbytes, back)
+        messages = self._price_messages(plan, costs, table, layout, forms)
         behind, peaks = np.zeros((plan.shape.p, 2)), np.zeros((plan.shape.p, 4))
         span = play_passes(
             table.starts, table.sequence, table.need, table.slot, pass_of, kinds.matrices, kinds.walked, kinds.used,
@@ -99,44 +104,40 @@ class Forecaster:
         find_peaks(table.starts, table.slot, pass_of, kinds.memory, messages.moved, overlap, peaks)
         return summarise(plan, span, states.memory, peaks)
 
+    def _find_costs(self, plan: Plan) -> Costs:
+        def find() -> Costs:
+            self._kept.append((plan.job.framework, plan.job.cluster))
+            with locate_errors(*plan.job.origin):
+                return self.shared.costs(plan)
+
+        return remember(self._costs, (plan.mesh, id(plan.job.framework), id(plan.job.cluster)), find)
+
     def _find_passes(
-        self,
-        plan: Plan,
-        costs: Costs,
-        table: TableArrays,
-        stages: Stages,
-        forms: dict[tuple[StageKind, int], StageForm],
-        sides: dict[tuple[StageKind, int], Sides | None],
-        maker: PassMaker,
-        host: float,
-    ) -> np.ndarray:
-        """Adds the kinds of passes of a plan to a maker, and returns by slot the number of its kind."""
-        growth = growing_gradients(plan)
+        self, plan: Plan, costs: Costs, layout: Layout, forms: list[StageForm], sides: list[Sides], host: float
+    ) -> tuple[np.ndarray, PassKinds | None]:
+        """Returns by slot the number of its kind of pass, and all kinds; None if a pass offloads anything."""
+        growth, maker = growing_gradients(plan), PassMaker()
         passes = list[tuple[int, int, PricedForm, list[SideArrays]]]()
-        for stage, form in forms.items():
-            besides = sides[stage]
-            assert besides is not None
+        for form, beside, (_, layers) in zip(forms, sides, layout.stages, strict=True):
             for backward in (0, 1):
                 task = self._find_form(form, backward, costs, growth)
-                passes.append((stage[1], backward, task, self._find_sides(besides, backward, costs)))
+                passes.append((layers, backward, task, self._find_sides(beside, backward, costs)))
         # Now all streams have their coordinates.
-        size, numbers = self.streams.size, np.zeros((len(passes), 2), np.int64)
-        for number, (layers, backward, form, beside) in enumerate(passes):
-            task = form.with_layers(layers, size, host)
-            numbers[number] = maker.add(task)
-            if beside:
-                numbers[number, 1] = maker.add(task, *(((), beside) if backward else (beside, ())))
-        place = {stage: number for number, stage in enumerate(forms)}
-        of_stage = np.array([place[stage] for stage in stages])
-        at_end = np.where(table.backward > 0, table.last, table.first).astype(np.int64)
-        return numbers[2 * of_stage[table.stages] + table.backward, at_end]
+        size, numbers = self._streams.size, np.zeros((len(passes), 2), np.int64)
+        for number, (layers, backward, form_of_pass, priced) in enumerate(passes):
+            pass_alone = form_of_pass.with_layers(layers, size, host)
+            numbers[number] = maker.add(pass_alone)
+            if priced:
+                numbers[number, 1] = maker.add(pass_alone, *(((), priced) if backward else (priced, ())))
+        kinds = None if maker.copies_to_host else maker.finish()
+        return numbers[layout.rows, layout.at_end], kinds
 
     def _find_form(self, form: StageForm, backward: int, costs: Costs, growth: Growth | None) -> PricedForm:
         """Returns the form of a pass of a kind of stage."""
 
         def price() -> PricedForm:
             make = partial(make_form, form, backward > 0, costs.estimate, growth, self.shared.blocks)
-            return remember(self._tasks, (form, backward, growth), make).price(costs.estimate, self.blocks)
+            return remember(self._tasks, (form, backward, growth), make).price(costs.estimate, self._blocks)
 
         return remember(self._priced, (form, backward, costs, growth), price)
 
@@ -145,54 +146,34 @@ class Forecaster:
         besides = sides.behind if backward else sides.ahead
 
         def price() -> list[SideArrays]:
-            return [flatten_side(price_side(side, costs.estimate), self.streams) for side in besides]
+            return [flatten_side(price_side(side, costs.estimate), self._streams) for side in besides]
 
-        return remember(self._sides, (id(sides), backward, costs), price) if besides else []
+        return remember(self._sides, (sides, backward, costs), price) if besides else []
 
     def _find_states(
-        self,
-        plan: Plan,
-        costs: Costs,
-        timetable: Timetable,
-        stages: Stages,
-        forms: dict[tuple[StageKind, int], StageForm],
-        sides: dict[tuple[StageKind, int], Sides | None],
-    ) -> DeviceStates | None:
-        """Returns what the devices of a plan do and hold beside their passes; None if a stage is not plain."""
-        if any(side is None for side in sides.values()):
-            return None
-        held = [[False, False, False, 0] for _ in range(plan.shape.p)]
-        devices = self._tables[timetable].devices.tolist()
-        for (kind, layers), device in zip(stages, devices, strict=True):
-            of_device = held[device]
-            of_device[0] |= kind.first
-            of_device[1] |= kind.last
-            of_device[2] |= kind.embeds
-            of_device[3] += layers
-        job = plan.job
+        self, plan: Plan, costs: Costs, timetable: Timetable, layout: Layout, forms: list[StageForm]
+    ) -> DeviceStates:
+        """Returns what the devices of a plan do and hold beside their passes."""
+        framework = plan.job.framework
         schemes = tuple(scheme for scheme in inner_schemes(plan) if scheme.family != "memory")
-        traits = frozenset(form.traits for form in forms.values())
-        key = (
-            costs, schemes, tuple(map(tuple, held)), traits, id(job.framework), plan.shape.m == 1, job.batch.micro == 0
-        )  # fmt: skip
+        traits = frozenset(form.traits for form in forms)
+        key = costs, schemes, layout.held, traits, id(framework), plan.shape.m == 1
 
         def make() -> DeviceStates:
-            ops: dict[tuple[StageKind, int], StageOps] = {stage: form.with_layers(stage[1]) for stage, form in forms.items()}
-            return make_states(plan, [ops[stage] for stage in stages], costs, timetable, self.shared)
+            ops = [form.with_layers(layers) for form, (_, layers) in zip(forms, layout.stages, strict=True)]
+            stages = [ops[number] for number in layout.of_stage.tolist()]
+            return make_states(plan, stages, costs, timetable, self.shared)
 
         return remember(self._states, key, make)
 
-
-def list_stages(plan: Plan, table: TableArrays) -> Stages:
-    """Returns the kind and number of layers of every stage of a plain plan."""
-    devices, layers, last = table.devices.tolist(), plan.layers, plan.shape.stages - 1
-    shares = plan.job.framework.scatter_gather_tensors_in_pipeline
-    stages = []
-    for stage, device in enumerate(devices):
-        gathers = shares and stage > 0 and devices[stage - 1] != device, shares and stage < last and devices[stage + 1] != device
-        embeds = stage == last and device == devices[0]
-        stages.append((StageKind(stage == 0, stage == last, layers[stage] > 0, embeds, gathers), layers[stage]))
-    return stages
+    def _price_messages(
+        self, plan: Plan, costs: Costs, table: TableArrays, layout: Layout, forms: list[StageForm]
+    ) -> SlotMessages:
+        """Prices the messages of a plan."""
+        nbytes = np.array([form.message_nbytes for form in forms])
+        back = nbytes * np.array([form.has_backward for form in forms])
+        axis = plan.ranks.pipeline_axis
+        return self._messages.price(costs, table, axis, nbytes[layout.of_stage], back[layout.of_stage])
 
 
 def summarise(plan: Plan, span: float, resting: np.ndarray, peaks: np.ndarray) -> StepAndMemory:
@@ -203,9 +184,8 @@ def summarise(plan: Plan, span: float, resting: np.ndarray, peaks: np.ndarray) -
     framework, memory = plan.job.framework, plan.job.framework.memory
     context, usable = memory.context_gib * GIB, plan.job.cluster.gpu.program_memory
     allocated = need = 0.0
-    for (kept, update, load), (top, left, gradients, all_gradients) in zip(
-        resting.tolist(), peaks.tolist(), strict=True
-    ):
+    for states, of_passes in zip(resting.tolist(), peaks.tolist(), strict=True):
+        (kept, update, load), (top, left, gradients, all_gradients) = states, of_passes
         total, cached = kept + top, max(0.0, all_gradients - gradients)
         if (behind := kept + left + update) > total:
             total, cached = behind, 0.0

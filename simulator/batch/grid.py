@@ -30,6 +30,6 @@ def forecast_jobs(
                     yield forecast_step(load_job(job), shared)
                     continue
                 plan = families.plan(job)
-                yield plan if isinstance(plan, Refused) else forecaster.answer(plan)
+                yield plan if isinstance(plan, Refused) else forecaster.answer(*plan)
             except MeshcastError as error:
                 yield Refused(job, error)

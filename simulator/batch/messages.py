@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,46 +26,60 @@ class SlotMessages(NamedTuple):
     moved: np.ndarray
 
 
+class Hops(NamedTuple):
+    """The messages between devices of a timetable: whether backward, and the stages from which and to which.
+
+    groups: the number of the links that each crosses.
+    ends: devices at the ends of one of each group.
+    """
+
+    way: np.ndarray
+    stage: np.ndarray
+    other: np.ndarray
+    groups: list[int]
+    ends: list[tuple[int, int]]
+
+
 class MessagePrices:
     """Prices of the messages of plans, by what they cross and their bytes."""
 
     def __init__(self) -> None:
-        self._reaches: dict[Hashable, tuple[list[int], list[tuple[int, int]]]] = {}
+        self._hops: dict[Hashable, Hops] = {}
 
     def price(
-        self, costs: Costs, table: TableArrays, axis: str, forward: Sequence[int], backward: Sequence[int]
+        self, costs: Costs, table: TableArrays, axis: str, forward: np.ndarray, backward: np.ndarray
     ) -> SlotMessages:
         """Prices the messages of a plan.
 
         axis: of the pipeline.
-        forward, backward: by stage, the bytes of its output, and of the gradient of its output that comes back.
+        forward, backward: by stage, the bytes of its output, and of the gradient of its input.
         """
-        count = len(forward)
-        sent, received = np.zeros((2, count, 4)), np.zeros((2, count))  # port, seconds, latency, bytes
+        hops = remember(self._hops, (costs, table.route), lambda: _find_hops(costs, table, axis))
+        nbytes = np.where(hops.way > 0, backward[hops.other], forward[hops.stage])
+        keys = list(zip(hops.groups, nbytes.tolist(), strict=True))
+        known = {key: costs.estimate(Transfer(key[1], axis, *hops.ends[key[0]])) for key in dict.fromkeys(keys)}
+        sent, received = np.zeros((2, len(forward), 4)), np.zeros((2, len(forward)))  # port, seconds, latency, bytes
         sent[:, :, 0] = -1
-        groups, ends = remember(self._reaches, (costs, table, axis), lambda: _group_pairs(costs, table, axis))
-        known: dict[tuple[int, int], tuple[float, float]] = {}
-        for (way, stage, other), group in zip(table.hops, groups, strict=True):
-            nbytes = backward[other] if way else forward[stage]
-            if (group, nbytes) not in known:
-                seconds, _, latency = costs.estimate(Transfer(nbytes, axis, *ends[group]))
-                known[group, nbytes] = seconds, latency
-            sent[way, stage] = way, *known[group, nbytes], nbytes
-            received[way, other] = nbytes
+        if keys:
+            sent[hops.way, hops.stage, 0] = hops.way
+            sent[hops.way, hops.stage, 1:3] = [(known[key].seconds, known[key].latency) for key in keys]
+            sent[hops.way, hops.stage, 3] = received[hops.way, hops.other] = nbytes
         of_slot = sent[table.backward, table.stages]
         moved = np.column_stack([of_slot[:, 3], received[table.backward, table.stages]])
         return SlotMessages(of_slot[:, 0].astype(np.int64), np.ascontiguousarray(of_slot[:, 1:3]), moved)
 
 
-def _group_pairs(costs: Costs, table: TableArrays, axis: str) -> tuple[list[int], list[tuple[int, int]]]:
-    """Returns for each of the hops of a timetable the number of what it crosses, and a pair of devices for each."""
+def _find_hops(costs: Costs, table: TableArrays, axis: str) -> Hops:
+    """Returns the messages of a timetable, grouped by the links that they cross."""
     numbers: dict[Hashable, int] = {}
     groups, ends = list[int](), list[tuple[int, int]]()
-    for _, stage, other in table.hops:
-        pair = int(table.devices[stage]), int(table.devices[other])
+    hops, devices = table.route
+    for _, stage, other in hops:
+        pair = devices[stage], devices[other]
         reaches = costs.places.pair_reaches(Transfer(0, axis, *pair))
         if reaches not in numbers:
             numbers[reaches] = len(ends)
             ends.append(pair)
         groups.append(numbers[reaches])
-    return groups, ends
+    way, stage, other = np.array(hops, np.int64).reshape(-1, 3).T
+    return Hops(way, stage, other, groups, ends)

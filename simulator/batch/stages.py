@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import NamedTuple
 
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remember
 from meshcast.simulator.batch.plain import find_data_scheme, inner_schemes, is_plain_stage
+from meshcast.simulator.batch.tables import StageKind
 from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.ops import Fragment, SideOps, StageOps, UnitRun
@@ -18,23 +18,6 @@ from meshcast.simulator.plan.plan import Plan
 
 LAYERS = 2
 """Layers of the stage that is lowered for all with layers: its runs of equal units have this count."""
-
-
-class StageKind(NamedTuple):
-    """What stages of a plan differ in beside their number of layers.
-
-    first, last: whether it has the embedding, and the output layer.
-    layers: whether it has any.
-    embeds: whether its device has the table of the embedding, and it reads it.
-    gathers: whether it all-gathers its input, and the gradient of its output, from shares that ranks of another device
-        sent.
-    """
-
-    first: bool
-    last: bool
-    layers: bool
-    embeds: bool
-    gathers: tuple[bool, bool]
 
 
 @dataclass(eq=False)
@@ -57,11 +40,9 @@ class StageForm:
         return StageOps(runs)
 
 
-class Sides(NamedTuple):
-    """What a data scheme adds to a stage.
-
-    ahead, behind: see `StageOps`.
-    """
+@dataclass(eq=False)
+class Sides:
+    """What a data scheme adds to a stage; see `StageOps`."""
 
     ahead: list[SideOps]
     behind: list[SideOps]
@@ -91,16 +72,16 @@ class StageForms:
         def find() -> int:
             self._kept.append((job.framework, job.model))
             lowering = make_lowering(plan, self.shared.units)
-            whole = lowering.unit_key, plan.model_parts.architecture.model, job.framework
+            architecture = plan.model_parts.architecture
+            whole = lowering.unit_key, architecture.model, architecture.vocab, job.framework
             return remember(self._numbers, whole, lambda: len(self._numbers))
 
         return remember(self._lowerings, key, find)
 
-    def form(self, plan: Plan, kind: StageKind) -> StageForm:
-        """Returns the form of a kind of stage of a plan."""
-        architecture = plan.model_parts.architecture
+    def form(self, plan: Plan, number: int, kind: StageKind) -> StageForm:
+        """Returns the form of a kind of stage of a plan. number: of its lowering."""
         batch = plan.job.batch
-        key = self.number_of(plan), kind, batch.micro, batch.sequence, batch.document, architecture.vocab
+        key = number, kind, batch.micro, batch.sequence, batch.document
         return remember(self._forms, key, lambda: self._lower(plan, kind))
 
     def _lower(self, plan: Plan, kind: StageKind) -> StageForm:
