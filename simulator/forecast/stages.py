@@ -88,9 +88,21 @@ def lower_stages(
     _check_meetings(plan, stages)
     if plan.job.forward_only:
         return stages, []
+    return stages, lower_updates(plan, stages, device_params(plan, stages, known), units, shared)
+
+
+def lower_updates(
+    plan: Plan,
+    stages: EveryStageOps,
+    every_params: Sequence[DeviceParams],
+    units: LoweredUnits | None,
+    shared: LoweredStages,
+) -> list[Fragment]:
+    """Returns the optimizer update of every device. every_params: of every device; units, shared: as in
+    `lower_stages`."""
     sums, updates = sum_shared_gradients(plan, stages, units), []
     traits_of: dict[int, Hashable] = {}
-    for device, params in enumerate(device_params(plan, stages, known)):
+    for device, params in enumerate(every_params):
         device_plan, update = plan.on(device), _find_update(plan, device, params)
         # Micro-batches of another size, and other numbers of chunks, change no parameters.
         find_traits = partial(_traits, device_plan)
@@ -98,7 +110,7 @@ def lower_stages(
         key = params.traits, sums[device], update, traits
         lower = partial(_lower_update, device_plan, f"update {device}", params, sums[device], update, units)
         updates.append(remember(shared.updates, key, lower))
-    return stages, updates
+    return updates
 
 
 def _traits(plan: Plan) -> Hashable:

@@ -65,20 +65,24 @@ class Lowering:
         ordered = tuple(self.scope.keeps_issue_order(view) for view in ("", *mesh.views))
         traits = (*traits, tuple(mesh.axes), tuple(mesh.views), ordered)
         keys = [scheme.unit_key if isinstance(scheme, ShardsStates) else scheme.lowering_key for scheme in schemes]
-        self._lowering_key = (*traits, *keys)
+        self.unit_key = (*traits, *keys)
         inside = (key for scheme, key in zip(schemes, keys, strict=True) if not scheme.changes_whole_units)
         self._modules_key = (*traits, *inside) if keeps_modules else None
         self._roles_of_units = {scheme.role for scheme in schemes if scheme.changes_whole_units}
         self._unit: tuple[Unit, Hashable] | None = None
         """The unit that is lowered, and what its modules depend on."""
 
-    def run(self, stage: Stage, embeds: bool = False) -> StageOps:
-        """Lowers a whole stage. embeds: its device holds the embedding, in this stage or another."""
+    def run(self, stage: Stage, embeds: bool = False, within: int = 0) -> StageOps:
+        """Lowers a whole stage.
+
+        embeds: its device holds the embedding, in this stage or another.
+        within: outermost schemes that are not asked.
+        """
         operators = (operator for unit in stage.units for operator in unit.operators())
         embeddings = [operator for operator in operators if isinstance(operator, Embedding)]
         self.scope.embeds = embeds or any(not embedding.tied for embedding in embeddings)
         self.scope.copies_table = any(embedding.tied and bool(embedding.weights) for embedding in embeddings)
-        stage_ops = self._lower_stage(stage, 0)
+        stage_ops = self._lower_stage(stage, within)
         if self.scope.host.waits or self.scope.host.graphed:
             stage_ops.unit_runs[:] = [self._launch_on_host(unit_run) for unit_run in stage_ops.unit_runs]
         return stage_ops
@@ -109,7 +113,7 @@ class Lowering:
     def _unit_run(self, unit: Unit) -> UnitRun:
         reads = any(getattr(operator, "tied", False) for operator in unit.operators())
         tied = (self.scope.embeds, self.scope.copies_table) if reads else ()
-        traits = unit.lowering_key, unit.marks, tied, unit.receives, self._lowering_key
+        traits = unit.lowering_key, unit.marks, tied, unit.receives, self.unit_key
         key = traits if unit.lowering_key is not None else unit
         self._unit = None
         if self._modules_key is not None and unit.lowering_key is not None:

@@ -47,10 +47,10 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         Every branch starts with an embedding; the trunk of a model with branches starts with their concatenation.
         Equal layers make equal stages, which are the same object.
         """
-        return self._stage(range(len(layers)) if self._equal_layers else layers, first, last)
+        return self._stage(range(len(layers)) if self.has_equal_layers else layers, first, last)
 
     @cached_property
-    def _equal_layers(self) -> bool:
+    def has_equal_layers(self) -> bool:
         """Whether all layers are alike, wherever they are."""
         return not (self.branches or self.borders or self.adapters or self._varied)
 

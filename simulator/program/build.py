@@ -96,7 +96,7 @@ def build(
     prices = [price] * timetable.shape.p if callable(price) else price
     maker = _Builder(timetable, stages, prices, messages or StageMessages("pp"), updates, host, blocks, growth)
     at_end = () if timetable.update_interval else updates
-    tails, meetings = _updates(at_end, prices, maker.blocks)
+    tails, meetings = build_updates(at_end, prices, maker.blocks)
     sends, others, received = maker.exchange()
     return Program(timetable, maker.tasks(), sends, received, tails, meetings, overlap_sends, host, others)
 
@@ -503,7 +503,7 @@ def _everywhere(what: str, streams: Sequence[str], after: list[Op]) -> list[Op]:
     return [first, *(Op(first.name, stream, None, [first], "U") for stream in streams)]
 
 
-def _updates(
+def build_updates(
     updates: Sequence[Fragment], prices: Sequence[Price], blocks: CompiledBlocks
 ) -> tuple[list[Task], list[list[tuple[int, int]]]]:
     """Returns the update of every device, and the collectives over the pipeline axis that devices share.

@@ -280,7 +280,7 @@ def _price_in_order(besides: Sequence[SideOps], price: Price) -> list[PricedSide
     """Returns side ops at their prices, each of which may wait for earlier ones."""
     sides: dict[SideOps, PricedSideOps] = {}
     for side_ops in besides:
-        sides[side_ops] = side = _price(side_ops, price)
+        sides[side_ops] = side = price_side(side_ops, price)
         side.after = (sides[side_ops.after[0]], side_ops.after[1]) if side_ops.after else None
     return list(sides.values())
 
@@ -309,7 +309,8 @@ def _ready(task: Task, host: float) -> np.ndarray:
     return ready
 
 
-def _price(beside: SideOps, price: Price) -> PricedSideOps:
+def price_side(beside: SideOps, price: Price) -> PricedSideOps:
+    """Returns side ops that wait for no others at their prices."""
     known = {op: price(op.work) if op.work else FREE for op in dict.fromkeys(beside.ops)}
     seconds, sigma, latency = np.array([known[op] for op in beside.ops]).T
     latency = latency + np.array(beside.waits) if len(beside.waits) else latency

@@ -1,0 +1,21 @@
+"""Functions over arrays that numba compiles where it is installed, and that run as plain Python where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+HAS_COMPILER = find_spec("numba") is not None
+
+
+def compiled(function: Function) -> Function:
+    """Returns a function compiled for the types of its first arguments; kept on disk for later processes."""
+    if not HAS_COMPILER:
+        return function
+    from numba import njit  # type: ignore[import-not-found, unused-ignore]
+
+    result: Function = njit(cache=True, error_model="numpy")(function)
+    return result

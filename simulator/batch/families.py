@@ -1,0 +1,214 @@
+"""Plans of a grid, derived from plans that are resolved: jobs that differ in pipeline devices, chunks and micro-batch
+alone are loaded once for each number of devices.
+
+What such jobs may break are rules about numbers: whole micro-batches, chunks that the schedule takes, layers for every
+stage, the size of a forecast. All other rules do not ask for them, and hold as they do for the job that was resolved.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.remembered import remember
+from meshcast.simulator.batch.plain import is_plain
+from meshcast.simulator.forecast.planning import resolve_plan
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.job.job import Job
+from meshcast.simulator.loading.load import load_job
+from meshcast.simulator.plan.partition import layers_of_stages
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.plan.size import check_size
+from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
+
+WITHIN_STAGES = frozenset(("tp", "cp", "zero", "recompute", "sequence_parallel"))
+"""Keys of a plan that decide nothing about its pipeline but how many devices are left for it."""
+
+KNOWN_KEYS = WITHIN_STAGES | {"pp", "chunks", "schedule"}
+"""Keys of the plans that are derived."""
+
+
+class Numbers(NamedTuple):
+    """What the jobs of a family differ in: pipeline devices, chunks of each, and samples of a micro-batch."""
+
+    devices: int
+    chunks: int
+    micro: int
+
+
+class ResolvedPlan(NamedTuple):
+    """A resolved plan, and whether it is plain."""
+
+    plan: Plan
+    plain: bool
+
+
+class Refused:
+    """A job that breaks a rule. error: the first one; it is looked up when somebody asks."""
+
+    def __init__(self, job: Mapping[str, object], error: MeshcastError | None = None) -> None:
+        self.job, self._error = job, error
+
+    @property
+    def error(self) -> MeshcastError:
+        if self._error is None:
+            try:
+                resolve_plan(load_job(self.job))
+            except MeshcastError as error:
+                self._error = error
+            else:
+                raise AssertionError(f"a plan that no rule refuses: {self.job}")
+        return self._error
+
+
+class Families:
+    """Plans of jobs by what they have in common."""
+
+    def __init__(self, shared: SharedWork) -> None:
+        self.shared = shared
+        self._families: dict[str, _Family] = {}
+        self._schedules: dict[tuple[str, int, int], Schedule] = {}
+
+    def plan(self, job: Mapping[str, object]) -> ResolvedPlan | Refused:
+        """Returns the resolved plan of a job."""
+        split = _split(job)
+        if split is None:
+            plan = self._resolve(job)
+            return plan if isinstance(plan, Refused) else ResolvedPlan(plan, is_plain(plan))
+        rest, pipeline, numbers = split
+        family = remember(self._families, rest, _Family)
+        base = family.plans.get(numbers.devices)
+        if base is None and family.breaks_batch(numbers):
+            return Refused(job)
+        key = pipeline, numbers.devices, numbers.chunks if numbers.devices > 1 else 1
+        if base is None or key not in self._schedules:
+            plan = self._resolve(job)
+            if isinstance(plan, Refused):
+                return plan
+            plain = is_plain(plan)
+            if plain and _is_derivable(plan):
+                family.add(plan)
+                self._schedules.setdefault(key, plan.schedule)
+            return ResolvedPlan(plan, plain)
+        derived = family.derive(base, self._schedules[key], numbers)
+        return Refused(job) if derived is None else ResolvedPlan(derived, plain=True)
+
+    def _resolve(self, job: Mapping[str, object]) -> Plan | Refused:
+        try:
+            return resolve_plan(load_job(job), self.shared)
+        except MeshcastError as error:
+            return Refused(job, error)
+
+
+class _Family:
+    """Jobs that differ in their `Numbers` alone. plans: a resolved plan for each number of devices."""
+
+    def __init__(self) -> None:
+        self.plans: dict[int, Plan] = {}
+        self._places = self._total = 0
+        self._layers: dict[int, tuple[int, ...] | None] = {}
+        self._jobs: dict[tuple[int, int], Job | None] = {}
+        self._schemes: dict[tuple[int, Schedule], tuple[Scheme, ...]] = {}
+        self._shapes: dict[tuple[PipelineShape, Schedule], bool] = {}
+
+    def add(self, plan: Plan) -> None:
+        """Adds a resolved plan."""
+        self.plans.setdefault(plan.shape.p, plan)
+        self._places, self._total = plan.ranks.replicas * plan.shape.p, plan.job.batch.total or 0
+
+    def breaks_batch(self, numbers: Numbers) -> bool:
+        """Says whether the batch of a plan is certainly no whole number of micro-batches: other degrees leave the same
+        ranks for replicas and pipeline devices."""
+        if not self._places or self._places % numbers.devices:
+            return False
+        return self._total % (numbers.micro * (self._places // numbers.devices)) > 0
+
+    def derive(self, base: Plan, schedule: Schedule, numbers: Numbers) -> Plan | None:
+        """Returns the plan of other numbers; None if it breaks a rule.
+
+        base: a plan of as many devices.
+        schedule: that of as many devices and chunks, of any plan.
+        """
+        microbatches, left = divmod(self._total, numbers.micro * self._places // numbers.devices)
+        if left:
+            return None
+        shape = PipelineShape(numbers.devices, microbatches, schedule.chunks_per_device())
+        layers = remember(self._layers, shape.stages, partial(_spread_layers, base, shape.stages))
+        job = remember(self._jobs, (shape.p, numbers.micro), partial(_change_micro, base, numbers.micro))
+        if layers is None or job is None:
+            return None
+        schemes = remember(self._schemes, (shape.p, schedule), partial(_change_schedule, base, schedule))
+        plan = replace(base, job=job, schemes=schemes, shape=shape, layers=layers)
+        return plan if remember(self._shapes, (shape, schedule), partial(_takes_shape, plan)) else None
+
+
+def _split(job: Mapping[str, object]) -> tuple[str, str, Numbers] | None:
+    """Splits a job into what its family has in common, what its pipeline depends on, and its numbers; None if it states
+    more than plans are derived for."""
+    plan, batch = job.get("plan"), job.get("batch")
+    if not isinstance(plan, Mapping) or not isinstance(batch, Mapping) or not plan.keys() <= KNOWN_KEYS:
+        return None
+    numbers = Numbers(plan.get("pp", 1), plan.get("chunks", 1), batch.get("micro", 1))
+    if not {"global", "micro", "sequence"} == batch.keys() or any(type(number) is not int for number in numbers):
+        return None
+    if min(numbers) < 1 or "framework" in job or ("schedule" in plan and "chunks" not in plan):
+        return None
+    stage = {key: value for key, value in plan.items() if key not in ("pp", "chunks")}
+    rest = {key: value for key, value in job.items() if key not in ("plan", "batch", "id")}
+    try:
+        common = json.dumps((rest, batch["global"], batch["sequence"]), sort_keys=True)
+        of_stage = json.dumps(stage, sort_keys=True)
+    except TypeError:
+        return None
+    return common + of_stage, f"{common}{plan.get('schedule')}", numbers
+
+
+def _is_derivable(plan: Plan) -> bool:
+    """Says whether plans with other numbers follow from a plain plan."""
+    even = plan.job.plan.partition == "even" and not plan.job.taken and not plan.mesh.places and not plan.vocab_rows
+    # Rules of a schedule that ask for more of a job than the shape of its pipeline.
+    asks = type(plan.schedule).check_job is not Scheme.check_job
+    return even and not asks and plan.schedule.microbatches_per_forward == 1
+
+
+def _change_micro(base: Plan, micro: int) -> Job | None:
+    """Returns the job of a plan with other micro-batches; None if a scheme refuses it."""
+    batch = base.job.batch.model_copy(update={"micro": micro})
+    job = base.job if micro == base.job.batch.micro else base.job.model_copy(update={"batch": batch})
+    return job if _keeps(lambda: [scheme.check_job(job) for scheme in base.schemes]) else None
+
+
+def _change_schedule(base: Plan, schedule: Schedule) -> tuple[Scheme, ...]:
+    """Returns the schemes of a plan with the kind and options of another schedule."""
+    stated = base.schedule
+    if (schedule.use, schedule.options) == (stated.use, stated.options):
+        return base.schemes
+    traits = stated.framework, stated.sequence_axes, stated.pipelined
+    changed = type(schedule)(stated.axes, schedule.options, base.mesh, *traits)
+    return tuple(changed if scheme is stated else scheme for scheme in base.schemes)
+
+
+def _takes_shape(plan: Plan) -> bool:
+    """Says whether a plan keeps the rules about the shape of its pipeline."""
+    return _keeps(lambda: check_size(plan)) and _keeps(lambda: plan.schedule.check(plan.shape))
+
+
+def _spread_layers(plan: Plan, stages: int) -> tuple[int, ...] | None:
+    """Returns the layers of every stage; None if there are not enough."""
+    layers = list[int]()
+    spread = _keeps(lambda: layers.extend(layers_of_stages("even", len(plan.job.model.every_layer), stages)))
+    return tuple(layers) if spread else None
+
+
+def _keeps(check: Callable[[], object]) -> bool:
+    """Says whether a check finds no mistake."""
+    try:
+        check()
+    except MeshcastError:
+        return False
+    return True

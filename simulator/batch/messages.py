@@ -1,0 +1,85 @@
+"""Messages between the stages of a plan, priced once for those that cross the same links."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import numpy as np
+
+from meshcast.hardware.remembered import remember
+from meshcast.simulator.batch.tables import TableArrays
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.ir.ops import Transfer
+
+
+class SlotMessages(NamedTuple):
+    """Messages by slot of a timetable.
+
+    ports: that by which the result is sent; -1: it is not.
+    prices: seconds and latency [s].
+    moved: bytes that are sent and received.
+    """
+
+    ports: np.ndarray
+    prices: np.ndarray
+    moved: np.ndarray
+
+
+class Hops(NamedTuple):
+    """The messages between devices of a timetable: whether backward, and the stages from which and to which.
+
+    groups: the number of the links that each crosses.
+    ends: devices at the ends of one of each group.
+    """
+
+    way: np.ndarray
+    stage: np.ndarray
+    other: np.ndarray
+    groups: list[int]
+    ends: list[tuple[int, int]]
+
+
+class MessagePrices:
+    """Prices of the messages of plans, by what they cross and their bytes."""
+
+    def __init__(self) -> None:
+        self._hops: dict[Hashable, Hops] = {}
+
+    def price(
+        self, costs: Costs, table: TableArrays, axis: str, forward: np.ndarray, backward: np.ndarray
+    ) -> SlotMessages:
+        """Prices the messages of a plan.
+
+        axis: of the pipeline.
+        forward, backward: by stage, the bytes of its output, and of the gradient of its input.
+        """
+        hops = remember(self._hops, (costs, table.route), lambda: _find_hops(costs, table, axis))
+        nbytes = np.where(hops.way > 0, backward[hops.other], forward[hops.stage])
+        keys = list(zip(hops.groups, nbytes.tolist(), strict=True))
+        known = {key: costs.estimate(Transfer(key[1], axis, *hops.ends[key[0]])) for key in dict.fromkeys(keys)}
+        sent, received = np.zeros((2, len(forward), 4)), np.zeros((2, len(forward)))  # port, seconds, latency, bytes
+        sent[:, :, 0] = -1
+        if keys:
+            sent[hops.way, hops.stage, 0] = hops.way
+            sent[hops.way, hops.stage, 1:3] = [(known[key].seconds, known[key].latency) for key in keys]
+            sent[hops.way, hops.stage, 3] = received[hops.way, hops.other] = nbytes
+        of_slot = sent[table.backward, table.stages]
+        moved = np.column_stack([of_slot[:, 3], received[table.backward, table.stages]])
+        return SlotMessages(of_slot[:, 0].astype(np.int64), np.ascontiguousarray(of_slot[:, 1:3]), moved)
+
+
+def _find_hops(costs: Costs, table: TableArrays, axis: str) -> Hops:
+    """Returns the messages of a timetable, grouped by the links that they cross."""
+    numbers: dict[Hashable, int] = {}
+    groups, ends = list[int](), list[tuple[int, int]]()
+    hops, devices = table.route
+    for _, stage, other in hops:
+        pair = devices[stage], devices[other]
+        reaches = costs.places.pair_reaches(Transfer(0, axis, *pair))
+        if reaches not in numbers:
+            numbers[reaches] = len(ends)
+            ends.append(pair)
+        groups.append(numbers[reaches])
+    way, stage, other = np.array(hops, np.int64).reshape(-1, 3).T
+    return Hops(way, stage, other, groups, ends)

@@ -1,0 +1,253 @@
+"""The kinds of passes of a plan as arrays: matrices, memory, and rows of those that are walked op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import reduce
+from itertools import accumulate
+
+import numpy as np
+
+from meshcast.hardware.records import dataclass
+from meshcast.hardware.remembered import remember
+from meshcast.simulator.batch.blocks import BlockArrays, Marks, SideArrays, Streams, flatten_block
+from meshcast.simulator.batch.kernels import multiply
+from meshcast.simulator.batch.stages import LAYERS, StageForm
+from meshcast.simulator.ir.ops import Work
+from meshcast.simulator.program.block import FREE, Block, CompiledBlocks, Price
+from meshcast.simulator.program.memory_profile import Growth
+from meshcast.simulator.program.task import Flow, make_task
+from meshcast.simulator.scheduling.schedule import ActionKind
+
+GRADIENT = "gradients"
+"""Their category of memory."""
+
+
+@dataclass(eq=False)
+class PassKinds:
+    """The kinds of passes of a plan, as `kernels.play_passes` and `kernels.find_peaks` read them.
+
+    matrices, walked, used, issue, memory: by kind.
+    table, whole, reals: of kinds that are walked. A row of the table: its parts, side ops ahead and behind, parameters,
+        and whether it is forward; for every part where its block is in `whole` and `reals`, its copies and its first
+        parameter; for all side ops where they are.
+    room: most ops of a block, most parameters of a pass.
+    """
+
+    matrices: np.ndarray
+    walked: np.ndarray
+    used: np.ndarray
+    issue: np.ndarray
+    memory: np.ndarray
+    table: np.ndarray
+    whole: np.ndarray
+    reals: np.ndarray
+    room: np.ndarray
+
+
+@dataclass(eq=False)
+class TaskForm:
+    """A pass of a kind of stage with any number of layers.
+
+    blocks: of its units in the order of the pass, with the places of their parameters, and whether they are layers.
+    inputs, results: buffers of its input and of its results.
+    freed: bytes of gradients that are freed at its end: of all that is no layer, and of a layer.
+    """
+
+    blocks: list[tuple[Block, Marks, bool]]
+    forward: bool
+    inputs: Sequence[Flow]
+    results: Sequence[Flow]
+    freed: tuple[float, float]
+
+    def price(self, price: Price, arrays: PricedBlocks) -> PricedForm:
+        """Returns the pass at some prices."""
+        parts = tuple(arrays.find(block, marks, price) for block, marks, _ in self.blocks)
+        return remember(arrays.forms, (self, parts), lambda: PricedForm(self, parts))
+
+
+def make_form(stage: StageForm, backward: bool, price: Price, growth: Growth | None, blocks: CompiledBlocks) -> TaskForm:
+    """Makes the form of a pass from that of its stage. price: any."""
+    kind = ActionKind.BACKWARD if backward else ActionKind.FORWARD
+    task = make_task(stage.with_layers(LAYERS), kind, price, blocks, again=False, growth=growth)
+    parts = [(part.block, marks, part.count == LAYERS) for part, marks in zip(task.parts, task.marks, strict=True)]
+    results, freed = task.results, [0.0, 0.0]
+    if backward and growth is not None and growth.freed:
+        results = tuple(flow for flow in results if flow[1] != GRADIENT)
+        for run in stage.runs:
+            freed[run.count == LAYERS] += sum(growth(param) for param in run.fragment.params if param.trained)
+    return TaskForm(parts, task.forward, task.inputs, results, (freed[0], freed[1]))
+
+
+class PricedForm:
+    """A pass of a kind of stage with any number of layers, at its prices. parts: arrays of its units."""
+
+    def __init__(self, form: TaskForm, parts: Sequence[BlockArrays]) -> None:
+        self.form, self.parts = form, parts
+        self.streams = sorted({stream for part in parts for stream in part.streams})
+        self.ops = max((part.ops for part in parts), default=0)
+        self.copies_to_host = any(part.copies_to_host for part in parts)
+        self._passes: dict[tuple[int, int, float], PassArrays] = {}
+
+    def with_layers(self, layers: int, size: int, launch: float) -> PassArrays:
+        """Returns the pass of a stage of so many layers.
+
+        size: of states.
+        launch: time of the host to launch an op [s].
+        """
+        return remember(self._passes, (layers, size, launch), lambda: self._make(layers, size, launch))
+
+    def _make(self, layers: int, size: int, launch: float) -> PassArrays:
+        form = self.form
+        counts = [layers if is_layer else 1 for *_, is_layer in form.blocks]
+        parts = list(zip(self.parts, counts, strict=True))
+        params = [part.params * count for part, count in parts]
+        numbers = list(accumulate(params if form.forward else params[::-1], initial=0))[:-1]
+        freed = form.freed[0] + layers * form.freed[1]
+        results = [*form.results, (freed, GRADIENT)] if freed else form.results
+        matrix = reduce(
+            lambda early, late: multiply(late, early), (part.power(size, launch, count) for part, count in parts)
+        )
+        used = np.zeros(size, bool)
+        used[self.streams] = True
+        issue = launch * sum(part.launches * count for part, count in parts)
+        numbers = numbers if form.forward else numbers[::-1]
+        return PassArrays(self, counts, numbers, sum(params), matrix, used, issue, _add_memory(form.inputs, parts, results))
+
+
+@dataclass(eq=False)
+class PassArrays:
+    """A pass of a stage without side ops.
+
+    counts, numbers: by part, its copies and its first parameter.
+    params: number of all parameters.
+    matrix, used, issue, memory: see `PassKinds`.
+    """
+
+    form: PricedForm
+    counts: list[int]
+    numbers: list[int]
+    params: int
+    matrix: np.ndarray
+    used: np.ndarray
+    issue: float
+    memory: tuple[float, float, float, float]
+
+
+class PricedBlocks:
+    """Blocks as arrays by their prices: meshes on which communication takes as long share them. forms: passes made of
+    them."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.streams = streams
+        self.forms: dict[Hashable, PricedForm] = {}
+        self._works: dict[Block, tuple[list[Work], list[int]]] = {}
+        self._blocks: dict[Hashable, BlockArrays] = {}
+
+    def find(self, block: Block, marks: Marks, price: Price) -> BlockArrays:
+        """Returns the arrays of a block. marks: the places of its parameters."""
+        works, places = remember(self._works, block, lambda: _list_works(block))
+        prices = tuple(map(price, works))
+
+        def make() -> BlockArrays:
+            of_ops = [prices[place] if place >= 0 else FREE for place in places]
+            return flatten_block(block, [(each[0], each[2]) for each in of_ops], marks, self.streams)
+
+        return remember(self._blocks, (block, prices), make)
+
+
+def _list_works(block: Block) -> tuple[list[Work], list[int]]:
+    """Returns the distinct works of a block, and by op the place of its work; -1: it has none."""
+    places: dict[Work, int] = {}
+    of_ops = [-1 if op.work is None else places.setdefault(op.work, len(places)) for op in block.ops]
+    return list(places), of_ops
+
+
+def _add_memory(
+    inputs: Sequence[Flow], parts: Sequence[tuple[BlockArrays, int]], results: Sequence[Flow]
+) -> tuple[float, float, float, float]:
+    """Returns what a task leaves and its peak, and of both the gradients [bytes]; see `Profile.in_series`."""
+    held = gradients = highest = at_highest = 0.0
+
+    def add(net: tuple[float, float], top: tuple[float, float], count: int) -> None:
+        nonlocal held, gradients, highest, at_highest
+        before = count - 1 if net[0] > 0 else 0
+        if held + before * net[0] + top[0] > highest:
+            highest = held + before * net[0] + top[0]
+            at_highest = gradients + before * net[1] + top[1]
+        held, gradients = held + count * net[0], gradients + count * net[1]
+
+    for nbytes, category in inputs:
+        net = nbytes, nbytes * (category == GRADIENT)
+        add(net, net, 1)
+    for part, count in parts:
+        add(part.net, part.top, count)
+    for nbytes, category in results:
+        add((-nbytes, -nbytes * (category == GRADIENT)), (0.0, 0.0), 1)
+    return held, highest, gradients, at_highest
+
+
+class PassMaker:
+    """Gathers the kinds of passes of a plan."""
+
+    def __init__(self) -> None:
+        self._kinds: list[tuple[PassArrays, Sequence[SideArrays], Sequence[SideArrays]]] = []
+
+    def add(self, task: PassArrays, ahead: Sequence[SideArrays] = (), behind: Sequence[SideArrays] = ()) -> int:
+        """Adds a kind of pass, and returns its number."""
+        self._kinds.append((task, ahead, behind))
+        return len(self._kinds) - 1
+
+    @property
+    def copies_to_host(self) -> bool:
+        """Whether any pass offloads anything."""
+        return any(task.form.copies_to_host for task, _, _ in self._kinds)
+
+    def finish(self) -> PassKinds:
+        """Returns all kinds."""
+        tasks = [task for task, _, _ in self._kinds]
+        used, pack, walked = np.array([task.used for task in tasks]), _Pack(), [-1] * len(tasks)
+        ops = params = 0
+        for number, (task, ahead, behind) in enumerate(self._kinds):
+            if ahead or behind:
+                for side in (*ahead, *behind):
+                    used[number, side.stream] = True
+                walked[number] = pack.add(task, ahead, behind)
+                ops, params = max(ops, task.form.ops), max(params, task.params)
+        matrices = np.array([task.matrix for task in tasks])
+        issue, memory = np.array([task.issue for task in tasks]), np.array([task.memory for task in tasks])
+        return PassKinds(matrices, np.array(walked), used, issue, memory, *pack.arrays(), np.array((ops, params)))
+
+
+class _Pack:
+    """Arrays of walked passes, one behind the other; equal blocks once."""
+
+    def __init__(self) -> None:
+        self._table: list[int] = []
+        self._whole: list[np.ndarray] = []
+        self._reals: list[np.ndarray] = []
+        self._ends = [0, 0]
+        self._places: dict[int, tuple[int, int]] = {}
+
+    def add(self, task: PassArrays, ahead: Sequence[SideArrays], behind: Sequence[SideArrays]) -> int:
+        """Adds a pass, and returns its row in the table."""
+        row = len(self._table)
+        self._table += [len(task.counts), len(ahead), len(behind), task.params, int(task.form.form.forward)]
+        for part, count, number in zip(task.form.parts, task.counts, task.numbers, strict=True):
+            self._table += [*self._place(part), count, number]
+        for side in (*ahead, *behind):
+            self._table += self._place(side)
+        return row
+
+    def _place(self, arrays: BlockArrays | SideArrays) -> tuple[int, int]:
+        if id(arrays) not in self._places:
+            self._places[id(arrays)] = self._ends[0], self._ends[1]
+            self._whole.append(arrays.whole)
+            self._reals.append(arrays.reals)
+            self._ends = [self._ends[0] + len(arrays.whole), self._ends[1] + len(arrays.reals)]
+        return self._places[id(arrays)]
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the table, and all integers and floats."""
+        whole, reals = self._whole or [np.zeros(0, np.int64)], self._reals or [np.zeros(0)]
+        return np.array(self._table, np.int64), np.concatenate(whole), np.concatenate(reals)

@@ -1,0 +1,79 @@
+"""Which plans are plain: the compiled loops play them. All others are forecast singly."""
+
+from __future__ import annotations
+
+from meshcast.simulator.forecast.evaluation import make_evaluation, make_reference
+from meshcast.simulator.forecast.program import plans_orders
+from meshcast.simulator.ir.capabilities import HoldsBuffers, schemes_with
+from meshcast.simulator.ir.ops import StageOps
+from meshcast.simulator.ir.scheme import Scheme
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.scheduling.schedule import Schedule
+from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
+
+FAMILIES = frozenset(("pipeline", "data", "tensor", "sequence", "memory"))
+"""Families of the schemes of plain plans."""
+
+BY_LAYER = frozenset(("memory/recompute-full", "memory/recompute-selective"))
+"""Schemes that lower a stage of equal layers layer by layer, as long as they are not told how many."""
+
+
+def is_plain(plan: Plan) -> bool:
+    """Says whether a plan is plain, as far as it shows before its stages are lowered: micro-batches that are alike pass
+    equal layers on equal ranks, in an order that no duration decides, and all steps are equal."""
+    job, passes = plan.job, plan.passes
+    if plan.stage_plans or plan.pipelines or job.forward_only or job.cluster.groups or job.noise is not None:
+        return False
+    if len(plan.slice_lengths) > 1 or job.batch.lengths or passes.update_interval or passes.microbatches_of_unit > 1:
+        return False
+    if job.model.cross_attention or job.model.contrastive is not None or not _has_plain_schemes(plan):
+        return False
+    framework = job.framework
+    if (framework.memory.frees_behind and framework.overlap.gathers_ahead) or framework.cuda_graphs:
+        return False
+    if plan.schedule.backwards_per_forward > 1 or not plan.model_parts.architecture.has_equal_layers:
+        return False
+    return make_evaluation(plan) is None and make_reference(plan) is None
+
+
+def _has_plain_schemes(plan: Plan) -> bool:
+    """Says whether the schemes of a plan lower stages layer by layer, but for one that reduces gradients around them."""
+    schedule = plan.schedule
+    if plans_orders(plan) or not schedule.flush or schedule.directions > 1:
+        return False
+    kind = type(schedule)
+    if kind.unused_roles is not Schedule.unused_roles or kind.sums_early is not Schedule.sums_early:
+        return False
+    inside = inner_schemes(plan)
+    if not inside or not isinstance(inside[0], DataScheme) or inside[0].use not in ("data/ddp", "data/zero-1"):
+        return False
+    if plan.schemes[-len(inside) :] != inside:
+        return False
+    if not {scheme.family for scheme in plan.schemes} <= FAMILIES or schemes_with(plan.schemes, HoldsBuffers):
+        return False
+    return all(_lowers_by_layer(scheme) for scheme in (schedule, *inside[1:]))
+
+
+def inner_schemes(plan: Plan) -> tuple[Scheme, ...]:
+    """Returns the schemes of a plan but its schedule, outermost first."""
+    return tuple(scheme for scheme in plan.schemes if scheme.family != "pipeline")
+
+
+def find_data_scheme(plan: Plan) -> DataScheme:
+    """Returns the data scheme of a plain plan."""
+    return next(scheme for scheme in plan.schemes if isinstance(scheme, DataScheme))
+
+
+def _lowers_by_layer(scheme: Scheme) -> bool:
+    """Says whether a scheme does the same with every layer of a stage."""
+    if type(scheme).lower_stage is Scheme.lower_stage:
+        return True
+    return scheme.use in BY_LAYER and getattr(scheme.options, "layers", None) is None
+
+
+def is_plain_stage(stage: StageOps) -> bool:
+    """Says whether a stage has whole weights and gradients all the time, and side ops that are known beforehand."""
+    sides = *stage.ahead, *stage.behind
+    if stage.again or stage.whole_weights or stage.whole_gradients or stage.held or stage.batch_loss is not None:
+        return False
+    return not any(side.formed or len(side.waits) or side.after for side in sides)

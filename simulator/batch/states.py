@@ -1,0 +1,67 @@
+"""Updates and resting memory of the devices of a plan: plans whose devices hold the same have them in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshcast.hardware.records import dataclass
+from meshcast.simulator.batch.blocks import stream_numbers
+from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.forecast.program import host_launch_seconds
+from meshcast.simulator.forecast.resident_memory import (
+    count_outside_steps,
+    offloaded_of_devices,
+    resident_of_devices,
+)
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.stages import device_params, lower_updates
+from meshcast.simulator.ir.ops import StageOps
+from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.program.build import build_updates
+from meshcast.simulator.program.flatten import FlatProgram, flatten_updates
+from meshcast.simulator.program.program import Program
+from meshcast.simulator.program.timetable import Timetable
+
+
+@dataclass(eq=False)
+class DeviceStates:
+    """What the devices of a plan do and hold beside their passes.
+
+    updates: their updates as `kernels.play_updates` reads them.
+    memory: by device, what it holds all the time, at the peak of its update and while it loads [bytes].
+    offloads: whether anything of it is off the GPU.
+    """
+
+    updates: tuple[np.ndarray, ...]
+    memory: np.ndarray
+    offloads: bool
+
+
+def make_states(
+    plan: Plan, stages: Sequence[StageOps], costs: Costs, table: Timetable, shared: SharedWork
+) -> DeviceStates:
+    """Returns what the devices of a plan do and hold beside their passes."""
+    every_params = device_params(plan, stages)
+    updates = lower_updates(plan, stages, every_params, shared.units, shared.stages)
+    tails, meetings = build_updates(updates, [costs.estimate] * plan.shape.p, shared.blocks)
+    host, overlap = host_launch_seconds(plan), plan.job.framework.overlap.pp
+    flat = flatten_updates(Program(table, [], [], [], tails, meetings, overlap, host))
+    resting = resident_of_devices(plan, every_params, None, shared.states)
+    loads = [0.0] * len(resting)
+    if plan.job.framework.memory.loads != "shards":
+        outside = count_outside_steps(plan, every_params, shared.states, shared.outside)
+        loads = [device.loading for device in outside]
+    rows = zip(resting, tails, loads, strict=True)
+    memory = np.array([(sum(states.values()), update.memory.peak, load) for states, update, load in rows])
+    offloaded = offloaded_of_devices(plan, every_params)
+    return DeviceStates(_flatten_updates(flat), memory, any(any(by.values()) for by in offloaded))
+
+
+def _flatten_updates(flat: FlatProgram) -> tuple[np.ndarray, ...]:
+    """Returns the arrays of updates that `kernels.play_updates` reads."""
+    first = np.cumsum([0, *map(len, flat.after)])
+    after = np.array([other for others in flat.after for other in others], np.int64)
+    columns = (np.array(column, float) for column in (flat.seconds, flat.latency, flat.issue))
+    return *columns, first, after, np.array(flat.device, np.int64), stream_numbers(flat.ops, flat.device)
