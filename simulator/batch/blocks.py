@@ -70,9 +70,7 @@ class BlockArrays:
         return remember(self.powers, (size, launch, count), lambda: raise_matrix(one, count))
 
 
-def flatten_block(
-    block: Block, prices: Sequence[tuple[float, float]], marks: Marks, streams: Streams
-) -> BlockArrays:
+def flatten_block(block: Block, prices: Sequence[tuple[float, float]], marks: Marks, streams: Streams) -> BlockArrays:
     """Returns the arrays of a block.
 
     prices: seconds and latency of its ops.
