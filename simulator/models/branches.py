@@ -21,7 +21,7 @@ OWN = (
     *("norm_place", "shared_norm", "sinks", "attention_gate", "softcaps", "norm_residual"),
     *("linear_attention", "cross_attention", "head", "value_dim", "keys_are_values", "value_norm"),
     *("local_attention", "inner_norms", "layer_input", "shared_keys", "reading_ffn", "layer_scale"),
-    *("other", "outside", "output"),
+    *("other", "outside", "output", "variants"),
 )
 """Fields of a model that its branches do not inherit."""
 

@@ -36,15 +36,19 @@ class T5(Config):
     tied: Flag = key("tie_word_embeddings", default=True)
 
     def fields(self) -> dict[str, object]:
-        shape = self.same_fields("hidden", "head_dim", "ffn", "heads", "vocab", "relative_buckets", "dropout", "tied")
+        shape = self.same_fields("hidden", "head_dim", "ffn", "heads", "vocab", "dropout", "tied") | self.tables()
         encoder = {"name": "encoder", "layers": self.layers, "tokens": self.inputs, "bidirectional": True}
-        encoder |= {"final_norm": True, "relative_buckets": self.relative_buckets}
+        encoder |= {"final_norm": True, **self.tables()}
         gated = self.activation.startswith("gated")
         function = self.activation.removeprefix("gated-")
         kind = {"norm": "rmsnorm", "positions": "none", "gated": gated, "cross_attention": True}
         kind["activation"] = "gelu_new" if gated and function == "gelu" else function
         layers = {"layers": self.decoder_layers or self.layers, "seq": self.inputs + TARGETS}
         return shape | kind | layers | {"branches": (encoder,)}
+
+    def tables(self) -> dict[str, object]:
+        """Returns the fields of relative positions of a stack."""
+        return {"relative_buckets": self.relative_buckets}
 
 
 class MT5(T5):
@@ -61,12 +65,9 @@ class UMT5(MT5):
 
     tied: Flag = key("tie_word_embeddings", default=True)
 
-    def fields(self) -> dict[str, object]:
-        shape = super().fields() | {"relative_buckets": None}
-        tables = {"modules": ("relative_attention_bias",), "parameters": self.relative_buckets * self.heads}
-        (encoder,) = shape["branches"]  # type: ignore[misc]
-        branches = ({**encoder, "relative_buckets": None, "other": tables},)
-        return shape | {"other": tables, "branches": branches}
+    def tables(self) -> dict[str, object]:
+        of_layer = self.relative_buckets * self.heads
+        return {"other": {"modules": ("relative_attention_bias",), "parameters": of_layer}}
 
 
 class Layout(NamedTuple):
