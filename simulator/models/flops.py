@@ -109,6 +109,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         some = tokens * of / seq
         for part, flops in _layer_flops(branch, some, of, causal).items():
             parts[part] += flops
+        parts["other"] += some * _other_flops(branch)
         parts["inputs"] += 2 * some * branch.input_products
         projected = some / of if branch.pool != "none" else some / branch.merge
         parts["projector"] += 2 * projected * sum(width * outputs for width, outputs in branch.projector_sizes)

@@ -55,7 +55,7 @@ def name_sample(model: Model, seq: int) -> list[str]:
 
 def mixes_tokens(model: Model) -> bool:
     """Returns whether work that no part describes needs whole sequences."""
-    return any(shape.other is not None and shape.other.mixes for shape in (model, *model.variants))
+    return any(shape.other is not None and shape.other.mixes for shape in (model, *model.variants, *model.branches))
 
 
 def _others(model: Model) -> Iterator[tuple[str, Other]]:
@@ -65,6 +65,9 @@ def _others(model: Model) -> Iterator[tuple[str, Other]]:
     for shape, layers in zip((model, *model.variants), counts, strict=True):
         if shape.other:
             yield f"{layers} layers", shape.other
+    for branch in model.branches:
+        if branch.other:
+            yield f"{branch.layers} layers of {branch.name}", branch.other
     if model.outside:
         yield "outside of the layers", model.outside
 

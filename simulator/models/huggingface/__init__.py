@@ -21,7 +21,7 @@ from meshcast.simulator.models.trace.source import INSTALL, trace_config
 __all__ = ["SUPPORTED", "from_config"]
 
 ENCODER_DECODERS = frozenset(
-    {"longt5", "led", "pegasus_x", "prophetnet", "fsmt", "switch_transformers", "nllb-moe", "t5gemma", "moonshine"}
+    {"pegasus_x", "prophetnet", "fsmt", "switch_transformers", "nllb-moe", "t5gemma", "moonshine"}
 )
 """Kinds of encoders with decoders that are not read."""
 

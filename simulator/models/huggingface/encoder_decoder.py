@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple
 
+from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.huggingface.config import Config, key, refuse
 from meshcast.simulator.models.parts import Depth, Flag, Probability, Size
 
@@ -36,15 +37,23 @@ class T5(Config):
     tied: Flag = key("tie_word_embeddings", default=True)
 
     def fields(self) -> dict[str, object]:
-        shape = self.same_fields("hidden", "head_dim", "ffn", "heads", "vocab", "relative_buckets", "dropout", "tied")
+        shape = self.same_fields("hidden", "head_dim", "ffn", "heads", "vocab", "dropout", "tied") | self.tables()
         encoder = {"name": "encoder", "layers": self.layers, "tokens": self.inputs, "bidirectional": True}
-        encoder |= {"final_norm": True, "relative_buckets": self.relative_buckets}
+        encoder |= {"final_norm": True, **self.tables(), **self.encoder_fields()}
         gated = self.activation.startswith("gated")
         function = self.activation.removeprefix("gated-")
         kind = {"norm": "rmsnorm", "positions": "none", "gated": gated, "cross_attention": True}
         kind["activation"] = "gelu_new" if gated and function == "gelu" else function
         layers = {"layers": self.decoder_layers or self.layers, "seq": self.inputs + TARGETS}
         return shape | kind | layers | {"branches": (encoder,)}
+
+    def tables(self) -> dict[str, object]:
+        """Returns the fields of relative positions of a stack."""
+        return {"relative_buckets": self.relative_buckets}
+
+    def encoder_fields(self) -> dict[str, object]:
+        """Returns what the encoder has beside that of T5, or in its place."""
+        return {}
 
 
 class MT5(T5):
@@ -61,12 +70,27 @@ class UMT5(MT5):
 
     tied: Flag = key("tie_word_embeddings", default=True)
 
-    def fields(self) -> dict[str, object]:
-        shape = super().fields() | {"relative_buckets": None}
-        tables = {"modules": ("relative_attention_bias",), "parameters": self.relative_buckets * self.heads}
-        (encoder,) = shape["branches"]  # type: ignore[misc]
-        branches = ({**encoder, "relative_buckets": None, "other": tables},)
-        return shape | {"other": tables, "branches": branches}
+    def tables(self) -> dict[str, object]:
+        of_layer = self.relative_buckets * self.heads
+        return {"other": {"modules": ("relative_attention_bias",), "parameters": of_layer}}
+
+
+class LongT5(T5):
+    """``LongT5Config``: in the encoder a block of tokens sees its neighbours, and with ``transient-global`` the means
+    of all blocks. Chunks of as many tokens as a query sees describe that; making the means is left out."""
+
+    inputs: Size = key("n_positions", default=4096)
+    kind: Literal["local", "transient-global"] = key("encoder_attention_type", default="local")
+    radius: Size = key("local_radius", default=127)
+    block: Size = key("global_block_size", default=16)
+
+    def encoder_fields(self) -> dict[str, object]:
+        neighbours = 3 * (self.radius + 1)
+        if self.kind == "local":
+            return {"attention_chunk": neighbours}
+        norm = {"modules": ("global_input_layer_norm",), "parameters": self.hidden}
+        tables = {"relative_buckets": 2 * self.relative_buckets}
+        return {"attention_chunk": neighbours + self.inputs // self.block, "other": norm, **tables}
 
 
 class Layout(NamedTuple):
@@ -86,7 +110,7 @@ class Layout(NamedTuple):
 
 LAYOUTS = {
     **dict.fromkeys(("bart", "plbart", "mvp", "trocr"), Layout(True, True, 2)),
-    "blenderbot-small": Layout(True, True, 0),
+    **dict.fromkeys(("blenderbot-small", "led"), Layout(True, True, 0)),
     "mbart": Layout(False, True, 2),
     "blenderbot": Layout(False, False, 0),
     **dict.fromkeys(("pegasus", "m2m_100"), Layout(False, False, None)),
@@ -159,10 +183,11 @@ class BART(Config):
         if self.sparse == "block_sparse":
             encoder["attention_chunk"] = (SCORED_BLOCKS + self.random_blocks) * self.block
         shape |= {"outside": {"modules": ("layernorm_embedding",), "parameters": -2 * absent}} if absent else {}
-        return shape | {"cross_attention": True, "seq": self.inputs + targets, "branches": (encoder | self.listen(),)}
+        encoder |= self.encoder_fields()
+        return shape | {"cross_attention": True, "seq": self.inputs + targets, "branches": (encoder,)}
 
-    def listen(self) -> dict[str, object]:
-        """Returns the fields of an encoder of sounds; none of one that reads token ids."""
+    def encoder_fields(self) -> dict[str, object]:
+        """Returns what the encoder has beside that of BART, or in its place."""
         return {}
 
     def _read_dropout(self) -> dict[str, object]:
@@ -170,6 +195,22 @@ class BART(Config):
         if self.dropout and not self.attention_dropout:
             return {"dropout": self.dropout, "score_dropout": False}
         return self.read_dropout("dropout", "attention_dropout")
+
+
+class LED(BART):
+    """``LEDConfig``: a token of the encoder sees a window of others, which chunks as long describe, and projects keys
+    and values once more for the few tokens that see all."""
+
+    inputs: Size = key("max_encoder_position_embeddings", default=16384)
+    targets: Size | None = key("max_decoder_position_embeddings", default=1024)
+    window: Size | list[Size] = key("attention_window", default=512)
+
+    def encoder_fields(self) -> dict[str, object]:
+        windows = self.window if isinstance(self.window, list) else [self.window]
+        if len({*windows}) > 1:
+            raise ModelError("window", "windows of equal layers are supported", "Give one number", self.window)
+        once_more = {"parameters": 3 * self.hidden * (self.hidden + 1), "flops": 4 * self.hidden**2}
+        return {"attention_chunk": windows[0], "other": {"modules": ("query_global", "key_global"), **once_more}}
 
 
 class TrOCR(BART):
@@ -188,7 +229,7 @@ class Whisper(BART):
     bins: Size = key("num_mel_bins", default=80)
     dropout: Probability = key("dropout", default=0.0)
 
-    def listen(self) -> dict[str, object]:
+    def encoder_fields(self) -> dict[str, object]:
         convolutions = [{"channels": self.hidden, "kernel": 3, "stride": stride} for stride in (1, 2)]
         return {"positions": "none", "input_width": self.bins, "convolutions": convolutions}
 
@@ -207,7 +248,7 @@ class Speech2Text(BART):
         tokens = self.inputs // 2 ** len(self.kernels)
         return super(Speech2Text, self.model_copy(update={"inputs": tokens})).fields()
 
-    def listen(self) -> dict[str, object]:
+    def encoder_fields(self) -> dict[str, object]:
         channels = [self.channels] * (len(self.kernels) - 1) + [2 * self.hidden]
         parts = zip(channels, self.kernels, strict=True)
         convolutions = [{"channels": wide, "kernel": kernel, "stride": 2, "gated": True} for wide, kernel in parts]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from meshcast.hardware.errors import ModelError
 
-ENCODERS = frozenset({"BERT", "MegatronBERT", "PreNormRoBERTa", "BERTGeneration"})
+ENCODERS = frozenset({"BERT", "MegatronBERT", "PreNormRoBERTa", "BERTGeneration", "DistilBERT", "MPNet", "ModernBERT"})
 """Readers of encoders, whose heads read the state of the first token behind a square layer (`pooler`)."""
 
 ENDS_OF_ANSWERS = 2
@@ -33,7 +33,8 @@ def read_head(config: Mapping[str, object], reader: str, fields: dict[str, objec
         if both:
             rule = "it has the encoder alone, which is not described"
             raise ModelError("architectures", rule, "Give the fields of `model:` themselves", name)
-        return _replace_head({"classes": _count_classes(config), "pool": "none"}, "bias")
+        square = ("dense",) if reader == "ModernBERT" else ()
+        return _replace_head({"classes": _count_classes(config), "pool": "none"}, *square, "bias")
     if name.endswith("ForQuestionAnswering"):
         return _replace_head({"classes": ENDS_OF_ANSWERS, "pool": "none"}, "bias")
     if reader in ENCODERS and name.endswith("Model"):

@@ -149,6 +149,9 @@ TEXTS = {
 SUPPORTED = DECODERS | {
     **dict.fromkeys(("bert", "roberta", "camembert", "ernie", "data2vec-text", "xlm-roberta"), "encoder.BERT"),
     "megatron-bert": "encoder.MegatronBERT",
+    "distilbert": "encoder.DistilBERT",
+    "mpnet": "encoder.MPNet",
+    "modernbert": "encoder.ModernBERT",
     "roberta-prelayernorm": "encoder.PreNormRoBERTa",
     "bert-generation": "encoder.BERTGeneration",
     "xlm": "encoder.XLM",
@@ -179,6 +182,8 @@ SUPPORTED = DECODERS | {
     **dict.fromkeys(("bart", "plbart", "mvp", "mbart", "pegasus", "marian", "m2m_100"), "encoder_decoder.BART"),
     **dict.fromkeys(("blenderbot", "blenderbot-small", "bigbird_pegasus"), "encoder_decoder.BART"),
     "trocr": "encoder_decoder.TrOCR",
+    "led": "encoder_decoder.LED",
+    "longt5": "encoder_decoder.LongT5",
     "whisper": "encoder_decoder.Whisper",
     "speech_to_text": "encoder_decoder.Speech2Text",
 }

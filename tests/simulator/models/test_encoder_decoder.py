@@ -14,7 +14,7 @@ from meshcast.simulator.models.flops import causal, forward_matmul_flops, palm
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
 from tests.contract.measure import params_of
-from tests.contract.played import Played
+from tests.contract.played import Played, play_job
 from tests.simulator.models.configs import ENCODER_DECODER_COUNTS, ENCODER_DECODERS
 from tests.simulator.models.lowered import PLANS, describe_job, play
 
@@ -56,6 +56,58 @@ def test_a_gelu_is_approximate_behind_a_gate_alone(stated: str, function: str) -
     """As ``T5Config`` reads ``feed_forward_proj``."""
     model = from_config(ENCODER_DECODERS["google-t5/t5-base"] | {"feed_forward_proj": stated})
     assert (model.activation, model.gated) == (function, stated.startswith("gated"))
+
+
+BART: dict[str, Any] = {
+    **{"model_type": "bart", "d_model": H, "encoder_layers": 2, "encoder_attention_heads": A, "encoder_ffn_dim": F},
+    **{"decoder_layers": 3, "decoder_attention_heads": A, "decoder_ffn_dim": F, "vocab_size": V},
+    **{"max_position_embeddings": 48, "dropout": 0.1},
+}
+
+
+def test_dropout_of_scores_is_apart_from_that_of_states() -> None:
+    """BART has either; unfused attention then has kernels for it: in each layer of the encoder, and twice in each of
+    the decoder."""
+    kernels = {}
+    for scores in (0.0, 0.1):
+        model = from_config(BART | {"attention_dropout": scores})
+        assert (model.score_dropout, model.branches[0].score_dropout) == (scores > 0, scores > 0)
+        unfused = {"framework": {"name": "megatron-core", "set": {"attention": "unfused"}}}
+        played = play_job(describe_job(model.model_dump(exclude_unset=True)) | unfused)
+        works = [(unit.count, op.work) for unit in played.stages[0].unit_runs for op in unit.fragment.forward]
+        kernels[scores] = sum(count for count, work in works if isinstance(work, Memory) and work.what == "dropout")
+    assert kernels == {0.0: 0, 0.1: 2 + 2 * 3}
+    assert from_config(BART | {"dropout": 0.0}).score_dropout is False
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "tokens"),
+    [
+        ("bigbird_pegasus", {"attention_type": "block_sparse", "num_random_blocks": 2}, (3 + 2 + 2) * 64),
+        ("bigbird_pegasus", {"attention_type": "original_full"}, None),
+        ("led", {"attention_window": [32, 32], "max_encoder_position_embeddings": 64}, 32),
+    ],
+)
+def test_windows_and_blocks_of_an_encoder_are_chunks(kind: str, changes: dict[str, Any], tokens: int | None) -> None:
+    model = from_config(BART | {"model_type": kind} | changes)
+    assert (model.branches[0].attention_chunk, model.attention_chunk) == (tokens, None)
+
+
+def test_means_of_blocks_are_keys_of_every_token() -> None:
+    t5 = {"model_type": "longt5", "d_model": H, "d_ff": F, "num_layers": 2, "num_heads": A, "vocab_size": V}
+    model = from_config(t5 | {"encoder_attention_type": "transient-global", "n_positions": 1024})
+    assert model.branches[0].attention_chunk == 3 * 128 + 1024 // 16
+    assert from_config(t5 | {"encoder_attention_type": "local"}).branches[0].attention_chunk == 3 * 128
+
+
+def test_a_decoder_alone_holds_what_it_does_not_use() -> None:
+    """``BartForCausalLM``: the weights of attention to an encoder are there, and nothing of them is computed."""
+    model = from_config(BART | {"is_encoder_decoder": False})
+    played = play_job(describe_job(model.model_dump(exclude_unset=True)))
+    assert sum(param.size for param in played.held(0)) == model.parameters
+    plain = model.model_copy(update={"other": None})
+    assert model.parameters - plain.parameters == 3 * (4 * H * (H + 1) + 2 * H)
+    assert forward_matmul_flops(model, 48, 48, causal=True) == forward_matmul_flops(plain, 48, 48, causal=True)
 
 
 def test_parameters_by_hand() -> None:

@@ -104,6 +104,7 @@ def test_the_share_of_rope_is_read_from_either_place() -> None:
         ("lfm2", {"layer_types": ["conv", "full_attention"] * 8}, {"full_every": 2}),
         ("lfm3", {"use_sandwich_norm": False}, {"norm_place": "before"}),
         ("lfm2", {"block_auto_adjust_ff_dim": False}, {"ffn": 12288}),
+        ("modernbert", {"global_attn_every_n_layers": 2}, {"full_every": (*range(0, 22, 2),)}),
     ],
 )
 def test_keys_that_change_a_step_change_the_model(kind: str, changes: dict[str, Any], words: dict[str, Any]) -> None:
@@ -245,6 +246,7 @@ PARTS: list[dict[str, Any]] = [
     {**DECODER, "branches": [ENCODER], "embedding_norm": True, "qkv_bias": "queries-values"},
     {**DECODER, "branches": [{**ENCODER, **SOUNDS}], "qkv_bias": "queries-values"},
     {**DECODER, "branches": [{**ENCODER, **SOUNDS}], "tied": False},
+    {**DECODER, "branches": [{**ENCODER, "other": {"parameters": 64, "flops": 4 * 64**2}}], "other": {"parameters": 3}},
     {"branches": [{**TOWER, **SOUNDS, "hidden": 64, "merge": 2}, {"layers": 0}], "tied": True},
 ]
 
