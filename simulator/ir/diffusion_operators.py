@@ -58,6 +58,18 @@ class Gate(Modulate):
     """y = gate x, with a vector of a sample."""
 
 
+class RepeatWords(Operator):
+    """A text for every frame; the gradients of all are summed."""
+
+    sums = True
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory("concat", at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return [Memory("concat", at.bytes(*self.outs), at.bytes(*self.ins))]
+
+
 class SplitTokens(Operator):
     """Parts of a sequence, one behind the other, as tensors of their own: views, which take no time."""
 

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from meshcast.hardware.remembered import remembered
 from meshcast.simulator.ir.decoder_operators import KeepContext, Softcap
-from meshcast.simulator.ir.diffusion_operators import SquaredError
+from meshcast.simulator.ir.diffusion_operators import RepeatWords, SquaredError
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, LayersFrom, Module, Stage, Unit, add_marks
 from meshcast.simulator.ir.operators import Activation, Boundary, Concat, Embedding, Head, Linear, Loss, Norm, Residual
@@ -243,12 +243,16 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         assert isinstance(self.model, Model)
         texts = replace(self, model=self.model.branches[0], seq=self.encoder_seq, encoder_seq=0)
         reading, _ = build_input(texts)
-        *first, last = (name_words(add_prefix(module, "text.", ())) for module in reading)
-        assert isinstance(last, Linear)
-        linear = replace(last, outs=(self.context,))
-        keep = KeepContext("context", (self.context,), (), launches=0.0)
+        modules: list[Module] = [name_words(add_prefix(module, "text.", ())) for module in reading]
+        last = modules[-1]
+        if self.context.has("u"):
+            modules.append(RepeatWords("text.repeat", tuple(last.outputs), (self.context,)))
+        else:
+            assert isinstance(last, Linear)
+            modules[-1] = replace(last, outs=(self.context,))
+        modules.append(KeepContext("context", (self.context,), (), launches=0.0))
         patches, embedded = build_input(self)
-        return self._unit(Unit, "decoder input", [*first, linear, keep, *patches], False, embedded)
+        return self._unit(Unit, "decoder input", [*modules, *patches], False, embedded)
 
     @cached_property
     def join(self) -> Unit:
@@ -351,7 +355,7 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         added = self.scale(modules, self.convolve(modules, added, "proj.conv"), "proj")
         bias = self._mixer_bias(kind)
         modules.append(Residual("residual1", (stream, added), (middle,), bias, dropout=model.dropout > 0))
-        if self.encoder_seq:
+        if self._attends_to_context(kind):
             middle = self._cross(modules, middle)
             last = again if model.norm_residual else middle
         if before:
@@ -428,6 +432,11 @@ class Architecture(RareBlockBuilder, StreamBuilder):
             return self.linear_mixer(self.model.linear_attention, x, y)
         attention = self.self_attention(x, y, kind.local)
         return attend_along(attention, kind.along) if kind.along else attention
+
+    def _attends_to_context(self, kind: LayerKind) -> bool:
+        """Returns whether a layer attends to what stands beside its stream."""
+        diffusion = self.model.diffusion if isinstance(self.model, Model) else None
+        return self.encoder_seq > 0 and not (diffusion and diffusion.cross_frames and kind.along == "u")
 
     def _cross(self, modules: list[Module], middle: Tensor) -> Tensor:
         """Adds the cross-attention of a decoder layer; returns its result."""

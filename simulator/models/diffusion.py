@@ -76,6 +76,13 @@ class Diffusion(ShapePart):
     cross_norm: Flag = False
     """With `cross_attention`: it reads the result of a layer norm with a weight and a bias (Wan); otherwise the stream
     as it is (PixArt)."""
+    cross_frames: Flag = False
+    """With `cross_attention` and `frames`: layers with attention within frames alone attend to the text, and each frame
+    has keys and values of it for itself (Latte); otherwise all layers do, with the same keys and values."""
+
+    def count_cross(self, layers: int) -> int:
+        """Counts those of so many layers that attend to a text."""
+        return -(-layers // 2) if self.cross_frames else layers
 
     def condition_parameters(self, hidden: int, modulation: Modulation) -> int:
         """Counts the parameters of the embedders, and of the projection that all layers share."""

@@ -51,15 +51,30 @@ def check_diffusion(model: Transformer, parts: DiffusionParts) -> None:
         raise ModelError("norm_place", "modulated norms are before attention and MLP", "Leave it out", model.norm_place)
     for i, branch in enumerate(parts.branches):
         _check_text(branch, f"branches[{i}]")
-    if model.frames and parts.branches:
-        raise ModelError("frames", "videos with texts are supported with attention to all frames", "Leave it out")
+    _check_frames(model, parts)
     if parts.cross_attention:
         _check_cross(model, parts)
     elif parts.diffusion.cross_norm:
         raise ModelError("diffusion.cross_norm", "it is that of cross_attention", "Leave it out", True)
     for where, shape in (("", model), *((f"variants[{i}].", variant) for i, variant in enumerate(parts.variants))):
-        assert shape.modulation is not None
+        if shape.modulation is None:
+            rule = "all layers of patches are modulated"
+            raise ModelError(f"{where}modulation", rule, "Leave it out, as the model has it")
         _check_layers(parts, shape, shape.modulation, where)
+
+
+def _check_frames(model: Transformer, parts: DiffusionParts) -> None:
+    if parts.diffusion.cross_frames and not (parts.cross_attention and model.frames):
+        rule = "it is that of cross_attention in a model with frames"
+        raise ModelError("diffusion.cross_frames", rule, "Leave it out", True)
+    if not model.frames:
+        return
+    if parts.branches and not parts.cross_attention:
+        rule = "texts in the sequence of the patches of a video are supported with attention to all frames"
+        raise ModelError("frames", rule, "Leave it out, or give cross_attention: true", model.frames)
+    if over := (model.seq - sum(text.tokens or 0 for text in parts.branches)) % model.frames:
+        rule = f"every one of {model.frames} frames has equally many patches"
+        raise ModelError("seq", rule, f"Give {model.seq - over or model.frames}", model.seq)
 
 
 def _check_text(branch: Branch, where: str) -> None:

@@ -100,11 +100,8 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         trunk_tokens = tokens * model.trunk_tokens(seq) / seq
     parts = _trunk_flops(model, trunk_tokens, model.trunk_tokens(seq), causal)
     if model.cross_attention:
-        inputs = tokens - trunk_tokens
-        parts["qkv"] += model.layers * 2 * model.hidden * trunk_tokens * model.query_width
-        parts["qkv"] += model.layers * 2 * model.hidden * inputs * (model.key_width + model.value_width)
-        parts["attention"] += 2 * trunk_tokens * _count_cross(model, seq)
-        parts["proj"] += model.layers * 2 * trunk_tokens * model.output_width * model.hidden
+        for part, flops in _cross_flops(model, tokens, trunk_tokens, seq).items():
+            parts[part] += flops
     for branch, of in _branches(model, seq):
         some = tokens * of / seq
         for part, flops in _layer_flops(branch, some, of, causal).items():
@@ -116,6 +113,27 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     for part, flops in _end_flops(model, tokens, trunk_tokens, seq).items():
         parts[part] += flops
     return parts
+
+
+def _cross_flops(model: Model, tokens: int, trunk_tokens: float, seq: int) -> dict[str, float]:
+    """Counts the FLOPs of attention to an encoder, or to a text, by part: see `forward_matmul_flops`."""
+    inputs, layers = (tokens - trunk_tokens) * _text_copies(model), 2 * _cross_layers(model)
+    projected = trunk_tokens * model.query_width + inputs * (model.key_width + model.value_width)
+    return {
+        "qkv": layers * model.hidden * projected,
+        "attention": 2 * trunk_tokens * _count_cross(model, seq),
+        "proj": layers * trunk_tokens * model.output_width * model.hidden,
+    }
+
+
+def _cross_layers(model: Model) -> int:
+    """Counts the layers that attend to an encoder, or to a text."""
+    return model.diffusion.count_cross(model.layers) if model.diffusion else model.layers
+
+
+def _text_copies(model: Model) -> int:
+    """Counts the keys and values that a layer has of each token of a text."""
+    return model.frames or 1 if model.diffusion and model.diffusion.cross_frames else 1
 
 
 def _end_flops(model: Model, tokens: int, trunk_tokens: float, seq: int) -> dict[str, float]:
@@ -369,7 +387,7 @@ def _count_cross(model: Model, seq: int) -> float:
     """Returns L a d T of attention to an encoder, of queries and of values, with the encoder's tokens as T; 0 without
     an encoder."""
     inputs = seq - model.trunk_tokens(seq)
-    return model.layers * inputs * (model.query_width + model.output_width)
+    return _cross_layers(model) * inputs * (model.query_width + model.output_width)
 
 
 def causal(model: Model, seq: int) -> float:
@@ -434,7 +452,7 @@ def _mosaic_attention(model: Model, seq: int) -> float:
     kinds = Counter(map(model.kind, range(model.encoder_layers, model.encoder_layers + model.layers)))
     of = model.trunk_tokens(seq)
     trunk = sum(layers * _reach(of, model, kind) for kind, layers in kinds.items() if kind.has_attention) * of / seq
-    trunk += model.layers * (seq - of) * of / seq
+    trunk += _cross_layers(model) * (seq - of) * of / seq
     branches = sum(branch.layers * branch.hidden * of * of / seq for branch, of in _branches(model, seq))
     return trunk * model.hidden + branches
 

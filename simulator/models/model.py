@@ -240,7 +240,8 @@ class Model(Transformer):
             len(variant.numbers) * variant.every_layer_parameters(experts and variant.top_k)
             for variant in self.variants
         )
-        return super().every_layer_parameters(experts) + sum(varied)
+        without = self.layers - self.diffusion.count_cross(self.layers) if self.diffusion else 0
+        return super().every_layer_parameters(experts) + sum(varied) - without * self.cross_parameters
 
     # -------------------------------------------------------------------------------------- parameters
 

@@ -108,8 +108,11 @@ class Shapes:
     def context(self) -> Tensor:
         """What the layers of a decoder read: the output of the encoder [b, s, h], or of a diffusion transformer a text
         [b, w, h], which every rank has whole where ranks share a sequence."""
-        tokens = "w" if isinstance(self.model, Model) and self.model.diffusion else "s"
-        dims = {"b": self.token_dims["b"], tokens: Dim(self.encoder_seq), "h": self.hidden_dim}
+        diffusion = self.model.diffusion if isinstance(self.model, Model) else None
+        tokens = {"w" if diffusion else "s": Dim(self.encoder_seq)}
+        if diffusion and diffusion.cross_frames:
+            tokens = {"u": self.token_dims["u"], **tokens}
+        dims = {"b": self.token_dims["b"], **tokens, "h": self.hidden_dim}
         return Tensor("context", dims, self.dtype)
 
     def of_sample(self, name: str, width: int) -> Tensor:

@@ -240,9 +240,10 @@ def check_frames(plan: Plan) -> None:
     if not frames:
         return
     assert batch.sequence is not None
-    if batch.sequence % frames:
+    tokens = round(plan.job.model.trunk_tokens(batch.sequence))
+    if tokens % frames:
         rule = f"every one of the {frames} frames of {plan.job.model.name} has equally many tokens"
-        near = max(1, round(batch.sequence / frames)) * frames
+        near = max(1, round(tokens / frames)) * frames + batch.sequence - tokens
         raise PlanError("batch.sequence", rule, f"{near} would work", batch.sequence)
     sliced = len(plan.schedule.slices) != 1
     parts = {"batch.documents": batch.documents, "batch.lengths": batch.lengths, "plan.schemes": sliced}

@@ -1,5 +1,5 @@
 """Configs of the transformers of diffusers, by their ``_class_name``: DiT, and those that see a text by joint attention
-(SD3, Flux, HunyuanVideo), in a sequence with the patches (CogVideoX), or by cross-attention (PixArt, Wan).
+(SD3, Flux, HunyuanVideo), in a sequence with the patches (CogVideoX), or by cross-attention (PixArt, Latte, Wan).
 
 Defaults are those of release 0.42. A config says how large latents are (``sample_size``), or does not; then `seq` of
 the model says it, patches and tokens of the text together. The tokens of a text are those of the pipeline of the
@@ -132,6 +132,29 @@ class PixArt(BasicLayers):
         text = text_branch(tokens, self.text_width, input_bias="mlp")
         shape = self.shape(patch, self.patches, tokens) | layers | {"branches": text}
         return shape | {"diffusion": self.ends(patch, self.time_step(), *sizes)}
+
+
+class Latte(BasicLayers):
+    """``LatteTransformer3DModel``: layers by turns within frames, where they attend to a text, and across frames."""
+
+    norm: Literal["ada_norm_single"] = key("norm_type")
+    text_width: Size = key("caption_channels")
+    cross_width: Size | None = key("cross_attention_dim", default=None)
+    bias: Flag = key("attention_bias", default=False)
+    activation: Gelu = key("activation_fn")
+    affine: Annotated[Flag, refuse("weights of modulated norms")] = key("norm_elementwise_affine")
+    frames: Size = key("video_length", default=16)
+    tokens: Size = key("text_tokens", default=120)
+
+    def fields(self) -> dict[str, object]:
+        if self.cross_width != self.hidden:
+            raise ModelError("cross_width", "it is as wide as the model", f"Give {self.hidden}", self.cross_width)
+        patch, patches = self.patch_size**2, (self.patches or 0) * self.frames
+        layers = {"cross_attention": True, "modulation": {"by": "table"}, "qkv_bias": self.bias}
+        text = text_branch(self.tokens, self.text_width, input_bias="mlp")
+        shape = self.shape(patch, patches or None, self.tokens) | layers | {"branches": text, "frames": self.frames}
+        ends = self.ends(patch, self.time_step(), cross_frames=True)
+        return shape | {"layers": 2 * self.layers, "diffusion": ends}
 
 
 class SD3(SquareLatents):

@@ -196,6 +196,7 @@ DIFFUSERS = {
     "FluxTransformer2DModel": "diffusers.FluxImages",
     "CogVideoXTransformer3DModel": "diffusers.CogVideoX",
     "HunyuanVideoTransformer3DModel": "diffusers.HunyuanVideo",
+    "LatteTransformer3DModel": "diffusers.Latte",
     "WanTransformer3DModel": "diffusers.Wan",
 }
 """The same of configs of diffusers, by their ``_class_name``."""

@@ -253,7 +253,7 @@ def _check_projection(shape: RareFields, positions: int) -> None:
 
 
 def _check_video(shape: RareFields, frames: int) -> None:
-    if shape.seq % frames:
+    if shape.modulation is None and shape.seq % frames:  # else texts count in it, too
         near = max(1, round(shape.seq / frames)) * frames
         raise ModelError("seq", f"every one of {frames} frames has equally many tokens", f"Give {near}", shape.seq)
     if not shape.bidirectional:

@@ -62,6 +62,14 @@ KINDS: dict[str, dict[str, Any]] = {
         **{"cross_attention": True, "modulation": {"by": "table"}, "qk_layernorm": "all", "positions": "rope"},
     },
     "video": {"diffusion": ENDS, "frames": 4},
+    "latte": {
+        **{"diffusion": ENDS | {"cross_frames": True}, "branches": [{**WORDS, "input_bias": "mlp"}], "frames": 4},
+        **{"cross_attention": True, "modulation": {"by": "table"}},
+    },
+    "video and text": {
+        **{"diffusion": ENDS, "branches": [{**WORDS, "input_bias": "mlp"}], "frames": 4},
+        **{"cross_attention": True, "modulation": {"by": "table"}},
+    },
 }
 
 
@@ -147,7 +155,8 @@ def test_ranks_divide_the_products_of_tokens_and_each_computes_the_vectors_of_a_
     counted = forward_matmul_flops(model, SEQ, SEQ, causal=True)
     attention, again = counted.pop("attention"), counted["modulation"]
     if model.cross_attention:
-        again += 2 * TEXT * H * (48 + H) + (4 * 2 * TEXT * H * 2 * H if "cp" in plan else 0)
+        keys = {"latte": 2 * 4}.get(kind, 4)  # of each layer, of Latte of four frames in two
+        again += 2 * TEXT * H * (48 + H) + (keys * 2 * TEXT * H * 2 * H if "cp" in plan else 0)
     assert played.flops("F") == {"gemm": sum(counted.values()) + again, "attention": pytest.approx(attention)}
     held = played.held(0)
     assert sum(param.total for param in held) == model.parameters
