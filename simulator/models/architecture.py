@@ -16,6 +16,7 @@ from meshcast.simulator.ir.decoder_operators import KeepContext, Scale, Softcap
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, LayersFrom, Module, Stage, Unit, add_marks
 from meshcast.simulator.ir.operators import Activation, Boundary, Concat, Embedding, Head, Loss, Norm, Residual
+from meshcast.simulator.ir.stream_operators import AddToStreams
 from meshcast.simulator.models.adapters import freeze, mark_lowest
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.composition import compose
@@ -276,8 +277,8 @@ class Architecture(RareBlockBuilder):
             return self._hybrid_layer(self.model.ssm, kind, x, end)
         if (model := self.model.shape_of(kind)) is not self.model:
             return replace(self, model=model)._layer(kind, x, end)
-        if model.hyper_connections:
-            return self._layer_of_streams(kind, x, end)
+        if model.streams:
+            return (self._layer_of_first_stream if model.altup else self._layer_of_streams)(kind, x, end)
         normed, again, projected, middle = (self.act(name) for name in ("norm1", "norm2", "proj", "middle"))
         before = self._norm_place(kind) != "after"
         read = (normed if model.shared_norm else again) if before else middle
@@ -303,7 +304,8 @@ class Architecture(RareBlockBuilder):
             return [*modules, *self._finish_layer(block, results, last, end, kind)]
         stream = self.act("stream")
         modules += self._finish_layer(block, results, last, stream, kind)
-        return [*modules, *self.add_layer_input(model.layer_input, stream, end)]
+        reading, result = self.read_layer_input(model.layer_input, stream)
+        return [*modules, *reading, Residual("residual.input", (stream, result), (end,))]
 
     def _layer_of_streams(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer whose blocks read and write several residual streams."""
@@ -317,6 +319,24 @@ class Architecture(RareBlockBuilder):
             modules.append(Residual("experts.sum", results, (result,)))
             results = (result,)
         return [*modules, self.write_streams("2", middle, results[0], behind, end)]
+
+    def _layer_of_first_stream(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
+        """Builds the modules of a layer over the first of several residual streams, with an input of its own (Gemma
+        3n)."""
+        normed, projected, middle, again, active = (self.act(n) for n in ("norm1", "proj", "middle", "norm2", "active"))
+        modules, predicted, first = self.predict_streams(x)
+        modules.append(self.layernorm("norm1", first, normed))
+        low_rank = self.project_low_rank(modules, normed)
+        modules.append(self._attention_of(kind, normed, projected))
+        added = self._norm_behind(modules, projected, "proj.norm")
+        modules.append(Residual("residual1", (first, added, low_rank), (middle,)))
+        modules.append(self.layernorm("norm2", middle, again))
+        block, results = self.dense(again)
+        modules += self._finish_layer(block, results, middle, active, kind)
+        corrected, first = self.correct_streams(modules, predicted, active)
+        assert self.model.layer_input is not None
+        reading, result = self.read_layer_input(self.model.layer_input, first)
+        return [*modules, *reading, AddToStreams("residual.input", (corrected, result), (end,))]
 
     def _mixer_bias(self, kind: LayerKind) -> tuple[Tensor, ...]:
         """Makes the bias of what mixes tokens in a layer, if there is any."""
@@ -412,8 +432,8 @@ class Architecture(RareBlockBuilder):
     def _predict(self, x: Tensor, owns: bool) -> list[Module]:
         """Builds final norm, output layer and loss. owns: they have weights, instead of reading others."""
         modules: list[Module] = []
-        if self.model.hyper_connections:
-            x = self.collapse_streams(modules, "last", x)[0]
+        if self.model.streams:
+            x = self.average_streams(modules, x) if self.model.altup else self.collapse_streams(modules, "last", x)[0]
         normed = self.act("norm.out")
         logits = replace(self.act("logits", v=Dim(self.vocab)), pieces=self.loss.pieces)
         loss = Tensor("loss", self.token_dims, "fp32")

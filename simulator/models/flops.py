@@ -125,6 +125,8 @@ def _trunk_flops(model: Model, tokens: float, seq: float, causal: bool) -> dict[
         parts["other"] += layers * tokens * _other_flops(shape)
     if model.hyper_connections:
         parts["streams"] += tokens * model.hyper_connections.last_flops(model.hidden)
+    if model.altup:
+        parts["streams"] += tokens * model.altup.end_flops(model.hidden)
     parts["other"] += tokens * (model.outside.flops if model.outside else 0)
     return parts
 
@@ -145,6 +147,8 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
                 parts[part] += layers * flops
         if model.hyper_connections:
             parts["streams"] += layers * tokens * 2 * model.hyper_connections.flops(h)
+        if model.altup:
+            parts["streams"] += layers * tokens * model.altup.flops(h)
         if model.layer_input:
             parts["inputs"] += layers * 2 * tokens * 3 * h * model.layer_input.width
         if kind.linear and (linear := model.linear_attention):

@@ -8,10 +8,17 @@ from meshcast.simulator.ir.compressed_attention_operators import AttentionToEntr
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.mamba_operators import TokenConvolution
 from meshcast.simulator.ir.modules import Module, SelfAttention
-from meshcast.simulator.ir.operators import Norm, Rope
+from meshcast.simulator.ir.operators import Norm, Residual, Rope
 from meshcast.simulator.ir.profile_operators import BiasedAttention, DistanceBias
 from meshcast.simulator.ir.sparse_attention_operators import ChooseKeys, detach
-from meshcast.simulator.ir.stream_operators import AddToStreams, CollapseStreams, MixStreams
+from meshcast.simulator.ir.stream_operators import (
+    AddToStreams,
+    AverageStreams,
+    CollapseStreams,
+    MixStreams,
+    SplitStreams,
+    UpdateStreams,
+)
 from meshcast.simulator.models.blocks import BlockBuilder
 from meshcast.simulator.models.parts import SparseIndex
 from meshcast.simulator.models.rare_parts import CompressedAttention, DistanceProfiles
@@ -184,3 +191,64 @@ class RareBlockBuilder(BlockBuilder):
         if part and part.mixes:
             return MixStreams(name, ins, (end,), (), float(part.mixing_flops(self.model.hidden)))
         return AddToStreams(name, ins, (end,))
+
+    def predict_streams(self, streams: Tensor) -> tuple[list[Module], Tensor, Tensor]:
+        """Builds the prediction of all streams by a layer over the first (AltUp); returns also them, and the first."""
+        part, first = self.model.altup, self.act("first")
+        assert part is not None
+        n, predicted = part.streams, replace(streams, name="predicted")
+        weights = (
+            self.weight("altup.norm.weight", h=self.hidden_dim),
+            self.weight("waltup.router", h=self.hidden_dim, m=Dim(n)),
+            self.weight("waltup.prediction", j=Dim(n), k=Dim(n * n)),
+        )
+        products = float(part.mixing_flops(self.model.hidden)), float(2 * n**3)
+        update = UpdateStreams("altup.predict", (streams,), (predicted, first), weights, *products, self.grad_dtype)
+        return [update], predicted, first
+
+    def correct_streams(self, modules: list[Module], predicted: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds the correction of all streams by the result of the layer to the modules; returns them, and the first,
+        scaled."""
+        part, corrected = self.model.altup, replace(predicted, name="corrected")
+        assert part is not None
+        first, n = self.act("corrected.first"), Dim(part.streams)
+        weights = self.weight("waltup.correction", j=n, k=n), self.weight("altup.scale", h=self.hidden_dim)
+        read = (
+            self.weight("altup.norm.weight", h=self.hidden_dim),
+            self.weight("waltup.router", h=self.hidden_dim, m=n),
+        )
+        kind = 0.0, float(2 * part.streams**2), self.grad_dtype
+        ins, outs = (predicted, active), (corrected, first)
+        modules.append(UpdateStreams("altup.correct", ins, outs, weights, *kind, shared_weights=read))
+        return corrected, first
+
+    def project_low_rank(self, modules: list[Module], x: Tensor) -> Tensor:
+        """Adds a low-rank projection with a norm, added to its input, to the modules (LAuReL); returns the sum."""
+        part = self.model.altup
+        assert part is not None
+        rank = Dim(part.laurel_rank)
+        low, back, normed, total = (
+            self.act("laurel.low", r=rank),
+            *(self.act(f"laurel.{name}") for name in ("back", "norm", "sum")),
+        )
+        modules += [
+            *self.linear("laurel.down", x, (low,), self.weight("wlaurel.down", h=self.hidden_dim, r=rank)),
+            *self.linear("laurel.up", low, (back,), self.weight("wlaurel.up", r=rank, h=self.hidden_dim)),
+            Norm(normed.name, (back,), (normed,), self.norm_weights(normed.name), modules=("norm",)),
+            Residual(total.name, (x, normed), (total,)),
+        ]
+        return total
+
+    def average_streams(self, modules: list[Module], streams: Tensor) -> Tensor:
+        """Adds the mean of the first stream and of projections of the others to the modules; returns it."""
+        part = self.model.altup
+        assert part is not None
+        count, h = Dim(part.streams - 1), self.hidden_dim
+        first, mean = self.act("first.out"), self.act("streams.mean")
+        others, projected = self.act("others.out", m=count, g=h), self.act("others.projected", m=count, h=h)
+        modules += [
+            SplitStreams("streams.split", (streams,), (first, others)),
+            *self.linear("altup.out", others, (projected,), self.weight("waltup.out", m=count, g=h, h=h)),
+            AverageStreams("streams.average", (first, projected), (mean,)),
+        ]
+        return mean

@@ -111,3 +111,41 @@ class DistanceProfiles(ShapePart):
     def flops(self, hidden: int, heads: int) -> int:
         """Counts the FLOPs of a token in their products."""
         return 2 * heads * self.width * (hidden + self.extent)
+
+
+class AltUp(ShapePart):
+    """Several residual streams, of which a layer runs over the first alone (AltUp, arXiv 2301.13310; Gemma 3n). Its
+    coefficients, from the first, predict all streams by a matrix; behind the layer others correct them by what it has
+    changed. Streams begin as projections of the embedding, and end in projections that are averaged.
+
+    The input of attention also passes a low-rank projection with a norm, whose result is added behind attention
+    (LAuReL, arXiv 2411.07501).
+    """
+
+    streams: Size
+    """Residual streams of a token, n."""
+    laurel_rank: Size
+    """Width of the low-rank projection."""
+
+    def parameters(self, hidden: int) -> int:
+        """Counts the parameters of a layer: a router with its norm, coefficients, a scale, and the low-rank projection
+        with its norm. hidden: width of a stream."""
+        n = self.streams
+        return hidden * (n + 2) + n**3 + n**2 + hidden * (2 * self.laurel_rank + 1)
+
+    def end_parameters(self, hidden: int) -> int:
+        """Counts those of the projections in front of the layers, and behind them."""
+        return 2 * (self.streams - 1) * hidden**2
+
+    def flops(self, hidden: int) -> int:
+        """Counts the FLOPs of a token in the products of a layer."""
+        n = self.streams
+        return 2 * (2 * hidden * n + n**3 + n**2 + 2 * hidden * self.laurel_rank) + self.mixing_flops(hidden)
+
+    def mixing_flops(self, hidden: int) -> int:
+        """Counts those of them that predict streams."""
+        return 2 * self.streams**2 * hidden
+
+    def end_flops(self, hidden: int) -> int:
+        """Counts the FLOPs of a token in the projections in front of the layers, and behind them."""
+        return 2 * self.end_parameters(hidden)

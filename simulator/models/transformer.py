@@ -288,6 +288,7 @@ class Transformer(RareFields):
         mixer -= self._unused_head_experts if experts is not None and not linear else 0
         added = self.layer_input.parameters(self.hidden) + self.norm_parameters if self.layer_input else 0
         added += 2 * self.hyper_connections.parameters(self.hidden) if self.hyper_connections else 0
+        added += self.altup.parameters(self.hidden) if self.altup else 0
         added += 2 * self.hidden * self.layer_scale + (self.other.parameters if self.other else 0)
         return self._norms * self.norm_parameters + mixer + inner + added
 

@@ -131,6 +131,7 @@ DECODERS = {
     "hy_v4": "streams.HYV4",
     "jetmoe": "experts.JetMoE",
     "inkling_text": "layered.InklingText",
+    "gemma3n_text": "layered.Gemma3nText",
     "blt": "patches.BLT",
 }
 """Module and class of the readers of decoders."""

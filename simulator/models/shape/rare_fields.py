@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttention, Size
-from meshcast.simulator.models.rare_parts import CompressedAttention, DistanceProfiles, HyperConnections
+from meshcast.simulator.models.rare_parts import AltUp, CompressedAttention, DistanceProfiles, HyperConnections
 from meshcast.simulator.models.shape.fields import TransformerFields
 
 
@@ -58,6 +58,8 @@ class RareFields(TransformerFields):
     """The result of an MLP, or the weights of experts, are multiplied by a single number (Inkling)."""
     hyper_connections: HyperConnections | None = None
     """Several residual streams between blocks (DeepSeek-V4, Hunyuan 4); None: one."""
+    altup: AltUp | None = None
+    """Several residual streams between layers (Gemma 3n); None: one."""
 
     def in_layers(self, local: bool, reads_keys: bool) -> Self:
         """Returns the shape of its layers that have a window or not, and that read keys of another or not."""
@@ -74,7 +76,13 @@ class RareFields(TransformerFields):
     @property
     def stream_width(self) -> int:
         """Width of all residual streams of a token (elements)."""
-        return self.hidden * (self.hyper_connections.streams if self.hyper_connections else 1)
+        return self.hidden * (self.streams or 1)
+
+    @property
+    def streams(self) -> int | None:
+        """Residual streams of a token; None: one, and no parts that make several."""
+        part = self.hyper_connections or self.altup
+        return part.streams if part else None
 
     @property
     def reads_keys(self) -> bool:

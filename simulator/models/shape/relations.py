@@ -44,6 +44,8 @@ def _check_rare_parts(shape: RareFields) -> None:
         _check_compressed(shape, shape.compressed)
     if shape.hyper_connections:
         _check_streams(shape)
+    if shape.altup:
+        _check_altup(shape)
     if shape.distance_profiles or shape.token_convolutions:
         _check_distances(shape)
     if shape.head_experts:
@@ -77,6 +79,15 @@ def _check_compressed(shape: RareFields, part: CompressedAttention) -> None:
     )
     rule = "attention to compressed entries is supported without it"
     _refuse((*others, *more, *masks, *heads, *plain, *other, *inner), rule)
+
+
+def _check_altup(shape: RareFields) -> None:
+    if not shape.layer_input or shape.norm_place != "both":
+        rule = "layers over the first of several streams have inputs of their own, and norms around both blocks"
+        raise ModelError("altup", rule, "Give layer_input and norm_place: both, or leave it out")
+    others = ("hyper_connections", shape.hyper_connections), ("moe", shape.moe), ("layer_scale", shape.layer_scale)
+    more = ("linear_attention", shape.linear_attention), ("dropout", bool(shape.dropout)), ("frames", shape.frames)
+    _refuse((*others, *more), "layers over the first of several streams are supported without it")
 
 
 def _check_distances(shape: RareFields) -> None:

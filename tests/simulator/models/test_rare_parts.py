@@ -24,6 +24,10 @@ SMALL: dict[str, Any] = {
     **{"layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "positions": "rope", "norm": "rmsnorm"},
     "gated": True,
 }
+ALTUP: dict[str, Any] = {
+    **{"altup": {"streams": 4, "laurel_rank": 6}, "layer_input": {"vocab": 128, "width": 24}, "norm_place": "both"},
+    **{"qk_layernorm": True, "value_norm": True, "kv_heads": 2},
+}
 EXPERTS = {"moe": {"experts": 4, "top_k": 2, "expert_ffn": 48, "shared_experts": 1}}
 STREAMS = {"hyper_connections": {"streams": 4}}
 LATENTS = {"q_lora_rank": 24, "out_groups": 2, "out_rank": 12}
@@ -37,6 +41,7 @@ SHARING = {
 }
 PARTS: list[dict[str, Any]] = [
     STREAMS,
+    ALTUP,
     {"hyper_connections": {"streams": 3, "mixes": False}, **EXPERTS},
     {**HEADS, "compressed": LATENTS},
     {**HEADS, "compressed": {**LATENTS, "rate": 8}},
@@ -90,8 +95,8 @@ def test_sequence_parallel_ranks_repeat_only_what_every_rank_has_to_compute(part
 
 
 def test_stages_send_all_streams() -> None:
-    plain, several = (sent_between_stages(play(part, 2, pp=2)) for part in ({}, STREAMS))
-    assert several == {key: [4 * nbytes for nbytes in sent] for key, sent in plain.items()} != {}
+    plain, *several = (sent_between_stages(play(part, 2, pp=2)) for part in ({}, STREAMS, ALTUP))
+    assert several == 2 * [{key: [4 * nbytes for nbytes in sent] for key, sent in plain.items()}] != []
 
 
 def test_streams_stay_in_memory_for_the_backward_pass() -> None:
