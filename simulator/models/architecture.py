@@ -104,7 +104,11 @@ class Architecture(RareBlockBuilder):
         model = self.model
         if not self._varied:
             return ((LayerKind(False, False), len(layers)),) if layers else ()
-        return tuple((kind, len(list(row))) for kind, row in groupby(map(model.kind, layers)))
+        kinds = [*map(model.kind, layers)]
+        if model.shared_block:
+            uses = [i for i, kind in enumerate(kinds) if kind.block == "S"][model.shared_block.blocks :]
+            kinds = [kind._replace(borrows=i in uses) for i, kind in enumerate(kinds)]
+        return tuple((kind, len(list(row))) for kind, row in groupby(kinds))
 
     @cached_property
     def branches(self) -> tuple[Architecture, ...]:
@@ -300,12 +304,7 @@ class Architecture(RareBlockBuilder):
             middle = last = self._cross(modules, middle)
         if before:
             modules.append(self.layernorm("norm2", middle, again))
-        if not model.layer_input:
-            return [*modules, *self._finish_layer(block, results, last, end, kind)]
-        stream = self.act("stream")
-        modules += self._finish_layer(block, results, last, stream, kind)
-        reading, result = self.read_layer_input(model.layer_input, stream)
-        return [*modules, *reading, Residual("residual.input", (stream, result), (end,))]
+        return [*modules, *self._finish_layer(block, results, last, end, kind)]
 
     def _layer_of_streams(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer whose blocks read and write several residual streams."""
@@ -367,8 +366,15 @@ class Architecture(RareBlockBuilder):
     def _finish_layer(
         self, block: Module, results: tuple[Tensor, ...], stream: Tensor, end: Tensor, kind: LayerKind
     ) -> list[Module]:
-        """Builds the second block with its norm, if it has any, and the addition to the residual stream."""
-        modules: list[Module] = [block]
+        """Builds the second block with its norm, if it has any, the addition to the residual stream, and that of an
+        input of the layer."""
+        if self.model.layer_input and not self.model.altup:
+            before, described = self.act("stream"), self.model.layer_input
+            plain = replace(self, model=self.model.model_copy(update={"layer_input": None}))
+            modules = plain._finish_layer(block, results, stream, before, kind)
+            reading, result = self.read_layer_input(described, before)
+            return [*modules, *reading, Residual("residual.input", (before, result), (end,))]
+        modules = [block]
         normed = self._norm_place(kind) != "before" or (kind.experts and self.model.moe and self.model.moe.norm is True)
         if len(results) > 1 and (normed or self.model.token_convolutions):
             modules.append(Residual("experts.sum", results, (self.act("down.sum"),)))
@@ -400,6 +406,9 @@ class Architecture(RareBlockBuilder):
     def _hybrid_layer(self, ssm: StateSpace, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer of a hybrid model: a norm, a block and a residual addition."""
         normed = self.act("norm1")
+        if kind.block == "S":
+            modules, mixed = self.mix_behind_shared_block(ssm, x, kind.borrows)
+            return [*modules, Residual("residual1", (x, mixed), (end,))]
         norm = self.layernorm("norm1", x, normed)
         blocks, results, bias = list[Module](), list[Tensor](), tuple[Tensor, ...]()
         if kind.has_mamba:

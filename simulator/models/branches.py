@@ -22,7 +22,7 @@ OWN = (
     *("linear_attention", "cross_attention", "head", "value_dim", "keys_are_values", "value_norm"),
     *("local_attention", "inner_norms", "layer_input", "shared_keys", "reading_ffn", "layer_scale"),
     *("compressed", "hyper_connections", "head_experts"),
-    *("distance_profiles", "token_convolutions", "result_scale", "altup"),
+    *("distance_profiles", "token_convolutions", "result_scale", "altup", "shared_block"),
 )
 """Fields of a model that its branches do not inherit."""
 

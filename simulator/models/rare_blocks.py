@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshcast.simulator.ir.compressed_attention_operators import AttentionToEntries, Compress, GroupedLinear
+from meshcast.simulator.ir.decoder_operators import ReadKeys
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.mamba_operators import TokenConvolution
-from meshcast.simulator.ir.modules import Module, SelfAttention
-from meshcast.simulator.ir.operators import Norm, Residual, Rope
+from meshcast.simulator.ir.modules import Module, Operator, SelfAttention
+from meshcast.simulator.ir.operators import Activation, Concat, Norm, Residual, Rope, Sum
 from meshcast.simulator.ir.profile_operators import BiasedAttention, DistanceBias
 from meshcast.simulator.ir.sparse_attention_operators import ChooseKeys, detach
 from meshcast.simulator.ir.stream_operators import (
@@ -20,8 +21,23 @@ from meshcast.simulator.ir.stream_operators import (
     UpdateStreams,
 )
 from meshcast.simulator.models.blocks import BlockBuilder
-from meshcast.simulator.models.parts import SparseIndex
-from meshcast.simulator.models.rare_parts import CompressedAttention, DistanceProfiles
+from meshcast.simulator.models.parts import SparseIndex, StateSpace
+from meshcast.simulator.models.rare_parts import CompressedAttention, DistanceProfiles, SharedBlock
+
+ADAPTER = "adapter."
+"""What the names of the weights of adapters of shared blocks contain, which every use has."""
+
+
+def borrow_weights(module: Module) -> Module:
+    """Returns an operator that reads the weights of another layer in place of its own; those of adapters stay."""
+    if not isinstance(module, Operator) or any(ADAPTER in weight.name for weight in module.weights):
+        return module
+    return replace(module, weights=(), shared_weights=module.weights)
+
+
+def _width(tensor: Tensor) -> dict[str, Dim]:
+    """Returns the dim of heads or of an MLP of a tensor."""
+    return {name: dim for name, dim in tensor.dims.items() if name in ("a", "f")}
 
 
 class RareBlockBuilder(BlockBuilder):
@@ -154,6 +170,89 @@ class RareBlockBuilder(BlockBuilder):
         convolved = replace(x, name=name)
         modules.append(TokenConvolution(name, (x,), (convolved,), (taps,)))
         return convolved
+
+    # ---------------------------------------------------------------------------------- shared blocks
+
+    def mix_behind_shared_block(self, ssm: StateSpace, x: Tensor, borrows: bool) -> tuple[list[Module], Tensor]:
+        """Builds a Mamba block that reads the stream and the result of a shared block; returns also its result.
+
+        borrows: whether another layer of the stage holds the weights of the shared block.
+        """
+        part = self.model.shared_block
+        assert part is not None
+        projected, result, normed, mixed = (self.act(name) for name in ("shared.out", "shared.sum", "norm1", "mixed"))
+        shared, y = self._attend_beside_embedding(part, x)
+        inner = self._adapted_mlp(part, y)
+        last = self.weight("wshared.out", g=self.hidden_dim, h=self.hidden_dim)
+        held = [*shared, *inner]
+        return [
+            *([borrow_weights(module) for module in held] if borrows else held),
+            *self.linear("shared.out", self.act("shared.mlp").rename_dims(h="g"), (projected,), last),
+            Residual("shared.sum", (x, projected), (result,)),
+            replace(self.layernorm("norm1", result, normed), modules=("norm",)),
+            self.mamba(ssm, normed, mixed),
+        ], mixed
+
+    def _attend_beside_embedding(self, part: SharedBlock, x: Tensor) -> tuple[list[Module], Tensor]:
+        """Builds attention of a shared block over the stream and the embedding side by side; returns also its result.
+        The embedding is in memory; the addition to its gradient is left out."""
+        model, d, c = self.model, self.model.head_dim, Dim(2 * self.model.hidden)
+        embedded, ids = self.act("embedding.read"), Tensor("ids", self.token_dims, "int64")
+        both, normed, y = self.act("shared.both", c=c), self.act("shared.norm", c=c), self.act("shared.proj")
+        kv = Dim(model.kv_heads * d, unit=d, copies=True)
+        heads = [self.act("q", a=Dim(model.heads * d, unit=d)), self.act("k", a=kv), self.act("v", a=kv)]
+        weights = [self.weight(f"wshared.{t.name}", c=c, a=t.dims["a"]) for t in heads]
+        modules: list[Module] = [
+            ReadKeys("embedding.read", (ids,), (embedded,), (), launches=0.0),
+            Concat("shared.both", (x, embedded), (both,)),
+            Norm("shared.norm", (both,), (normed,), (self.weight("shared.norm.weight", c=c),), modules=("norm",)),
+            *self.linear("shared.qkv", normed, tuple(heads), *weights),
+        ]
+        if part.adapts_attention:
+            heads = self._add_adapter(modules, part, "shared.qkv", normed, "c", heads)
+        if model.positions == "rope":
+            rotated = [replace(tensor, name=f"{tensor.name}.rope") for tensor in heads[:2]]
+            modules.append(Rope("rope", tuple(heads[:2]), tuple(rotated), (), model.rope_share))
+            heads = [*rotated, heads[2]]
+        attention = self._core(modules, *heads, y, False, d, d)
+        return [*attention.children], y
+
+    def _adapted_mlp(self, part: SharedBlock, x: Tensor) -> list[Module]:
+        """Builds the norm and the MLP of a shared block, up to `shared.mlp`."""
+        f, normed = Dim(self.model.ffn), self.act("shared.norm2")
+        ups = [self.act(f"shared.{name}", f=f) for name in ("gate", "up")]
+        act, y = self.act("shared.act", f=f), self.act("shared.mlp")
+        weights = [self.weight(f"w{t.name}", h=self.hidden_dim, f=f) for t in ups]
+        modules: list[Module] = [
+            Norm(normed.name, (x,), (normed,), self.norm_weights(normed.name), modules=("norm",)),
+            *self.linear("shared.ups", normed, tuple(ups), *weights),
+        ]
+        if part.adapter_rank:
+            ups = self._add_adapter(modules, part, "shared.ups", normed, "h", ups)
+        return [
+            *modules,
+            Activation("shared.act", tuple(ups), (act,), modules=("act",)),
+            *self.linear("shared.down", act, (y,), self.weight("wshared.down", f=f, h=self.hidden_dim)),
+        ]
+
+    def _add_adapter(
+        self, modules: list[Module], part: SharedBlock, name: str, x: Tensor, width: str, results: list[Tensor]
+    ) -> list[Tensor]:
+        """Adds adapters of a use beside a linear layer of a shared block to the modules; returns the sums. width: the
+        dim of the input. Queries, keys and values have adapters of their own."""
+        sums = [replace(tensor, name=f"{tensor.name}.sum") for tensor in results]
+        more = [replace(tensor, name=f"{tensor.name}.adapter") for tensor in results]
+        groups = [[tensor] for tensor in more] if "a" in more[0].dims else [more]
+        for i, group in enumerate(groups):
+            low = self.act(f"{name}.low{i}", r=Dim(part.adapter_rank))
+            down = self.weight(f"w{ADAPTER}{low.name}", **{width: x.dims[width]}, r=low.dims["r"])
+            ups = [self.weight(f"w{ADAPTER}{t.name}", r=low.dims["r"], **_width(t)) for t in group]
+            modules += [
+                *self.linear(low.name, x, (low,), down),
+                *self.linear(f"{low.name}.up", low, tuple(group), *ups),
+            ]
+        modules.append(Sum(f"{name}.sum", (*results, *more), tuple(sums)))
+        return sums
 
     # -------------------------------------------------------------------------------- residual streams
 

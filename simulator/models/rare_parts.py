@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshcast.simulator.models.parts import Flag, ShapePart, Size, SparseIndex
+from meshcast.simulator.models.parts import Count, Flag, ShapePart, Size, SparseIndex
 
 
 class HyperConnections(ShapePart):
@@ -149,3 +149,32 @@ class AltUp(ShapePart):
     def end_flops(self, hidden: int) -> int:
         """Counts the FLOPs of a token in the projections in front of the layers, and behind them."""
         return 2 * self.end_parameters(hidden)
+
+
+class SharedBlock(ShapePart):
+    """Blocks of attention and an MLP whose weights several layers use (Zamba2, arXiv 2411.15242).
+
+    They read the stream and the embedding side by side, behind a norm over both; attention is as wide, and its result
+    passes a norm and the MLP, without residual additions. A linear layer of each use projects the result, which is
+    added to the input of the Mamba block, and not to the stream. Each use has adapters beside the first linear layer of
+    the MLP.
+    """
+
+    blocks: Size = 1
+    """Blocks that uses take by turns."""
+    adapter_rank: Count = 0
+    """Width of the adapters of a use; 0: there are none."""
+    adapts_attention: Flag = False
+    """Each use has adapters of queries, keys and values too."""
+
+    def parameters(self, hidden: int, widths: int, output: int, mlp: int) -> int:
+        """Counts the parameters of a block. hidden: width of the stream. widths: of queries, keys and values together.
+        output: of the result of attention. mlp: parameters of an MLP."""
+        return 2 * hidden * (1 + widths) + output * hidden + hidden + mlp
+
+    def use_parameters(self, hidden: int, widths: tuple[int, ...], ups: int) -> int:
+        """Counts those of a use: a linear layer and adapters. widths: of queries, keys and values. ups: of the results
+        of the first linear layer of the MLP together."""
+        rank = self.adapter_rank
+        attention = sum(rank * (2 * hidden + width) for width in widths) if self.adapts_attention else 0
+        return hidden * hidden + rank * (hidden + ups) + attention

@@ -6,7 +6,13 @@ from typing import Literal, Self
 
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttention, Size
-from meshcast.simulator.models.rare_parts import AltUp, CompressedAttention, DistanceProfiles, HyperConnections
+from meshcast.simulator.models.rare_parts import (
+    AltUp,
+    CompressedAttention,
+    DistanceProfiles,
+    HyperConnections,
+    SharedBlock,
+)
 from meshcast.simulator.models.shape.fields import TransformerFields
 
 
@@ -58,6 +64,8 @@ class RareFields(TransformerFields):
     """The result of an MLP, or the weights of experts, are multiplied by a single number (Inkling)."""
     hyper_connections: HyperConnections | None = None
     """Several residual streams between blocks (DeepSeek-V4, Hunyuan 4); None: one."""
+    shared_block: SharedBlock | None = None
+    """The block of the layers S of `StateSpace.pattern`."""
     altup: AltUp | None = None
     """Several residual streams between layers (Gemma 3n); None: one."""
 
