@@ -190,7 +190,7 @@ class RareBlockBuilder(BlockBuilder):
             *self.linear("shared.out", self.act("shared.mlp").rename_dims(h="g"), (projected,), last),
             Residual("shared.sum", (x, projected), (result,)),
             replace(self.layernorm("norm1", result, normed), modules=("norm",)),
-            self.mamba(ssm, normed, mixed),
+            (self.selective_mamba if ssm.rank else self.mamba)(ssm, normed, mixed),
         ], mixed
 
     def _attend_beside_embedding(self, part: SharedBlock, x: Tensor) -> tuple[list[Module], Tensor]:

@@ -23,7 +23,6 @@ ENCODER_DECODERS = frozenset({"umt5", "longt5", "bart", "mbart", "pegasus", "m2m
 """Kinds of encoders with decoders."""
 
 UNDESCRIBED = {
-    "zamba": "layers that share the weights of an attention block, and Mamba-1 blocks of several heads",
     "hrm_text": "layers that a token passes several times",
     "zaya": "attention between convolved latents, and routers of several linear layers,",
 }

@@ -328,3 +328,43 @@ class Zamba2(Config):
         block = self.same_fields("blocks", "adapter_rank", "adapts_attention")
         kind = {"norm": "rmsnorm", "positions": "rope" if self.has_rope else "none", "gated": True}
         return shape | kind | {"ssm": ssm, "shared_block": block if "S" in pattern else None, "activation": "gelu"}
+
+
+class Zamba(Config):
+    """``ZambaConfig``: Mamba-1 blocks, in front of some of which is a block of attention and an MLP whose weights these
+    layers share. Heads of Mamba blocks have a latent each, which count as one for all channels: parameters and products
+    are the same."""
+
+    layers: Depth = key("num_hidden_layers")
+    hidden: Size = key("hidden_size")
+    heads: Size = key("num_attention_heads")
+    kv_heads: Size | None = key("num_key_value_heads", default=16)
+    ffn: Size = key("intermediate_size")
+    vocab: Size = key("vocab_size")
+    seq: Size = key("max_position_embeddings", default=4096)
+    types: list[Literal["linear_attention", "mamba", "hybrid"]] | None = key(
+        "layers_block_type", "layer_types", default=None
+    )
+    every: Size = key("attn_layer_period", default=6)
+    first: Count = key("attn_layer_offset", default=4)
+    expand: Size = key("mamba_expand", default=2)
+    state: Size = key("mamba_d_state", default=16)
+    conv: Size = key("mamba_d_conv", default=4)
+    rank: Rank = key("mamba_dt_rank", default="auto")
+    conv_bias: Literal[True] = key("mamba_conv_bias", default=True)
+    mamba_bias: Annotated[Flag, refuse("bias of the projections of Mamba-1 blocks")] = key(
+        "mamba_proj_bias", default=False
+    )
+    tied: Flag = key("tie_word_embeddings", default=True)
+
+    def fields(self) -> dict[str, object]:
+        behind = ["hybrid" if i % self.every == self.first else "mamba" for i in range(self.layers - 3)]
+        types = self.types or ["mamba", "mamba", "hybrid", *behind]
+        check_every_layer(types, self.layers, "layers_block_type")
+        pattern = "".join("S" if each == "hybrid" else "M" for each in types)
+        ssm = self.same_fields("state", "conv") | {"pattern": pattern}
+        ssm |= selective_fields(self.rank, self.hidden, self.expand * self.hidden)
+        shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "tied")
+        kind = {"norm": "rmsnorm", "positions": "none", "gated": True, "activation": "gelu", "ssm": ssm}
+        shared: dict[str, object] | None = {} if "S" in pattern else None
+        return shape | kind | {"head_dim": 2 * self.hidden // self.heads, "shared_block": shared}

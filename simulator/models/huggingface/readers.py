@@ -58,6 +58,7 @@ DECODERS = {
     "mamba": "hybrid.Mamba1",
     "falcon_mamba": "hybrid.FalconMamba",
     "jamba": "hybrid.Jamba",
+    "zamba": "hybrid.Zamba",
     "zamba2": "hybrid.Zamba2",
     "lfm2": "convolution.Lfm2",
     "lfm2_moe": "convolution.Lfm2MoE",

@@ -84,9 +84,9 @@ def _check_compressed(shape: RareFields, part: CompressedAttention) -> None:
 
 
 def _check_shared_block(shape: RareFields, part: SharedBlock) -> None:
-    if not shape.ssm or shape.ssm.rank or not shape.gated:
-        rule = "a shared block, with a gated MLP, is in front of a Mamba-2 block"
-        raise ModelError("shared_block", rule, "Give ssm without rank and gated: true, or leave it out")
+    if not shape.ssm or not shape.gated:
+        rule = "a shared block, with a gated MLP, is in front of a Mamba block"
+        raise ModelError("shared_block", rule, "Give ssm and gated: true, or leave it out")
     if part.adapts_attention and not part.adapter_rank:
         rule = "adapters of attention have the width adapter_rank"
         raise ModelError("shared_block.adapter_rank", rule, "Give it, or leave adapts_attention out")

@@ -49,6 +49,7 @@ PARTS: list[dict[str, Any]] = [
     STREAMS,
     ALTUP,
     SHARED,
+    {**SHARED, "ssm": {**SSM, "head_dim": 1, "groups": 1, "heads": 128, "rank": 5}, "shared_block": {}},
     {**SHARED, "positions": "rope", "shared_block": {"adapter_rank": 4, "adapts_attention": True}},
     {"hyper_connections": {"streams": 3, "mixes": False}, **EXPERTS},
     {**HEADS, "compressed": LATENTS},
