@@ -97,6 +97,71 @@ class MixStreams(Operator):
         return self.ins
 
 
+@dataclass(frozen=True, eq=False)
+class UpdateStreams(Operator):
+    """All streams outs[0], and the first outs[1], from the streams ins[0] and, to correct them, the result of a layer
+    ins[1], by few coefficients of a token: products of a tensor behind a norm, weights[0], with a router (AltUp).
+
+    mixing: FLOPs of the products of a token with a matrix that mixes streams; 0: there is none.
+    small: FLOPs of a token in its further products.
+    """
+
+    mixing: float = 0.0
+    small: float = 0.0
+    grad_dtype: str = "fp32"
+
+    def _router(self, at: LocalShapes, layout: str) -> Gemm:
+        sizes = at.dims(self.outs[1])
+        width, numbers = sizes["h"], at.dims(self.ins[0])["m"]
+        rows = at.size(self.outs[1]) // width
+        m, n, k = {"tn": (rows, numbers, width), "nn": (rows, width, numbers), "nt": (numbers, width, rows)}[layout]
+        dtype = self.grad_dtype if layout == "nt" else self.ins[0].dtype
+        return Gemm(m, n, k, 1, self.ins[0].dtype, layout, layout != "tn", dtype, what="linear")
+
+    def _kernels(self, at: LocalShapes, read: int, write: int, backward: bool) -> list[Work]:
+        tokens, one = at.size(self.outs[1]) // int(at.dims(self.outs[1])["h"]), at.bytes(self.outs[1])
+        flops = (1 + backward) * tokens * (self.mixing + self.small)
+        norm = Memory("rms-norm", (1 + backward) * one, one, backward)
+        return [norm, Memory(KIND, read, write, backward, flops=flops)]
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        norm, mix = self._kernels(at, at.bytes(*self.ins), at.bytes(self.outs[0]), backward=False)
+        return [norm, self._router(at, "tn"), mix]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        read = at.bytes(self.outs[0], *self.ins)
+        norm, mix = self._kernels(at, read, at.bytes(*self.ins), backward=True)
+        return [mix, self._router(at, "nn"), norm]
+
+    def backward_weights(self, at: LocalShapes) -> list[Work]:
+        return [self._router(at, "nt")]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+
+class SplitStreams(Operator):
+    """The first stream, and all others, as views; their gradients are copied to one tensor."""
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return [Memory(KIND, at.bytes(*self.outs), at.bytes(*self.ins), backward=True)]
+
+
+class AverageStreams(Operator):
+    """The mean of the first stream and all others, each scaled to the length of the first."""
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return [Memory(KIND, at.bytes(*self.ins), at.bytes(*self.outs))]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return [Memory(KIND, at.bytes(*self.ins, *self.outs), at.bytes(*self.ins), backward=True)]
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+
 class AddToStreams(Residual):
     """outs[0] = the streams ins[0], and the result of a block ins[1] times a coefficient, of ins[2], of each stream."""
 

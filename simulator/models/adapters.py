@@ -126,6 +126,7 @@ class Adapters:
         parts = {
             "attention to compressed entries": model.compressed,
             "a mixture of attention heads": model.head_experts,
+            "blocks that layers share": model.shared_block,
             "scores with a bias by distance": model.distance_profiles,
         }
         for name, part in parts.items():

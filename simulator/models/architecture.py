@@ -17,6 +17,7 @@ from meshcast.simulator.ir.diffusion_operators import RepeatWords, SquaredError
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, LayersFrom, Module, Stage, Unit, add_marks
 from meshcast.simulator.ir.operators import Activation, Boundary, Concat, Embedding, Head, Linear, Loss, Norm, Residual
+from meshcast.simulator.ir.stream_operators import AddToStreams
 from meshcast.simulator.models.adapters import freeze, mark_lowest
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.composition import compose
@@ -114,7 +115,11 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         model = self.model
         if not self._varied:
             return ((LayerKind(False, False), len(layers)),) if layers else ()
-        return tuple((kind, len(list(row))) for kind, row in groupby(map(model.kind, layers)))
+        kinds = [*map(model.kind, layers)]
+        if model.shared_block:
+            uses = [i for i, kind in enumerate(kinds) if kind.block == "S"][model.shared_block.blocks :]
+            kinds = [kind._replace(borrows=i in uses) for i, kind in enumerate(kinds)]
+        return tuple((kind, len(list(row))) for kind, row in groupby(kinds))
 
     @cached_property
     def branches(self) -> tuple[Architecture, ...]:
@@ -336,8 +341,8 @@ class Architecture(RareBlockBuilder, StreamBuilder):
             return self._hybrid_layer(self.model.ssm, kind, x, end)
         if (model := self.model.shape_of(kind)) is not self.model:
             return replace(self, model=model)._layer(kind, x, end)
-        if model.hyper_connections:
-            return self._layer_of_streams(kind, x, end)
+        if model.streams:
+            return (self._layer_of_first_stream if model.altup else self._layer_of_streams)(kind, x, end)
         normed, again, projected, middle = (self.act(name) for name in ("norm1", "norm2", "proj", "middle"))
         before = self._norm_place(kind) != "after"
         read = (normed if model.shared_norm else again) if before else middle
@@ -360,11 +365,7 @@ class Architecture(RareBlockBuilder, StreamBuilder):
             last = again if model.norm_residual else middle
         if before:
             modules += norm_before(self, "norm2", middle, again)
-        if not model.layer_input:
-            return [*modules, *self._finish_layer(block, results, last, end, kind)]
-        stream = self.act("stream")
-        modules += self._finish_layer(block, results, last, stream, kind)
-        return [*modules, *self.add_layer_input(model.layer_input, stream, end)]
+        return [*modules, *self._finish_layer(block, results, last, end, kind)]
 
     def _layer_of_streams(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer whose blocks read and write several residual streams."""
@@ -393,6 +394,24 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         added = self.scale(modules, both, "both")
         return [*modules, Residual("residual", (x, added), (end,))]
 
+    def _layer_of_first_stream(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
+        """Builds the modules of a layer over the first of several residual streams, with an input of its own (Gemma
+        3n)."""
+        normed, projected, middle, again, active = (self.act(n) for n in ("norm1", "proj", "middle", "norm2", "active"))
+        modules, predicted, first = self.predict_streams(x)
+        modules.append(self.layernorm("norm1", first, normed))
+        low_rank = self.project_low_rank(modules, normed)
+        modules.append(self._attention_of(kind, normed, projected))
+        added = self._norm_behind(modules, projected, "proj.norm")
+        modules.append(Residual("residual1", (first, added, low_rank), (middle,)))
+        modules.append(self.layernorm("norm2", middle, again))
+        block, results = self.dense(again)
+        modules += self._finish_layer(block, results, middle, active, kind)
+        corrected, first = self.correct_streams(modules, predicted, active)
+        assert self.model.layer_input is not None
+        reading, result = self.read_layer_input(self.model.layer_input, first)
+        return [*modules, *reading, AddToStreams("residual.input", (corrected, result), (end,))]
+
     def _mixer_bias(self, kind: LayerKind) -> tuple[Tensor, ...]:
         """Makes the bias of what mixes tokens in a layer, if there is any."""
         linear = self.model.linear_attention
@@ -414,8 +433,15 @@ class Architecture(RareBlockBuilder, StreamBuilder):
     def _finish_layer(
         self, block: Module, results: tuple[Tensor, ...], stream: Tensor, end: Tensor, kind: LayerKind
     ) -> list[Module]:
-        """Builds the second block with its norm, if it has any, and the addition to the residual stream."""
-        modules: list[Module] = [block]
+        """Builds the second block with its norm, if it has any, the addition to the residual stream, and that of an
+        input of the layer."""
+        if self.model.layer_input and not self.model.altup:
+            before, described = self.act("stream"), self.model.layer_input
+            plain = replace(self, model=self.model.model_copy(update={"layer_input": None}))
+            modules = plain._finish_layer(block, results, stream, before, kind)
+            reading, result = self.read_layer_input(described, before)
+            return [*modules, *reading, Residual("residual.input", (before, result), (end,))]
+        modules = [block]
         normed = self._norm_place(kind) != "before" or (kind.experts and self.model.moe and self.model.moe.norm is True)
         if len(results) > 1 and (normed or self.model.token_convolutions):
             modules.append(Residual("experts.sum", results, (self.act("down.sum"),)))
@@ -460,6 +486,9 @@ class Architecture(RareBlockBuilder, StreamBuilder):
     def _hybrid_layer(self, ssm: StateSpace, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer of a hybrid model: a norm, a block and a residual addition."""
         normed = self.act("norm1")
+        if kind.block == "S":
+            modules, mixed = self.mix_behind_shared_block(ssm, x, kind.borrows)
+            return [*modules, Residual("residual1", (x, mixed), (end,))]
         norm = self.layernorm("norm1", x, normed)
         blocks, results, bias = list[Module](), list[Tensor](), tuple[Tensor, ...]()
         if kind.has_mamba:
@@ -494,8 +523,8 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         if isinstance(self.model, Model) and self.model.diffusion:
             return self._predict_patches(self.model.diffusion, x)
         modules: list[Module] = []
-        if self.model.hyper_connections:
-            x = self.collapse_streams(modules, "last", x)[0]
+        if self.model.streams:
+            x = self.average_streams(modules, x) if self.model.altup else self.collapse_streams(modules, "last", x)[0]
         normed = self.act("norm.out")
         scales = self.norm_weights("final_norm") if owns else ()
         modules.append(Norm("final_norm", (x,), (normed,), scales))

@@ -26,7 +26,6 @@ from meshcast.simulator.ir.operators import (
     Embedding,
     Linear,
     Norm,
-    Residual,
     Rope,
     Sum,
 )
@@ -503,8 +502,8 @@ class BlockBuilder(RecurrentBuilder):
         of_sequence, expert = Dim(self.seq * slots, unit=slots), Dim(1, unit=Fraction(1, moe.experts))
         return Tensor(name, {"b": self.token_dims["b"], "s": of_sequence, "e": expert, **dims}, self.dtype)
 
-    def add_layer_input(self, part: LayerInput, x: Tensor, end: Tensor) -> list[Module]:
-        """Builds the addition of its own input to the stream `x` of a layer, to `end`.
+    def read_layer_input(self, part: LayerInput, x: Tensor) -> tuple[list[Module], Tensor]:
+        """Builds what a layer adds to its stream `x` from its own input; returns also that.
 
         The input is looked up and projected in the layer that reads it, from its stream in place of the embedding,
         which is as wide. Every tensor rank computes all of it.
@@ -525,4 +524,4 @@ class BlockBuilder(RecurrentBuilder):
             *self.linear("input.back", product, (added,), self.weight("winput.back", i=width, h=self.hidden_dim)),
         ]
         result = self._norm_stream(modules, added, "input.added.norm")
-        return [*modules, Residual("residual.input", (x, result), (end,))]
+        return modules, result

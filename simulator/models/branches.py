@@ -35,7 +35,7 @@ OWN = (
     *("linear_attention", "cross_attention", "head", "value_dim", "keys_are_values", "value_norm"),
     *("local_attention", "inner_norms", "layer_input", "shared_keys", "reading_ffn", "layer_scale"),
     *("compressed", "hyper_connections", "head_experts"),
-    *("distance_profiles", "token_convolutions", "result_scale"),
+    *("distance_profiles", "token_convolutions", "result_scale", "altup", "shared_block"),
     *("other", "outside", "output"),
     *("diffusion", "modulation", "joint_attention", "variants"),
 )
@@ -103,7 +103,7 @@ class Branch(Inputs):
             raise ModelError(
                 "deepstack", rule, "Give projector: mlp and merge_by: concat, or leave it out", self.deepstack
             )
-        for word in ("moe", "ssm", "mtp", "linear_attention", "hyper_connections", "head_experts"):
+        for word in ("moe", "ssm", "mtp", "linear_attention", "hyper_connections", "altup", "head_experts"):
             if getattr(self, word):
                 rule = "a branch has layers of attention and an MLP"
                 raise ModelError(word, rule, "Leave it out, or give it to the model, whose trunk then has it")

@@ -16,7 +16,7 @@ from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.decoder_operators import HoldWeights
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import BatchLossUnit, LocalShapes, Module, Operator, Projector
-from meshcast.simulator.ir.operators import Activation, Boundary, Embedding, Linear, Loss, Norm, Residual
+from meshcast.simulator.ir.operators import Activation, Boundary, Concat, Embedding, Linear, Loss, Norm, Residual
 from meshcast.simulator.ir.ops import Gemm, Memory, Work
 from meshcast.simulator.ir.stream_operators import RepeatStreams
 from meshcast.simulator.ir.traced_operators import Undescribed
@@ -146,6 +146,14 @@ def build_input(shapes: Shapes) -> tuple[list[Module], Tensor]:
     if model.hyper_connections:
         end = make_stream(shapes, "streams")
         modules.append(RepeatStreams("streams", (x,), (end,)))
+        x = end
+    if model.altup:
+        others, count = shapes.act("altup.others", m=Dim(model.altup.streams - 1), h=h), Dim(model.altup.streams - 1)
+        modules += shapes.linear(
+            "altup.in", x.rename_dims(h="g"), (others,), shapes.weight("waltup.in", g=h, m=count, h=h)
+        )
+        end = make_stream(shapes, "streams")
+        modules.append(Concat("streams", (x, others), (end,)))
         x = end
     return modules, x
 

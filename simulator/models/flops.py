@@ -176,6 +176,8 @@ def _trunk_flops(model: Model, tokens: float, seq: float, causal: bool) -> dict[
             parts["mlp"] -= layers * _mlp(shape, joined, shape.dense_ffn)
     if model.hyper_connections:
         parts["streams"] += tokens * model.hyper_connections.last_flops(model.hidden)
+    if model.altup:
+        parts["streams"] += tokens * model.altup.end_flops(model.hidden)
     parts["other"] += tokens * (model.outside.flops if model.outside else 0)
     return parts
 
@@ -197,6 +199,8 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
         parts["modulation"] += layers * _sample_flops(model, tokens / seq)
         if model.hyper_connections:
             parts["streams"] += layers * tokens * 2 * model.hyper_connections.flops(h)
+        if model.altup:
+            parts["streams"] += layers * tokens * model.altup.flops(h)
         if model.layer_input:
             parts["inputs"] += layers * 2 * tokens * 3 * h * model.layer_input.width
         if kind.linear and (linear := model.linear_attention):
@@ -206,6 +210,8 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
         if kind.has_mamba and (ssm := model.ssm):
             parts["mamba"] += layers * 2 * tokens * (h * (ssm.projected + ssm.inner) + ssm.latent_weights)
             parts["scan"] += layers * 7 * tokens * ssm.inner * ssm.state
+        if kind.block == "S":
+            parts["proj"] += layers * 2 * tokens * shape.use_weights
         if kind.has_mlp:
             parts["mlp"] += layers * _mlp(model, tokens, shape.dense_ffn)
         if kind.experts and model.moe:
@@ -229,11 +235,12 @@ def _attention_flops(model: Transformer, kind: LayerKind, tokens: float, seq: fl
     seen = 2 * _reach(seq, model, kind) if not causal or kind.along else _seen(seq, model, kind)
     seen = (seen + _entries_seen(model, seq, causal)) * (shape.query_width + shape.output_width)
     seen += _index_flops(shape, seq if causal else 2 * seq)
+    sides = 2 if kind.block == "S" else 1  # a shared block reads the embedding beside the stream
     projection = (model.projected_keys or 0) * (model.key_width + model.value_width)
     states = shape.distance_profiles.flops(h, shape.heads) if shape.distance_profiles else 0
     return {
         "attention": tokens * seen,
-        "qkv": tokens * (2 * (_qkv_weights(shape) + projection) + states),
+        "qkv": tokens * (2 * (sides * _qkv_weights(shape) + projection) + states),
         "proj": 2 * tokens * _output_weights(shape),
         "router": 2 * tokens * h * (model.head_experts or 0),
     }

@@ -111,7 +111,7 @@ class Model(Transformer):
             rule = "the output layer shares the matrix of one branch of token ids without layers, as wide as the trunk"
             raise ModelError("tied", rule, "Give null or false, or such a branch", True)
         refused = ("mtp", self.mtp), ("ssm", self.ssm), ("frames", self.frames), ("layer_input", self.layer_input)
-        more = ("bidirectional", self.bidirectional), ("hyper_connections", self.hyper_connections)
+        more = ("bidirectional", self.bidirectional), ("hyper_connections or altup", self.streams)
         for word, value in (*refused, *more):
             if value:
                 shown = value if isinstance(value, bool | int) else None
@@ -141,7 +141,7 @@ class Model(Transformer):
             **{"value_dim": self.value_dim, "value_norm": self.value_norm},
             **{"keys_are_values": self.keys_are_values, "inner_norms": self.inner_norms},
             **{"layer_input": self.layer_input, "shared_keys": self.shared_keys, "layer_scale": self.layer_scale},
-            **{"compressed": self.compressed, "hyper_connections": self.hyper_connections},
+            **{"compressed": self.compressed, "hyper_connections": self.hyper_connections, "altup": self.altup},
         }
         for word, value in refused.items():
             if value:
@@ -311,6 +311,7 @@ class Model(Transformer):
             **({"outside": self.outside.parameters} if self.outside else {}),
             "final_norm": self._final_norms() if self.layers else 0,
             **({"streams": self.hyper_connections.last_parameters(h)} if self.hyper_connections else {}),
+            **({"streams": self.altup.end_parameters(h)} if self.altup else {}),
             "head": self._head_parameters(),
             "mtp": self.mtp * (2 * self.norm_parameters + 2 * h * h + further),
         }

@@ -384,9 +384,9 @@ class StateSpace(ShapePart):
     Source: Gu and Dao 2023 (arXiv 2312.00752), section 3; ``MambaMixer`` of ``transformers``.
     """
 
-    pattern: Annotated[str, Field(strict=True, pattern=r"^[-M*PE]+$")]
+    pattern: Annotated[str, Field(strict=True, pattern=r"^[-M*PES]+$")]
     """Block of each layer: M a Mamba block, * attention, P both in parallel, over one norm (Falcon-H1), - an MLP, E
-    experts."""
+    experts, S a shared block in front of a Mamba block (Zamba2, see `SharedBlock`)."""
     mtp_pattern: Annotated[str, Field(strict=True, pattern=r"^[-M*PE]+$")] | None = None
     """Blocks of one layer of multi-token prediction (Nemotron 3: *E); needed with `Model.mtp`."""
     heads: Size

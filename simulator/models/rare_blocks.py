@@ -5,16 +5,39 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshcast.simulator.ir.compressed_attention_operators import AttentionToEntries, Compress, GroupedLinear
+from meshcast.simulator.ir.decoder_operators import ReadKeys
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.mamba_operators import TokenConvolution
-from meshcast.simulator.ir.modules import Module, SelfAttention
-from meshcast.simulator.ir.operators import Norm, Rope
+from meshcast.simulator.ir.modules import Module, Operator, SelfAttention
+from meshcast.simulator.ir.operators import Activation, Concat, Norm, Residual, Rope, Sum
 from meshcast.simulator.ir.profile_operators import BiasedAttention, DistanceBias
 from meshcast.simulator.ir.sparse_attention_operators import ChooseKeys, detach
-from meshcast.simulator.ir.stream_operators import AddToStreams, CollapseStreams, MixStreams
+from meshcast.simulator.ir.stream_operators import (
+    AddToStreams,
+    AverageStreams,
+    CollapseStreams,
+    MixStreams,
+    SplitStreams,
+    UpdateStreams,
+)
 from meshcast.simulator.models.blocks import BlockBuilder
-from meshcast.simulator.models.parts import SparseIndex
-from meshcast.simulator.models.rare_parts import CompressedAttention, DistanceProfiles
+from meshcast.simulator.models.parts import SparseIndex, StateSpace
+from meshcast.simulator.models.rare_parts import CompressedAttention, DistanceProfiles, SharedBlock
+
+ADAPTER = "adapter."
+"""What the names of the weights of adapters of shared blocks contain, which every use has."""
+
+
+def borrow_weights(module: Module) -> Module:
+    """Returns an operator that reads the weights of another layer in place of its own; those of adapters stay."""
+    if not isinstance(module, Operator) or any(ADAPTER in weight.name for weight in module.weights):
+        return module
+    return replace(module, weights=(), shared_weights=module.weights)
+
+
+def _width(tensor: Tensor) -> dict[str, Dim]:
+    """Returns the dim of heads or of an MLP of a tensor."""
+    return {name: dim for name, dim in tensor.dims.items() if name in ("a", "f")}
 
 
 class RareBlockBuilder(BlockBuilder):
@@ -148,6 +171,89 @@ class RareBlockBuilder(BlockBuilder):
         modules.append(TokenConvolution(name, (x,), (convolved,), (taps,)))
         return convolved
 
+    # ---------------------------------------------------------------------------------- shared blocks
+
+    def mix_behind_shared_block(self, ssm: StateSpace, x: Tensor, borrows: bool) -> tuple[list[Module], Tensor]:
+        """Builds a Mamba block that reads the stream and the result of a shared block; returns also its result.
+
+        borrows: whether another layer of the stage holds the weights of the shared block.
+        """
+        part = self.model.shared_block
+        assert part is not None
+        projected, result, normed, mixed = (self.act(name) for name in ("shared.out", "shared.sum", "norm1", "mixed"))
+        shared, y = self._attend_beside_embedding(part, x)
+        inner = self._adapted_mlp(part, y)
+        last = self.weight("wshared.out", g=self.hidden_dim, h=self.hidden_dim)
+        held = [*shared, *inner]
+        return [
+            *([borrow_weights(module) for module in held] if borrows else held),
+            *self.linear("shared.out", self.act("shared.mlp").rename_dims(h="g"), (projected,), last),
+            Residual("shared.sum", (x, projected), (result,)),
+            replace(self.layernorm("norm1", result, normed), modules=("norm",)),
+            (self.selective_mamba if ssm.rank else self.mamba)(ssm, normed, mixed),
+        ], mixed
+
+    def _attend_beside_embedding(self, part: SharedBlock, x: Tensor) -> tuple[list[Module], Tensor]:
+        """Builds attention of a shared block over the stream and the embedding side by side; returns also its result.
+        The embedding is in memory; the addition to its gradient is left out."""
+        model, d, c = self.model, self.model.head_dim, Dim(2 * self.model.hidden)
+        embedded, ids = self.act("embedding.read"), Tensor("ids", self.token_dims, "int64")
+        both, normed, y = self.act("shared.both", c=c), self.act("shared.norm", c=c), self.act("shared.proj")
+        kv = Dim(model.kv_heads * d, unit=d, copies=True)
+        heads = [self.act("q", a=Dim(model.heads * d, unit=d)), self.act("k", a=kv), self.act("v", a=kv)]
+        weights = [self.weight(f"wshared.{t.name}", c=c, a=t.dims["a"]) for t in heads]
+        modules: list[Module] = [
+            ReadKeys("embedding.read", (ids,), (embedded,), (), launches=0.0),
+            Concat("shared.both", (x, embedded), (both,)),
+            Norm("shared.norm", (both,), (normed,), (self.weight("shared.norm.weight", c=c),), modules=("norm",)),
+            *self.linear("shared.qkv", normed, tuple(heads), *weights),
+        ]
+        if part.adapts_attention:
+            heads = self._add_adapter(modules, part, "shared.qkv", normed, "c", heads)
+        if model.positions == "rope":
+            rotated = [replace(tensor, name=f"{tensor.name}.rope") for tensor in heads[:2]]
+            modules.append(Rope("rope", tuple(heads[:2]), tuple(rotated), (), model.rope_share))
+            heads = [*rotated, heads[2]]
+        attention = self._core(modules, *heads, y, False, d, d)
+        return [*attention.children], y
+
+    def _adapted_mlp(self, part: SharedBlock, x: Tensor) -> list[Module]:
+        """Builds the norm and the MLP of a shared block, up to `shared.mlp`."""
+        f, normed = Dim(self.model.ffn), self.act("shared.norm2")
+        ups = [self.act(f"shared.{name}", f=f) for name in ("gate", "up")]
+        act, y = self.act("shared.act", f=f), self.act("shared.mlp")
+        weights = [self.weight(f"w{t.name}", h=self.hidden_dim, f=f) for t in ups]
+        modules: list[Module] = [
+            Norm(normed.name, (x,), (normed,), self.norm_weights(normed.name), modules=("norm",)),
+            *self.linear("shared.ups", normed, tuple(ups), *weights),
+        ]
+        if part.adapter_rank:
+            ups = self._add_adapter(modules, part, "shared.ups", normed, "h", ups)
+        return [
+            *modules,
+            Activation("shared.act", tuple(ups), (act,), modules=("act",)),
+            *self.linear("shared.down", act, (y,), self.weight("wshared.down", f=f, h=self.hidden_dim)),
+        ]
+
+    def _add_adapter(
+        self, modules: list[Module], part: SharedBlock, name: str, x: Tensor, width: str, results: list[Tensor]
+    ) -> list[Tensor]:
+        """Adds adapters of a use beside a linear layer of a shared block to the modules; returns the sums. width: the
+        dim of the input. Queries, keys and values have adapters of their own."""
+        sums = [replace(tensor, name=f"{tensor.name}.sum") for tensor in results]
+        more = [replace(tensor, name=f"{tensor.name}.adapter") for tensor in results]
+        groups = [[tensor] for tensor in more] if "a" in more[0].dims else [more]
+        for i, group in enumerate(groups):
+            low = self.act(f"{name}.low{i}", r=Dim(part.adapter_rank))
+            down = self.weight(f"w{ADAPTER}{low.name}", **{width: x.dims[width]}, r=low.dims["r"])
+            ups = [self.weight(f"w{ADAPTER}{t.name}", r=low.dims["r"], **_width(t)) for t in group]
+            modules += [
+                *self.linear(low.name, x, (low,), down),
+                *self.linear(f"{low.name}.up", low, tuple(group), *ups),
+            ]
+        modules.append(Sum(f"{name}.sum", (*results, *more), tuple(sums)))
+        return sums
+
     # -------------------------------------------------------------------------------- residual streams
 
     def read_streams(self, number: str, streams: Tensor) -> tuple[list[Module], Tensor, Tensor]:
@@ -184,3 +290,64 @@ class RareBlockBuilder(BlockBuilder):
         if part and part.mixes:
             return MixStreams(name, ins, (end,), (), float(part.mixing_flops(self.model.hidden)))
         return AddToStreams(name, ins, (end,))
+
+    def predict_streams(self, streams: Tensor) -> tuple[list[Module], Tensor, Tensor]:
+        """Builds the prediction of all streams by a layer over the first (AltUp); returns also them, and the first."""
+        part, first = self.model.altup, self.act("first")
+        assert part is not None
+        n, predicted = part.streams, replace(streams, name="predicted")
+        weights = (
+            self.weight("altup.norm.weight", h=self.hidden_dim),
+            self.weight("waltup.router", h=self.hidden_dim, m=Dim(n)),
+            self.weight("waltup.prediction", j=Dim(n), k=Dim(n * n)),
+        )
+        products = float(part.mixing_flops(self.model.hidden)), float(2 * n**3)
+        update = UpdateStreams("altup.predict", (streams,), (predicted, first), weights, *products, self.grad_dtype)
+        return [update], predicted, first
+
+    def correct_streams(self, modules: list[Module], predicted: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds the correction of all streams by the result of the layer to the modules; returns them, and the first,
+        scaled."""
+        part, corrected = self.model.altup, replace(predicted, name="corrected")
+        assert part is not None
+        first, n = self.act("corrected.first"), Dim(part.streams)
+        weights = self.weight("waltup.correction", j=n, k=n), self.weight("altup.scale", h=self.hidden_dim)
+        read = (
+            self.weight("altup.norm.weight", h=self.hidden_dim),
+            self.weight("waltup.router", h=self.hidden_dim, m=n),
+        )
+        kind = 0.0, float(2 * part.streams**2), self.grad_dtype
+        ins, outs = (predicted, active), (corrected, first)
+        modules.append(UpdateStreams("altup.correct", ins, outs, weights, *kind, shared_weights=read))
+        return corrected, first
+
+    def project_low_rank(self, modules: list[Module], x: Tensor) -> Tensor:
+        """Adds a low-rank projection with a norm, added to its input, to the modules (LAuReL); returns the sum."""
+        part = self.model.altup
+        assert part is not None
+        rank = Dim(part.laurel_rank)
+        low, back, normed, total = (
+            self.act("laurel.low", r=rank),
+            *(self.act(f"laurel.{name}") for name in ("back", "norm", "sum")),
+        )
+        modules += [
+            *self.linear("laurel.down", x, (low,), self.weight("wlaurel.down", h=self.hidden_dim, r=rank)),
+            *self.linear("laurel.up", low, (back,), self.weight("wlaurel.up", r=rank, h=self.hidden_dim)),
+            Norm(normed.name, (back,), (normed,), self.norm_weights(normed.name), modules=("norm",)),
+            Residual(total.name, (x, normed), (total,)),
+        ]
+        return total
+
+    def average_streams(self, modules: list[Module], streams: Tensor) -> Tensor:
+        """Adds the mean of the first stream and of projections of the others to the modules; returns it."""
+        part = self.model.altup
+        assert part is not None
+        count, h = Dim(part.streams - 1), self.hidden_dim
+        first, mean = self.act("first.out"), self.act("streams.mean")
+        others, projected = self.act("others.out", m=count, g=h), self.act("others.projected", m=count, h=h)
+        modules += [
+            SplitStreams("streams.split", (streams,), (first, others)),
+            *self.linear("altup.out", others, (projected,), self.weight("waltup.out", m=count, g=h, h=h)),
+            AverageStreams("streams.average", (first, projected), (mean,)),
+        ]
+        return mean

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshcast.simulator.models.parts import Flag, ShapePart, Size, SparseIndex
+from meshcast.simulator.models.parts import Count, Flag, ShapePart, Size, SparseIndex
 
 
 class HyperConnections(ShapePart):
@@ -111,3 +111,70 @@ class DistanceProfiles(ShapePart):
     def flops(self, hidden: int, heads: int) -> int:
         """Counts the FLOPs of a token in their products."""
         return 2 * heads * self.width * (hidden + self.extent)
+
+
+class AltUp(ShapePart):
+    """Several residual streams, of which a layer runs over the first alone (AltUp, arXiv 2301.13310; Gemma 3n). Its
+    coefficients, from the first, predict all streams by a matrix; behind the layer others correct them by what it has
+    changed. Streams begin as projections of the embedding, and end in projections that are averaged.
+
+    The input of attention also passes a low-rank projection with a norm, whose result is added behind attention
+    (LAuReL, arXiv 2411.07501).
+    """
+
+    streams: Size
+    """Residual streams of a token, n."""
+    laurel_rank: Size
+    """Width of the low-rank projection."""
+
+    def parameters(self, hidden: int) -> int:
+        """Counts the parameters of a layer: a router with its norm, coefficients, a scale, and the low-rank projection
+        with its norm. hidden: width of a stream."""
+        n = self.streams
+        return hidden * (n + 2) + n**3 + n**2 + hidden * (2 * self.laurel_rank + 1)
+
+    def end_parameters(self, hidden: int) -> int:
+        """Counts those of the projections in front of the layers, and behind them."""
+        return 2 * (self.streams - 1) * hidden**2
+
+    def flops(self, hidden: int) -> int:
+        """Counts the FLOPs of a token in the products of a layer."""
+        n = self.streams
+        return 2 * (2 * hidden * n + n**3 + n**2 + 2 * hidden * self.laurel_rank) + self.mixing_flops(hidden)
+
+    def mixing_flops(self, hidden: int) -> int:
+        """Counts those of them that predict streams."""
+        return 2 * self.streams**2 * hidden
+
+    def end_flops(self, hidden: int) -> int:
+        """Counts the FLOPs of a token in the projections in front of the layers, and behind them."""
+        return 2 * self.end_parameters(hidden)
+
+
+class SharedBlock(ShapePart):
+    """Blocks of attention and an MLP whose weights several layers use (Zamba2, arXiv 2411.15242).
+
+    They read the stream and the embedding side by side, behind a norm over both; attention is as wide, and its result
+    passes a norm and the MLP, without residual additions. A linear layer of each use projects the result, which is
+    added to the input of the Mamba block, and not to the stream. Each use has adapters beside the first linear layer of
+    the MLP.
+    """
+
+    blocks: Size = 1
+    """Blocks that uses take by turns."""
+    adapter_rank: Count = 0
+    """Width of the adapters of a use; 0: there are none."""
+    adapts_attention: Flag = False
+    """Each use has adapters of queries, keys and values too."""
+
+    def parameters(self, hidden: int, widths: int, output: int, mlp: int) -> int:
+        """Counts the parameters of a block. hidden: width of the stream. widths: of queries, keys and values together.
+        output: of the result of attention. mlp: parameters of an MLP."""
+        return 2 * hidden * (1 + widths) + output * hidden + hidden + mlp
+
+    def use_parameters(self, hidden: int, widths: tuple[int, ...], ups: int) -> int:
+        """Counts those of a use: a linear layer and adapters. widths: of queries, keys and values. ups: of the results
+        of the first linear layer of the MLP together."""
+        rank = self.adapter_rank
+        attention = sum(rank * (2 * hidden + width) for width in widths) if self.adapts_attention else 0
+        return hidden * hidden + rank * (hidden + ups) + attention

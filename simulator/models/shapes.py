@@ -156,8 +156,8 @@ class Shapes:
 
 def make_stream(shapes: Shapes, name: str) -> Tensor:
     """Makes the residual stream [b, s, h], or several of them [b, s, m, h]."""
-    part = shapes.model.hyper_connections
-    count = {"m": Dim(part.streams)} if part else {}
+    streams = shapes.model.streams
+    count = {"m": Dim(streams)} if streams else {}
     return shapes.act(name, **count, h=shapes.hidden_dim)
 
 

@@ -34,6 +34,7 @@ class LayerKind(NamedTuple):
         linear: whether it has linear attention in place of softmax attention.
         reads_keys: whether it reads the keys and values of an earlier layer.
         variant: number of the variant of the model that it is, from 1; 0: it is as the model says.
+        borrows: whether an earlier layer of its stage holds the weights of its shared block.
     """
 
     experts: bool
@@ -44,21 +45,22 @@ class LayerKind(NamedTuple):
     linear: bool = False
     reads_keys: bool = False
     variant: int = 0
+    borrows: bool = False
 
     @property
     def has_attention(self) -> bool:
         """Whether it has softmax attention."""
-        return self.block in ("", "*", "P") and not self.linear
+        return self.block in ("", "*", "P", "S") and not self.linear
 
     @property
     def has_mlp(self) -> bool:
         """Whether it has an MLP, in place of experts."""
-        return self.block == "-" or (not self.block and not self.experts)
+        return self.block in ("-", "S") or (not self.block and not self.experts)
 
     @property
     def has_mamba(self) -> bool:
         """Whether it has a Mamba block."""
-        return self.block in ("M", "P")
+        return self.block in ("M", "P", "S")
 
 
 class Transformer(RareFields):
@@ -306,6 +308,7 @@ class Transformer(RareFields):
         mixer -= self._unused_head_experts if experts is not None and not linear else 0
         added = self.layer_input.parameters(self.hidden) + self.norm_parameters if self.layer_input else 0
         added += 2 * self.hyper_connections.parameters(self.hidden) if self.hyper_connections else 0
+        added += self.altup.parameters(self.hidden) if self.altup else 0
         added += 2 * self.hidden * self.layer_scale + (self.other.parameters if self.other else 0)
         added += count_stream_parameters(self)
         if self.modulation:
@@ -323,8 +326,23 @@ class Transformer(RareFields):
         if block == "E":
             return self.norm_parameters + self._moe_parameters(experts, of) + other
         mamba, attention = self.mamba_parameters, self.attention_parameters
+        if block == "S":
+            return self.norm_parameters + mamba + self.use_weights + other
         inner = {"M": mamba, "*": attention, "P": mamba + attention, "-": self.mlp_parameters(self.dense_ffn)}
         return self.norm_parameters + inner[block] + other
+
+    @property
+    def use_weights(self) -> int:
+        """Elements of the matrices of a layer that uses a shared block, beside those of its Mamba block."""
+        part, ups = self.shared_block, (2 if self.gated else 1) * self.ffn
+        return part.use_parameters(self.hidden, self.projected_widths, ups) if part else 0
+
+    def _shared_parameters(self, uses: int) -> int:
+        """Counts the parameters of all shared blocks. uses: layers that use one."""
+        if not self.shared_block:
+            return 0
+        sizes = self.hidden, sum(self.projected_widths), self.output_width, self.mlp_parameters(self.ffn)
+        return min(uses, self.shared_block.blocks) * self.shared_block.parameters(*sizes)
 
     @property
     def input_parameters(self) -> dict[str, int]:
@@ -345,7 +363,8 @@ class Transformer(RareFields):
         if not (self.ssm or self.moe or self.linear_attention or self.local_attention or self.shared_keys):
             return len(self._plain_layers) * self.layer_parameters()
         numbers = Counter(Transformer.kind(self, layer) for layer in self._plain_layers)
-        return sum(layers * self.kind_parameters(kind, experts) for kind, layers in numbers.items())
+        shared = self._shared_parameters(self.ssm.pattern.count("S")) if self.ssm else 0
+        return shared + sum(layers * self.kind_parameters(kind, experts) for kind, layers in numbers.items())
 
     def kind_parameters(self, kind: LayerKind, experts: int | None = None) -> int:
         """Counts the parameters of a layer of this kind. experts: routed ones to count; default: all."""

@@ -21,6 +21,7 @@ def name_unsent(model: Model, stages: int) -> list[str]:
     width_of = {
         "keys and values that later layers read (model.shared_keys)": keys * bool(model.shared_keys),
         "inputs of layers (model.layer_input), for each layer": model.layer_input.width if model.layer_input else 0,
+        "the embedding that shared blocks read (model.shared_block)": model.hidden * bool(model.shared_block),
         "keys that an indexer has chosen (model.mla.index), 32 bits each": _shared_choices(model),
         "states of images that early layers add (deepstack), of their tokens": model.hidden
         * sum(branch.deepstack for branch in model.branches),

@@ -235,12 +235,14 @@ class Report(Metrics):
         model, chosen = self.job.model, "that of a window"
         how = f"its scores take as long as fused attention of as many FLOPs, and attention to its keys as {chosen}"
         entries = f"attention to compressed entries (model.compressed): takes as long as {chosen} of as many keys, and"
-        streams = "residual streams (model.hyper_connections): kernels that read and write them once each way, derived"
+        streams = (
+            "residual streams (model.hyper_connections, model.altup): kernels that move them once each way, derived"
+        )
         biases = "biases of scores by distance (model.distance_profiles): all of them in memory"
         return [
             *([f"indexer of sparse attention (model.mla.index): {how}"] if model.mla and model.mla.index else []),
             *([f"{entries} an indexer's scores as fused attention; not measured"] if model.compressed else []),
-            *([f"{streams} from residual additions"] if model.hyper_connections else []),
+            *([f"{streams} from residual additions"] if model.streams else []),
             *([f"{biases}, written and read apart from attention"] if model.distance_profiles else []),
         ]
 

@@ -26,7 +26,6 @@ ENCODER_DECODERS = frozenset(
 """Kinds of encoders with decoders that are not read."""
 
 UNDESCRIBED = {
-    **dict.fromkeys(("zamba", "zamba2"), "layers that share the weights of an attention block"),
     "hrm_text": "layers that a token passes several times",
     "zaya": "attention between convolved latents, and routers of several linear layers,",
 }

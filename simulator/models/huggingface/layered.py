@@ -293,3 +293,36 @@ class InklingText(Decoder):
         kind |= {"local_attention": heads} if windows else {}
         places = sparse_layers(self.kinds, self.layers, self.dense)
         return super().fields() | self.same_fields("head_dim") | windows | kind | {"moe": moe | places}
+
+
+class Gemma3nText(Decoder):
+    """``Gemma3nTextConfig``: several residual streams with layers over the first, a low-rank projection beside
+    attention, inputs of layers, and last layers that read keys of others. The sparsity of activations in the first
+    layers, elementwise kernels, is left out."""
+
+    kv_heads: Size | None = key("num_key_value_heads", default=2)
+    head_dim: Size = key("head_dim", default=256)
+    ffn: Size | list[Size] = key("intermediate_size")  # type: ignore[assignment]
+    activation: Gelu = key("hidden_activation", default="gelu_pytorch_tanh")  # type: ignore[assignment]
+    tied: Flag = key("tie_word_embeddings", default=True)
+    bias: Annotated[Flag, refuse("bias of attention in front of a norm")] = key("attention_bias", default=False)
+    window: Size | None = key("sliding_window", default=512)
+    layer_types: LayerTypes | None = key("layer_types", default=None)
+    logit_cap: Cap | None = key("final_logit_softcapping", default=30.0)
+    input_vocab: Size = key("vocab_size_per_layer_input", default=262144)
+    input_width: Size = key("hidden_size_per_layer_input", default=256)
+    shared_keys: Count = key("num_kv_shared_layers", default=15)
+    streams: Size = key("altup_num_inputs", default=4)
+    laurel_rank: Size = key("laurel_rank", default=64)
+
+    def fields(self) -> dict[str, object]:
+        widths = self.ffn if isinstance(self.ffn, list) else [self.ffn]
+        if len({*widths}) != 1:
+            rule = "layers with MLPs of one width are supported"
+            raise ModelError("ffn", rule, "Give the fields of `model:` themselves", widths)
+        shape = super().fields() | window_fields(self.window, self.layers, self.layer_types, 5)
+        kind = {"ffn": widths[0], "norm_place": "both", "qk_layernorm": True, "value_norm": True}
+        kind |= {"softcaps": ("logits",) if self.logit_cap else ()} | self.read_activation()
+        kind |= {"layer_input": {"vocab": self.input_vocab, "width": self.input_width}}
+        kind |= {"altup": {"streams": self.streams, "laurel_rank": self.laurel_rank}}
+        return shape | self.same_fields("head_dim", "shared_keys") | kind

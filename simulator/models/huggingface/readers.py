@@ -58,6 +58,8 @@ DECODERS = {
     "mamba": "hybrid.Mamba1",
     "falcon_mamba": "hybrid.FalconMamba",
     "jamba": "hybrid.Jamba",
+    "zamba": "hybrid.Zamba",
+    "zamba2": "hybrid.Zamba2",
     "lfm2": "convolution.Lfm2",
     "lfm2_moe": "convolution.Lfm2MoE",
     "lfm3": "convolution.Lfm3",
@@ -133,6 +135,7 @@ DECODERS = {
     "hy_v4": "streams.HYV4",
     "jetmoe": "experts.JetMoE",
     "inkling_text": "layered.InklingText",
+    "gemma3n_text": "layered.Gemma3nText",
     "blt": "patches.BLT",
 }
 """Module and class of the readers of decoders."""

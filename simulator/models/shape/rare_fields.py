@@ -7,7 +7,13 @@ from typing import Literal, Self
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.diffusion import Modulation
 from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttention, ModelOutput, Size
-from meshcast.simulator.models.rare_parts import CompressedAttention, DistanceProfiles, HyperConnections
+from meshcast.simulator.models.rare_parts import (
+    AltUp,
+    CompressedAttention,
+    DistanceProfiles,
+    HyperConnections,
+    SharedBlock,
+)
 from meshcast.simulator.models.shape.fields import TransformerFields
 
 
@@ -71,6 +77,10 @@ class RareFields(TransformerFields):
     joint_attention: Flag | Literal["last"] = False
     """Tokens of branches pass norms, projections and an MLP of their own, and attend with those of the model to all
     (MMDiT, arXiv 2403.03206, section 4). last: they go no further, and lack what comes behind attention."""
+    shared_block: SharedBlock | None = None
+    """The block of the layers S of `StateSpace.pattern`."""
+    altup: AltUp | None = None
+    """Several residual streams between layers (Gemma 3n); None: one."""
 
     def in_layers(self, local: bool, reads_keys: bool) -> Self:
         """Returns the shape of its layers that have a window or not, and that read keys of another or not."""
@@ -90,7 +100,13 @@ class RareFields(TransformerFields):
     @property
     def stream_width(self) -> int:
         """Width of all residual streams of a token (elements)."""
-        return self.hidden * (self.hyper_connections.streams if self.hyper_connections else 1)
+        return self.hidden * (self.streams or 1)
+
+    @property
+    def streams(self) -> int | None:
+        """Residual streams of a token; None: one, and no parts that make several."""
+        part = self.hyper_connections or self.altup
+        return part.streams if part else None
 
     @property
     def reads_keys(self) -> bool:

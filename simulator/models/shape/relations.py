@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
-from meshcast.simulator.models.rare_parts import CompressedAttention
+from meshcast.simulator.models.rare_parts import CompressedAttention, SharedBlock
 from meshcast.simulator.models.shape.rare_fields import RareFields
 
 
@@ -43,6 +43,10 @@ def _check_rare_parts(shape: RareFields) -> None:
         _check_compressed(shape, shape.compressed)
     if shape.hyper_connections:
         _check_streams(shape)
+    if shape.altup:
+        _check_altup(shape)
+    if shape.shared_block:
+        _check_shared_block(shape, shape.shared_block)
     if shape.distance_profiles or shape.token_convolutions:
         _check_distances(shape)
     if shape.head_experts:
@@ -76,6 +80,29 @@ def _check_compressed(shape: RareFields, part: CompressedAttention) -> None:
     )
     rule = "attention to compressed entries is supported without it"
     _refuse((*others, *more, *masks, *heads, *plain, *other, *inner), rule)
+
+
+def _check_shared_block(shape: RareFields, part: SharedBlock) -> None:
+    if not shape.ssm or not shape.gated:
+        rule = "a shared block, with a gated MLP, is in front of a Mamba block"
+        raise ModelError("shared_block", rule, "Give ssm and gated: true, or leave it out")
+    if part.adapts_attention and not part.adapter_rank:
+        rule = "adapters of attention have the width adapter_rank"
+        raise ModelError("shared_block.adapter_rank", rule, "Give it, or leave adapts_attention out")
+    others = ("mla", shape.mla), ("compressed", shape.compressed), ("qkv_bias", shape.qkv_bias), ("moe", shape.moe)
+    more = ("proj_bias", shape.proj_bias), ("mlp_bias", shape.mlp_bias), ("window", shape.window)
+    heads = ("attention_gate", shape.attention_gate), ("sinks", shape.sinks), ("qk_layernorm", shape.qk_layernorm)
+    rest = ("inner_norms", shape.inner_norms), ("dropout", bool(shape.dropout)), ("value_dim", shape.value_dim)
+    _refuse((*others, *more, *heads, *rest), "shared blocks are supported without it")
+
+
+def _check_altup(shape: RareFields) -> None:
+    if not shape.layer_input or shape.norm_place != "both":
+        rule = "layers over the first of several streams have inputs of their own, and norms around both blocks"
+        raise ModelError("altup", rule, "Give layer_input and norm_place: both, or leave it out")
+    others = ("hyper_connections", shape.hyper_connections), ("moe", shape.moe), ("layer_scale", shape.layer_scale)
+    more = ("linear_attention", shape.linear_attention), ("dropout", bool(shape.dropout)), ("frames", shape.frames)
+    _refuse((*others, *more), "layers over the first of several streams are supported without it")
 
 
 def _check_distances(shape: RareFields) -> None:
@@ -345,6 +372,9 @@ def _check_hybrid(shape: RareFields, ssm: StateSpace) -> None:
     if len(ssm.pattern) != shape.layers:
         rule = f"it has a letter for each of the {shape.layers} layers, and {len(ssm.pattern)} letters are given"
         raise ModelError("ssm.pattern", rule, f"Correct it, or give `layers: {len(ssm.pattern)}`", ssm.pattern)
+    if ("S" in ssm.pattern) != (shape.shared_block is not None):
+        rule = "a model with a shared block has layers S in its pattern, and one without has none"
+        raise ModelError("ssm.pattern", rule, "Give both shared_block and layers S, or neither", ssm.pattern)
     if ssm.heads % ssm.groups:
         rule = f"each group has equally many of the {ssm.heads} heads"
         raise ModelError("ssm.groups", rule, f"{math.gcd(ssm.heads, ssm.groups)} would work", ssm.groups)

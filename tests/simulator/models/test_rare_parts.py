@@ -16,6 +16,7 @@ from meshcast.simulator.ir.ops import Attention, Memory
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
+from meshcast.simulator.models.undescribed import name_unsent
 from tests.contract.played import Played, play_job, sent_between_stages
 
 TYPES = [json.loads(line) for line in Path(__file__).with_name("types.jsonl").read_text().splitlines()]
@@ -23,6 +24,15 @@ SHIPPED = Calibration.shipped()
 SMALL: dict[str, Any] = {
     **{"layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "positions": "rope", "norm": "rmsnorm"},
     "gated": True,
+}
+ALTUP: dict[str, Any] = {
+    **{"altup": {"streams": 4, "laurel_rank": 6}, "layer_input": {"vocab": 128, "width": 24}, "norm_place": "both"},
+    **{"qk_layernorm": True, "value_norm": True, "kv_heads": 2},
+}
+SSM = {"pattern": "MSSMSS", "heads": 4, "head_dim": 32, "state": 8, "groups": 2}
+SHARED: dict[str, Any] = {
+    **{"layers": 6, "ssm": SSM, "positions": "none", "head_dim": 32, "gated": True},
+    "shared_block": {"blocks": 2, "adapter_rank": 4},
 }
 EXPERTS = {"moe": {"experts": 4, "top_k": 2, "expert_ffn": 48, "shared_experts": 1}}
 STREAMS = {"hyper_connections": {"streams": 4}}
@@ -37,6 +47,10 @@ SHARING = {
 }
 PARTS: list[dict[str, Any]] = [
     STREAMS,
+    ALTUP,
+    SHARED,
+    {**SHARED, "ssm": {**SSM, "head_dim": 1, "groups": 1, "heads": 128, "rank": 5}, "shared_block": {}},
+    {**SHARED, "positions": "rope", "shared_block": {"adapter_rank": 4, "adapts_attention": True}},
     {"hyper_connections": {"streams": 3, "mixes": False}, **EXPERTS},
     {**HEADS, "compressed": LATENTS},
     {**HEADS, "compressed": {**LATENTS, "rate": 8}},
@@ -73,7 +87,7 @@ def test_a_device_has_the_parameters_and_products_that_are_counted(part: dict[st
     counted = forward_matmul_flops(model, 32, 32, causal=True)
     of_attention, flops = counted.pop("attention"), played.flops("F")
     assert flops["attention"] == pytest.approx(of_attention)
-    assert flops["gemm"] + mixed(played) == sum(counted.values())
+    assert flops["gemm"] + mixed(played) == sum(counted.values()) - counted["scan"]
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
@@ -85,13 +99,13 @@ def test_sequence_parallel_ranks_repeat_only_what_every_rank_has_to_compute(part
     repeated = [param for param in held if param.name.startswith("windex") or (param.name == "wk" and model.compressed)]
     again = sum(param.size for param in repeated if "entries" not in param.name)
     counted = forward_matmul_flops(model, 32, 32, causal=True)
-    counted.pop("attention")
+    counted = {part: flops for part, flops in counted.items() if part not in ("attention", "scan")}
     assert played.flops("F")["gemm"] + mixed(played) == sum(counted.values()) + 2 * 32 * again
 
 
 def test_stages_send_all_streams() -> None:
-    plain, several = (sent_between_stages(play(part, 2, pp=2)) for part in ({}, STREAMS))
-    assert several == {key: [4 * nbytes for nbytes in sent] for key, sent in plain.items()} != {}
+    plain, *several = (sent_between_stages(play(part, 2, pp=2)) for part in ({}, STREAMS, ALTUP))
+    assert several == 2 * [{key: [4 * nbytes for nbytes in sent] for key, sent in plain.items()}] != []
 
 
 def test_streams_stay_in_memory_for_the_backward_pass() -> None:
@@ -214,6 +228,31 @@ def test_larger_patches_are_fewer_tokens_of_more_bytes() -> None:
     few, many = (from_config(BLT | {"patch_size": size}) for size in (8, 4))
     assert few.seq == many.seq / 2 and few.parameters == many.parameters == 4633127680
     assert few.outside and many.outside and few.outside.flops > 1.9 * many.outside.flops
+
+
+def test_layers_that_share_a_block_hold_it_once_and_use_it_each() -> None:
+    """A further use adds a Mamba block, a linear layer and adapters; its products are those of the whole block."""
+    few, many = (
+        load_model(
+            {**SMALL, **SHARED, "layers": n, "ssm": {**SSM, "pattern": pattern}, "shared_block": {"adapter_rank": 4}}
+        )
+        for n, pattern in ((2, "MS"), (3, "MSS"))
+    )
+    plain = load_model(
+        {**SMALL, **SHARED, "layers": 3, "ssm": {**SSM, "pattern": "MMS"}, "shared_block": {"adapter_rank": 4}}
+    )
+    use = 64 * 64 + 4 * (64 + 2 * 256)
+    assert many.parameters - few.parameters == plain.parameters - few.parameters + use
+    products = [sum(forward_matmul_flops(model, 1, 32, causal=True).values()) for model in (plain, many)]
+    block = 2 * 64 * 3 * 4 * 32 + 4 * 32 * 64 + 3 * 64 * 256
+    assert products[1] - products[0] == 2 * (block + use) + 2 * 32 * 4 * 32
+
+
+def test_every_stage_with_a_use_holds_the_shared_block() -> None:
+    played = play({**SHARED, "shared_block": {"adapter_rank": 4}}, 2, pp=2)
+    names = [[param.name for param in played.held(device)] for device in (0, 1)]
+    assert all(held.count("wshared.q") == 1 for held in names)
+    assert any("the embedding that shared blocks read" in text for text in name_unsent(played.plan.job.model, 2))
 
 
 def test_first_layers_choose_experts_by_a_table_without_corrections() -> None:

@@ -159,7 +159,7 @@ def test_keys_that_change_a_mamba_block_change_it(kind: str, changes: dict[str, 
         ("olmo_hybrid", {"attention_bias": True}, "bias of attention in front of a norm"),
         ("xlstm", {"use_bias": True}, "biases of xLSTM"),
         ("recurrent_gemma", {"attention_dropout": 0.1}, "dropout on attention alone"),
-        ("mamba", {"model_type": "zamba2"}, "layers that share the weights of an attention block are not described"),
+        ("mamba", {"model_type": "zaya"}, "attention between convolved latents"),
     ],
 )
 def test_what_is_not_described_is_refused(kind: str, changes: dict[str, Any], rule: str) -> None:
