@@ -6,7 +6,8 @@ which has no multi-token prediction (dbrx, which it does not build: those of the
 routers that are buffers there and parameters here (the correction of DeepSeek-V3 for each expert); `products`, where
 there are neither recurrences nor inputs of branches: FLOPs of a forward pass over 256 tokens of its modules with eager
 attention in fake mode, as torch's `FlopCounterMode` counts them, which does not see grouped products of routed experts
-(PyTorch 2.13).
+(PyTorch 2.13); `weights`, of models with recurrences, or whose eager code gives all tokens to all experts: those of
+products of two matrices, of which attention and scans have none.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from meshcast.simulator.formats.launch.launch_file import read_launch_file
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
+from meshcast.simulator.models.model import Model
 from tests.contract.played import play_job
 
 TYPES = [json.loads(line) for line in Path(__file__).with_name("types.jsonl").read_text().splitlines()]
@@ -34,13 +36,17 @@ def test_parameters_are_those_that_transformers_makes(config: dict[str, Any]) ->
     assert from_config(config).parameters_without_mtp == config["parameters"] + config["corrections"]
 
 
-COUNTED = [config for config in TYPES if "products" in config]
+COUNTED = [config for config in TYPES if "products" in config or "weights" in config]
 
 
 @pytest.mark.parametrize("config", COUNTED, ids=[config["model_type"] for config in COUNTED])
 def test_products_of_a_forward_pass_are_those_that_torch_counts(config: dict[str, Any]) -> None:
-    parts = forward_matmul_flops(from_config(config), 256, 256, causal=False)
-    assert sum(parts.values()) - parts["experts"] == pytest.approx(config["products"], rel=1e-3)
+    model = from_config(config)
+    plain = Model.model_validate({**model.model_dump(exclude_unset=True), "mtp": 0})
+    parts = forward_matmul_flops(plain, 256, 256, causal=False)
+    without = ("experts",) if "products" in config else ("experts", "attention", "scan")
+    counted = sum(flops for part, flops in parts.items() if part not in without)
+    assert counted == pytest.approx(config.get("products", config.get("weights")), rel=1e-3)
 
 
 SMOLLM3 = {
