@@ -241,7 +241,7 @@ class Model(Transformer):
             for variant in self.variants
         )
         without = self.layers - self.diffusion.count_cross(self.layers) if self.diffusion else 0
-        return super().every_layer_parameters(experts) + sum(varied) - without * self.cross_parameters
+        return super().every_layer_parameters(experts) + sum(varied) - without * self._cross_parameters
 
     # -------------------------------------------------------------------------------------- parameters
 

@@ -1,0 +1,140 @@
+"""The support matrix as a page of docs: ``python -m tools.pages.models docs/models.md``.
+
+It is made of the tables of the tests, which hold what transformers and torch count, so that it needs neither of them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from meshcast.experiments.render.markdown import render_table
+from meshcast.experiments.views.table import Column, Table
+from meshcast.hardware.documents.output_file import write_file
+from meshcast.simulator.models.flops import forward_matmul_flops
+from meshcast.simulator.models.hub import HubModel, hub_files, hub_models
+from meshcast.simulator.models.huggingface import SUPPORTED, from_config
+from meshcast.simulator.models.model import Model
+
+TABLES = Path(__file__).parents[2] / "tests" / "simulator" / "models"
+
+TOKENS = 256
+"""Tokens of the passes whose FLOPs types.jsonl has."""
+
+HEAD = """# Types of models
+
+Made by `make docs-models` from the tables of `tests/simulator/models` (`types.jsonl`, `traced.jsonl`); do not edit it. It has the
+causal language models of `transformers` 5.24, of which {read} are read, {traced} traced and {refused} refused, and what else is read.
+How each is described is in [model.md](model.md#configjson).
+
+- **how**: by a reader of its config, or by a [trace](model.md#models-without-a-reader) of its code.
+- **parameters** are those of the config that `transformers` writes by default or, where that cannot be built or has no reader's
+  sizes, of a released one; **beside** is the difference to the model that its code builds on the meta device. What routers keep as
+  buffers there and as parameters here (`corrections`) and multi-token prediction, which it leaves out, do not count.
+- **FLOPs** is the difference of a forward pass to the products that torch's `FlopCounterMode` counts in eager code; routed experts are
+  left out for readers, as it does not see them, and get the same number of tokens in traces. Empty: not compared. The scans of recurrences
+  count by the elements of their states here, by the products of their chunks there, and are left out.
+- **rates that are derived**: what of it has no measured rate; a forecast lists it under `assumed`. All else (products,
+  attention, experts, kernels that move bytes) has [measured rates](calibration.md). The share of a trace is that of its FLOPs that no
+  part describes, priced by FLOPs and bytes alone.
+- **names** are ids of the Hugging Face hub that a job may give as its `model`, beside those of [presets](model.md#ids).
+
+"""
+
+KINDS = {
+    "gated-delta-net": "Gated DeltaNet: bytes at the rate of Mamba-2",
+    "kimi-delta": "Kimi delta attention: bytes at the rate of Mamba-2",
+    "lightning": "Lightning attention: bytes at the rate of Mamba-2",
+    "short-conv": "",
+    "mlstm": "mLSTM: bytes at the rate of Mamba-2",
+    "rg-lru": "RG-LRU: bytes at the rate of Mamba-2",
+    "rwkv": "RWKV: as selective scans",
+}
+"""Rates of linear attention by its kind."""
+
+RARE = {
+    "compressed": "attention to compressed entries: as a window",
+    "hyper_connections": "residual streams: bytes",
+    "distance_profiles": "biases by distance: bytes",
+    "layer_input": "inputs of layers: bytes",
+}
+"""Rates of other fields."""
+
+
+def page() -> str:
+    """Returns the whole page."""
+    read, listed = _read_rows("types.jsonl"), _read_rows("traced.jsonl")
+    causal, names = (TABLES / "causal_types.txt").read_text("utf-8").split(), _list_names()
+    others = sorted((SUPPORTED.keys() | read.keys()) - set(causal))
+    rows = {
+        kind: _list_cells(kind, read.get(kind), listed.get(kind), names.get(kind, [])) for kind in [*causal, *others]
+    }
+    counts = [sum(rows[kind][1] == how for kind in causal) for how in ("reader", "trace", "refused")]
+    head = HEAD.format(**dict(zip(("read", "traced", "refused"), counts, strict=True)))
+    numbers = [Column(name, align="right") for name in ("parameters", "beside", "FLOPs")]
+    heads = ("type", "how", *numbers, "rates that are derived", "names")
+    tables = [render_table(Table(*heads, rows=[rows[kind] for kind in kinds])).rstrip() for kinds in (causal, others)]
+    return head + "\n\n## Other types that are read\n\n".join(tables) + "\n"
+
+
+def _read_rows(name: str) -> dict[str, dict[str, Any]]:
+    """Returns the rows of a table by their types; of several the first, which is of the whole model."""
+    rows = [json.loads(line) for line in (TABLES / name).read_text("utf-8").splitlines()]
+    return {row["model_type"]: row for row in reversed(rows)}
+
+
+def _list_names() -> dict[str, list[str]]:
+    """Returns the ids of the table of public models by their types."""
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for maker in hub_files():
+        for name, model in hub_models(maker).items():
+            if isinstance(model, HubModel):
+                names[model.config["model_type"]].append(name)
+    return names
+
+
+def _list_cells(
+    kind: str, read: dict[str, Any] | None, listed: dict[str, Any] | None, names: list[str]
+) -> tuple[str, ...]:
+    """Returns the cells of a type. read, listed: its rows in the tables of readers and of traces."""
+    ids = ", ".join(f"`{name}`" for name in names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+    if kind in SUPPORTED:
+        return (f"`{kind}`", "reader", *(_describe_read(read) if read else ("", "", "", "")), ids)
+    if listed is None or "refused" in listed:
+        return f"`{kind}`", "refused", "", "", "", (listed or {}).get("refused", ""), ids
+    left = [f"{listed['left']:.1%} of its FLOPs"] if listed["left"] >= 0.0005 else []
+    source = [listed["source"]] if "source" in listed else []
+    return f"`{kind}`", "trace", f"{listed['parameters']:,}", "0", "< 0.1 %", "; ".join([*left, *source]), ids
+
+
+def _describe_read(row: dict[str, Any]) -> tuple[str, ...]:
+    """Returns what is known of a type with a reader: parameters, differences, derived rates."""
+    model = from_config(row)
+    beside = model.parameters_without_mtp - row["parameters"] - row["corrections"]
+    flops = ""
+    if "products" in row:
+        parts = forward_matmul_flops(model, TOKENS, TOKENS, causal=False)
+        flops = f"{abs((sum(parts.values()) - parts['experts']) / row['products'] - 1):.2%}"
+    return f"{row['parameters']:,}", f"{beside:,}", flops, "; ".join(_name_derived(model))
+
+
+def _name_derived(model: Model) -> list[str]:
+    """Names what of a model has derived rates."""
+    ssm, linear = model.ssm, model.linear_attention
+    scan = (
+        "selective scan: exponentials and products of fp32" if ssm and ssm.rank else "scan of Mamba-2: training steps"
+    )
+    rare = [rate for field, rate in RARE.items() if getattr(model, field, None)]
+    return [
+        *([scan] if ssm else []),
+        *([KINDS[linear.kind]] if linear and KINDS[linear.kind] else []),
+        *(["indexer: as attention"] if model.mla and model.mla.index else []),
+        *rare,
+    ]
+
+
+if __name__ == "__main__":
+    write_file(Path(sys.argv[1]), page())
