@@ -33,17 +33,27 @@ from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 
 
 @dataclass(frozen=True, eq=False)
-class KnownOrders:
-    """What is known of shapes that differ in the number of micro-batches alone.
+class KnownShapes:
+    """What is known of shapes that differ in the number of micro-batches alone, whatever layers their stages have.
 
-    replays: their critical paths.
     marked: orders of some devices.
     held: passes whose activations devices hold.
     """
 
-    replays: Replays = field(default_factory=dict)
     marked: MarkedOrders = field(default_factory=dict)
     held: dict[int, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class KnownOrders:
+    """What is known of pipelines that differ in the number of micro-batches alone.
+
+    replays: their critical paths.
+    shapes: what is known of their shapes.
+    """
+
+    replays: Replays = field(default_factory=dict)
+    shapes: KnownShapes = field(default_factory=KnownShapes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +63,7 @@ class OrderBounds:
     schedule: the schedule, with orders that exist for this shape.
     shape: numbers of its devices, stages and micro-batches.
     layers: number of layers of every part of the model.
-    like: what is known of shapes that differ in the number of micro-batches alone.
+    like: what is known of pipelines that differ in the number of micro-batches alone.
     """
 
     schedule: Schedule
@@ -69,7 +79,7 @@ class OrderBounds:
     @cached_property
     def in_flight(self) -> np.ndarray:
         """Least activations in flight on every device."""
-        return least_in_flight(self.schedule, self.shape, self.like.held)
+        return least_in_flight(self.schedule, self.shape, self.like.shapes.held)
 
     @cached_property
     def known(self) -> bool:
@@ -80,7 +90,7 @@ class OrderBounds:
     def device_orders(self) -> dict[int, DeviceOrder]:
         """Orders of some devices: of the first and the last device, and of such as have neither embedding nor loss."""
         devices = sorted({0, min(1, self.shape.p - 1), self.shape.p // 2, self.shape.p - 1})
-        return device_orders(self.schedule, self.shape, devices, self.like.marked)
+        return device_orders(self.schedule, self.shape, devices, self.like.shapes.marked)
 
     @remembered_by(lambda order, times: ())
     def critical_paths(self, times: StageTimes) -> CriticalPaths | None:

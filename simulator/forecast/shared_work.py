@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from meshcast.hardware.cluster import Cluster
 from meshcast.hardware.remembered import AgingStore, RecentResults, remember
@@ -71,6 +72,7 @@ class SharedWork:
             lambda table: ACTION_BYTES * len(table.slot_array)
         )
         self._costs: dict[Hashable, Costs] = {}
+        self._costs_of_plans: WeakKeyDictionary[Plan, list[Costs]] = WeakKeyDictionary()
         self._kernels: dict[Hashable, dict[Work, Estimate]] = {}
         self._communication: dict[Hashable, dict[Work, Estimate]] = {}
         self._uses: dict[Hashable, dict[Work, Use]] = {}
@@ -85,6 +87,7 @@ class SharedWork:
         `MAX_PRICES`."""
         if self.price_count > MAX_PRICES:
             self._costs.clear()
+            self._costs_of_plans.clear()
             self._kernels.clear()
             self._communication.clear()
             self._uses.clear()
@@ -115,6 +118,9 @@ class SharedWork:
 
     def device_costs(self, plan: Plan) -> list[Costs]:
         """Returns the costs of ops on every pipeline device of a plan."""
+        return remember(self._costs_of_plans, plan, lambda: self._make_device_costs(plan))
+
+    def _make_device_costs(self, plan: Plan) -> list[Costs]:
         pairs = [(plan.on(device), cluster) for device, cluster in enumerate(plan.ranks.clusters)]
         distinct = {(id(device_plan), id(cluster)): (device_plan, cluster) for device_plan, cluster in pairs}
         known = {key: self.costs(*pair) for key, pair in distinct.items()}

@@ -17,7 +17,7 @@ from meshcast.hardware.remembered import remember, remembered, remembered_by
 from meshcast.hardware.units import GIB
 from meshcast.simulator.bounds.device_states import DeviceStates, device_states
 from meshcast.simulator.bounds.micro_batches import SizedUnits
-from meshcast.simulator.bounds.order_bounds import KnownOrders, OrderBounds, StageBounds
+from meshcast.simulator.bounds.order_bounds import KnownOrders, KnownShapes, OrderBounds, StageBounds
 from meshcast.simulator.bounds.schedule_bound import StageTimes
 from meshcast.simulator.bounds.unit_prices import LoweredUnits, UnitLayout, UnitPrices, lower_units
 from meshcast.simulator.forecast.planning import resolve_plan
@@ -240,7 +240,7 @@ class PointBounds:
         self.space, self.shared = space, shared or SharedWork()
         self.prices = PriceBounds(space, self.shared)
         self.states = StateBounds(self.prices)
-        self._known_orders = defaultdict[Pipeline, KnownOrders](KnownOrders)
+        self._known_shapes = defaultdict[Pipeline, KnownShapes](KnownShapes)
         self._stages: dict[tuple[int, int, int | None], StageBounds] = {}
 
     def order(self, group: LayerGroup, pipeline: Pipeline) -> OrderBounds | None:
@@ -259,7 +259,11 @@ class PointBounds:
             layers = tuple(layers_of_stages(pipeline.partition, self.space.loaded.model.layers, parts))
         except MeshcastError:
             return None
-        return OrderBounds(schedule, shape, layers, self._known_orders[pipeline])
+        return OrderBounds(schedule, shape, layers, self._known_orders(pipeline))
+
+    @remembered
+    def _known_orders(self, pipeline: Pipeline) -> KnownOrders:
+        return KnownOrders(shapes=self._known_shapes[pipeline._replace(partition="")])
 
     def stages(self, group: LayerGroup, pipeline: Pipeline, data: str | None = None) -> StageBounds | None:
         """Returns the bounds of a pipeline of a group with a data scheme, or with any of the space, or None."""

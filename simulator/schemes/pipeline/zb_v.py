@@ -41,9 +41,8 @@ class ZBV(VShape):
         order: list[Action] = []
 
         def append(direction: str, kinds: str) -> None:
-            order.extend(
-                Action(stages[direction], kind, k) for kind in kinds for k in [next(remaining[direction, kind])]
-            )
+            for kind in kinds:
+                order.append(Action(stages[direction], kind, next(remaining[direction, kind])))
 
         for _ in range(2 * (p - device) - 1):
             append("down", "F")
