@@ -15,6 +15,8 @@ from typing import get_args
 
 from meshcast.experiments.cli.commands import find_options
 from meshcast.experiments.cli.parameters import CommandParameter, list_parameters
+from meshcast.experiments.options import Flag
+from meshcast.hardware.units import read_digits
 
 
 def read_values(name: str, words: Sequence[str]) -> dict[str, object] | None:
@@ -45,7 +47,10 @@ def read_values(name: str, words: Sequence[str]) -> dict[str, object] | None:
             return None
         if kind is None or not text or text.startswith("-") or (parameter.name in stated and not parameter.is_list):
             return None
-        stated.setdefault(parameter.name, []).append(kind(text))
+        value = _read_count(text, parameter.flag) if kind is int else kind(text)
+        if value is None:
+            return None
+        stated.setdefault(parameter.name, []).append(value)
     if any(parameter.required and parameter.name not in stated for parameter in parameters):
         return None
     values = {parameter.name: parameter.default for parameter in parameters}
@@ -53,8 +58,17 @@ def read_values(name: str, words: Sequence[str]) -> dict[str, object] | None:
     return values | {field: read if field in lists else read[0] for field, read in stated.items()}
 
 
+def _read_count(text: str, flag: Flag) -> int | None:
+    """Returns the whole number that a word is; None for another word, and beyond the limits of the option."""
+    number = read_digits(text)
+    low, high = flag.min, flag.max
+    within = number is not None and (low is None or number >= low) and (high is None or number <= high)
+    return number if within else None
+
+
 def _find_kind(parameter: CommandParameter) -> type | None:
-    """Returns what a word is read as: text, a path or, of an option without one, true; None for anything else."""
+    """Returns what a word is read as: text, a path, a whole number or, of an option without one, true; None for
+    anything else."""
     parts = get_args(parameter.kind)
     kind = (
         next(part for part in parts if part is not NoneType)
@@ -62,5 +76,4 @@ def _find_kind(parameter: CommandParameter) -> type | None:
         else parameter.kind
     )
     pair = any("/" in flag for flag in parameter.flag.names)
-    bounded = (parameter.flag.min, parameter.flag.max) != (None, None)
-    return kind if kind in (str, Path, bool) and not pair and not bounded else None
+    return kind if kind in (str, Path, bool, int) and not pair else None

@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from meshcast.experiments.sweeps.columns import make_table
 from meshcast.experiments.sweeps.fingerprint import Fingerprint, SweepInputs
 from meshcast.experiments.sweeps.grid import Sweep
 from meshcast.experiments.sweeps.output import Output, count_written, tell_changes
@@ -168,16 +169,11 @@ class Store(Output):
 
     def keep(self, number: int, rows: Sequence[Row]) -> None:
         """Stores the rows of a chunk. Raises PlanError if an input has changed since the sweep began."""
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         self._refuse_changed_inputs()
-        columns = {
-            name: [to_cell(row.get(name), pa.types.is_string(kind)) for row in rows]
-            for name, kind in zip(self._schema.names, self._schema.types, strict=True)
-        }
         file = io.BytesIO()
-        pq.write_table(pa.table(columns, schema=self._part_schema(number)), file, write_page_checksum=True)
+        pq.write_table(make_table(rows, self._part_schema(number)), file, write_page_checksum=True)
         with self.writing():
             self._write(self._part(number), file.getbuffer())
         self.kept.add(number)
@@ -306,7 +302,8 @@ def _summarize(out: Path, fields: Sequence[str], points: int) -> dict[str, Any]:
             last = _check_batch(out, batch, last)
             statuses.update(_count_values(batch["status"]))
             reasons.add(_count_values(batch["reason"].drop_null()))
-            fits = batch.filter(pc.equal(batch["status"], "fits")).select(shown)
+            # `pc.equal` would look for its second value among the types of pandas.
+            fits = batch.filter(pc.match_substring_regex(batch["status"], pattern="^fits$")).select(shown)
             order = [(ranked_by, "descending"), ("index", "ascending")]
             plans = fits.take(pc.sort_indices(fits, order)[:BEST]).to_pylist()
             best = heapq.nsmallest(BEST, [*best, *plans], lambda row: (-row[ranked_by], row["index"]))
@@ -395,8 +392,3 @@ def column_type(values: Iterable[Any]) -> type:
         if kinds and kinds <= admits:
             return kind
     return str
-
-
-def to_cell(value: Any, text: bool) -> Any:
-    """Converts a value for its column; in a column of text, a value that is not text is written as JSON."""
-    return value if not text or value is None or isinstance(value, str) else json.dumps(value)

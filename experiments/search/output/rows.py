@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from meshcast.experiments.search.certificate.result import RankedPlan
 from meshcast.experiments.search.frontier.plan_search import ForecastPlan, PlanSearch
 from meshcast.experiments.search.space.fields import CLUSTER
+from meshcast.experiments.sweeps.columns import make_table
 from meshcast.experiments.sweeps.simulated_runs import forecast_run, simulates_runs
-from meshcast.experiments.sweeps.store import Row, arrow_types, column_type, row_schema, to_cell
+from meshcast.experiments.sweeps.store import Row, arrow_types, column_type, row_schema
 from meshcast.hardware.documents.output_file import replacing
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.simulate import simulate
@@ -55,20 +56,15 @@ def write_rows(search: PlanSearch, best: Sequence[RankedPlan], out: Path) -> Non
     best: as ranked. Its reports are reused; all others are forecast whole.
     Raises OSError if the file cannot be written.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     ranked = [plan.searched for plan in best]
     others = [plan for plan in search.forecasts if not any(plan is best_plan for best_plan in ranked)]
     others.sort(key=lambda plan: (plan.values if plan.runs else (math.inf,), plan.forecast.step_time))
     rows = [*_rows_of(search, best, others)]
-    schema = _schema(search, rows)
-    columns = {
-        name: [to_cell(row.get(name), pa.types.is_string(kind)) for row in rows]
-        for name, kind in zip(schema.names, schema.types, strict=True)
-    }
+    table = make_table(rows, _schema(search, rows))
     with replacing(out) as file:
-        pq.write_table(pa.table(columns, schema=schema), file, compression="zstd", write_page_checksum=True)
+        pq.write_table(table, file, compression="zstd", write_page_checksum=True)
 
 
 def _rows_of(search: PlanSearch, best: Sequence[RankedPlan], others: list[ForecastPlan]) -> Iterator[Row]:

@@ -52,6 +52,14 @@ def test_the_usual_lines_are_read() -> None:
     assert read["change"] == ["plan.tp=4", "plan.pp=2"]
 
 
+@pytest.mark.parametrize("word", ["1", "007", "0", "1000000", "-1", "+1", "1_0", "1.0", "٣", "", " 1", "x", "9" * 5000])
+def test_whole_numbers_are_read_as_typer_reads_them_or_left_to_it(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["grid.yaml", "--workers", word]
+    read = read_values("sweep", words)
+    assert (read is None) == (word not in ("1", "007", "1000000"))
+    assert read is None or read == read_by_typer("sweep", words, monkeypatch)
+
+
 @pytest.mark.parametrize("words", [["--help"], ["a", "b"], ["--set"], ["--set", "-x"], ["--json=1"], ["--jso"], [""]])
 def test_other_lines_are_left_to_typer(words: list[str]) -> None:
     assert read_values("predict", words) is None
