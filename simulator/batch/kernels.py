@@ -246,9 +246,7 @@ def play_passes(
         state[HOST] = begun[action] if launch > 0 else NEVER
         state[ARRIVAL] = result[need[action]]
         if walked[kind] >= 0:
-            walk_pass(
-                state, begun[action], launch, table, walked[kind], whole, reals, seen, held, ready, release
-            )
+            walk_pass(state, begun[action], launch, table, walked[kind], whole, reals, seen, held, ready, release)
             for c in range(size):
                 later[c] = state[c]
         else:

@@ -54,7 +54,7 @@ class TaskForm:
     freed: bytes of gradients that are freed at its end: of all that is no layer, and of a layer.
     """
 
-    blocks: list[tuple[Block, Marks, bool]]
+    blocks: Sequence[tuple[Block, Marks, bool]]
     forward: bool
     inputs: Sequence[Flow]
     results: Sequence[Flow]
@@ -66,7 +66,9 @@ class TaskForm:
         return remember(arrays.forms, (self, parts), lambda: PricedForm(self, parts))
 
 
-def make_form(stage: StageForm, backward: bool, price: Price, growth: Growth | None, blocks: CompiledBlocks) -> TaskForm:
+def make_form(
+    stage: StageForm, backward: bool, price: Price, growth: Growth | None, blocks: CompiledBlocks
+) -> TaskForm:
     """Makes the form of a pass from that of its stage. price: any."""
     kind = ActionKind.BACKWARD if backward else ActionKind.FORWARD
     task = make_task(stage.with_layers(LAYERS), kind, price, blocks, again=False, growth=growth)
@@ -112,7 +114,9 @@ class PricedForm:
         used[self.streams] = True
         issue = launch * sum(part.launches * count for part, count in parts)
         numbers = numbers if form.forward else numbers[::-1]
-        return PassArrays(self, counts, numbers, sum(params), matrix, used, issue, _add_memory(form.inputs, parts, results))
+        return PassArrays(
+            self, counts, numbers, sum(params), matrix, used, issue, _add_memory(form.inputs, parts, results)
+        )
 
 
 @dataclass(eq=False)

@@ -37,7 +37,7 @@ def is_plain(plan: Plan) -> bool:
 
 
 def _has_plain_schemes(plan: Plan) -> bool:
-    """Says whether the schemes of a plan lower stages layer by layer, but for one that reduces gradients around them."""
+    """Says whether the schemes of a plan lower stages layer by layer, all but that which reduces gradients."""
     schedule = plan.schedule
     if plans_orders(plan) or not schedule.flush or schedule.directions > 1:
         return False
