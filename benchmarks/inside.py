@@ -13,21 +13,13 @@ import sys
 import time
 from pathlib import Path
 
-from meshcast.hardware.errors import PlanError
-from meshcast.simulator import SharedWork, load_job, simulate
-from meshcast.simulator.forecast.step import forecast_step
+from meshcast.simulator import load_job, simulate
+from meshcast.simulator.batch.grid import Answered, forecast_jobs
 
 
 def count_answers(jobs: Path) -> int:
     """Counts the jobs of a file that are answered by step time and memory, as in a search."""
-    shared, answered = SharedWork(), 0
-    for job in json.loads(jobs.read_text()):
-        try:
-            forecast_step(load_job(job), shared)
-            answered += 1
-        except PlanError:
-            pass
-    return answered
+    return sum(isinstance(answer, Answered) for answer in forecast_jobs(json.loads(jobs.read_text())))
 
 
 def main(what: str, file: Path, changes: list[str]) -> dict[str, float]:

@@ -49,6 +49,7 @@ FLOORS = [
     "meshcast.simulator.engine",
     "meshcast.simulator.report",
     "meshcast.simulator.forecast",
+    "meshcast.simulator.batch",
     "meshcast.simulator.bounds",
     "meshcast.simulator.runs",
     "meshcast.simulator",

@@ -84,6 +84,7 @@ class PredictOptions(LaunchFileOptions):
     width: WidthOption = None
     jobs: Annotated[Path | None, option("--jobs", "Forecast many jobs, one JSON object per line.", "FILE")] = None
     out: Annotated[Path | None, option("--out", "File for the answers of --jobs; stdout if not given.", "FILE")] = None
+    brief: Annotated[bool, option("--brief", "Answer --jobs by step time and memory alone, sooner.")] = False
 
     @field_validator("engine")
     @classmethod
@@ -100,6 +101,12 @@ class PredictOptions(LaunchFileOptions):
             if (self.job, self.plot, self.trace, self.snapshot) != (None,) * 4 or self.verbose or self.verify:
                 rule = "it cannot be combined with JOB, --plot, --trace, --snapshot, --verbose or --verify"
                 raise PlanError("--jobs", rule, "Leave them out")
+            if self.brief and (self.engine != "matrices" or self.every_round):
+                raise PlanError(
+                    "--brief", "it is of the default engine, rounds that repeat once", "Leave the other out"
+                )
+        elif self.brief:
+            raise PlanError("--brief", "it shortens the answers to many jobs", "Leave it out, or give --jobs FILE")
         elif self.job is None:
             raise PlanError("predict", "it takes a JOB, or --jobs FILE with --out FILE", "See meshcast predict --help")
         elif self.out is not None:
@@ -194,7 +201,9 @@ def forecast_all(jobs: Path, options: PredictOptions, calibration: Calibration) 
 
     with jobs.open(encoding="utf-8-sig", errors="replace") as lines, _answers(out) as write:
         wanted = progress(count_objects(read_jobs(lines, str(jobs))), jobs, out is not None and jobs.is_file())
-        for answer in forecast_lines(wanted, str(jobs), jobs.parent, options.change, engine, skip, calibration):
+        for answer in forecast_lines(
+            wanted, str(jobs), jobs.parent, options.change, engine, skip, calibration, options.brief
+        ):
             misfit |= answer.get("status") == "does-not-fit"
             asked, answered = asked + 1, answered + ("error" not in answer)
             write(to_json(answer) + "\n")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json
 from meshcast.hardware.errors import Defect, MeshcastError, PlanError
+from meshcast.hardware.units import GIB
 from meshcast.simulator import load_job, simulate
+from meshcast.simulator.batch.families import Refused
 from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.workers import collect_garbage_rarely
+from meshcast.simulator.loading.load import read_job
+from meshcast.simulator.report.peak_errors import MemoryFit, peak_error_of
 
 
 def read_jobs(file: TextIO, name: str) -> Iterator[str]:
@@ -35,6 +39,7 @@ def forecast_lines(
     engine: Engine = "matrices",
     skip: bool = True,
     calibration: Calibration | None = None,
+    brief: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Yields answers of all lines that are not empty; the answer of an invalid line is its error.
 
@@ -44,8 +49,18 @@ def forecast_lines(
     base: folder of relative paths in jobs.
     changes: fields that are set in every job first.
     engine, skip, calibration: see simulator.forecast.simulate.
+    brief: answers are step time and memory alone, of the default engine; many plans of a job take a fraction of the
+        time.
     """
-    shared_work = SharedWork(calibration)
+
+    def begin() -> Callable[[dict[str, Any]], dict[str, Any]]:
+        """Returns what answers jobs, which keeps what they share."""
+        if brief:
+            return _answer_briefly(changes, base, calibration)
+        shared = SharedWork(calibration)
+        return lambda stated: simulate(load_job(stated, changes, base), engine, skip, shared, calibration).to_dict()
+
+    answer = begin()
     with collect_garbage_rarely():
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -53,13 +68,36 @@ def forecast_lines(
             where, stated = f"{name}:{number}", dict[str, Any]()
             try:
                 stated = _parse_job(line)
-                report = simulate(load_job(stated, changes, base), engine, skip, shared_work, calibration)
-                yield report.to_dict()
+                yield answer(stated)
             except MeshcastError as error:
                 yield {"id": _job_id(stated), "line": number, "error": error.at(where).to_dict()}
             except Exception as error:  # a defect of meshcast costs a single line
-                shared_work = SharedWork(calibration)  # the failure may have left it incomplete
+                answer = begin()  # the failure may have left what is shared incomplete
                 yield {"id": _job_id(stated), "line": number, "error": Defect.of(error, where).to_dict(), "job": stated}
+
+
+def _answer_briefly(
+    changes: Sequence[str], base: Path, calibration: Calibration | None
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Returns what answers jobs by step time and memory alone."""
+    from meshcast.simulator.batch.grid import Grid  # loads a compiler where there is one
+
+    grid = Grid(SharedWork(calibration), base)
+
+    def answer(stated: dict[str, Any]) -> dict[str, Any]:
+        forecast = grid.forecast(read_job(stated, changes).data if changes else stated)
+        if isinstance(forecast, Refused):
+            raise forecast.error
+        plan, figures = forecast
+        fit = MemoryFit(figures.held, figures.room, peak_error_of(plan.job.framework))
+        memory = {
+            "peak_allocated_gib": figures.peak_allocated / GIB,
+            "peak_device_gib": figures.peak_device / GIB,
+            "fits_probability": fit.probability,
+        }
+        return {"id": _job_id(stated), "status": fit.verdict, "step_time_s": figures.step_time, "memory": memory}
+
+    return answer
 
 
 def _job_id(stated: dict[str, Any]) -> str | int | None:

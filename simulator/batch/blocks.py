@@ -49,8 +49,7 @@ class BlockArrays:
     launches: of all ops.
     net, top: what a copy leaves, and its peak; of both the gradients behind it [bytes].
     copies_to_host: whether it offloads anything.
-    matrix: its (max,+) matrix, by the size of states and the time of the host to launch an op.
-    powers: matrices of several copies, by the same and their number.
+    powers: (max,+) matrices, by the size of states, the time of the host to launch an op, and the number of copies.
     """
 
     whole: np.ndarray
@@ -66,8 +65,8 @@ class BlockArrays:
 
     def power(self, size: int, launch: float, count: int) -> np.ndarray:
         """Returns the matrix of `count` copies. size: of states; launch: time of the host to launch an op [s]."""
-        one = remember(self.powers, (size, launch, 1), lambda: sweep_block(self.whole, self.reals, size, launch))
-        return remember(self.powers, (size, launch, count), lambda: raise_matrix(one, count))
+        copy = remember(self.powers, (size, launch, 1), lambda: sweep_block(self.whole, self.reals, size, launch))
+        return remember(self.powers, (size, launch, count), lambda: raise_matrix(copy, count))
 
 
 def flatten_block(block: Block, prices: Sequence[tuple[float, float]], marks: Marks, streams: Streams) -> BlockArrays:

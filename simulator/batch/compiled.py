@@ -12,10 +12,14 @@ HAS_COMPILER = find_spec("numba") is not None
 
 
 def compiled(function: Function) -> Function:
-    """Returns a function compiled for the types of its first arguments; kept on disk for later processes."""
+    """Returns a function compiled for the types of its first arguments, kept on disk for later processes if it can
+    be."""
     if not HAS_COMPILER:
         return function
     from numba import njit  # type: ignore[import-not-found, unused-ignore]
 
-    result: Function = njit(cache=True, error_model="numpy")(function)
+    try:
+        result: Function = njit(cache=True, error_model="numpy")(function)
+    except RuntimeError:  # no folder for it can be written
+        result = njit(error_model="numpy")(function)
     return result

@@ -11,8 +11,10 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
+from meshcast.hardware.documents.plain_data import SomeFields
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.remembered import remember
 from meshcast.simulator.batch.plain import is_plain
@@ -51,14 +53,14 @@ class ResolvedPlan(NamedTuple):
 class Refused:
     """A job that breaks a rule. error: the first one; it is looked up when somebody asks."""
 
-    def __init__(self, job: Mapping[str, object], error: MeshcastError | None = None) -> None:
-        self.job, self._error = job, error
+    def __init__(self, job: SomeFields, error: MeshcastError | None = None, base: str | Path | None = None) -> None:
+        self.job, self._error, self._base = job, error, base
 
     @property
     def error(self) -> MeshcastError:
         if self._error is None:
             try:
-                resolve_plan(load_job(self.job))
+                resolve_plan(load_job(self.job, base=self._base))
             except MeshcastError as error:
                 self._error = error
             else:
@@ -69,12 +71,13 @@ class Refused:
 class Families:
     """Plans of jobs by what they have in common."""
 
-    def __init__(self, shared: SharedWork) -> None:
-        self.shared = shared
+    def __init__(self, shared: SharedWork, base: str | Path | None = None) -> None:
+        """shared: parts of plans of earlier jobs. base: folder of relative paths in jobs."""
+        self.shared, self._base = shared, base
         self._families: dict[str, _Family] = {}
         self._schedules: dict[tuple[str, int, int], Schedule] = {}
 
-    def plan(self, job: Mapping[str, object]) -> ResolvedPlan | Refused:
+    def plan(self, job: SomeFields) -> ResolvedPlan | Refused:
         """Returns the resolved plan of a job."""
         split = _split(job)
         if split is None:
@@ -84,7 +87,7 @@ class Families:
         family = remember(self._families, rest, _Family)
         base = family.plans.get(numbers.devices)
         if base is None and family.breaks_batch(numbers):
-            return Refused(job)
+            return Refused(job, base=self._base)
         key = pipeline, numbers.devices, numbers.chunks if numbers.devices > 1 else 1
         if base is None or key not in self._schedules:
             plan = self._resolve(job)
@@ -96,13 +99,13 @@ class Families:
                 self._schedules.setdefault(key, plan.schedule)
             return ResolvedPlan(plan, plain)
         derived = family.derive(base, self._schedules[key], numbers)
-        return Refused(job) if derived is None else ResolvedPlan(derived, plain=True)
+        return Refused(job, base=self._base) if derived is None else ResolvedPlan(derived, plain=True)
 
-    def _resolve(self, job: Mapping[str, object]) -> Plan | Refused:
+    def _resolve(self, job: SomeFields) -> Plan | Refused:
         try:
-            return resolve_plan(load_job(job), self.shared)
+            return resolve_plan(load_job(job, base=self._base), self.shared)
         except MeshcastError as error:
-            return Refused(job, error)
+            return Refused(job, error, self._base)
 
 
 class _Family:
@@ -147,14 +150,14 @@ class _Family:
         return plan if remember(self._shapes, (shape, schedule), partial(_takes_shape, plan)) else None
 
 
-def _split(job: Mapping[str, object]) -> tuple[str, str, Numbers] | None:
+def _split(job: SomeFields) -> tuple[str, str, Numbers] | None:
     """Splits a job into what its family has in common, what its pipeline depends on, and its numbers; None if it states
     more than plans are derived for."""
     plan, batch = job.get("plan"), job.get("batch")
     if not isinstance(plan, Mapping) or not isinstance(batch, Mapping) or not plan.keys() <= KNOWN_KEYS:
         return None
     numbers = Numbers(plan.get("pp", 1), plan.get("chunks", 1), batch.get("micro", 1))
-    if not {"global", "micro", "sequence"} == batch.keys() or any(type(number) is not int for number in numbers):
+    if batch.keys() != {"global", "micro", "sequence"} or any(type(number) is not int for number in numbers):
         return None
     if min(numbers) < 1 or "framework" in job or ("schedule" in plan and "chunks" not in plan):
         return None
@@ -180,7 +183,7 @@ def _change_micro(base: Plan, micro: int) -> Job | None:
     """Returns the job of a plan with other micro-batches; None if a scheme refuses it."""
     batch = base.job.batch.model_copy(update={"micro": micro})
     job = base.job if micro == base.job.batch.micro else base.job.model_copy(update={"batch": batch})
-    return job if _keeps(lambda: [scheme.check_job(job) for scheme in base.schemes]) else None
+    return job if all(_keeps(partial(scheme.check_job, job)) for scheme in base.schemes) else None
 
 
 def _change_schedule(base: Plan, schedule: Schedule) -> tuple[Scheme, ...]:

@@ -74,8 +74,8 @@ def _find_hops(costs: Costs, table: TableArrays, axis: str) -> Hops:
     numbers: dict[Hashable, int] = {}
     groups, ends = list[int](), list[tuple[int, int]]()
     hops, devices = table.route
-    for _, stage, other in hops:
-        pair = devices[stage], devices[other]
+    for _, *ends_of in hops:
+        pair = devices[ends_of[0]], devices[ends_of[1]]
         reaches = costs.places.pair_reaches(Transfer(0, axis, *pair))
         if reaches not in numbers:
             numbers[reaches] = len(ends)

@@ -54,7 +54,7 @@ class TaskForm:
     freed: bytes of gradients that are freed at its end: of all that is no layer, and of a layer.
     """
 
-    blocks: list[tuple[Block, Marks, bool]]
+    blocks: Sequence[tuple[Block, Marks, bool]]
     forward: bool
     inputs: Sequence[Flow]
     results: Sequence[Flow]

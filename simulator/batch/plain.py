@@ -28,16 +28,17 @@ def is_plain(plan: Plan) -> bool:
         return False
     if job.model.cross_attention or job.model.contrastive is not None or not _has_plain_schemes(plan):
         return False
-    framework = job.framework
-    if (framework.memory.frees_behind and framework.overlap.gathers_ahead) or framework.cuda_graphs:
-        return False
-    if plan.schedule.backwards_per_forward > 1 or not plan.model_parts.architecture.has_equal_layers:
+    if (
+        job.framework.cuda_graphs
+        or plan.schedule.backwards_per_forward > 1
+        or not plan.model_parts.architecture.has_equal_layers
+    ):
         return False
     return make_evaluation(plan) is None and make_reference(plan) is None
 
 
 def _has_plain_schemes(plan: Plan) -> bool:
-    """Says whether the schemes of a plan lower stages layer by layer, but for one that reduces gradients around them."""
+    """Says whether the schemes of a plan lower stages layer by layer, all but that which reduces gradients."""
     schedule = plan.schedule
     if plans_orders(plan) or not schedule.flush or schedule.directions > 1:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,16 +26,28 @@ from meshcast.simulator.program.program import Program
 from meshcast.simulator.program.timetable import Timetable
 
 
+class UpdateArrays(NamedTuple):
+    """The ops of updates, as `kernels.play_updates` reads them."""
+
+    seconds: np.ndarray
+    latency: np.ndarray
+    issue: np.ndarray
+    first: np.ndarray
+    after: np.ndarray
+    device: np.ndarray
+    stream: np.ndarray
+
+
 @dataclass(eq=False)
 class DeviceStates:
     """What the devices of a plan do and hold beside their passes.
 
-    updates: their updates as `kernels.play_updates` reads them.
+    updates: their updates.
     memory: by device, what it holds all the time, at the peak of its update and while it loads [bytes].
     offloads: whether anything of it is off the GPU.
     """
 
-    updates: tuple[np.ndarray, ...]
+    updates: UpdateArrays
     memory: np.ndarray
     offloads: bool
 
@@ -59,9 +72,10 @@ def make_states(
     return DeviceStates(_flatten_updates(flat), memory, any(any(by.values()) for by in offloaded))
 
 
-def _flatten_updates(flat: FlatProgram) -> tuple[np.ndarray, ...]:
-    """Returns the arrays of updates that `kernels.play_updates` reads."""
+def _flatten_updates(flat: FlatProgram) -> UpdateArrays:
+    """Returns the arrays of updates."""
     first = np.cumsum([0, *map(len, flat.after)])
     after = np.array([other for others in flat.after for other in others], np.int64)
-    columns = (np.array(column, float) for column in (flat.seconds, flat.latency, flat.issue))
-    return *columns, first, after, np.array(flat.device, np.int64), stream_numbers(flat.ops, flat.device)
+    seconds, latency, issue = (np.array(column, float) for column in (flat.seconds, flat.latency, flat.issue))
+    streams = stream_numbers(flat.ops, flat.device)
+    return UpdateArrays(seconds, latency, issue, first, after, np.array(flat.device, np.int64), streams)
