@@ -357,11 +357,11 @@ class Architecture(BlockBuilder):
         asks, answer, crossed = self.act("norm.cross"), self.act("cross"), self.act("crossed")
         bias = (self.weight("cross.bias", h=self.hidden_dim),) if self.model.proj_bias else ()
         stream = asks if self.model.norm_residual else middle
-        modules += [
-            self.layernorm("norm.cross", middle, asks),
-            self.cross_attention(asks, answer),
-            Residual("residual.cross", (stream, answer), (crossed,), bias, dropout=self.model.dropout > 0),
-        ]
+        modules += [self.layernorm("norm.cross", middle, asks), self.cross_attention(asks, answer)]
+        if self.model.norm_place == "both":
+            answer = self._norm_behind(modules, answer, "cross.norm")
+        dropout = self.model.dropout > 0
+        modules.append(Residual("residual.cross", (stream, answer), (crossed,), bias, dropout=dropout))
         return crossed
 
     def _hybrid_layer(self, ssm: StateSpace, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:

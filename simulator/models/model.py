@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Literal
 
 from meshcast.hardware.errors import ModelError
 from meshcast.hardware.load import explain, line_of
@@ -32,10 +32,10 @@ class Model(Transformer):
     """Transformer layers, L; with branches the layers of the trunk, with `ssm` the blocks of the pattern."""
     branches: tuple[Branch, ...] = ()
     """Branches in front of the trunk, in the order of their parts of a sequence; none: token ids are embedded."""
-    cross_attention: Flag = False
+    cross_attention: Flag | Literal["own-tables"] = False
     """The only branch is an encoder, and every layer of the trunk, a decoder with token ids of its own, attends to its
-    output too (T5). Both share the table of the vocabulary, unless the inputs are no token ids (Whisper). A sequence is
-    the inputs and then the targets."""
+    output too (T5). Both share the table of the vocabulary, unless the inputs are no token ids (Whisper); own-tables:
+    each has its own (T5Gemma). A sequence is the inputs and then the targets."""
     contrastive: Size | None = None
     """Width of the vectors that the contrastive loss of two branches compares: those of all samples of a batch
     (InfoNCE, arXiv 2103.00020, section 2.3). Such a model has no trunk, and its `layers` are 0; None: cross-entropy
@@ -114,10 +114,9 @@ class Model(Transformer):
                 "mtp": self.mtp,
                 "frames": self.frames,
                 "bidirectional": self.bidirectional,
-                "window": self.window,
             },
             **{"attention_chunk": self.attention_chunk, "parallel_residual": self.parallel_residual},
-            **{"norm_place": self.norm_place != "before", "contrastive": self.contrastive},
+            **{"norm_place": self.norm_place == "after", "contrastive": self.contrastive},
             **{"projected_keys": self.projected_keys},
             **{"qk_layernorm": self.qk_layernorm, "sinks": self.sinks, "attention_gate": self.attention_gate},
             **{"value_dim": self.value_dim, "value_norm": self.value_norm},
@@ -153,7 +152,7 @@ class Model(Transformer):
     @property
     def shares_table(self) -> bool:
         """Whether an encoder of token ids and its decoder share the table of the vocabulary."""
-        return self.cross_attention and not self.branches[0].input_width
+        return self.cross_attention is True and not self.branches[0].input_width
 
     @property
     def longest_input(self) -> int:
@@ -292,7 +291,8 @@ class Model(Transformer):
             return 0
         widths = self.query_width + self.key_width + self.value_width
         projections = self.hidden * widths + (self.output_width + self.proj_bias) * self.hidden
-        return self.norm_parameters + projections + self.bias_width(widths)
+        norms = 2 if self.norm_place == "both" else 1
+        return norms * self.norm_parameters + projections + self.bias_width(widths)
 
     def layer_parameters(
         self, moe: bool = False, experts: int | None = None, of: int | None = None, linear: bool = False
