@@ -477,10 +477,11 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         else:
             asks = middle
         stream = asks if self.model.norm_residual else middle
-        modules += [
-            self.cross_attention(asks, answer),
-            Residual("residual.cross", (stream, answer), (crossed,), bias, dropout=self.model.dropout > 0),
-        ]
+        modules.append(self.cross_attention(asks, answer))
+        if self.model.norm_place == "both":
+            answer = self._norm_behind(modules, answer, "cross.norm")
+        dropout = self.model.dropout > 0
+        modules.append(Residual("residual.cross", (stream, answer), (crossed,), bias, dropout=dropout))
         return crossed
 
     def _hybrid_layer(self, ssm: StateSpace, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:

@@ -178,7 +178,7 @@ def inherit_shapes(stated: dict[str, Any]) -> dict[str, Any]:
     if not all(isinstance(branch, Mapping) for branch in branches) or not isinstance(seq, int):
         return stated
     tokens_of_branches = [branch.get("tokens") for branch in branches]
-    decodes = [None] if stated.get("cross_attention") is True or stated.get("diffusion") else []
+    decodes = [None] if stated.get("cross_attention") in (True, "own-tables") or stated.get("diffusion") else []
     if not all(tokens is None or (isinstance(tokens, int) and tokens > 0) for tokens in tokens_of_branches):
         return stated
     shared = share_tokens([*tokens_of_branches, *decodes], seq, "seq")[: len(tokens_of_branches)]

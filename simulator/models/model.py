@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Literal
 
 from meshcast.hardware.errors import ModelError
 from meshcast.hardware.load import explain, line_of
@@ -40,10 +40,10 @@ class Model(Transformer):
     """Transformer layers, L; with branches the layers of the trunk, with `ssm` the blocks of the pattern."""
     branches: tuple[Branch, ...] = ()
     """Branches in front of the trunk, in the order of their parts of a sequence; none: token ids are embedded."""
-    cross_attention: Flag = False
+    cross_attention: Flag | Literal["own-tables"] = False
     """The only branch is an encoder, and every layer of the trunk, a decoder with token ids of its own, attends to its
-    output too (T5). Both share the table of the vocabulary, unless the inputs are no token ids (Whisper). A sequence is
-    the inputs and then the targets."""
+    output too (T5). Both share the table of the vocabulary, unless the inputs are no token ids (Whisper); own-tables:
+    each has its own (T5Gemma). A sequence is the inputs and then the targets."""
     contrastive: Size | None = None
     """Width of the vectors that the contrastive loss of two branches compares: those of all samples of a batch
     (InfoNCE, arXiv 2103.00020, section 2.3). Such a model has no trunk, and its `layers` are 0; None: cross-entropy
@@ -132,10 +132,9 @@ class Model(Transformer):
                 "mtp": self.mtp,
                 "frames": self.frames,
                 "bidirectional": self.bidirectional,
-                "window": self.window,
             },
             **{"attention_chunk": self.attention_chunk, "parallel_residual": self.parallel_residual},
-            **{"norm_place": self.norm_place != "before", "contrastive": self.contrastive},
+            **{"norm_place": self.norm_place == "after", "contrastive": self.contrastive},
             **{"projected_keys": self.projected_keys},
             **{"qk_layernorm": self.qk_layernorm, "sinks": self.sinks, "attention_gate": self.attention_gate},
             **{"value_dim": self.value_dim, "value_norm": self.value_norm},
@@ -172,7 +171,7 @@ class Model(Transformer):
     @property
     def shares_table(self) -> bool:
         """Whether an encoder of token ids and its decoder share the table of the vocabulary."""
-        return self.cross_attention and not self.branches[0].input_width
+        return self.cross_attention is True and not self.branches[0].input_width
 
     @property
     def longest_input(self) -> int:
@@ -355,7 +354,7 @@ class Model(Transformer):
         if self.diffusion:
             normed = {"all": self.query_width + self.key_width, True: 2 * self.head_dim}.get(self.qk_layernorm, 0)
             return projections + normed + 2 * self.hidden * self.diffusion.cross_norm
-        return self.norm_parameters + projections
+        return self.norm_parameters * (2 if self.norm_place == "both" else 1) + projections
 
     def layer_parameters(
         self, moe: bool = False, experts: int | None = None, of: int | None = None, linear: bool = False

@@ -221,13 +221,9 @@ def compose_job(
     """
     profile, framework = _compose_framework(keys, stated)
     sequence = keys.get("batch.sequence")
-    routing, output = keys.get("model.moe.routing"), nest(keys, "model.output")
     shape = {key: value for key, value in keys.items() if not key.startswith(BESIDE_SHAPES)}
     named = model if model is not None else compose_model(nest(shape, "model"))
-    if routing is not None:
-        named = _add_routing(named, routing)
-    if output:
-        named = {**({"preset": named} if isinstance(named, str) else named), "output": output}
+    named = _add_traits(named, keys)
     job: Keys = {"model": named, "cluster": cluster, "framework": framework}
     job["batch"] = {key: value for key, value in nest(keys, "batch").items() if value is not None}
     precision = nest(keys, "precision").items()
@@ -260,10 +256,14 @@ def _compose_run(keys: SomeKeys, sequence: int | None) -> Keys:
     return run
 
 
-def _add_routing(model: str | SomeKeys, routing: str) -> Keys:
-    """Returns the model of a job, in any form, that says how its tokens are routed to experts."""
+def _add_traits(model: str | SomeKeys, keys: SomeKeys) -> str | SomeKeys:
+    """Returns the model of a job, in any form, with its head and the routing of its tokens, as far as keys say so."""
+    routing, output = keys.get("model.moe.routing"), nest(keys, "model.output")
+    if routing is None and not output:
+        return model
     fields: Keys = {"preset": model} if isinstance(model, str) else dict(model)
-    return {**fields, "moe": {**(fields.get("moe") or {}), "routing": routing}}
+    fields |= {"output": output} if output else {}
+    return fields | ({"moe": {**(fields.get("moe") or {}), "routing": routing}} if routing is not None else {})
 
 
 def _compose_framework(keys: SomeKeys, stated: frozenset[str]) -> tuple[Framework, str | Keys]:

@@ -20,9 +20,7 @@ from meshcast.simulator.models.trace.source import INSTALL, trace_config
 
 __all__ = ["SUPPORTED", "from_config"]
 
-ENCODER_DECODERS = frozenset(
-    {"pegasus_x", "prophetnet", "fsmt", "switch_transformers", "nllb-moe", "t5gemma", "moonshine"}
-)
+ENCODER_DECODERS = frozenset({"pegasus_x", "prophetnet", "fsmt", "switch_transformers", "nllb-moe", "moonshine"})
 """Kinds of encoders with decoders that are not read."""
 
 UNDESCRIBED = {

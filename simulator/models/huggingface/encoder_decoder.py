@@ -6,6 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.huggingface.config import Config, key, refuse
+from meshcast.simulator.models.huggingface.gemma import Gemma2
 from meshcast.simulator.models.parts import Depth, Flag, Probability, Size
 
 TARGETS = 114
@@ -253,3 +254,28 @@ class Speech2Text(BART):
         parts = zip(channels, self.kernels, strict=True)
         convolutions = [{"channels": wide, "kernel": kernel, "stride": 2, "gated": True} for wide, kernel in parts]
         return {"input_width": self.bins, "convolutions": convolutions}
+
+
+class T5Gemma(Config):
+    """``T5GemmaConfig`` (arXiv 2504.06225): two stacks of Gemma 2, each with a table of its own. Windows of the encoder
+    lie on both sides of a token, which chunks as long as both describe."""
+
+    encoder: Gemma2 = key("encoder")
+    decoder: Gemma2 = key("decoder")
+    vocab: Size = key("vocab_size", default=256000)
+    tied: Flag = key("tie_word_embeddings", default=True)
+    dropout: Annotated[Probability, refuse("dropout in T5Gemma")] = key("dropout_rate", default=0.0)
+
+    def fields(self) -> dict[str, object]:
+        encoder, decoder = self.encoder.fields(), self.decoder.fields()
+        inputs, targets, window = self.encoder.seq, self.decoder.seq, self.encoder.window
+        kind = {"name": "encoder", "tokens": inputs, "bidirectional": True, "final_norm": True, "window": None}
+        kind |= {"softcaps": ("attention",) if self.encoder.score_cap else ()}
+        if window is not None and 2 * window < inputs:
+            kind["attention_chunk"] = 2 * window
+        else:
+            kind["full_every"] = 0
+        for word in ("vocab", "seq", "tied", "mtp", "window"):
+            encoder.pop(word, None)
+        lengths = {"vocab": self.vocab, "seq": inputs + targets, "tied": self.tied}
+        return decoder | lengths | {"cross_attention": "own-tables", "branches": ({**encoder, **kind},)}

@@ -24,7 +24,7 @@ def read_head(config: Mapping[str, object], reader: str, fields: dict[str, objec
     """
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
-    both = fields.get("cross_attention") is True
+    both = bool(fields.get("cross_attention"))
     if name.endswith("ForSequenceClassification"):
         if reader in ENCODERS or both:
             return _replace_head({"classes": _count_classes(config), "pool": "token"}, "dense", "bias")

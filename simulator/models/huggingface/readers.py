@@ -186,6 +186,7 @@ SUPPORTED = DECODERS | {
     **dict.fromkeys(("blenderbot", "blenderbot-small", "bigbird_pegasus"), "encoder_decoder.BART"),
     "trocr": "encoder_decoder.TrOCR",
     "led": "encoder_decoder.LED",
+    "t5gemma": "encoder_decoder.T5Gemma",
     "longt5": "encoder_decoder.LongT5",
     "whisper": "encoder_decoder.Whisper",
     "speech_to_text": "encoder_decoder.Speech2Text",

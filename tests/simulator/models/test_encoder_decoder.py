@@ -93,6 +93,23 @@ def test_windows_and_blocks_of_an_encoder_are_chunks(kind: str, changes: dict[st
     assert (model.branches[0].attention_chunk, model.attention_chunk) == (tokens, None)
 
 
+def test_windows_of_t5gemma_lie_on_both_sides_of_a_token_of_the_encoder() -> None:
+    stack = {
+        "num_hidden_layers": 4,
+        "hidden_size": H,
+        "num_attention_heads": A,
+        "num_key_value_heads": 2,
+        "head_dim": D,
+    }
+    stack |= {"intermediate_size": F, "vocab_size": V, "max_position_embeddings": 64, "sliding_window": 16}
+    model = from_config({"model_type": "t5gemma", "encoder": stack, "decoder": stack, "vocab_size": V})
+    (encoder,) = model.branches
+    assert (encoder.attention_chunk, encoder.full_every, model.window, model.full_every) == (32, 2, 16, 2)
+    wide = from_config({"model_type": "t5gemma", "encoder": stack | {"sliding_window": 32}, "decoder": stack})
+    assert (wide.branches[0].attention_chunk, wide.branches[0].full_every) == (None, 0)
+    assert (encoder.softcaps, model.softcaps) == (("attention",), ("attention", "logits"))
+
+
 def test_means_of_blocks_are_keys_of_every_token() -> None:
     t5 = {"model_type": "longt5", "d_model": H, "d_ff": F, "num_layers": 2, "num_heads": A, "vocab_size": V}
     model = from_config(t5 | {"encoder_attention_type": "transient-global", "n_positions": 1024})
@@ -236,6 +253,20 @@ def test_an_encoder_of_sounds_has_no_table(tied: bool) -> None:
     whole, model = run(tied=tied, encoder=sounds), load_model(describe(tied=tied, encoder=sounds))
     assert sum(param.size for param in whole.held(0)) == model.parameters
     assert model.parameters - load_model(describe(tied=tied)).parameters == (3 * 12 + 1) * H
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_encoder_may_have_a_table_of_its_own(tied: bool) -> None:
+    """Its gradient is summed with no other; a tied output layer shares that of the decoder."""
+    model = load_model(describe(cross_attention="own-tables", tied=tied))
+    assert model.parameters - load_model(describe(tied=tied)).parameters == V * H
+    played = run(PIPELINE, gpus=4, tied=tied, cross_attention="own-tables")
+    tables = [[param.name for param in params_of(stage) if param.total == V * H] for stage in played.stages]
+    assert [len(found) for found in tables] == [1, 0, 1, 1]
+    shared = sum_shared_gradients(played.plan, played.stages)
+    assert [len(sums) for sums in shared] == ([0, 0, 1, 1] if tied else [0, 0, 0, 0])
+    two = run({"pp": 2}, gpus=2, tied=tied, cross_attention="own-tables")
+    assert [len(sums) for sums in sum_shared_gradients(two.plan, two.stages)] == [0, 0]
 
 
 @pytest.mark.parametrize("behind", [True, False])

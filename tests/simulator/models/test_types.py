@@ -208,6 +208,7 @@ SMALL = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "positi
 LATENT = {"q_lora_rank": 32, "kv_lora_rank": 24, "qk_nope": 16, "qk_rope": 8, "v": 16}
 TOWER = {"layers": 2, "tokens": 8, "input_width": 12, "hidden": 48, "projector": "mlp", "projector_ffn": 40}
 DECODER = {"cross_attention": True, "positions": "learned", "position_rows": 34}
+GEMMA = {"cross_attention": "own-tables", "norm": "rmsnorm", "norm_place": "both", "positions": "rope", "gated": True}
 ENCODER = {"layers": 3, "tokens": 24, "heads": 2, "bidirectional": True, "final_norm": True}
 SOUNDS = {
     **{"input_width": 12, "positions": "none"},
@@ -249,6 +250,8 @@ PARTS: list[dict[str, Any]] = [
     {**DECODER, "branches": [ENCODER], "embedding_norm": True, "qkv_bias": "queries-values"},
     {**DECODER, "branches": [{**ENCODER, **SOUNDS}], "qkv_bias": "queries-values"},
     {**DECODER, "branches": [{**ENCODER, **SOUNDS}], "tied": False},
+    {**DECODER, **GEMMA, "branches": [{**ENCODER, "norm_place": "both"}], "tied": False},
+    {**DECODER, **GEMMA, "branches": [ENCODER], "tied": True, "window": 4, "full_every": 2},
     {**DECODER, "branches": [{**ENCODER, "other": {"parameters": 64, "flops": 4 * 64**2}}], "other": {"parameters": 3}},
     {"branches": [{**TOWER, **SOUNDS, "hidden": 64, "merge": 2}, {"layers": 0}], "tied": True},
 ]

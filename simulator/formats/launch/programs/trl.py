@@ -141,14 +141,19 @@ def interpret(reading: Reading) -> None:
     if trainer == "sft":
         _read_loss(reading)
     if trainer in PAIRS:
-        double_samples(reading, None)
-    if trainer == "reward":  # num_labels is 1 (trl/trainer/reward_trainer.py @ v1.16.0)
-        set_classes(reading, 1)
+        _read_pairs(reading, trainer)
     if trainer in REFERENCES:
         set_reference(reading, Stated(trainer, trainer, reading.file.where))
     if trainer == "kto":
         approximate_divergence(reading, Stated(trainer, trainer, reading.file.where))
     _read_adapters(reading)
+
+
+def _read_pairs(reading: Reading, trainer: str) -> None:
+    """Reads samples of two texts, each of which has a number of a reward model (trl/trainer/reward_trainer.py)."""
+    double_samples(reading, None)
+    if trainer == "reward":
+        set_classes(reading, 1)
 
 
 CHUNKED_LOSS: Keys = {"chunk_tokens": 256, "recomputed": True}
