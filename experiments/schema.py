@@ -160,11 +160,15 @@ def _model(defs: Schema) -> Schema:
     words: Schema = {"source": {"type": "string", "description": "Public source of the fields."}}
     words |= {key: {"enum": [None, False, 0, "", [], {}]} for key in UNDESCRIBED}
     defs["Branch"]["required"] = ["layers"]  # it inherits what it leaves out
+    defs["LayerVariant"]["required"] = ["numbers"]  # so it does
     for shape in SHAPES:
         entry = defs[shape.__name__]
         for key, field in entry["properties"].items():
             if key not in entry["required"] and {"type": "null"} not in field.get("anyOf", ()):
                 entry["properties"][key] = {"anyOf": [field, {"type": "null"}]}
+    defs["Model"]["required"].remove("vocab")  # a diffusion transformer has none
+    defs["Model"]["anyOf"] = [{"required": ["vocab"]}, {"required": ["diffusion"]}]
+    del defs["Modulation"]["required"]  # as wide as the model
     fields = {**defs["Model"]["properties"], **words}
     defs["Model"]["properties"] = fields
     changes = {key: {"anyOf": [_free(defs[key]), {"type": "null"}]} for key in ("MLA", "MoEShape", "StateSpace")}
@@ -222,7 +226,7 @@ def _plan(defs: Schema) -> Schema:
 
 def _free(made: Schema) -> Schema:
     """Returns the schema without required keys."""
-    return {key: value for key, value in made.items() if key != "required"}
+    return {key: value for key, value in made.items() if key not in ("required", "anyOf")}
 
 
 def _ref(name: str) -> Schema:

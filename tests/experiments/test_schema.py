@@ -132,6 +132,8 @@ FINE: dict[str, list[Any]] = {
         *("llama3-8b", {"preset": "llama3-8b", "layers": 4, "window": None}),
         {"preset": "mixtral-8x7b", "moe": {"capacity": 1.0}},
         {"layers": 4, "hidden": 64, "heads": 4, "vocab": 100, "seq": 32, "kv_heads": None, "ssm": None},
+        {"layers": 4, "hidden": 64, "heads": 4, "vocab": 100, "seq": 32, "variants": [{"numbers": [1], "ffn": 96}]},
+        {"layers": 4, "hidden": 64, "heads": 4, "seq": 32, "diffusion": {"inputs": 16}, "modulation": {"by": "table"}},
     ],
     "framework": ["megatron-core", {"name": "torchtitan"}, {"set": {"overlap": {"dp": False}, "launch_s": 0}}],
 }
@@ -146,7 +148,14 @@ def test_every_form_is_accepted(kind: str, value: Any) -> None:
 
 WRONG: dict[str, list[Any]] = {
     "cluster": [3, {"node": "dgx-h100"}, {"node": "dgx-h100", "nodes": "2"}, {"gpu": "h100-sxm", "gpus": 0}, {}],
-    "model": [None, {"layers": 4}, {"preset": "gpt2", "layer": 4}, {"preset": "gpt2", "layers": 0.5}, ""],
+    "model": [
+        None,
+        {"layers": 4},
+        {"preset": "gpt2", "layer": 4},
+        {"preset": "gpt2", "layers": 0.5},
+        "",
+        {"layers": 4, "hidden": 64, "heads": 4, "seq": 32},
+    ],
     "framework": ["megatron", {"nam": "torchtitan"}, {"set": {"overlap": {"dp": 2}}}, None],
     "plan": [{"tp": "4"}, {"mesh": {"tp": 0}}, {"mesh": {}, "schemes": [{"use": "data/zero"}]}, {"zero": 4}],
     "precision": [None, "bf17", {"compute": "bf16", "gradient": "fp32"}],

@@ -9,13 +9,15 @@ A line of diffusers.jsonl is the config of a released model, or of a small one; 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from meshcast.hardware.errors import ModelError
-from meshcast.simulator import simulate
+from meshcast.simulator import load_job, simulate
 from meshcast.simulator.ir.ops import Collective, Gemm
 from meshcast.simulator.models.flops import causal, forward_matmul_flops, palm
 from meshcast.simulator.models.huggingface import from_config
@@ -216,6 +218,35 @@ def test_a_layer_saves_what_its_norms_vectors_and_products_read() -> None:
     assert peaks[1] - peaks[0] == SEQ * (2 * (12 * H + 2 * F) + 4 * (2 + A))
 
 
+SAVED: dict[str, tuple[float, dict[str, Any]]] = {
+    "DiTTransformer2DModel": (1296.02, {"diffusion": ENDS, "seq": 256}),
+    "SD3Transformer2DModel": (
+        1359.60,
+        {"diffusion": ENDS, "branches": [WORDS | {"tokens": 64}], "joint_attention": True},
+    ),
+    "PixArtTransformer2DModel": (
+        1526.00,
+        {
+            **{"diffusion": ENDS, "cross_attention": True, "modulation": {"by": "table"}},
+            "branches": [WORDS | {"tokens": 64, "input_bias": "mlp"}],
+        },
+    ),
+}
+"""Elements of two bytes that a layer with 64 elements and 4 heads saves for each token of 256 patches, and of 64 tokens
+of a text where both pass it: storages that autograd keeps for diffusers 0.42 (`saved_tensors_hooks`, PyTorch 2.13,
+bf16), of one layer more."""
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_layer_saves_what_autograd_does(name: str) -> None:
+    """But for the mean of each norm, of which the reciprocal deviation is kept here."""
+    elements, fields = SAVED[name]
+    shape = SHAPE | {"seq": 320} | fields
+    peaks = [play(shape | {"layers": layers}).category_peak(0, "activations") for layers in (3, 4)]
+    tokens = 256 if fields.get("cross_attention") else shape["seq"]
+    assert (peaks[1] - peaks[0]) / 2 / tokens == pytest.approx(elements, rel=4e-3)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_is_given_back_and_recomputation_keeps_the_stream_alone(kind: str) -> None:
     variants = {"variants": ()} if "variants" in KINDS[kind] else {}
@@ -255,6 +286,17 @@ def test_released_models_are_forecast(name: str) -> None:
     micro = 256 if name.startswith("dit") else 4
     forecast = simulate(describe_job(name, plan, 8) | {"batch": {"global": 8 * micro, "micro": micro}})
     assert forecast.step_time > 0 and 0.1 < forecast.mfu["causal"] < 0.6
+
+
+def test_the_examples_of_the_page_are_released_models() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "model.md").read_text("utf-8")
+    dit, flux = (
+        yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "diffusion:" in block
+    )
+    assert load_job(dit).model == load_model({**dit["model"], "name": "custom"})
+    assert load_model(dit["model"] | {"name": "dit-xl-2-675m"}) == load_model("dit-xl-2-675m")
+    assert simulate(dit).step_time > 0
+    assert load_model(flux["model"]).parameters == load_model("black-forest-labs/FLUX.1-dev").parameters
 
 
 def test_an_answer_says_what_a_sample_is_and_what_runs_elsewhere() -> None:
