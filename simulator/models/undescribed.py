@@ -26,7 +26,9 @@ def name_unsent(model: Model, stages: int) -> list[str]:
         "states of images that early layers add (deepstack), of their tokens": model.hidden
         * sum(branch.deepstack for branch in model.branches),
     }
-    return [
+    shared = "shared blocks (model.shared_block): every stage holds them, and sums of their gradients are left out"
+    copies = [shared] if model.shared_block and stages > 1 else []
+    return copies + [
         f"{what}: not sent to later stages, {width:,} elements a token beside the {model.hidden:,} of the stream"
         for what, width in width_of.items()
         if width and stages > 1
