@@ -214,7 +214,8 @@ class RareBlockBuilder(BlockBuilder):
             rotated = [replace(tensor, name=f"{tensor.name}.rope") for tensor in heads[:2]]
             modules.append(Rope("rope", tuple(heads[:2]), tuple(rotated), (), model.rope_share))
             heads = [*rotated, heads[2]]
-        attention = self._core(modules, *heads, y, False, d, d)
+        q, k, v = heads
+        attention = self._core(modules, q, k, v, y, False, d, d)
         return [*attention.children], y
 
     def _adapted_mlp(self, part: SharedBlock, x: Tensor) -> list[Module]:

@@ -26,12 +26,18 @@ def name_unsent(model: Model, stages: int) -> list[str]:
         "states of images that early layers add (deepstack), of their tokens": model.hidden
         * sum(branch.deepstack for branch in model.branches),
     }
+    if stages == 1:
+        return []
+    shared = "shared blocks (model.shared_block): every stage holds them, and sums of their gradients are left out"
     conditions = "the vector of the conditions of a sample: not sent to later stages, nor is its gradient summed"
-    of_sample = [f"{conditions}, {model.modulation.condition:,} elements"] if model.modulation and stages > 1 else []
-    return of_sample + [
-        f"{what}: not sent to later stages, {width:,} elements a token beside the {model.hidden:,} of the stream"
-        for what, width in width_of.items()
-        if width and stages > 1
+    return [
+        *([shared] if model.shared_block else []),
+        *([f"{conditions}, {model.modulation.condition:,} elements"] if model.modulation else []),
+        *(
+            f"{what}: not sent to later stages, {width:,} elements a token beside the {model.hidden:,} of the stream"
+            for what, width in width_of.items()
+            if width
+        ),
     ]
 
 

@@ -368,10 +368,10 @@ class Zamba(Config):
     tied: Flag = key("tie_word_embeddings", default=True)
 
     def fields(self) -> dict[str, object]:
-        behind = ["hybrid" if i % self.every == self.first else "mamba" for i in range(self.layers - 3)]
-        types = self.types or ["mamba", "mamba", "hybrid", *behind]
-        check_every_layer(types, self.layers, "layers_block_type")
-        pattern = "".join("S" if each == "hybrid" else "M" for each in types)
+        behind = ["S" if i % self.every == self.first else "M" for i in range(self.layers - 3)]
+        letters = ["S" if each == "hybrid" else "M" for each in self.types or ()] or ["M", "M", "S", *behind]
+        check_every_layer(letters, self.layers, "layers_block_type")
+        pattern = "".join(letters)
         ssm = self.same_fields("state", "conv") | {"pattern": pattern}
         ssm |= selective_fields(self.rank, self.hidden, self.expand * self.hidden)
         shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "tied")

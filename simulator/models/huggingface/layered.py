@@ -321,8 +321,8 @@ class Gemma3nText(Decoder):
             rule = "layers with MLPs of one width are supported"
             raise ModelError("ffn", rule, "Give the fields of `model:` themselves", widths)
         shape = super().fields() | window_fields(self.window, self.layers, self.layer_types, 5)
-        kind = {"ffn": widths[0], "norm_place": "both", "qk_layernorm": True, "value_norm": True}
-        kind |= {"softcaps": ("logits",) if self.logit_cap else ()} | self.read_activation()
+        kind: dict[str, object] = {"ffn": widths[0], "norm_place": "both", "qk_layernorm": True, "value_norm": True}
+        kind |= {"softcaps": ("logits",) if self.logit_cap else ()}
         kind |= {"layer_input": {"vocab": self.input_vocab, "width": self.input_width}}
         kind |= {"altup": {"streams": self.streams, "laurel_rank": self.laurel_rank}}
-        return shape | self.same_fields("head_dim", "shared_keys") | kind
+        return shape | self.same_fields("head_dim", "shared_keys") | self.read_activation() | kind

@@ -67,6 +67,15 @@ class TensorGrid(TensorScheme):
             rule = f"{self.use} needs the same number of ranks along the axes {', '.join(sizes)}"
             fits = " or ".join(str(size) for size in sorted({*sizes.values()}))
             raise PlanError("plan.mesh", rule, f"{' = '.join(sizes)} = {fits} would work", sizes)
+        parts = {
+            "an indexer (model.mla.index)": job.model.mla and job.model.mla.index,
+            "compressed entries (model.compressed)": job.model.compressed,
+            "biases by distance (model.distance_profiles)": job.model.distance_profiles,
+        }
+        for name, part in parts.items():
+            if part:
+                rule = f"{self.use} divides both widths of linear layers, and {job.model.name} has {name}"
+                raise PlanError("plan.schemes", rule, "Use tensor/megatron or tensor/megatron-sp", self.use)
 
 
 def contracted_and_produced(linear: Linear) -> tuple[str, str]:
