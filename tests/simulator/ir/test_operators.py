@@ -32,7 +32,7 @@ MOE = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1}
 MODELS: dict[str, dict[str, Any]] = {
     "dense": DENSE,
     "gated": DENSE | {"norm": "rmsnorm", "positions": "rope", "gated": True, "dropout": 0.1},
-    "experts": DENSE | {"moe": MOE},
+    "experts": DENSE | {"moe": MOE, "gated": True},
     "capped": DENSE | {"softcaps": ["attention"]},
     "state space": DENSE
     | {"layers": 4, "ssm": {"pattern": "MM*-", "heads": 8, "head_dim": 8, "state": 16, "groups": 2, "chunk": 16}},
@@ -121,6 +121,7 @@ def test_kernels_of_a_pass_know_their_pass(model: str, attention: str) -> None:
         assert marked or not any(isinstance(work, Attention) for work in passes[True])
         twins = {work.what for work in passes[False] if isinstance(work, Memory)} & {"rope", "norm", "rms-norm", "gelu"}
         assert twins <= set(marked)
+        assert isinstance(operator, Linear) or operator.cast_gradient_bytes(WHOLE) == 0
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -135,7 +136,10 @@ def test_a_linear_layer_has_three_products_of_its_weights_input_and_output(model
         assert forward.batch * forward.k * forward.n == WHOLE.size(*layer.matrices)
         if isinstance(layer, FusedExpertLinear):
             tokens = layer.ins[0] if layer.sorts == "ins" else layer.outs[0]
-            assert (forward.k if layer.sorts == "ins" else forward.n) == WHOLE.dims(tokens)["h"]
+            hidden = WHOLE.dims(tokens)["h"]
+            assert (forward.k if layer.sorts == "ins" else forward.n) == hidden
+            (added_up,) = (work for work in works[layer.sorts == "ins"] if isinstance(work, Memory))
+            assert added_up.read == 2 * forward.batch * forward.m * hidden, "the copies of all tokens"
         elif not isinstance(layer, ExpertLinear):
             assert forward.batch * forward.m * forward.n == WHOLE.size(*layer.outs)
             assert forward.batch * forward.m * forward.k == WHOLE.size(layer.ins[0])
@@ -157,6 +161,8 @@ def test_scores_are_capped_next_to_the_softmax(dropout: float) -> None:
         assert [*works[:place], *works[place + 1 :]] == others
         beside = works[place - at]
         assert isinstance(beside, Memory) and beside.what == "softmax"
+    begins, ends, _ = zip(*capped.temporary_buffers(WHOLE, backward=True), strict=True)
+    assert begins[1:] == ends[:-1] and ends[-1] == plain.temporary_buffers(WHOLE, backward=True)[-1][1] + 1
 
 
 @examples(200)
