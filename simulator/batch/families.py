@@ -39,10 +39,10 @@ KNOWN_KEYS = WITHIN_STAGES.union(PIPELINE_NUMBERS, (SCHEDULE,))
 
 
 class Numbers(NamedTuple):
-    """What the jobs of a family differ in: pipeline devices, chunks of each, and samples of a micro-batch."""
+    """What the jobs of a family differ in: pipeline devices, pieces of layers on each, and samples of a micro-batch."""
 
     devices: int
-    chunks: int
+    pieces: int
     micro: int
 
 
@@ -91,7 +91,7 @@ class Families:
         base = family.plans.get(numbers.devices)
         if base is None and family.breaks_batch(numbers):
             return Refused(job, base=self._base)
-        key = pipeline, numbers.devices, numbers.chunks if numbers.devices > 1 else 1
+        key = pipeline, numbers.devices, numbers.pieces if numbers.devices > 1 else 1
         if base is None or key not in self._schedules:
             plan = self._resolve(job)
             if isinstance(plan, Refused):

@@ -312,6 +312,20 @@ def multiply_state(matrix: np.ndarray, state: np.ndarray, later: np.ndarray) -> 
 
 
 @compile_loop
+def make_room(kinds: PassKinds) -> Room:
+    """Makes room for the passes that are walked."""
+    ops, params = kinds.room
+    return Room(np.empty(ops), np.empty(ops), np.empty(params), np.empty(params))
+
+
+@compile_loop
+def start_devices(count: int, size: int) -> Devices:
+    """Returns the states of idle devices. size: number of coordinates."""
+    sent = np.zeros((2, count, 2))
+    return Devices(np.zeros((count, size)), sent[0], sent[1], np.full(count, NEVER))
+
+
+@compile_loop
 def play_passes(
     order: Order,
     pass_of: np.ndarray,
@@ -328,14 +342,11 @@ def play_passes(
     waits: whether a device waits until what it sends has arrived.
     behind: by device, what is filled in: when its update can begin, and when the host has launched all its passes.
     """
-    count, size = len(order.starts) - 1, kinds.matrices.shape[1]
     owner, begun = launch_passes(order, pass_of, kinds, messages.ports, launch, behind)
-    ops, params = kinds.room
-    room = Room(np.empty(ops), np.empty(ops), np.empty(params), np.empty(params))
-    free, sent = np.zeros((count, size)), np.zeros((2, count, 2))
-    devices = Devices(free, sent[0], sent[1], np.full(count, NEVER))
+    room, devices = make_room(kinds), start_devices(len(order.starts) - 1, kinds.matrices.shape[1])
     result = np.full(len(order.sequence) + 1, NEVER)
-    state, later = np.empty(size), np.empty(size)
+    state = np.empty(kinds.matrices.shape[1])
+    later = np.empty_like(state)
     for action in order.sequence:
         device, kind = owner[action], pass_of[order.slot[action]]
         enter_state(devices, device, kinds.used[kind], state)
@@ -346,7 +357,7 @@ def play_passes(
             later[:] = state
         else:
             multiply_state(kinds.matrices[kind], state, later)
-        for c in range(size):
+        for c in range(len(state)):
             if kinds.used[kind, c]:
                 devices.streams[device, c] = later[c]
         issued = begun[action] + kinds.issue[kind] + launch if launch > 0 else NEVER

@@ -57,8 +57,8 @@ def find_data_scheme(plan: Plan) -> DataScheme:
 
 
 def _has_whole_weights(scheme: Scheme) -> bool:
-    """Says whether a scheme is of data parallelism whose ranks have whole weights and gradients, and reduce these beside
-    passes or behind them."""
+    """Says whether a scheme is of data parallelism whose ranks have whole weights and gradients, and reduce these
+    beside passes or behind them."""
     if not isinstance(scheme, DataScheme) or {"parameters", "gradients"} & {*scheme.shards}:
         return False
     return type(scheme).lower_stage is DataScheme.lower_stage
