@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json
+from meshcast.hardware.documents.plain_data import Fields
 from meshcast.hardware.errors import Defect, MeshcastError, PlanError
 from meshcast.hardware.units import GIB
 from meshcast.simulator import load_job, simulate
@@ -40,7 +41,7 @@ def forecast_lines(
     skip: bool = True,
     calibration: Calibration | None = None,
     brief: bool = False,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Fields]:
     """Yields answers of all lines that are not empty; the answer of an invalid line is its error.
 
     If meshcast itself fails on a line, the answer is a `Defect` with the job that reproduces it.
@@ -53,7 +54,7 @@ def forecast_lines(
         time.
     """
 
-    def begin() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def begin() -> Callable[[Fields], Fields]:
         """Returns what answers jobs, which keeps what they share."""
         if brief:
             return _answer_briefly(changes, base, calibration)
@@ -65,7 +66,7 @@ def forecast_lines(
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
-            where, stated = f"{name}:{number}", dict[str, Any]()
+            where, stated = f"{name}:{number}", Fields()
             try:
                 stated = _parse_job(line)
                 yield answer(stated)
@@ -76,15 +77,13 @@ def forecast_lines(
                 yield {"id": _job_id(stated), "line": number, "error": Defect.of(error, where).to_dict(), "job": stated}
 
 
-def _answer_briefly(
-    changes: Sequence[str], base: Path, calibration: Calibration | None
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def _answer_briefly(changes: Sequence[str], base: Path, calibration: Calibration | None) -> Callable[[Fields], Fields]:
     """Returns what answers jobs by step time and memory alone."""
     from meshcast.simulator.batch.grid import Grid  # loads a compiler where there is one
 
     grid = Grid(SharedWork(calibration), base)
 
-    def answer(stated: dict[str, Any]) -> dict[str, Any]:
+    def answer(stated: Fields) -> Fields:
         forecast = grid.forecast(read_job(stated, changes).data if changes else stated)
         if isinstance(forecast, Refused):
             raise forecast.error
@@ -100,7 +99,7 @@ def _answer_briefly(
     return answer
 
 
-def _job_id(stated: dict[str, Any]) -> str | int | None:
+def _job_id(stated: Fields) -> str | int | None:
     name = stated.get("id")
     return name if isinstance(name, str | int) else None
 
@@ -120,7 +119,7 @@ def progress(lines: Iterable[str], path: Path, wanted: bool) -> Iterator[str]:
         yield from bar.track(lines, total=total)
 
 
-def _parse_job(line: str) -> dict[str, Any]:
+def _parse_job(line: str) -> Fields:
     try:
         stated = parse_json(line)
     except Unreadable as error:

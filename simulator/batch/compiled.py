@@ -11,7 +11,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 HAS_COMPILER = find_spec("numba") is not None
 
 
-def compiled(function: Function) -> Function:
+def compile_loop(function: Function) -> Function:
     """Returns a function compiled for the types of its first arguments, kept on disk for later processes if it can
     be."""
     if not HAS_COMPILER:

@@ -22,24 +22,27 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.plan_keys import PIPELINE_NUMBERS, PLAN_KEYS, SCHEME_KEYS
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.partition import layers_of_stages
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.plan.size import check_size
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 
-WITHIN_STAGES = frozenset(("tp", "cp", "zero", "recompute", "sequence_parallel"))
+SCHEDULE = SCHEME_KEYS["pipeline"]
+
+WITHIN_STAGES = frozenset(("tp", "cp", *(name for name, key in PLAN_KEYS.items() if key.chooses)))
 """Keys of a plan that decide nothing about its pipeline but how many devices are left for it."""
 
-KNOWN_KEYS = WITHIN_STAGES | {"pp", "chunks", "schedule"}
+KNOWN_KEYS = WITHIN_STAGES.union(PIPELINE_NUMBERS, (SCHEDULE,))
 """Keys of the plans that are derived."""
 
 
 class Numbers(NamedTuple):
-    """What the jobs of a family differ in: pipeline devices, chunks of each, and samples of a micro-batch."""
+    """What the jobs of a family differ in: pipeline devices, pieces of layers on each, and samples of a micro-batch."""
 
     devices: int
-    chunks: int
+    pieces: int
     micro: int
 
 
@@ -74,7 +77,7 @@ class Families:
     def __init__(self, shared: SharedWork, base: str | Path | None = None) -> None:
         """shared: parts of plans of earlier jobs. base: folder of relative paths in jobs."""
         self.shared, self._base = shared, base
-        self._families: dict[str, _Family] = {}
+        self._families: dict[str, _JobFamily] = {}
         self._schedules: dict[tuple[str, int, int], Schedule] = {}
 
     def plan(self, job: SomeFields) -> ResolvedPlan | Refused:
@@ -84,11 +87,11 @@ class Families:
             plan = self._resolve(job)
             return plan if isinstance(plan, Refused) else ResolvedPlan(plan, is_plain(plan))
         rest, pipeline, numbers = split
-        family = remember(self._families, rest, _Family)
+        family = remember(self._families, rest, _JobFamily)
         base = family.plans.get(numbers.devices)
         if base is None and family.breaks_batch(numbers):
             return Refused(job, base=self._base)
-        key = pipeline, numbers.devices, numbers.chunks if numbers.devices > 1 else 1
+        key = pipeline, numbers.devices, numbers.pieces if numbers.devices > 1 else 1
         if base is None or key not in self._schedules:
             plan = self._resolve(job)
             if isinstance(plan, Refused):
@@ -108,7 +111,7 @@ class Families:
             return Refused(job, error, self._base)
 
 
-class _Family:
+class _JobFamily:
     """Jobs that differ in their `Numbers` alone. plans: a resolved plan for each number of devices."""
 
     def __init__(self) -> None:
@@ -156,19 +159,19 @@ def _split(job: SomeFields) -> tuple[str, str, Numbers] | None:
     plan, batch = job.get("plan"), job.get("batch")
     if not isinstance(plan, Mapping) or not isinstance(batch, Mapping) or not plan.keys() <= KNOWN_KEYS:
         return None
-    numbers = Numbers(plan.get("pp", 1), plan.get("chunks", 1), batch.get("micro", 1))
+    numbers = Numbers(*(plan.get(key, 1) for key in PIPELINE_NUMBERS), batch.get("micro", 1))
     if batch.keys() != {"global", "micro", "sequence"} or any(type(number) is not int for number in numbers):
         return None
-    if min(numbers) < 1 or "framework" in job or ("schedule" in plan and "chunks" not in plan):
+    if min(numbers) < 1 or "framework" in job or (SCHEDULE in plan and PIPELINE_NUMBERS[1] not in plan):
         return None
-    stage = {key: value for key, value in plan.items() if key not in ("pp", "chunks")}
+    stage = {key: value for key, value in plan.items() if key not in PIPELINE_NUMBERS}
     rest = {key: value for key, value in job.items() if key not in ("plan", "batch", "id")}
     try:
         common = json.dumps((rest, batch["global"], batch["sequence"]), sort_keys=True)
         of_stage = json.dumps(stage, sort_keys=True)
     except TypeError:
         return None
-    return common + of_stage, f"{common}{plan.get('schedule')}", numbers
+    return common + of_stage, f"{common}{plan.get(SCHEDULE)}", numbers
 
 
 def _is_derivable(plan: Plan) -> bool:
@@ -204,8 +207,8 @@ def _takes_shape(plan: Plan) -> bool:
 def _spread_layers(plan: Plan, stages: int) -> tuple[int, ...] | None:
     """Returns the layers of every stage; None if there are not enough."""
     layers = list[int]()
-    spread = _keeps(lambda: layers.extend(layers_of_stages("even", len(plan.job.model.every_layer), stages)))
-    return tuple(layers) if spread else None
+    fits = _keeps(lambda: layers.extend(layers_of_stages("even", len(plan.job.model.every_layer), stages)))
+    return tuple(layers) if fits else None
 
 
 def _keeps(check: Callable[[], object]) -> bool:

@@ -11,12 +11,12 @@ import numpy as np
 from meshcast.hardware.remembered import remember
 from meshcast.hardware.units import GIB
 from meshcast.simulator.batch.blocks import SideArrays, Streams, flatten_side
-from meshcast.simulator.batch.kernels import find_peaks, play_passes, play_updates
-from meshcast.simulator.batch.messages import MessagePrices, SlotMessages
-from meshcast.simulator.batch.passes import PassKinds, PassMaker, PricedBlocks, PricedForm, TaskForm, make_form
+from meshcast.simulator.batch.kernels import PassKinds, SlotMessages, find_peaks, play_passes, play_updates
+from meshcast.simulator.batch.messages import MessagePrices
+from meshcast.simulator.batch.passes import PassMaker, PricedBlocks, PricedForm, TaskForm, make_form
 from meshcast.simulator.batch.plain import inner_schemes, is_plain
 from meshcast.simulator.batch.stages import Sides, StageForm, StageForms
-from meshcast.simulator.batch.states import DeviceStates, make_states
+from meshcast.simulator.batch.states import RestingDevices, make_states
 from meshcast.simulator.batch.tables import Layout, TableArrays, flatten_timetable, lay_out
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.forecast.planning import resolve_plan
@@ -38,7 +38,7 @@ BETWEEN = 32
 """Plans between two looks at how much shared work is kept."""
 
 
-class Forecaster:
+class BatchForecaster:
     """Forecasts plans one after the other, plain ones by compiled loops."""
 
     def __init__(self, shared_work: SharedWork | None = None) -> None:
@@ -55,7 +55,7 @@ class Forecaster:
         self._layouts: dict[Hashable, Layout] = {}
         self._tasks: dict[Hashable, TaskForm] = {}
         self._priced: dict[Hashable, PricedForm] = {}
-        self._states: dict[Hashable, DeviceStates] = {}
+        self._states: dict[Hashable, RestingDevices] = {}
         self._sides: dict[Hashable, list[SideArrays]] = {}
         self._kept: list[object] = []  # whose ids are in keys
 
@@ -95,13 +95,9 @@ class Forecaster:
             return None
         messages = self._price_messages(plan, costs, table, layout, forms)
         behind, peaks = np.zeros((plan.shape.p, 2)), np.zeros((plan.shape.p, 4))
-        span = play_passes(
-            table.starts, table.sequence, table.need, table.slot, pass_of, kinds.matrices, kinds.walked, kinds.used,
-            kinds.issue, messages.ports, messages.prices, host, not overlap, kinds.table, kinds.whole, kinds.reals,
-            kinds.room, behind,
-        )  # fmt: skip
+        span = play_passes(table.order, pass_of, kinds, messages, host, not overlap, behind)
         span = max(span, play_updates(*states.updates, behind))
-        find_peaks(table.starts, table.slot, pass_of, kinds.memory, messages.moved, overlap, peaks)
+        find_peaks(table.order, pass_of, kinds, messages, overlap, peaks)
         return summarise(plan, span, states.memory, peaks)
 
     def _find_costs(self, plan: Plan) -> Costs:
@@ -117,18 +113,18 @@ class Forecaster:
     ) -> tuple[np.ndarray, PassKinds | None]:
         """Returns by slot the number of its kind of pass, and all kinds; None if a pass offloads anything."""
         growth, maker = growing_gradients(plan), PassMaker()
-        passes = list[tuple[int, int, PricedForm, list[SideArrays]]]()
-        for form, beside, (_, layers) in zip(forms, sides, layout.stages, strict=True):
-            for backward in (0, 1):
-                task = self._find_form(form, backward, costs, growth)
-                passes.append((layers, backward, task, self._find_sides(beside, backward, costs)))
+        passes = [
+            (layers, backward, self._find_form(form, backward, costs, growth), self._find_sides(added, backward, costs))
+            for form, added, (_, layers) in zip(forms, sides, layout.stages, strict=True)
+            for backward in (0, 1)
+        ]
         # Now all streams have their coordinates.
         size, numbers = self._streams.size, np.zeros((len(passes), 2), np.int64)
-        for number, (layers, backward, form_of_pass, priced) in enumerate(passes):
+        for number, (layers, backward, form_of_pass, beside) in enumerate(passes):
             pass_alone = form_of_pass.with_layers(layers, size, host)
             numbers[number] = maker.add(pass_alone)
-            if priced:
-                numbers[number, 1] = maker.add(pass_alone, *(((), priced) if backward else (priced, ())))
+            if beside:
+                numbers[number, 1] = maker.add(pass_alone, *(((), beside) if backward else (beside, ())))
         kinds = None if maker.copies_to_host else maker.finish()
         return numbers[layout.rows, layout.at_end], kinds
 
@@ -152,14 +148,14 @@ class Forecaster:
 
     def _find_states(
         self, plan: Plan, costs: Costs, timetable: Timetable, layout: Layout, forms: list[StageForm]
-    ) -> DeviceStates:
+    ) -> RestingDevices:
         """Returns what the devices of a plan do and hold beside their passes."""
         framework = plan.job.framework
         schemes = tuple(scheme for scheme in inner_schemes(plan) if scheme.family != "memory")
         traits = frozenset(form.traits for form in forms)
         key = costs, schemes, layout.held, traits, id(framework), plan.shape.m == 1
 
-        def make() -> DeviceStates:
+        def make() -> RestingDevices:
             ops = [form.with_layers(layers) for form, (_, layers) in zip(forms, layout.stages, strict=True)]
             stages = [ops[number] for number in layout.of_stage.tolist()]
             return make_states(plan, stages, costs, timetable, self.shared)
@@ -179,18 +175,27 @@ class Forecaster:
 def summarise(plan: Plan, span: float, resting: np.ndarray, peaks: np.ndarray) -> StepAndMemory:
     """Returns the figures of a played step.
 
-    resting: see `DeviceStates.memory`; peaks: see `kernels.find_peaks`.
+    resting: see `RestingDevices.memory`; peaks: see `kernels.find_peaks`.
     """
-    framework, memory = plan.job.framework, plan.job.framework.memory
-    context, usable = memory.context_gib * GIB, plan.job.cluster.gpu.program_memory
-    allocated = need = 0.0
-    for states, of_passes in zip(resting.tolist(), peaks.tolist(), strict=True):
-        (kept, update, load), (top, left, gradients, all_gradients) = states, of_passes
-        total, cached = kept + top, max(0.0, all_gradients - gradients)
-        if (behind := kept + left + update) > total:
-            total, cached = behind, 0.0
-        total, cached = max((total, cached), (load, 0.0)) if load else (total, cached)
-        reserved = min(memory.reserve(total + cached, kept + cached) + context, usable)
-        allocated, need = max(allocated, total), max(need, total + context, reserved)
+    framework, usable = plan.job.framework, plan.job.cluster.gpu.program_memory
+    context, allocated, need = framework.memory.context_gib * GIB, 0.0, 0.0
+    for (kept, update, load), of_passes in zip(resting.tolist(), peaks.tolist(), strict=True):
+        total, cached = _find_height(kept, update, load, *of_passes)
+        reserved = framework.memory.reserve(total + cached, kept + cached) + context
+        allocated, need = max(allocated, total), max(need, total + context, min(reserved, usable))
     held = allocated + context
     return StepAndMemory(span + framework.step_overhead_s, allocated, need, held, min(usable / held, math.inf))
+
+
+def _find_height(
+    kept: float, update: float, load: float, top: float, left: float, at_top: float, gradients: float
+) -> tuple[float, float]:
+    """Returns the largest memory of tensors on a device, and what the allocator has cached beside it [bytes].
+
+    kept, update, load: held all the time, at the peak of the update, and while weights are loaded.
+    top, left: the peak of the passes, and what they leave; at_top, gradients: of both the gradients.
+    """
+    height = kept + top, max(0.0, gradients - at_top)
+    if kept + left + update > height[0]:
+        height = kept + left + update, 0.0
+    return max(height, (load, 0.0)) if load else height

@@ -10,7 +10,7 @@ from meshcast.hardware.documents.plain_data import SomeFields
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.batch.compiled import HAS_COMPILER
 from meshcast.simulator.batch.families import Families, Refused
-from meshcast.simulator.batch.forecaster import Forecaster
+from meshcast.simulator.batch.forecaster import BatchForecaster
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import StepAndMemory
 from meshcast.simulator.forecast.workers import collect_garbage_rarely
@@ -34,7 +34,7 @@ class Grid:
 
     def __init__(self, shared_work: SharedWork | None = None, base: str | Path | None = None) -> None:
         shared = shared_work or SharedWork()
-        self._families, self._forecaster = Families(shared, base), Forecaster(shared)
+        self._families, self._forecaster = Families(shared, base), BatchForecaster(shared)
 
     def forecast(self, job: SomeFields) -> Answered | Refused:
         """Forecasts a job, or says that it breaks a rule."""

@@ -8,22 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from meshcast.hardware.remembered import remember
+from meshcast.simulator.batch.kernels import SlotMessages
 from meshcast.simulator.batch.tables import TableArrays
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.ir.ops import Transfer
-
-
-class SlotMessages(NamedTuple):
-    """Messages by slot of a timetable.
-
-    ports: that by which the result is sent; -1: it is not.
-    prices: seconds and latency [s].
-    moved: bytes that are sent and received.
-    """
-
-    ports: np.ndarray
-    prices: np.ndarray
-    moved: np.ndarray
 
 
 class Hops(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remember
 from meshcast.simulator.batch.blocks import BlockArrays, Marks, SideArrays, Streams, flatten_block
-from meshcast.simulator.batch.kernels import multiply
+from meshcast.simulator.batch.kernels import PassKinds, multiply
 from meshcast.simulator.batch.stages import LAYERS, StageForm
 from meshcast.simulator.ir.ops import Work
 from meshcast.simulator.program.block import FREE, Block, CompiledBlocks, Price
@@ -21,28 +21,6 @@ from meshcast.simulator.scheduling.schedule import ActionKind
 
 GRADIENT = "gradients"
 """Their category of memory."""
-
-
-@dataclass(eq=False)
-class PassKinds:
-    """The kinds of passes of a plan, as `kernels.play_passes` and `kernels.find_peaks` read them.
-
-    matrices, walked, used, issue, memory: by kind.
-    table, whole, reals: of kinds that are walked. A row of the table: its parts, side ops ahead and behind, parameters,
-        and whether it is forward; for every part where its block is in `whole` and `reals`, its copies and its first
-        parameter; for all side ops where they are.
-    room: most ops of a block, most parameters of a pass.
-    """
-
-    matrices: np.ndarray
-    walked: np.ndarray
-    used: np.ndarray
-    issue: np.ndarray
-    memory: np.ndarray
-    table: np.ndarray
-    whole: np.ndarray
-    reals: np.ndarray
-    room: np.ndarray
 
 
 @dataclass(eq=False)

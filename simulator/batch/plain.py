@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshcast.simulator.forecast.evaluation import make_evaluation, make_reference
 from meshcast.simulator.forecast.program import plans_orders
-from meshcast.simulator.ir.capabilities import HoldsBuffers, schemes_with
+from meshcast.simulator.ir.capabilities import HoldsBuffers, LowersByLayer, schemes_with
 from meshcast.simulator.ir.ops import StageOps
 from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.plan.plan import Plan
@@ -13,9 +13,6 @@ from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
 
 FAMILIES = frozenset(("pipeline", "data", "tensor", "sequence", "memory"))
 """Families of the schemes of plain plans."""
-
-BY_LAYER = frozenset(("memory/recompute-full", "memory/recompute-selective"))
-"""Schemes that lower a stage of equal layers layer by layer, as long as they are not told how many."""
 
 
 def is_plain(plan: Plan) -> bool:
@@ -26,29 +23,23 @@ def is_plain(plan: Plan) -> bool:
         return False
     if len(plan.slice_lengths) > 1 or job.batch.lengths or passes.update_interval or passes.microbatches_of_unit > 1:
         return False
-    if job.model.cross_attention or job.model.contrastive is not None or not _has_plain_schemes(plan):
+    if job.model.cross_attention or job.model.contrastive is not None or job.framework.cuda_graphs:
         return False
-    if (
-        job.framework.cuda_graphs
-        or plan.schedule.backwards_per_forward > 1
-        or not plan.model_parts.architecture.has_equal_layers
-    ):
-        return False
-    return make_evaluation(plan) is None and make_reference(plan) is None
+    return _has_plain_schemes(plan) and make_evaluation(plan) is None and make_reference(plan) is None
 
 
 def _has_plain_schemes(plan: Plan) -> bool:
     """Says whether the schemes of a plan lower stages layer by layer, all but that which reduces gradients."""
     schedule = plan.schedule
-    if plans_orders(plan) or not schedule.flush or schedule.directions > 1:
+    if plans_orders(plan) or not schedule.flush or schedule.directions > 1 or schedule.backwards_per_forward > 1:
+        return False
+    if plan.passes.steps > 1 or plan.passes.period > 1 or not plan.model_parts.architecture.has_equal_layers:
         return False
     kind = type(schedule)
     if kind.unused_roles is not Schedule.unused_roles or kind.sums_early is not Schedule.sums_early:
         return False
     inside = inner_schemes(plan)
-    if not inside or not isinstance(inside[0], DataScheme) or inside[0].use not in ("data/ddp", "data/zero-1"):
-        return False
-    if plan.schemes[-len(inside) :] != inside:
+    if not inside or plan.schemes[-len(inside) :] != inside or not _has_whole_weights(inside[0]):
         return False
     if not {scheme.family for scheme in plan.schemes} <= FAMILIES or schemes_with(plan.schemes, HoldsBuffers):
         return False
@@ -65,11 +56,19 @@ def find_data_scheme(plan: Plan) -> DataScheme:
     return next(scheme for scheme in plan.schemes if isinstance(scheme, DataScheme))
 
 
+def _has_whole_weights(scheme: Scheme) -> bool:
+    """Says whether a scheme is of data parallelism whose ranks have whole weights and gradients, and reduce these
+    beside passes or behind them."""
+    if not isinstance(scheme, DataScheme) or {"parameters", "gradients"} & {*scheme.shards}:
+        return False
+    return type(scheme).lower_stage is DataScheme.lower_stage
+
+
 def _lowers_by_layer(scheme: Scheme) -> bool:
     """Says whether a scheme does the same with every layer of a stage."""
     if type(scheme).lower_stage is Scheme.lower_stage:
         return True
-    return scheme.use in BY_LAYER and getattr(scheme.options, "layers", None) is None
+    return isinstance(scheme, LowersByLayer) and scheme.lowers_by_layer
 
 
 def is_plain_stage(stage: StageOps) -> bool:

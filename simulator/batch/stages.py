@@ -67,10 +67,10 @@ class StageForms:
     def number_of(self, plan: Plan) -> int:
         """Returns the number of the lowering of the units of a plan."""
         job = plan.job
-        key = inner_schemes(plan), plan.mesh, id(job.framework), id(job.model), job.plan.pad_heads
+        key = inner_schemes(plan), plan.mesh, id(job.framework), id(job.model), id(job.plan)
 
         def find() -> int:
-            self._kept.append((job.framework, job.model))
+            self._kept.append((job.framework, job.model, job.plan))
             lowering = make_lowering(plan, self.shared.units)
             architecture = plan.model_parts.architecture
             whole = lowering.unit_key, architecture.model, architecture.vocab, job.framework

@@ -39,7 +39,7 @@ class UpdateArrays(NamedTuple):
 
 
 @dataclass(eq=False)
-class DeviceStates:
+class RestingDevices:
     """What the devices of a plan do and hold beside their passes.
 
     updates: their updates.
@@ -54,7 +54,7 @@ class DeviceStates:
 
 def make_states(
     plan: Plan, stages: Sequence[StageOps], costs: Costs, table: Timetable, shared: SharedWork
-) -> DeviceStates:
+) -> RestingDevices:
     """Returns what the devices of a plan do and hold beside their passes."""
     every_params = device_params(plan, stages)
     updates = lower_updates(plan, stages, every_params, shared.units, shared.stages)
@@ -69,7 +69,7 @@ def make_states(
     rows = zip(resting, tails, loads, strict=True)
     memory = np.array([(sum(states.values()), update.memory.peak, load) for states, update, load in rows])
     offloaded = offloaded_of_devices(plan, every_params)
-    return DeviceStates(_flatten_updates(flat), memory, any(any(by.values()) for by in offloaded))
+    return RestingDevices(_flatten_updates(flat), memory, any(any(by.values()) for by in offloaded))
 
 
 def _flatten_updates(flat: FlatProgram) -> UpdateArrays:

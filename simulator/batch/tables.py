@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshcast.hardware.records import dataclass
+from meshcast.simulator.batch.kernels import Order
 from meshcast.simulator.program.timetable import Timetable
 from meshcast.simulator.scheduling.schedule import ActionKind
 
@@ -15,17 +16,14 @@ from meshcast.simulator.scheduling.schedule import ActionKind
 class TableArrays:
     """A timetable of plain forward and backward passes.
 
-    starts, sequence, need, slot: as in `Timetable`.
+    order: of all passes.
     stages, backward, first, last: by slot, its stage, and whether it is a backward pass, the first and the last of its
         kind on the stage in a step.
     devices: by stage.
     route: all messages to other devices: whether backward, and the stages from which and to which; and the devices.
     """
 
-    starts: np.ndarray
-    sequence: np.ndarray
-    need: np.ndarray
-    slot: np.ndarray
+    order: Order
     stages: np.ndarray
     backward: np.ndarray
     first: np.ndarray
@@ -49,9 +47,9 @@ def flatten_timetable(table: Timetable) -> TableArrays | None:
     ways = enumerate((stages.successors, stages.predecessors))
     links = [(way, sender, other) for way, others in ways for sender, each in enumerate(others) for other in each]
     hops = tuple(hop for hop in links if stages.elsewhere(*hop[1:]))
+    order = Order(np.array(table.starts), table.sequence_array, table.need_array, table.slot_array)
     return TableArrays(
-        np.array(table.starts), table.sequence_array, table.need_array, table.slot_array, stage, backward, first > 0,
-        last > 0, np.array(stages.devices), (hops, tuple(stages.devices)),
+        order, stage, backward, first > 0, last > 0, np.array(stages.devices), (hops, tuple(stages.devices)),
     )  # fmt: skip
 
 
@@ -95,7 +93,7 @@ def lay_out(table: TableArrays, layers: tuple[int, ...], shares: bool) -> Layout
     devices, last = table.devices.tolist(), len(layers) - 1
     places: dict[tuple[StageKind, int], int] = {}
     of_stage = []
-    held = [(False, False, False, 0) for _ in range(len(table.starts) - 1)]
+    held = [(False, False, False, 0) for _ in range(len(table.order.starts) - 1)]
     for stage, (device, count) in enumerate(zip(devices, layers, strict=True)):
         apart = [shares and 0 <= other <= last and devices[other] != device for other in (stage - 1, stage + 1)]
         embeds = stage == last and device == devices[0]

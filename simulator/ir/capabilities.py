@@ -259,6 +259,15 @@ class VariesSteps(Scheme):
         """Returns the scheme in this step."""
 
 
+class LowersByLayer(Scheme):
+    """Changes stages, and may do the same with each of equal layers."""
+
+    @property
+    @abstractmethod
+    def lowers_by_layer(self) -> bool:
+        """Whether it does, whatever their number is."""
+
+
 class AdaptsRecompute(Scheme):
     """Recomputes as many layers of every stage as its memory asks for."""
 

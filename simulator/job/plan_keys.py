@@ -253,6 +253,9 @@ PLAN_KEYS: Mapping[str, PlanKey] = {
 }
 """All keys by their names."""
 
+PIPELINE_NUMBERS = "pp", "chunks"
+"""Keys that say how many devices a pipeline has, and how many chunks of layers each."""
+
 SCHEME_KEYS: Mapping[str, str] = {key.family: name for name, key in PLAN_KEYS.items() if key.option == "use"}
 """The key that names the scheme of a family, by family."""
 

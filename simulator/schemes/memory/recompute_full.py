@@ -22,6 +22,7 @@ from math import inf
 from typing import Literal
 
 from meshcast.hardware.schemas import Field
+from meshcast.simulator.ir.capabilities import LowersByLayer
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import Module, Stage, Unit
 from meshcast.simulator.ir.ops import Collective, Fragment, HostCopy, Memory, Op, StageOps, TensorUse, UnitRun
@@ -39,7 +40,7 @@ from meshcast.simulator.lowering.offload import IN, OUT
 from meshcast.simulator.schemes.memory.shared.recompute import mark_layers, recompute
 
 
-class RecomputeFull(MemoryScheme):
+class RecomputeFull(MemoryScheme, LowersByLayer):
     role = RECOMPUTES
     changes_whole_units = True
     paper = Paper("arXiv:1604.06174", "Training Deep Nets with Sublinear Memory Cost", 2016)
@@ -51,6 +52,10 @@ class RecomputeFull(MemoryScheme):
         """What only makes the output of a layer is not recomputed; by default as the framework does."""
         partition: Literal["no", "gpu", "cpu"] = "no"
         """Where the parts of partitioned inputs lie between the passes."""
+
+    @property
+    def lowers_by_layer(self) -> bool:
+        return self.options.layers is None
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         layers = inf if self.options.layers is None else self.options.layers

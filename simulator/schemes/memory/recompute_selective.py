@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import Literal
 
 from meshcast.hardware.schemas import Field
+from meshcast.simulator.ir.capabilities import LowersByLayer
 from meshcast.simulator.ir.modules import Module, Stage, Unit, add_marks
 from meshcast.simulator.ir.ops import Fragment, StageOps
 from meshcast.simulator.ir.scheme import (
@@ -52,7 +53,7 @@ ModuleName = Literal[
 ]
 
 
-class RecomputeSelective(MemoryScheme):
+class RecomputeSelective(MemoryScheme, LowersByLayer):
     role = RECOMPUTES
     paper = Paper("arXiv:2205.05198", "Reducing Activation Recomputation in Large Transformer Models", 2022)
 
@@ -61,6 +62,10 @@ class RecomputeSelective(MemoryScheme):
         """Modules that are recomputed."""
         layers: int | None = Field(default=None, ge=0)
         """Layers of each stage, from the first on, whose modules are recomputed; null: all units."""
+
+    @property
+    def lowers_by_layer(self) -> bool:
+        return self.options.layers is None
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         if self.options.layers is not None:

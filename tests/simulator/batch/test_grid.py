@@ -14,7 +14,7 @@ from meshcast.simulator import SharedWork, load_job
 from meshcast.simulator.batch import grid as grids
 from meshcast.simulator.batch.compiled import HAS_COMPILER
 from meshcast.simulator.batch.families import Refused
-from meshcast.simulator.batch.forecaster import Forecaster
+from meshcast.simulator.batch.forecaster import BatchForecaster
 from meshcast.simulator.batch.grid import Answered, forecast_jobs
 from meshcast.simulator.batch.plain import is_plain
 from meshcast.simulator.forecast.planning import resolve_plan
@@ -63,7 +63,7 @@ def assert_equal(mine: StepAndMemory, single: StepAndMemory) -> None:
 @pytest.mark.parametrize("seed", drawn(SEEDS, lambda seed: seed < 14))
 def test_plain_plans_have_the_step_and_memory_of_single_forecasts(seed: int) -> None:
     plan = draw_plain_plan(seed)
-    played = Forecaster().play(plan)
+    played = BatchForecaster().play(plan)
     assert played is not None
     assert_equal(played, forecast_step(plan))
 
@@ -105,12 +105,12 @@ def test_grids_have_the_answers_and_the_refusals_of_single_forecasts(
 
 def test_most_plans_of_a_grid_are_derived_and_played_by_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, played = [], []
-    load, play = load_job, Forecaster.play
+    load, play = load_job, BatchForecaster.play
     monkeypatch.setattr(grids, "HAS_COMPILER", True)
     monkeypatch.setattr(
         "meshcast.simulator.batch.families.load_job", lambda *job, **base: loaded.append(job) or load(*job, **base)
     )
-    monkeypatch.setattr(Forecaster, "play", lambda self, plan: played.append(plan) or play(self, plan))
+    monkeypatch.setattr(BatchForecaster, "play", lambda self, plan: played.append(plan) or play(self, plan))
     jobs = small_grid()
     answered = [answer for answer in forecast_jobs(jobs) if isinstance(answer, Answered)]
     assert len(played) == len(answered)
@@ -142,7 +142,7 @@ def test_compiled_loops_do_what_plain_python_does() -> None:
     from meshcast.simulator.batch import kernels
 
     plan = resolve_plan(load_job(small_grid()[-1] | {"plan": {"pp": 4, "chunks": 3, "tp": 2, "zero": 1}}))
-    compiled = Forecaster().play(plan)
+    compiled = BatchForecaster().play(plan)
     with pytest.MonkeyPatch.context() as patch:
         for name, loop in vars(kernels).items():
             if hasattr(loop, "py_func"):
@@ -150,4 +150,4 @@ def test_compiled_loops_do_what_plain_python_does() -> None:
         for name in ("play_passes", "play_updates", "find_peaks"):
             patch.setattr(f"meshcast.simulator.batch.forecaster.{name}", getattr(kernels, name))
         assert compiled is not None
-        assert_equal(compiled, Forecaster().play(plan) or compiled)
+        assert_equal(compiled, BatchForecaster().play(plan) or compiled)
