@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills mutants gpu lint bench golden snapshots docs docs-accuracy docs-catalog docs-claims docs-envelope docs-excerpts docs-figures \
-        docs-benchmark docs-performance docs-job docs-pages docs-peak-errors docs-plots docs-python docs-readme docs-regimes docs-schemes docs-site papers clean help
+        docs-benchmark docs-performance docs-job docs-models docs-pages docs-peak-errors docs-plots docs-python docs-readme docs-regimes docs-schemes docs-site papers clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -88,7 +88,7 @@ golden: $(DEV) ## keep the forecasts of tests/golden as they are now, and print 
 
 docs: docs-pages docs-site ## make all of the docs: the pages that come from the code, then the site in site/
 
-docs-pages: docs-catalog docs-excerpts docs-figures docs-job docs-python docs-readme docs-schemes ## write all pages that are made from the code, as below
+docs-pages: docs-catalog docs-excerpts docs-figures docs-job docs-models docs-python docs-readme docs-schemes ## write all pages that are made from the code, as below
 
 docs-site: $(SITE) ## build the site of docs/ in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -128,6 +128,9 @@ docs-inputs: $(BASE) ## write docs/inputs.md from a folder of public launch file
 
 docs-job: $(BASE) ## write the keys of a plan in docs/job.md from the table in simulator/job/plan_keys.py
 	$(BIN)/python -m tools.pages.plan_keys docs/job.md
+
+docs-models: $(BASE) ## write docs/models.md from the tables of types in tests/simulator/models
+	$(BIN)/python -m tools.pages.models docs/models.md
 
 docs-python: $(BASE) ## execute the cells of docs/python.md and write their outputs
 	$(BIN)/python -m tools.pages.python_page docs/python.md

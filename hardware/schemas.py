@@ -305,10 +305,12 @@ class BaseModel(metaclass=RecordType):
             name = cls.__keys__.get(key)
             if name is None:
                 more[key] = value
-            elif name in stated:
-                raise NotPlain
-            else:
+            elif name not in stated:
                 stated[name] = value
+            elif cls.model_config.get("extra") in ("forbid", "allow"):
+                raise NotPlain
+            else:  # of synonyms the first that the field lists
+                stated[name] = next(data[word] for word in cls.model_fields[name].list_keys(name) if word in data)
         extra = cls.model_config.get("extra")
         if more and (extra == "forbid" or not all(isinstance(key, str) for key in more)):
             raise NotPlain

@@ -26,21 +26,23 @@ TOKENS = 256
 
 HEAD = """# Types of models
 
-Made by `make docs-models` from the tables of `tests/simulator/models` (`types.jsonl`, `traced.jsonl`); do not edit it. It has the
-causal language models of `transformers` 5.24, of which {read} are read, {traced} traced and {refused} refused, and what else is read.
-How each is described is in [model.md](model.md#configjson).
+Made by `make docs-models` from the tables of `tests/simulator/models` (`types.jsonl`, `traced.jsonl`); do not edit it.
+It has the causal language models of `transformers` 5.24, of which {read} are read, {traced} traced and {refused}
+refused, and what else is read. How each is described is in [model.md](model.md#configjson).
 
 - **how**: by a reader of its config, or by a [trace](model.md#models-without-a-reader) of its code.
-- **parameters** are those of the config that `transformers` writes by default or, where that cannot be built or has no reader's
-  sizes, of a released one; **beside** is the difference to the model that its code builds on the meta device. What routers keep as
-  buffers there and as parameters here (`corrections`) and multi-token prediction, which it leaves out, do not count.
-- **FLOPs** is the difference of a forward pass to the products that torch's `FlopCounterMode` counts in eager code; routed experts are
-  left out for readers, as it does not see them, and get the same number of tokens in traces. Empty: not compared. The scans of recurrences
-  count by the elements of their states here, by the products of their chunks there, and are left out.
-- **rates that are derived**: what of it has no measured rate; a forecast lists it under `assumed`. All else (products,
-  attention, experts, kernels that move bytes) has [measured rates](calibration.md). The share of a trace is that of its FLOPs that no
-  part describes, priced by FLOPs and bytes alone.
-- **names** are ids of the Hugging Face hub that a job may give as its `model`, beside those of [presets](model.md#ids).
+- **parameters** are those of the config that `transformers` writes by default or, where that cannot be built, of a
+  released one; **beside** is the difference of ours to them, as its code builds them on the meta device. What routers
+  keep as buffers there and as parameters here, and multi-token prediction, which it leaves out, do not count.
+- **FLOPs** is the difference of a forward pass to the products that torch's `FlopCounterMode` counts in eager code.
+  Routed experts are left out for readers, as it does not see them, and get the same number of tokens in traces. Empty:
+  not compared. Recurrences count by the elements of their states here and by the products of chunks there: of these
+  models, and of Llama 4, the products with weights are compared (*weights*).
+- **notes**: parts whose rates are derived, not measured; products, attention, experts and kernels that move bytes have
+  [measured ones](calibration.md). What a forecast takes so is listed under `assumed`. Of a trace: the share of its
+  FLOPs that no part describes, which is priced by FLOPs and bytes alone; and what its config has beside the default.
+- **names** are ids of the Hugging Face hub that a job may give as its `model`, beside those of
+  [presets](model.md#ids).
 
 """
 
@@ -75,7 +77,7 @@ def page() -> str:
     counts = [sum(rows[kind][1] == how for kind in causal) for how in ("reader", "trace", "refused")]
     head = HEAD.format(**dict(zip(("read", "traced", "refused"), counts, strict=True)))
     numbers = [Column(name, align="right") for name in ("parameters", "beside", "FLOPs")]
-    heads = ("type", "how", *numbers, "rates that are derived", "names")
+    heads = ("type", "how", *numbers, "notes", "names")
     tables = [render_table(Table(*heads, rows=[rows[kind] for kind in kinds])).rstrip() for kinds in (causal, others)]
     return head + "\n\n## Other types that are read\n\n".join(tables) + "\n"
 
@@ -114,11 +116,19 @@ def _describe_read(row: dict[str, Any]) -> tuple[str, ...]:
     """Returns what is known of a type with a reader: parameters, differences, derived rates."""
     model = from_config(row)
     beside = model.parameters_without_mtp - row["parameters"] - row["corrections"]
-    flops = ""
-    if "products" in row:
-        parts = forward_matmul_flops(model, TOKENS, TOKENS, causal=False)
-        flops = f"{abs((sum(parts.values()) - parts['experts']) / row['products'] - 1):.2%}"
-    return f"{row['parameters']:,}", f"{beside:,}", flops, "; ".join(_name_derived(model))
+    return f"{row['parameters']:,}", f"{beside:,}", _compare_products(model, row), "; ".join(_name_derived(model))
+
+
+def _compare_products(model: Model, row: dict[str, Any]) -> str:
+    """Describes how far the products of a forward pass are from those of a row; empty: it has none."""
+    kind = next((key for key in ("products", "weights") if key in row), "")
+    if not kind:
+        return ""
+    plain = Model.model_validate({**model.model_dump(exclude_unset=True), "mtp": 0})
+    parts = forward_matmul_flops(plain, TOKENS, TOKENS, causal=False)
+    without = ("experts",) if kind == "products" else ("experts", "attention", "scan")
+    counted = sum(flops for part, flops in parts.items() if part not in without)
+    return f"{abs(counted / row[kind] - 1):.2%}" + (" *weights*" if kind == "weights" else "")
 
 
 def _name_derived(model: Model) -> list[str]:

@@ -16,7 +16,6 @@ from meshcast.hardware.errors import ModelError, nearest
 from meshcast.simulator.models.huggingface.heads import read_head
 from meshcast.simulator.models.huggingface.readers import DIFFUSERS, SUPPORTED, find_reader
 from meshcast.simulator.models.model import Model, error_place, explain_errors
-from meshcast.simulator.models.trace.source import INSTALL, trace_config
 
 __all__ = ["SUPPORTED", "from_config"]
 
@@ -68,6 +67,8 @@ def from_config(
 
 def _explain_kind(kind: object, where: str) -> ModelError:
     """Makes the error of a kind of config that is neither read nor traced. where: place of the kind."""
+    from meshcast.simulator.models.trace.source import INSTALL
+
     rule = "needed and missing" if kind is None else "meshcast does not support this architecture"
     remedy = nearest(str(kind), SUPPORTED) + ". Other models: give the fields of `model:` themselves"
     if isinstance(kind, str):
@@ -85,5 +86,7 @@ def _trace(config: Mapping[str, Any], where: str, text: str) -> dict[str, object
     """Returns the fields of a model without a reader by a trace of its code; None if that is not possible here."""
     if config.get("is_encoder_decoder"):
         return None
+    from meshcast.simulator.models.trace.source import trace_config  # takes time, and most types have a reader
+
     with explain_errors(where, text):
         return trace_config(config, "model_type")

@@ -55,14 +55,14 @@ class Keys(BaseModel):
     def _null_is_none_or_default(cls, config: Any) -> Any:
         if not isinstance(config, Mapping):
             return config
-        nullable = {
-            name
-            for field in cls.model_fields.values()
-            if type(None) in typing.get_args(field.annotation)
-            for name in field.validation_alias.choices  # type: ignore[union-attr]
-        }
-        said = {key: value for key, value in config.items() if value is not None or key in nullable}
+        said = {key: value for key, value in config.items() if value is not None or cls._may_be_none(key)}
         return _rope_share(config) | said
+
+    @classmethod
+    def _may_be_none(cls, key: str) -> bool:
+        """Returns whether the field of a key may be None; only the types of such keys are looked at, which takes time."""
+        name = cls.__keys__.get(key)
+        return name is not None and type(None) in typing.get_args(cls.model_fields[name].annotation)
 
     def read_activation(self) -> dict[str, str]:
         """Returns `Model.activation` from the name of a function: kernels of GELU, exact or approximated, save the
