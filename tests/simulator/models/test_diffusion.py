@@ -22,7 +22,7 @@ from meshcast.simulator.ir.ops import Collective, Gemm
 from meshcast.simulator.models.flops import causal, forward_matmul_flops, palm
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
-from meshcast.simulator.models.model import Model, count_patches
+from meshcast.simulator.models.model import count_patches
 from tests.contract.played import Played, play_job
 from tests.simulator.models.lowered import PLANS, describe_job, play
 
@@ -136,13 +136,9 @@ def test_a_device_has_the_parameters_and_products_that_are_counted(kind: str) ->
     attention = counted.pop("attention")
     assert played.flops("F") == {"gemm": sum(counted.values()), "attention": pytest.approx(attention)}
     backward = sum(played.flops(phase).get("gemm", 0) for phase in "BW")
-    inputs = counted["inputs"] + of_texts(model)  # whose gradients nothing asks for
-    assert backward == 2 * sum(counted.values()) - inputs
-
-
-def of_texts(model: Model) -> float:
-    """Counts the second linear layers of texts, which are trained, among those of inputs that are not."""
-    return -sum(2 * TEXT * H * H for branch in model.branches if branch.input_bias == "mlp")
+    seconds = sum(2 * TEXT * H * H for branch in model.branches if branch.input_bias == "mlp")
+    first_layers = counted["inputs"] - seconds  # nothing asks for the gradients of what these read
+    assert backward == 2 * sum(counted.values()) - first_layers
 
 
 # ------------------------------------------------------------------------------------------ dividing
