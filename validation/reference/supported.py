@@ -81,6 +81,12 @@ def check_model(plan: Plan) -> None:
         "layer_input": (model.layer_input is not None, None),
         "layer_scale": (model.layer_scale, False),
         "inner_norms": (model.inner_norms, False),
+        "hyper_connections": (model.hyper_connections is not None, None),
+        "altup": (model.altup is not None, None),
+        "compressed": (model.compressed is not None, None),
+        "head_experts": (model.head_experts is not None, None),
+        "distance_profiles": (model.distance_profiles is not None, None),
+        "result_scale": (model.result_scale, False),
         "activation": (model.activation == "xielu", "gelu"),
         "softcaps": (bool(model.softcaps), None),
         "mtp": (model.mtp > 0, 0),
@@ -113,6 +119,7 @@ def check_experts(plan: Plan) -> None:
         "norm": bool(moe.norm),
         "zero_experts": moe.zero_experts > 0,
         "leading": moe.leading,
+        "sum_bias": moe.sum_bias,
         "experts_from": bool(moe.experts_from),
     }.items():
         if lacking:
