@@ -102,9 +102,7 @@ class PredictOptions(LaunchFileOptions):
                 rule = "it cannot be combined with JOB, --plot, --trace, --snapshot, --verbose or --verify"
                 raise PlanError("--jobs", rule, "Leave them out")
             if self.brief and (self.engine != "matrices" or self.every_round):
-                raise PlanError(
-                    "--brief", "it is of the default engine, rounds that repeat once", "Leave the other out"
-                )
+                raise PlanError("--brief", "the default engine answers it", "Leave out --engine and --every-round")
         elif self.brief:
             raise PlanError("--brief", "it shortens the answers to many jobs", "Leave it out, or give --jobs FILE")
         elif self.job is None:

@@ -196,3 +196,21 @@ def test_strict_exits_with_3_if_a_plan_does_not_fit(tmp_path: Path) -> None:
     given.write_text(json.dumps({"model": "llama3-70b", "cluster": "dgx-h100:1", "batch": {"global": 8}}))
     assert run("--jobs", str(given)).exit_code == 0
     assert run("--jobs", str(given), "--strict").exit_code == 3
+
+
+def test_brief_answers_are_step_and_memory_of_whole_ones(tmp_path: Path) -> None:
+    jobs = [*JOBS, {"id": "odd", **JOBS[0], "plan": {"tp": 3}}]
+    whole, brief = (list(forecast_lines(lines(jobs), "jobs", tmp_path, brief=short)) for short in (False, True))
+    for answer, short in zip(whole[:-1], brief[:-1], strict=True):
+        memory = {name: answer["memory"][name] for name in short["memory"]}
+        assert short["memory"] == pytest.approx(memory, rel=1e-9)
+        assert short["step_time_s"] == pytest.approx(answer["step_time_s"], rel=1e-9)
+        assert (short["id"], short["status"]) == (answer["id"], answer["status"])
+    assert brief[-1] == whole[-1]
+
+
+def test_brief_answers_follow_changes(tmp_path: Path) -> None:
+    changed = {**JOBS[1], "batch": {"global": 32}}
+    (answer,) = forecast_lines(lines([JOBS[1]]), "jobs", tmp_path, ["batch.global=32"], brief=True)
+    (stated,) = forecast_lines(lines([changed]), "jobs", tmp_path, brief=True)
+    assert answer == stated
