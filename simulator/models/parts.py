@@ -130,6 +130,16 @@ class MLA(ShapePart):
     index: SparseIndex | None = None
     """Attention to the keys that an indexer chooses (DeepSeek-V3.2, GLM-5); None: to all. It needs `q_lora_rank`."""
 
+    @property
+    def shares_choice(self) -> bool:
+        """Whether keys are those that an earlier layer chose."""
+        return self.index is not None and self.index.shared
+
+    def share_choice(self) -> MLA:
+        """Returns the attention of a layer that reads the keys of an earlier one."""
+        index = self.index and self.index.model_copy(update={"shared": True})
+        return self.model_copy(update={"index": index})
+
     def reads_choice(self, layer: int) -> bool:
         """Returns whether `layer` (from 0) attends to keys that an earlier layer chose."""
         return self.index is not None and layer in self.index.shared_by

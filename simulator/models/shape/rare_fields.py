@@ -90,9 +90,8 @@ class RareFields(TransformerFields):
         profiles = self.distance_profiles
         if local and profiles and self.window and profiles.extent != self.window:
             changes |= {"distance_profiles": profiles.model_copy(update={"extent": self.window})}
-        if reads_keys and self.mla and self.mla.index:
-            index = self.mla.index.model_copy(update={"shared": True})
-            changes |= {"mla": self.mla.model_copy(update={"index": index})}
+        if reads_keys and self.mla:
+            changes |= {"mla": self.mla.share_choice()} if not self.mla.shares_choice else {}
         elif reads_keys and not self.reads_keys:
             changes |= {"shared_keys": self.layers, "ffn": self.reading_ffn or self.ffn}
         return self.model_copy(update=changes) if changes else self

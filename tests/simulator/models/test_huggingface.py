@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,21 @@ def test_the_example_is_the_preset() -> None:
     assert load_model(str(EXAMPLE)) == load_model("llama3-70b")
     assert load_model(str(EXAMPLE / "config.json")) == load_model("llama3-70b")
     assert load_model("llama3-70b/config.json", base=EXAMPLE.parent) == load_model("llama3-70b")
+
+
+def test_a_config_imports_the_readers_of_its_family_alone_and_no_traces() -> None:
+    said = "import json, sys; from meshcast.simulator.models.huggingface import from_config; "
+    said += f"from_config(json.loads({json.dumps(json.dumps(LLAMA))})); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True).stdout.split()
+    readers = {name.rpartition(".")[2] for name in loaded if "models.huggingface." in name}
+    assert readers == {"config", "readers", "llama"}
+    assert not [name for name in loaded if "models.trace" in name or name.partition(".")[0] in ("pydantic", "torch")]
+
+
+def test_of_synonyms_of_a_key_the_first_counts() -> None:
+    """The config.json of GPT-2 has ``n_positions`` and ``n_ctx``."""
+    config = ROUND_TRIP["gpt2-124m"] | {"n_ctx": 7, "num_hidden_layers": 3}
+    assert from_config(config) == from_config(dict(reversed(config.items()))) == from_config(ROUND_TRIP["gpt2-124m"])
 
 
 @pytest.mark.parametrize("name", ROUND_TRIP)

@@ -39,7 +39,7 @@ def test_rounded_counts(name: str) -> None:
     assert m.parameters / 1e9 == pytest.approx(total, abs=within)
     if active:
         assert m.active_parameters / 1e9 == pytest.approx(active, abs=within)
-    assert (m.active_parameters < m.parameters) == (m.moe is not None)
+    assert (m.active_parameters < m.parameters) == (m.moe is not None or m.diffusion is not None)
 
 
 def test_printed_sizes() -> None:
