@@ -47,7 +47,7 @@ def _make_column(cells: Sequence[Cell], kind: pa.DataType) -> pa.Array:
         values = _pack([bool(cell) for cell in cells])
     else:
         code = {pa.int64(): "q", pa.float64(): "d"}[kind]
-        values = pa.py_buffer(array(code, (0 if cell is None else cell for cell in cells)))  # type: ignore[misc]
+        values = pa.py_buffer(array(code, (0 if cell is None else cell for cell in cells)))  # type: ignore[type-var]
     return pa.Array.from_buffers(kind, len(cells), [validity, values])
 
 

@@ -37,8 +37,9 @@ class FirstStep:
             self._program, self._made_of = make(), made_of
             self._prices = {work: price(work) for work in self._program.list_works()}
             return self._program
-        alike = made_of == self._made_of and all(price(work) == known for work, known in self._prices.items())
-        return self._program if alike else make()
+        if made_of != self._made_of or any(price(work) != known for work, known in self._prices.items()):
+            return make()
+        return self._program
 
     def play(self, program: Program, engine: Engine, skip: bool, uses: Sequence[Uses]) -> PlayedStep:
         """Plays a program (see `simulator.engine.play.play`), the first one by matrices only once."""

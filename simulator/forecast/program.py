@@ -85,11 +85,27 @@ def _make_program(
         its_orders = orders[device : device + pipeline.shape.p] if orders is not None else None
         tables.append(_make_timetable(pipeline, durations, shared, its_orders))
         device, stage = device + pipeline.shape.p, stage + pipeline.shape.stages
-    table, overlap = join_timetables(tables) if len(tables) > 1 else tables[0], plan.job.framework.overlap.pp
+    table = join_timetables(tables) if len(tables) > 1 else tables[0]
+    return _build_in_order(plan, table, stages, updates, prices, shared)
+
+
+def _build_in_order(
+    plan: Plan,
+    table: Timetable,
+    stages: EveryStageOps,
+    updates: Sequence[Fragment],
+    prices: Sequence[Price],
+    shared: SharedWork,
+) -> Program:
+    """Returns the program of a timetable, the first of all jobs if it is the same."""
+    host, overlap = host_launch_seconds(plan), plan.job.framework.overlap.pp
     messages, growth = choose_messages(plan), growing_gradients(plan)
     variants = tuple(tuple(variants_of(stage)) for stage in stages)
-    made_of = table, variants, tuple(updates), messages.traits(variants), overlap, host, growth
+    sent = messages.traits(variants)
     make = partial(build, table, stages, prices, messages, overlap, updates, host, shared.blocks, growth)
+    if sent is None:
+        return make()
+    made_of = table, variants, tuple(updates), type(messages), sent, overlap, host, growth
     return shared.first_step.build(made_of, prices, make)
 
 

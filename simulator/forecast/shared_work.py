@@ -31,10 +31,10 @@ MAX_PRICES = 30_000
 MAX_CLUSTERS = 300
 """Clusters, and meshes on them, that prices are kept of."""
 
-MAX_BYTES = 160_000_000
+MAX_BYTES = 80_000_000
 """Bytes of all else that is kept, roughly: half of it of the forecasts before the last time that unused results were
-dropped. A grid of 700 plans of a model fits, which takes a third of what is counted, as most of its parts are
-shared."""
+dropped. A grid of 350 plans of GPT-3 fits, which takes a third of what is counted, as most of its parts are shared; in
+a sweep of Llama 3 70B with ZeRO-3 as much is taken as is counted."""
 
 ACTION_BYTES = 45
 """Of an action of a timetable, roughly."""
