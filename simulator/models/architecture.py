@@ -344,27 +344,26 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         if model.streams:
             return (self._layer_of_first_stream if model.altup else self._layer_of_streams)(kind, x, end)
         normed, again, projected, middle = (self.act(name) for name in ("norm1", "norm2", "proj", "middle"))
-        before = self._norm_place(kind) != "after"
-        read = (normed if model.shared_norm else again) if before else middle
+        place = self._norm_place(kind)
+        read = middle if place == "after" else normed if model.shared_norm else again
         block, results = self.moe(read, kind.routed) if kind.experts else self.dense(read)
-        attention = self._attention_of(kind, normed if before else x, projected)
-        modules: list[Module] = norm_before(self, "norm1", x, normed) if before else []
+        attention = self._attention_of(kind, x if place == "after" else normed, projected)
+        modules: list[Module] = [] if place == "after" else norm_before(self, "norm1", x, normed)
         if model.parallel_residual:
             modules += [attention, *([] if model.shared_norm else norm_before(self, "norm2", x, again)), block]
             biases = (*self.proj_bias(), *self.down_bias(kind.experts))
             return self._add_both(modules, x, (projected, *results), biases, end)
         added, stream, last = projected, *((normed, again) if model.norm_residual else (x, middle))
         modules.append(attention)
-        if self._norm_place(kind) != "before":
+        if place != "before":
             added = self._norm_behind(modules, projected, "proj.norm")
         added = self.scale(modules, self.convolve(modules, added, "proj.conv"), "proj")
         bias = self._mixer_bias(kind)
         modules.append(Residual("residual1", (stream, added), (middle,), bias, dropout=model.dropout > 0))
         if self._attends_to_context(kind):
             middle = self._cross(modules, middle)
-            last = again if model.norm_residual else middle
-        if before:
-            modules += norm_before(self, "norm2", middle, again)
+            last = last if model.norm_residual else middle
+        modules += [] if place == "after" else norm_before(self, "norm2", middle, again)
         return [*modules, *self._finish_layer(block, results, last, end, kind)]
 
     def _layer_of_streams(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:

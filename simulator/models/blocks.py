@@ -320,7 +320,7 @@ class BlockBuilder(RecurrentBuilder):
         # Queries are of tokens that ranks may divide, and keys may be of a text that all ranks have.
         asks, asked = (self._norm_cross(norms, tensor) for tensor in (q, k))
         ins = asks, *(t.rename_dims(**{"w" if context.has("w") else "s": "t"}) for t in (asked, v))
-        kernel = d, self.attention, model.score_dropout, d
+        core = CoreAttention("cross.core", ins, (o,), (), d, self.attention, model.score_dropout, d, bidirectional=True)
         return CrossAttention(
             "cross_attention",
             (
@@ -328,7 +328,7 @@ class BlockBuilder(RecurrentBuilder):
                 *self.linear("cross.q", x, (q,), *queries),
                 *self.linear("cross.kv", read, (k, v), *keys),
                 *norms,
-                CoreAttention("cross.core", ins, (o,), (), *kernel, bidirectional=True),
+                core,
                 *self.linear("cross.proj", o, (y,), self.weight("wcross.o", a=width, h=self.hidden_dim)),
             ),
         )

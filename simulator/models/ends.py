@@ -97,38 +97,14 @@ def build_other(shapes: Shapes, name: str, other: Other, x: Tensor, y: Tensor) -
 
 def build_input(shapes: Shapes) -> tuple[list[Module], Tensor]:
     """Builds the modules from token ids, or other inputs, to the residual stream; returns them and their output."""
-    model, x, h = shapes.model, shapes.act("embedded"), shapes.hidden_dim
-    modules: list[Module]
-    if isinstance(model, Branch) and model.convolutions:
-        modules = _convolve(shapes, model, x)
-    elif isinstance(model, Branch) and model.input_width:
-        width = Dim(model.input_width)
-        weights = [shapes.weight("winput", i=width, h=h)]
-        weights += [shapes.weight("binput", h=h)] if model.input_bias else []
-        weights += [shapes.weight("class", h=h)] if model.class_token else []
-        modules = shapes.linear("input", shapes.act("inputs", i=width), (x,), *weights)
-        if model.input_bias == "mlp":
-            act, end = shapes.act("input.act"), shapes.act("input.second")
-            weights = [shapes.weight("winput.second", g=h, h=h), shapes.weight("binput.second", h=h)]
-            modules.append(Activation("input.act", (x,), (act,), modules=("act",)))
-            modules += shapes.linear("input.second", act.rename_dims(h="g"), (end,), *weights)
-            x = end
-    elif isinstance(model, Model) and model.diffusion:
-        modules, x = build_patches(shapes, model.diffusion)
-        more, x = embed_conditions(shapes, model.diffusion, x)
-        modules += more
-    else:
-        modules = [Embedding("embedding", (Tensor("ids", shapes.token_dims, "int64"),), (x,), (make_table(shapes),))]
+    model, h = shapes.model, shapes.hidden_dim
+    modules, x = _embed(shapes)
     if model.relative_buckets:
-        rows = Dim(model.relative_buckets)
-        table = shapes.weight("relative", p=rows, a=Dim(model.heads))
-        held = shapes.act("embedded.held")
-        modules.append(HoldWeights("relative", (x,), (held,), (table,)))
-        x = held
+        table = shapes.weight("relative", p=Dim(model.relative_buckets), a=Dim(model.heads))
+        x = _hold(shapes, modules, "relative", x, table)
     if model.layer_input:
-        scale, held = shapes.weight("input.norm.weight", i=Dim(model.layer_input.width)), shapes.act("embedded.held")
-        modules.append(HoldWeights("input.norm", (x,), (held,), (scale,)))
-        x = held
+        scale = shapes.weight("input.norm.weight", i=Dim(model.layer_input.width))
+        x = _hold(shapes, modules, "input.norm", x, scale)
     if model.embedding_norm:
         normed = shapes.act("embedded.norm")
         modules.append(Norm("embedding_norm", (x,), (normed,), shapes.norm_weights("embedding")))
@@ -143,19 +119,51 @@ def build_input(shapes: Shapes) -> tuple[list[Module], Tensor]:
         end = shapes.act("outside")
         modules.append(build_other(shapes, "outside", model.outside, x, end))
         x = end
-    if model.hyper_connections:
-        end = make_stream(shapes, "streams")
+    return modules, _divide_stream(shapes, modules, x) if model.streams else x
+
+
+def _embed(shapes: Shapes) -> tuple[list[Module], Tensor]:
+    """Builds the modules from token ids, or other inputs, to vectors as wide as the stream; returns these, too."""
+    model, x, h = shapes.model, shapes.act("embedded"), shapes.hidden_dim
+    if isinstance(model, Branch) and model.convolutions:
+        return _convolve(shapes, model, x), x
+    if isinstance(model, Model) and model.diffusion:
+        modules, x = build_patches(shapes, model.diffusion)
+        more, x = embed_conditions(shapes, model.diffusion, x)
+        return [*modules, *more], x
+    if not (isinstance(model, Branch) and model.input_width):
+        return [Embedding("embedding", (Tensor("ids", shapes.token_dims, "int64"),), (x,), (make_table(shapes),))], x
+    width = Dim(model.input_width)
+    weights = [shapes.weight("winput", i=width, h=h)]
+    weights += [shapes.weight("binput", h=h)] if model.input_bias else []
+    weights += [shapes.weight("class", h=h)] if model.class_token else []
+    modules = shapes.linear("input", shapes.act("inputs", i=width), (x,), *weights)
+    if model.input_bias != "mlp":
+        return modules, x
+    act, end = shapes.act("input.act"), shapes.act("input.second")
+    weights = [shapes.weight("winput.second", g=h, h=h), shapes.weight("binput.second", h=h)]
+    modules.append(Activation("input.act", (x,), (act,), modules=("act",)))
+    return [*modules, *shapes.linear("input.second", act.rename_dims(h="g"), (end,), *weights)], end
+
+
+def _hold(shapes: Shapes, modules: list[Module], name: str, x: Tensor, weight: Tensor) -> Tensor:
+    """Adds a weight that layers read to the modules; returns the vectors behind it."""
+    held = shapes.act("embedded.held")
+    modules.append(HoldWeights(name, (x,), (held,), (weight,)))
+    return held
+
+
+def _divide_stream(shapes: Shapes, modules: list[Module], x: Tensor) -> Tensor:
+    """Adds the several residual streams that begin with `x` to the modules; returns them."""
+    model, h, end = shapes.model, shapes.hidden_dim, make_stream(shapes, "streams")
+    if model.altup is None:
         modules.append(RepeatStreams("streams", (x,), (end,)))
-        x = end
-    if model.altup:
-        others, count = shapes.act("altup.others", m=Dim(model.altup.streams - 1), h=h), Dim(model.altup.streams - 1)
-        modules += shapes.linear(
-            "altup.in", x.rename_dims(h="g"), (others,), shapes.weight("waltup.in", g=h, m=count, h=h)
-        )
-        end = make_stream(shapes, "streams")
-        modules.append(Concat("streams", (x, others), (end,)))
-        x = end
-    return modules, x
+        return end
+    count = Dim(model.altup.streams - 1)
+    others, weight = shapes.act("altup.others", m=count, h=h), shapes.weight("waltup.in", g=h, m=count, h=h)
+    modules += shapes.linear("altup.in", x.rename_dims(h="g"), (others,), weight)
+    modules.append(Concat("streams", (x, others), (end,)))
+    return end
 
 
 def _convolve(shapes: Shapes, branch: Branch, x: Tensor) -> list[Module]:

@@ -302,7 +302,7 @@ class Model(Transformer):
         """Parameters by part, without those of branches. experts: number of routed experts to count; None: all."""
         h = self.hidden
         kinds = list_further_kinds(self) if self.mtp else ()
-        further = sum(self.kind_parameters(kind, experts) for kind in kinds)
+        further = sum(self._kind_parameters(kind, experts) for kind in kinds)
         return {
             **self._input_parts(),
             "layers": self.every_layer_parameters(experts),
@@ -350,7 +350,7 @@ class Model(Transformer):
             return 0
         widths = self.query_width + self.key_width + self.value_width
         projections = self.hidden * widths + (self.output_width + self.proj_bias) * self.hidden
-        projections += self.bias_width(widths)
+        projections += self._bias_width(widths)
         if self.diffusion:
             normed = {"all": self.query_width + self.key_width, True: 2 * self.head_dim}.get(self.qk_layernorm, 0)
             return projections + normed + 2 * self.hidden * self.diffusion.cross_norm

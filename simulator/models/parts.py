@@ -246,10 +246,6 @@ class MoEShape(ShapePart):
     """A norm over the sum of the results of routed and shared experts, before the residual addition (A.X-K1); each: in
     front of the router and of routed experts, and behind the results of routed and of shared experts (Gemma 4)."""
 
-    def token_width(self, hidden: int) -> int:
-        """Width of the tokens that routed experts read and write: that of the stream, `hidden`, or of their latent."""
-        return self.latent or hidden
-
     @property
     def shared_weights(self) -> int:
         """Numbers by which a token's results of shared experts are multiplied."""
@@ -268,6 +264,12 @@ class MoEShape(ShapePart):
     def expert_counts(self) -> tuple[int, ...]:
         """All numbers of routed experts that layers have."""
         return tuple(dict.fromkeys((self.experts, *(experts for _, experts in self.experts_from))))
+
+
+def token_width(moe: MoEShape, hidden: int) -> int:
+    """Returns the width of the tokens that routed experts read and write: that of the stream, `hidden`, or of their
+    latent."""
+    return moe.latent or hidden
 
 
 class LinearAttention(ShapePart):

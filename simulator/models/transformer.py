@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from meshcast.hardware.schemas import model_validator
-from meshcast.simulator.models.parts import Other
+from meshcast.simulator.models.parts import Other, token_width
 from meshcast.simulator.models.shape.rare_fields import RareFields
 from meshcast.simulator.models.shape.relations import check_relations
 
@@ -155,7 +155,7 @@ class Transformer(RareFields):
         gates = (self.gate_width,) if self.attention_gate else ()
         return (self.query_width, *keys, *values, *gates)
 
-    def bias_width(self, projected: int) -> int:
+    def _bias_width(self, projected: int) -> int:
         """Returns the width of the biases of projections that are `projected` wide in all."""
         return bool(self.qkv_bias) * projected - self.key_width * (self.qkv_bias == "queries-values")
 
@@ -223,7 +223,7 @@ class Transformer(RareFields):
             projections = queries + keys + mla.index_parameters(h) + h * self.gate_width
             normed = self.qk_layernorm is True and (rank or 0) + mla.kv_lora_rank
         else:
-            projections = h * sum(self.projected_widths) + self.bias_width(sum(self.projected_widths))
+            projections = h * sum(self.projected_widths) + self._bias_width(sum(self.projected_widths))
             widths = {"all": q + self.key_width, "layer": 4 * self.head_dim, True: 2 * self.head_dim}
             normed = widths.get(self.qk_layernorm, 0) // (2 if self.reads_keys else 1)
         if experts := self.head_experts:
@@ -234,7 +234,7 @@ class Transformer(RareFields):
     def _expert_parameters(self, experts: int) -> int:
         """Counts the parameters of so many routed experts of a layer, and of the projections to and from a latent."""
         assert self.moe is not None
-        width, ffn, ups = self.moe.token_width(self.hidden), self.moe.expert_ffn, 2 if self.gated else 1
+        width, ffn, ups = token_width(self.moe, self.hidden), self.moe.expert_ffn, 2 if self.gated else 1
         each = (ups + 1) * width * ffn + self.mlp_bias * (ups * ffn + width)
         if self.moe.latent is None:
             return experts * each
@@ -364,9 +364,9 @@ class Transformer(RareFields):
             return len(self._plain_layers) * self.layer_parameters()
         numbers = Counter(Transformer.kind(self, layer) for layer in self._plain_layers)
         shared = self._shared_parameters(self.ssm.pattern.count("S")) if self.ssm else 0
-        return shared + sum(layers * self.kind_parameters(kind, experts) for kind, layers in numbers.items())
+        return shared + sum(layers * self._kind_parameters(kind, experts) for kind, layers in numbers.items())
 
-    def kind_parameters(self, kind: LayerKind, experts: int | None = None) -> int:
+    def _kind_parameters(self, kind: LayerKind, experts: int | None = None) -> int:
         """Counts the parameters of a layer of this kind. experts: routed ones to count; default: all."""
         if self.ssm:
             return self._block_parameters(kind.block, experts, kind.routed)

@@ -5,19 +5,11 @@ from __future__ import annotations
 from typing import Literal, Self
 
 from meshcast.hardware.schemas import Field
-from meshcast.simulator.models.diffusion import Modulation
 from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttention, ModelOutput, Size
-from meshcast.simulator.models.rare_parts import (
-    AltUp,
-    CompressedAttention,
-    DistanceProfiles,
-    HyperConnections,
-    SharedBlock,
-)
-from meshcast.simulator.models.shape.fields import TransformerFields
+from meshcast.simulator.models.shape.part_fields import PartFields
 
 
-class RareFields(TransformerFields):
+class RareFields(PartFields):
     """Layers that differ from each other, or from those of a GPT or Llama inside of attention and MLPs.
 
     The first two fields change what programs save for the backward pass that compose layers of PyTorch's operations
@@ -58,30 +50,6 @@ class RareFields(TransformerFields):
     """What attention and the MLP add to the stream is multiplied by a vector of its own (InternVL)."""
     inner_norms: Flag = False
     """RMS norms in front of the output layers of attention, over all heads, and of MLPs (BitNet)."""
-    compressed: CompressedAttention | None = None
-    """Attention to a window and to compressed entries, in place of others (DeepSeek-V4); norms are part of it."""
-    head_experts: Size | None = None
-    """Experts of queries and of the output layer of attention: a token passes heads / kv_heads of them, each with a
-    query for every key/value head (JetMoE); None: one matrix for all tokens."""
-    distance_profiles: DistanceProfiles | None = None
-    """A bias of scores by distance, from a state of each token and head (Inkling); None: none."""
-    token_convolutions: Size | None = None
-    """Tokens of causal convolutions, with their input added, of keys, of values, and of what attention and the MLP add
-    to the stream (Inkling); None: none."""
-    result_scale: Flag = False
-    """The result of an MLP, or the weights of experts, are multiplied by a single number (Inkling)."""
-    hyper_connections: HyperConnections | None = None
-    """Several residual streams between blocks (DeepSeek-V4, Hunyuan 4); None: one."""
-    modulation: Modulation | None = None
-    """Vectors of a sample that shift and scale what norms make, and multiply what a layer adds to its stream (DiT)."""
-    joint_attention: Flag | Literal["last"] = False
-    """Tokens of branches pass norms, projections and an MLP of their own, and attend with those of the model to all
-    (MMDiT, arXiv 2403.03206, section 4). last: they go no further, and lack what comes behind attention."""
-    shared_block: SharedBlock | None = None
-    """The block of the layers S of `StateSpace.pattern`."""
-    altup: AltUp | None = None
-    """Several residual streams between layers (Gemma 3n); None: one."""
-
     def in_layers(self, local: bool, reads_keys: bool) -> Self:
         """Returns the shape of its layers that have a window or not, and that read keys of another or not."""
         changes: dict[str, object] = {}
@@ -95,17 +63,6 @@ class RareFields(TransformerFields):
         elif reads_keys and not self.reads_keys:
             changes |= {"shared_keys": self.layers, "ffn": self.reading_ffn or self.ffn}
         return self.model_copy(update=changes) if changes else self
-
-    @property
-    def stream_width(self) -> int:
-        """Width of all residual streams of a token (elements)."""
-        return self.hidden * (self.streams or 1)
-
-    @property
-    def streams(self) -> int | None:
-        """Residual streams of a token; None: one, and no parts that make several."""
-        part = self.hyper_connections or self.altup
-        return part.streams if part else None
 
     @property
     def reads_keys(self) -> bool:

@@ -69,9 +69,9 @@ def test_layers_of_multi_token_prediction_are_of_their_own_kind() -> None:
     """Those of a hybrid model have a pattern; those of others may be as a layer without experts."""
     join = 2 * 256 + 2 * 256 * 256
     hybrid = load_model(HYBRID | {"moe": MOE, "mtp": 2})
-    kinds = list_further_kinds(hybrid)
-    assert [kind.block for kind in kinds] == ["*", "E"]
-    assert hybrid.parameter_parts["mtp"] == 2 * (join + sum(map(hybrid.kind_parameters, kinds)))
+    alone = load_model(HYBRID | {"layers": 2, "moe": MOE, "ssm": HYBRID["ssm"] | {"pattern": "*E"}})
+    assert [kind.block for kind in list_further_kinds(hybrid)] == ["*", "E"]
+    assert hybrid.parameter_parts["mtp"] == 2 * (join + alone.every_layer_parameters())
     moe = MOE | {"first_dense": 1}
     like_last, like_first = (load_model(SHAPE | {"moe": moe, "mtp": 1} | more) for more in ({}, {"mtp_like": 0}))
     assert like_first.parameter_parts["mtp"] == join + like_first.layer_parameters()
