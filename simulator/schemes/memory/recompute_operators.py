@@ -60,6 +60,7 @@ ROUTER = "router"
 
 class RecomputeOperators(MemoryScheme):
     role = RECOMPUTES
+    changes_whole_units = True
     paper = Paper(
         "https://pytorch.org/blog/activation-checkpointing-techniques/",
         "Current and New Activation Checkpointing Techniques in PyTorch",
