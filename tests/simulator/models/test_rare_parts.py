@@ -118,6 +118,14 @@ def test_streams_stay_in_memory_for_the_backward_pass() -> None:
     assert more.kept(0) - several.kept(0) - one_more == 2 * tokens * (streams + coefficients + 2 * 64)
 
 
+def test_a_matrix_of_every_token_mixes_its_streams() -> None:
+    """Twice a layer, a matrix 4 x 4 times 4 streams of 64; coefficients are 4 + 4 + 16 products with all streams."""
+    played, plain = play(STREAMS), play({})
+    assert mixed(played) == 2 * 2 * 32 * 2 * 4 * 4 * 64
+    coefficients = 2 * 2 * (4 + 4 + 16) + 4
+    assert played.flops("F")["gemm"] - plain.flops("F")["gemm"] == 2 * 32 * 4 * 64 * coefficients
+
+
 def test_independent_streams_cost_less_than_mixed_ones() -> None:
     """Hunyuan 4 mixes none: fewer coefficients, and no gradient of the streams in the second kernel."""
     job = {"cluster": "dgx-h100:1", "batch": {"global": 8}}
