@@ -25,6 +25,23 @@ def read(name: str, **changes: Any) -> Model:
     return from_config(CONFIGS[name] | changes, name=name)
 
 
+LISTED = ["full_attention"] * 2 + ["sliding_attention"] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "counted", "listed"),
+    [
+        ("dots1", {"sliding_window": 64, "max_window_layers": 2}, {"sliding_window": 64, "layer_types": LISTED}),
+        ("minimax_m3_vl_text", {"moe_layer_freq": [0, 0, 1, 1]}, {"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 2}),
+    ],
+)
+def test_kinds_of_layers_are_listed_or_told_otherwise(kind: str, counted: Any, listed: Any) -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 256}
+    sizes |= {"num_hidden_layers": 4, "num_key_value_heads": 4, "max_position_embeddings": 512}
+    config = {"model_type": kind, **sizes}
+    assert from_config(config | counted, name="a") == from_config(config | listed, name="a")
+
+
 # ---------------------------------------------------------------------------------------------------- parameters
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,13 @@ def test_a_traced_model_is_forecast_as_the_model_that_is_read(name: str, recompu
     traced, expected = read(name)[1], from_config(config)
     assert traced.parameters == expected.parameters
     assert forecast(traced, recompute) == pytest.approx(forecast(expected, recompute), rel=0.01)
+
+
+def test_a_norm_before_the_layers_is_of_embeddings() -> None:
+    record = read("llama")[0]
+    norm = next(step for step in record.outside.steps if step.step == "norm")
+    before = replace(record, outside=replace(record.outside, steps=(norm, *record.outside.steps)))
+    assert [read_record(each, 4096)["embedding_norm"] for each in (record, before)] == [False, True]
 
 
 def test_a_module_without_layers_is_refused() -> None:
