@@ -60,7 +60,7 @@ class Keys(BaseModel):
 
     @classmethod
     def _may_be_none(cls, key: str) -> bool:
-        """Returns whether the field of a key may be None. Types are looked at for such keys alone, which takes time."""
+        """Returns whether the field of a key may be None. Looking at types takes time, so few keys are asked for."""
         name = cls.__keys__.get(key)
         return name is not None and type(None) in typing.get_args(cls.model_fields[name].annotation)
 

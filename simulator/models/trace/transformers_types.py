@@ -88,12 +88,10 @@ def _make_model(config: Mapping[str, Any], recording: bool, dtype: torch.dtype |
         options |= {"attn_implementation": NAME, "experts_implementation": NAME}
     with no_init_weights():
         settings = kind(**kind._decode_special_floats(values))
-        model = _build(settings, options)
-    model.tie_weights()
-    return model
+        return _build(settings, options)
 
 
-def _build(settings: PretrainedConfig, options: Mapping[str, Any]) -> nn.Module:
+def _build(settings: PretrainedConfig, options: Mapping[str, object]) -> nn.Module:
     """Builds the causal language model of a config; it may be made of a part of it, such as the decoder of MusicGen."""
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -101,8 +99,11 @@ def _build(settings: PretrainedConfig, options: Mapping[str, Any]) -> nn.Module:
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
     parts = [part for part in vars(settings).values() if isinstance(part, kind.config_class)]
     if parts and not isinstance(settings, kind.config_class):
-        return kind._from_config(parts[0], **options)
-    return AutoModelForCausalLM.from_config(settings, trust_remote_code=False, **options)
+        model = kind._from_config(parts[0], **options)
+    else:
+        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False, **options)
+    model.tie_weights()
+    return model
 
 
 def _register(recorder: Recorder) -> None:

@@ -8,9 +8,9 @@ tensors have a small real one beside them, on which the same operators run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
@@ -51,7 +51,7 @@ class KnownValues:
         _, value = self.values.get(id(tensor), (None, None))
         return None if value is None or value.untyped_storage()._cdata in self.spoiled else value
 
-    def run(self, func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+    def run(self, func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         """Runs an operator and returns its result, a fake tensor or a number."""
         name = func._overloadpacket.__name__
         args = self._replace_masks(args) if name in INDEXING else args
@@ -74,12 +74,11 @@ class KnownValues:
             for tensor, value in zip(outs, list_tensors(self._compute(func, args, kwargs)), strict=True):
                 self.add(tensor, value)
         elif func._schema.is_mutable:
-            self.spoiled |= {
-                value.untyped_storage()._cdata for tensor in ins if (value := self.find(tensor)) is not None
-            }
+            written = [kept for tensor in ins if (kept := self.find(tensor)) is not None]
+            self.spoiled |= {kept.untyped_storage()._cdata for kept in written}
         return result
 
-    def _compute(self, func: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+    def _compute(self, func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         """Returns the result of an operator on the values of its inputs."""
         args, kwargs = tree_map(
             lambda item: self.find(item) if isinstance(item, torch.Tensor) else item, (args, kwargs)
