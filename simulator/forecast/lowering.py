@@ -20,7 +20,9 @@ def make_lowering(
     `Lowering`."""
     schemes = [scheme for scheme in plan.schemes if scheme.role not in unused_roles]
     traits = lowering_traits(plan)
-    return Lowering(plan.mesh, schemes, known=units, keeps_modules=keeps_modules, **traits._asdict())
+    lowering = Lowering(plan.mesh, schemes, known=units, **traits._asdict())
+    lowering.keeps_modules = keeps_modules
+    return lowering
 
 
 class LoweringTraits(NamedTuple):

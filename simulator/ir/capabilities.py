@@ -24,6 +24,10 @@ def schemes_with(schemes: Iterable[Scheme], capability: type[Capability]) -> lis
     return [scheme for scheme in schemes if isinstance(scheme, capability)]
 
 
+class ChangesWholeUnits(Scheme):
+    """`lower` changes units alone, whose modules are lowered as without the scheme."""
+
+
 class HoldsStates(Scheme):
     """Says where parameters, gradients and optimizer states lie."""
 

@@ -107,8 +107,6 @@ class Scheme:
     """Least and largest number of its axes; None: any number."""
     names_axes: ClassVar[tuple[str, ...]] = ()
     """Options that name further axes, after those of `over`."""
-    changes_whole_units: ClassVar[bool] = False
-    """Whether `lower` changes units alone, whose modules are lowered as without the scheme."""
     name: ClassVar[str]
     paper: ClassVar[Paper]
     Options: ClassVar[type[SchemeOptions]] = SchemeOptions

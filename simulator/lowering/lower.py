@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from meshcast.hardware.remembered import remember
-from meshcast.simulator.ir.capabilities import AnnotatesOperators, ShardsStates, schemes_with
+from meshcast.simulator.ir.capabilities import AnnotatesOperators, ChangesWholeUnits, ShardsStates, schemes_with
 from meshcast.simulator.ir.graph_parts import SHARED
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import BatchLossUnit, CompositeModule, Module, Operator, Stage, Unit, Update
@@ -41,8 +41,10 @@ class Lowering:
     accumulated: format in which gradients are accumulated; empty: that of the weights.
     forward_only: units have no backward passes, and no weights are trained.
     host: how the host launches ops.
-    keeps_modules: the modules of units are kept in `known`, too, for plans whose other schemes change whole units.
     """
+
+    keeps_modules = False
+    """Whether the modules of units are kept in `known`, too, for plans whose other schemes change whole units."""
 
     def __init__(
         self,
@@ -54,7 +56,6 @@ class Lowering:
         forward_only: bool = False,
         accumulated: str = "",
         host: HostLaunches = ONE_BY_ONE,
-        keeps_modules: bool = False,
     ) -> None:
         self.schemes, self.fused_gradients, self.forward_only = tuple(schemes), fused_gradients, forward_only
         self.accumulated = accumulated
@@ -63,12 +64,12 @@ class Lowering:
         self._known: LoweredUnits = known if known is not None else {}
         traits = regather, fused_gradients, accumulated, forward_only, host
         ordered = tuple(self.scope.keeps_issue_order(view) for view in ("", *mesh.views))
-        traits = (*traits, tuple(mesh.axes), tuple(mesh.views), ordered)
+        common = (*traits, tuple(mesh.axes), tuple(mesh.views), ordered)
         keys = [scheme.unit_key if isinstance(scheme, ShardsStates) else scheme.lowering_key for scheme in schemes]
-        self.unit_key = (*traits, *keys)
-        inside = (key for scheme, key in zip(schemes, keys, strict=True) if not scheme.changes_whole_units)
-        self._modules_key = (*traits, *inside) if keeps_modules else None
-        self._roles_of_units = {scheme.role for scheme in schemes if scheme.changes_whole_units}
+        self.unit_key = (*common, *keys)
+        inside = (key for scheme, key in zip(schemes, keys, strict=True) if not isinstance(scheme, ChangesWholeUnits))
+        self._modules_key = (*common, *inside)
+        self._roles_of_units = {scheme.role for scheme in schemes_with(schemes, ChangesWholeUnits)}
         self._unit: tuple[Unit, Hashable] | None = None
         """The unit that is lowered, and what its modules depend on."""
 
@@ -116,7 +117,7 @@ class Lowering:
         traits = unit.lowering_key, unit.marks, tied, unit.receives, self.unit_key
         key = traits if unit.lowering_key is not None else unit
         self._unit = None
-        if self._modules_key is not None and unit.lowering_key is not None:
+        if self.keeps_modules and unit.lowering_key is not None:
             marks = unit.marks - self._roles_of_units
             self._unit = unit, ("modules", unit.lowering_key, marks, tied, unit.receives, self._modules_key)
         return replace(self.shared_run(key, lambda: self._lower_unit(unit)), count=unit.count, marks=unit.marks)

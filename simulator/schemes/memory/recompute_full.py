@@ -22,7 +22,7 @@ from math import inf
 from typing import Literal
 
 from meshcast.hardware.schemas import Field
-from meshcast.simulator.ir.capabilities import LowersByLayer
+from meshcast.simulator.ir.capabilities import ChangesWholeUnits, LowersByLayer
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import Module, Stage, Unit
 from meshcast.simulator.ir.ops import Collective, Fragment, HostCopy, Memory, Op, StageOps, TensorUse, UnitRun
@@ -40,9 +40,8 @@ from meshcast.simulator.lowering.offload import IN, OUT
 from meshcast.simulator.schemes.memory.shared.recompute import mark_layers, recompute
 
 
-class RecomputeFull(MemoryScheme, LowersByLayer):
+class RecomputeFull(MemoryScheme, LowersByLayer, ChangesWholeUnits):
     role = RECOMPUTES
-    changes_whole_units = True
     paper = Paper("arXiv:1604.06174", "Training Deep Nets with Sublinear Memory Cost", 2016)
 
     class Options(SchemeOptions):

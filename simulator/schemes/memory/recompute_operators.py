@@ -37,6 +37,7 @@ from math import inf
 from typing import Literal
 
 from meshcast.hardware.schemas import Field
+from meshcast.simulator.ir.capabilities import ChangesWholeUnits
 from meshcast.simulator.ir.modules import Module, Stage, Unit
 from meshcast.simulator.ir.moe_operators import ExpertLinear
 from meshcast.simulator.ir.operators import Linear
@@ -58,9 +59,8 @@ OperatorName = Literal["attention", "linear", "alternate_linear", "qkv", "proj",
 ROUTER = "router"
 
 
-class RecomputeOperators(MemoryScheme):
+class RecomputeOperators(MemoryScheme, ChangesWholeUnits):
     role = RECOMPUTES
-    changes_whole_units = True
     paper = Paper(
         "https://pytorch.org/blog/activation-checkpointing-techniques/",
         "Current and New Activation Checkpointing Techniques in PyTorch",

@@ -18,6 +18,7 @@ from itertools import takewhile
 from typing import ClassVar
 
 from meshcast.hardware.records import dataclass
+from meshcast.simulator.ir.capabilities import ChangesWholeUnits
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import Module, Unit
 from meshcast.simulator.ir.ops import BYTES, COMPUTE, Collective, Fragment, Gemm, Memory, Op, Work
@@ -87,7 +88,7 @@ OVERLAP_ROLE = "overlap of tensor parallelism"
 """The role of the schemes beside a tensor scheme that overlap its communication."""
 
 
-class TensorOverlap(TensorScheme):
+class TensorOverlap(TensorScheme, ChangesWholeUnits):
     """Base of the schemes that are used beside a tensor scheme and replace its pairs of collective and GEMM.
 
     Customise by: `replace_pair`.
@@ -95,7 +96,6 @@ class TensorOverlap(TensorScheme):
 
     role = OVERLAP_ROLE
     most_axes = 0
-    changes_whole_units = True
     collectives: ClassVar[tuple[str, ...]]
     """The collectives whose pairs are replaced."""
 
