@@ -159,7 +159,8 @@ def _split(job: SomeFields) -> tuple[str, str, Numbers] | None:
     plan, batch = job.get("plan"), job.get("batch")
     if not isinstance(plan, Mapping) or not isinstance(batch, Mapping) or not plan.keys() <= KNOWN_KEYS:
         return None
-    numbers = Numbers(*(plan.get(key, 1) for key in PIPELINE_NUMBERS), batch.get("micro", 1))
+    devices, pieces = (plan.get(key, 1) for key in PIPELINE_NUMBERS)
+    numbers = Numbers(devices, pieces, batch.get("micro", 1))
     if batch.keys() != {"global", "micro", "sequence"} or any(type(number) is not int for number in numbers):
         return None
     if min(numbers) < 1 or "framework" in job or (SCHEDULE in plan and PIPELINE_NUMBERS[1] not in plan):
