@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple, get_args
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.models.model import Model
-from meshcast.simulator.models.parts import token_width
 from meshcast.simulator.models.transformer import LayerKind, Transformer, list_further_kinds
 
 WholeTarget = Literal[
@@ -171,7 +170,7 @@ def list_linears(model: Transformer, kind: LayerKind) -> list[LinearShape]:
         ffn = shape.dense_ffn
         linears += [LinearShape("mlp_up", hidden, (ffn,) * ups), LinearShape("mlp_down", ffn, (hidden,))]
     if kind.experts and (moe := model.moe):
-        ffn, experts, width = moe.expert_ffn, kind.routed, token_width(moe, hidden)
+        ffn, experts, width = moe.expert_ffn, kind.routed, moe.token_width(hidden)
         linears += [
             LinearShape("router", hidden, (experts + moe.zero_experts,)),
             LinearShape("expert_up", width, (ffn,) * ups, experts=experts),

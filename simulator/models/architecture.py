@@ -342,7 +342,7 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         if (model := self.model.shape_of(kind)) is not self.model:
             return replace(self, model=model)._layer(kind, x, end)
         if model.streams:
-            return (self._layer_of_first_stream if model.altup else self._layer_of_streams)(kind, x, end)
+            return self._layer_of_streams(kind, x, end)
         normed, again, projected, middle = (self.act(name) for name in ("norm1", "norm2", "proj", "middle"))
         place = self._norm_place(kind)
         read = middle if place == "after" else normed if model.shared_norm else again
@@ -368,6 +368,8 @@ class Architecture(RareBlockBuilder, StreamBuilder):
 
     def _layer_of_streams(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer whose blocks read and write several residual streams."""
+        if self.model.altup:
+            return self._layer_of_first_stream(kind, x, end)
         projected, middle, result = self.act("proj"), make_stream(self, "middle"), self.act("down.sum")
         modules, normed, behind = self.read_streams("1", x)
         modules += [self._attention_of(kind, normed, projected), self.write_streams("1", x, projected, behind, middle)]

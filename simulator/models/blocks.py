@@ -306,12 +306,12 @@ class BlockBuilder(RecurrentBuilder):
 
     def cross_attention(self, x: Tensor, y: Tensor) -> CrossAttention:
         """Builds attention of the tokens `x` of a decoder to the output of its encoder."""
-        model, d, context = self.model, self.model.head_dim, self.context
-        width, kv = Dim(model.heads * d, unit=d), Dim(model.kv_heads * d, unit=d, copies=True)
+        d, context = self.model.head_dim, self.context
+        width, kv = Dim(self.model.heads * d, unit=d), Dim(self.model.kv_heads * d, unit=d, copies=True)
         read = replace(context, name="context.read")
         q, o = self.act("cross.q", a=width), self.act("cross.o", a=width)
-        tokens = {name: dim for name, dim in context.dims.items() if name != "h"}
-        k, v = (Tensor(f"cross.{n}", {**tokens, "a": kv}, self.dtype) for n in "kv")
+        tokens = {name: dim for name, dim in context.dims.items() if name != "h"} | {"a": kv}
+        k, v = Tensor("cross.k", tokens, self.dtype), Tensor("cross.v", tokens, self.dtype)
         queries = [self.weight("wcross.q", h=self.hidden_dim, a=width)]
         keys = [self.weight(f"wcross.{n}", h=self.hidden_dim, a=kv) for n in "kv"]
         queries += [self.weight("bcross.q", a=width)] if self._has_bias("q") else []
@@ -320,7 +320,7 @@ class BlockBuilder(RecurrentBuilder):
         # Queries are of tokens that ranks may divide, and keys may be of a text that all ranks have.
         asks, asked = (self._norm_cross(norms, tensor) for tensor in (q, k))
         ins = asks, *(t.rename_dims(**{"w" if context.has("w") else "s": "t"}) for t in (asked, v))
-        core = CoreAttention("cross.core", ins, (o,), (), d, self.attention, model.score_dropout, d, bidirectional=True)
+        kernel = d, self.attention, self.model.score_dropout, d
         return CrossAttention(
             "cross_attention",
             (
@@ -328,7 +328,7 @@ class BlockBuilder(RecurrentBuilder):
                 *self.linear("cross.q", x, (q,), *queries),
                 *self.linear("cross.kv", read, (k, v), *keys),
                 *norms,
-                core,
+                CoreAttention("cross.core", ins, (o,), (), *kernel, bidirectional=True),
                 *self.linear("cross.proj", o, (y,), self.weight("wcross.o", a=width, h=self.hidden_dim)),
             ),
         )
@@ -454,12 +454,12 @@ class BlockBuilder(RecurrentBuilder):
         tensor rank computes these whole."""
         if moe.latent is None:
             return self._experts(moe, x, chosen, y)
-        stream, latent = self.hidden_dim, Dim(moe.latent)
+        stream, latent = self.hidden_dim, Dim(moe.latent.width)
         sent, total = (self.act(name, h=latent) for name in ("latent.down", "latent.sum"))
         down, up = self._latent_weights("down", stream, latent), self._latent_weights("up", latent, stream)
         modules = self.linear("latent.down", x.rename_dims(h="g"), (sent,), *down)
         modules += self._experts(moe, sent, chosen, total)
-        if moe.latent_norm:
+        if moe.latent.norm:
             total = self._norm_stream(modules, total, "latent.norm")
         return [*modules, *self.linear("latent.up", total.rename_dims(h="g"), (y,), *up)]
 

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING
 
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.model import Model, count_patches
-from meshcast.simulator.models.parts import MoEShape, token_width
+from meshcast.simulator.models.parts import MoEShape
 from meshcast.simulator.models.transformer import LayerKind, Transformer, count_vectors, list_further_kinds
 
 if TYPE_CHECKING:
@@ -325,7 +325,7 @@ def _mlp(model: Transformer, tokens: float, ffn: int) -> float:
 
 def _expert_flops(model: Transformer, moe: MoEShape) -> float:
     """Counts the FLOPs of a token in its routed experts, and in the projections to and from their latent."""
-    passes, width = moe.top_k * (moe.capacity or 1), token_width(moe, model.hidden)
+    passes, width = moe.top_k * (moe.capacity or 1), moe.token_width(model.hidden)
     inner = passes * (3 if model.gated else 2) * moe.expert_ffn
     return 2 * width * (inner + (2 * model.hidden if moe.latent else 0))
 

@@ -76,7 +76,9 @@ class Model(Transformer):
         if self.variants:
             check_variants(self, self.variants)
         if self.diffusion:
-            check_diffusion(self, DiffusionParts(self.diffusion, self.branches, self.variants, self.cross_attention))
+            check_diffusion(
+                self, DiffusionParts(self.diffusion, self.branches, self.variants, self.cross_attention is True)
+            )
         elif self.joint_attention or self.modulation or any(v.joint_attention or v.modulation for v in self.variants):
             rule = "the vectors of a sample come from its conditions, and joint attention is that of texts and patches"
             raise ModelError("diffusion", rule, "Give it, or leave modulation and joint_attention out")
@@ -256,11 +258,6 @@ class Model(Transformer):
     def parameters(self) -> int:
         """All parameters, exactly, with the vocabulary as stated (a tied matrix counts once)."""
         return sum(self.parameter_parts.values())
-
-    @property
-    def parameters_without_mtp(self) -> int:
-        """`parameters` without those of multi-token prediction, as publications print it."""
-        return self.parameters - self.parameter_parts["mtp"]
 
     @property
     def active_parameters(self) -> int:

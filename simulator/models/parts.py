@@ -187,6 +187,18 @@ class LayerInput(ShapePart):
         return (self.vocab + 3 * hidden) * self.width
 
 
+class ExpertLatent(ShapePart):
+    """A latent over which routed experts work: a linear layer projects tokens to it before they are sent to their
+    experts, another one the sum of the results back; routers and shared experts read the residual stream. Source:
+    ``moe_latent_size`` of Megatron-Core (Nemotron 3).
+    """
+
+    width: Size
+    """Width of the latent (elements)."""
+    norm: Flag = False
+    """A norm over the sum of the results, in front of the projection back (Kimi K3)."""
+
+
 class MoEShape(ShapePart):
     """A mixture of experts. Experts are MLPs with the activation and the biases of the model."""
 
@@ -217,12 +229,8 @@ class MoEShape(ShapePart):
     zero_experts: Count = 0
     """Further experts, which return their input (LongCat-Flash, arXiv 2509.01322, section 2.1). The router chooses
     among them too; `top_k` is the number of the others that a token passes, in the mean."""
-    latent: Size | None = None
-    """Width of a latent over which routed experts work: a linear layer projects tokens to it before they are sent to
-    their experts, another one the sum of the results back; routers and shared experts read the residual stream
-    (``moe_latent_size`` of Megatron-Core, Nemotron 3). None: experts work over the residual stream."""
-    latent_norm: Flag = False
-    """A norm over the sum of the results in the latent (Kimi K3)."""
+    latent: ExpertLatent | None = None
+    """A latent over which routed experts work; None: they work over the residual stream."""
     capacity: Annotated[float, Field(strict=True, ge=0.01, le=1000, allow_inf_nan=False)] | None = None
     """Capacity factor: an expert computes exactly capacity * tokens * top_k / experts tokens, dropped or padded; None:
     dropless."""
@@ -251,6 +259,10 @@ class MoEShape(ShapePart):
         """Numbers by which a token's results of shared experts are multiplied."""
         return self.shared_experts if self.shared_gate == "each" else int(self.shared_gate)
 
+    def token_width(self, hidden: int) -> int:
+        """Width of the tokens that routed experts read and write: that of the stream, `hidden`, or of their latent."""
+        return self.latent.width if self.latent else hidden
+
     def is_in(self, layer: int) -> bool:
         """Returns whether `layer` (from 0) has experts."""
         behind = layer - self.first_dense
@@ -264,12 +276,6 @@ class MoEShape(ShapePart):
     def expert_counts(self) -> tuple[int, ...]:
         """All numbers of routed experts that layers have."""
         return tuple(dict.fromkeys((self.experts, *(experts for _, experts in self.experts_from))))
-
-
-def token_width(moe: MoEShape, hidden: int) -> int:
-    """Returns the width of the tokens that routed experts read and write: that of the stream, `hidden`, or of their
-    latent."""
-    return moe.latent or hidden
 
 
 class LinearAttention(ShapePart):

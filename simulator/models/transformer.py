@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 from meshcast.hardware.schemas import model_validator
-from meshcast.simulator.models.parts import Other, token_width
+from meshcast.simulator.models.parts import Other
 from meshcast.simulator.models.shape.rare_fields import RareFields
 from meshcast.simulator.models.shape.relations import check_relations
 
@@ -234,12 +234,12 @@ class Transformer(RareFields):
     def _expert_parameters(self, experts: int) -> int:
         """Counts the parameters of so many routed experts of a layer, and of the projections to and from a latent."""
         assert self.moe is not None
-        width, ffn, ups = token_width(self.moe, self.hidden), self.moe.expert_ffn, 2 if self.gated else 1
+        width, ffn, ups = self.moe.token_width(self.hidden), self.moe.expert_ffn, 2 if self.gated else 1
         each = (ups + 1) * width * ffn + self.mlp_bias * (ups * ffn + width)
         if self.moe.latent is None:
             return experts * each
         biases = self.mlp_bias * (width + self.hidden)
-        return experts * each + 2 * self.hidden * width + biases + self.moe.latent_norm * self._norm_elements(width)
+        return experts * each + 2 * self.hidden * width + biases + self.moe.latent.norm * self._norm_elements(width)
 
     @property
     def _unused_head_experts(self) -> int:

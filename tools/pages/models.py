@@ -77,7 +77,7 @@ def page() -> str:
     counts = [sum(rows[kind][1] == how for kind in causal) for how in ("reader", "trace", "refused")]
     head = HEAD.format(**dict(zip(("read", "traced", "refused"), counts, strict=True)))
     numbers = [Column(name, align="right") for name in ("parameters", "beside", "FLOPs")]
-    heads = ("type", "how", *numbers, "notes", "names")
+    heads: list[Column | str] = ["type", "how", *numbers, "notes", "names"]
     tables = [render_table(Table(*heads, rows=[rows[kind] for kind in kinds])).rstrip() for kinds in (causal, others)]
     return head + "\n\n## Other types that are read\n\n".join(tables) + "\n"
 
@@ -115,7 +115,7 @@ def _list_cells(
 def _describe_read(row: dict[str, Any]) -> tuple[str, ...]:
     """Returns what is known of a type with a reader: parameters, differences, derived rates."""
     model = from_config(row)
-    beside = model.parameters_without_mtp - row["parameters"] - row["corrections"]
+    beside = model.parameters - model.parameter_parts["mtp"] - row["parameters"] - row["corrections"]
     return f"{row['parameters']:,}", f"{beside:,}", _compare_products(model, row), "; ".join(_name_derived(model))
 
 

@@ -113,7 +113,7 @@ class Attention(nn.Module):
         self.queries, self.keys = model.heads // tensor.size, model.kv_heads // tensor.size
         self.table, self.recompute = table, recompute
         width, kv = model.query_width, model.key_width
-        self.qkv = ColumnLinear(model.hidden, (width, kv, kv), model.qkv_bias, tensor)
+        self.qkv = ColumnLinear(model.hidden, (width, kv, kv), model.qkv_bias is True, tensor)
         self.proj = RowLinear(width, model.hidden, model.proj_bias, tensor)
 
     def split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -87,6 +87,9 @@ def check_model(plan: Plan) -> None:
         "head_experts": (model.head_experts is not None, None),
         "distance_profiles": (model.distance_profiles is not None, None),
         "result_scale": (model.result_scale, False),
+        "qkv_bias": (model.qkv_bias == "queries-values", "true or false"),
+        "output": (model.output is not None, None),
+        "diffusion": (model.diffusion is not None, None),
         "activation": (model.activation == "xielu", "gelu"),
         "softcaps": (bool(model.softcaps), None),
         "mtp": (model.mtp > 0, 0),
@@ -120,6 +123,7 @@ def check_experts(plan: Plan) -> None:
         "zero_experts": moe.zero_experts > 0,
         "leading": moe.leading,
         "sum_bias": moe.sum_bias,
+        "latent": moe.latent is not None,
         "experts_from": bool(moe.experts_from),
     }.items():
         if lacking:

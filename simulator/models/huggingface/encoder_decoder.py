@@ -94,7 +94,7 @@ class LongT5(T5):
         return {"attention_chunk": neighbours + self.inputs // self.block, "other": norm, **tables}
 
 
-class Layout(NamedTuple):
+class EncoderDecoderTraits(NamedTuple):
     """What differs between BART and models like it.
 
     behind: whether norms are behind residual additions, instead of before attention and MLPs.
@@ -110,15 +110,15 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    **dict.fromkeys(("bart", "plbart", "mvp", "trocr"), Layout(True, True, 2)),
-    **dict.fromkeys(("blenderbot-small", "led"), Layout(True, True, 0)),
-    "mbart": Layout(False, True, 2),
-    "blenderbot": Layout(False, False, 0),
-    **dict.fromkeys(("pegasus", "m2m_100"), Layout(False, False, None)),
-    "marian": Layout(True, False, None),
-    "bigbird_pegasus": Layout(False, False, 0, attention_bias=False),
-    "whisper": Layout(False, False, 0, attention_bias="queries-values"),
-    "speech_to_text": Layout(False, False, None),
+    **dict.fromkeys(("bart", "plbart", "mvp", "trocr"), EncoderDecoderTraits(True, True, 2)),
+    **dict.fromkeys(("blenderbot-small", "led"), EncoderDecoderTraits(True, True, 0)),
+    "mbart": EncoderDecoderTraits(False, True, 2),
+    "blenderbot": EncoderDecoderTraits(False, False, 0),
+    **dict.fromkeys(("pegasus", "m2m_100"), EncoderDecoderTraits(False, False, None)),
+    "marian": EncoderDecoderTraits(True, False, None),
+    "bigbird_pegasus": EncoderDecoderTraits(False, False, 0, attention_bias=False),
+    "whisper": EncoderDecoderTraits(False, False, 0, attention_bias="queries-values"),
+    "speech_to_text": EncoderDecoderTraits(False, False, None),
 }
 """By ``model_type``."""
 

@@ -45,7 +45,12 @@ class HybridExperts(Config):
     def read_experts(self) -> dict[str, object]:
         """Returns the fields of `MoEShape`. The router has a correction for each expert, as in DeepSeek-V3."""
         shared = {"shared_experts": self.shared_experts, "shared_ffn": self.shared_ffn} if self.shared_experts else {}
-        routed = {"experts": self.experts, "top_k": self.top_k, "expert_ffn": self.expert_ffn, "latent": self.latent}
+        routed = {
+            "experts": self.experts,
+            "top_k": self.top_k,
+            "expert_ffn": self.expert_ffn,
+            "latent": self.latent and {"width": self.latent},
+        }
         return {**routed, **shared, "router_bias": True}
 
 

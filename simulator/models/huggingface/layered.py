@@ -118,7 +118,7 @@ class Step35(Decoder):
     expert_ffn: Size = key("moe_intermediate_size", default=1280)
     shared_ffn: Size = key("share_expert_dim", "share_expert_dims", default=1280)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         types = (self.layer_types or ["full_attention"] * self.layers)[: self.layers]
         moe = self.same_fields("experts", "top_k", "expert_ffn", "shared_ffn") | {"shared_experts": 1}
         moe |= {"router_bias": True, **sparse_layers(self._kinds(), self.layers, 3)}

@@ -356,7 +356,7 @@ class KimiVision(Keys):
     columns: Size = key("init_pos_emb_width", "pos_emb_width", default=64)
     merged: tuple[Size, Size] = key("merge_kernel_size", default=(2, 2))
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """Returns the fields of `Branch`."""
         rows, merge = self.rows * self.columns, math.prod(self.merged)
         return {
@@ -373,7 +373,7 @@ class KimiK25(Multimodal):
 
     vision: KimiVision = key("vision_config", default=KimiVision())
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         return self._join(text_fields(self.text, "deepseek_v3"), self.vision.fields())
 
 

@@ -50,6 +50,7 @@ class RareFields(PartFields):
     """What attention and the MLP add to the stream is multiplied by a vector of its own (InternVL)."""
     inner_norms: Flag = False
     """RMS norms in front of the output layers of attention, over all heads, and of MLPs (BitNet)."""
+
     def in_layers(self, local: bool, reads_keys: bool) -> Self:
         """Returns the shape of its layers that have a window or not, and that read keys of another or not."""
         changes: dict[str, object] = {}

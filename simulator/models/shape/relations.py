@@ -330,8 +330,6 @@ def _check_expert(shape: RareFields, moe: MoEShape) -> None:
         raise ModelError(
             "moe.clamped", "the model's activation is not gated", "Give gated: true, or leave it out", True
         )
-    if moe.latent_norm and not moe.latent:
-        raise ModelError("moe.latent_norm", "experts have no latent", "Give latent, or leave it out", True)
     _check_weights_of_experts(moe)
     if moe.norm:
         _check_norm_of_experts(shape, moe)

@@ -25,7 +25,6 @@ from typing import Any, Literal
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import HoldsBuffers
 from meshcast.simulator.ir.scheme import Paper
-from meshcast.simulator.models.parts import token_width
 from meshcast.simulator.schemes.expert.shared.deduplicated_dispatch import DeduplicatedDispatch
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 
@@ -52,7 +51,7 @@ class HybridEP(DeduplicatedDispatch, HoldsBuffers):
             return 0
         domains = len({rank // job.cluster.domain for rank in self.mesh.ranks(self.axes[:1])})
         tokens = job.batch.micro * job.batch.sequence // self.sequence_shards(job)
-        width = token_width(job.model.moe, job.model.hidden)
+        width = job.model.moe.token_width(job.model.hidden)
         return exchange_buffer_bytes(tokens, self.ranks, domains, width, max(job.model.moe.expert_counts))
 
 

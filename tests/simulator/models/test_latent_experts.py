@@ -31,7 +31,7 @@ HYBRID: dict[str, Any] = SHAPE | {
 
 
 def with_latent(latent: int | None, **more: Any) -> dict[str, Any]:
-    return SHAPE | {"moe": MOE | {"latent": latent} | more}
+    return SHAPE | {"moe": MOE | ({"latent": {"width": latent} | more} if latent else {})}
 
 
 def sent_bytes(latent: int | None) -> list[int]:
@@ -47,7 +47,7 @@ def test_tokens_travel_to_experts_as_wide_as_their_latent() -> None:
 def test_a_latent_as_wide_as_the_stream_adds_two_projections() -> None:
     """Parameters, FLOPs of the model and FLOPs that GPUs execute, forward and backward."""
     plain, latent = load_model(with_latent(None)), load_model(with_latent(256))
-    normed = load_model(with_latent(256, latent_norm=True))
+    normed = load_model(with_latent(256, norm=True))
     added = 2 * 2 * 256 * 256
     assert latent.parameters - plain.parameters == added
     assert normed.parameters - latent.parameters == 2 * 256
@@ -60,7 +60,7 @@ def test_a_latent_as_wide_as_the_stream_adds_two_projections() -> None:
 @pytest.mark.parametrize("plan", PLANS)
 def test_ranks_compute_what_one_gpu_does(plan: str) -> None:
     """Tensor ranks project their share of the tokens, or all of them; nothing gets lost."""
-    model = with_latent(128, latent_norm=True)
+    model = with_latent(128, norm=True)
     single, many = play(model, batch=8), play(model, PLANS[plan], gpus=8, batch=8)
     assert many.flops("F", "B", "W")["gemm"] >= single.flops("F", "B", "W")["gemm"]
 
@@ -90,7 +90,7 @@ def test_layers_of_multi_token_prediction_are_of_their_own_kind() -> None:
         (HYBRID | {"moe": MOE, "mtp": 1, "ssm": HYBRID["ssm"] | {"mtp_pattern": None}}, "ssm.mtp_pattern"),
         (SHAPE | {"mtp_like": 0}, "mtp_like"),
         (SHAPE | {"mtp": 1, "mtp_like": 2}, "mtp_like"),
-        (SHAPE | {"moe": MOE | {"latent_norm": True}}, "moe.latent_norm"),
+        (SHAPE | {"moe": MOE | {"latent": {"norm": True}}}, "moe.latent.width"),
     ],
 )
 def test_what_contradicts_itself_is_refused(fields: dict[str, Any], where: str) -> None:
@@ -102,7 +102,7 @@ def test_what_contradicts_itself_is_refused(fields: dict[str, Any], where: str) 
 def test_megatron_says_latents_and_depths_of_hybrid_models(tmp_path: Path) -> None:
     """A written script of a hybrid model with both is read as the same model."""
     relu = {"gated": False, "activation": "gelu", "positions": "none"}
-    fields = HYBRID | {"moe": MOE | {"latent": 128, "router_bias": True}, "mtp": 2} | relu
+    fields = HYBRID | {"moe": MOE | {"latent": {"width": 128}, "router_bias": True}, "mtp": 2} | relu
     job = load_job({"model": fields, "cluster": "dgx-h100:1", "framework": "megatron-core", "batch": {"global": 8}})
     text = export_job(job, "megatron", lambda data, folder: load_job(data, base=folder), lambda job: None).text
     assert "--moe-latent-size 128" in text and "ME*E/*E/*E" in text

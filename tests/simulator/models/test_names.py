@@ -25,6 +25,7 @@ from meshcast.simulator.models.load import (
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.names import split_name
 from tests.draws import drawn
+from tests.simulator.models.counts import count_without_mtp
 from tests.simulator.models.test_load import EXACT
 
 IDS = {name: meant for maker in hub_files() for name, meant in hub_models(maker).items()}
@@ -123,7 +124,7 @@ def counts_of(model: Model) -> list[int]:
     active = model.model_copy(update={"mtp": 0}).active_parameters
     table = model.vocab * model.hidden
     tables = (0, table) if model.tied else (0, table, 2 * table)
-    return [count - words for count in (model.parameters_without_mtp, active) for words in tables]
+    return [count - words for count in (count_without_mtp(model), active) for words in tables]
 
 
 @pytest.mark.parametrize("name", drawn(SHAPES, keep=10))

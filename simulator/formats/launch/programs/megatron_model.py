@@ -64,7 +64,7 @@ EXPERTS = (
     SettingRow("moe_ffn_hidden_size", "model.moe.expert_ffn"),
     SettingRow("moe_router_enable_expert_bias", "model.moe.router_bias", "switch", ON, silent=False),
     SettingRow("moe_expert_capacity_factor", "model.moe.capacity", "number"),
-    SettingRow("moe_latent_size", "model.moe.latent"),
+    SettingRow("moe_latent_size", "model.moe.latent.width"),
     SettingRow("activation_func_clamp_value", "model.moe.clamped", "number", {7.0: True}),  # gpt-oss
 )
 """Settings of models with experts."""

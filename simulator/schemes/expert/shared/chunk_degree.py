@@ -13,7 +13,6 @@ from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import FitsModels
 from meshcast.simulator.ir.ops import BYTES, Collective, Gemm, Work
 from meshcast.simulator.ir.scheme import Scheme
-from meshcast.simulator.models.parts import token_width
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, chunked_round_s
 from meshcast.simulator.schemes.expert.shared.token_dispatch import ExpertRound
 
@@ -61,7 +60,7 @@ class ChosenDegree(ExpertScheme, FitsModels):
         shards = self.sequence_shards(job)
         rows = job.batch.micro * job.batch.sequence / shards * moe.top_k * (moe.capacity or 1.0)
         width, experts = BYTES[self.framework.weights], moe.experts // self.ranks
-        hidden = token_width(moe, job.model.hidden)
+        hidden = moe.token_width(job.model.hidden)
 
         def measure_exchange(part: int) -> tuple[float, float]:
             nbytes = int(rows * hidden * width / part)

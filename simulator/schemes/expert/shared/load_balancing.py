@@ -30,7 +30,6 @@ from meshcast.simulator.ir.modules import Module, MoE, Stage, Unit, every_module
 from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Op, SideOps, StageOps, UnitRun, Work
 from meshcast.simulator.ir.routing import ExpertLoad, Placement, Routing
 from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, LowerStage, Scheme
-from meshcast.simulator.models.parts import token_width
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 from meshcast.simulator.schemes.expert.shared.token_dispatch import exchange_counts
 
@@ -129,7 +128,7 @@ class BalancedScheme(ExpertScheme, FitsModels):
         width, ffn = BYTES[self.framework.weights], model.moe.expert_ffn // self.mesh.size(self.axes[1:])
         rows = job.batch.micro * job.batch.sequence / self.sequence_shards(job) * model.moe.top_k
         passes = job.batch.total / (job.batch.micro * self.replicas(job))
-        hidden = token_width(model.moe, model.hidden)
+        hidden = model.moe.token_width(model.hidden)
         sizes = ((2 if model.gated else 1) * ffn, hidden), (hidden, ffn)
         experts_per_rank, weights = experts // self.ranks, sum(n * k for n, k in sizes)
         products = [
