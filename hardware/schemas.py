@@ -372,8 +372,10 @@ class BaseModel(metaclass=RecordType):
         return self._more
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
-        """Returns a copy with other values of some fields, which nothing checks."""
-        values, stated, more = self.__getstate__()
+        """Returns a copy with other values of some fields, which nothing checks. Cached properties are not copied, as
+        they may follow from these."""
+        kept, stated, more = self.__getstate__()
+        values = {name: kept[name] for name in type(self).model_fields if name in kept}
         changes = dict(update or {})
         if more is not None:
             more = more | {key: changes.pop(key) for key in [*changes] if key not in type(self).model_fields}

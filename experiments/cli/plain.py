@@ -47,10 +47,10 @@ def read_values(name: str, words: Sequence[str]) -> dict[str, object] | None:
             return None
         if kind is None or not text or text.startswith("-") or (parameter.name in stated and not parameter.is_list):
             return None
-        given = _read_count(text, parameter.flag) if kind is int else kind(text)
-        if given is None:
+        parsed = _read_count(text, parameter.flag) if kind is int else kind(text)
+        if parsed is None:
             return None
-        stated.setdefault(parameter.name, []).append(given)
+        stated.setdefault(parameter.name, []).append(parsed)
     if any(parameter.required and parameter.name not in stated for parameter in parameters):
         return None
     values = {parameter.name: parameter.default for parameter in parameters}

@@ -83,6 +83,7 @@ COMMANDS = (
     "predict small.yaml --trace out/ranks/ --snapshot out/memory.pickle --plot out/step.svg --width slide",
     f"predict run.sh {SCRIPT} --set model=llama3-8b --json",
     "predict --jobs jobs.jsonl --out out/answers.jsonl --set plan.pp=1",
+    "predict --jobs jobs.jsonl --brief",
     "predict small.yaml --calibration machine --set batch.micro=2 --verify",
     "predict - --json",
     "predict search.yaml --json --set plan.tp=auto",

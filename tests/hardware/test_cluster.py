@@ -267,6 +267,14 @@ def test_copies_follow_their_fields() -> None:
     assert load_cluster("dgx-h100:2").model_copy(update={"nodes": 4}).gpus == 32
 
 
+def test_a_copy_with_another_fabric_looks_up_reaches_of_its_own() -> None:
+    """What was found for a cluster (`Cluster.layout`) is no part of its copies."""
+    near = load_cluster("dgx-h100:2")
+    assert not near.fabric.hop_latency and near.layout
+    far = near.model_copy(update={"fabric": near.fabric.model_copy(update={"oversubscription": 4.0})})
+    assert far.layout != near.layout == near.model_copy(update={"title": "same"}).layout
+
+
 def test_the_error_names_the_callers_place() -> None:
     with pytest.raises(CatalogError) as e:
         load_cluster({"node": "dgx-h100"}, where="job.cluster")

@@ -94,7 +94,7 @@ def _list_names() -> dict[str, list[str]]:
     for maker in hub_files():
         for name, model in hub_models(maker).items():
             if isinstance(model, HubModel):
-                names[model.config["model_type"]].append(name)
+                names[str(model.config.get("model_type") or model.config["_class_name"])].append(name)
     return names
 
 
@@ -124,11 +124,18 @@ def _compare_products(model: Model, row: dict[str, Any]) -> str:
     kind = next((key for key in ("products", "weights") if key in row), "")
     if not kind:
         return ""
-    plain = Model.model_validate({**model.model_dump(exclude_unset=True), "mtp": 0})
-    parts = forward_matmul_flops(plain, TOKENS, TOKENS, causal=False)
+    return f"{abs(count_products(model, kind) / row[kind] - 1):.2%}" + (" *weights*" if kind == "weights" else "")
+
+
+def count_products(model: Model, kind: str) -> float:
+    """Counts the FLOPs of a forward pass over `TOKENS` tokens, of an encoder with a decoder so many of each, as a row
+    of types.jsonl has them. kind: products, or weights without attention and scans."""
+    encoders = tuple(branch.model_copy(update={"tokens": TOKENS}) for branch in model.branches)
+    tokens = TOKENS * (1 + len(encoders))
+    plain = model.model_copy(update={"branches": encoders, "mtp": 0})
+    parts = forward_matmul_flops(plain, tokens, tokens, causal=False)
     without = ("experts",) if kind == "products" else ("experts", "attention", "scan")
-    counted = sum(flops for part, flops in parts.items() if part not in without)
-    return f"{abs(counted / row[kind] - 1):.2%}" + (" *weights*" if kind == "weights" else "")
+    return sum(flops for part, flops in parts.items() if part not in without)
 
 
 def _name_derived(model: Model) -> list[str]:

@@ -42,7 +42,7 @@ def test_a_config_imports_the_readers_of_its_family_alone_and_no_traces() -> Non
     said += f"from_config(json.loads({json.dumps(json.dumps(LLAMA))})); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True).stdout.split()
     readers = {name.rpartition(".")[2] for name in loaded if "models.huggingface." in name}
-    assert readers == {"config", "readers", "llama"}
+    assert readers == {"config", "heads", "readers", "llama"}
     assert not [name for name in loaded if "models.trace" in name or name.partition(".")[0] in ("pydantic", "torch")]
 
 
