@@ -26,6 +26,7 @@ OWN = (
         "ssm",
         "mtp",
         "mtp_like",
+        "left_out",
         "tied",
         "frames",
         "branches",

@@ -13,6 +13,11 @@ def name_undescribed(model: Model) -> list[str]:
     return [_describe(place, other) for place, other in _others(model) if other.parameters > 0 or other.flops]
 
 
+def name_left_out(model: Model) -> list[str]:
+    """Returns a sentence for what the config of a model has and its reader leaves out."""
+    return [f"model: {part} left out" for part in model.left_out]
+
+
 def name_unsent(model: Model, stages: int) -> list[str]:
     """Returns a sentence for all that later stages of a pipeline need beside the residual stream and are not sent, with
     its width beside that of the stream."""

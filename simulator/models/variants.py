@@ -22,6 +22,7 @@ OWN = (
     "layers",
     "head",
     "output",
+    "left_out",
 )
 """Fields of a model that its variants do not inherit."""
 

@@ -18,7 +18,7 @@ from meshcast.simulator.job.framework import merge_fields
 from meshcast.simulator.job.inert_keys import acts, inert_keys
 from meshcast.simulator.job.program_rules import BrokenRule, broken_rules
 from meshcast.simulator.job.shorthand import leaves_domain
-from meshcast.simulator.models.undescribed import name_sample, name_undescribed, name_unsent
+from meshcast.simulator.models.undescribed import name_left_out, name_sample, name_undescribed, name_unsent
 from meshcast.simulator.program.flatten import flatten
 from meshcast.simulator.program.join import shift_item
 from meshcast.simulator.program.memory_profile import CATEGORIES
@@ -206,6 +206,7 @@ class Report(Metrics):
             *self._derived_scans,
             *name_sample(self.job.model, self.job.batch.sequence or self.job.model.seq),
             *name_undescribed(self.job.model),
+            *name_left_out(self.job.model),
             *name_unsent(self.job.model, self.play.plan.shape.stages),
             f"{framework.step_overhead_s} s a step for data, logging and launch",
             *([f"{self.play.program.host * 1e6:.4g} us of the host to issue an op"] if self.play.program.host else []),

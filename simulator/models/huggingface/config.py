@@ -147,6 +147,12 @@ class Decoder(Config):
         return shape | {"norm": "rmsnorm", "positions": "rope", "gated": True}
 
 
+def leave_out_mtp(layers: int, others: int) -> dict[str, object]:
+    """Returns the fields of `Model` for layers of multi-token prediction that are left out, beside so many others."""
+    part = f"layers of multi-token prediction ({layers}, behind {others} others) are"
+    return {"mtp": 0, "left_out": (part,)} if layers else {"mtp": 0}
+
+
 def local_fields(field: str, tokens: int | None, local: Sequence[bool]) -> dict[str, object]:
     """Returns the fields of `Model` for layers with sliding windows or chunked attention.
 

@@ -303,83 +303,84 @@ def selective_fields(rank: Rank, hidden: int, inner: int) -> dict[str, object]:
     return {"heads": inner, "head_dim": 1, "groups": 1, "rank": width}
 
 
-class Zamba2(Config):
-    """``Zamba2Config``: Mamba-2 blocks, in front of some of which is a block of attention and an MLP whose weights
-    these layers share, with adapters of their own."""
+class SharedBlocks(Config):
+    """Keys of Zamba 1 and 2: Mamba blocks, in front of some of which is a block of attention and an MLP whose weights
+    these layers share."""
 
     layers: Depth = key("num_hidden_layers")
     hidden: Size = key("hidden_size")
     heads: Size = key("num_attention_heads")
     kv_heads: Size | None = key("num_key_value_heads", default=None)
-    ffn: Size | None = key("intermediate_size", default=None)
     vocab: Size = key("vocab_size")
     seq: Size = key("max_position_embeddings", default=4096)
     types: list[Literal["linear_attention", "mamba", "hybrid"]] | None = key(
         "layers_block_type", "layer_types", default=None
     )
-    mamba_heads: Size = key("n_mamba_heads", default=8)
     expand: Size = key("mamba_expand", default=2)
     state: Size = key("mamba_d_state", default=64)
-    groups: Size = key("mamba_ngroups", default=1)
     conv: Size = key("mamba_d_conv", default=4)
+    tied: Flag = key("tie_word_embeddings", default=True)
+
+    def join_pattern(self, default: list[str]) -> str:
+        """Returns the letters of the layers. default: those of a config that lists no types."""
+        letters = ["S" if kind == "hybrid" else "M" for kind in self.types or ()] or default
+        check_every_layer(letters, self.layers, "layers_block_type")
+        return "".join(letters)
+
+    def read_stack(self) -> dict[str, object]:
+        """Returns the fields of `Model` that both have. Heads of shared blocks are twice as wide: these blocks read the
+        stream and the embedding."""
+        shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "vocab", "seq", "tied")
+        return shape | {
+            "head_dim": 2 * self.hidden // self.heads,
+            "norm": "rmsnorm",
+            "gated": True,
+            "activation": "gelu",
+        }
+
+
+class Zamba2(SharedBlocks):
+    """``Zamba2Config``: Mamba-2 blocks; shared blocks have adapters of their own in each layer."""
+
+    ffn: Size | None = key("intermediate_size", default=None)
+    mamba_heads: Size = key("n_mamba_heads", default=8)
+    groups: Size = key("mamba_ngroups", default=1)
     chunk: Size = key("chunk_size", default=256)
     blocks: Size = key("num_mem_blocks", default=1)
     adapts_attention: Flag = key("use_shared_attention_adapter", default=False)
     adapter_rank: Size = key("adapter_rank", default=128)
     has_rope: Flag = key("use_mem_rope", default=False)
     bias: Annotated[Flag, refuse("biases of shared blocks")] = key("add_bias_linear", default=False)
-    tied: Flag = key("tie_word_embeddings", default=True)
 
     def fields(self) -> dict[str, object]:
-        types = self.types or [
-            "hybrid" if layer in (6, 12, 18, 24, 30, 36, 42, 47, 51) else "mamba" for layer in range(self.layers)
-        ]
-        check_every_layer(types, self.layers, "layers_block_type")
-        pattern = "".join("S" if each == "hybrid" else "M" for each in types)
+        hybrid = (6, 12, 18, 24, 30, 36, 42, 47, 51)
+        pattern = self.join_pattern(["S" if layer in hybrid else "M" for layer in range(self.layers)])
         ssm = self.same_fields("state", "groups", "conv", "chunk") | {"pattern": pattern}
         ssm |= {"heads": self.mamba_heads, "head_dim": self.expand * self.hidden // self.mamba_heads}
-        shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "vocab", "seq", "tied")
-        shape |= {"head_dim": 2 * self.hidden // self.heads, "ffn": self.ffn or 4 * self.hidden}
-        block = self.same_fields("blocks", "adapter_rank", "adapts_attention")
-        kind = {"norm": "rmsnorm", "positions": "rope" if self.has_rope else "none", "gated": True}
-        return shape | kind | {"ssm": ssm, "shared_block": block if "S" in pattern else None, "activation": "gelu"}
+        block = self.same_fields("blocks", "adapter_rank", "adapts_attention") if "S" in pattern else None
+        kind = {"positions": "rope" if self.has_rope else "none", "ffn": self.ffn or 4 * self.hidden}
+        return self.read_stack() | kind | {"ssm": ssm, "shared_block": block}
 
 
-class Zamba(Config):
-    """``ZambaConfig``: Mamba-1 blocks, in front of some of which is a block of attention and an MLP whose weights these
-    layers share. Heads of Mamba blocks have a latent each, which count as one for all channels: parameters and products
-    are the same."""
+class Zamba(SharedBlocks):
+    """``ZambaConfig``: Mamba-1 blocks. Their heads have a latent each, which count as one for all channels: parameters
+    and products are the same."""
 
-    layers: Depth = key("num_hidden_layers")
-    hidden: Size = key("hidden_size")
-    heads: Size = key("num_attention_heads")
     kv_heads: Size | None = key("num_key_value_heads", default=16)
     ffn: Size = key("intermediate_size")
-    vocab: Size = key("vocab_size")
-    seq: Size = key("max_position_embeddings", default=4096)
-    types: list[Literal["linear_attention", "mamba", "hybrid"]] | None = key(
-        "layers_block_type", "layer_types", default=None
-    )
     every: Size = key("attn_layer_period", default=6)
     first: Count = key("attn_layer_offset", default=4)
-    expand: Size = key("mamba_expand", default=2)
     state: Size = key("mamba_d_state", default=16)
-    conv: Size = key("mamba_d_conv", default=4)
     rank: Rank = key("mamba_dt_rank", default="auto")
     conv_bias: Literal[True] = key("mamba_conv_bias", default=True)
     mamba_bias: Annotated[Flag, refuse("bias of the projections of Mamba-1 blocks")] = key(
         "mamba_proj_bias", default=False
     )
-    tied: Flag = key("tie_word_embeddings", default=True)
 
     def fields(self) -> dict[str, object]:
-        behind = ["S" if i % self.every == self.first else "M" for i in range(self.layers - 3)]
-        letters = ["S" if each == "hybrid" else "M" for each in self.types or ()] or ["M", "M", "S", *behind]
-        check_every_layer(letters, self.layers, "layers_block_type")
-        pattern = "".join(letters)
+        behind = ["S" if layer % self.every == self.first else "M" for layer in range(self.layers - 3)]
+        pattern = self.join_pattern(["M", "M", "S", *behind])
         ssm = self.same_fields("state", "conv") | {"pattern": pattern}
         ssm |= selective_fields(self.rank, self.hidden, self.expand * self.hidden)
-        shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "tied")
-        kind = {"norm": "rmsnorm", "positions": "none", "gated": True, "activation": "gelu", "ssm": ssm}
         shared: dict[str, object] | None = {} if "S" in pattern else None
-        return shape | kind | {"head_dim": 2 * self.hidden // self.heads, "shared_block": shared}
+        return self.read_stack() | {"ffn": self.ffn, "positions": "none", "ssm": ssm, "shared_block": shared}

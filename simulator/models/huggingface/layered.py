@@ -12,6 +12,7 @@ from meshcast.simulator.models.huggingface.config import (
     MlpTypes,
     check_every_layer,
     key,
+    leave_out_mtp,
     local_fields,
     published_in,
     refuse,
@@ -288,7 +289,8 @@ class InklingText(Decoder):
         windows = local_fields("window", self.window, local)
         moe = self.same_fields("experts", "top_k", "shared_experts") | {"shared_gate": "each", "router_bias": True}
         moe |= {"expert_ffn": self.ffn if self.dense_ffn else self.expert_ffn, "dense_ffn": self.dense_ffn}
-        kind = {"positions": "none", "qk_layernorm": True, "embedding_norm": True, "result_scale": True, "mtp": 0}
+        kind = {"positions": "none", "qk_layernorm": True, "embedding_norm": True, "result_scale": True}
+        kind |= leave_out_mtp(self.mtp, self.layers)
         kind |= {"token_convolutions": self.taps, "distance_profiles": {"width": self.state, "extent": self.extent}}
         kind |= {"local_attention": heads} if windows else {}
         places = sparse_layers(self.kinds, self.layers, self.dense)

@@ -14,6 +14,7 @@ from meshcast.simulator.models.huggingface.config import (
     expert_layers,
     full_fields,
     key,
+    leave_out_mtp,
     refuse,
 )
 from meshcast.simulator.models.huggingface.moe import ListedExperts
@@ -35,7 +36,8 @@ class Qwen3Next(Decoder):
     """``Qwen3NextConfig``: Gated DeltaNet in three of four layers, gated attention with RoPE on a quarter of a head in
     the others, and experts beside a shared expert with a gate.
 
-    Multi-token prediction of the released checkpoints has no key, and is left out, as ``transformers`` does.
+    Multi-token prediction of the released checkpoints is left out, as ``transformers`` does; Qwen3-Next has no key for
+    it.
     """
 
     kv_heads: Size | None = key("num_key_value_heads", default=2)
@@ -55,12 +57,13 @@ class Qwen3Next(Decoder):
     shared_ffn: Size = key("shared_expert_intermediate_size", default=512)
     every: Size = key("decoder_sparse_step", default=1)
     plain: list[Annotated[int, Field(strict=True, ge=0)]] | None = key("mlp_only_layers", default=None)
+    mtp: Count = key("mtp_num_hidden_layers", default=0)
 
     def fields(self) -> dict[str, object]:
         biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
         shape = super().fields() | self.same_fields("head_dim", "rope_share") | biases
         gates = {"norm": "rmsnorm1p", "qk_layernorm": True, "attention_gate": True}
-        return shape | gates | self._mixers() | self._moe()
+        return shape | gates | leave_out_mtp(self.mtp, self.layers) | self._mixers() | self._moe()
 
     def _mixers(self) -> dict[str, object]:
         full = [(layer + 1) % self.full_every == 0 for layer in range(self.layers)]
@@ -83,8 +86,7 @@ class Qwen3Next(Decoder):
 
 
 class Qwen35(Qwen3Next):
-    """``Qwen3_5TextConfig``: the mixers of Qwen3-Next over dense MLPs. Multi-token prediction of the released
-    checkpoints (``mtp_num_hidden_layers``) is left out, as ``transformers`` does."""
+    """``Qwen3_5TextConfig``: the mixers of Qwen3-Next over dense MLPs."""
 
     kv_heads: Size | None = key("num_key_value_heads", default=4)
     experts: Count = key("num_experts", default=0)

@@ -11,6 +11,7 @@ from meshcast.simulator.models.huggingface.config import (
     MlpTypes,
     check_every_layer,
     key,
+    leave_out_mtp,
     published_in,
     sparse_layers,
 )
@@ -71,7 +72,7 @@ class DeepSeekV4(Decoder):
     def fields(self) -> dict[str, object]:
         share = self.rope / self.head_dim if self.rope else self.rope_share
         shape = super().fields() | self.same_fields("head_dim", "window") | {"rope_share": share, "sinks": True}
-        shape.pop("mtp", None)
+        shape |= leave_out_mtp(self.mtp, self.layers)
         routers = [each == "hash_moe" for each in self.kinds or []]
         routers = routers or [layer < self.hashed for layer in range(self.layers)]
         check_every_layer(routers, self.layers, "mlp_layer_types")

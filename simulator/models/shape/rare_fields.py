@@ -46,6 +46,8 @@ class RareFields(PartFields):
     experts); None: of the last layer."""
     output: ModelOutput | None = None
     """Classes, a reward or vectors in place of logits of the vocabulary; None: these."""
+    left_out: tuple[str, ...] = ()
+    """What a config has and its reader leaves out: the answer names it."""
     layer_scale: Flag = False
     """What attention and the MLP add to the stream is multiplied by a vector of its own (InternVL)."""
     inner_norms: Flag = False

@@ -230,12 +230,12 @@ def test_stages_share_the_table_of_the_vocabulary(tied: bool) -> None:
     """Copies for the encoder, for the decoder and, tied, for the output layer; their gradients are summed."""
     played = run(PIPELINE, gpus=4, tied=tied)
     tables = [[param.name for param in params_of(stage) if param.total == V * H] for stage in played.stages]
-    assert [len(found) for found in tables] == [1, 0, 1, 1]
+    assert [len(names) for names in tables] == [1, 0, 1, 1]
     shared = sum_shared_gradients(played.plan, played.stages)
     assert [len(sums) for sums in shared] == ([1, 0, 1, 1] if tied else [1, 0, 1, 0])
     two = run({"pp": 2}, gpus=2, tied=tied)
     tables = [[param.name for param in params_of(stage) if param.total == V * H] for stage in two.stages]
-    assert [len(found) for found in tables] == ([1, 1] if tied else [1, 2])
+    assert [len(names) for names in tables] == ([1, 1] if tied else [1, 2])
     assert [len(sums) for sums in sum_shared_gradients(two.plan, two.stages)] == [1, 1]
     whole = run(tied=tied)
     assert len([param for param in params_of(whole.stages[0]) if param.total == V * H]) == (1 if tied else 2)
@@ -247,7 +247,7 @@ def test_an_encoder_of_sounds_has_no_table(tied: bool) -> None:
     sounds = {"input_width": 12, "convolutions": [{"channels": H, "kernel": 3, "stride": 2}]}
     played = run(PIPELINE, gpus=4, tied=tied, encoder=sounds)
     tables = [[param.name for param in params_of(stage) if param.total == V * H] for stage in played.stages]
-    assert [len(found) for found in tables] == [0, 0, 1, 1]
+    assert [len(names) for names in tables] == [0, 0, 1, 1]
     shared = sum_shared_gradients(played.plan, played.stages)
     assert [len(sums) for sums in shared] == ([0, 0, 1, 1] if tied else [0, 0, 0, 0])
     whole, model = run(tied=tied, encoder=sounds), load_model(describe(tied=tied, encoder=sounds))
@@ -262,7 +262,7 @@ def test_an_encoder_may_have_a_table_of_its_own(tied: bool) -> None:
     assert model.parameters - load_model(describe(tied=tied)).parameters == V * H
     played = run(PIPELINE, gpus=4, tied=tied, cross_attention="own-tables")
     tables = [[param.name for param in params_of(stage) if param.total == V * H] for stage in played.stages]
-    assert [len(found) for found in tables] == [1, 0, 1, 1]
+    assert [len(names) for names in tables] == [1, 0, 1, 1]
     shared = sum_shared_gradients(played.plan, played.stages)
     assert [len(sums) for sums in shared] == ([0, 0, 1, 1] if tied else [0, 0, 0, 0])
     two = run({"pp": 2}, gpus=2, tied=tied, cross_attention="own-tables")
@@ -281,7 +281,7 @@ def test_chunks_on_one_device_share_its_table() -> None:
     plan = {"pp": 2, "schedule": "interleaved-1f1b", "chunks": 2}
     played = run(plan, gpus=2, batch=4, tied=False)
     tables = [[param.name for param in params_of(stage) if param.total == V * H] for stage in played.stages]
-    assert [len(found) for found in tables] == [1, 0, 0, 1]
+    assert [len(names) for names in tables] == [1, 0, 0, 1]
     assert [len(sums) for sums in sum_shared_gradients(played.plan, played.stages)] == [0, 0]
 
 

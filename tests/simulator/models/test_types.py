@@ -26,6 +26,7 @@ from meshcast.simulator.formats.launch.launch_file import read_launch_file
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
+from meshcast.simulator.models.undescribed import name_left_out
 from tests.contract.played import play_job
 from tests.simulator.models.counts import count_without_mtp
 from tools.pages.models import count_products
@@ -111,6 +112,23 @@ def test_keys_that_change_a_step_change_the_model(kind: str, changes: dict[str, 
     plain, changed = from_config(config), from_config(config | changes)
     assert changed == plain.model_copy(update={word: getattr(changed, word) for word in {*words, "moe"}})
     assert {word: getattr(changed, word) for word in words} == words != {word: getattr(plain, word) for word in words}
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        ("deepseek_v4", "num_nextn_predict_layers"),
+        ("inkling_text", "num_mtp_layers"),
+        ("qwen3_5_text", "mtp_num_hidden_layers"),
+    ],
+)
+def test_layers_that_a_reader_leaves_out_are_named(kind: str, word: str) -> None:
+    config = next(config for config in TYPES if config["model_type"] == kind)
+    without, two = (from_config(config | {word: layers}) for layers in (0, 2))
+    assert two.parameters == without.parameters and not name_left_out(without)
+    assert name_left_out(two) == [
+        f"model: layers of multi-token prediction (2, behind {two.layers} others) are left out"
+    ]
 
 
 def test_experts_that_return_their_input_take_places_of_a_token_and_of_the_router() -> None:
