@@ -167,7 +167,7 @@ $(BASE): pyproject.toml | $(BIN)/python
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing meshcast and its development tools into $(VENV)"
-	@$(PIP) --constraint constraints.txt --config-settings editable_mode=compat --editable ".[dev,torch,search,solvers]"
+	@$(PIP) --constraint constraints.txt --config-settings editable_mode=compat --editable ".[dev,torch,search,solvers,batch]"
 	@touch $@ $(BASE)
 
 $(SITE): pyproject.toml | $(BIN)/python

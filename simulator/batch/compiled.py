@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TypeVar
+from typing import TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -19,7 +19,6 @@ def compile_loop(function: Function) -> Function:
     from numba import njit  # type: ignore[import-not-found, unused-ignore]
 
     try:
-        result: Function = njit(cache=True, error_model="numpy")(function)
+        return cast("Function", njit(cache=True, error_model="numpy")(function))
     except RuntimeError:  # no folder for it can be written
-        result = njit(error_model="numpy")(function)
-    return result
+        return cast("Function", njit(error_model="numpy")(function))
