@@ -32,7 +32,6 @@ from meshcast.simulator.models.ends import (
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.modulated import build_patches, embed_conditions, norm_before
 from meshcast.simulator.models.outputs import build_output
-from meshcast.simulator.models.parts import StateSpace
 from meshcast.simulator.models.rare_blocks import RareBlockBuilder
 from meshcast.simulator.models.shapes import add_prefix, attend_along, make_stream
 from meshcast.simulator.models.stream_blocks import StreamBuilder, name_words
@@ -62,7 +61,8 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         if isinstance(model, Model) and model.variants:
             return True
         mixers = model.window or model.attention_chunk or model.linear_attention or not model.full_rope
-        return bool(model.moe or mixers or model.ssm or model.frames or model.shared_keys)
+        blocks = model.moe or model.ssm or model.only or model.replaced
+        return bool(blocks or mixers or model.frames or model.shared_keys)
 
     @remembered
     def _stage(self, layers: range, first: bool, last: bool) -> Stage:
@@ -337,8 +337,8 @@ class Architecture(RareBlockBuilder, StreamBuilder):
 
     def _layer(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
         """Builds the modules of a layer from its input `x` to its output `end`."""
-        if self.model.ssm:
-            return self._hybrid_layer(self.model.ssm, kind, x, end)
+        if kind.block:
+            return self._layer_of_one_block(kind, x, end)
         if (model := self.model.shape_of(kind)) is not self.model:
             return replace(self, model=model)._layer(kind, x, end)
         if model.streams:
@@ -485,21 +485,21 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         modules.append(Residual("residual.cross", (stream, answer), (crossed,), bias, dropout=dropout))
         return crossed
 
-    def _hybrid_layer(self, ssm: StateSpace, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
-        """Builds the modules of a layer of a hybrid model: a norm, a block and a residual addition."""
-        normed = self.act("norm1")
-        if kind.block == "S":
+    def _layer_of_one_block(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
+        """Builds the modules of a layer that is a norm, a block and a residual addition, as in hybrid models."""
+        normed, ssm = self.act("norm1"), self.model.ssm
+        if ssm and kind.block == "S":
             modules, mixed = self.mix_behind_shared_block(ssm, x, kind.borrows)
             return [*modules, Residual("residual1", (x, mixed), (end,))]
         norm = self.layernorm("norm1", x, normed)
         blocks, results, bias = list[Module](), list[Tensor](), tuple[Tensor, ...]()
-        if kind.has_mamba:
+        if ssm and kind.has_mamba:
             # Megatron-Core discards and recomputes norms (`layernorm`) of its transformer layers alone.
             norm = replace(norm, modules=("norm",))
             results.append(self.act("mixed"))
             build = self.selective_mamba if ssm.rank else self.mamba
             blocks.append(build(ssm, normed, results[-1]))
-        if kind.has_attention:
+        if kind.has_attention or (kind.block == "*" and kind.replaced):
             bias = self.proj_bias()
             results.append(self.act("proj"))
             blocks.append(self.self_attention(normed, results[-1], kind.local))

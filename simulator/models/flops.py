@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.model import Model, count_patches
 from meshcast.simulator.models.parts import MoEShape
-from meshcast.simulator.models.transformer import LayerKind, Transformer, count_vectors, list_further_kinds
+from meshcast.simulator.models.transformer import LETTERS, LayerKind, Transformer, count_vectors, list_further_kinds
 
 if TYPE_CHECKING:
     from meshcast.simulator.models.adapters import Adapters
@@ -193,9 +193,11 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
     parts: dict[str, float] = dict.fromkeys(PARTS, 0)
     for kind, layers in _kinds(model):
         shape = model.shape_of(kind)
+        mixing = _replaced_flops(kind, 2 * tokens * h * h)
         if kind.has_attention:
-            for part, flops in _attention_flops(model, kind, tokens, seq, causal).items():
-                parts[part] += layers * flops
+            mixing |= _attention_flops(model, kind, tokens, seq, causal)
+        for part, flops in mixing.items():
+            parts[part] += layers * flops
         parts["modulation"] += layers * _sample_flops(model, tokens / seq)
         if model.hyper_connections:
             parts["streams"] += layers * tokens * 2 * model.hyper_connections.flops(h)
@@ -220,6 +222,12 @@ def _layer_flops(model: Transformer, tokens: float, seq: float, causal: bool) ->
             parts["experts"] += layers * tokens * _expert_flops(model, model.moe)
             parts["shared"] += layers * _mlp(model, tokens, model.moe.shared_ffn)
     return parts
+
+
+def _replaced_flops(kind: LayerKind, square: float) -> dict[str, float]:
+    """Counts the FLOPs of the linear layers in place of blocks, by part. square: those of one."""
+    places = {"attention": "proj", "mlp": "mlp"}
+    return {places[block]: square for block in kind.replaced if kind.block in ("", LETTERS[block])}
 
 
 def _sample_flops(model: Transformer, samples: float) -> float:

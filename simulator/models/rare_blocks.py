@@ -8,7 +8,7 @@ from meshcast.simulator.ir.compressed_attention_operators import AttentionToEntr
 from meshcast.simulator.ir.decoder_operators import ReadKeys
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.mamba_operators import TokenConvolution
-from meshcast.simulator.ir.modules import Module, Operator, SelfAttention
+from meshcast.simulator.ir.modules import MLP, Module, Operator, SelfAttention
 from meshcast.simulator.ir.operators import Activation, Concat, Norm, Residual, Rope, Sum
 from meshcast.simulator.ir.profile_operators import BiasedAttention, DistanceBias
 from meshcast.simulator.ir.sparse_attention_operators import ChooseKeys, detach
@@ -44,11 +44,26 @@ class RareBlockBuilder(BlockBuilder):
     """Builds these blocks for a micro-batch of all replicas."""
 
     def self_attention(self, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
+        if "attention" in self.model.replaced:
+            return SelfAttention("attention", self._replacement("proj", x, y, "a"))
         if self.model.compressed:
             return self._attend_to_entries(self.model.compressed, x, y)
         if self.model.distance_profiles:
             return self._attend_by_distance(self.model.distance_profiles, x, y, local)
         return super().self_attention(x, y, local)
+
+    def dense(self, x: Tensor) -> tuple[Module, tuple[Tensor, ...]]:
+        if "mlp" in self.model.replaced:
+            y = self.act("down")
+            return MLP("mlp", self._replacement("down", x, y, "f")), (y,)
+        return super().dense(x)
+
+    def _replacement(self, name: str, x: Tensor, y: Tensor, inner: str) -> tuple[Module, ...]:
+        """Builds the linear layer in place of a block, whose input has the dim that ranks divide in the block, `inner`:
+        they divide it as the block's last linear layer. Megatron-Core divides its outputs instead
+        (``heterogeneous/linear_replacements.py``): as many bytes, more where sequences are sharded too."""
+        weight = self.weight(f"w{name}.replaced", **{inner: self.hidden_dim}, h=self.hidden_dim)
+        return tuple(self.linear(name, x.rename_dims(h=inner), (y,), weight))
 
     # --------------------------------------------------------------------- attention to compressed entries
 

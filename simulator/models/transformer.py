@@ -20,6 +20,9 @@ from meshcast.simulator.models.shape.relations import check_relations
 ALONE = "?"
 """The block of a layer of which no part is described (`Other.alone`)."""
 
+LETTERS: dict[str | None, str] = {None: "", "attention": "*", "mlp": "-"}
+"""Letters of `StateSpace.pattern` for the block that a layer has alone; None: it has both."""
+
 
 class LayerKind(NamedTuple):
     """The kind of a layer; layers of a kind have the same modules.
@@ -27,14 +30,15 @@ class LayerKind(NamedTuple):
     Attributes:
         experts: whether it has experts.
         local: whether it has what the layers with full attention lack: a sliding window, chunks, or RoPE.
-        block: in a hybrid model its only block, a letter of `StateSpace.pattern`; otherwise empty, and the layer has
-            attention and then an MLP or experts.
+        block: its only block, a letter of `StateSpace.pattern`, in a hybrid model and where a layer has one alone;
+            otherwise empty, and the layer has attention and then an MLP or experts.
         routed: number of routed experts; 0: it has none.
         along: of a video, the dim along which its attention runs: ``s``, within a frame, or ``u``, across frames.
         linear: whether it has linear attention in place of softmax attention.
         reads_keys: whether it reads the keys and values of an earlier layer.
         variant: number of the variant of the model that it is, from 1; 0: it is as the model says.
         borrows: whether an earlier layer of its stage holds the weights of its shared block.
+        replaced: blocks in whose place a linear layer stands, see `RareFields.replaced`.
     """
 
     experts: bool
@@ -46,16 +50,17 @@ class LayerKind(NamedTuple):
     reads_keys: bool = False
     variant: int = 0
     borrows: bool = False
+    replaced: tuple[str, ...] = ()
 
     @property
     def has_attention(self) -> bool:
         """Whether it has softmax attention."""
-        return self.block in ("", "*", "P", "S") and not self.linear
+        return self.block in ("", "*", "P", "S") and not self.linear and "attention" not in self.replaced
 
     @property
     def has_mlp(self) -> bool:
         """Whether it has an MLP, in place of experts."""
-        return self.block in ("-", "S") or (not self.block and not self.experts)
+        return (self.block in ("-", "S") or (not self.block and not self.experts)) and "mlp" not in self.replaced
 
     @property
     def has_mamba(self) -> bool:
@@ -107,7 +112,8 @@ class Transformer(RareFields):
         linear = mixer is not None and (not full if mixer.layers is None else layer in mixer.layers)
         reads = layer >= self.layers - self.shared_keys or (self.mla is not None and self.mla.reads_choice(layer))
         limited = limited and not full and not linear
-        return LayerKind(experts, limited, routed=routed, linear=linear, reads_keys=reads)
+        block, replaced = LETTERS[self.only], self.replaced
+        return LayerKind(experts, limited, block, routed, linear=linear, reads_keys=reads, replaced=replaced)
 
     def shape_of(self, kind: LayerKind) -> Self:
         """Returns the shape of its layers of this kind."""
@@ -213,6 +219,8 @@ class Transformer(RareFields):
     def attention_parameters(self) -> int:
         """Parameters of the attention of a layer, including biases and norms of queries, keys or latents."""
         h, q, out, mla = self.hidden, self.query_width, self.output_width, self.mla
+        if "attention" in self.replaced:
+            return h * (h + self.proj_bias)
         if part := self.compressed:
             weights = part.weights(h, self.heads, self.head_dim) + part.out_weights(h, self.heads, self.head_dim)
             return weights + part.own_parameters(self.head_dim) + self.heads * self.sinks
@@ -250,6 +258,8 @@ class Transformer(RareFields):
 
     def mlp_parameters(self, ffn: int) -> int:
         """Parameters of an MLP or shared expert of inner width `ffn`, biases included."""
+        if "mlp" in self.replaced:
+            return self.hidden * (self.hidden + self.mlp_bias)
         ups = 2 if self.gated else 1
         inner = ffn * self.inner_norms + 2 * (self.activation == "xielu")
         inner += self.hidden * (self.hidden + 2) if self.channel_mix else 0
@@ -360,7 +370,8 @@ class Transformer(RareFields):
 
         experts: number of routed experts to count; default: all.
         """
-        if not (self.ssm or self.moe or self.linear_attention or self.local_attention or self.shared_keys):
+        parts = self.ssm, self.moe, self.linear_attention, self.local_attention, self.shared_keys, self.only
+        if not any(parts):
             return len(self._plain_layers) * self.layer_parameters()
         numbers = Counter(Transformer.kind(self, layer) for layer in self._plain_layers)
         shared = self._shared_parameters(self.ssm.pattern.count("S")) if self.ssm else 0
@@ -368,7 +379,7 @@ class Transformer(RareFields):
 
     def _kind_parameters(self, kind: LayerKind, experts: int | None = None) -> int:
         """Counts the parameters of a layer of this kind. experts: routed ones to count; default: all."""
-        if self.ssm:
+        if self.ssm or self.only:
             return self._block_parameters(kind.block, experts, kind.routed)
         return self.shape_of(kind).layer_parameters(kind.experts, experts, kind.routed, kind.linear)
 

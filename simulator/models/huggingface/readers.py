@@ -36,6 +36,7 @@ DECODERS = {
     "starcoder2": "gpt.Starcoder2",
     "falcon": "gpt.Falcon",
     "nemotron": "gpt.Nemotron",
+    "nemotron-nas": "pruned.NemotronNAS",
     "gpt_oss": "moe.GptOss",
     "qwen2_moe": "moe.Qwen2MoE",
     "kimi_k2": "moe.KimiK2",

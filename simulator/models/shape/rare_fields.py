@@ -8,6 +8,9 @@ from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.parts import Count, Flag, LayerInput, LocalAttention, ModelOutput, Size
 from meshcast.simulator.models.shape.part_fields import PartFields
 
+Block = Literal["attention", "mlp"]
+"""The blocks of a layer."""
+
 
 class RareFields(PartFields):
     """Layers that differ from each other, or from those of a GPT or Llama inside of attention and MLPs.
@@ -52,6 +55,10 @@ class RareFields(PartFields):
     """What attention and the MLP add to the stream is multiplied by a vector of its own (InternVL)."""
     inner_norms: Flag = False
     """RMS norms in front of the output layers of attention, over all heads, and of MLPs (BitNet)."""
+    only: Block | None = None
+    """The one block of its layers, with its norm: the other was pruned away (Llama-Nemotron); None: they have both."""
+    replaced: tuple[Block, ...] = ()
+    """The blocks in whose place a linear layer stands, from the width of the stream to the same (Llama-Nemotron)."""
 
     def in_layers(self, local: bool, reads_keys: bool) -> Self:
         """Returns the shape of its layers that have a window or not, and that read keys of another or not."""

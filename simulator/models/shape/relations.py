@@ -39,6 +39,8 @@ def check_relations(shape: RareFields) -> None:
 
 
 def _check_rare_parts(shape: RareFields) -> None:
+    if shape.only or shape.replaced:
+        _check_pruned(shape)
     if shape.compressed:
         _check_compressed(shape, shape.compressed)
     if shape.hyper_connections:
@@ -51,6 +53,22 @@ def _check_rare_parts(shape: RareFields) -> None:
         _check_distances(shape)
     if shape.head_experts:
         _check_head_experts(shape, shape.head_experts)
+
+
+def _check_pruned(shape: RareFields) -> None:
+    """Checks layers that lack a block, or have a linear layer in its place."""
+    if shape.only and {*shape.replaced} - {shape.only}:
+        rule = f"its layers have {shape.only} alone, and the other block is not there to be replaced"
+        raise ModelError("replaced", rule, "Leave it out, or only", list(shape.replaced))
+    others = ("ssm", shape.ssm), ("moe", shape.moe), ("linear_attention", shape.linear_attention)
+    streams = ("hyper_connections", shape.hyper_connections), ("altup", shape.altup), ("frames", shape.frames)
+    more = ("layer_input", shape.layer_input), ("layer_scale", shape.layer_scale), ("modulation", shape.modulation)
+    norms = ("norm_place", shape.norm_place != "before"), ("norm_residual", shape.norm_residual)
+    both = ("parallel_residual", shape.parallel_residual), ("local_attention", shape.local_attention)
+    rest = ("shared_keys", shape.shared_keys), ("mla.index", shape.mla and shape.mla.index), ("mtp", shape.mtp)
+    kinds = ("token_convolutions", shape.token_convolutions), ("result_scale", shape.result_scale)
+    rule = "layers that lack a block, or have a linear layer in its place, are supported without it"
+    _refuse((*others, *streams, *more, *norms, *both, *rest, *kinds), rule)
 
 
 def _check_compressed(shape: RareFields, part: CompressedAttention) -> None:
