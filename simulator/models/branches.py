@@ -35,7 +35,7 @@ OWN = (
     *("norm_place", "shared_norm", "sinks", "attention_gate", "softcaps", "norm_residual"),
     *("linear_attention", "cross_attention", "head", "value_dim", "keys_are_values", "value_norm"),
     *("local_attention", "inner_norms", "layer_input", "shared_keys", "reading_ffn", "layer_scale"),
-    *("compressed", "hyper_connections", "head_experts"),
+    *("compressed", "hyper_connections", "head_experts", "only", "replaced"),
     *("distance_profiles", "token_convolutions", "result_scale", "altup", "shared_block"),
     *("other", "outside", "output"),
     *("diffusion", "modulation", "joint_attention", "variants"),
@@ -88,9 +88,11 @@ class Branch(Inputs):
     merge: Size = 1
     """Inputs, neighbours in a sequence, that are one token of the trunk. The layers run over all inputs, `merge` for
     each of `tokens`."""
-    merge_by: Literal["concat", "mean", "linear"] = "concat"
-    """How inputs are merged before the projector: concatenated (Qwen2-VL), to their mean (Gemma 3), or by a linear
-    layer without bias from all of them to the width of one (Mistral 3)."""
+    merge_by: Literal["concat", "mean", "linear", "convolutions", "mlp"] = "concat"
+    """How inputs are merged before the projector: concatenated (Qwen2-VL), to their mean (Gemma 3), by a linear
+    layer without bias from all of them to the width of one (Mistral 3); convolutions: by two over 3 x 3 neighbours, of
+    which each leaves a quarter with twice the width (Step 3.7); mlp: each passes two linear layers with GELU to the
+    width of the trunk, and these are concatenated (MiniMax M3). Both have biases."""
     frozen: Flag = False
     """The branch is not trained, but its projector is."""
 
@@ -99,6 +101,9 @@ class Branch(Inputs):
         if self.projector == "none" and self.merged_width != self.trunk_hidden:
             rule = f"a projector leads from hidden {self.merged_width} to that of the trunk, {self.trunk_hidden}"
             raise ModelError("projector", rule, "linear or mlp would work", self.projector)
+        if self.merge_by == "convolutions" and self.merge != 16:
+            rule = "two convolutions leave a sixteenth of the inputs"
+            raise ModelError("merge", rule, "Give 16", self.merge)
         if self.deepstack and (self.projector, self.merge_by) != ("mlp", "concat"):
             rule = "further projectors have several layers and read concatenated inputs"
             raise ModelError(
@@ -113,30 +118,48 @@ class Branch(Inputs):
     @property
     def projector_parameters(self) -> int:
         """Parameters of the projector."""
-        sizes = self.projector_sizes
-        biased = sum(outputs for _, outputs in sizes[self.merge_by == "linear" :]) if self.projector_bias else 0
+        sizes, merging = self.projector_sizes, self.merging_sizes
+        biased = sum(outputs for _, outputs in sizes) if self.projector_bias else 0
         biased = 3 * self.trunk_hidden if self.projector == "gated" else biased
         width = self.hidden if self.projector_norm == "each" else self.merged_width
         norm = width * {"layer": 2, "each": 2, "True": 1}.get(str(self.projector_norm), 0)
         deep = self.deepstack * 2 * self.merged_width
-        return sum(width * outputs for width, outputs in sizes) + biased + norm + deep
+        merged = sum(outputs * (width + (self.merge_by != "linear")) for width, outputs, _ in merging)
+        return merged + sum(width * outputs for width, outputs in sizes) + biased + norm + deep
 
     @property
     def merged_width(self) -> int:
         """Width of what the projector reads: of inputs that are concatenated, all of them."""
-        return self.hidden * (self.merge if self.merge_by == "concat" else 1)
+        widths = {"concat": self.merge * self.hidden, "convolutions": 4 * self.hidden}
+        return (widths | {"mlp": self.merge * self.trunk_hidden}).get(self.merge_by, self.hidden)
+
+    @property
+    def merging_sizes(self) -> list[tuple[int, int, int]]:
+        """Widths that each linear layer, or convolution, that merges inputs leads from and to, and how often a token of
+        the trunk passes it."""
+        h, merge, inner = self.hidden, self.merge, self.projector_ffn
+        return {
+            "linear": [(merge * h, h, 1)],
+            "convolutions": [(9 * h, 2 * h, 4), (9 * 2 * h, 4 * h, 1)],
+            "mlp": [(h, inner, merge), (inner, self.trunk_hidden, merge)],
+        }.get(self.merge_by, [])
+
+    @property
+    def projector_products(self) -> int:
+        """Products of a token of the trunk with the elements of the projector's matrices, and of those that merge
+        inputs."""
+        merging = sum(width * outputs * passes for width, outputs, passes in self.merging_sizes)
+        return merging + sum(width * outputs for width, outputs in self.projector_sizes)
 
     @property
     def projector_sizes(self) -> list[tuple[int, int]]:
-        """Widths that each linear layer of the projector leads from and to, those that merge and of further projectors
-        included."""
+        """Widths that each linear layer of the projector leads from and to, those of further projectors included."""
         first, last = self.merged_width, self.trunk_hidden
         inner = self.projector_ffn
         several = [(first, inner), *[(inner, inner)] * (self.projector_depth - 2), (inner, last)]
-        merging = [(self.merge * self.hidden, self.hidden)] if self.merge_by == "linear" else []
         gated = [(first, last), (last, last), *[(last, inner)] * 2, (inner, last)]
         sizes = {"none": [], "linear": [(first, last)], "mlp": several, "gated": gated}[self.projector]
-        return [*merging, *sizes * (1 + self.deepstack)]
+        return sizes * (1 + self.deepstack)
 
     @property
     def longest_input(self) -> int:

@@ -296,15 +296,53 @@ def _project_gated(shapes: Shapes, branch: Branch, x: Tensor, y: Tensor) -> list
 def _merge(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Module], Tensor]:
     """Merges neighbouring inputs behind the last layer of a branch [b, s, h] to tokens of the trunk [b, s / merge, h],
     with h of all of them if they are concatenated; returns the modules and the tokens."""
-    width = branch.hidden * (1 if branch.merge_by == "mean" else branch.merge)
+    if branch.merge_by == "convolutions":
+        return _convolve_neighbours(shapes, branch, x)
+    modules = list[Module]()
+    if branch.merge_by == "mlp":
+        x = _widen_inputs(shapes, branch, modules, x)
+    width = x.dims["h"].size * (1 if branch.merge_by == "mean" else branch.merge)
     merged = Tensor("merged", {**x.dims, "s": Dim(shapes.seq // branch.merge), "h": Dim(width)}, x.dtype)
-    modules: list[Module] = [Merge("merge", (x,), (merged,))]
+    modules.append(Merge("merge", (x,), (merged,)))
     if branch.merge_by == "linear":
         joined = replace(merged, name="merged.linear", dims={**merged.dims, "h": Dim(branch.hidden)})
         weight = shapes.weight("wmerge", c=Dim(width), h=Dim(branch.hidden))
         modules += shapes.linear("merge.linear", merged.rename_dims(h="c"), (joined,), weight)
         merged = joined
     return modules, merged
+
+
+def _widen_inputs(shapes: Shapes, branch: Branch, modules: list[Module], x: Tensor) -> Tensor:
+    """Adds two linear layers from every input of a branch to the width of the trunk to the modules; returns their
+    result."""
+    inner, wide = Dim(branch.projector_ffn), Dim(branch.trunk_hidden)
+    rows = {name: dim for name, dim in x.dims.items() if name != "h"}
+    up, act = (Tensor(name, {**rows, "f": inner}, x.dtype) for name in ("merge.up", "merge.act"))
+    y = Tensor("merge.down", {**rows, "h": wide}, x.dtype)
+    ups = shapes.weight("wmerge.up", c=x.dims["h"], f=inner), shapes.weight("bmerge.up", f=inner)
+    downs = shapes.weight("wmerge.down", f=inner, h=wide), shapes.weight("bmerge.down", h=wide)
+    modules += [
+        *shapes.linear("merge.up", x.rename_dims(h="c"), (up,), *ups),
+        Activation("merge.act", (up,), (act,), modules=("act",)),
+        *shapes.linear("merge.down", act, (y,), *downs),
+    ]
+    return y
+
+
+def _convolve_neighbours(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Module], Tensor]:
+    """Builds two convolutions over 3 x 3 neighbouring inputs that leave every second row and column, each with twice
+    the width; returns also the tokens."""
+    modules = list[Module]()
+    for i, (inputs, outputs, passes) in enumerate(branch.merging_sizes, 1):
+        tokens = Dim(shapes.seq // branch.merge * passes)
+        y = Tensor(f"merge{i}", {**x.dims, "s": tokens, "h": Dim(outputs)}, x.dtype)
+        weights = (
+            shapes.weight(f"wmerge{i}", k=Dim(inputs), h=Dim(outputs)),
+            shapes.weight(f"bmerge{i}", h=Dim(outputs)),
+        )
+        modules.append(Convolve(y.name, (x.rename_dims(h="c"),), (y,), weights, shapes.grad_dtype))
+        x = y
+    return modules, x
 
 
 def build_batch_loss(shapes: Shapes, width: int, computed: Sequence[int]) -> BatchLossUnit:

@@ -109,7 +109,7 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
         parts["other"] += some * _other_flops(branch)
         parts["inputs"] += 2 * some * branch.input_products
         projected = some / of if branch.pool != "none" else some / branch.merge
-        parts["projector"] += 2 * projected * sum(width * outputs for width, outputs in branch.projector_sizes)
+        parts["projector"] += 2 * projected * branch.projector_products
     for part, flops in _end_flops(model, tokens, trunk_tokens, seq).items():
         parts[part] += flops
     return parts

@@ -160,7 +160,7 @@ def find_id_of_shape(model: Model) -> str | None:
                 named = load_model(name).model_copy(update={"name": model.name})
                 if model.positions != "learned":
                     named = named.model_copy(update={"seq": model.seq})
-                if named == model:
+                if named == model.model_copy(update={"left_out": named.left_out}):
                     return name
     return None
 

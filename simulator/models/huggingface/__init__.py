@@ -22,6 +22,9 @@ __all__ = ["SUPPORTED", "from_config"]
 ENCODER_DECODERS = frozenset({"pegasus_x", "prophetnet", "fsmt", "switch_transformers", "nllb-moe", "moonshine"})
 """Kinds of encoders with decoders that are not read."""
 
+BITS = "bits", "num_bits"
+"""Keys of the bits of a quantised weight."""
+
 UNDESCRIBED = {
     "hrm_text": "layers that a token passes several times",
     "zaya": "attention between convolved latents, and routers of several linear layers,",
@@ -58,11 +61,39 @@ def from_config(
         fields = _trace(config, where, text) if isinstance(kind, str) and kind not in ENCODER_DECODERS else None
         if not fields:
             raise _explain_kind(kind, error_place(where, "model_type", text))
-        return Model.model_validate({**named, **fields})
+        return Model.model_validate({**named, **_add_quantisation(fields, config)})
     reader = find_reader(kind)
     with explain_errors(where, text, reader.config_keys()):
         fields = reader.model_validate(config).fields()
-        return Model.model_validate({**named, **fields, **read_head(config, reader.__name__, fields)})
+        fields |= read_head(config, reader.__name__, fields)
+        return Model.model_validate({**named, **_add_quantisation(fields, config)})
+
+
+def _add_quantisation(fields: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a model with the number formats of its checkpoint, which are no part of its shape, among
+    what is left out: the config's own, or those of its decoder."""
+    text = config.get("text_config")
+    parts = [part.get("quantization_config") for part in (config, text) if isinstance(part, Mapping)]
+    formats = next((_name_format(part) for part in parts if part), None)
+    if formats is None:
+        return fields
+    others = "in place of which precision and train.frozen_weights stand"
+    part = f"the quantisation of the checkpoint ({formats}), {others}, is"
+    return fields | {"left_out": (*fields.get("left_out", ()), part)}
+
+
+def _name_format(quantisation: object) -> str:
+    """Names a quantised format by the words of its config: method, algorithm or bits."""
+    if not isinstance(quantisation, Mapping):
+        return str(quantisation)
+    groups = quantisation.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    bits = [part.get(word) for part in (quantisation, weights) if isinstance(part, Mapping) for word in BITS]
+    words = [quantisation.get("quant_method"), quantisation.get("quant_algo") or quantisation.get("format")]
+    words += [f"{number} bits" for number in bits if isinstance(number, int)][:1]
+    words += ["4 bits"] if quantisation.get("load_in_4bit") else []
+    return ", ".join(word for word in words if isinstance(word, str)) or "quantization_config"
 
 
 def _explain_kind(kind: object, where: str) -> ModelError:

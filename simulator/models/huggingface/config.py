@@ -31,17 +31,6 @@ def refuse(feature: str) -> AfterValidator:
     return AfterValidator(refuse)
 
 
-def published_in(method: str) -> AfterValidator:
-    """Accepts the format in which a model is published (fp8 of DeepSeek-V3): number formats belong to the job."""
-
-    def check(value: Any) -> Any:
-        if value and not (isinstance(value, dict) and value.get("quant_method") == method):
-            raise ValueError("meshcast supports no quantised weights. Remove the key if the model works without it")
-        return value
-
-    return AfterValidator(check)
-
-
 class Keys(BaseModel):
     """Keys of a config, with the defaults of ``transformers``.
 
@@ -90,9 +79,6 @@ def round_share(share: float, width: int) -> float:
 
 class Config(Keys, ABC):
     """A config; its fields have the names of the fields of `Model` that they set."""
-
-    # Quantised weights are meant for inference, or for training adapters only.
-    quantization: Annotated[Any, refuse("quantised weights")] = key("quantization_config", default=None)
 
     @classmethod
     def config_keys(cls) -> dict[str, str]:

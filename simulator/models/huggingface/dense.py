@@ -10,7 +10,6 @@ from meshcast.simulator.models.huggingface.config import (
     check_every_layer,
     full_fields,
     key,
-    published_in,
     refuse,
 )
 from meshcast.simulator.models.huggingface.gemma import Cap, Olmo2, window_fields
@@ -117,7 +116,6 @@ class BitNet(Llama):
     """``BitNetConfig`` (BitNet b1.58): a gated squared ReLU, norms in front of the output layers of attention and MLP.
     Its ternary weights are trained in 16 bits and quantised in each pass, whose kernels are left out."""
 
-    quantization: Annotated[Any, published_in("bitnet")] = key("quantization_config", default=None)
     activation: Literal["relu2"] = key("hidden_act", default="relu2")  # type: ignore[assignment]
     mlp_bias: Annotated[Flag, refuse("biases of this MLP")] = key("mlp_bias", default=False)
 

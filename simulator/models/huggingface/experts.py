@@ -15,7 +15,6 @@ from meshcast.simulator.models.huggingface.config import (
     expert_layers,
     key,
     local_fields,
-    published_in,
     refuse,
     sparse_layers,
 )
@@ -177,7 +176,6 @@ class MiniMaxM2(Decoder):
     """``MiniMaxM2Config``: experts in all layers with a correction for each, norms over all heads of queries and of
     keys. RoPE is on ``rotary_dim`` elements of a head."""
 
-    quantization: Annotated[Any, published_in("fp8")] = key("quantization_config", default=None)
     kv_heads: Size | None = key("num_key_value_heads", default=8)
     head_dim: Size = key("head_dim", default=128)
     rotary: Size | None = key("rotary_dim", default=None)
@@ -413,6 +411,7 @@ class MiniMaxM3Text(MiniMaxM2):
         "sparse_attention_config", default=None
     )
     layer_types: list[Literal["full_attention"]] | None = key("layer_types", default=None)
+    activation: Literal["silu", "swish", "swigluoai"] = key("hidden_act", default="silu")  # type: ignore[assignment]
 
     def fields(self) -> dict[str, Any]:
         shape, kinds = super().fields(), self.kinds

@@ -14,7 +14,6 @@ from meshcast.simulator.models.huggingface.config import (
     key,
     leave_out_mtp,
     local_fields,
-    published_in,
     refuse,
     round_share,
     sparse_layers,
@@ -114,7 +113,7 @@ class Step35(Decoder):
     layer_types: LayerTypes | None = key("layer_types", default=None)
     kinds: MlpTypes | None = key("mlp_layer_types", default=None)
     moe_layers: str | list[Count] | None = key("moe_layers_enum", default=None)
-    experts: Size = key("n_routed_experts", "moe_num_experts", "num_local_experts", default=288)
+    experts: Size = key("n_routed_experts", "moe_num_experts", "num_local_experts", "num_experts", default=288)
     top_k: Size = key("num_experts_per_tok", "moe_top_k", default=8)
     expert_ffn: Size = key("moe_intermediate_size", default=1280)
     shared_ffn: Size = key("share_expert_dim", "share_expert_dims", default=1280)
@@ -145,7 +144,6 @@ class MiMoV2(Decoder):
     """``MiMoV2FlashConfig``: narrower heads of values; layers with a window have twice the heads of keys and values,
     and a learned logit of every head. Experts in all but the first layer. The factor on values is left out."""
 
-    quantization: Annotated[Any, published_in("fp8")] = key("quantization_config", default=None)
     kv_heads: Size | None = key("num_key_value_heads", default=4)
     head_dim: Size = key("head_dim", default=192)
     value_dim: Size = key("v_head_dim", default=128)

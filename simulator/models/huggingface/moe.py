@@ -13,7 +13,6 @@ from meshcast.simulator.models.huggingface.config import (
     expert_layers,
     key,
     local_fields,
-    published_in,
     refuse,
     round_share,
     sparse_layers,
@@ -132,7 +131,6 @@ class DeepSeekV2(Decoder):
     of DeepSeek's code.
     """
 
-    quantization: Annotated[Any, published_in("fp8")] = key("quantization_config", default=None)
     attention_bias: Annotated[Flag, refuse("bias of latent attention")] = key("attention_bias", default=False)
     mlp_bias: Flag = key("mlp_bias", default=False)
     q_lora_rank: Size | None = key("q_lora_rank", default=1536)
@@ -189,7 +187,9 @@ class DeepSeekV32(ListedExperts):
     index_heads: Size = key("index_n_heads", default=64)
     index_dim: Size = key("index_head_dim", default=128)
     index_top_k: Size = key("index_topk", default=2048)
-    layer_types: list[Literal["indexed_attention"]] | None = key("layer_types", default=None)
+    layer_types: list[Literal["indexed_attention", "deepseek_sparse_attention"]] | None = key(
+        "layer_types", default=None
+    )
 
     def fields(self) -> dict[str, Any]:
         shape = super().fields()
@@ -235,7 +235,6 @@ class GptOss(Decoder):
     every head in the softmax. Weights are published in MXFP4, and trained in other formats.
     """
 
-    quantization: Annotated[Any, published_in("mxfp4")] = key("quantization_config", default=None)
     kv_heads: Size | None = key("num_key_value_heads", default=8)
     head_dim: Size = key("head_dim", default=64)
     attention_bias: Flag = key("attention_bias", default=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.huggingface.config import Decoder, Keys, check_every_layer, key, refuse
@@ -22,11 +22,11 @@ class AttentionBlock(Keys):
     group: Size | None = key("n_heads_in_group", default=None)
     kv_heads: Size | None = key("num_key_value_heads", default=None)
     window: Size | None = key("window_length", default=None)
-    sinks: Annotated[Any, refuse("tokens that all later ones attend to, beside a window")] = key(
+    sinks: Annotated[object, refuse("tokens that all later ones attend to, beside a window")] = key(
         "num_sink_tokens", default=None
     )
-    mamba: Annotated[Any, refuse("Mamba blocks in place of attention by this list")] = key("mamba", default=None)
-    sparsify: Annotated[Any, refuse("sparsified weights")] = key("sparsify", default=None)
+    mamba: Annotated[object, refuse("Mamba blocks in place of attention by this list")] = key("mamba", default=None)
+    sparsify: Annotated[object, refuse("sparsified weights")] = key("sparsify", default=None)
 
 
 class MLPBlock(Keys):
@@ -36,8 +36,8 @@ class MLPBlock(Keys):
     linear: Flag = key("replace_with_linear", default=False)
     factor: float | None = key("ffn_mult", default=None)
     width: Size | None = key("intermediate_size", default=None)
-    moe: Annotated[Any, refuse("experts by this list")] = key("moe", default=None)
-    sparsify: Annotated[Any, refuse("sparsified weights")] = key("sparsify", default=None)
+    moe: Annotated[object, refuse("experts by this list")] = key("moe", default=None)
+    sparsify: Annotated[object, refuse("sparsified weights")] = key("sparsify", default=None)
 
 
 class LayerBlocks(Keys):
@@ -45,7 +45,7 @@ class LayerBlocks(Keys):
 
     attention: AttentionBlock = key("attention", default=AttentionBlock())
     mlp: MLPBlock = key("ffn", default=MLPBlock())
-    parallel: Annotated[Any, refuse("parallel blocks by this list")] = key("parallel_blocks", default=None)
+    parallel: Annotated[object, refuse("parallel blocks by this list")] = key("parallel_blocks", default=None)
 
 
 class NemotronNAS(Decoder):

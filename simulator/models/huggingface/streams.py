@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 from meshcast.simulator.models.huggingface.config import (
     Decoder,
@@ -12,7 +12,6 @@ from meshcast.simulator.models.huggingface.config import (
     check_every_layer,
     key,
     leave_out_mtp,
-    published_in,
     sparse_layers,
 )
 from meshcast.simulator.models.huggingface.moe import DeepSeekV3
@@ -45,7 +44,6 @@ class DeepSeekV4(Decoder):
     entries, some to those that an indexer chooses; experts of the first layers by a table of token ids. Layers of
     multi-token prediction are left out."""
 
-    quantization: Annotated[object, published_in("fp8")] = key("quantization_config", default=None)
     kv_heads: Size | None = key("num_key_value_heads", default=1)
     head_dim: Size = key("head_dim", default=512)
     ffn: Size = key("moe_intermediate_size", "intermediate_size", default=2048)

@@ -14,6 +14,7 @@ from meshcast.simulator.models.huggingface.config import (
     Keys,
     check_every_layer,
     key,
+    leave_out_mtp,
     local_fields,
     refuse,
 )
@@ -279,10 +280,7 @@ class Qwen2VL(Multimodal):
     @model_validator(mode="before")
     @classmethod
     def _text_beside(cls, config: Any) -> Any:
-        if not isinstance(config, Mapping) or config.get("text_config") is not None:
-            return config
-        text = {key: value for key, value in config.items() if key not in ("vision_config", "model_type")}
-        return {**config, "text_config": text}
+        return nest_text(config)
 
     def fields(self) -> dict[str, Any]:
         return self._join(text_fields(self.text, "qwen2"), self.vision.fields() | {"tokens": IMAGE_TOKENS})
@@ -375,6 +373,99 @@ class KimiK25(Multimodal):
 
     def fields(self) -> dict[str, object]:
         return self._join(text_fields(self.text, "deepseek_v3"), self.vision.fields())
+
+
+class StepVision(Keys):
+    """``Step3p7VisionConfig``: layer norms, one of them in front, biases, a vector that multiplies what each block adds,
+    and learned positions beside RoPE, whose kernels are left out. Two convolutions leave a sixteenth of the patches."""
+
+    layers: Depth = key("layers", "num_hidden_layers", default=47)
+    hidden: Size = key("width", "hidden_size", default=1536)
+    heads: Size = key("heads", "num_attention_heads", default=16)
+    ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)] = key("mlp_ratio", default=8960 / 1536)
+    channels: Size = key("num_channels", default=3)
+    image: Size = key("image_size", default=728)
+    patch: Size = key("patch_size", default=14)
+    activation: Literal["quick_gelu"] | Gelu = key("hidden_act", default="quick_gelu")
+
+    def fields(self) -> dict[str, object]:
+        """Returns the fields of `Branch`, of an image of the largest size without further views of its parts."""
+        patches = (self.image // self.patch) ** 2
+        return {
+            **{"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "gated": False},
+            **{"ffn": int(self.hidden * self.ratio), "norm": "layernorm", "embedding_norm": True, "layer_scale": True},
+            **{"positions": "learned", "position_rows": patches, "input_width": self.channels * self.patch**2},
+            **{"tokens": patches // 16, "merge": 16, "merge_by": "convolutions", "projector": "linear"},
+            **{"parallel_residual": False, **self.read_activation()},
+        }
+
+
+def nest_text(config: object) -> object:
+    """Returns a config whose keys of the decoder stand in ``text_config``, where older files have them beside
+    ``vision_config``."""
+    if not isinstance(config, Mapping) or config.get("text_config") is not None:
+        return config
+    text = {key: value for key, value in config.items() if key not in ("vision_config", "model_type")}
+    return {**config, "text_config": text}
+
+
+class Step37(Multimodal):
+    """``Step3p7Config``: an encoder of images in front of a Step 3.5; a file without ``vision_config`` is the decoder
+    alone."""
+
+    vision: StepVision | None = key("vision_config", default=None)
+    projector_bias: Flag = key("projector_bias", default=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_beside(cls, config: Any) -> Any:
+        return nest_text(config)
+
+    def fields(self) -> dict[str, object]:
+        text = text_fields(self.text, "step3p5")
+        if self.vision is None:
+            return text
+        # The trunk of a model with branches has no layers of multi-token prediction.
+        left_out = leave_out_mtp(text.pop("mtp", 0), text["layers"])
+        text.pop("mtp_like", None)
+        return self._join(text | left_out, self.vision.fields() | self.same_fields("projector_bias"))
+
+
+class MiniMaxVision(Keys):
+    """``MiniMaxM3VLVisionConfig``: CLIP with RoPE, over patches of two frames."""
+
+    layers: Depth = key("num_hidden_layers", default=32)
+    hidden: Size = key("hidden_size", default=1280)
+    heads: Size = key("num_attention_heads", default=16)
+    ffn: Size = key("intermediate_size", default=5120)
+    channels: Size = key("num_channels", default=3)
+    patch: Size = key("patch_size", default=14)
+    frames: Size = key("temporal_patch_size", default=2)
+    side: Size = key("spatial_merge_size", default=2)
+    activation: Gelu = key("hidden_act", default="gelu")
+
+    def fields(self) -> dict[str, object]:
+        """Returns the fields of `Branch`, without its tokens."""
+        return {
+            **{"layers": self.layers, "hidden": self.hidden, "heads": self.heads, "ffn": self.ffn, "gated": False},
+            **{"norm": "layernorm", "positions": "rope", "embedding_norm": True, "parallel_residual": False},
+            **{"input_width": self.channels * self.frames * self.patch**2, "merge": self.side**2},
+            **{"merge_by": "mlp", "projector": "mlp", **self.read_activation()},
+        }
+
+
+class MiniMaxM3VL(Multimodal):
+    """``MiniMaxM3VLConfig``: each patch passes an MLP, four neighbours another. An image stands for `IMAGE_TOKENS`
+    tokens: its processor takes images of many sizes."""
+
+    vision: MiniMaxVision = key("vision_config", default=MiniMaxVision())
+    inner: Size = key("projector_hidden_size", default=6144)
+
+    def fields(self) -> dict[str, object]:
+        text = text_fields(self.text, "minimax_m3_vl_text")
+        left_out = leave_out_mtp(text.pop("mtp", 0), text["layers"])
+        tower = self.vision.fields() | {"tokens": IMAGE_TOKENS, "projector_ffn": self.inner}
+        return self._join(text | left_out, tower)
 
 
 class Qwen3Vision(Qwen35Vision):

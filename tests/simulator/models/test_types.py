@@ -3,9 +3,9 @@
 A line of types.jsonl is the config that release 5.24 writes for a type by default (the last lines: that of a released
 model), without the keys whose defaults the reader has too; `parameters` of the model that it builds on the meta device,
 which has no multi-token prediction (those that it does not build, dbrx: of the checkpoint, mimo: of the Qwen 2 of its
-shape, nemotron-nas: of Llama's modules in the order of its list); `corrections`, numbers of routers that are buffers there and parameters here (the correction of DeepSeek-V3 for
-each expert), less tables of sines that are frozen parameters there; `products`, where there are neither recurrences nor
-branches of images: FLOPs of a forward pass over 256 tokens, of an encoder with a decoder 256 of each, of its modules
+shape, nemotron-nas: of Llama's modules in the order of its list); `corrections`, numbers of routers that are buffers
+there and parameters here (the correction of DeepSeek-V3 for each expert), less tables of sines that are frozen
+parameters there; `products`, where there are neither recurrences nor branches of images: FLOPs of a forward pass over 256 tokens, of an encoder with a decoder 256 of each, of its modules
 with eager attention in fake mode, as torch's `FlopCounterMode` counts them, which does not see grouped products of
 routed experts (PyTorch 2.13); `weights`, of models with recurrences, or whose eager code gives all tokens to all
 experts: those of products of two matrices, of which attention and scans have none.
@@ -57,6 +57,31 @@ def test_encoders_of_sounds_have_the_products_that_torch_counts(kind: str, proje
         sum(forward_matmul_flops(shape, model.seq, model.seq, causal=False).values()) for shape in (model, trunk)
     )
     assert whole - alone == 2_273_771_520_000 + 2 * model.hidden * projected
+
+
+TOWERS_OF_2026 = {
+    "step3p7": ({"width": 384, "heads": 4, "layers": 2, "mlp_ratio": 2}, 43_751_325_696),
+    "minimax_m3_vl": (
+        {"hidden_size": 384, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 768},
+        78_592_868_352,
+    ),
+}
+"""Small towers, and the FLOPs that ``FlopCounterMode`` counts of one with its projector to a width of 256, over an image
+of 728 x 728 pixels or of 64 x 64 patches."""
+
+
+@pytest.mark.parametrize("kind", TOWERS_OF_2026)
+def test_towers_have_the_products_that_torch_counts(kind: str) -> None:
+    tower, counted = TOWERS_OF_2026[kind]
+    text = {"num_hidden_layers": 1, "hidden_size": 256, "vocab_size": 128, "layer_types": ["full_attention"]}
+    text |= {"mlp_layer_types": ["sparse"], "num_attention_heads": 4, "intermediate_size": 64}
+    text |= {"max_position_embeddings": 4096, "num_key_value_heads": 4}
+    model = from_config({"model_type": kind, "vision_config": tower, "text_config": text, "projector_hidden_size": 512})
+    trunk = model.model_copy(update={"branches": ()})
+    whole, alone = (
+        sum(forward_matmul_flops(shape, model.seq, model.seq, causal=False).values()) for shape in (model, trunk)
+    )
+    assert whole - alone == counted
 
 
 SMOLLM3 = {
@@ -128,6 +153,29 @@ def test_layers_that_a_reader_leaves_out_are_named(kind: str, word: str) -> None
     assert two.parameters == without.parameters and not name_left_out(without)
     assert name_left_out(two) == [
         f"model: layers of multi-token prediction (2, behind {two.layers} others) are left out"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("formats", "words"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt, NVFP4"),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}},
+            "compressed-tensors, 4 bits",
+        ),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes, 4 bits"),
+        ({"quant_method": "gptq", "bits": 8}, "gptq, 8 bits"),
+        ("int8", "int8"),
+    ],
+)
+def test_formats_of_a_checkpoint_are_named_and_change_no_shape(formats: Any, words: str) -> None:
+    plain, released = from_config(SMOLLM3), from_config(SMOLLM3 | {"quantization_config": formats})
+    assert released == plain.model_copy(update={"left_out": released.left_out})
+    assert name_left_out(released) == [
+        f"model: the quantisation of the checkpoint ({words}), in place of which precision and train.frozen_weights"
+        " stand, is left out"
     ]
 
 
@@ -259,6 +307,9 @@ PARTS: list[dict[str, Any]] = [
     {"branches": [{**TOWER, "merge": 2, "projector": "gated"}, {"layers": 0}]},
     {"branches": [{**TOWER, "merge": 2, "merge_by": "mean", "projector_norm": "plain"}, {"layers": 0}]},
     {"branches": [{**TOWER, "merge": 2, "merge_by": "linear", "projector_norm": "layer"}, {"layers": 0}]},
+    {"branches": [{**TOWER, "merge": 2, "merge_by": "mlp", "projector_ffn": 24}, {"layers": 0}]},
+    {"branches": [{**TOWER, "tokens": 1, "merge": 16, "merge_by": "convolutions"}, {"layers": 0}]},
+    {"norm": "rmsnorm", "variants": [{"numbers": [0], "only": "mlp"}, {"numbers": [1], "replaced": ["attention"]}]},
     {"mla": {**LATENT, "index": {"heads": 2, "dim": 16, "top_k": 32}}, "norm": "rmsnorm"},
     {**DECODER, "branches": [{**ENCODER, "norm_residual": True}], "norm_residual": True, "tied": False},
     {**DECODER, "branches": [ENCODER], "embedding_norm": True, "qkv_bias": "queries-values"},
