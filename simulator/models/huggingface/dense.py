@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.huggingface.config import (
