@@ -71,6 +71,7 @@ class Tensor:
     renamed: the consumer's name of a dim by the producer's name (keys are produced at positions `s` and read at `t`).
     gradient_dtype: number format of the gradient; empty: `dtype`.
     pieces: that make it up, which are in memory in turn.
+    parts: equal tensors side by side in it, of which it adds one to those that are in memory already.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Tensor:
     renamed: Mapping[str, str] = field(default_factory=dict)
     gradient_dtype: str = ""
     pieces: int = 1
+    parts: int = 1
 
     def has(self, dim: str) -> bool:
         """Returns whether the tensor has this dim."""
@@ -97,8 +99,10 @@ class Tensor:
 
     @property
     def gradient(self) -> Tensor:
-        """The gradient: the same dims, in its number format."""
-        return replace(self, dtype=self.gradient_dtype) if self.gradient_dtype else self
+        """The gradient: the same dims, in its number format; all its parts are its own."""
+        if not self.gradient_dtype and self.parts == 1:
+            return self
+        return replace(self, dtype=self.gradient_dtype or self.dtype, parts=1)
 
     def layout_of_producer(self, layout: Layout) -> Layout:
         """Renames the dims of `layout`, in which the producer makes the tensor, to those of this consumer."""
@@ -126,7 +130,7 @@ class Tensor:
 
     def held_bytes(self, layout: Layout, mesh: Mesh) -> int:
         """Returns the local bytes that are in memory at a time."""
-        return -(-self.nbytes(layout, mesh) // self.pieces)
+        return -(-self.nbytes(layout, mesh) // (self.pieces * self.parts))
 
     def nbytes(self, layout: Layout, mesh: Mesh) -> int:
         """Returns the local size in bytes."""

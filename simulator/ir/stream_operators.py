@@ -162,6 +162,51 @@ class AverageStreams(Operator):
         return self.ins
 
 
+class AttendToSums(Operator):
+    """The sum outs[0] of what blocks of layers have added to the stream, ins[0] [m, h] in a row, by weights of a
+    softmax: products of a query, weights[1], with these sums behind a norm, weights[0] (attention residuals)."""
+
+    def _kernel(self, at: LocalShapes, read: int, write: int, backward: bool) -> list[Work]:
+        return [Memory(KIND, read, write, backward, flops=(1 + backward) * 4.0 * at.size(*self.ins))]
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        return self._kernel(at, at.bytes(*self.ins), at.bytes(*self.outs), backward=False)
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        return self._kernel(at, at.bytes(*self.ins, *self.outs), at.bytes(*self.ins), backward=True)
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self.ins
+
+    def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
+        """The weight of each sum, and its mean square, in fp32."""
+        sums = at.dims(self.ins[0])
+        return [("weights", 8 * at.size(*self.ins) // int(sums["h"]), "workspace")]
+
+
+class AddToSum(Residual):
+    """outs[0] = the sums ins[0] [m, h], to the last of which the result of a block ins[1] is added; where outs[0] has
+    one more, the result begins it, and all are copied to stand in a row."""
+
+    def _grows(self, at: LocalShapes) -> bool:
+        return at.size(*self.outs) > at.size(self.ins[0])
+
+    @property
+    def pass_through(self) -> list[Tensor]:
+        """The sums, whose gradient is the gradient of the output itself, or part of it."""
+        return [self.ins[0]] if self.ins[0].sizes == self.outs[0].sizes else []
+
+    def forward(self, at: LocalShapes) -> list[Work]:
+        result = at.bytes(self.ins[1])
+        moved = (at.bytes(*self.ins), at.bytes(*self.outs)) if self._grows(at) else (2 * result, result)
+        return [Memory(KIND, *moved)]
+
+    def backward_inputs(self, at: LocalShapes) -> list[Work]:
+        """Where there is one more, gradients are views of that of all."""
+        return []
+
+
 class AddToStreams(Residual):
     """outs[0] = the streams ins[0], and the result of a block ins[1] times a coefficient, of ins[2], of each stream."""
 

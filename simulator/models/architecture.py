@@ -17,7 +17,7 @@ from meshcast.simulator.ir.diffusion_operators import RepeatWords, SquaredError
 from meshcast.simulator.ir.layout import Dim, Tensor
 from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, LayersFrom, Module, Stage, Unit, add_marks
 from meshcast.simulator.ir.operators import Activation, Boundary, Concat, Embedding, Head, Linear, Loss, Norm, Residual
-from meshcast.simulator.ir.stream_operators import AddToStreams
+from meshcast.simulator.ir.stream_operators import AddToStreams, AddToSum
 from meshcast.simulator.models.adapters import freeze, mark_lowest
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.composition import compose
@@ -61,7 +61,7 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         if isinstance(model, Model) and model.variants:
             return True
         mixers = model.window or model.attention_chunk or model.linear_attention or not model.full_rope
-        blocks = model.moe or model.ssm or model.only or model.replaced
+        blocks = model.moe or model.ssm or model.only or model.replaced or model.attention_residuals
         return bool(blocks or mixers or model.frames or model.shared_keys)
 
     @remembered
@@ -116,6 +116,8 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         if not self._varied:
             return ((LayerKind(False, False), len(layers)),) if layers else ()
         kinds = [*map(model.kind, layers)]
+        if kinds and kinds[0].sums > 1:  # a stage holds all of the sums that it receives
+            kinds[0] = kinds[0]._replace(follows=True)
         if model.shared_block:
             uses = [i for i, kind in enumerate(kinds) if kind.block == "S"][model.shared_block.blocks :]
             kinds = [kind._replace(borrows=i in uses) for i, kind in enumerate(kinds)]
@@ -148,7 +150,7 @@ class Architecture(RareBlockBuilder, StreamBuilder):
     @property
     def residual(self) -> Tensor:
         """The residual stream [b, s, h] between units, or several."""
-        return make_stream(self, "x")
+        return make_stream(self, "x", self.sums, self.copied)
 
     # ------------------------------------------------------------------------------------------- units
 
@@ -316,7 +318,9 @@ class Architecture(RareBlockBuilder, StreamBuilder):
             variant = self.model.variants[kind.variant - 1].model_copy(update={"name": self.model.name})
             shapes = replace(self, model=variant, branch_seq=self._joined_tokens)
             return shapes.layer(kind._replace(variant=0), first)
-        end = make_stream(self, "end")
+        if kind.sums and not self.sums:
+            return replace(self, sums=kind.sums, copied=kind.follows).layer(kind, first)
+        end = self.stream_behind("end", kind.opens, kind.opens) if kind.sums else make_stream(self, "end")
         unit = self._unit(Layer, "layer", self._whole_layer(kind, end), True, end, kind)
         assert isinstance(unit, Layer)
         unit = replace(unit, context=self.context) if self.encoder_seq else unit
@@ -341,7 +345,7 @@ class Architecture(RareBlockBuilder, StreamBuilder):
             return self._layer_of_one_block(kind, x, end)
         if (model := self.model.shape_of(kind)) is not self.model:
             return replace(self, model=model)._layer(kind, x, end)
-        if model.streams:
+        if model.reads_streams:
             return self._layer_of_streams(kind, x, end)
         normed, again, projected, middle = (self.act(name) for name in ("norm1", "norm2", "proj", "middle"))
         place = self._norm_place(kind)
@@ -370,6 +374,8 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         """Builds the modules of a layer whose blocks read and write several residual streams."""
         if self.model.altup:
             return self._layer_of_first_stream(kind, x, end)
+        if self.model.attention_residuals:
+            return self._layer_over_sums(kind, x, end)
         projected, middle, result = self.act("proj"), make_stream(self, "middle"), self.act("down.sum")
         modules, normed, behind = self.read_streams("1", x)
         modules += [self._attention_of(kind, normed, projected), self.write_streams("1", x, projected, behind, middle)]
@@ -380,6 +386,21 @@ class Architecture(RareBlockBuilder, StreamBuilder):
             modules.append(Residual("experts.sum", results, (result,)))
             results = (result,)
         return [*modules, self.write_streams("2", middle, results[0], behind, end)]
+
+    def _layer_over_sums(self, kind: LayerKind, x: Tensor, end: Tensor) -> list[Module]:
+        """Builds the modules of a layer whose blocks read weighted sums of what blocks of layers have added to the
+        stream (Kimi K3)."""
+        normed, again, projected, result = (self.act(name) for name in ("norm1", "norm2", "proj", "down.sum"))
+        modules, middle = list[Module](), self.stream_behind("middle", kind.opens, False)
+        modules.append(self.layernorm("norm1", self.attend_to_sums(modules, "1", x), normed))
+        modules += [self._attention_of(kind, normed, projected), AddToSum("residual1", (x, projected), (middle,))]
+        modules.append(self.layernorm("norm2", self.attend_to_sums(modules, "2", middle), again))
+        block, results = self.moe(again, kind.routed) if kind.experts else self.dense(again)
+        modules.append(block)
+        if len(results) > 1:
+            modules.append(Residual("experts.sum", results, (result,)))
+            results = (result,)
+        return [*modules, AddToSum("residual2", (middle, *results), (end,))]
 
     def _add_both(
         self, modules: list[Module], x: Tensor, results: tuple[Tensor, ...], biases: tuple[Tensor, ...], end: Tensor
@@ -513,6 +534,9 @@ class Architecture(RareBlockBuilder, StreamBuilder):
     @cached_property
     def output_unit(self) -> Unit:
         """The unit from the residual stream to the loss, and to the losses of multi-token prediction."""
+        if (part := self.model.attention_residuals) and not self.sums:
+            last = part.opens(self.model.layers - 1)
+            return replace(self, sums=part.count_sums(self.model.layers), copied=last).output_unit
         modules, x = self._predict(self.residual, owns=True), self.residual
         for i in range(self.model.mtp):
             further = [add_prefix(module, f"mtp{i}.", {x.name}) for module in self._predict_further(x, owns=i == 0)]
@@ -527,6 +551,8 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         modules: list[Module] = []
         if self.model.streams:
             x = self.average_streams(modules, x) if self.model.altup else self.collapse_streams(modules, "last", x)[0]
+        if self.model.attention_residuals:
+            x = self.attend_to_sums(modules, "last", x)
         normed = self.act("norm.out")
         scales = self.norm_weights("final_norm") if owns else ()
         modules.append(Norm("final_norm", (x,), (normed,), scales))

@@ -35,7 +35,7 @@ OWN = (
     *("norm_place", "shared_norm", "sinks", "attention_gate", "softcaps", "norm_residual"),
     *("linear_attention", "cross_attention", "head", "value_dim", "keys_are_values", "value_norm"),
     *("local_attention", "inner_norms", "layer_input", "shared_keys", "reading_ffn", "layer_scale"),
-    *("compressed", "hyper_connections", "head_experts", "only", "replaced"),
+    *("compressed", "hyper_connections", "head_experts", "only", "replaced", "attention_residuals"),
     *("distance_profiles", "token_convolutions", "result_scale", "altup", "shared_block"),
     *("other", "outside", "output"),
     *("diffusion", "modulation", "joint_attention", "variants"),
@@ -78,9 +78,10 @@ class Branch(Inputs):
     """Inner width of a projector of several layers. Default: the hidden size of the trunk."""
     projector_depth: Annotated[int, Field(strict=True, ge=2, le=8)] = 2
     """Linear layers of a projector of several (LLaVA 1.5: 2, Llama 4: 3)."""
-    projector_norm: Flag | Literal["layer", "plain", "each"] = False
+    projector_norm: Flag | Literal["layer", "plain", "each", "behind"] = False
     """An RMS norm in front of the projector (Gemma 3); layer: a layer norm with a bias (InternVL); plain: an RMS norm
-    without weights (Gemma 4); each: a layer norm with a bias over every input before it is merged (Kimi K2.5)."""
+    without weights (Gemma 4); each: a layer norm with a bias over every input before it is merged (Kimi K2.5); behind:
+    an RMS norm behind the projector (Kimi K3)."""
     deepstack: Count = 0
     """Further projectors of several layers, each behind a layer norm, that read the states of earlier layers and whose
     results are added to the states of the first layers of the trunk (Qwen3-VL, arXiv 2406.04334). They are priced with
@@ -121,8 +122,8 @@ class Branch(Inputs):
         sizes, merging = self.projector_sizes, self.merging_sizes
         biased = sum(outputs for _, outputs in sizes) if self.projector_bias else 0
         biased = 3 * self.trunk_hidden if self.projector == "gated" else biased
-        width = self.hidden if self.projector_norm == "each" else self.merged_width
-        norm = width * {"layer": 2, "each": 2, "True": 1}.get(str(self.projector_norm), 0)
+        width = {"each": self.hidden, "behind": self.trunk_hidden}.get(str(self.projector_norm), self.merged_width)
+        norm = width * {"layer": 2, "each": 2, "True": 1, "behind": 1}.get(str(self.projector_norm), 0)
         deep = self.deepstack * 2 * self.merged_width
         merged = sum(outputs * (width + (self.merge_by != "linear")) for width, outputs, _ in merging)
         return merged + sum(width * outputs for width, outputs in sizes) + biased + norm + deep

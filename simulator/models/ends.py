@@ -211,13 +211,16 @@ def build_projector(shapes: Shapes, branch: Branch, x: Tensor) -> tuple[list[Mod
     if branch.merge > 1:
         more, x = _merge(shapes, branch, x)
         modules += more
-    if branch.projector_norm not in (False, "each"):
+    if branch.projector_norm not in (False, "each", "behind"):
         norm, x = _norm_merged(shapes, x, str(branch.projector_norm))
         modules.append(norm)
     if branch.projector != "none":
         y = Tensor("projected", {**x.dims, "h": Dim(branch.trunk_hidden)}, x.dtype)
         modules.append(Projector("projector", tuple(_project(shapes, branch, x.rename_dims(h="c"), y))))
         x = y
+    if branch.projector_norm == "behind":
+        norm, x = _norm_merged(shapes, x, "behind")
+        modules.append(norm)
     for i in range(branch.deepstack):
         more, x = _add_earlier(shapes, branch, stream, x, f"deep{i}.")
         modules += more

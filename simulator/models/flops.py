@@ -73,7 +73,8 @@ def forward_matmul_flops(model: Model, tokens: int, seq: int, causal: bool) -> d
     - ``mamba``, ``scan``: the projections of Mamba blocks, and their scan: 7 FLOPs for each element of the state (it
       decays, x B is added, and multiplied with C) in place of the matrix products that compute it chunk by chunk. The
       states of linear attention count in ``scan`` too, and its projections in ``qkv`` and ``proj``;
-    - ``streams``: coefficients of several residual streams, and the products that mix streams;
+    - ``streams``: coefficients of several residual streams, and the products that mix streams; products of attention
+      residuals with sums;
     - ``projector``: from branches to the trunk;
     - ``mtp``: projections of multi-token prediction from 2 h to h. Its layers count in the parts above;
     - ``other``: what a traced model has beside these parts;
@@ -178,6 +179,8 @@ def _trunk_flops(model: Model, tokens: float, seq: float, causal: bool) -> dict[
         parts["streams"] += tokens * model.hyper_connections.last_flops(model.hidden)
     if model.altup:
         parts["streams"] += tokens * model.altup.end_flops(model.hidden)
+    if model.attention_residuals:
+        parts["streams"] += tokens * model.attention_residuals.flops(model.hidden, model.layers)
     parts["other"] += tokens * (model.outside.flops if model.outside else 0)
     return parts
 

@@ -143,6 +143,7 @@ class Model(Transformer):
             **{"keys_are_values": self.keys_are_values, "inner_norms": self.inner_norms},
             **{"layer_input": self.layer_input, "shared_keys": self.shared_keys, "layer_scale": self.layer_scale},
             **{"compressed": self.compressed, "hyper_connections": self.hyper_connections, "altup": self.altup},
+            **{"attention_residuals": self.attention_residuals},
         }
         for word, value in refused.items():
             if value:
@@ -223,9 +224,12 @@ class Model(Transformer):
             if layer < branch.layers:
                 return branch.kind(layer)
             layer -= branch.layers
-        if variant := self._variant_of.get(layer):
-            return self.variants[variant - 1].kind(0)._replace(variant=variant)
-        return super().kind(layer)
+        variant = self._variant_of.get(layer, 0)
+        kind = self.variants[variant - 1].kind(0)._replace(variant=variant) if variant else super().kind(layer)
+        if part := self.attention_residuals:
+            follows = layer > 0 and part.opens(layer - 1)
+            return kind._replace(sums=part.count_sums(layer), opens=part.opens(layer), follows=follows)
+        return kind
 
     @cached_property
     def _variant_of(self) -> dict[int, int]:
@@ -308,6 +312,7 @@ class Model(Transformer):
             "final_norm": self._final_norms() if self.layers else 0,
             **({"streams": self.hyper_connections.last_parameters(h)} if self.hyper_connections else {}),
             **({"streams": self.altup.end_parameters(h)} if self.altup else {}),
+            **({"streams": 2 * h} if self.attention_residuals else {}),
             "head": self._head_parameters(),
             "mtp": self.mtp * (2 * self.norm_parameters + 2 * h * h + further),
         }

@@ -313,6 +313,8 @@ class LinearAttention(ShapePart):
     """Positions that a causal convolution reads, the token itself included; lightning and mlstm have none."""
     rank: Size | None = None
     """Width of the latents from which kimi-delta projects alpha and the gate; None: from the input itself (Ling 3)."""
+    full_gate: Flag = False
+    """With `rank`: the gate is projected from the input itself (Kimi K3)."""
     layers: tuple[Count, ...] | None = None
     """Numbers of the layers that have it (from 0, ascending); None: all but those of `full_every`. The others may have
     windows, but those of `full_every` (LFM3)."""
@@ -348,9 +350,15 @@ class LinearAttention(ShapePart):
         """Counts the elements of the matrices that make the projections from an input of width `hidden`, and of those
         of both gates of rg-lru, a block for each head."""
         widths = self.projections
-        latents = widths.pop("alpha") + widths.pop("z") if self.rank else 0
+        through = [widths.pop(name) for name in self.through_latents]
         gates = 2 * self.value_width * self.value_dim if self.kind == "rg-lru" else 0
-        return hidden * sum(widths.values()) + (self.rank or 0) * (2 * hidden + latents) + gates
+        latents = (self.rank or 0) * (len(through) * hidden + sum(through))
+        return hidden * sum(widths.values()) + latents + gates
+
+    @property
+    def through_latents(self) -> tuple[str, ...]:
+        """Names of the projections through latents."""
+        return () if not self.rank else ("alpha",) if self.full_gate else ("alpha", "z")
 
     @property
     def state(self) -> int:

@@ -44,6 +44,39 @@ class HyperConnections(ShapePart):
         return 2 * self.streams**2 * hidden
 
 
+class AttentionResiduals(ShapePart):
+    """The input of attention, and of the MLP, is a sum of what blocks of layers have added to the embedding, each over
+    its layers, and of the embedding: weights of a token are a softmax over its products with a trained query behind a
+    norm. A layer adds to the sum of its block. Behind the last layer a further query collapses them. Source: Attention
+    Residuals (Moonshot AI 2026); ``_forward_attn_residual`` of the code of Kimi K3.
+    """
+
+    block: Size
+    """Layers of a block, the first of which begins a sum."""
+
+    def count_sums(self, layer: int) -> int:
+        """Counts the sums of a token in front of a layer, from 0: the embedding, and those of blocks that began."""
+        return -(-layer // self.block) + 1
+
+    def opens(self, layer: int) -> bool:
+        """Returns whether a layer begins a sum."""
+        return layer % self.block == 0
+
+    def read_sums(self, layers: int) -> int:
+        """Counts the sums that all layers, and what is behind them, read; the first layer's attention reads the
+        embedding as it is."""
+        read = (2 * self.count_sums(layer) + self.opens(layer) for layer in range(layers))
+        return sum(read) - 1 + self.count_sums(layers)
+
+    def parameters(self, hidden: int) -> int:
+        """Counts the parameters of a layer: two queries with their norms. hidden: width of a sum."""
+        return 4 * hidden
+
+    def flops(self, hidden: int, layers: int) -> int:
+        """Counts the FLOPs of a token in the products of all layers with sums."""
+        return 4 * hidden * self.read_sums(layers)
+
+
 class CompressedAttention(ShapePart):
     """Attention of queries from a latent to the tokens of a window, and to entries that stand for tokens before.
 

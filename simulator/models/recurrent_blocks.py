@@ -128,11 +128,12 @@ class RecurrentBuilder(Shapes):
         ruled, normed = self.act("linear.o", a=value), self.act("linear.norm", a=value)
         shape = linear.chunk, linear.key_dim, linear.value_dim
         scale = (self.weight("linear.norm.weight", d=Dim(linear.value_dim)),)
-        direct = [name for name in projected if not (linear.rank and name in ("alpha", "z"))]
+        direct = [name for name in projected if name not in linear.through_latents]
         weights = [self.weight(f"wlinear.{name}", h=self.hidden_dim, a=widths[name]) for name in direct]
         modules = self.linear("in_proj", x, tuple(projected[name] for name in direct), *weights)
         if linear.rank:
-            modules += self._project_through_latents(x, Dim(linear.rank), (projected["alpha"], projected["z"]))
+            through = tuple(projected[name] for name in linear.through_latents)
+            modules += self._project_through_latents(x, Dim(linear.rank), through)
         z = projected.pop("z")
         return [
             *modules,

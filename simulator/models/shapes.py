@@ -154,8 +154,14 @@ class Shapes:
         return [*casts, Linear(name, (x,), ys, weights, self.grad_dtype, self.quantised, modules=modules, whole=whole)]
 
 
-def make_stream(shapes: Shapes, name: str) -> Tensor:
-    """Makes the residual stream [b, s, h], or several of them [b, s, m, h]."""
+def make_stream(shapes: Shapes, name: str, sums: int = 0, copied: bool = False) -> Tensor:
+    """Makes the residual stream [b, s, h], or several of them [b, s, m, h].
+
+    sums: of attention residuals, which it consists of; 0: the model has none.
+    copied: whether these were just copied to stand in a row, so that all of them are held anew.
+    """
+    if sums > 1:
+        return replace(shapes.act(name, m=Dim(sums), h=shapes.hidden_dim), parts=1 if copied else sums)
     streams = shapes.model.streams
     count = {"m": Dim(streams)} if streams else {}
     return shapes.act(name, **count, h=shapes.hidden_dim)

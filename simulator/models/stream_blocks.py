@@ -1,4 +1,5 @@
-"""Builds layers whose tokens of branches pass weights of their own (MMDiT), and gates of what layers add."""
+"""Builds layers whose tokens of branches pass weights of their own (MMDiT), gates of what layers add, and what reads
+the sums of attention residuals."""
 
 from __future__ import annotations
 
@@ -6,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from meshcast.hardware.records import dataclass
-from meshcast.simulator.ir.decoder_operators import Scale
+from meshcast.simulator.ir.decoder_operators import HoldWeights, Scale
 from meshcast.simulator.ir.diffusion_operators import JoinTokens, SplitResults, SplitTokens
 from meshcast.simulator.ir.layout import Tensor
 from meshcast.simulator.ir.modules import Module, Operator, SelfAttention
 from meshcast.simulator.ir.operators import Concat, Residual
+from meshcast.simulator.ir.stream_operators import AttendToSums
 from meshcast.simulator.models.blocks import BlockBuilder
 from meshcast.simulator.models.modulated import gate, norm_before
-from meshcast.simulator.models.shapes import add_prefix
+from meshcast.simulator.models.shapes import add_prefix, make_stream
 
 BRANCH, OWN = "branch.", "own."
 """The beginnings of the names of what the tokens of branches, and those of the model itself, pass alone."""
@@ -25,9 +27,12 @@ class StreamBuilder(BlockBuilder):
 
     branch_seq: tokens of branches at the start of a sequence, which in layers with joint attention pass weights of
         their own; 0: there are none.
+    sums, copied: of the stream that enters a layer, see `make_stream`.
     """
 
     branch_seq: int = 0
+    sums: int = 0
+    copied: bool = False
 
     def scale(self, modules: list[Module], x: Tensor, name: str) -> Tensor:
         """Adds the scale or the gate of what a layer adds to its stream to the modules, if the model has it; returns
@@ -41,6 +46,21 @@ class StreamBuilder(BlockBuilder):
         else:
             return x
         return scaled
+
+    def attend_to_sums(self, modules: list[Module], number: str, x: Tensor) -> Tensor:
+        """Adds the weighted sum of the sums of a stream, the input of a block, to the modules; returns it. Where the
+        stream is the embedding alone, its weights are held and not read."""
+        name = f"sums{number}"
+        mixed = self.act(f"{name}.mixed")
+        weights = self.weight(f"{name}.norm", h=self.hidden_dim), self.weight(f"{name}.query", h=self.hidden_dim)
+        kind = AttendToSums if x.has("m") else HoldWeights
+        modules.append(kind(name, (x,), (mixed,), weights))
+        return mixed
+
+    def stream_behind(self, name: str, grows: bool, copied: bool) -> Tensor:
+        """Makes the stream behind the first or the last addition of a layer. grows: whether the layer begins a sum.
+        copied: whether it holds all sums anew."""
+        return make_stream(self, name, self.sums + grows, copied)
 
     def joint_layer(self, x: Tensor, end: Tensor) -> list[Module]:
         """Builds a layer of two streams from `x` to `end`: tokens of branches, and those of the model itself."""

@@ -39,6 +39,9 @@ class LayerKind(NamedTuple):
         variant: number of the variant of the model that it is, from 1; 0: it is as the model says.
         borrows: whether an earlier layer of its stage holds the weights of its shared block.
         replaced: blocks in whose place a linear layer stands, see `RareFields.replaced`.
+        sums: of attention residuals, in front of the layer; 0: the model has none.
+        opens: whether it begins a sum.
+        follows: whether the layer before begins a sum.
     """
 
     experts: bool
@@ -51,6 +54,9 @@ class LayerKind(NamedTuple):
     variant: int = 0
     borrows: bool = False
     replaced: tuple[str, ...] = ()
+    sums: int = 0
+    opens: bool = False
+    follows: bool = False
 
     @property
     def has_attention(self) -> bool:
@@ -317,8 +323,7 @@ class Transformer(RareFields):
         mixer += self.result_scale
         mixer -= self._unused_head_experts if experts is not None and not linear else 0
         added = self.layer_input.parameters(self.hidden) + self.norm_parameters if self.layer_input else 0
-        added += 2 * self.hyper_connections.parameters(self.hidden) if self.hyper_connections else 0
-        added += self.altup.parameters(self.hidden) if self.altup else 0
+        added += self.stream_parameters
         added += 2 * self.hidden * self.layer_scale + (self.other.parameters if self.other else 0)
         added += count_stream_parameters(self)
         if self.modulation:

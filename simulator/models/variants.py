@@ -23,6 +23,7 @@ OWN = (
     "head",
     "output",
     "left_out",
+    "attention_residuals",
 )
 """Fields of a model that its variants do not inherit."""
 

@@ -239,11 +239,13 @@ class Report(Metrics):
         streams = (
             "residual streams (model.hyper_connections, model.altup): kernels that move them once each way, derived"
         )
+        sums = "attention residuals (model.attention_residuals): kernels that read all sums once each way, derived"
         biases = "biases of scores by distance (model.distance_profiles): all of them in memory"
         return [
             *([f"indexer of sparse attention (model.mla.index): {how}"] if model.mla and model.mla.index else []),
             *([f"{entries} an indexer's scores as fused attention; not measured"] if model.compressed else []),
             *([f"{streams} from residual additions"] if model.streams else []),
+            *([f"{sums} from residual additions"] if model.attention_residuals else []),
             *([f"{biases}, written and read apart from attention"] if model.distance_profiles else []),
         ]
 

@@ -183,24 +183,40 @@ class KimiLinearShape(Keys):
     heads: Size | None = key("num_heads", default=None)
     conv: Size | None = key("short_conv_kernel_size", default=None)
     full: list[Size] | None = key("full_attn_layers", default=None)
+    full_gate: Flag = key("use_full_rank_gate", default=False)
 
 
 class KimiLinear(KimiDelta):
-    """``KimiLinearConfig``: decays and gates through latents as wide as a head, latent attention without RoPE."""
+    """``KimiLinearConfig`` (Kimi Linear, the decoder of Kimi K3): decays and gates through latents as wide as a head,
+    latent attention without RoPE. Kimi K3 has gates from the input itself, experts over a latent, and attention
+    residuals; its activation (situ) runs in kernels that move as much as those of SwiGLU."""
 
     head_dim: Size = key("linear_head_dim", default=128)
     linear_heads: Size = key("linear_num_heads", default=32)
     conv: Size = key("linear_conv_kernel_dim", default=4)
     shape: KimiLinearShape = key("linear_attn_config", default=KimiLinearShape())
     no_rope: Literal[True] = key("mla_use_nope", default=True)
+    gated: Flag = key("mla_use_output_gate", default=False)
+    activation: Literal["silu", "swish", "situ"] = key("hidden_act", default="silu")  # type: ignore[assignment]
+    latent: Size | None = key("routed_expert_hidden_size", default=None)
+    latent_norm: Flag = key("latent_moe_use_norm", default=False)
+    every: Literal[1] = key("moe_layer_freq", default=1)
+    block: Size | None = key("attn_res_block_size", default=None)
 
     @property
     def linear(self) -> dict[str, object]:
         width, heads = self.shape.head_dim or self.head_dim, self.shape.heads or self.linear_heads
-        return {"heads": heads, "key_dim": width, "rank": width, "conv": self.shape.conv or self.conv}
+        gate = {"full_gate": True} if self.shape.full_gate else {}
+        return {"heads": heads, "key_dim": width, "rank": width, "conv": self.shape.conv or self.conv, **gate}
 
     def fields(self) -> dict[str, object]:
-        return super().fields() | {"positions": "none"}
+        further = {"attention_residuals": {"block": self.block}} if self.block else {}
+        gate = {"attention_gate": True} if self.gated else {}
+        return super().fields() | {"positions": "none"} | further | gate
+
+    def _moe(self) -> dict[str, object] | None:
+        moe = super()._moe()
+        return moe and moe | ({"latent": {"width": self.latent, "norm": self.latent_norm}} if self.latent else {})
 
     def _full(self) -> list[bool]:
         layers = range(self.layers)

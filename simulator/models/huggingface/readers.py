@@ -173,6 +173,7 @@ SUPPORTED = DECODERS | {
     "qwen3_5": "vision.Qwen35VL",
     "qwen3_5_moe": "vision.Qwen35MoEVL",
     "kimi_k25": "vision.KimiK25",
+    "kimi_k3": "vision.KimiK3",
     "step3p7": "vision.Step37",
     "minimax_m3_vl": "vision.MiniMaxM3VL",
     "qwen2_vl": "vision.Qwen2VL",

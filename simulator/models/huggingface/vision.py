@@ -376,8 +376,9 @@ class KimiK25(Multimodal):
 
 
 class StepVision(Keys):
-    """``Step3p7VisionConfig``: layer norms, one of them in front, biases, a vector that multiplies what each block adds,
-    and learned positions beside RoPE, whose kernels are left out. Two convolutions leave a sixteenth of the patches."""
+    """``Step3p7VisionConfig``: layer norms, one of them in front, biases, a vector that multiplies what each block
+    adds, and learned positions beside RoPE, whose kernels are left out. Two convolutions leave a sixteenth of the
+    patches."""
 
     layers: Depth = key("layers", "num_hidden_layers", default=47)
     hidden: Size = key("width", "hidden_size", default=1536)
@@ -466,6 +467,37 @@ class MiniMaxM3VL(Multimodal):
         left_out = leave_out_mtp(text.pop("mtp", 0), text["layers"])
         tower = self.vision.fields() | {"tokens": IMAGE_TOKENS, "projector_ffn": self.inner}
         return self._join(text | left_out, tower)
+
+
+class KimiK3Vision(KimiVision):
+    """``KimiK3VisionConfig``: as that of Kimi K2.5, with RMS norms, heads of another width and no biases; a norm is
+    behind the projector."""
+
+    hidden: Size = key("vt_hidden_size", "hidden_size", default=1024)
+    heads: Size = key("vt_num_attention_heads", "num_attention_heads", default=12)
+    ffn: Size = key("vt_intermediate_size", "intermediate_size", default=4096)
+    width: Size | None = key("qkv_hidden_size", default=None)
+    norm: Literal["layernorm", "rmsnorm"] = key("norm_type", default="rmsnorm")
+    attention_bias: Flag = key("attn_bias", default=False)
+    mlp_bias: Flag = key("linear_bias", default=False)
+    input_bias: Flag = key("patch_embed_proj_bias", default=False)
+    projector: Literal["patchmergerv2"] = key("mm_projector_type", default="patchmergerv2")
+
+    def fields(self) -> dict[str, object]:
+        biases = {"qkv_bias": self.attention_bias, "proj_bias": self.attention_bias}
+        heads = {"head_dim": self.width // self.heads} if self.width else {}
+        kind: dict[str, object] = {"norm": self.norm, "mlp_bias": self.mlp_bias, "input_bias": self.input_bias}
+        kind |= {"projector_norm": "behind", "projector_bias": False}
+        return super().fields() | biases | heads | kind
+
+
+class KimiK3(Multimodal):
+    """``KimiK3Config``: an encoder of images in front of the decoder."""
+
+    vision: KimiK3Vision = key("vision_config", default=KimiK3Vision())
+
+    def fields(self) -> dict[str, object]:
+        return self._join(text_fields(self.text, "kimi_linear"), self.vision.fields())
 
 
 class Qwen3Vision(Qwen35Vision):

@@ -9,6 +9,7 @@ from meshcast.simulator.models.diffusion import Modulation
 from meshcast.simulator.models.parts import Flag, Size
 from meshcast.simulator.models.rare_parts import (
     AltUp,
+    AttentionResiduals,
     CompressedAttention,
     DistanceProfiles,
     HyperConnections,
@@ -44,10 +45,27 @@ class PartFields(TransformerFields):
     altup: AltUp | None = None
     """Several residual streams between layers (Gemma 3n); None: one."""
 
+    attention_residuals: AttentionResiduals | None = None
+    """Blocks read weighted sums of what blocks of layers have added to the stream (Kimi K3); None: the stream."""
+
+    @property
+    def reads_streams(self) -> bool:
+        """Whether blocks read the residual stream by operators of its own, which also add their results to it."""
+        return (self.hyper_connections or self.altup or self.attention_residuals) is not None
+
     @property
     def stream_width(self) -> int:
-        """Width of all residual streams of a token (elements)."""
-        return self.hidden * (self.streams or 1)
+        """Width of all residual streams of a token (elements); of attention residuals, of which stages send more and
+        more, that behind the last layer."""
+        sums = self.attention_residuals.count_sums(self.layers) if self.attention_residuals else 1
+        return self.hidden * (self.streams or sums)
+
+    @property
+    def stream_parameters(self) -> int:
+        """Parameters of a layer that read the residual stream, or several, and write them."""
+        connections = 2 * self.hyper_connections.parameters(self.hidden) if self.hyper_connections else 0
+        parts = (self.altup, self.attention_residuals)
+        return connections + sum(part.parameters(self.hidden) for part in parts if part)
 
     @property
     def streams(self) -> int | None:

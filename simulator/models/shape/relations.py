@@ -47,6 +47,8 @@ def _check_rare_parts(shape: RareFields) -> None:
         _check_streams(shape)
     if shape.altup:
         _check_altup(shape)
+    if shape.attention_residuals:
+        _check_sums(shape)
     if shape.shared_block:
         _check_shared_block(shape, shape.shared_block)
     if shape.distance_profiles or shape.token_convolutions:
@@ -165,6 +167,26 @@ def _check_streams(shape: RareFields) -> None:
     more = ("layer_input", shape.layer_input), ("layer_scale", shape.layer_scale), ("frames", shape.frames)
     experts = ("moe.norm", shape.moe and shape.moe.norm), ("linear_attention", shape.linear_attention)
     _refuse((*others, *norms, *biases, *more, *experts), "several residual streams are supported without it")
+
+
+def _check_sums(shape: RareFields) -> None:
+    others = ("ssm", shape.ssm), ("parallel_residual", shape.parallel_residual), ("mtp", shape.mtp)
+    streams = ("hyper_connections", shape.hyper_connections), ("altup", shape.altup), ("only", shape.only)
+    norms = ("norm_place", shape.norm_place != "before"), ("norm_residual", shape.norm_residual)
+    biases = ("proj_bias", shape.proj_bias), ("mlp_bias", shape.mlp_bias), ("dropout", bool(shape.dropout))
+    more = ("layer_input", shape.layer_input), ("layer_scale", shape.layer_scale), ("frames", shape.frames)
+    linear = shape.linear_attention
+    mixers = (
+        ("linear_attention", linear and (linear.out_bias or linear.norm_place)),
+        ("moe.norm", _norms_experts(shape)),
+    )
+    rest = ("token_convolutions", shape.token_convolutions), ("result_scale", shape.result_scale)
+    rule = "attention residuals are supported without it"
+    _refuse((*others, *streams, *norms, *biases, *more, *mixers, *rest), rule)
+
+
+def _norms_experts(shape: RareFields) -> bool:
+    return bool(shape.moe and shape.moe.norm is True)
 
 
 def _check_further(shape: RareFields, ssm: StateSpace | None) -> None:
@@ -462,6 +484,9 @@ def _check_heads_of_linear(linear: LinearAttention) -> None:
     if linear.kind in ("kimi-delta", "mlstm", "rg-lru") and linear.key_heads != linear.heads:
         rule = f"every one of the {linear.heads} heads of {linear.kind} has a key of its own"
         raise ModelError("linear_attention.key_heads", rule, "Leave it out", linear.key_heads)
+    if linear.full_gate and not linear.rank:
+        rule = "the gate is projected from the input itself where alpha comes from a latent"
+        raise ModelError("linear_attention.full_gate", rule, "Give rank, or leave it out", True)
     if linear.rank and linear.kind != "kimi-delta":
         rule = "only kimi-delta projects rates and gate from latents"
         raise ModelError("linear_attention.rank", rule, "Leave it out", linear.rank)

@@ -54,7 +54,7 @@ def test_of_synonyms_of_a_key_the_first_counts() -> None:
 
 @pytest.mark.parametrize("name", ROUND_TRIP)
 def test_configs_give_the_presets(name: str) -> None:
-    """All but the default sequence, and the formats of a checkpoint: configs name the longest one that the model takes."""
+    """All but the default sequence, as configs name the longest that a model takes, and formats of a checkpoint."""
     m = from_config(ROUND_TRIP[name], name=name)
     changed = {"seq": m.seq, "left_out": m.left_out} | (
         {"position_rows": m.position_rows} if m.positions == "learned" else {}

@@ -3,9 +3,10 @@
 A line of types.jsonl is the config that release 5.24 writes for a type by default (the last lines: that of a released
 model), without the keys whose defaults the reader has too; `parameters` of the model that it builds on the meta device,
 which has no multi-token prediction (those that it does not build, dbrx: of the checkpoint, mimo: of the Qwen 2 of its
-shape, nemotron-nas: of Llama's modules in the order of its list); `corrections`, numbers of routers that are buffers
-there and parameters here (the correction of DeepSeek-V3 for each expert), less tables of sines that are frozen
-parameters there; `products`, where there are neither recurrences nor branches of images: FLOPs of a forward pass over 256 tokens, of an encoder with a decoder 256 of each, of its modules
+shape, nemotron-nas: of Llama's modules in the order of its list, kimi_k3: of its published modules, by hand);
+`corrections`, numbers of routers that are buffers there and parameters here (the correction of DeepSeek-V3 for each
+expert), less tables of sines that are frozen parameters there; `products`, where there are neither recurrences nor
+branches of images: FLOPs of a forward pass over 256 tokens, of an encoder with a decoder 256 of each, of its modules
 with eager attention in fake mode, as torch's `FlopCounterMode` counts them, which does not see grouped products of
 routed experts (PyTorch 2.13); `weights`, of models with recurrences, or whose eager code gives all tokens to all
 experts: those of products of two matrices, of which attention and scans have none.
@@ -66,8 +67,8 @@ TOWERS_OF_2026 = {
         78_592_868_352,
     ),
 }
-"""Small towers, and the FLOPs that ``FlopCounterMode`` counts of one with its projector to a width of 256, over an image
-of 728 x 728 pixels or of 64 x 64 patches."""
+"""Small towers, and the FLOPs that ``FlopCounterMode`` counts of one with its projector to a width of 256, over an
+image of 728 x 728 pixels or of 64 x 64 patches."""
 
 
 @pytest.mark.parametrize("kind", TOWERS_OF_2026)
