@@ -24,6 +24,9 @@ TABLES = Path(__file__).parents[2] / "tests" / "simulator" / "models"
 TOKENS = 256
 """Tokens of the passes whose FLOPs types.jsonl has."""
 
+SMALL_TOKENS = 64
+"""Those of passes of small models."""
+
 HEAD = """# Types of models
 
 Made by `make docs-models` from the tables of `tests/simulator/models` (`types.jsonl`, `traced.jsonl`); do not edit it.
@@ -35,9 +38,13 @@ refused, and what else is read. How each is described is in [model.md](model.md#
   released one; **beside** is the difference of ours to them, as its code builds them on the meta device. What routers
   keep as buffers there and as parameters here, and multi-token prediction, which it leaves out, do not count.
 - **FLOPs** is the difference of a forward pass to the products that torch's `FlopCounterMode` counts in eager code.
-  Routed experts are left out for readers, as it does not see them, and get the same number of tokens in traces. Empty:
-  not compared. Recurrences count by the elements of their states here and by the products of chunks there: of these
-  models, and of Llama 4, the products with weights are compared (*weights*).
+  Routed experts are left out for readers, as it does not see them, and get the same number of tokens in traces.
+  Recurrences count by the elements of their states here and by the products of chunks there: of these
+  models, and of Llama 4, the products with weights are compared (*weights*), and of a trace all (*states*). *small*:
+  of a model with few narrow layers, whose real pass is counted, with routed experts. *encoder*: of that of images or
+  sounds and its projector, for decoders have rows of their own; the work of a class token is left out. Empty: not
+  compared, for `transformers` lacks its code (`grok-1`; `minimax_text_01`, read as `minimax_m1`; `kimi_k3`, made of
+  parts that are compared) or its tokens are not those of a text alone (`blt`, `clip`).
 - **notes**: parts whose rates are derived, not measured; products, attention, experts and kernels that move bytes have
   [measured ones](calibration.md). What a forecast takes so is listed under `assumed`. Of a trace: the share of its
   FLOPs that no part describes, which is priced by FLOPs and bytes alone; and what its config has beside the default.
@@ -109,7 +116,8 @@ def _list_cells(
         return f"`{kind}`", "refused", "", "", "", (listed or {}).get("refused", ""), ids
     left = [f"{listed['left']:.1%} of its FLOPs"] if listed["left"] >= 0.0005 else []
     source = [listed["source"]] if "source" in listed else []
-    return f"`{kind}`", "trace", f"{listed['parameters']:,}", "0", "< 0.1 %", "; ".join([*left, *source]), ids
+    products = f"{abs(listed['states']):.2%} *states*" if "states" in listed else "< 0.1 %"
+    return f"`{kind}`", "trace", f"{listed['parameters']:,}", "0", products, "; ".join([*left, *source]), ids
 
 
 def _describe_read(row: dict[str, Any]) -> tuple[str, ...]:
@@ -122,9 +130,33 @@ def _describe_read(row: dict[str, Any]) -> tuple[str, ...]:
 def _compare_products(model: Model, row: dict[str, Any]) -> str:
     """Describes how far the products of a forward pass are from those of a row; empty: it has none."""
     kind = next((key for key in ("products", "weights") if key in row), "")
+    if not kind and "small" in row:
+        what = "encoder" if "encoder" in row["small"] else "weights, small" if "weights" in row["small"] else "small"
+        return f"{abs(compare_small(row['model_type'], row['small'])):.2%} *{what}*"
     if not kind:
         return ""
     return f"{abs(count_products(model, kind) / row[kind] - 1):.2%}" + (" *weights*" if kind == "weights" else "")
+
+
+def compare_small(kind: str, small: dict[str, Any]) -> float:
+    """Returns how far the products of a small model of a type are from those counted for it, as a share of these.
+
+    small: its config, and its products or those with weights, over `SMALL_TOKENS` tokens, of an encoder with a decoder
+        so many of each; or those of its encoder of images or sounds with its projector, over one of them.
+    """
+    model = from_config({"model_type": kind, **small["config"]})
+    if "encoder" in small:
+        trunk = model.model_copy(update={"branches": ()})
+        whole, alone = (
+            sum(forward_matmul_flops(shape, model.seq, model.seq, causal=True).values()) for shape in (model, trunk)
+        )
+        return (whole - alone) / small["encoder"] - 1
+    encoders = tuple(branch.model_copy(update={"tokens": SMALL_TOKENS}) for branch in model.branches)
+    tokens, plain = SMALL_TOKENS * (1 + len(encoders)), model.model_copy(update={"branches": encoders, "mtp": 0})
+    parts = forward_matmul_flops(plain, tokens, tokens, causal=False)
+    without = ("attention", "scan") if "weights" in small else ()
+    counted = small.get("weights") or small["products"]
+    return sum(flops for part, flops in parts.items() if part not in without) / counted - 1
 
 
 def count_products(model: Model, kind: str) -> float:

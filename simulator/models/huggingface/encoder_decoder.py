@@ -78,7 +78,8 @@ class UMT5(MT5):
 
 class LongT5(T5):
     """``LongT5Config``: in the encoder a block of tokens sees its neighbours, and with ``transient-global`` the means
-    of all blocks. Chunks of as many tokens as a query sees describe that; making the means is left out."""
+    of all blocks. Chunks of as many tokens as a query sees describe that; keys and values of the means are priced by
+    their FLOPs, making the means is left out."""
 
     inputs: Size = key("n_positions", default=4096)
     kind: Literal["local", "transient-global"] = key("encoder_attention_type", default="local")
@@ -89,7 +90,8 @@ class LongT5(T5):
         neighbours = 3 * (self.radius + 1)
         if self.kind == "local":
             return {"attention_chunk": neighbours}
-        norm = {"modules": ("global_input_layer_norm",), "parameters": self.hidden}
+        products = 2 * 2 * self.hidden * self.heads * self.head_dim / self.block
+        norm = {"modules": ("keys and values of means",), "parameters": self.hidden, "flops": products}
         tables = {"relative_buckets": 2 * self.relative_buckets}
         return {"attention_chunk": neighbours + self.inputs // self.block, "other": norm, **tables}
 

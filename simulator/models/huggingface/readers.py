@@ -143,6 +143,7 @@ DECODERS = {
 
 TEXTS = {
     "emu3_text_model": "llama.Emu3Text",
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), "llama.Qwen2"),
     "glm4v_text": "dense.Glm4VText",
     "glm4v_moe_text": "moe.Glm4VMoEText",
     "qwen3_vl_text": "llama.Qwen3",
