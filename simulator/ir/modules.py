@@ -316,7 +316,7 @@ class Operator(Module):
 
     Customise by: forward, backward_inputs, backward_weights, saved_tensors, saved_for_weights. Seldom: saved_buffers,
     temporary_buffers, temporary_gradient_work, read_by_later_slices, slice_gradient_bytes, output_layout, sums,
-    undivided, reuses_saved.
+    undivided, detached, reuses_saved.
 
     ins: input activations.
     outs: output activations.
@@ -341,6 +341,8 @@ class Operator(Module):
     """Whether the outputs are sums along the dims that they lack, so that ranks may compute partial sums."""
     undivided: ClassVar[tuple[str, ...]] = ()
     """Dims of the outputs along which the operator depends on all elements, so that ranks cannot divide them."""
+    detached: ClassVar[bool] = False
+    """Whether its inputs get no gradient from it."""
     reuses_saved: ClassVar[bool] = False
     """Whether its saved buffers hold operands of the weight gradient later, so that they live until then."""
 

@@ -21,7 +21,6 @@ from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, Operator
 from meshcast.simulator.ir.operators import Boundary, Cast, Residual, Sum
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Gemm, Memory, Op, Param, TensorUse, Work
 from meshcast.simulator.ir.scheme import Rule, Scheme
-from meshcast.simulator.ir.sparse_attention_operators import DetachedLinear
 
 TOKENS = ("b", "s")
 """The dims that count tokens."""
@@ -307,9 +306,9 @@ class Scope:
 
     def inputs_with_gradient(self, operator: Operator) -> list[Tensor]:
         """Returns the inputs that depend on trained weights, of an operator that passes gradients on to them."""
-        if isinstance(operator, DetachedLinear):
+        if operator.detached:
             return []
-        return [t for t in operator.ins if t.dtype != "int64" and t.name not in self._without_gradient]
+        return [t for t in operator.ins if t.dtype not in ("int64", "int32") and t.name not in self._without_gradient]
 
 
 traits_of: Callable[[Param], Hashable] = attrgetter(

@@ -61,7 +61,7 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         model = self.model
         if isinstance(model, Model) and model.variants:
             return True
-        mixers = model.window or model.attention_chunk or model.linear_attention or not model.full_rope
+        mixers = model.window or model.attention_chunk or model.blocks or model.linear_attention or not model.full_rope
         return bool(model.moe or mixers or model.ssm or model.frames or model.shared_keys)
 
     @remembered

@@ -26,7 +26,7 @@ class LayerKind(NamedTuple):
 
     Attributes:
         experts: whether it has experts.
-        local: whether it has what the layers with full attention lack: a sliding window, chunks, or RoPE.
+        local: whether it has what the layers with full attention lack: a sliding window, chunks, blocks, or RoPE.
         block: in a hybrid model its only block, a letter of `StateSpace.pattern`; otherwise empty, and the layer has
             attention and then an MLP or experts.
         routed: number of routed experts; 0: it has none.
@@ -96,7 +96,7 @@ class Transformer(RareFields):
             return LayerKind(False, False, ALONE)
         if self.ssm:
             return self._hybrid_kind(self.ssm.pattern[layer], layer)
-        limited = not self.full_rope or (self.window, self.attention_chunk) != (None, None)
+        limited = not self.full_rope or (self.window, self.attention_chunk, self.blocks) != (None, None, None)
         routed = self.moe.experts_of(layer) if self.moe and self.moe.is_in(layer) else 0
         experts = routed > 0
         if self.frames:
@@ -226,6 +226,10 @@ class Transformer(RareFields):
             projections = h * sum(self.projected_widths) + self._bias_width(sum(self.projected_widths))
             widths = {"all": q + self.key_width, "layer": 4 * self.head_dim, True: 2 * self.head_dim}
             normed = widths.get(self.qk_layernorm, 0) // (2 if self.reads_keys else 1)
+        if part := self.blocks:
+            projections += part.weights(h, self.heads, self.key_width, self.value_width)
+            projections += part.pool_weights(self.key_width, self.value_width, self.kv_heads)
+            normed += part.own_parameters(self.key_width)
         if experts := self.head_experts:
             projections += h * experts + self._unused_head_experts
         projections += 2 * self.seq * (self.projected_keys or 0) + self.heads * self.sinks + out * self.inner_norms
@@ -360,7 +364,8 @@ class Transformer(RareFields):
 
         experts: number of routed experts to count; default: all.
         """
-        if not (self.ssm or self.moe or self.linear_attention or self.local_attention or self.shared_keys):
+        alike = not (self.ssm or self.moe or self.linear_attention or self.local_attention or self.blocks)
+        if alike and not self.shared_keys:
             return len(self._plain_layers) * self.layer_parameters()
         numbers = Counter(Transformer.kind(self, layer) for layer in self._plain_layers)
         shared = self._shared_parameters(self.ssm.pattern.count("S")) if self.ssm else 0
