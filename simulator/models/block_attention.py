@@ -27,6 +27,9 @@ class BlockAttentionBuilder(BlockBuilder):
     def attend_to_blocks(self, part: BlockAttention, x: Tensor, y: Tensor) -> SelfAttention:
         """Builds attention of the tokens x to blocks of keys, up to its result y."""
         modules, q, k, v, gate = self.make_heads(x, local=True)
+        if min(self.document or self.seq, self.seq) < part.from_tokens:
+            d, of_value = self._kernel[0], self._kernel[-1]
+            return self.finish_attention(modules, self.attend(modules, q, k, v, False, d, of_value), y, gate)
         if part.branches:
             return self.finish_attention(modules, self._join_branches(modules, part, x, (q, k, v)), y, gate)
         if part.index:

@@ -12,6 +12,8 @@ def attention_to_blocks(shape: Transformer, part: BlockAttention, seq: float, ca
     """Counts the FLOPs of a token in attention to blocks, forward: scores that choose blocks, scores and weighted
     values of keys, and those of other branches. causal: of pairs within the mask, else of all pairs."""
     both = shape.query_width + shape.output_width
+    if seq < part.from_tokens:
+        return 2 * (seq / 2 if causal else seq) * both
     blocks = count_block_pairs(seq, None, part.size, part.top_k) / seq if causal else seq
     flops = 2 * blocks * both
     if part.index:
@@ -41,5 +43,5 @@ def pooling(shape: Transformer, seq: float) -> float:
 
 def keys_at_most(part: BlockAttention, seq: float) -> float:
     """Counts the keys and entries that a query attends to at most."""
-    blocks = min(seq, part.size * part.top_k)
+    blocks = min(seq, part.size * part.top_k) if seq >= part.from_tokens else seq
     return blocks + part.branches * (count_entries(seq, part.length, part.stride) + min(part.window or seq, seq))

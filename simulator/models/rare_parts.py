@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.parts import Count, Flag, ShapePart, Size, SparseIndex
@@ -122,6 +122,8 @@ class BlockAttention(ShapePart):
     """Tokens of a block."""
     top_k: Size
     """Blocks that a query attends to at most: its own, and all that are always chosen, included."""
+    from_tokens: Annotated[int, Field(strict=True, ge=0, le=100_000_000)] = 0
+    """Sequences with fewer tokens have dense attention, and no choice of blocks (MiniCPM4: 8192)."""
     index: BlockIndex | None = None
     """An indexer whose scores choose blocks; None: those of entries do."""
     length: Size = Field(default_factory=lambda fields: fields.get("size", 1))

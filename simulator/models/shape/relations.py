@@ -94,6 +94,9 @@ def _check_blocks(shape: RareFields, part: BlockAttention) -> None:
         raise ModelError("blocks.window", rule, "Give both branches and window, or neither", part.window)
     words = {"coarse": part.coarse, "each_head": part.each_head}
     of_branches = {"own_keys": part.own_keys, "pool": part.pool == "linear"}
+    if part.from_tokens and (part.index or part.branches):
+        rule = "an indexer and branches work on sequences of any length"
+        raise ModelError("blocks.from_tokens", rule, "Leave it out", part.from_tokens)
     if part.index:
         rule = "an indexer scores keys, and no entries"
         words |= {"length": part.length != part.size, "stride": part.stride != part.size, "branches": part.branches}
