@@ -310,13 +310,17 @@ class Update(Module):
 # ------------------------------------------------------------------------------------------------ operators
 
 
+class Detached:
+    """What operators derive from whose inputs get no gradient from them."""
+
+
 @dataclass(frozen=True, eq=False)
 class Operator(Module):
     """One operation from `ins` to `outs`, with `weights`. Subclasses state its work at the local sizes of a rank.
 
     Customise by: forward, backward_inputs, backward_weights, saved_tensors, saved_for_weights. Seldom: saved_buffers,
     temporary_buffers, temporary_gradient_work, read_by_later_slices, slice_gradient_bytes, output_layout, sums,
-    undivided, detached, reuses_saved.
+    undivided, reuses_saved.
 
     ins: input activations.
     outs: output activations.
@@ -341,8 +345,6 @@ class Operator(Module):
     """Whether the outputs are sums along the dims that they lack, so that ranks may compute partial sums."""
     undivided: ClassVar[tuple[str, ...]] = ()
     """Dims of the outputs along which the operator depends on all elements, so that ranks cannot divide them."""
-    detached: ClassVar[bool] = False
-    """Whether its inputs get no gradient from it."""
     reuses_saved: ClassVar[bool] = False
     """Whether its saved buffers hold operands of the weight gradient later, so that they live until then."""
 

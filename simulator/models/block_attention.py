@@ -36,17 +36,17 @@ class BlockAttentionBuilder(BlockBuilder):
             chosen = self._choose_by_index(modules, part, part.index, x)
         else:
             chosen = self._choose_by_entries(modules, part, q, k)
-        return self.finish_attention(modules, self._attend(modules, part, "o", (q, k, v), chosen), y, gate)
+        o = self._result("o")
+        self._attend(modules, part, o, (q, k, v), chosen)
+        return self.finish_attention(modules, o, y, gate)
 
     def _attend(
-        self, modules: list[Module], part: BlockAttention, name: str, heads: tuple[Tensor, ...], chosen: Tensor
-    ) -> Tensor:
-        """Adds attention to chosen blocks to the modules; returns its result, of this name."""
-        o, kernel = self._result(name), self._kernel
+        self, modules: list[Module], part: BlockAttention, o: Tensor, heads: tuple[Tensor, ...], chosen: Tensor
+    ) -> None:
+        """Adds attention to chosen blocks, up to its result o, to the modules."""
         ins = heads[0], *(tensor.rename_dims(s="t") for tensor in heads[1:]), chosen
         sizes = {"document": self.document, "size": part.size, "most": part.top_k, "teaches": part.index is not None}
-        modules.append(AttentionToBlocks("core", ins, (o,), (), *kernel, **sizes))
-        return o
+        modules.append(AttentionToBlocks("core", ins, (o,), (), *self._kernel, **sizes))
 
     @property
     def _kernel(self) -> tuple[int, str, bool, int]:
@@ -64,25 +64,26 @@ class BlockAttentionBuilder(BlockBuilder):
     def _choose_by_index(self, modules: list[Module], part: BlockAttention, index: BlockIndex, x: Tensor) -> Tensor:
         """Adds an indexer to the modules; returns the blocks that it chooses. Every rank of tensor parallelism computes
         all of it, for positions p, as that of single keys (Primus: ``minimax_m3/indexer.py``)."""
-        i, d, n = Dim(index.heads * index.dim, unit=index.dim), Dim(index.dim), Dim(index.heads)
-        positions = {"p" if name == "s" else name: dim for name, dim in self.token_dims.items()}
-        q, k = (Tensor(f"index.{name}", {**positions, **dims}, self.dtype) for name, dims in (("q", {"i": i}), ("k", {"d": d})))
-        for tensor in (q, k):
-            width = next(name for name in tensor.dims if name in "id")
-            weight = self.weight(f"w{tensor.name}", h=self.hidden_dim, **{width: tensor.dims[width]})
-            modules.extend(map(detach, self.linear(tensor.name, x.rename_dims(s="p"), (tensor,), weight)))
-        heads = q, k
-        normed = tuple(replace(tensor, name=f"{tensor.name}.norm") for tensor in heads)
-        for before, after in zip(heads, normed, strict=True):
-            scale = self.weight(f"{before.name}.norm.weight", d=d)
-            modules.append(Norm(after.name, (before,), (after,), (scale,), modules=("norm",)))
+        x, n = x.rename_dims(s="p"), Dim(index.heads)
+        positions = {name: dim for name, dim in x.dims.items() if name != "h"}
+        widths = {"q": {"i": Dim(index.heads * index.dim, unit=index.dim)}, "k": {"d": Dim(index.dim)}}
+        heads, normed = list[Tensor](), list[Tensor]()
+        for letter, width in widths.items():
+            projected = Tensor(f"index.{letter}", {**positions, **width}, self.dtype)
+            weight = self.weight(f"windex.{letter}", h=self.hidden_dim, **width)
+            modules.extend(map(detach, self.linear(projected.name, x, (projected,), weight)))
+            heads.append(projected)
+        for before in heads:
+            normed.append(replace(before, name=f"{before.name}.norm"))
+            scale = self.weight(f"{before.name}.norm.weight", d=Dim(index.dim))
+            modules.append(Norm(normed[-1].name, (before,), (normed[-1],), (scale,), modules=("norm",)))
         if self.model.positions == "rope":
-            rotated = tuple(replace(tensor, name=f"{tensor.name}.rope") for tensor in heads)
-            modules.append(Rope("index.rope", normed, rotated, (), self.model.rope_share))
+            rotated = [replace(tensor, name=f"{tensor.name}.rope") for tensor in heads]
+            modules.append(Rope("index.rope", tuple(normed), tuple(rotated), (), self.model.rope_share))
             normed = rotated
         chosen = Tensor("chosen", {**positions, "n": n, "k": Dim(self._most(part))}, "int32")
-        choose = index.dim, self.document, 1, part.size
-        modules.append(ChooseBlocks("index.choose", normed, (chosen,), (), *choose))
+        kind = index.dim, self.document, 1, part.size
+        modules.append(ChooseBlocks("index.choose", tuple(normed), (chosen,), (), *kind))
         return chosen.rename_dims(p="s")
 
     def _most(self, part: BlockAttention) -> int:
@@ -107,24 +108,28 @@ class BlockAttentionBuilder(BlockBuilder):
     ) -> Tensor:
         """Adds attention to entries, to blocks and to a window to the modules, and the sum of their results by gates of
         each head; returns it."""
-        q, k, v = heads
+        q, *keys = heads
         of_entries, of_window = (
-            self._project_keys(modules, x, name) if part.own_keys else (k, v) for name in ("entries", "window")
+            self._project_keys(modules, x, name) if part.own_keys else (keys[0], keys[1])
+            for name in ("entries", "window")
         )
-        made = self._make_entries(modules, part, of_entries)
-        entries, blocks, window = (f"o.{name}" for name in ("entries", "blocks", "window"))
+        entries = self._make_entries(modules, part, of_entries)
+        results = tuple(self._result(f"o.{name}") for name in ("entries", "blocks", "window"))
         over = {"document": self.document, "length": part.length, "stride": part.stride}
-        results = [self._result(entries)]
-        modules.append(AttentionToWholeEntries(entries, (q, *made), (results[0],), (), *self._kernel, **over))
-        chosen = self._choose_by_entries(modules, part, q, made[0])
-        results.append(self._attend(modules, part, blocks, heads, chosen))
-        results.append(self._result(window))
+        first, _, last = (result.name for result in results)
+        modules.append(AttentionToWholeEntries(first, (q, *entries), results[:1], (), *self._kernel, **over))
+        chosen = self._choose_by_entries(modules, part, q, entries[0])
+        self._attend(modules, part, results[1], heads, chosen)
         ins = q, *(tensor.rename_dims(s="t") for tensor in of_window)
         place = part.window, self.tokens_before, self.tokens_after, self.document
-        modules.append(CoreAttention(window, ins, (results[2],), (), *self._kernel, *place))
-        three = Dim(3 * self.model.heads, unit=3)
-        gates, joined = self.act("branch.gates", a=three), self._result("o")
-        modules += self.linear("branch.gates", x, (gates,), self.weight("wbranch.gates", h=self.hidden_dim, a=three))
+        modules.append(CoreAttention(last, ins, results[2:], (), *self._kernel, *place))
+        return self._add_branches(modules, x, results)
+
+    def _add_branches(self, modules: list[Module], x: Tensor, results: tuple[Tensor, ...]) -> Tensor:
+        """Adds the gates of branches, and the sum of their results by these, to the modules; returns the sum."""
+        gate = Dim(len(results) * self.model.heads, unit=len(results))
+        gates, joined = self.act("branch.gates", a=gate), self._result("o")
+        modules += self.linear("branch.gates", x, (gates,), self.weight("wbranch.gates", h=self.hidden_dim, a=gate))
         modules.append(WeightedSum("branches", (*results, gates), (joined,)))
         return joined
 

@@ -36,7 +36,7 @@ def pooling(shape: Transformer, seq: float) -> float:
     """Counts the FLOPs of a token in the products that make entries."""
     part = shape.blocks
     if part is None or part.pool != "linear":
-        return 0.0
+        return 0
     weights = part.pool_weights(shape.key_width, shape.value_width, shape.kv_heads)
     return 2 * count_entries(seq, part.length, part.stride) / seq * weights
 

@@ -364,8 +364,8 @@ class Transformer(RareFields):
 
         experts: number of routed experts to count; default: all.
         """
-        alike = not (self.ssm or self.moe or self.linear_attention or self.local_attention or self.blocks)
-        if alike and not self.shared_keys:
+        varied = self.ssm or self.moe or self.linear_attention or self.local_attention or self.blocks
+        if not (varied or self.shared_keys):
             return len(self._plain_layers) * self.layer_parameters()
         numbers = Counter(Transformer.kind(self, layer) for layer in self._plain_layers)
         shared = self._shared_parameters(self.ssm.pattern.count("S")) if self.ssm else 0

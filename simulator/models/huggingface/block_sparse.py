@@ -126,13 +126,14 @@ class MiniCPM(Llama):
 
 
 class NSA(Config):
-    """``NSAConfig`` of flash-linear-attention: native sparse attention, whose branches share keys and values, and whose
-    entries are means of blocks. Its model leaves the width of heads at the default of its layer."""
+    """``NSAConfig`` of flash-linear-attention 0.6: native sparse attention, whose branches share keys and values, and
+    whose entries are means of blocks."""
 
     layers: Depth = key("num_hidden_layers", default=24)
     hidden: Size = key("hidden_size", default=2048)
     heads: Size = key("num_heads", default=64)
     kv_heads: Size | None = key("num_kv_heads", default=4)
+    head_dim: Size = key("head_dim", default=32)
     vocab: Size = key("vocab_size", default=32000)
     seq: Size = key("max_position_embeddings", default=2048)
     tied: Flag = key("tie_word_embeddings", default=False)
@@ -145,8 +146,8 @@ class NSA(Config):
     window: Size = key("window_size", default=512)
 
     def fields(self) -> dict[str, Any]:
-        shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "vocab", "seq", "tied", "qkv_bias")
+        shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "seq", "tied", "qkv_bias")
         ffn = self.ffn or -(-int(self.hidden * self.ratio * 2 / 3) // 256) * 256
         blocks = {"size": self.size, "top_k": self.blocks, "branches": True, "window": self.window}
-        kind = {"norm": "rmsnorm", "positions": "rope", "gated": True, "head_dim": 64}
+        kind = {"norm": "rmsnorm", "positions": "rope", "gated": True}
         return shape | kind | {"ffn": ffn, "blocks": blocks}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshcast.hardware.errors import ModelError, PlanError
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.block_attention_operators import count_block_pairs, count_entry_pairs, count_visits
+from meshcast.simulator.ir.ops import Attention, Memory
 from meshcast.simulator.models.flops import forward_matmul_flops, palm
 from meshcast.simulator.models.load import load_model
 from tests.contract.played import Played, play_job
@@ -106,7 +106,7 @@ def loop(kind: dict[str, Any], tokens: int) -> dict[str, float]:
 
 
 @of_each_kind
-@pytest.mark.parametrize("tokens", [48, 512])
+@pytest.mark.parametrize("tokens", [48, 500])
 def test_flops_are_those_of_a_loop_over_queries(kind: str, tokens: int) -> None:
     """By the kernels, and by the counts of the convention `causal`, where a step is thrice a forward pass."""
     counted = loop(KINDS[kind], tokens)
@@ -120,14 +120,121 @@ def test_flops_are_those_of_a_loop_over_queries(kind: str, tokens: int) -> None:
 
 @of_each_kind
 def test_a_sequence_of_no_more_keys_than_are_chosen_has_dense_attention(kind: str) -> None:
-    """What is added is the work of the choice, and of other branches."""
-    tokens = KINDS[kind]["size"] * KINDS[kind]["top_k"]
-    dense, some = played(None, seq=tokens), played(KINDS[kind], seq=tokens)
+    """Its kernels are those of dense attention; what is added is the work of the choice, and other branches."""
+    blocks = KINDS[kind]
+    tokens = blocks["size"] * blocks["top_k"]
+    dense, some = (list_kernels(played(each, seq=tokens), "core") for each in (None, blocks))
+    teacher = [work for work in some if work.qk_dim == WIDTH // 2]
+    assert [work for work in some if work not in teacher] == dense != []
+    assert len(teacher) == ("index" in blocks) * len(dense) // 2
+    longer = list_kernels(played(blocks, seq=tokens + 1), "core")
+    assert {work.chosen for work in longer} == {"blocks"}
 
-    def core(step: Played, name: str) -> list[Any]:
-        return [op.work for _, op in step.instances(0) if op.name in (name, f"d{name}")]
 
-    blocks = core(some, "core" if "branches" not in kind else "core")
-    teacher = [work for work in blocks if "index" in KINDS[kind] and work.qk_dim == WIDTH // 2]
-    assert [work for work in blocks if work not in teacher] == core(dense, "core")
-    assert len(teacher) == LAYERS * ("index" in KINDS[kind]) * len(core(dense, "core")) // (2 * LAYERS)
+def list_kernels(step: Played, name: str) -> list[Attention]:
+    """Returns the attention kernels of an operator, forward and backward, on a device."""
+    ops = (op.work for _, op in step.instances(0) if op.name.removeprefix("d") == name)
+    return [work for work in ops if isinstance(work, Attention)]
+
+
+def test_the_published_saving_of_minimax_sparse_attention() -> None:
+    """28.4 times fewer FLOPs of attention for a token of a million (arXiv 2606.13392, abstract), whose count gives a
+    query all keys of its own block."""
+    shape = {"layers": 1, "hidden": 6144, "heads": 64, "kv_heads": 4, "head_dim": 128, "positions": "rope"}
+    blocks = {"size": 128, "top_k": 16, "index": {"heads": 4, "dim": 128}}
+    million = 2**20
+    dense, some = (
+        forward_matmul_flops(load_model(model_with(each, **shape, seq=million)), 1, million, causal=True)["attention"]
+        for each in (None, blocks)
+    )
+    assert dense / (some + 4 * 64 * 128 * 128 / 2) == pytest.approx(28.4, abs=0.05)
+
+
+def test_flops_of_palm_count_the_keys_of_a_query() -> None:
+    """12 L a d of the tokens that a query attends to at most, entries and a window included."""
+    a, tokens = HEADS * WIDTH, 512
+    for kind, keys in (("index", 48), ("branches", 48 + (tokens - 8) // 4 + 1 + 24)):
+        model = load_model(model_with(KINDS[kind]))
+        assert palm(model, tokens) - 6 * model.parameters == pytest.approx(12 * LAYERS * a * keys)
+
+
+# ---------------------------------------------------------------------------------- time, memory, ranks, packing
+
+
+@of_each_kind
+def test_more_blocks_are_never_faster(kind: str) -> None:
+    """Up to as many as there are, where attention is dense."""
+    base = KINDS[kind] | {"size": 256} | ({"length": 64, "stride": 32} if "length" in KINDS[kind] else {})
+    wide = {"seq": 32768, "heads": 64, "hidden": 1024, "head_dim": 128}
+    times = [forecast(base | {"top_k": top_k}, **wide).step_time for top_k in (4, 16, 64)]
+    assert times == sorted(times) and times[0] < 0.9 * times[-1]
+
+
+def test_few_blocks_are_faster_than_dense_attention_of_long_sequences() -> None:
+    long = {"seq": 65536, "heads": 64, "hidden": 1024, "head_dim": 128}
+    blocks = {"size": 128, "top_k": 16, "index": {"heads": 4, "dim": 128}}
+    assert forecast(blocks, **long).step_time < 0.5 * forecast(None, **long).step_time
+
+
+@of_each_kind
+def test_numbers_of_chosen_blocks_stay_for_the_backward_pass(kind: str) -> None:
+    """32 bits of each for every group of heads that chooses."""
+    blocks = KINDS[kind]
+    groups = INDEX["heads"] if "index" in blocks else HEADS if "each_head" in blocks else KV_HEADS
+    few, many = (played(blocks | {"top_k": top_k}).kept(0) for top_k in (4, 6))
+    assert many - few == LAYERS * SEQ * groups * 4 * 2
+
+
+def test_partial_results_of_blocks_are_in_memory_and_merged() -> None:
+    """A result in 16 bits and two numbers in 32 bits for every block that a query attends to, written and read."""
+    step = played(KINDS["index"])
+    merges = [op for _, op in step.instances(0) if op.name == "core" and isinstance(op.work, Memory)]
+    visits = sum(visible(query, 16, 3)[1] for query in range(SEQ))
+    assert {(op.work.read, op.work.write) for op in merges} == {2 * (visits * HEADS * (2 * WIDTH + 8),)}
+    assert step.category_peak(0, "workspace") >= visits * HEADS * (2 * WIDTH + 8)
+
+
+@of_each_kind
+def test_tensor_ranks_divide_heads_and_repeat_an_indexer(kind: str) -> None:
+    """All ranks together do what one does, but for an indexer, which each computes."""
+    alone, both = (played(KINDS[kind], {"tp": tp} if tp > 1 else {}) for tp in (1, 2))
+    again = both.ranks / 2 * sum(work.flops for work in list_kernels(both, "index.choose"))
+    assert both.flops("F", "B")["attention"] - alone.flops("F", "B")["attention"] == pytest.approx(again)
+    assert (again > 0) == ("index" in KINDS[kind])
+    sizes = {param.name: param.size for param in both.held(0)}
+    whole = {param.name: param.size for param in alone.held(0)}
+    assert {name for name, size in sizes.items() if "index" in name and size == whole[name]} == {
+        name for name in whole if "index" in name
+    }
+
+
+@of_each_kind
+def test_a_sequence_of_documents_is_as_many_short_ones(kind: str) -> None:
+    packed, short = (
+        play_job({"model": model_with(KINDS[kind]), "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": batch})
+        for batch in ({"global": 1, "documents": SEQ // 4}, {"global": 4, "sequence": SEQ // 4})
+    )
+    assert packed.flops("F", "B")["attention"] == pytest.approx(short.flops("F", "B")["attention"])
+
+
+def test_a_choice_of_its_own_waits_for_long_sequences() -> None:
+    """Shorter ones have dense attention, without a choice."""
+    blocks = KINDS["normalised means"] | {"from_tokens": 256}
+    assert played(blocks, seq=255).flops("F", "B") == played(None, seq=255).flops("F", "B")
+    assert played(blocks, seq=256).flops("F", "B") == played(KINDS["normalised means"], seq=256).flops("F", "B")
+    counts = [forward_matmul_flops(load_model(model_with(each)), 1, 255, causal=True) for each in (blocks, None)]
+    assert counts[0] == counts[1]
+
+
+@of_each_kind
+def test_recomputation_repeats_the_forward_pass(kind: str) -> None:
+    once, twice = (played(KINDS[kind], {"recompute": how}) for how in ("none", "full"))
+    assert twice.flops("R")["attention"] == once.flops("F")["attention"] > 0
+    assert twice.kept(0) < once.kept(0)
+
+
+def test_the_forecast_says_how_it_is_priced_and_has_a_wide_interval() -> None:
+    dense, some = (forecast(blocks, seq=8192) for blocks in (None, KINDS["index"]))
+    assert [sum("model.blocks" in text for text in step.assumed) for step in (dense, some)] == [0, 1]
+    spread = [step.interval_90[1] / step.interval_90[0] for step in (dense, some)]
+    assert spread[1] > spread[0]

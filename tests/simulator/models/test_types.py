@@ -1,14 +1,15 @@
 """Types of models of ``transformers``: parameters of their configs, as its modelling code makes them.
 
 A line of types.jsonl is the config that release 5.24 writes for a type by default (the last lines: that of a released
-model), without the keys whose defaults the reader has too; `parameters` of the model that it builds on the meta device,
-which has no multi-token prediction (those that it does not build, dbrx: of the checkpoint, mimo: of the Qwen 2 of its
-shape); `corrections`, numbers of routers that are buffers there and parameters here (the correction of DeepSeek-V3 for
-each expert), less tables of sines that are frozen parameters there; `products`, where there are neither recurrences nor
-branches of images: FLOPs of a forward pass over 256 tokens, of an encoder with a decoder 256 of each, of its modules
-with eager attention in fake mode, as torch's `FlopCounterMode` counts them, which does not see grouped products of
-routed experts (PyTorch 2.13); `weights`, of models with recurrences, or whose eager code gives all tokens to all
-experts: those of products of two matrices, of which attention and scans have none.
+model), without the keys whose defaults the reader has too; `parameters` of the model that it builds on the meta
+device, which has no multi-token prediction (those that it does not build, dbrx: of the checkpoint, mimo: of the Qwen 2
+of its shape, minicpm: of the Llama of its shape, nsa: of flash-linear-attention 0.6); `corrections`, numbers of
+routers that are buffers there and parameters here (the correction of DeepSeek-V3 for each expert), less tables of
+sines that are frozen parameters there, and encoders that readers leave out and name; `products`, where there are
+neither recurrences nor branches of images: FLOPs of a forward pass over 256 tokens, of an encoder with a decoder 256
+of each, of its modules with eager attention in fake mode, as torch's `FlopCounterMode` counts them, which does not see
+grouped products of routed experts (PyTorch 2.13); `weights`, of models with recurrences, or whose eager code gives all
+tokens to all experts: those of products of two matrices, of which attention and scans have none.
 """
 
 from __future__ import annotations
