@@ -75,10 +75,9 @@ class MiniMaxM3Text(MiniMaxM2):
         if not said.used or not any(layers):
             return {}
         check_every_layer(layers, self.layers, "layer_types" if self.layer_types else "sparse_attention_freq")
-        valued = [layer for layer, flag in enumerate(layers) if flag and not (said.no_values or layers)[layer]]
-        if valued:
+        if any(flag and not none for flag, none in zip(layers, said.no_values or layers, strict=False)):
             rule = "an indexer with values, whose result is added to that of attention, is not supported"
-            raise ModelError("sparse", rule, "Give sparse_disable_index_value 1 for layers with an indexer", valued)
+            raise ModelError("sparse", rule, "Give sparse_disable_index_value 1 for layers with an indexer")
         index = {"heads": said.heads or self.index_heads, "dim": said.dim or self.index_dim}
         blocks = {"size": said.size or self.size, "top_k": said.top_k or self.blocks, "index": index}
         return {"blocks": blocks} | full_fields([not each for each in layers])

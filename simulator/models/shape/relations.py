@@ -93,13 +93,14 @@ def _check_blocks(shape: RareFields, part: BlockAttention) -> None:
         rule = "branches are attention to blocks, to entries and to a window"
         raise ModelError("blocks.window", rule, "Give both branches and window, or neither", part.window)
     words = {"coarse": part.coarse, "each_head": part.each_head}
-    of_branches = {"own_keys": part.own_keys, "pool": part.pool == "linear"}
+    of_branches = {"own_keys": part.own_keys, "pool": part.pool if part.pool != "mean" else None}
     if part.from_tokens and (part.index or part.branches):
         rule = "an indexer and branches work on sequences of any length"
         raise ModelError("blocks.from_tokens", rule, "Leave it out", part.from_tokens)
     if part.index:
         rule = "an indexer scores keys, and no entries"
-        words |= {"length": part.length != part.size, "stride": part.stride != part.size, "branches": part.branches}
+        entries = {word: size for word, size in (("length", part.length), ("stride", part.stride)) if size != part.size}
+        words |= {**entries, "branches": part.branches}
         _refuse(((f"blocks.{word}", value) for word, value in (words | of_branches).items()), rule)
     elif part.branches:
         rule = "of branches all heads of a key/value head choose the same blocks, by scores of their attention"

@@ -12,6 +12,7 @@ from meshcast.simulator import simulate
 from meshcast.simulator.ir.block_attention_operators import count_block_pairs, count_entry_pairs, count_visits
 from meshcast.simulator.ir.ops import Attention, Memory
 from meshcast.simulator.models.flops import forward_matmul_flops, palm
+from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
 from tests.contract.played import Played, play_job
 
@@ -148,6 +149,32 @@ def test_the_published_saving_of_minimax_sparse_attention() -> None:
         for each in (None, blocks)
     )
     assert dense / (some + 4 * 64 * 128 * 128 / 2) == pytest.approx(28.4, abs=0.05)
+
+
+def test_parameters_of_minimax_m3_are_the_published_ones() -> None:
+    """Its card has about 428 billion with the encoder of images (865,567,232, which the answer names), of which about
+    23 billion are active, without the tables of the vocabulary."""
+    model = load_model("MiniMaxAI/MiniMax-M3")
+    routing = 57 * 128  # a buffer in its code
+    assert model.parameters - routing == 426_174_565_632 and "encoder of images" in model.left_out[0]
+    assert (model.parameters + 865_567_232) / 1e9 == pytest.approx(428, abs=1)
+    assert (model.active_parameters - 2 * model.vocab * model.hidden) / 1e9 == pytest.approx(23, abs=0.6)
+    assert [layer for layer in range(60) if not model.kind(layer).local] == [0, 1, 2]
+
+
+def test_blocks_of_configs_are_those_of_their_code() -> None:
+    """MiniCPM4 chooses 64 blocks beside those of its window; of MiniMax-M3 newer keys have the same meaning."""
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
+    sizes |= {"vocab_size": 99, "max_position_embeddings": 512, "num_key_value_heads": 2}
+    cpm = from_config({"model_type": "minicpm", **sizes, "sparse_config": {"topk": 64, "dense_len": -1}}).blocks
+    assert cpm and (cpm.size, cpm.top_k, cpm.length, cpm.stride, cpm.from_tokens) == (64, 64 + 2048 // 64, 32, 16, 0)
+    old = {"sparse_attention_freq": [0, 1], "sparse_num_index_heads": 2, "sparse_index_dim": 8, "sparse_block_size": 16}
+    new = {"layer_types": ["full_attention", "minimax_m3_sparse"], "index_n_heads": 2, "index_head_dim": 8}
+    kind = {"model_type": "minimax_m3_vl_text", **sizes, "head_dim": 16, "rotary_dim": 8}
+    models = from_config(kind | {"sparse_attention_config": old}), from_config(kind | new | {"index_block_size": 16})
+    assert models[0] == models[1] and models[0].full_every == (0,) and models[0].blocks
+    unused = old | {"use_sparse_attention": False}
+    assert from_config(kind | {"sparse_attention_config": unused}).blocks is None
 
 
 def test_flops_of_palm_count_the_keys_of_a_query() -> None:
