@@ -39,9 +39,9 @@ def count_visits(tokens: float, document: float | None, size: int, most: int | N
     others as in `count_block_pairs`."""
     document = min(document or tokens, tokens)
     whole, rest = divmod(document, size)
-    most = most or whole + 1
-    few = min(most, whole)
-    visits = size * (few * (few + 1) / 2 + (whole - few) * most) + rest * min(whole + 1, most)
+    limit = whole + 1 if most is None else most
+    few = min(limit, whole)
+    visits = size * (few * (few + 1) / 2 + (whole - few) * limit) + rest * min(whole + 1, limit)
     return tokens / document * visits if tokens else 0.0
 
 
@@ -216,9 +216,9 @@ class MakeEntries(Operator):
     def _gemms(self, at: LocalShapes, layout: str) -> list[Work]:
         works: list[Work] = []
         for m, n, k, batch in self._products(at):
-            gemm = {"tn": (m, n, k), "nn": (m, k, n), "nt": (n, k, m)}[layout]
-            more = {"accumulate": True, "out_dtype": self.grad_dtype} if layout == "nt" else {}
-            works.append(Gemm(*gemm, batch, self.ins[0].dtype, layout, what="linear", **more))
+            rows, columns, inner = {"tn": (m, n, k), "nn": (m, k, n), "nt": (n, k, m)}[layout]
+            gemm = Gemm(rows, columns, inner, batch, self.ins[0].dtype, layout, what="linear")
+            works.append(replace(gemm, accumulate=True, out_dtype=self.grad_dtype) if layout == "nt" else gemm)
         return works
 
     def forward(self, at: LocalShapes) -> list[Work]:

@@ -45,8 +45,8 @@ class BlockAttentionBuilder(BlockBuilder):
     ) -> None:
         """Adds attention to chosen blocks, up to its result o, to the modules."""
         ins = heads[0], *(tensor.rename_dims(s="t") for tensor in heads[1:]), chosen
-        sizes = {"document": self.document, "size": part.size, "most": part.top_k, "teaches": part.index is not None}
-        modules.append(AttentionToBlocks("core", ins, (o,), (), *self._kernel, **sizes))
+        core = AttentionToBlocks("core", ins, (o,), (), *self._kernel, size=part.size, most=part.top_k)
+        modules.append(replace(core, document=self.document, teaches=part.index is not None))
 
     @property
     def _kernel(self) -> tuple[int, str, bool, int]:
@@ -115,9 +115,9 @@ class BlockAttentionBuilder(BlockBuilder):
         )
         entries = self._make_entries(modules, part, of_entries)
         results = tuple(self._result(f"o.{name}") for name in ("entries", "blocks", "window"))
-        over = {"document": self.document, "length": part.length, "stride": part.stride}
         first, _, last = (result.name for result in results)
-        modules.append(AttentionToWholeEntries(first, (q, *entries), results[:1], (), *self._kernel, **over))
+        kernel = AttentionToWholeEntries(first, (q, *entries), results[:1], (), *self._kernel, document=self.document)
+        modules.append(replace(kernel, length=part.length, stride=part.stride))
         chosen = self._choose_by_entries(modules, part, q, entries[0])
         self._attend(modules, part, results[1], heads, chosen)
         ins = q, *(tensor.rename_dims(s="t") for tensor in of_window)

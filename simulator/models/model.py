@@ -142,7 +142,12 @@ class Model(Transformer):
             **{"value_dim": self.value_dim, "value_norm": self.value_norm},
             **{"keys_are_values": self.keys_are_values, "inner_norms": self.inner_norms},
             **{"layer_input": self.layer_input, "shared_keys": self.shared_keys, "layer_scale": self.layer_scale},
-            **{"compressed": self.compressed, "blocks": self.blocks, "hyper_connections": self.hyper_connections, "altup": self.altup},
+            **{
+                "compressed": self.compressed,
+                "blocks": self.blocks,
+                "hyper_connections": self.hyper_connections,
+                "altup": self.altup,
+            },
         }
         for word, value in refused.items():
             if value:

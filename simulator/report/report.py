@@ -241,8 +241,10 @@ class Report(Metrics):
         )
         biases = "biases of scores by distance (model.distance_profiles): all of them in memory"
         shapes = (model, *model.variants)
-        blocks = f"attention to blocks of keys (model.blocks): takes as long as {chosen} of as many keys, and writes and reads"
-        merged = "a result for each block of a query; what scores blocks, as fused attention of as many FLOPs; not measured"
+        blocks = (
+            f"attention to blocks of keys (model.blocks): takes as long as {chosen} of as many keys, and writes and"
+        )
+        merged = "reads a result of each block; what scores blocks, as fused attention of as many FLOPs; not measured"
         return [
             *([f"indexer of sparse attention (model.mla.index): {how}"] if model.mla and model.mla.index else []),
             *([f"{entries} an indexer's scores as fused attention; not measured"] if model.compressed else []),

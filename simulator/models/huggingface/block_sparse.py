@@ -145,7 +145,9 @@ class NSA(Config):
     window: Size = key("window_size", default=512)
 
     def fields(self) -> dict[str, Any]:
-        shape = self.same_fields("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "seq", "tied", "qkv_bias")
+        shape = self.same_fields(
+            "layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "seq", "tied", "qkv_bias"
+        )
         ffn = self.ffn or -(-int(self.hidden * self.ratio * 2 / 3) // 256) * 256
         blocks = {"size": self.size, "top_k": self.blocks, "branches": True, "window": self.window}
         kind = {"norm": "rmsnorm", "positions": "rope", "gated": True}

@@ -288,7 +288,7 @@ def _check_mask(shape: RareFields) -> None:
         raise ModelError("window", rule, "Leave it out, or give attention_chunk", shape.window)
     limits = shape.window, shape.attention_chunk, shape.linear_attention, shape.blocks
     if shape.full_every and not any(limits) and shape.full_rope:
-        rule = "without a window, chunks or linear attention every layer attends to everything"
+        rule = "without a window, chunks, blocks or linear attention every layer attends to everything"
         remedy = "Give window, attention_chunk or `full_rope: false` too, or leave full_every out"
         raise ModelError("full_every", rule, remedy, shape.full_every)
     if isinstance(shape.full_every, tuple):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshcast.hardware import load
 from meshcast.simulator import simulate
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.costs.kernels import attention, memory
+from meshcast.simulator.costs.kernels.attention import CHOSEN_SIGMA, without_cache_writes
 from meshcast.simulator.ir.block_attention_operators import count_block_pairs, count_entry_pairs, count_visits
 from meshcast.simulator.ir.ops import Attention, Memory
 from meshcast.simulator.models.flops import forward_matmul_flops, palm
@@ -41,7 +46,9 @@ def model_with(blocks: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
 
 def played(blocks: dict[str, Any] | None, plan: dict[str, Any] | None = None, **more: Any) -> Played:
     gpus = (plan or {}).get("tp", 1) * (plan or {}).get("pp", 1)
-    return play_job({"model": model_with(blocks, **more), "cluster": {"gpu": "h100-sxm", "gpus": gpus}, "plan": plan or {}})
+    return play_job(
+        {"model": model_with(blocks, **more), "cluster": {"gpu": "h100-sxm", "gpus": gpus}, "plan": plan or {}}
+    )
 
 
 def forecast(blocks: dict[str, Any] | None, plan: dict[str, Any] | None = None, gpus: int = 1, **more: Any) -> Any:
@@ -265,3 +272,56 @@ def test_the_forecast_says_how_it_is_priced_and_has_a_wide_interval() -> None:
     assert [sum("model.blocks" in text for text in step.assumed) for step in (dense, some)] == [0, 1]
     spread = [step.interval_90[1] / step.interval_90[0] for step in (dense, some)]
     assert spread[1] > spread[0]
+
+
+PUBLISHED: list[tuple[dict[str, Any], dict[str, Any], str, dict[str, float]]] = [
+    # MiniMax Sparse Attention (arXiv 2606.13392, abstract): the attention of a million tokens, forward, on H800
+    (
+        {"size": 128, "top_k": 16, "index": {"heads": 4, "dim": 128}},
+        {"seq": 2**20, "heads": 64, "kv_heads": 4, "head_dim": 128},
+        *("h100-sxm", {"F": 14.2}),
+    ),
+    # MoBA (arXiv 2502.13189, section 3.3): of a Llama 8B with blocks of 4096
+    (
+        {"size": 4096, "top_k": 12, "each_head": True},
+        {"seq": 2**20, "heads": 32, "kv_heads": 8, "head_dim": 128},
+        *("h100-sxm", {"F": 6.5}),
+    ),
+    # NSA (arXiv 2502.11089, section 5.1): beside FlashAttention 2 in Triton on A100
+    (
+        {"size": 64, "top_k": 16, "length": 32, "stride": 16, "branches": True, "window": 512},
+        {"seq": 65536, "heads": 64, "kv_heads": 4, "head_dim": 192, "value_dim": 128},
+        *("a100-sxm-80", {"F": 9.0, "B": 6.0}),
+    ),
+]
+"""Blocks, shape of attention, GPU, and how many times faster than dense attention they are, forward or backward."""
+
+
+@pytest.mark.parametrize(("blocks", "shape", "gpu", "times"), PUBLISHED, ids=["MSA", "MoBA", "NSA"])
+def test_published_savings_of_kernels_are_within_the_interval(
+    blocks: dict[str, Any], shape: dict[str, Any], gpu: str, times: dict[str, float]
+) -> None:
+    """Of 90 % of the uncertainty of these kernels."""
+    for phase, published in times.items():
+        dense, some = (attention_seconds(each, shape, gpu, phase) for each in (None, blocks))
+        assert abs(math.log(dense / some / published)) < 1.645 * CHOSEN_SIGMA["blocks"]
+
+
+def attention_seconds(blocks: dict[str, Any] | None, shape: dict[str, Any], gpu: str, phase: str) -> float:
+    """Seconds of what stands between the projections of a layer, without RoPE."""
+    model = model_with(blocks, **shape, layers=1)
+    step = play_job({"model": model, "cluster": {"gpu": gpu, "gpus": 1}, "batch": {"global": 1}})
+    kinds = {"attention": without_cache_writes(fitted("attention", gpu)), "memory": fitted("memory", gpu)}
+    names = ("core", "choose", "index.choose", "branches", "entries", "o.entries", "o.window")
+    spent = 0.0
+    for op, count in step.counts.items():
+        if op.phase == phase and op.name.removeprefix("d") in names:
+            price = attention.price if isinstance(op.work, Attention) else memory.price
+            kind = "attention" if isinstance(op.work, Attention) else "memory"
+            spent += count * price(op.work, load("gpus", gpu), kinds[kind]).seconds
+    return spent
+
+
+def fitted(kind: str, gpu: str) -> Any:
+    """Returns the cost model of kernels of this kind as it ships."""
+    return Calibration.shipped().kernel_model(load("gpus", gpu), kind).model
