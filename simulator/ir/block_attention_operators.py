@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.layout import Tensor
-from meshcast.simulator.ir.modules import Detached, LocalShapes, Operator
+from meshcast.simulator.ir.modules import LocalShapes, Operator
 from meshcast.simulator.ir.operators import CoreAttention, count_pairs
 from meshcast.simulator.ir.ops import Attention, Gemm, Memory, Work
 from meshcast.simulator.ir.sparse_attention_operators import ChooseKeys
@@ -138,7 +138,7 @@ class ChooseBlocks(ChooseKeys):
 
 
 @dataclass(frozen=True, eq=False)
-class ChooseByEntries(Detached, Operator):
+class ChooseByEntries(Operator):
     """The best blocks of each query, chosen by scores of queries ins[0] [b, s, a] and of entries, without gradients:
     ins[1] are entries [b, t, a], or keys [b, t, a] of whose means a kernel makes them.
 

@@ -310,10 +310,6 @@ class Update(Module):
 # ------------------------------------------------------------------------------------------------ operators
 
 
-class Detached:
-    """What operators derive from whose inputs get no gradient from them."""
-
-
 @dataclass(frozen=True, eq=False)
 class Operator(Module):
     """One operation from `ins` to `outs`, with `weights`. Subclasses state its work at the local sizes of a rank.

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.layout import Tensor
-from meshcast.simulator.ir.modules import Detached, LocalShapes, Module, Operator
+from meshcast.simulator.ir.modules import LocalShapes, Module, Operator
 from meshcast.simulator.ir.operators import CoreAttention, Linear, count_pairs
 from meshcast.simulator.ir.ops import Attention, Memory, Work
 
@@ -27,8 +27,8 @@ class ChosenAttention(CoreAttention):
         return [replace(work, chosen="keys") if isinstance(work, Attention) else work for work in works]
 
 
-class DetachedLinear(Detached, Linear):
-    """A linear layer whose input gets no gradient from it."""
+class DetachedLinear(Linear):
+    """A linear layer whose input gets no gradient from it (`Scope.inputs_with_gradient`)."""
 
 
 def detach(module: Module) -> Module:

@@ -17,10 +17,11 @@ from meshcast.simulator.ir.graph_parts import find_graphed
 from meshcast.simulator.ir.host_calls import CallKind, PassCalls, name_kind
 from meshcast.simulator.ir.layout import PARTIAL, Layout, Tensor, required_layout
 from meshcast.simulator.ir.mesh import Mesh
-from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Detached, Layer, Operator, Unit, walk
+from meshcast.simulator.ir.modules import LOWEST, BatchLossUnit, Layer, Operator, Unit, walk
 from meshcast.simulator.ir.operators import Boundary, Cast, Residual, Sum
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Gemm, Memory, Op, Param, TensorUse, Work
 from meshcast.simulator.ir.scheme import Rule, Scheme
+from meshcast.simulator.ir.sparse_attention_operators import DetachedLinear
 
 TOKENS = ("b", "s")
 """The dims that count tokens."""
@@ -306,7 +307,7 @@ class Scope:
 
     def inputs_with_gradient(self, operator: Operator) -> list[Tensor]:
         """Returns the inputs that depend on trained weights, of an operator that passes gradients on to them."""
-        if isinstance(operator, Detached):
+        if isinstance(operator, DetachedLinear):
             return []
         return [t for t in operator.ins if t.dtype not in ("int64", "int32") and t.name not in self._without_gradient]
 

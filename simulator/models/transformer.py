@@ -226,10 +226,10 @@ class Transformer(RareFields):
             projections = h * sum(self.projected_widths) + self._bias_width(sum(self.projected_widths))
             widths = {"all": q + self.key_width, "layer": 4 * self.head_dim, True: 2 * self.head_dim}
             normed = widths.get(self.qk_layernorm, 0) // (2 if self.reads_keys else 1)
-        if part := self.blocks:
-            projections += part.weights(h, self.heads, self.key_width, self.value_width)
-            projections += part.pool_weights(self.key_width, self.value_width, self.kv_heads)
-            normed += part.own_parameters(self.key_width)
+        if blocks := self.blocks:
+            projections += blocks.weights(h, self.heads, self.key_width, self.value_width)
+            projections += blocks.pool_weights(self.key_width, self.value_width, self.kv_heads)
+            normed += blocks.own_parameters(self.key_width)
         if experts := self.head_experts:
             projections += h * experts + self._unused_head_experts
         projections += 2 * self.seq * (self.projected_keys or 0) + self.heads * self.sinks + out * self.inner_norms

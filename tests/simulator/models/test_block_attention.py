@@ -15,7 +15,7 @@ from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.costs.kernels import attention, memory
 from meshcast.simulator.costs.kernels.attention import CHOSEN_SIGMA, without_cache_writes
 from meshcast.simulator.ir.block_attention_operators import count_block_pairs, count_entry_pairs, count_visits
-from meshcast.simulator.ir.ops import Attention, Memory
+from meshcast.simulator.ir.ops import Attention, Gemm, Memory
 from meshcast.simulator.models.flops import forward_matmul_flops, palm
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
@@ -175,6 +175,7 @@ def test_blocks_of_configs_are_those_of_their_code() -> None:
     sizes |= {"vocab_size": 99, "max_position_embeddings": 512, "num_key_value_heads": 2}
     cpm = from_config({"model_type": "minicpm", **sizes, "sparse_config": {"topk": 64, "dense_len": -1}}).blocks
     assert cpm and (cpm.size, cpm.top_k, cpm.length, cpm.stride, cpm.from_tokens) == (64, 64 + 2048 // 64, 32, 16, 0)
+    assert cpm.coarse == 4
     old = {"sparse_attention_freq": [0, 1], "sparse_num_index_heads": 2, "sparse_index_dim": 8, "sparse_block_size": 16}
     new = {"layer_types": ["full_attention", "minimax_m3_sparse"], "index_n_heads": 2, "index_head_dim": 8}
     kind = {"model_type": "minimax_m3_vl_text", **sizes, "head_dim": 16, "rotary_dim": 8}
@@ -221,11 +222,21 @@ def test_numbers_of_chosen_blocks_stay_for_the_backward_pass(kind: str) -> None:
 
 def test_partial_results_of_blocks_are_in_memory_and_merged() -> None:
     """A result in 16 bits and two numbers in 32 bits for every block that a query attends to, written and read."""
-    step = played(KINDS["index"])
-    merges = [op for _, op in step.instances(0) if op.name == "core" and isinstance(op.work, Memory)]
-    visits = sum(visible(query, 16, 3)[1] for query in range(SEQ))
-    assert {(op.work.read, op.work.write) for op in merges} == {2 * (visits * HEADS * (2 * WIDTH + 8),)}
-    assert step.category_peak(0, "workspace") >= visits * HEADS * (2 * WIDTH + 8)
+    for tokens, heads in ((SEQ, HEADS), (4096, 64)):
+        step = played(KINDS["index"], seq=tokens, heads=heads, head_dim=WIDTH)
+        partial = sum(visible(query, 16, 3)[1] for query in range(tokens)) * heads * (2 * WIDTH + 8)
+        merges = [op.work for _, op in step.instances(0) if op.name == "core" and isinstance(op.work, Memory)]
+        assert {(work.read, work.write) for work in merges} == {(partial, partial)}
+    assert partial <= step.category_peak(0, "workspace") < 1.5 * partial
+
+
+def test_gradients_of_entries_and_of_an_indexer() -> None:
+    """A linear layer that makes entries has both gradients; the input of an indexer has none of it."""
+    made = [op for _, op in played(KINDS["own branches"]).instances(0) if isinstance(op.work, Gemm)]
+    flops = [sum(op.work.flops for op in made if op.name == name) for name in ("entries", "dentries", "wentries")]
+    assert flops[0] == flops[1] == flops[2] > 0
+    dense, indexed = (played(blocks).flops("B")["gemm"] for blocks in (None, KINDS["index"]))
+    assert dense == indexed
 
 
 @of_each_kind
@@ -256,8 +267,9 @@ def test_a_choice_of_its_own_waits_for_long_sequences() -> None:
     blocks = KINDS["normalised means"] | {"from_tokens": 256}
     assert played(blocks, seq=255).flops("F", "B") == played(None, seq=255).flops("F", "B")
     assert played(blocks, seq=256).flops("F", "B") == played(KINDS["normalised means"], seq=256).flops("F", "B")
-    counts = [forward_matmul_flops(load_model(model_with(each)), 1, 255, causal=True) for each in (blocks, None)]
-    assert counts[0] == counts[1]
+    for tokens, like in ((255, None), (256, KINDS["normalised means"])):
+        counts = [forward_matmul_flops(load_model(model_with(each)), 1, tokens, causal=True) for each in (blocks, like)]
+        assert counts[0] == counts[1]
 
 
 @of_each_kind
