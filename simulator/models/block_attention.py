@@ -19,6 +19,7 @@ from meshcast.simulator.ir.operators import CoreAttention, Norm, Rope
 from meshcast.simulator.ir.sparse_attention_operators import detach
 from meshcast.simulator.models.blocks import BlockBuilder
 from meshcast.simulator.models.rare_parts import BlockAttention, BlockIndex
+from meshcast.simulator.models.shapes import cast_input
 
 
 class BlockAttentionBuilder(BlockBuilder):
@@ -26,7 +27,9 @@ class BlockAttentionBuilder(BlockBuilder):
 
     def attend_to_blocks(self, part: BlockAttention, x: Tensor, y: Tensor) -> SelfAttention:
         """Builds attention of the tokens x to blocks of keys, up to its result y."""
-        modules, q, k, v, gate = self.make_heads(x, local=True)
+        x, modules = cast_input(self.quantised, x)
+        projections, q, k, v, gate = self.make_heads(x, local=True)
+        modules += projections
         if min(self.document or self.seq, self.seq) < part.from_tokens:
             d, of_value = self._kernel[0], self._kernel[-1]
             return self.finish_attention(modules, self.attend(modules, q, k, v, False, d, of_value), y, gate)

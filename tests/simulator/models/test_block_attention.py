@@ -186,10 +186,12 @@ def test_blocks_of_configs_are_those_of_their_code() -> None:
 
 
 def test_flops_of_palm_count_the_keys_of_a_query() -> None:
-    """12 L a d of the tokens that a query attends to at most, entries and a window included."""
+    """12 L a d of the tokens that a query attends to at most, entries and a window included; all with dense attention."""
     a, tokens = HEADS * WIDTH, 512
-    for kind, keys in (("index", 48), ("branches", 48 + (tokens - 8) // 4 + 1 + 24)):
-        model = load_model(model_with(KINDS[kind]))
+    waiting = [KINDS["normalised means"] | {"from_tokens": tokens + more} for more in (0, 1)]
+    branches = 48 + (tokens - 8) // 4 + 1 + 24
+    for blocks, keys in ((KINDS["index"], 48), (KINDS["branches"], branches), (waiting[0], 64), (waiting[1], tokens)):
+        model = load_model(model_with(blocks))
         assert palm(model, tokens) - 6 * model.parameters == pytest.approx(12 * LAYERS * a * keys)
 
 
@@ -228,6 +230,13 @@ def test_partial_results_of_blocks_are_in_memory_and_merged() -> None:
         merges = [op.work for _, op in step.instances(0) if op.name == "core" and isinstance(op.work, Memory)]
         assert {(work.read, work.write) for work in merges} == {(partial, partial)}
     assert partial <= step.category_peak(0, "workspace") < 1.5 * partial
+
+
+@of_each_kind
+def test_inputs_of_products_in_8_bits_are_cast_once(kind: str) -> None:
+    job = {"model": model_with(KINDS[kind]), "cluster": {"gpu": "h100-sxm", "gpus": 1}, "precision": "fp8"}
+    casts = [op.name for _, op in play_job(job).instances(0) if op.name.startswith("cast ") and op.phase == "F"]
+    assert casts.count("cast norm1") == LAYERS
 
 
 def test_gradients_of_entries_and_of_an_indexer() -> None:
