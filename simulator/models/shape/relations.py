@@ -108,6 +108,9 @@ def _check_blocks(shape: RareFields, part: BlockAttention) -> None:
     else:
         rule = "only of branches are entries attended to"
         _refuse(((f"blocks.{word}", value) for word, value in of_branches.items()), rule)
+    if shape.linear_attention and shape.linear_attention.layers is None:
+        rule = "the layers of full_every, all that have no linear attention, attend to everything"
+        raise ModelError("linear_attention.layers", rule, "Name the layers with linear attention, or leave blocks out")
     others = ("mla", shape.mla), ("ssm", shape.ssm), ("compressed", shape.compressed), ("window", shape.window)
     masks = ("attention_chunk", shape.attention_chunk), ("bidirectional", shape.bidirectional), ("frames", shape.frames)
     heads = ("shared_keys", shape.shared_keys), ("head_experts", shape.head_experts), ("sinks", shape.sinks)

@@ -186,7 +186,8 @@ def test_blocks_of_configs_are_those_of_their_code() -> None:
 
 
 def test_flops_of_palm_count_the_keys_of_a_query() -> None:
-    """12 L a d of the tokens that a query attends to at most, entries and a window included; all with dense attention."""
+    """12 L a d of the tokens that a query attends to at most, entries and a window included; of all, where attention is
+    dense."""
     a, tokens = HEADS * WIDTH, 512
     waiting = [KINDS["normalised means"] | {"from_tokens": tokens + more} for more in (0, 1)]
     branches = 48 + (tokens - 8) // 4 + 1 + 24
