@@ -86,7 +86,9 @@ class AttentionToBlocks(CoreAttention):
         return min(keys, self.document or keys) > self.size * self.most
 
     def _partial_bytes(self, at: LocalShapes) -> int:
-        """Bytes of the partial results of all queries."""
+        """Bytes of the partial results of all queries; 0 where each attends to a single block."""
+        if self.most == 1:
+            return 0
         b, q, t, heads, _ = self._shape(at)
         visits = b * q / t * count_visits(t, self.document, self.size, self.most)
         return round(visits * heads * (at.bytes(*self.outs) / (b * q * heads) + STATISTICS))
@@ -96,7 +98,7 @@ class AttentionToBlocks(CoreAttention):
         if self._chooses(at):
             works = [replace(work, chosen="blocks") if isinstance(work, Attention) else work for work in works]
             partial = self._partial_bytes(at)
-            works += [] if backward else [Memory("add", partial, partial)]
+            works += [Memory("add", partial, partial)] if partial and not backward else []
         if not (backward and self.teaches):
             return works
         half = max(1, self.head_dim // 2)
@@ -109,7 +111,8 @@ class AttentionToBlocks(CoreAttention):
 
     def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
         fused = self.kernel == "flash" and not backward and self._chooses(at)
-        return [(0, 1, self._partial_bytes(at))] if fused else super().temporary_buffers(at, backward)
+        partial = self._partial_bytes(at) if fused else 0
+        return [(0, 1, partial)] if partial else super().temporary_buffers(at, backward)
 
 
 @dataclass(frozen=True, eq=False)

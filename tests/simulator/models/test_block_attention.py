@@ -139,6 +139,17 @@ def test_a_sequence_of_no_more_keys_than_are_chosen_has_dense_attention(kind: st
     assert {work.chosen for work in longer} == {"blocks"}
 
 
+def test_a_single_block_is_a_chunk() -> None:
+    """A query that attends to its own block alone does the work of chunked attention, and merges nothing."""
+    one, chunks = played({"size": 64, "top_k": 1, "each_head": True}), played(None, attention_chunk=64)
+    for phase in "FB":
+        works = [[op.work for _, op in step.instances(0) if op.phase == phase] for step in (one, chunks)]
+        flops = [[work.flops for work in of if isinstance(work, Attention)] for of in works]
+        chosen = [work.flops for work in list_kernels(one, "choose")] * (phase == "F")
+        assert sum(flops[0]) - sum(chosen) == pytest.approx(sum(flops[1]))
+    assert not [op for _, op in one.instances(0) if op.name == "core" and isinstance(op.work, Memory)]
+
+
 def list_kernels(step: Played, name: str) -> list[Attention]:
     """Returns the attention kernels of an operator, forward and backward, on a device."""
     ops = (op.work for _, op in step.instances(0) if op.name.removeprefix("d") == name)
