@@ -56,7 +56,7 @@ class AttentionToEntries(CoreAttention):
             document = self.document // self.rate if self.document else None
             pairs += q / entries * count_pairs(entries, document, self.most)
         widths = self.head_dim, self.value_dim
-        share, chosen = pairs / (q * t), self.most is not None
+        share, chosen = pairs / (q * t), "keys" if self.most is not None else ""
         return [Attention(b, q, t, heads, kv_heads, *widths, share, backward, self.ins[0].dtype, chosen=chosen)]
 
 

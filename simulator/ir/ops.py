@@ -123,7 +123,8 @@ class Attention:
     dtype: number format.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
     reserved: multiprocessors that it leaves to the communication kernels beside it.
-    chosen: whether an indexer has chosen the keys, which lie anywhere, or the kernel is that of its scores.
+    chosen: what has been chosen, and lies anywhere, or is scored to be: keys (``keys``) or blocks of keys (``blocks``);
+        empty: nothing.
     """
 
     batch: float
@@ -138,7 +139,7 @@ class Attention:
     dtype: str = "bf16"
     pace: float = 1.0
     reserved: int = 0
-    chosen: bool = False
+    chosen: str = ""
 
     @property
     def flops(self) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.layout import Tensor
@@ -23,7 +24,7 @@ class ChosenAttention(CoreAttention):
 
     def _fused_kernel(self, at: LocalShapes, backward: bool) -> list[Work]:
         works = super()._fused_kernel(at, backward)
-        return [replace(work, chosen=True) if isinstance(work, Attention) else work for work in works]
+        return [replace(work, chosen="keys") if isinstance(work, Attention) else work for work in works]
 
 
 class DetachedLinear(Linear):
@@ -55,6 +56,7 @@ class ChooseKeys(Operator):
     width: int = 128
     document: int | None = None
     rate: int = 1
+    chosen: ClassVar[str] = "keys"
 
     def _sizes(self, at: LocalShapes) -> tuple[int, int, int, int]:
         """Returns samples, positions, heads and chosen keys."""
@@ -71,7 +73,7 @@ class ChooseKeys(Operator):
         samples, tokens, heads, _ = self._sizes(at)
         share, keys = self._pairs(tokens, most) / tokens**2 * self.rate, max(1, tokens // self.rate)
         half, dtype = max(1, self.width // 2), self.ins[0].dtype
-        return [Attention(samples, tokens, keys, heads, 1, half, half, share, False, dtype, chosen=True)] * count
+        return [Attention(samples, tokens, keys, heads, 1, half, half, share, False, dtype, chosen=self.chosen)] * count
 
     def _pairs(self, tokens: int, most: int | None) -> float:
         """Counts the pairs of queries and keys before them, with at most so many keys of a query."""

@@ -309,7 +309,7 @@ class Scope:
         """Returns the inputs that depend on trained weights, of an operator that passes gradients on to them."""
         if isinstance(operator, DetachedLinear):
             return []
-        return [t for t in operator.ins if t.dtype != "int64" and t.name not in self._without_gradient]
+        return [t for t in operator.ins if t.dtype not in ("int64", "int32") and t.name not in self._without_gradient]
 
 
 traits_of: Callable[[Param], Hashable] = attrgetter(

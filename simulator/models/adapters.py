@@ -125,6 +125,7 @@ class Adapters:
             raise PlanError("train.mode", rule, "Use full", "lora")
         parts = {
             "attention to compressed entries": model.compressed,
+            "attention to blocks of keys": model.blocks,
             "a mixture of attention heads": model.head_experts,
             "blocks that layers share": model.shared_block,
             "scores with a bias by distance": model.distance_profiles,

@@ -60,7 +60,7 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         model = self.model
         if isinstance(model, Model) and model.variants:
             return True
-        mixers = model.window or model.attention_chunk or model.linear_attention or not model.full_rope
+        mixers = model.window or model.attention_chunk or model.blocks or model.linear_attention or not model.full_rope
         blocks = model.moe or model.ssm or model.only or model.replaced or model.attention_residuals
         return bool(blocks or mixers or model.frames or model.shared_keys)
 

@@ -231,9 +231,14 @@ class BlockBuilder(RecurrentBuilder):
         gate: tuple[Tensor, ...] = (),
     ) -> SelfAttention:
         """Adds the attention core, its gate if there is any, and the output projection to the modules of attention."""
-        model = self.model
-        o = self.attend(modules, q, k, v, local, qk, value)
-        width = o.dims["a"]
+        return self.finish_attention(modules, self.attend(modules, q, k, v, local, qk, value), y, gate)
+
+    def finish_attention(
+        self, modules: list[Module], o: Tensor, y: Tensor, gate: tuple[Tensor, ...] = ()
+    ) -> SelfAttention:
+        """Adds the gate of the result of attention if there is any, a norm if there is any, and the output projection
+        to the modules of attention."""
+        model, width = self.model, o.dims["a"]
         if gate:
             gated = self.act("o.gated", a=width)
             modules.append(Activation("attention.gate", (o, *gate), (gated,)))

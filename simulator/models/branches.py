@@ -48,8 +48,8 @@ FOLLOWING = {
     "norm": ("qkv_bias", "proj_bias", "mlp_bias"),
     "dropout": ("score_dropout",),
     "positions": ("rope_share", "full_rope"),
-    "input_width": ("window", "attention_chunk", "full_every", "full_rope"),
-    "bidirectional": ("window", "attention_chunk", "full_every", "full_rope", "projected_keys"),
+    "input_width": ("window", "attention_chunk", "blocks", "full_every", "full_rope"),
+    "bidirectional": ("window", "attention_chunk", "blocks", "full_every", "full_rope", "projected_keys"),
 }
 """Fields whose defaults follow from a field: a branch that states the latter does not inherit them."""
 

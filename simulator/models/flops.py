@@ -11,6 +11,8 @@ Features that the papers of these formulas did not have are counted the same in 
   routed ones), because a token does no work in the others; padding (`MoEShape.capacity`) is not counted;
 - latent attention: a d is the mean of the width of queries and keys (nope and rope parts) and the width of values:
   scores are products over the first, weighted values over the second;
+- blocks of keys: in their layers `palm` counts the keys that a query attends to at most in place of T, `causal` the
+  pairs that are left, and the scores that choose blocks; branches count with them;
 - a window of w < T tokens: in layers with a window `palm` counts w in place of T, `causal` the pairs within mask and
   window; the other conventions count all pairs, as the kernels of their time computed them;
 - frames of a video: tokens of a frame, and frames, by turns in place of T, in all pairs;
@@ -40,6 +42,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from meshcast.simulator.models.block_flops import attention_to_blocks, keys_at_most, pooling
 from meshcast.simulator.models.branches import Branch
 from meshcast.simulator.models.model import Model, count_patches
 from meshcast.simulator.models.parts import MoEShape
@@ -246,12 +249,14 @@ def _attention_flops(model: Transformer, kind: LayerKind, tokens: float, seq: fl
     seen = 2 * _reach(seq, model, kind) if not causal or kind.along else _seen(seq, model, kind)
     seen = (seen + _entries_seen(model, seq, causal)) * (shape.query_width + shape.output_width)
     seen += _index_flops(shape, seq if causal else 2 * seq)
+    if shape.blocks:
+        seen = attention_to_blocks(shape, shape.blocks, seq, causal)
     sides = 2 if kind.block == "S" else 1  # a shared block reads the embedding beside the stream
     projection = (model.projected_keys or 0) * (model.key_width + model.value_width)
     states = shape.distance_profiles.flops(h, shape.heads) if shape.distance_profiles else 0
     return {
         "attention": tokens * seen,
-        "qkv": tokens * (2 * (sides * _qkv_weights(shape) + projection) + states),
+        "qkv": tokens * (2 * (sides * _qkv_weights(shape) + projection) + states + pooling(shape, seq)),
         "proj": 2 * tokens * _output_weights(shape),
         "router": 2 * tokens * h * (model.head_experts or 0),
     }
@@ -347,7 +352,8 @@ def _qkv_weights(model: Transformer) -> int:
     if model.compressed:
         return model.compressed.weights(h, model.heads, model.head_dim)
     if mla is None:
-        return h * sum(model.projected_widths)
+        blocks = model.blocks.weights(h, model.heads, model.key_width, model.value_width) if model.blocks else 0
+        return h * sum(model.projected_widths) + blocks
     rank = mla.q_lora_rank
     queries = h * rank + rank * model.query_width if rank else h * model.query_width
     if (index := mla.index) and not index.shared:
@@ -397,6 +403,7 @@ def _count_attention(model: Transformer, seq: float) -> float:
             seen += (
                 min(entries, shape.compressed.index.top_k) if shape.compressed and shape.compressed.index else entries
             )
+            seen = keys_at_most(shape.blocks, seq) if shape.blocks else seen
             total += layers * seen * (shape.query_width + shape.output_width)
     return total
 

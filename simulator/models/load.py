@@ -193,7 +193,9 @@ def _load_preset(name: str) -> Model:
     return shared_instance(Model, fields, lambda: Model.model_validate(fields))
 
 
-CHANGED_BY_FIELD = "mla", "moe", "linear_attention", "compressed", "hyper_connections", "diffusion", "modulation"
+CHANGED_BY_FIELD = (
+    *("mla", "moe", "linear_attention", "compressed", "blocks", "hyper_connections", "diffusion", "modulation"),
+)
 """Parts of a model of which single fields can be changed on top of a preset."""
 
 

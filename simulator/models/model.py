@@ -143,7 +143,7 @@ class Model(Transformer):
             **{"keys_are_values": self.keys_are_values, "inner_norms": self.inner_norms},
             **{"layer_input": self.layer_input, "shared_keys": self.shared_keys, "layer_scale": self.layer_scale},
             **{"compressed": self.compressed, "hyper_connections": self.hyper_connections, "altup": self.altup},
-            **{"attention_residuals": self.attention_residuals},
+            **{"attention_residuals": self.attention_residuals, "blocks": self.blocks},
         }
         for word, value in refused.items():
             if value:

@@ -20,7 +20,7 @@ from meshcast.simulator.ir.stream_operators import (
     SplitStreams,
     UpdateStreams,
 )
-from meshcast.simulator.models.blocks import BlockBuilder
+from meshcast.simulator.models.block_attention import BlockAttentionBuilder
 from meshcast.simulator.models.parts import SparseIndex, StateSpace
 from meshcast.simulator.models.rare_parts import CompressedAttention, DistanceProfiles, SharedBlock
 
@@ -40,7 +40,7 @@ def _width(tensor: Tensor) -> dict[str, Dim]:
     return {name: dim for name, dim in tensor.dims.items() if name in ("a", "f")}
 
 
-class RareBlockBuilder(BlockBuilder):
+class RareBlockBuilder(BlockAttentionBuilder):
     """Builds these blocks for a micro-batch of all replicas."""
 
     def self_attention(self, x: Tensor, y: Tensor, local: bool) -> SelfAttention:
@@ -48,6 +48,8 @@ class RareBlockBuilder(BlockBuilder):
             return SelfAttention("attention", self._replacement("proj", x, y, "a"))
         if self.model.compressed:
             return self._attend_to_entries(self.model.compressed, x, y)
+        if self.model.blocks:
+            return self.attend_to_blocks(self.model.blocks, x, y)
         if self.model.distance_profiles:
             return self._attend_by_distance(self.model.distance_profiles, x, y, local)
         return super().self_attention(x, y, local)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.models.parts import Count, Flag, ShapePart, Size, SparseIndex
 
 
@@ -125,6 +128,70 @@ class CompressedAttention(ShapePart):
         widths = [dim, *([self.index.dim] if self.index else [])] if self.rate else []
         entries = sum((self.rate or 0) * self.entry_width(width) + width for width in widths)
         return self.q_lora_rank + dim + entries
+
+
+class BlockIndex(ShapePart):
+    """An indexer that scores keys for blocks: a query of each of its heads and one key of a token, projected from the
+    input of the layer, each behind an RMS norm and RoPE. A head chooses blocks for as many heads of attention."""
+
+    heads: Size
+    """Heads of the indexer; MiniMax-M3 has one for each key/value head."""
+    dim: Size
+    """Width of one of these heads (elements)."""
+
+
+class BlockAttention(ShapePart):
+    """Attention to blocks of keys: a query attends to its own block, up to itself, and to those before it with the best
+    scores. All query heads of a key/value head attend to the same blocks, unless `each_head`.
+
+    A block has the best of the scores of its keys, of an indexer (MiniMax-M3, arXiv 2606.13392, section 3), or of
+    entries that stand for several tokens: means of their keys (MoBA, arXiv 2502.13189, section 2.2; InfLLM v2, arXiv
+    2509.24663), or what a linear layer makes of these. With `branches` the results of attention to the blocks, to these
+    entries and to a window are multiplied by a gate of each token and head, and added (NSA, arXiv 2502.11089, section
+    3).
+    """
+
+    size: Size
+    """Tokens of a block."""
+    top_k: Size
+    """Blocks that a query attends to at most: its own, and all that are always chosen, included."""
+    from_tokens: Annotated[int, Field(strict=True, ge=0, le=100_000_000)] = 0
+    """Sequences with fewer tokens have dense attention, and no choice of blocks (MiniCPM4: 8192)."""
+    index: BlockIndex | None = None
+    """An indexer whose scores choose blocks; None: those of entries do."""
+    length: Size = Field(default_factory=lambda fields: fields.get("size", 1))
+    """Tokens that an entry stands for. Default: those of a block."""
+    stride: Size = Field(default_factory=lambda fields: fields.get("length", 1))
+    """Tokens from one entry to the next. Default: `length`."""
+    coarse: Size | None = None
+    """Scores of entries are normalised by those of others, for so many times the tokens, and as much further apart
+    (InfLLM v2: 4); None: they are not."""
+    each_head: Flag = False
+    """Every query head chooses blocks of its own (MoBA)."""
+    branches: Flag = False
+    """Attention to entries and to a window are branches beside that to blocks (NSA)."""
+    window: Size | None = None
+    """Tokens of the window of its branch."""
+    own_keys: Flag = False
+    """Every branch has projections to keys and values of its own."""
+    pool: Literal["mean", "linear"] = "mean"
+    """What makes entries of keys and values: means of their tokens, or a linear layer of each key/value head from all
+    elements of these and, of keys, a learned position of each."""
+
+    def weights(self, hidden: int, heads: int, keys: int, values: int) -> int:
+        """Counts the elements of the matrices that read the stream, beside those of other attention. heads: query
+        heads. keys, values: widths of keys and values."""
+        index = hidden * (self.index.heads + 1) * self.index.dim if self.index else 0
+        return index + self.branches * hidden * (3 * heads + 2 * self.own_keys * (keys + values))
+
+    def pool_weights(self, keys: int, values: int, kv_heads: int) -> int:
+        """Counts the elements of the matrices that make entries. keys, values: widths of keys and values."""
+        return self.length * (keys**2 + values**2) // kv_heads if self.pool == "linear" else 0
+
+    def own_parameters(self, keys: int) -> int:
+        """Counts the parameters beside matrices: norms of the indexer, positions of tokens in an entry. keys: width of
+        keys."""
+        return (2 * self.index.dim if self.index else 0) + self.length * keys * (self.pool == "linear")
 
 
 class DistanceProfiles(ShapePart):

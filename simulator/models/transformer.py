@@ -29,7 +29,7 @@ class LayerKind(NamedTuple):
 
     Attributes:
         experts: whether it has experts.
-        local: whether it has what the layers with full attention lack: a sliding window, chunks, or RoPE.
+        local: whether it has what the layers with full attention lack: a sliding window, chunks, blocks, or RoPE.
         block: its only block, a letter of `StateSpace.pattern`, in a hybrid model and where a layer has one alone;
             otherwise empty, and the layer has attention and then an MLP or experts.
         routed: number of routed experts; 0: it has none.
@@ -107,7 +107,7 @@ class Transformer(RareFields):
             return LayerKind(False, False, ALONE)
         if self.ssm:
             return self._hybrid_kind(self.ssm.pattern[layer], layer)
-        limited = not self.full_rope or (self.window, self.attention_chunk) != (None, None)
+        limited = not self.full_rope or (self.window, self.attention_chunk, self.blocks) != (None, None, None)
         routed = self.moe.experts_of(layer) if self.moe and self.moe.is_in(layer) else 0
         experts = routed > 0
         if self.frames:
@@ -240,6 +240,10 @@ class Transformer(RareFields):
             projections = h * sum(self.projected_widths) + self._bias_width(sum(self.projected_widths))
             widths = {"all": q + self.key_width, "layer": 4 * self.head_dim, True: 2 * self.head_dim}
             normed = widths.get(self.qk_layernorm, 0) // (2 if self.reads_keys else 1)
+        if blocks := self.blocks:
+            projections += blocks.weights(h, self.heads, self.key_width, self.value_width)
+            projections += blocks.pool_weights(self.key_width, self.value_width, self.kv_heads)
+            normed += blocks.own_parameters(self.key_width)
         if experts := self.head_experts:
             projections += h * experts + self._unused_head_experts
         projections += 2 * self.seq * (self.projected_keys or 0) + self.heads * self.sinks + out * self.inner_norms
@@ -376,7 +380,7 @@ class Transformer(RareFields):
         experts: number of routed experts to count; default: all.
         """
         parts = self.ssm, self.moe, self.linear_attention, self.local_attention, self.shared_keys, self.only
-        if not any(parts):
+        if not any((*parts, self.blocks)):
             return len(self._plain_layers) * self.layer_parameters()
         numbers = Counter(Transformer.kind(self, layer) for layer in self._plain_layers)
         shared = self._shared_parameters(self.ssm.pattern.count("S")) if self.ssm else 0

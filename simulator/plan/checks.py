@@ -214,6 +214,7 @@ def check_index(plan: Plan) -> None:
     named = {
         "the indexer of {} (model.mla.index) is": model.mla and model.mla.index,
         "the entries of {} (model.compressed) are": model.compressed,
+        "the blocks of keys of {} (model.blocks) are": model.blocks,
         "scores of {} with a bias by distance (model.distance_profiles) are": model.distance_profiles,
     }
     what = next((name.format(model.name) for name, part in named.items() if part), "")
@@ -463,6 +464,7 @@ def check_slices(plan: Plan) -> None:
         f"the state of the linear attention of {model.name} is forecast over whole sequences": model.linear_attention,
         f"the indexer of {model.name} is forecast over whole sequences": model.mla and model.mla.index,
         f"the entries of {model.name} (model.compressed) are forecast over whole sequences": model.compressed,
+        f"the blocks of keys of {model.name} (model.blocks) are forecast over whole sequences": model.blocks,
         f"the biases by distance of {model.name} are forecast over whole sequences": model.distance_profiles,
         f"the scan of the state-space layers of {model.name} is forecast over whole sequences": model.ssm,
         f"layers of {model.name} have work that no part describes (model.other)": mixes_tokens(model),

@@ -241,9 +241,15 @@ class Report(Metrics):
         )
         sums = "attention residuals (model.attention_residuals): kernels that read all sums once each way, derived"
         biases = "biases of scores by distance (model.distance_profiles): all of them in memory"
+        shapes = (model, *model.variants)
+        blocks = (
+            f"attention to blocks of keys (model.blocks): takes as long as {chosen} of as many keys, and writes and"
+        )
+        merged = "reads a result of each block; what scores blocks, as fused attention of as many FLOPs; not measured"
         return [
             *([f"indexer of sparse attention (model.mla.index): {how}"] if model.mla and model.mla.index else []),
             *([f"{entries} an indexer's scores as fused attention; not measured"] if model.compressed else []),
+            *([f"{blocks} {merged}"] if any(shape.blocks for shape in shapes) else []),
             *([f"{streams} from residual additions"] if model.streams else []),
             *([f"{sums} from residual additions"] if model.attention_residuals else []),
             *([f"{biases}, written and read apart from attention"] if model.distance_profiles else []),

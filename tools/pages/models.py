@@ -65,6 +65,7 @@ KINDS = {
 """Rates of linear attention by its kind."""
 
 RARE = {
+    "blocks": "attention to blocks of keys: as a window, with a result of each block",
     "compressed": "attention to compressed entries: as a window",
     "hyper_connections": "residual streams: bytes",
     "distance_profiles": "biases by distance: bytes",
@@ -182,6 +183,7 @@ def _name_derived(model: Model) -> list[str]:
         *([KINDS[linear.kind]] if linear and KINDS[linear.kind] else []),
         *(["indexer: as attention"] if model.mla and model.mla.index else []),
         *rare,
+        *(f"{part} left out" for part in model.left_out),
     ]
 
 

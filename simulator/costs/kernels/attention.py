@@ -58,9 +58,11 @@ QUERY_GRADIENT = 12
 """Bytes of an element of the queries' gradient, which the backward pass accumulates in fp32: set to zero, read,
 written (FlashAttention-2's dq_accum)."""
 
-CHOSEN_SIGMA = 0.3
-"""Uncertainty of kernels over the keys that an indexer has chosen, and of its scores: priced as those over a window and
-as fused attention of as many FLOPs, which no measurement of training checks."""
+CHOSEN_SIGMA = {"": 0.0, "keys": 0.3, "blocks": 0.47}
+"""Uncertainty of kernels over keys or blocks of keys that were chosen, and of the scores that choose them: priced as
+those over a window and as fused attention of as many FLOPs, which no measurement of training checks. Two kernels of the
+same attention to blocks differ 1.6 times in the mean of published cases (Flash Sparse Attention, arXiv 2508.18224,
+abstract): ln 1.6."""
 
 LIMITER_DELAY = 5e-3
 """Time for which a kernel may draw more than the power limit before the clock drops [s]. Set by hand; other times fit
@@ -177,5 +179,5 @@ def price(work: Attention, gpu: GPU, model: AttentionCostModel, speed: float = 1
         return NOTHING
     taken, launch = seconds(work, gpu, model, speed)
     bound = lower_bound(gpu, work.flops, work.dtype, work.bytes)
-    sigma = math.hypot(estimate_sigma(model, taken, launch), CHOSEN_SIGMA * work.chosen)
+    sigma = math.hypot(estimate_sigma(model, taken, launch), CHOSEN_SIGMA[work.chosen])
     return Estimate(max(taken, bound), sigma)

@@ -395,33 +395,6 @@ class Flint(Qwen3MoE):
         return shape
 
 
-class MiniMaxM3Text(MiniMaxM2):
-    """``MiniMaxM3VLTextConfig``: norms on each head of queries and keys, experts beside a shared one, clamped
-    activations. Layers that choose blocks of keys are refused."""
-
-    kv_heads: Size | None = key("num_key_value_heads", default=4)
-    rotary: Size | None = key("rotary_dim", default=64)
-    experts: Size = key("num_local_experts", default=128)
-    top_k: Size = key("num_experts_per_tok", default=4)
-    dense_ffn: Size = key("dense_intermediate_size", default=12288)
-    shared_ffn: Size = key("shared_intermediate_size", default=3072)
-    kinds: MlpTypes | None = key("mlp_layer_types", default=None)
-    flags: list[Literal[0, 1]] | None = key("moe_layer_freq", default=None)
-    sparse: Annotated[Any, refuse("attention to blocks of keys that an indexer chooses")] = key(
-        "sparse_attention_config", default=None
-    )
-    layer_types: list[Literal["full_attention"]] | None = key("layer_types", default=None)
-    activation: Literal["silu", "swish", "swigluoai"] = key("hidden_act", default="silu")  # type: ignore[assignment]
-
-    def fields(self) -> dict[str, Any]:
-        shape, kinds = super().fields(), self.kinds
-        if kinds is None and self.flags is not None:
-            kinds = ["sparse" if flag else "dense" for flag in self.flags]
-        moe = shape["moe"] | self.same_fields("dense_ffn", "shared_ffn") | {"shared_experts": 1, "clamped": True}
-        kind = {"norm": "rmsnorm1p", "qk_layernorm": True}
-        return shape | kind | {"moe": moe | sparse_layers(kinds, self.layers, 0)}
-
-
 class Glm4MoELite(ListedExperts):
     """``Glm4MoeLiteConfig`` (GLM-4.7-Flash): the architecture of DeepSeek-V3."""
 

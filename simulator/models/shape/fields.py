@@ -123,7 +123,8 @@ class TransformerFields(ShapePart):
     values of all positions to so many (arXiv 2006.04768, section 4); None: no projection."""
     full_every: Count | tuple[Count, ...] = 0
     """The last of every `full_every` layers, or those of these numbers (from 0, ascending), have full attention despite
-    a `window` (gpt-oss: 2), `attention_chunk` (Llama 4: 4) or `linear_attention` (Qwen3-Next: 4); 0: none has."""
+    a `window` (gpt-oss: 2), `attention_chunk` (Llama 4: 4), `blocks` or `linear_attention` (Qwen3-Next: 4); 0: none
+    has."""
     full_rope: Flag = True
     """Where positions are rope: the layers of `full_every` have RoPE too (Llama 4, SmolLM3: False)."""
     mtp: Count = 0

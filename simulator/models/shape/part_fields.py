@@ -10,6 +10,7 @@ from meshcast.simulator.models.parts import Flag, Size
 from meshcast.simulator.models.rare_parts import (
     AltUp,
     AttentionResiduals,
+    BlockAttention,
     CompressedAttention,
     DistanceProfiles,
     HyperConnections,
@@ -23,6 +24,8 @@ class PartFields(TransformerFields):
 
     compressed: CompressedAttention | None = None
     """Attention to a window and to compressed entries, in place of others (DeepSeek-V4); norms are part of it."""
+    blocks: BlockAttention | None = None
+    """Attention to blocks of keys, in all layers but those of `full_every` (MiniMax-M3, MiniCPM4); None: to all."""
     head_experts: Size | None = None
     """Experts of queries and of the output layer of attention: a token passes heads / kv_heads of them, each with a
     query for every key/value head (JetMoE); None: one matrix for all tokens."""

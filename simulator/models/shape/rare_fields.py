@@ -68,6 +68,8 @@ class RareFields(PartFields):
         profiles = self.distance_profiles
         if local and profiles and self.window and profiles.extent != self.window:
             changes |= {"distance_profiles": profiles.model_copy(update={"extent": self.window})}
+        if self.blocks and not local:
+            changes["blocks"] = None
         if reads_keys and self.mla:
             changes |= {"mla": self.mla.share_choice()} if not self.mla.shares_choice else {}
         elif reads_keys and not self.reads_keys:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.parts import MLA, LinearAttention, MoEShape, StateSpace
-from meshcast.simulator.models.rare_parts import CompressedAttention, SharedBlock
+from meshcast.simulator.models.rare_parts import BlockAttention, CompressedAttention, SharedBlock
 from meshcast.simulator.models.shape.rare_fields import RareFields
 
 
@@ -43,6 +43,8 @@ def _check_rare_parts(shape: RareFields) -> None:
         _check_pruned(shape)
     if shape.compressed:
         _check_compressed(shape, shape.compressed)
+    if shape.blocks:
+        _check_blocks(shape, shape.blocks)
     if shape.hyper_connections:
         _check_streams(shape)
     if shape.altup:
@@ -68,7 +70,7 @@ def _check_pruned(shape: RareFields) -> None:
     norms = ("norm_place", shape.norm_place != "before"), ("norm_residual", shape.norm_residual)
     both = ("parallel_residual", shape.parallel_residual), ("local_attention", shape.local_attention)
     rest = ("shared_keys", shape.shared_keys), ("mla.index", shape.mla and shape.mla.index), ("mtp", shape.mtp)
-    kinds = ("token_convolutions", shape.token_convolutions), ("result_scale", shape.result_scale)
+    kinds = ("token_convolutions", shape.token_convolutions), ("blocks", shape.blocks)
     rule = "layers that lack a block, or have a linear layer in its place, are supported without it"
     _refuse((*others, *streams, *more, *norms, *both, *rest, *kinds), rule)
 
@@ -100,6 +102,42 @@ def _check_compressed(shape: RareFields, part: CompressedAttention) -> None:
     )
     rule = "attention to compressed entries is supported without it"
     _refuse((*others, *more, *masks, *heads, *plain, *other, *inner), rule)
+
+
+def _check_blocks(shape: RareFields, part: BlockAttention) -> None:
+    if part.stride > part.length or part.size % part.stride:
+        rule = f"each of the {part.size} tokens of a block is in an entry, and as many entries begin in every block"
+        remedy = f"{math.gcd(part.size, part.length)} would work"
+        raise ModelError("blocks.stride", rule, remedy, part.stride)
+    if part.branches != (part.window is not None):
+        rule = "branches are attention to blocks, to entries and to a window"
+        raise ModelError("blocks.window", rule, "Give both branches and window, or neither", part.window)
+    words = {"coarse": part.coarse, "each_head": part.each_head}
+    of_branches = {"own_keys": part.own_keys, "pool": part.pool if part.pool != "mean" else None}
+    if part.from_tokens and (part.index or part.branches):
+        rule = "an indexer and branches work on sequences of any length"
+        raise ModelError("blocks.from_tokens", rule, "Leave it out", part.from_tokens)
+    if part.index:
+        rule = "an indexer scores keys, and no entries"
+        entries = {word: size for word, size in (("length", part.length), ("stride", part.stride)) if size != part.size}
+        words |= {**entries, "branches": part.branches}
+        _refuse(((f"blocks.{word}", value) for word, value in (words | of_branches).items()), rule)
+    elif part.branches:
+        rule = "of branches all heads of a key/value head choose the same blocks, by scores of their attention"
+        _refuse(((f"blocks.{word}", value) for word, value in words.items()), rule)
+    else:
+        rule = "only of branches are entries attended to"
+        _refuse(((f"blocks.{word}", value) for word, value in of_branches.items()), rule)
+    if shape.linear_attention and shape.linear_attention.layers is None:
+        rule = "the layers of full_every, all that have no linear attention, attend to everything"
+        raise ModelError("linear_attention.layers", rule, "Name the layers with linear attention, or leave blocks out")
+    others = ("mla", shape.mla), ("ssm", shape.ssm), ("compressed", shape.compressed), ("window", shape.window)
+    masks = ("attention_chunk", shape.attention_chunk), ("bidirectional", shape.bidirectional), ("frames", shape.frames)
+    heads = ("shared_keys", shape.shared_keys), ("head_experts", shape.head_experts), ("sinks", shape.sinks)
+    more = ("distance_profiles", shape.distance_profiles), ("projected_keys", shape.projected_keys)
+    inner = ("softcaps", "attention" in shape.softcaps), ("joint_attention", shape.joint_attention)
+    rule = "attention to blocks of keys is supported without it"
+    _refuse((*others, *masks, *heads, *more, *inner, ("score_dropout", shape.score_dropout)), rule)
 
 
 def _check_shared_block(shape: RareFields, part: SharedBlock) -> None:
@@ -291,12 +329,12 @@ def _check_mask(shape: RareFields) -> None:
     if shape.bidirectional and shape.window is not None:
         rule = "a token of a bidirectional layer attends to all tokens, or to those of its chunk"
         raise ModelError("window", rule, "Leave it out, or give attention_chunk", shape.window)
-    limits = shape.window, shape.attention_chunk, shape.linear_attention
-    if shape.full_every and limits == (None, None, None) and shape.full_rope:
-        rule = "without a window, chunks or linear attention every layer attends to everything"
+    limits = shape.window, shape.attention_chunk, shape.linear_attention, shape.blocks
+    if shape.full_every and not any(limits) and shape.full_rope:
+        rule = "without a window, chunks, blocks or linear attention every layer attends to everything"
         remedy = "Give window, attention_chunk or `full_rope: false` too, or leave full_every out"
         raise ModelError("full_every", rule, remedy, shape.full_every)
-    if isinstance(shape.full_every, tuple):
+    if isinstance(shape.full_every, tuple) and shape.layers:  # the tokens of a branch may enter the trunk as they are
         _check_layers("full_every", shape.full_every, shape.layers)
     if not shape.full_rope and (not shape.full_every or shape.positions != "rope" or shape.mla):
         rule = "without RoPE can be the layers of full_every, where positions are rope and there is no mla"

@@ -173,7 +173,7 @@ def test_which_layers_slide(every: int, full: list[int]) -> None:
 
 
 def test_layers_that_are_full_need_others_that_are_not() -> None:
-    with pytest.raises(ModelError, match="full_every is 2: without a window, chunks or linear attention"):
+    with pytest.raises(ModelError, match="full_every is 2: without a window, chunks, blocks or linear attention"):
         load_model(GPT | {"full_every": 2})
     assert load_model(GPT | {"layers": 4, "attention_chunk": 64, "full_every": 4}).kinds[LayerKind(False, True)] == 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,18 @@ SHARING = {
     "mla": {**MLA, "index": {**INDEX, "shared": True}},
     "variants": [{"numbers": [0], "mla": {**MLA, "index": INDEX}}],
 }
+BRANCHES = {"size": 4, "top_k": 2, "length": 4, "stride": 2, "branches": True, "window": 6}
+BLOCKS: list[dict[str, Any]] = [
+    {"blocks": {"size": 4, "top_k": 3, "index": {"heads": 2, "dim": 8}}, "qk_layernorm": True, **EXPERTS},
+    {"blocks": {"size": 4, "top_k": 3, "index": {"heads": 2, "dim": 8}}, "full_every": [0], "mtp": 1},
+    {"blocks": {"size": 8, "top_k": 2, "each_head": True}, "attention_gate": True},
+    {"blocks": {"size": 8, "top_k": 2, "length": 4, "stride": 2, "coarse": 4}, "full_every": 2},
+    {"blocks": {"size": 8, "top_k": 2, "from_tokens": 33}},
+    {"blocks": BRANCHES},
+    {"blocks": {**BRANCHES, "own_keys": True, "pool": "linear"}, "value_dim": 24, "qkv_bias": True},
+]
 PARTS: list[dict[str, Any]] = [
+    *({"kv_heads": 2, **part} for part in BLOCKS),
     STREAMS,
     ALTUP,
     SHARED,
@@ -96,7 +108,7 @@ def test_sequence_parallel_ranks_repeat_only_what_every_rank_has_to_compute(part
     model, played = load_model({**SMALL, **part}), play(part, 2, tp=2, sequence_parallel=True)
     held = played.held(0)
     assert sum(param.total for param in held) == model.parameters
-    repeated = [param for param in held if param.name.startswith("windex") or (param.name == "wk" and model.compressed)]
+    repeated = [param for param in held if "windex" in param.name or (param.name == "wk" and model.compressed)]
     again = sum(param.size for param in repeated if "entries" not in param.name)
     counted = forward_matmul_flops(model, 32, 32, causal=True)
     counted = {part: flops for part, flops in counted.items() if part not in ("attention", "scan")}
@@ -151,18 +163,18 @@ def test_entries_that_an_indexer_could_all_choose_are_all_attended_to() -> None:
     assert every - forward_matmul_flops(plain, 1, 32, causal=True)["attention"] == layers * entries * 2 * 64
 
 
-@pytest.mark.parametrize("what", ["chosen keys", "streams"])
-def test_kernels_that_no_measurement_checks_are_less_certain(what: str) -> None:
+@pytest.mark.parametrize(("what", "sigma"), [("keys", 0.3), ("blocks", math.log(1.6)), ("streams", 0.3)])
+def test_kernels_that_no_measurement_checks_are_less_certain(what: str, sigma: float) -> None:
     gpu = load("gpus", "h100-sxm")
     if what == "streams":
         model = SHIPPED.kernel_model(gpu, "memory").model
         known, derived = (memory.price(Memory(kind, 10**8, 10**8), gpu, model) for kind in ("add", "streams"))
     else:
         fused = SHIPPED.kernel_model(gpu, "attention").model
-        work = (Attention(1, 4096, 4096, 8, 8, 128, 128, chosen=chosen) for chosen in (False, True))
+        work = (Attention(1, 4096, 4096, 8, 8, 128, 128, chosen=chosen) for chosen in ("", what))
         known, derived = (attention.price(each, gpu, fused) for each in work)
     assert derived.seconds == known.seconds
-    assert derived.sigma == pytest.approx((known.sigma**2 + 0.3**2) ** 0.5)
+    assert derived.sigma == pytest.approx(math.hypot(known.sigma, sigma), rel=1e-3)
 
 
 def test_an_interval_is_wider_with_keys_that_an_indexer_chooses() -> None:

@@ -3,17 +3,17 @@
 A line of types.jsonl is the config that release 5.24 writes for a type by default (the last lines: that of a released
 model), without the keys whose defaults the reader has too; `parameters` of the model that it builds on the meta device,
 which has no multi-token prediction (those that it does not build, dbrx: of the checkpoint, mimo: of the Qwen 2 of its
-shape, nemotron-nas: of Llama's modules in the order of its list, kimi_k3: of its published modules, by hand);
-`corrections`, numbers of routers that are buffers there and parameters here (the correction of DeepSeek-V3 for each
-expert), less tables of sines that are frozen parameters there; `products`, where there are neither recurrences nor
-branches of images: FLOPs of a forward pass over 256 tokens, of an encoder with a decoder 256 of each, of its modules
-with eager attention in fake mode, as torch's `FlopCounterMode` counts them, which does not see grouped products of
-routed experts (PyTorch 2.13); `weights`, of models with recurrences, or whose eager code gives all tokens to all
-experts: those of products of two matrices, of which attention and scans have none (of zamba also those that its code
-makes batch by batch, for the heads of a Mamba block). `small`: a config of the same type with few narrow layers, of
-which a real pass over 64 tokens, or a real pass of its `encoder` of images or sounds with its projector, is counted,
-routed experts included (kimi_k2: by the code of DeepSeek-V3; minimax_m1: of `minimax`; gemma4: without the product by
-which its code takes means of patches).
+shape, nemotron-nas: of Llama's modules in the order of its list, kimi_k3: of its published modules, by hand, minicpm:
+of the Llama of its shape, nsa: of flash-linear-attention 0.6); `corrections`, numbers of routers that are buffers there
+and parameters here (the correction of DeepSeek-V3 for each expert), less tables of sines that are frozen parameters
+there; `products`, where there are neither recurrences nor branches of images: FLOPs of a forward pass over 256 tokens,
+of an encoder with a decoder 256 of each, of its modules with eager attention in fake mode, as torch's
+`FlopCounterMode` counts them, which does not see grouped products of routed experts (PyTorch 2.13); `weights`, of
+models with recurrences, or whose eager code gives all tokens to all experts: those of products of two matrices, of
+which attention and scans have none (of zamba also those that its code makes batch by batch, for the heads of a Mamba
+block). `small`: a config of the same type with few narrow layers, of which a real pass over 64 tokens, or a real pass
+of its `encoder` of images or sounds with its projector, is counted, routed experts included (kimi_k2: by the code of
+DeepSeek-V3; minimax_m1: of `minimax`; gemma4: without the product by which its code takes means of patches).
 """
 
 from __future__ import annotations
