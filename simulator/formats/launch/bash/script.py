@@ -518,8 +518,8 @@ class Interpreter:
     def _call(self, name: str, words: list[Value]) -> Status:
         """Follows a function."""
         source, body = self.shell.functions[name]
-        frame = Frame(words)
-        self.shell.frames.append(frame)
+        frame, outer = Frame(words), self.shell.frames
+        self.shell.frames = [*outer, frame]
         depth = self.shell.limits.depth
         try:
             return self.run(source, body)
@@ -527,7 +527,7 @@ class Interpreter:
             self.shell.limits.depth = depth
             return returning.status
         finally:
-            self.shell.frames.remove(frame)
+            self.shell.frames = outer
             for variable_name, variable in frame.hidden.items():
                 self.shell.restore(variable_name, variable)
 

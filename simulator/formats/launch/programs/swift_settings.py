@@ -259,9 +259,6 @@ def _refuse_several(reading: Reading, visible: int | None, processes: int) -> No
 
 # -------------------------------------------------------------------------------------------- weights
 
-QUANTISED = re.compile(r"(?i)[-_](gptq|awq|int[48]|bnb)")
-"""In the names of models whose weights are quantised."""
-
 ADAPTERS = ("lora", "longlora", "adalora", "lora_llm", "dora")
 """Words of ``tuner_type`` for adapters of low rank."""
 

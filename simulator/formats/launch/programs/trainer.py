@@ -565,6 +565,28 @@ def set_adapters(
         reading.set_key("train.rank", count or rank, *rank_names)
     set_adapter_dropout(reading, dropout)
     _read_targets(reading, stated, target_names, everywhere)
+    _read_checkpoint_format(reading)
+
+
+CHECKPOINT_FORMATS = re.compile(r"(?i)[-_.](?:(?P<fp8>fp8)|(?P<bnb>bnb)|gptq|awq|w[48]a16|int[48])(?![a-z])")
+"""In the ids of checkpoints whose weights are quantised: what loads them leaves them so."""
+
+
+def _read_checkpoint_format(reading: Reading) -> None:
+    """Reads the format of frozen weights from the id of a checkpoint that has them quantised; a setting for their bits
+    counts before it."""
+    name = next((name for name in CHECKPOINT_IDS if name in reading.stated), "")
+    text = str(reading.stated[name].value) if name else ""
+    word = CHECKPOINT_FORMATS.search(text)
+    if word is not None and word["fp8"]:
+        reading.set_key("train.frozen_weights", "fp8", name)
+    elif word is not None:
+        bits = 8 if re.search(r"(?i)int8|w8a16|8[-_]?bit", text) else 4
+        set_quantised_weights(reading, bits, reading.stated[name], grouped=word["bnb"] is None)
+
+
+CHECKPOINT_IDS = ("model_name_or_path", "base_model", "model", "model_id", "model_name", "model_path")
+"""Settings for the id of a checkpoint."""
 
 
 def set_adapter_dropout(reading: Reading, usual: bool = False) -> None:
