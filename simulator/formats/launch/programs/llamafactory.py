@@ -7,6 +7,7 @@ finetuning_args.py), model/model_utils/checkpointing.py, model/adapter.py, launc
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from meshcast.hardware.errors import PlanError
@@ -183,7 +184,7 @@ OTHER_TASKS: Mapping[str, str] = {
 
 
 def _refuse_other_tasks(reading: Reading) -> None:
-    """Raises PlanError for a file of another task: without ``do_train`` nothing is trained (workflow.py of each stage)."""
+    """Raises PlanError for a file of another task: nothing is trained without ``do_train`` (workflow.py of stages)."""
     task = next((name for name in OTHER_TASKS if take_on(reading, name) is not None), None)
     if task is not None and take_on(reading, "do_train") is None:
         rule = f"{OTHER_TASKS[task]} ({task} without do_train), and trains nothing"
@@ -255,7 +256,7 @@ def _read_workers(reading: Reading) -> None:
         if name in ("NPROC_PER_NODE", "NNODES") and not word.unknown and (count := read_digits(word.text)) is not None
     }
     if each := counts.get("NPROC_PER_NODE"):
-        reading.set_key("cluster.gpus", each * counts.get("NNODES", 1))
+        reading.set_gpus(counts.get("NNODES"), each)
     layerwise = take_on(reading, "galore_layerwise", "apollo_layerwise")
     if layerwise is not None:  # parser.py refuses more GPUs
         reading.set_key("cluster.gpus", 1, "galore_layerwise", "apollo_layerwise")

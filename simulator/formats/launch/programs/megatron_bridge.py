@@ -282,7 +282,9 @@ def _ask_for_sequence(reading: Reading) -> None:
     if data is None or model is None or is_null(data.value) or str(data.value) == str(model.value):
         reading.ignore(data, "the job is the same without it")
         return
-    why = f"the model has sequences of {model.value} tokens, and the data of {data.value}: the program stops at its start"
+    why = (
+        f"the model has sequences of {model.value} tokens, and the data of {data.value}: the program stops at its start"
+    )
     reading.ask(data, why, f"batch.sequence={data.value}", f"batch.sequence={model.value}")
 
 

@@ -390,7 +390,7 @@ HYBRID_SPEC = re.compile(r"mamba_layer_specs|hybrid_layer_specs")
 
 
 def _find_shares(reading: Reading) -> Stated | None:
-    """Returns the pattern of a hybrid model whose file states shares of its layers, or none; None for a transformer."""
+    """Returns the pattern of a hybrid model by the shares of its layers, or without any; None for a transformer."""
     launch, spec = reading.file.launch, _find_hybrid_spec(reading)
     is_hybrid = spec is not None or (launch is not None and HYBRID_ENTRY.search(launch.entry) is not None)
     attention, mlp = (
@@ -413,8 +413,8 @@ def _find_hybrid_spec(reading: Reading) -> Stated | None:
 def allocate_layers(layers: int, attention: float, mlp: float) -> str:
     """Returns the pattern in which layers are placed by their shares.
 
-    Source: ``pattern_from_ratios`` of megatron/core/models/hybrid/hybrid_layer_allocation.py, NVIDIA/Megatron-LM @d98e8a64:
-    attention evenly, beginning and ending with Mamba-2; then MLP layers in place of Mamba-2, right-justified.
+    Source: ``pattern_from_ratios`` of megatron/core/models/hybrid/hybrid_layer_allocation.py, NVIDIA/Megatron-LM
+    @d98e8a64: attention evenly, beginning and ending with Mamba-2; then MLP layers in place of Mamba-2.
 
     attention, mlp: shares of the layers, from 0 to 1.
     """

@@ -264,9 +264,9 @@ def _read_degrees(reading: Reading) -> None:
 
 def _read_processes(reading: Reading) -> None:
     """Reads the GPUs of the launcher, where the configuration is not here."""
-    each, nodes = reading.take_count("torchrun.nproc_per_node"), reading.take_count("torchrun.nnodes") or 1
+    each, nodes = reading.take_count("torchrun.nproc_per_node"), reading.take_count("torchrun.nnodes")
     if each:
-        reading.set_key("cluster.gpus", each * nodes, "torchrun.nproc_per_node", "torchrun.nnodes")
+        reading.set_gpus(nodes, each, "torchrun.nproc_per_node", "torchrun.nnodes")
 
 
 def _read_attention(reading: Reading) -> None:

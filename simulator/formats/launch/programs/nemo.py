@@ -473,7 +473,7 @@ def interpret(reading: Reading) -> None:
         reading.approximate(longest, "every sample is forecast as the longest", SLOW)
     nodes, devices = reading.take_count("num_nodes", "nnodes"), reading.take_count("devices", "nproc_per_node")
     if devices:
-        reading.set_key("cluster.gpus", (nodes or 1) * devices, "devices", "num_nodes", "nproc_per_node", "nnodes")
+        reading.set_gpus(nodes, devices, "devices", "num_nodes", "nproc_per_node", "nnodes")
 
 
 def interpret_configuration(reading: Reading) -> None:

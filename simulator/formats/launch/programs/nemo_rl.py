@@ -172,9 +172,9 @@ def interpret(reading: Reading) -> None:
             reading.ask(stated, why, "model=llama3-8b", "plan.tp=1", "--assume-defaults")
     reading.ignore(reading.take(FOLLOWED), "the settings of its file are listed")
     read_policy(reading, "policy.model_name")
-    nodes, each = reading.take_count("cluster.num_nodes") or 1, reading.take_count("cluster.gpus_per_node")
+    nodes, each = reading.take_count("cluster.num_nodes"), reading.take_count("cluster.gpus_per_node")
     if each:
-        reading.set_key("cluster.gpus", nodes * each, "cluster.gpus_per_node", "cluster.num_nodes")
+        reading.set_gpus(nodes, each, "cluster.gpus_per_node", "cluster.num_nodes")
     if take_on(reading, f"{MEGATRON}.enabled") is not None:
         _read_megatron(reading)
     else:

@@ -84,7 +84,7 @@ REFUSED: tuple[RefusedProgram, ...] = (
     RefusedProgram("LitGPT", r"^litgpt\b", keys=frozenset({"train.micro_batch_size", "out_dir"}), imports="litgpt"),
     RefusedProgram("OLMo-core", r"^olmo_core\.", imports="olmo_core"),
     RefusedProgram("OpenRLHF", r"^openrlhf\.", imports="openrlhf"),
-    RefusedProgram("Open-Instruct's reinforcement learning", r"(^|/)open_instruct/(grpo|ppo)\w*\.py$"),
+    RefusedProgram("Open-Instruct's reinforcement learning", r"(^|/)grpo_fast\.py$"),
     RefusedProgram("ROLL", keys=frozenset({"rollout_batch_size", "actor_train"}), imports="roll"),
     RefusedProgram("prime-rl", r"^prime_rl\.", imports="prime_rl"),
     *(RefusedProgram("prime-rl", keys=frozenset(keys)) for keys in PRIME_RL),
@@ -140,18 +140,23 @@ IDLE = re.compile(
 TRAINING = re.compile(r"train|tun(e|ing)|sft|dpo|rl")
 """In the name of a script that trains, whatever else it names: ``train_generative_reranker.py``."""
 
+TASKS = re.compile(r"(^|/)tasks/(\w+/)?main\.py$")
+"""Downstream tasks of Megatron-LM: evaluations, and heads of few classes that are tuned on them."""
+
 IDLE_MODES = ("inference", "inference-static", "inference-dynamic")
-"""``MODE`` of functional tests of Megatron-LM that train nothing (tests/functional_tests/shell_test_utils/run_ci_test.sh
-@d98e8a64)."""
+"""``MODE`` of functional tests of Megatron-LM that train nothing (shell_test_utils/run_ci_test.sh @d98e8a64)."""
 
 
 def find_idle_start(file: LaunchFile) -> str | None:
-    """Returns the script that a file starts, or the mode of a file of Megatron's tests, if it trains nothing: it generates,
-    evaluates or converts, with flags of a training."""
+    """Returns the script that a file starts, or the mode of a file of Megatron's tests, if it trains nothing: it
+    generates, evaluates or converts, with flags of a training."""
     if isinstance(file.data, Mapping) and "MODEL_ARGS" in file.data:
         mode = str(file.data.get("MODE", ""))
         return f"MODE {mode}" if mode in IDLE_MODES else None
-    entry = file.launch.entry if file.launch is not None else ""
-    path, _, name = entry.removesuffix(".py").replace("/", ".").rpartition(".")
-    is_idle = any(IDLE.search(word) for word in re.split(r"[_\W]+", name.lower())) or "tasks" in path.split(".")
-    return entry if is_idle and not TRAINING.search(name.lower()) else None
+    if file.launch is None:
+        return None
+    if task := next((word.text for word in file.launch.command.words if TASKS.search(word.text)), None):
+        return task
+    name = file.launch.entry.removesuffix(".py").rpartition(".")[2].rpartition("/")[2].lower()
+    is_idle = any(IDLE.search(word) for word in re.split(r"[_\W]+", name))
+    return file.launch.entry if is_idle and not TRAINING.search(name) else None

@@ -217,7 +217,7 @@ def count_processes(reading: Reading) -> None:
     visible = reading.take(VISIBLE, decisive=False)
     if each is not None:
         reading.ignore(visible, "NPROC_PER_NODE says how many processes of a GPU are started")
-        reading.set_key("cluster.gpus", each * (nodes or 1), EACH, NODES)
+        reading.set_gpus(nodes, each, EACH, NODES)
 
 
 def refuse_device_map(reading: Reading) -> None:

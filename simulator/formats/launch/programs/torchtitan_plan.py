@@ -174,7 +174,7 @@ def _read_gpus(reading: Reading) -> None:
     launch, names = reading.file.launch, ("nproc_per_node", "NGPU", "nnodes", "sbatch_nodes")
     if each is not None and (gpus := read_digits(str(each.value))) is not None:
         count = read_digits(str(nodes.value)) if nodes is not None else None
-        reading.set_key("cluster.gpus", (1 if count is None else count) * gpus, *names)
+        reading.set_gpus(count, gpus, *names)
     elif each is None and launch is not None and launch.entry == "run_train.sh":
         reading.set_key("cluster.gpus", 8)
 

@@ -755,15 +755,17 @@ def _read_processes(reading: Reading) -> None:
     """Reads how many GPUs the launcher starts processes on."""
     names: tuple[str, ...] = ("accelerate.num_processes", "launcher.nproc_per_node", "launcher.num_gpus")
     each = reading.take_count(*names, decisive=False) if _is_number(reading, *names) else None
+    nodes = 1
     if each is None:
         each, names = _count_devices(reading), ("launcher.include",)
     elif names[0] not in reading.stated or "accelerate.num_machines" not in reading.stated:
-        each *= _count_nodes(
-            reading
-        )  # Accelerate counts the processes of all of its machines, here of a single machine
+        nodes = _count_nodes(reading)  # Accelerate counts the processes of all of its machines, here of a single one
+    elif _is_number(reading, "accelerate.num_machines"):
+        machines = reading.take_count("accelerate.num_machines", decisive=False) or 1
+        nodes, each = (machines, each // machines) if each % machines == 0 else (1, each)
     reading.take("accelerate.num_machines", decisive=False)
     if each:
-        reading.set_key("cluster.gpus", each, *names)
+        reading.set_gpus(nodes, each, *names)
 
 
 def _is_number(reading: Reading, *names: str) -> bool:

@@ -109,8 +109,9 @@ TRAINERS = {
 KIND = "trainer_kind"
 """Name of the setting for the trainer that a command starts."""
 
-MEGATRON_SECTIONS = ("engine.override_transformer_config.", "engine.override_ddp_config.", "engine.")
-"""What the names of settings of Megatron-Core begin with."""
+OPTIMIZER = "optim.override_optimizer_config."
+MEGATRON_SECTIONS = ("engine.override_transformer_config.", "engine.override_ddp_config.", "engine.", OPTIMIZER)
+"""What the names of settings of Megatron-Core begin with, the last those of its optimizer."""
 
 CONFIGURATIONS = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine")
 """Names of its configurations, whose defaults are known here."""
@@ -169,7 +170,7 @@ def _name_plainly(settings: Mapping[str, Stated], kind: str) -> dict[str, Stated
         begin, tail = next(((begin, tail) for begin, tail in begins if _begins(name, begin)), ("", ""))
         named[tail + name.removeprefix(begin)] = stated
     if _runs_megatron(named):
-        for name in [name for name in named if name.startswith("engine.") and name not in SELECTORS]:
+        for name in [name for name in named if name.startswith(("engine.", OPTIMIZER)) and name not in SELECTORS]:
             section = next(section for section in MEGATRON_SECTIONS if name.startswith(section))
             named[name.removeprefix(section)] = named.pop(name)
     return named
@@ -223,7 +224,7 @@ def _read_processes(reading: Reading, kind: str) -> None:
         names, usual = ("launcher.nproc_per_node", "launcher.nnodes"), 0
     each, nodes = (reading.take_count(name) for name in names)
     if each or usual:
-        reading.set_key("cluster.gpus", (each or usual) * (nodes or 1), *names)
+        reading.set_gpus(nodes, each or usual, *names)
 
 
 def _read_fsdp(reading: Reading, usual: int) -> None:
