@@ -315,8 +315,8 @@ def _choose_cluster(reading: Reading, cluster: Any, gpus: int | None) -> Any:
         why = f"{why}, nor how many: the fewest nodes for its degrees"
     elif total != stated:
         why = f"{why}; its degrees do not divide the {stated} that it states: the fewest nodes for them"
-    if reading.node_gpus not in (None, NODE_GPUS):
-        why = f"{why}; it has {reading.node_gpus} on each of its nodes, where nodes of {NODE_GPUS} are assumed"
+    if (each := keys.get("cluster.gpus_per_node", NODE_GPUS)) != NODE_GPUS:
+        why = f"{why}; it has {each} on each of its nodes, where nodes of {NODE_GPUS} are assumed"
     nodes = -(-total // NODE_GPUS)
     assumed: Any = f"{NODE}:{nodes}" if total == nodes * NODE_GPUS else {"node": NODE, "nodes": nodes, "gpus": total}
     reading.assume("cluster", assumed, why)

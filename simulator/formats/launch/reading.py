@@ -99,7 +99,6 @@ class Reading:
         self._unknown: list[ApproximatedSetting] = []
         self._decisive: list[tuple[Stated, str]] = []  # settings that nothing knows, and why they are asked for
         self._credits: dict[str, list[str]] = {}  # keys that each setting states
-        self.node_gpus: int | None = None  # of each of several nodes, where the file says it
 
     # ------------------------------------------------------------------------------------ taking settings
 
@@ -212,11 +211,6 @@ class Reading:
         for name in stated:
             self._credits.setdefault(name, []).append(key)
         self.origins[key] = self.stated[stated[0]] if stated else f"default of {self.program}"
-
-    def set_gpus(self, nodes: int | None, each: int, *names: str) -> None:
-        """Sets the number of GPUs. nodes: None: a single one. each: GPUs of a node. names: the settings that say so."""
-        self.set_key("cluster.gpus", (nodes or 1) * each, *names)
-        self.node_gpus = each if nodes is not None and nodes > 1 else None
 
     def keys_of_file(self) -> Keys:
         """Returns the keys without the degrees that a change replaces: of those that the file leaves out, 1."""
@@ -375,3 +369,10 @@ def date_release(reading: Reading, month: str | None, why: str) -> None:
         reading.keys["framework.release"] = find_month(stated.strip("\"'"), versions, "--set framework.release")
     elif month is not None:
         reading.assume("framework.release", month, why)
+
+
+def set_gpus(reading: Reading, nodes: int | None, each: int, *names: str) -> None:
+    """Sets the number of GPUs. nodes: None: a single one. each: GPUs of a node. names: the settings that say so."""
+    reading.set_key("cluster.gpus", (nodes or 1) * each, *names)
+    if nodes is not None and nodes > 1:
+        reading.keys["cluster.gpus_per_node"] = each

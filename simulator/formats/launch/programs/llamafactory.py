@@ -71,7 +71,7 @@ from meshcast.simulator.formats.launch.programs.trainer_writing import (
     write_formats,
     write_fsdp,
 )
-from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.reading import Reading, set_gpus
 from meshcast.simulator.formats.launch.table import (
     Keys,
     SomeKeys,
@@ -256,7 +256,7 @@ def _read_workers(reading: Reading) -> None:
         if name in ("NPROC_PER_NODE", "NNODES") and not word.unknown and (count := read_digits(word.text)) is not None
     }
     if each := counts.get("NPROC_PER_NODE"):
-        reading.set_gpus(counts.get("NNODES"), each)
+        set_gpus(reading, counts.get("NNODES"), each)
     layerwise = take_on(reading, "galore_layerwise", "apollo_layerwise")
     if layerwise is not None:  # parser.py refuses more GPUs
         reading.set_key("cluster.gpus", 1, "galore_layerwise", "apollo_layerwise")

@@ -46,7 +46,7 @@ from meshcast.simulator.formats.launch.programs.megatron_plan import (
 )
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS
 from meshcast.simulator.formats.launch.quoting import quote_shell
-from meshcast.simulator.formats.launch.reading import Reading, date_release
+from meshcast.simulator.formats.launch.reading import Reading, date_release, set_gpus
 from meshcast.simulator.formats.launch.table import (
     OFF,
     UNSTATED,
@@ -242,7 +242,7 @@ def read_gpus(reading: Reading, nodes: str, each: str) -> None:
     if included is not None and (slots := _count_included(str(included.value))):
         reading.set_key("cluster.gpus", slots, "include", "i")
     elif width:
-        reading.set_gpus(count, width, each, nodes, *GPUS, *NODES)
+        set_gpus(reading, count, width, each, nodes, *GPUS, *NODES)
 
 
 def _count_included(text: str) -> int | None:

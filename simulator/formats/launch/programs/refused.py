@@ -82,7 +82,7 @@ REFUSED: tuple[RefusedProgram, ...] = (
     RefusedProgram("GPT-NeoX", r"(^|/)deepy\.py$", keys=frozenset({"pipe_parallel_size"})),
     RefusedProgram("GPT-NeoX", keys=frozenset({"pipe-parallel-size"})),
     RefusedProgram("LitGPT", r"^litgpt\b", keys=frozenset({"train.micro_batch_size", "out_dir"}), imports="litgpt"),
-    RefusedProgram("OLMo-core", r"^olmo_core\.", imports="olmo_core"),
+    RefusedProgram("OLMo-core", r"^olmo_core\.|(^|/)olmo_core_\w+\.py$", imports="olmo_core"),
     RefusedProgram("OpenRLHF", r"^openrlhf\.", imports="openrlhf"),
     RefusedProgram("Open-Instruct's reinforcement learning", r"(^|/)grpo_fast\.py$"),
     RefusedProgram("ROLL", keys=frozenset({"rollout_batch_size", "actor_train"}), imports="roll"),

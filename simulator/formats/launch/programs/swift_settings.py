@@ -34,7 +34,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     SHORT,
     list_verdicts,
 )
-from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.reading import Reading, set_gpus
 from meshcast.simulator.formats.launch.table import Stated, is_null, read_words
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
 
@@ -217,7 +217,7 @@ def count_processes(reading: Reading) -> None:
     visible = reading.take(VISIBLE, decisive=False)
     if each is not None:
         reading.ignore(visible, "NPROC_PER_NODE says how many processes of a GPU are started")
-        reading.set_gpus(nodes, each, EACH, NODES)
+        set_gpus(reading, nodes, each, EACH, NODES)
 
 
 def refuse_device_map(reading: Reading) -> None:

@@ -33,7 +33,7 @@ from meshcast.simulator.formats.launch.programs.sharding import (
     read_fsdp,
     read_zero,
 )
-from meshcast.simulator.formats.launch.reading import Reading, is_off
+from meshcast.simulator.formats.launch.reading import Reading, is_off, set_gpus
 from meshcast.simulator.formats.launch.table import (
     Keys,
     SomeKeys,
@@ -765,7 +765,7 @@ def _read_processes(reading: Reading) -> None:
         nodes, each = (machines, each // machines) if each % machines == 0 else (1, each)
     reading.take("accelerate.num_machines", decisive=False)
     if each:
-        reading.set_gpus(nodes, each, *names)
+        set_gpus(reading, nodes, each, *names)
 
 
 def _is_number(reading: Reading, *names: str) -> bool:

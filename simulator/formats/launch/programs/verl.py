@@ -56,7 +56,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     UNITS,
     list_verdicts,
 )
-from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.reading import Reading, set_gpus
 from meshcast.simulator.formats.launch.references import fill_references
 from meshcast.simulator.formats.launch.table import SettingRow, Stated, is_null, read_number
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence, Verdicts
@@ -224,7 +224,7 @@ def _read_processes(reading: Reading, kind: str) -> None:
         names, usual = ("launcher.nproc_per_node", "launcher.nnodes"), 0
     each, nodes = (reading.take_count(name) for name in names)
     if each or usual:
-        reading.set_gpus(nodes, each or usual, *names)
+        set_gpus(reading, nodes, each or usual, *names)
 
 
 def _read_fsdp(reading: Reading, usual: int) -> None:
