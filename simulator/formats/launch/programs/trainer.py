@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
+from meshcast.hardware.documents.input_file import split_lines
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.flat_settings import flatten_file, split_objects
@@ -106,7 +108,24 @@ def read_trainer_file(file: LaunchFile) -> dict[str, Stated]:
     settings = flatten_file(file, example="per_device_train_batch_size: 1")
     if "distributed_type" in settings or "compute_environment" in settings:
         settings = {_name_accelerate(name): stated for name, stated in settings.items()}
-    return name_settings(settings)
+    return name_settings({**_read_comment(file), **settings})
+
+
+STARTED = re.compile(r"accelerate launch\b[^\n]*?--config[_-]file[= ](?P<name>[^\s$]+)(?P<rest>[^\n]*)")
+"""A command in a comment that starts a script with a configuration of Accelerate."""
+
+
+def _read_comment(file: LaunchFile) -> dict[str, Stated]:
+    """Reads the configuration of Accelerate of the command with which a comment of a file says that this is started."""
+    lines = [(number, line.strip()) for number, line in enumerate(split_lines(file.text), 1)]
+    comments = [(number, line.lstrip("# ")) for number, line in lines if line.startswith("#")]
+    text = re.sub(r"\\\s*\n", " ", "\n".join(line for _, line in comments))
+    found = next((match for match in STARTED.finditer(text) if Path(file.where).name in match["rest"]), None)
+    if found is None:
+        return {}
+    line = next((number for number, comment in comments if found["name"] in comment), 1)
+    shown = "--config_file of the comment"
+    return {"accelerate.config_file": Stated(found["name"], shown, f"{file.where}:{line}")}
 
 
 ARGUMENTS = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
