@@ -151,7 +151,7 @@ def _ask_about_script(reading: Reading) -> None:
         if "--args" in place.why:  # the script as it lies there has none
             reading.approximate(replace(where, shown='"$@"'), f"the script is forecast without arguments: {place.why}")
         else:
-            reading.ask(where, place.why, "--assume-defaults")
+            reading.ask(where, place.why, *(f"--env {name}=..." for name in place.variables), "--assume-defaults")
     if len(file.rivals) > 1:
         listed = ", ".join(f"{number}: {launch.entry} ({launch.place})" for number, launch in enumerate(file.rivals, 1))
         reading.ask(None, f"it starts {len(file.rivals)} trainings, {listed}", "--start 1")

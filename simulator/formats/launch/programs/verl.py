@@ -403,7 +403,8 @@ OWN_VERDICTS: Verdicts = {
             " model.fused_kernel_options*",
             Approximation("fused kernels are forecast as those of transformers", LONG),
         ),
-        ("model.override_config*", Decision("it changes the model", ("model=llama3-8b",))),
+        ("model.override_config.max_position_embeddings", NoInfluence("positions are rotated, without weights")),
+        ("model.override_config.*", Decision("it changes the model", ("model=llama3-8b",))),
         ("attention_backend *.attention_backend", Approximation("attention is that of the profile", EITHER)),
     ),
 }
