@@ -178,6 +178,7 @@ def interpret(reading: Reading) -> None:
     if take_on(reading, f"{MEGATRON}.enabled") is not None:
         _read_megatron(reading)
     else:
+        reading.set_key("model.mtp", 0)  # classes of transformers have no layers that predict further tokens
         _read_dtensor(reading)
     _read_packing(reading)
     _read_evaluation(reading)

@@ -115,10 +115,6 @@ SHARED_VERDICTS = list_verdicts(
     ("packing padding_free", Approximation("attention is forecast over whole sequences: state batch.documents", LONG)),
     ("num_train_epochs max_epochs", LENGTH),
     (
-        "mtp_num_layers",
-        Approximation("layers of multi-token prediction are those of the model's preset", "the forecast errs by them"),
-    ),
-    (
         "moe_expert_capacity_factor",
         Approximation("experts take all tokens that are routed to them", "the forecast is too slow if some drop"),
     ),

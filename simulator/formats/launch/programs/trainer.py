@@ -182,6 +182,7 @@ def follow_file(reading: Reading, stated: Stated) -> None:
 def read_training(reading: Reading, program: TrainerProgram) -> None:
     """Fills the keys of a job from the arguments of the Trainer and the files that they name."""
     reading.read_model(*program.model_names)
+    reading.set_key("model.mtp", 0)  # classes of transformers have no layers that predict further tokens
     _add_companions(reading)
     read_accelerate(reading)
     _read_batch(reading, program)

@@ -201,6 +201,8 @@ def interpret(reading: Reading) -> None:
         why = "it names a configuration, which may say the plan and is not beside the script"
         reading.ask(missing, why, "plan.fsdp=true", "plan.tp=1")
     read_policy(reading, "model.path")
+    if not (megatron and take_on(reading, "model.mtp.enable") is not None):
+        reading.set_key("model.mtp", 0, "model.mtp.enable")  # workers/engine/megatron/transformer_impl.py @1dda039b
     _read_processes(reading, kind)
     if megatron:
         _read_megatron(reading)
