@@ -262,7 +262,9 @@ class Interpreter:
             why = f"what {name} holds depends on a test that is not known"
             self.shell.variables[name] = replace(variable, lost=(*variable.lost, LostPlace(line, why, unknown)))
         if hides_launch(source.text(node)):
-            self.shell.lost.append(LostPlace(line, "which command is started depends on a test that is not known", unknown))
+            self.shell.lost.append(
+                LostPlace(line, "which command is started depends on a test that is not known", unknown)
+            )
 
     def _is_known(self, name: str) -> bool:
         variable = self.shell.variables.get(name)
