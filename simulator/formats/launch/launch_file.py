@@ -190,8 +190,9 @@ def _find_workload_script(text: str, where: str) -> str | None:
         return "\n".join(_collect_commands(read_yaml_documents(text, where, PlanError)))
     if not TASK.search(text):
         return None
-    tasks = [task for task in read_yaml_documents(text, where, PlanError) if _is_task(task)]
-    return "\n".join(_write_task(task, text) for task in tasks) if tasks else None
+    documents = read_yaml_documents(text, where, PlanError)
+    tasks = [_write_task(data, text) for data in documents if isinstance(data, Mapping) and _is_task(data)]
+    return "\n".join(tasks) if tasks else None
 
 
 TASK = re.compile(r"^run:[ \t]*[|>]", re.MULTILINE)
@@ -200,18 +201,19 @@ TASK = re.compile(r"^run:[ \t]*[|>]", re.MULTILINE)
 TASK_SECTIONS = {"resources", "setup", "envs", "num_nodes", "workdir", "file_mounts"}
 
 
-def _is_task(data: Any) -> bool:
-    return isinstance(data, Mapping) and isinstance(data.get("run"), str) and bool(TASK_SECTIONS & data.keys())
+def _is_task(data: Mapping[str, object]) -> bool:
+    return isinstance(data.get("run"), str) and bool(TASK_SECTIONS & data.keys())
 
 
-def _write_task(task: Mapping[str, Any], text: str) -> str:
+def _write_task(task: Mapping[str, object], text: str) -> str:
     """Returns the commands of a task of SkyPilot as a script, on the lines of the file: with the variables of the task,
     which those of its user replace, and with those that SkyPilot sets.
 
     Source: skypilot-org/skypilot, docs/source/running-jobs/environment-variables.rst.
     """
-    given = task.get("envs") if isinstance(task.get("envs"), Mapping) else {}
-    variables = {str(name): str(value) for name, value in given.items() if value is not None}
+    given = task.get("envs")
+    named = given.items() if isinstance(given, Mapping) else ()
+    variables = {str(name): str(value) for name, value in named if value is not None}
     variables["SKYPILOT_NUM_NODES"] = str(task.get("num_nodes") or 1)
     if (gpus := _count_accelerators(task.get("resources"))) is not None:
         variables["SKYPILOT_NUM_GPUS_PER_NODE"] = str(gpus)
@@ -219,10 +221,10 @@ def _write_task(task: Mapping[str, Any], text: str) -> str:
     first = "; ".join(f"export {name}=${{{name}:-{_quote(value)}}}" for name, value in known.items())
     match = TASK.search(text)
     above = text.count("\n", 0, match.start()) if match is not None else 0
-    return first + "\n" * (above + 1) + task["run"]
+    return first + "\n" * (above + 1) + str(task["run"])
 
 
-def _count_accelerators(resources: Any) -> int | None:
+def _count_accelerators(resources: object) -> int | None:
     """Returns the GPUs of a node (``H200:8``); None where nothing says it, or several numbers do."""
     stated = resources.get("accelerators") if isinstance(resources, Mapping) else None
     if isinstance(stated, Mapping):
