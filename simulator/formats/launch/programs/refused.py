@@ -137,7 +137,7 @@ IDLE = re.compile(
 )
 """Words in the names of scripts that train nothing."""
 
-TRAINING = re.compile(r"train|tun(e|ing)|sft|dpo|rl")
+TRAINING = re.compile(r"train|tun(e|ing)|sft|rl|po(_|$)")
 """In the name of a script that trains, whatever else it names: ``train_generative_reranker.py``."""
 
 TASKS = re.compile(r"(^|/)tasks/(\w+/)?main\.py$")
