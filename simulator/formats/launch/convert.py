@@ -151,7 +151,7 @@ def _ask_about_script(reading: Reading) -> None:
         if "--args" in place.why:  # the script as it lies there has none
             reading.approximate(replace(where, shown='"$@"'), f"the script is forecast without arguments: {place.why}")
         else:
-            reading.ask(where, place.why, "--assume-defaults")
+            reading.ask(where, place.why, *(f"--env {name}=..." for name in place.variables), "--assume-defaults")
     if len(file.rivals) > 1:
         listed = ", ".join(f"{number}: {launch.entry} ({launch.place})" for number, launch in enumerate(file.rivals, 1))
         reading.ask(None, f"it starts {len(file.rivals)} trainings, {listed}", "--start 1")
@@ -315,6 +315,8 @@ def _choose_cluster(reading: Reading, cluster: Any, gpus: int | None) -> Any:
         why = f"{why}, nor how many: the fewest nodes for its degrees"
     elif total != stated:
         why = f"{why}; its degrees do not divide the {stated} that it states: the fewest nodes for them"
+    if (each := keys.get("cluster.gpus_per_node", NODE_GPUS)) != NODE_GPUS:
+        why = f"{why}; it has {each} on each of its nodes, where nodes of {NODE_GPUS} are assumed"
     nodes = -(-total // NODE_GPUS)
     assumed: Any = f"{NODE}:{nodes}" if total == nodes * NODE_GPUS else {"node": NODE, "nodes": nodes, "gpus": total}
     reading.assume("cluster", assumed, why)

@@ -6,7 +6,7 @@ from meshcast.hardware.errors import PlanError
 from meshcast.simulator.formats.launch.imported_job import OpenQuestions
 from meshcast.simulator.formats.launch.launch_file import REMEDY, LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
-from meshcast.simulator.formats.launch.programs.refused import find_refused
+from meshcast.simulator.formats.launch.programs.refused import find_idle_start, find_refused
 from meshcast.simulator.formats.launch.programs.registry import FORMATS, find_format
 from meshcast.simulator.formats.launch.verdicts import Question
 
@@ -33,6 +33,8 @@ def detect_program(file: LaunchFile) -> LaunchFormat:
     if refused is not None and surest < Evidence.CERTAIN:
         rule = f"it is a launch file of {refused.name}, which meshcast does not read"
         raise PlanError(file.where, rule, "Write the job in a few lines of YAML: see meshcast init")
+    if surest != Evidence.NONE and (idle := find_idle_start(file)) is not None:
+        raise PlanError(file.where, f"it starts {idle}, which trains nothing", "Name the script of the training")
     if surest == Evidence.NONE:
         known = ", ".join(program.program for program in FORMATS.values())
         starts = file.launch.entry if file.launch is not None else ""

@@ -223,7 +223,7 @@ def compose_job(
     sequence = keys.get("batch.sequence")
     shape = {key: value for key, value in keys.items() if not key.startswith(BESIDE_SHAPES)}
     named = model if model is not None else compose_model(nest(shape, "model"))
-    named = _add_traits(named, keys)
+    named = _add_traits(named, keys, folder)
     job: Keys = {"model": named, "cluster": cluster, "framework": framework}
     job["batch"] = {key: value for key, value in nest(keys, "batch").items() if value is not None}
     precision = nest(keys, "precision").items()
@@ -256,13 +256,16 @@ def _compose_run(keys: SomeKeys, sequence: int | None) -> Keys:
     return run
 
 
-def _add_traits(model: str | SomeKeys, keys: SomeKeys) -> str | SomeKeys:
-    """Returns the model of a job, in any form, with its head and the routing of its tokens, as far as keys say so."""
-    routing, output = keys.get("model.moe.routing"), nest(keys, "model.output")
-    if routing is None and not output:
+def _add_traits(model: str | SomeKeys, keys: SomeKeys, folder: Path) -> str | SomeKeys:
+    """Returns the model of a job, in any form, with its head, the routing of its tokens and the further tokens that it
+    predicts, as far as keys say so."""
+    routing, output, depths = keys.get("model.moe.routing"), nest(keys, "model.output"), keys.get("model.mtp")
+    depths = None if depths is None or load_model(model, base=folder).mtp == depths else depths
+    if routing is None and depths is None and not output:
         return model
     fields: Keys = {"preset": model} if isinstance(model, str) else dict(model)
     fields |= {"output": output} if output else {}
+    fields |= {"mtp": depths} if depths is not None else {}
     return fields | ({"moe": {**(fields.get("moe") or {}), "routing": routing}} if routing is not None else {})
 
 

@@ -184,10 +184,54 @@ def _follow_script(file: LaunchFile) -> LaunchFile:
 
 
 def _find_workload_script(text: str, where: str) -> str | None:
-    """Returns the commands of the containers in a Kubernetes manifest, as a script; None if the text is none."""
-    if not is_manifest_text(text):
+    """Returns the commands of the containers in a Kubernetes manifest, or of a task of SkyPilot, as a script; None if
+    the text is neither."""
+    if is_manifest_text(text):
+        return "\n".join(_collect_commands(read_yaml_documents(text, where, PlanError)))
+    if not TASK.search(text):
         return None
-    return "\n".join(_collect_commands(read_yaml_documents(text, where, PlanError)))
+    documents = read_yaml_documents(text, where, PlanError)
+    tasks = [_write_task(data, text) for data in documents if isinstance(data, Mapping) and _is_task(data)]
+    return "\n".join(tasks) if tasks else None
+
+
+TASK = re.compile(r"^run:[ \t]*[|>]", re.MULTILINE)
+"""The commands of a task of SkyPilot: a section ``run`` that is a text, where that of a job has keys."""
+
+TASK_SECTIONS = {"resources", "setup", "envs", "num_nodes", "workdir", "file_mounts"}
+
+
+def _is_task(data: Mapping[str, object]) -> bool:
+    return isinstance(data.get("run"), str) and bool(TASK_SECTIONS & data.keys())
+
+
+def _write_task(task: Mapping[str, object], text: str) -> str:
+    """Returns the commands of a task of SkyPilot as a script, on the lines of the file: with the variables of the task,
+    which those of its user replace, and with those that SkyPilot sets.
+
+    Source: skypilot-org/skypilot, docs/source/running-jobs/environment-variables.rst.
+    """
+    given = task.get("envs")
+    named = given.items() if isinstance(given, Mapping) else ()
+    variables = {str(name): str(value) for name, value in named if value is not None}
+    variables["SKYPILOT_NUM_NODES"] = str(task.get("num_nodes") or 1)
+    if (gpus := _count_accelerators(task.get("resources"))) is not None:
+        variables["SKYPILOT_NUM_GPUS_PER_NODE"] = str(gpus)
+    known = {name: value for name, value in variables.items() if re.fullmatch(r"[A-Za-z_]\w*", name)}
+    first = "; ".join(f"export {name}=${{{name}:-{_quote(value)}}}" for name, value in known.items())
+    match = TASK.search(text)
+    above = text.count("\n", 0, match.start()) if match is not None else 0
+    return first + "\n" * (above + 1) + str(task["run"])
+
+
+def _count_accelerators(resources: object) -> int | None:
+    """Returns the GPUs of a node (``H200:8``); None where nothing says it, or several numbers do."""
+    stated = resources.get("accelerators") if isinstance(resources, Mapping) else None
+    if isinstance(stated, Mapping):
+        stated = [f"{name}:{count}" for name, count in stated.items()]
+    words = [str(word) for word in stated] if isinstance(stated, list | tuple | set) else [str(stated or "")]
+    counts = {match[1] or "1" for word in words if (match := re.fullmatch(r"[\w.-]+(?::(\d{1,4}))?", word))}
+    return int(counts.pop()) if len(counts) == 1 else None
 
 
 def _collect_commands(node: Any) -> list[str]:

@@ -169,10 +169,12 @@ class PythonText:
         self._depth = 0
 
     def follow(self) -> None:
-        """Follows the statements of the module, and what it does when it is started."""
+        """Follows the statements of the module, and what it does when it is started. An error that it raises is that
+        of a check of what surrounds it, such as a variable of the environment, which its user sets."""
         self.names["__name__"] = "__main__"
-        with suppress(_Return, RecursionError):
-            self._run(self.tree.body, self.names)
+        for statement in self.tree.body:
+            with suppress(_Return, RecursionError):
+                self._run([statement], self.names)
 
     def call_functions(self) -> None:
         """Follows the functions that calls take, such as the factory of a recipe; without any, all functions of

@@ -369,3 +369,10 @@ def date_release(reading: Reading, month: str | None, why: str) -> None:
         reading.keys["framework.release"] = find_month(stated.strip("\"'"), versions, "--set framework.release")
     elif month is not None:
         reading.assume("framework.release", month, why)
+
+
+def set_gpus(reading: Reading, nodes: int | None, each: int, *names: str) -> None:
+    """Sets the number of GPUs. nodes: None: a single one. each: GPUs of a node. names: the settings that say so."""
+    reading.set_key("cluster.gpus", (nodes or 1) * each, *names)
+    if nodes is not None and nodes > 1:
+        reading.keys["cluster.gpus_per_node"] = each

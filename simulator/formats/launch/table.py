@@ -128,7 +128,8 @@ class SettingRow:
 
     def read(self, stated: Stated) -> Any:
         """Reads the value of the key, or UNSTATED if the value of the setting has no place in a job."""
-        value = READERS[self.kind](stated)
+        takes_none = self.kind == "count" and self.silent == 0
+        value = 0 if takes_none and read_number(stated) == 0 else READERS[self.kind](stated)
         if self.words is None:
             return value
         plain = {_in_small(theirs): ours for theirs, ours in reversed(list(self.words.items()))}

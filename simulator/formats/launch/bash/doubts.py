@@ -44,6 +44,15 @@ def hides_launch(text: str) -> bool:
     return _LAUNCH.search(_SAID.sub("", text)) is not None
 
 
+def find_asked(source: Source, test: str) -> Iterator[str]:
+    """Yields the variables of a test that a script takes from its environment: it gives them a default, or nothing."""
+    text = source.text(source.root)
+    for name in dict.fromkeys(re.findall(r"\$\{?([A-Za-z_]\w*)", test)):
+        has_default = re.search(rf"\$\{{{name}:?[-=]", text) is not None
+        if has_default or re.search(rf"^[ \t]*(export[ \t]+)?{name}=", text, re.MULTILINE) is None:
+            yield name
+
+
 def find_doubtful(source: Source, node: Node) -> Iterator[str]:
     """Yields the variables that a part of a script sets to something that may change what is forecast."""
     waiting, names = [node], set()

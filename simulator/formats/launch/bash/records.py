@@ -14,10 +14,12 @@ class LostPlace:
 
     line: of the script.
     why: what was not understood there, as a clause.
+    variables: of the environment, each of which would tell it.
     """
 
     line: int
     why: str
+    variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from meshcast.simulator.formats.launch.bash.builtins import PRINTING
 from meshcast.simulator.formats.launch.bash.conditions import UNKNOWN, Conditions, Status, judge
 from meshcast.simulator.formats.launch.bash.declarations import Declarations
 from meshcast.simulator.formats.launch.bash.directives import list_slurm_variables, read_directives
-from meshcast.simulator.formats.launch.bash.doubts import find_doubtful, hides_launch
+from meshcast.simulator.formats.launch.bash.doubts import find_asked, find_doubtful, hides_launch
 from meshcast.simulator.formats.launch.bash.expansion import Expander, group_nodes
 from meshcast.simulator.formats.launch.bash.files import read_file, resolve
 from meshcast.simulator.formats.launch.bash.grammar import Source, field_of, find_errors, parse
@@ -145,7 +145,7 @@ class Interpreter:
         status = self.run(source, node)
         for sign, right in reversed(chain):
             if not status.resolved and status is UNKNOWN:
-                self._doubt(source, right)
+                self._doubt(source, right, source.text(node))
             if status.holds == (sign == "&&"):
                 with self._branch(status):
                     status = self.run(source, right)
@@ -231,7 +231,7 @@ class Interpreter:
                         taken = self._run_all(source, clause.children[then:])
                     break
         if unresolved:
-            self._doubt(source, node)
+            self._doubt(source, node, " ".join(source.text(test) for test in tests))
         return Status(taken.holds)
 
     def _case(self, source: Source, node: Node) -> Status:
@@ -250,18 +250,25 @@ class Interpreter:
                     status = self._run_all(source, [child for child in item.children if child not in patterns])
                 break
         if not known:
-            self._doubt(source, node)
+            self._doubt(source, node, source.text(field_of(node, "value")))
         return status
 
-    def _doubt(self, source: Source, node: Node) -> None:
+    def _doubt(self, source: Source, node: Node, test: str) -> None:
         """Notes what depends on a test that nobody knows: variables that a branch sets, and a launch in a branch."""
         line = source.line_of(node)
+        unknown = tuple(name for name in find_asked(source, test) if not self._is_known(name))
         for name in find_doubtful(source, node):
             variable = self.shell.variables.get(name, Variable())
             why = f"what {name} holds depends on a test that is not known"
-            self.shell.variables[name] = replace(variable, lost=(*variable.lost, LostPlace(line, why)))
+            self.shell.variables[name] = replace(variable, lost=(*variable.lost, LostPlace(line, why, unknown)))
         if hides_launch(source.text(node)):
-            self.shell.lost.append(LostPlace(line, "which command is started depends on a test that is not known"))
+            self.shell.lost.append(
+                LostPlace(line, "which command is started depends on a test that is not known", unknown)
+            )
+
+    def _is_known(self, name: str) -> bool:
+        variable = self.shell.variables.get(name)
+        return variable is not None and all(is_resolved(value) for value in variable.elements.values())
 
     # ----------------------------------------------------------------------------------------------------------- loops
 
@@ -518,8 +525,8 @@ class Interpreter:
     def _call(self, name: str, words: list[Value]) -> Status:
         """Follows a function."""
         source, body = self.shell.functions[name]
-        frame = Frame(words)
-        self.shell.frames.append(frame)
+        frame, outer = Frame(words), self.shell.frames
+        self.shell.frames = [*outer, frame]
         depth = self.shell.limits.depth
         try:
             return self.run(source, body)
@@ -527,7 +534,7 @@ class Interpreter:
             self.shell.limits.depth = depth
             return returning.status
         finally:
-            self.shell.frames.remove(frame)
+            self.shell.frames = outer
             for variable_name, variable in frame.hidden.items():
                 self.shell.restore(variable_name, variable)
 

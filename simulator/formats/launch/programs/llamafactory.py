@@ -7,6 +7,7 @@ finetuning_args.py), model/model_utils/checkpointing.py, model/adapter.py, launc
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from meshcast.hardware.errors import PlanError
@@ -70,7 +71,7 @@ from meshcast.simulator.formats.launch.programs.trainer_writing import (
     write_formats,
     write_fsdp,
 )
-from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.reading import Reading, set_gpus
 from meshcast.simulator.formats.launch.table import (
     Keys,
     SomeKeys,
@@ -150,9 +151,7 @@ def interpret(reading: Reading) -> None:
     """Fills the keys of a job."""
     if (stated := reading.take("configuration")) is not None:
         follow_file(reading, stated)
-    if "tokenized_path" in reading.stated and take_on(reading, "do_train") is None:
-        rule = "it prepares a data set (tokenized_path without do_train), and trains nothing"
-        raise PlanError(reading.file.where, rule, "Name the file of the training")
+    _refuse_other_tasks(reading)
     if (stated := take_on(reading, "use_kt")) is not None:
         rule = "KTransformers computes the experts on the CPU, which is no training that meshcast describes"
         raise stated.refuse(rule, "Leave it out to forecast the training on GPUs")
@@ -175,6 +174,21 @@ def interpret(reading: Reading) -> None:
     _read_stage(reading)
     if MEGATRON & reading.stated.keys():
         _read_megatron(reading)
+
+
+OTHER_TASKS: Mapping[str, str] = {
+    **{"export_dir": "it merges adapters or converts a model", "peft_config.export_dir": "it merges adapters"},
+    **{"do_predict": "it generates", "tokenized_path": "it prepares a data set"},
+}
+"""What a file does by settings that a training does not need."""
+
+
+def _refuse_other_tasks(reading: Reading) -> None:
+    """Raises PlanError for a file of another task: nothing is trained without ``do_train`` (workflow.py of stages)."""
+    task = next((name for name in OTHER_TASKS if take_on(reading, name) is not None), None)
+    if task is not None and take_on(reading, "do_train") is None:
+        rule = f"{OTHER_TASKS[task]} ({task} without do_train), and trains nothing"
+        raise PlanError(reading.file.where, rule, "Name the file of the training")
 
 
 def _read_first(reading: Reading) -> None:
@@ -223,8 +237,12 @@ def _read_switches(reading: Reading) -> None:
     if reading.take_word("accelerate.fsdp_config.version") == "2":
         # prepare_model_for_training: FSDP 2 takes no reentrant checkpoints.
         reading.stated["gradient_checkpointing_kwargs.use_reentrant"] = Stated(False, "fsdp_version")
-    if take_on(reading, "pure_bf16") is not None:
-        reading.stated |= {"torch_dtype": Stated("bfloat16", "pure_bf16", reading.stated["pure_bf16"].place)}
+    if (stated := take_on(reading, *HALF)) is not None:
+        reading.stated |= {"torch_dtype": Stated("bfloat16", stated.shown, stated.place)}
+
+
+HALF = ("pure_bf16", "use_badam")
+"""Switches with which trained weights keep 16 bits (``init_adapter`` of model/adapter.py)."""
 
 
 def _read_workers(reading: Reading) -> None:
@@ -238,7 +256,7 @@ def _read_workers(reading: Reading) -> None:
         if name in ("NPROC_PER_NODE", "NNODES") and not word.unknown and (count := read_digits(word.text)) is not None
     }
     if each := counts.get("NPROC_PER_NODE"):
-        reading.set_key("cluster.gpus", each * counts.get("NNODES", 1))
+        set_gpus(reading, counts.get("NNODES"), each)
     layerwise = take_on(reading, "galore_layerwise", "apollo_layerwise")
     if layerwise is not None:  # parser.py refuses more GPUs
         reading.set_key("cluster.gpus", 1, "galore_layerwise", "apollo_layerwise")
@@ -319,7 +337,7 @@ def _read_casts(reading: Reading) -> None:
     the engine of DeepSpeed converts them; ranks of stage 3 load shards."""
     engine, whole = reading.keys["framework.name"], reading.keys["plan.data"] in WHOLE_WEIGHTS
     full = reading.keys.get("train.mode", "full") == "full"
-    if engine == "deepspeed" and whole and full and take_on(reading, "pure_bf16") is None:
+    if engine == "deepspeed" and whole and full and take_on(reading, *HALF) is None:
         reading.set_key("framework.set.memory.loads", "fp32", "finetuning_type")
 
 

@@ -46,7 +46,7 @@ from meshcast.simulator.formats.launch.programs.megatron_plan import (
 )
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import VERDICTS
 from meshcast.simulator.formats.launch.quoting import quote_shell
-from meshcast.simulator.formats.launch.reading import Reading, date_release
+from meshcast.simulator.formats.launch.reading import Reading, date_release, set_gpus
 from meshcast.simulator.formats.launch.table import (
     OFF,
     UNSTATED,
@@ -126,8 +126,21 @@ def read_named_settings(file: LaunchFile) -> dict[str, Stated]:
         section, _, name = path.partition(".")
         if not name or section in SECTIONS:
             plain = (name or section).lstrip("-").replace("-", "_")
-            settings[plain] = replace(stated, shown=name or section)
+            settings[plain] = _fill_variables(replace(stated, shown=name or section), file.options.environment)
     return settings
+
+
+VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
+"""A variable of the shell in a YAML file, which ``envsubst`` or the shell behind it fills in."""
+
+
+def _fill_variables(stated: Stated, environment: Mapping[str, str]) -> Stated:
+    """Returns the setting with its variables filled in; those that nothing sets are unknown."""
+    if not isinstance(stated.value, str):
+        return stated
+    unknown = tuple(name for name in VARIABLE.findall(stated.value) if name not in environment)
+    value = VARIABLE.sub(lambda match: environment.get(match[1], match[0]), stated.value)
+    return replace(stated, value=value, unknown=(*stated.unknown, *unknown))
 
 
 def read_variable(file: LaunchFile, name: str) -> Stated | None:
@@ -229,7 +242,7 @@ def read_gpus(reading: Reading, nodes: str, each: str) -> None:
     if included is not None and (slots := _count_included(str(included.value))):
         reading.set_key("cluster.gpus", slots, "include", "i")
     elif width:
-        reading.set_key("cluster.gpus", (count or 1) * width, each, nodes, *GPUS, *NODES)
+        set_gpus(reading, count, width, each, nodes, *GPUS, *NODES)
 
 
 def _count_included(text: str) -> int | None:

@@ -49,7 +49,7 @@ from meshcast.simulator.formats.launch.programs.recipes import (
 )
 from meshcast.simulator.formats.launch.python_text import Built, OpenValue, PythonText, Value
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Keys, Stated
+from meshcast.simulator.formats.launch.table import Keys, Stated, is_null
 
 PLACES = {
     **dict.fromkeys(("micro_batch_size", "global_batch_size", "train_iters"), "train"),
@@ -203,7 +203,7 @@ def read_python(file: LaunchFile) -> dict[str, Stated]:
         built = _find_built(text.calls)
     if built is None:
         return {}
-    settings = read_python_settings(built, file.where)
+    settings = _read_built(built, file.where)
     arguments = {ARGUMENTS.get(name, name): value for name, value in settings.items()}
     plain = {
         **name_plainly(arguments),
@@ -234,7 +234,7 @@ def _read_function(text: PythonText, function: ast.FunctionDef, where: str) -> d
     built = text.call(function)
     if not isinstance(built, Built):
         return {}
-    settings = name_plainly(read_python_settings(built, where))
+    settings = name_plainly(_read_built(built, where))
     known = load_recipes(BRIDGE_DATA).find(function.name)
     graphs = next((call for call in text.calls if call.last_name == GRAPHS and len(call.arguments) == 2), None)
     if graphs is not None:
@@ -247,6 +247,45 @@ def _read_function(text: PythonText, function: ast.FunctionDef, where: str) -> d
         name for name, value in built.fields.items() if isinstance(value, Built) and not value.last_name[:1].isupper()
     }
     return {**known, **{name: stated for name, stated in settings.items() if name not in results}}
+
+
+HYBRID_DEFAULTS: Mapping[str, object] = {
+    **{"normalization": "RMSNorm", "add_bias_linear": False, "gated_linear_unit": False, "hidden_dropout": 0.0},
+    **{"position_embedding_type": "none", "share_embeddings_and_output_weights": False, "seq_length": 8192},
+}
+PROVIDERS: Mapping[str, Mapping[str, object]] = dict.fromkeys(
+    ("HybridModelProvider", "MambaModelProvider"), HYBRID_DEFAULTS
+)
+"""Fields of classes of models that are not those of ``GPTModelProvider`` without a word
+(src/megatron/bridge/models/hybrid/hybrid_provider.py @067f987d, models/mamba/mamba_provider.py of releases before)."""
+
+
+def _read_built(built: Built, where: str) -> dict[str, Stated]:
+    """Reads the settings of a configuration, and what the class of its model has without a word."""
+    model = built.fields.get("model")
+    usual = PROVIDERS.get(model.last_name, {}) if isinstance(model, Built) else {}
+    line = model.line if isinstance(model, Built) else built.line
+    silent = {f"model.{name}": Stated(value, f"model.{name}", f"{where}:{line}") for name, value in usual.items()}
+    settings = {**silent, **read_python_settings(built, where)}
+    data = settings.get("dataset.seq_length")
+    return settings if data is None else {**settings, DATA_SEQUENCE: data}
+
+
+DATA_SEQUENCE = "sequence_of_data"
+"""Name of the setting for the length of the samples of the data."""
+
+
+def _ask_for_sequence(reading: Reading) -> None:
+    """Asks for the length of sequences where model and data have different ones, with which the program stops
+    (``validate`` of src/megatron/bridge/training/config.py @067f987d)."""
+    data, model = reading.take(DATA_SEQUENCE), reading.stated.get("seq_length")
+    if data is None or model is None or is_null(data.value) or str(data.value) == str(model.value):
+        reading.ignore(data, "the job is the same without it")
+        return
+    why = (
+        f"the model has sequences of {model.value} tokens, and the data of {data.value}: the program stops at its start"
+    )
+    reading.ask(data, why, f"batch.sequence={data.value}", f"batch.sequence={model.value}")
 
 
 def _read_config_file(text: PythonText, file: LaunchFile) -> dict[str, Stated]:
@@ -293,6 +332,7 @@ def interpret(reading: Reading) -> None:
     if gpus and "cluster.gpus" not in reading.keys:
         reading.set_key("cluster.gpus", gpus, "gpus")
     interpret_configuration(reading)
+    _ask_for_sequence(reading)
     reading.set_key("framework.name", "megatron-bridge")
     if reading.take(CHOSEN_RECIPE) is not None and "model.preset" in reading.keys:
         reading.set_key("model.preset", reading.keys["model.preset"], CHOSEN_RECIPE)

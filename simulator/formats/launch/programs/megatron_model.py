@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import OFF, ON, Keys, SettingRow, Stated, is_null, read_words
+from meshcast.simulator.formats.launch.table import OFF, ON, Keys, SettingRow, Stated, is_null, read_number, read_words
 from meshcast.simulator.models.load import find_model, load_model
 
 SHAPE = (
@@ -232,12 +233,18 @@ def _ignore_idle(reading: Reading, rows: tuple[SettingRow, ...], why: str) -> No
 
 
 def _assume_vocabulary(reading: Reading) -> None:
-    tokenizer = reading.take("tokenizer_type", "model.tokenizer.type", "tokenizer.type", decisive=False)
-    known = _find_vocabulary(str(tokenizer.value)) if tokenizer else None
-    if tokenizer and known:
-        reading.assume("model.vocab", known, f"the usual vocabulary of {tokenizer.value}")
-    else:
-        reading.assume("model.vocab", 50257, f"{NO_VOCABULARY}that of GPT-2")
+    for names in (TOKENIZER_TYPES, TOKENIZER_MODELS):
+        tokenizer = reading.take(*names, decisive=False)
+        known = _find_vocabulary(str(tokenizer.value)) if tokenizer and not tokenizer.unknown else None
+        if tokenizer and known:
+            reading.assume("model.vocab", known, f"the usual vocabulary of {tokenizer.value}")
+            return
+    reading.assume("model.vocab", 50257, f"{NO_VOCABULARY}that of GPT-2")
+
+
+TOKENIZER_TYPES = ("tokenizer_type", "model.tokenizer.type", "tokenizer.type")
+TOKENIZER_MODELS = ("tokenizer_model", "tokenizer_name_or_path", "tokenizer.tokenizer_model", "model.tokenizer.model")
+"""Settings of the class of a tokenizer, and of the model whose tokenizer it is."""
 
 
 def _find_vocabulary(tokenizer: str) -> int | None:
@@ -354,21 +361,78 @@ def _evaluate(node: ast.AST) -> Any:
 
 
 def _read_hybrid(reading: Reading) -> None:
-    """Reads a hybrid model of Mamba-2, attention and MLP layers."""
+    """Reads a hybrid model of Mamba-2, attention and MLP layers: by its pattern, or by the shares of its layers."""
     stated = reading.take("hybrid_override_pattern", "hybrid_layer_pattern")
     if stated is None or is_null(stated.value):
-        return
+        if (stated := _find_shares(reading)) is None:
+            return
     pattern, *depths = str(stated.value).replace("|", "").split("/")
     if not re.fullmatch(r"[-M*E]+", pattern):
         why = "meshcast knows layers of the letters M, *, - and E, with | between stages"
         reading.ask(stated, why, "model=nemotron-h-8b")
         return
-    reading.set_key("model.ssm.pattern", pattern, "hybrid_override_pattern", "hybrid_layer_pattern")
-    reading.set_key("model.layers", len(pattern), "hybrid_override_pattern", "hybrid_layer_pattern")
+    reading.ignore(_find_hybrid_spec(reading), "its layers are those of the pattern")
+    names = "hybrid_override_pattern", "hybrid_layer_pattern", *SHARES
+    reading.set_key("model.ssm.pattern", pattern, *names)
+    reading.set_key("model.layers", len(pattern), *names)
     reading.read_rows(MAMBA)
     if "model.ssm.heads" not in reading.keys:
         reading.set_key("model.ssm.heads", 2 * reading.keys["model.hidden"] // reading.keys["model.ssm.head_dim"])
     _read_further_blocks(reading, stated, depths)
+
+
+SHARES = ("hybrid_attention_ratio", "hybrid_mlp_ratio")
+"""Shares of attention and of MLP layers, which place them where no pattern does."""
+
+HYBRID_ENTRY = re.compile(r"pretrain_(mamba|hybrid)\.py$")
+HYBRID_SPEC = re.compile(r"mamba_layer_specs|hybrid_layer_specs")
+"""What says that layers without a share are of Mamba-2: the script, or the specification of its modules."""
+
+
+def _find_shares(reading: Reading) -> Stated | None:
+    """Returns the pattern of a hybrid model by the shares of its layers, or without any; None for a transformer."""
+    launch, spec = reading.file.launch, _find_hybrid_spec(reading)
+    is_hybrid = spec is not None or (launch is not None and HYBRID_ENTRY.search(launch.entry) is not None)
+    attention, mlp = (
+        read_number(stated) if (stated := reading.take(name)) is not None and not is_null(stated.value) else 0.0
+        for name in SHARES
+    )
+    layers = reading.keys.get("model.layers")
+    if not layers or not (is_hybrid or attention or mlp):
+        return None
+    origin = reading.stated.get(SHARES[0]) or spec or Stated("", SHARES[0], reading.file.where)
+    return replace(origin, value=allocate_layers(layers, attention, mlp))
+
+
+def _find_hybrid_spec(reading: Reading) -> Stated | None:
+    """Returns the specification of modules, if it is that of hybrid models."""
+    spec = reading.stated.get("spec")
+    return spec if spec is not None and HYBRID_SPEC.search(str(spec.value)) else None
+
+
+def allocate_layers(layers: int, attention: float, mlp: float) -> str:
+    """Returns the pattern in which layers are placed by their shares.
+
+    Source: ``pattern_from_ratios`` of megatron/core/models/hybrid/hybrid_layer_allocation.py, NVIDIA/Megatron-LM
+    @d98e8a64: attention evenly, beginning and ending with Mamba-2; then MLP layers in place of Mamba-2.
+
+    attention, mlp: shares of the layers, from 0 to 1.
+    """
+    attentions, mlps = round(layers * attention), round(layers * mlp)
+    pattern = _place(["M"] * layers, "*", (layers - attentions) / (attentions + 1))
+    return "".join(_place(pattern, "-", (layers - attentions - mlps) / mlps) if mlps else pattern)
+
+
+def _place(pattern: list[str], letter: str, distance: float) -> list[str]:
+    """Returns a pattern with a letter behind every `distance` layers of Mamba-2, in place of one of them."""
+    left, placed = distance, list(pattern)
+    for place in [i for i, old in enumerate(pattern) if old == "M"]:
+        if left < 0.5:
+            placed[place] = letter
+            left += distance
+        else:
+            left -= 1
+    return placed
 
 
 def _read_further_blocks(reading: Reading, stated: Stated, depths: list[str]) -> None:

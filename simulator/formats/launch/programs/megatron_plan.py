@@ -573,8 +573,10 @@ def read_recipe(reading: Reading, base: str) -> None:
         fp8 = "hybrid"
     recipe = reading.take_word("fp8_recipe") or "delayed"
     fp4 = reading.take_word("fp4_format", "fp4")
-    reading.take("fp4_recipe")
+    variant = reading.take_word("fp4_recipe")
     if fp4 not in ("", "false"):
+        if variant not in ("", "nvfp4"):
+            reading.approximate(reading.take("fp4_recipe"), f"the recipe nvfp4 is forecast, not {variant}")
         reading.set_key("precision.compute", "nvfp4", "fp4_format", "fp4", base)
     elif fp8 not in ("", "false"):
         if recipe not in RECIPES:

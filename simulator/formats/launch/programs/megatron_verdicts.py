@@ -39,7 +39,6 @@ APPROXIMATIONS: Verdicts = {
     **judge(
         Approximation("full attention is forecast in every layer", SLOW),
         "experimental_attention_variant|linear_.*|dsa_.*|gdp_.*|attention_output_gate",
-        "hybrid_attention_ratio|hybrid_mlp_ratio",
     ),
     "sgd_momentum": NoInfluence("its buffer has the same size for every value"),
     "muon_.*|adaptive_muon.*|soap_.*|lion_.*": Approximation("the optimizer is forecast as Adam"),

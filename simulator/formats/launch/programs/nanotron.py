@@ -31,7 +31,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     list_verdicts,
 )
 from meshcast.simulator.formats.launch.python_text import Built, Named, OpenValue, Value
-from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.reading import Reading, set_gpus
 from meshcast.simulator.formats.launch.table import ON, SettingRow, Stated, is_null, read_number
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
 
@@ -264,9 +264,9 @@ def _read_degrees(reading: Reading) -> None:
 
 def _read_processes(reading: Reading) -> None:
     """Reads the GPUs of the launcher, where the configuration is not here."""
-    each, nodes = reading.take_count("torchrun.nproc_per_node"), reading.take_count("torchrun.nnodes") or 1
+    each, nodes = reading.take_count("torchrun.nproc_per_node"), reading.take_count("torchrun.nnodes")
     if each:
-        reading.set_key("cluster.gpus", each * nodes, "torchrun.nproc_per_node", "torchrun.nnodes")
+        set_gpus(reading, nodes, each, "torchrun.nproc_per_node", "torchrun.nnodes")
 
 
 def _read_attention(reading: Reading) -> None:

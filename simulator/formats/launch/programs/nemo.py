@@ -60,7 +60,7 @@ from meshcast.simulator.formats.launch.programs.recipes import (
 )
 from meshcast.simulator.formats.launch.programs.trainer import set_targets
 from meshcast.simulator.formats.launch.python_text import Built, PythonText, Value
-from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.reading import Reading, set_gpus
 from meshcast.simulator.formats.launch.table import (
     ON,
     UNSTATED,
@@ -473,7 +473,7 @@ def interpret(reading: Reading) -> None:
         reading.approximate(longest, "every sample is forecast as the longest", SLOW)
     nodes, devices = reading.take_count("num_nodes", "nnodes"), reading.take_count("devices", "nproc_per_node")
     if devices:
-        reading.set_key("cluster.gpus", (nodes or 1) * devices, "devices", "num_nodes", "nproc_per_node", "nnodes")
+        set_gpus(reading, nodes, devices, "devices", "num_nodes", "nproc_per_node", "nnodes")
 
 
 def interpret_configuration(reading: Reading) -> None:

@@ -51,7 +51,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     START,
     list_verdicts,
 )
-from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.reading import Reading, set_gpus
 from meshcast.simulator.formats.launch.references import fill_references
 from meshcast.simulator.formats.launch.table import SettingRow, Stated, is_null
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence, Verdicts
@@ -172,12 +172,13 @@ def interpret(reading: Reading) -> None:
             reading.ask(stated, why, "model=llama3-8b", "plan.tp=1", "--assume-defaults")
     reading.ignore(reading.take(FOLLOWED), "the settings of its file are listed")
     read_policy(reading, "policy.model_name")
-    nodes, each = reading.take_count("cluster.num_nodes") or 1, reading.take_count("cluster.gpus_per_node")
+    nodes, each = reading.take_count("cluster.num_nodes"), reading.take_count("cluster.gpus_per_node")
     if each:
-        reading.set_key("cluster.gpus", nodes * each, "cluster.gpus_per_node", "cluster.num_nodes")
+        set_gpus(reading, nodes, each, "cluster.gpus_per_node", "cluster.num_nodes")
     if take_on(reading, f"{MEGATRON}.enabled") is not None:
         _read_megatron(reading)
     else:
+        reading.set_key("model.mtp", 0)  # classes of transformers have no layers that predict further tokens
         _read_dtensor(reading)
     _read_packing(reading)
     _read_evaluation(reading)

@@ -72,6 +72,13 @@ ROWS = (
 MOMENT_COPIES: Mapping[str, int] = {"adamw_torch": 1, "adamw_torch_fused": 0}
 """Copies of a moment that PyTorch's AdamW makes by implementation: foreach or fused."""
 
+WIDE = {
+    *("paged_adamw", "paged_adamw_32bit", "lion_32bit", "paged_lion_32bit", "rmsprop_bnb", "rmsprop_bnb_32bit"),
+    *("ademamix", "paged_ademamix_32bit"),
+}
+"""Optimizers of bitsandbytes whose states have fp32, whatever the weights have (``init_state`` of bitsandbytes'
+optim/optimizer.py)."""
+
 OPTIMIZERS: Mapping[str, OptimizerKind] = {name: kind for names, kind in ROWS for name in names.split()}
 
 
@@ -93,6 +100,8 @@ def set_optimizer(reading: Reading, stated: Stated, word: str, *names: str) -> N
         why = f"meshcast does not know which states {word} has; Adam has two moments, lion one"
         reading.ask(stated, why, "optimizer=adam", "optimizer=adam-8bit", "optimizer=lion")
         return
+    if word in WIDE and reading.keys.get("precision.moments") == "bf16":
+        reading.set_key("precision.moments", "fp32", *names)
     if word in MOMENT_COPIES:
         reading.set_key("framework.set.update.moment_copies", MOMENT_COPIES[word], *names)
         return

@@ -104,7 +104,13 @@ def _read_value(path: str, value: Value, place: str, where: str) -> dict[str, St
             return {}
         case OpenValue(text=text):
             return {} if NOTHING.search(path) else {path: Stated(text, path, place, (text,))}
+        case Built(name=name) if name.startswith(ARITHMETIC):
+            return {path: Stated(name, path, place, (name,))}
     return {path: Stated(_plain(value), path, place)}
+
+
+ARITHMETIC = ("math.", "int", "round", "max", "min", "len", "float")
+"""Calls that make numbers, here of what the text does not tell."""
 
 
 def _read_callback(built: Built, where: str) -> dict[str, Stated]:

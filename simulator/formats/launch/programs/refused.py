@@ -5,7 +5,9 @@ Sources of entries and keys: EleutherAI/gpt-neox @ea7aefd8 (deepy.py, configs), 
 (examples/language), OpenRLHF/OpenRLHF @3c3be623, THUDM/slime @624b824a (scripts), huggingface/picotron @59714b1b
 (template), mosaicml/llm-foundry @6ea80d30 (scripts/train/yamls), AI-Hypercomputer/maxtext @232369cc (configs),
 young-geng/EasyLM @8446e740 (examples), stanford-crfm/levanter @ebee8a0b (config), facebookresearch/fairseq @99b364a2
-(examples), deepspeedai/DeepSpeedExamples @45b4b715 (applications/DeepSpeed-Chat/training/step3_rlhf_finetuning).
+(examples), deepspeedai/DeepSpeedExamples @45b4b715 (applications/DeepSpeed-Chat/training/step3_rlhf_finetuning),
+allenai/open-instruct @e6c3044a (scripts/train), alibaba/ROLL @8eb27cc2 (examples), PrimeIntellect-ai/prime-rl @559b4477
+(examples, configs), sgl-project/SpecForge @a6b6b023 (examples/configs).
 """
 
 from __future__ import annotations
@@ -68,12 +70,27 @@ def _has_key(data: object, key: str) -> bool:
     return True
 
 
+PRIME_RL: tuple[tuple[str, ...], ...] = (
+    ("orchestrator", "trainer"),
+    ("orchestrator", "inference"),
+    ("eval.client", "eval.source"),
+    ("data.seq_len", "data.batch_size", "model.name"),
+)
+"""Keys of the files of prime-rl: of reinforcement learning, of evaluations, of supervised tuning."""
+
 REFUSED: tuple[RefusedProgram, ...] = (
     RefusedProgram("GPT-NeoX", r"(^|/)deepy\.py$", keys=frozenset({"pipe_parallel_size"})),
     RefusedProgram("GPT-NeoX", keys=frozenset({"pipe-parallel-size"})),
     RefusedProgram("LitGPT", r"^litgpt\b", keys=frozenset({"train.micro_batch_size", "out_dir"}), imports="litgpt"),
-    RefusedProgram("OLMo-core", r"^olmo_core\.", imports="olmo_core"),
+    RefusedProgram("OLMo-core", r"^olmo_core\.|(^|/)olmo_core_\w+\.py$", imports="olmo_core"),
     RefusedProgram("OpenRLHF", r"^openrlhf\.", imports="openrlhf"),
+    RefusedProgram("Open-Instruct's reinforcement learning", r"(^|/)grpo_fast\.py$"),
+    RefusedProgram("ROLL", keys=frozenset({"rollout_batch_size", "actor_train"}), imports="roll"),
+    RefusedProgram("prime-rl", r"^prime_rl\.", imports="prime_rl"),
+    *(RefusedProgram("prime-rl", keys=frozenset(keys)) for keys in PRIME_RL),
+    RefusedProgram("SpecForge", keys=frozenset({"model.draft_model_config"}), imports="specforge"),
+    RefusedProgram("SpecForge", keys=frozenset({"model.target_model_path"})),
+    *(RefusedProgram("MaxText", keys=frozenset({key})) for key in ("ici_fsdp_parallelism", "dcn_data_parallelism")),
     RefusedProgram("slime", arguments=frozenset({"rollout_batch_size", "actor_num_nodes"}), imports="slime"),
     RefusedProgram(
         "picotron", keys=frozenset({"distributed.tp_size", "training.micro_batch_size"}), imports="picotron"
@@ -112,3 +129,34 @@ def find_refused(file: LaunchFile) -> RefusedProgram | None:
     named = (file.find_companion(str(arguments[name].value)) for name in CONFIGURATIONS if name in arguments)
     files = [file, *(companion for companion in named if companion is not None)]
     return next((program for program in REFUSED for file in files if program.is_program_of(file)), None)
+
+
+IDLE = re.compile(
+    r"^(generat(e|ion|or)|inference|infer|eval|evaluat(e|ion|or)|preprocess|convert(er|or)?|export|merge|quantiz(e|ation)|"
+    r"quantis(e|ation)|prune|serve|server|deploy|rollout|mmlu|predict|score)$"
+)
+"""Words in the names of scripts that train nothing."""
+
+TRAINING = re.compile(r"train|tun(e|ing)|sft|rl|po(_|$)")
+"""In the name of a script that trains, whatever else it names: ``train_generative_reranker.py``."""
+
+TASKS = re.compile(r"(^|/)tasks/(\w+/)?main\.py$")
+"""Downstream tasks of Megatron-LM: evaluations, and heads of few classes that are tuned on them."""
+
+IDLE_MODES = ("inference", "inference-static", "inference-dynamic")
+"""``MODE`` of functional tests of Megatron-LM that train nothing (shell_test_utils/run_ci_test.sh @d98e8a64)."""
+
+
+def find_idle_start(file: LaunchFile) -> str | None:
+    """Returns the script that a file starts, or the mode of a file of Megatron's tests, if it trains nothing: it
+    generates, evaluates or converts, with flags of a training."""
+    if isinstance(file.data, Mapping) and "MODEL_ARGS" in file.data:
+        mode = str(file.data.get("MODE", ""))
+        return f"MODE {mode}" if mode in IDLE_MODES else None
+    if file.launch is None:
+        return None
+    if task := next((word.text for word in file.launch.command.words if TASKS.search(word.text)), None):
+        return task
+    name = file.launch.entry.removesuffix(".py").rpartition(".")[2].rpartition("/")[2].lower()
+    is_idle = any(IDLE.search(word) for word in re.split(r"[_\W]+", name))
+    return file.launch.entry if is_idle and not TRAINING.search(name) else None

@@ -23,7 +23,6 @@ from meshcast.simulator.formats.launch.programs.swift_settings import (
     ADAPTERS,
     EACH,
     NODES,
-    QUANTISED,
     SHARED_VERDICTS,
     UNLIMITED,
     count_processes,
@@ -285,11 +284,14 @@ def _read_tuning(reading: Reading, is_second: bool) -> None:
         why = f"meshcast does not describe {kind}: it trains all weights, or adapters of low rank"
         reading.ask(stated, why, "train.mode=lora", "train.mode=full")
     bits = reading.take_word("quant_bits")
-    model = reading.stated.get("model")
-    if bits not in ("", "0"):
+    method = reading.take_word("quant_method")
+    if method == "fp8":
+        reading.set_key("train.frozen_weights", "fp8", "quant_method")
+    elif bits not in ("", "0"):
         set_quantised_weights(reading, read_digits(bits) or 8, reading.take("quant_bits"))
-    elif model is not None and QUANTISED.search(str(model.value)):
-        set_quantised_weights(reading, 8 if "int8" in str(model.value).lower() else 4, model, grouped=True)
+        if method not in ("", "bnb"):
+            why = f"blocks of bitsandbytes are forecast, not those of {method}"
+            reading.approximate(reading.take("quant_method"), why, "the memory errs by the scales of blocks")
     for name in ("optimizer", "use_galore"):
         if (optimizer := take_on(reading, name)) is not None and str(optimizer.value) not in ("lorap", "multimodal"):
             set_optimizer(reading, optimizer, "galore" if name == "use_galore" else str(optimizer.value).lower())

@@ -57,6 +57,7 @@ def interpret(reading: Reading) -> None:
     follow_configuration(reading)
     name_model(reading)
     reading.read_model("model")
+    reading.set_key("model.mtp", reading.take_count("mtp_num_layers") or 0, "mtp_num_layers")
     reading.take("mcore_model")
     count_processes(reading)
     _ask_optimizer(reading)

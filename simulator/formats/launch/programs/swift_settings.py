@@ -34,7 +34,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     SHORT,
     list_verdicts,
 )
-from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.reading import Reading, set_gpus
 from meshcast.simulator.formats.launch.table import Stated, is_null, read_words
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
 
@@ -114,10 +114,6 @@ SHARED_VERDICTS = list_verdicts(
     ("group_by_length", PADDING),
     ("packing padding_free", Approximation("attention is forecast over whole sequences: state batch.documents", LONG)),
     ("num_train_epochs max_epochs", LENGTH),
-    (
-        "mtp_num_layers",
-        Approximation("layers of multi-token prediction are those of the model's preset", "the forecast errs by them"),
-    ),
     (
         "moe_expert_capacity_factor",
         Approximation("experts take all tokens that are routed to them", "the forecast is too slow if some drop"),
@@ -217,7 +213,7 @@ def count_processes(reading: Reading) -> None:
     visible = reading.take(VISIBLE, decisive=False)
     if each is not None:
         reading.ignore(visible, "NPROC_PER_NODE says how many processes of a GPU are started")
-        reading.set_key("cluster.gpus", each * (nodes or 1), EACH, NODES)
+        set_gpus(reading, nodes, each, EACH, NODES)
 
 
 def refuse_device_map(reading: Reading) -> None:
@@ -258,9 +254,6 @@ def _refuse_several(reading: Reading, visible: int | None, processes: int) -> No
 
 
 # -------------------------------------------------------------------------------------------- weights
-
-QUANTISED = re.compile(r"(?i)[-_](gptq|awq|int[48]|bnb)")
-"""In the names of models whose weights are quantised."""
 
 ADAPTERS = ("lora", "longlora", "adalora", "lora_llm", "dora")
 """Words of ``tuner_type`` for adapters of low rank."""

@@ -8,6 +8,7 @@ manager.py and run_train.sh, whose batches are in tokens. Models are flavors in 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from meshcast.hardware.documents.input_file import Unreadable, parse_toml, split_lines
@@ -101,6 +102,10 @@ VERDICTS: Verdicts = {
 # ------------------------------------------------------------------------------------------------ reading
 
 
+TABLES = ("training", "parallelism", "model")
+"""Tables of TOML files, one of which every one has."""
+
+
 def recognise(file: LaunchFile) -> Evidence:
     """Recognises TOML or Python of torchtitan, or a command that starts it."""
     launch = file.launch
@@ -124,7 +129,7 @@ def recognise(file: LaunchFile) -> Evidence:
         return Evidence.CERTAIN if imports else Evidence.NONE
     return (
         Evidence.LIKELY
-        if file.suffix == ".toml" and {"training", "parallelism", "model"} & file.keys
+        if file.suffix == ".toml" and any(isinstance(file.data.get(name), Mapping) for name in TABLES)
         else Evidence.NONE
     )
 

@@ -10,7 +10,7 @@ from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.keys import flatten_model
 from meshcast.simulator.formats.launch.programs.evaluations import MICRO, EvaluationSettings, read_evaluation
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS
-from meshcast.simulator.formats.launch.reading import Reading, date_release
+from meshcast.simulator.formats.launch.reading import Reading, date_release, set_gpus
 from meshcast.simulator.formats.launch.table import ON, SettingRow, is_null, read_number, read_words
 from meshcast.simulator.models.load import load_model
 
@@ -174,7 +174,7 @@ def _read_gpus(reading: Reading) -> None:
     launch, names = reading.file.launch, ("nproc_per_node", "NGPU", "nnodes", "sbatch_nodes")
     if each is not None and (gpus := read_digits(str(each.value))) is not None:
         count = read_digits(str(nodes.value)) if nodes is not None else None
-        reading.set_key("cluster.gpus", (1 if count is None else count) * gpus, *names)
+        set_gpus(reading, count, gpus, *names)
     elif each is None and launch is not None and launch.entry == "run_train.sh":
         reading.set_key("cluster.gpus", 8)
 

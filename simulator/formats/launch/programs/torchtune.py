@@ -52,7 +52,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     START,
     list_verdicts,
 )
-from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.reading import Reading, set_gpus
 from meshcast.simulator.formats.launch.references import fill_references
 from meshcast.simulator.formats.launch.table import SettingRow, Stated, is_null, read_number, read_words
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence
@@ -236,11 +236,11 @@ MLP = "model.apply_lora_to_mlp"
 
 def _read_processes(reading: Reading, recipe: str) -> None:
     """Reads the number of GPUs: 1, or those of the launcher."""
-    each, nodes = reading.take_count("nproc_per_node"), reading.take_count("nnodes") or 1
+    each, nodes = reading.take_count("nproc_per_node"), reading.take_count("nnodes")
     if recipe.endswith("single_device"):
         reading.set_key("cluster.gpus", 1, "recipe")
     elif each:
-        reading.set_key("cluster.gpus", nodes * each, "nproc_per_node", "nnodes")
+        set_gpus(reading, nodes, each, "nproc_per_node", "nnodes")
 
 
 def _read_sharding(reading: Reading, recipe: str) -> None:

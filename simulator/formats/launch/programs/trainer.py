@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
+from meshcast.hardware.documents.input_file import split_lines
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.units import read_digits
 from meshcast.simulator.formats.launch.flat_settings import flatten_file, split_objects
@@ -33,7 +35,7 @@ from meshcast.simulator.formats.launch.programs.sharding import (
     read_fsdp,
     read_zero,
 )
-from meshcast.simulator.formats.launch.reading import Reading, is_off
+from meshcast.simulator.formats.launch.reading import Reading, is_off, set_gpus
 from meshcast.simulator.formats.launch.table import (
     Keys,
     SomeKeys,
@@ -106,7 +108,24 @@ def read_trainer_file(file: LaunchFile) -> dict[str, Stated]:
     settings = flatten_file(file, example="per_device_train_batch_size: 1")
     if "distributed_type" in settings or "compute_environment" in settings:
         settings = {_name_accelerate(name): stated for name, stated in settings.items()}
-    return name_settings(settings)
+    return name_settings({**_read_comment(file), **settings})
+
+
+STARTED = re.compile(r"accelerate launch\b[^\n]*?--config[_-]file[= ](?P<name>[^\s$]+)(?P<rest>[^\n]*)")
+"""A command in a comment that starts a script with a configuration of Accelerate."""
+
+
+def _read_comment(file: LaunchFile) -> dict[str, Stated]:
+    """Reads the configuration of Accelerate of the command with which a comment of a file says that this is started."""
+    lines = [(number, line.strip()) for number, line in enumerate(split_lines(file.text), 1)]
+    comments = [(number, line.lstrip("# ")) for number, line in lines if line.startswith("#")]
+    text = re.sub(r"\\\s*\n", " ", "\n".join(line for _, line in comments))
+    found = next((match for match in STARTED.finditer(text) if Path(file.where).name in match["rest"]), None)
+    if found is None:
+        return {}
+    line = next((number for number, comment in comments if found["name"] in comment), 1)
+    shown = "--config_file of the comment"
+    return {"accelerate.config_file": Stated(found["name"], shown, f"{file.where}:{line}")}
 
 
 ARGUMENTS = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
@@ -163,6 +182,7 @@ def follow_file(reading: Reading, stated: Stated) -> None:
 def read_training(reading: Reading, program: TrainerProgram) -> None:
     """Fills the keys of a job from the arguments of the Trainer and the files that they name."""
     reading.read_model(*program.model_names)
+    reading.set_key("model.mtp", 0)  # classes of transformers have no layers that predict further tokens
     _add_companions(reading)
     read_accelerate(reading)
     _read_batch(reading, program)
@@ -565,6 +585,28 @@ def set_adapters(
         reading.set_key("train.rank", count or rank, *rank_names)
     set_adapter_dropout(reading, dropout)
     _read_targets(reading, stated, target_names, everywhere)
+    _read_checkpoint_format(reading)
+
+
+CHECKPOINT_FORMATS = re.compile(r"(?i)[-_.](?:(?P<fp8>fp8)|(?P<bnb>bnb)|gptq|awq|w[48]a16|int[48])(?![a-z])")
+"""In the ids of checkpoints whose weights are quantised: what loads them leaves them so."""
+
+
+def _read_checkpoint_format(reading: Reading) -> None:
+    """Reads the format of frozen weights from the id of a checkpoint that has them quantised; a setting for their bits
+    counts before it."""
+    name = next((name for name in CHECKPOINT_IDS if name in reading.stated), "")
+    text = str(reading.stated[name].value) if name else ""
+    word = CHECKPOINT_FORMATS.search(text)
+    if word is not None and word["fp8"]:
+        reading.set_key("train.frozen_weights", "fp8", name)
+    elif word is not None:
+        bits = 8 if re.search(r"(?i)int8|w8a16|8[-_]?bit", text) else 4
+        set_quantised_weights(reading, bits, reading.stated[name], grouped=word["bnb"] is None)
+
+
+CHECKPOINT_IDS = ("model_name_or_path", "base_model", "model", "model_id", "model_name", "model_path")
+"""Settings for the id of a checkpoint."""
 
 
 def set_adapter_dropout(reading: Reading, usual: bool = False) -> None:
@@ -733,15 +775,17 @@ def _read_processes(reading: Reading) -> None:
     """Reads how many GPUs the launcher starts processes on."""
     names: tuple[str, ...] = ("accelerate.num_processes", "launcher.nproc_per_node", "launcher.num_gpus")
     each = reading.take_count(*names, decisive=False) if _is_number(reading, *names) else None
+    nodes = 1
     if each is None:
         each, names = _count_devices(reading), ("launcher.include",)
     elif names[0] not in reading.stated or "accelerate.num_machines" not in reading.stated:
-        each *= _count_nodes(
-            reading
-        )  # Accelerate counts the processes of all of its machines, here of a single machine
+        nodes = _count_nodes(reading)  # Accelerate counts the processes of all of its machines, here of a single one
+    elif _is_number(reading, "accelerate.num_machines"):
+        machines = reading.take_count("accelerate.num_machines", decisive=False) or 1
+        nodes, each = (machines, each // machines) if each % machines == 0 else (1, each)
     reading.take("accelerate.num_machines", decisive=False)
     if each:
-        reading.set_key("cluster.gpus", each, *names)
+        set_gpus(reading, nodes, each, *names)
 
 
 def _is_number(reading: Reading, *names: str) -> bool:

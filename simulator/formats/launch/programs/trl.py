@@ -138,6 +138,7 @@ def interpret(reading: Reading) -> None:
         errs = "without recomputation the step is shorter and needs more memory"
         reading.approximate(unstated, why, errs, {"plan.recompute": "none"})
     ask_sharding(reading)
+    _ask_format(reading)
     if trainer == "sft":
         _read_loss(reading)
     if trainer in PAIRS:
@@ -147,6 +148,19 @@ def interpret(reading: Reading) -> None:
     if trainer == "kto":
         approximate_divergence(reading, Stated(trainer, trainer, reading.file.where))
     _read_adapters(reading)
+
+
+SWITCHES = {"bf16", "fp16"}
+"""Switches of the Trainer for the format of the computation; own loops on Accelerate, such as those of Open-Instruct,
+have none."""
+
+
+def _ask_format(reading: Reading) -> None:
+    """Asks for the format of the computation in the file of such a loop, without its command."""
+    tracked = reading.take("with_tracking")
+    if tracked is not None and reading.file.launch is None and not SWITCHES & reading.stated.keys():
+        why = "scripts with this setting have no switch for the format: the command of Accelerate says it"
+        reading.ask_key("precision.compute", "bf16", why, tracked)
 
 
 def _read_pairs(reading: Reading, trainer: str) -> None:

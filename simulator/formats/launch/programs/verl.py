@@ -56,7 +56,7 @@ from meshcast.simulator.formats.launch.programs.trainer_settings import (
     UNITS,
     list_verdicts,
 )
-from meshcast.simulator.formats.launch.reading import Reading
+from meshcast.simulator.formats.launch.reading import Reading, set_gpus
 from meshcast.simulator.formats.launch.references import fill_references
 from meshcast.simulator.formats.launch.table import SettingRow, Stated, is_null, read_number
 from meshcast.simulator.formats.launch.verdicts import Approximation, Decision, NoInfluence, Verdicts
@@ -109,8 +109,9 @@ TRAINERS = {
 KIND = "trainer_kind"
 """Name of the setting for the trainer that a command starts."""
 
-MEGATRON_SECTIONS = ("engine.override_transformer_config.", "engine.override_ddp_config.", "engine.")
-"""What the names of settings of Megatron-Core begin with."""
+OPTIMIZER = "optim.override_optimizer_config."
+MEGATRON_SECTIONS = ("engine.override_transformer_config.", "engine.override_ddp_config.", "engine.", OPTIMIZER)
+"""What the names of settings of Megatron-Core begin with, the last those of its optimizer."""
 
 CONFIGURATIONS = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine")
 """Names of its configurations, whose defaults are known here."""
@@ -169,7 +170,7 @@ def _name_plainly(settings: Mapping[str, Stated], kind: str) -> dict[str, Stated
         begin, tail = next(((begin, tail) for begin, tail in begins if _begins(name, begin)), ("", ""))
         named[tail + name.removeprefix(begin)] = stated
     if _runs_megatron(named):
-        for name in [name for name in named if name.startswith("engine.") and name not in SELECTORS]:
+        for name in [name for name in named if name.startswith(("engine.", OPTIMIZER)) and name not in SELECTORS]:
             section = next(section for section in MEGATRON_SECTIONS if name.startswith(section))
             named[name.removeprefix(section)] = named.pop(name)
     return named
@@ -200,6 +201,8 @@ def interpret(reading: Reading) -> None:
         why = "it names a configuration, which may say the plan and is not beside the script"
         reading.ask(missing, why, "plan.fsdp=true", "plan.tp=1")
     read_policy(reading, "model.path")
+    if not (megatron and take_on(reading, "model.mtp.enable") is not None):
+        reading.set_key("model.mtp", 0, "model.mtp.enable")  # workers/engine/megatron/transformer_impl.py @1dda039b
     _read_processes(reading, kind)
     if megatron:
         _read_megatron(reading)
@@ -223,7 +226,7 @@ def _read_processes(reading: Reading, kind: str) -> None:
         names, usual = ("launcher.nproc_per_node", "launcher.nnodes"), 0
     each, nodes = (reading.take_count(name) for name in names)
     if each or usual:
-        reading.set_key("cluster.gpus", (each or usual) * (nodes or 1), *names)
+        set_gpus(reading, nodes, each or usual, *names)
 
 
 def _read_fsdp(reading: Reading, usual: int) -> None:
@@ -402,7 +405,8 @@ OWN_VERDICTS: Verdicts = {
             " model.fused_kernel_options*",
             Approximation("fused kernels are forecast as those of transformers", LONG),
         ),
-        ("model.override_config*", Decision("it changes the model", ("model=llama3-8b",))),
+        ("model.override_config.max_position_embeddings", NoInfluence("positions are rotated, without weights")),
+        ("model.override_config.*", Decision("it changes the model", ("model=llama3-8b",))),
         ("attention_backend *.attention_backend", Approximation("attention is that of the profile", EITHER)),
     ),
 }

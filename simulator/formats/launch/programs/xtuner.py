@@ -132,8 +132,8 @@ class _Fields:
                 continue
             if name in fields:
                 settings |= fields[name]
-            elif not _is_object(self.names[name]):
-                settings[name] = self._state(name, self.names[name], self.assigned[name].line)
+            elif not _is_object(value := self.names.get(name, OpenValue(name))):
+                settings[name] = self._state(name, value, self.assigned[name].line)
         return settings
 
     def _locate(self, name: str) -> tuple[ast.expr, int]:

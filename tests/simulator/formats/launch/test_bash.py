@@ -101,6 +101,8 @@ for i in 1 2; do for j in 1 2 3; do [ $j = 2 ] && break 2; X+=$i$j; done; done; 
 
 for ((i=0;i<5;i++)) { ((i==1)) && continue; ((i==3)) && break; X+=$i; }; for i; do X+=$i; done; (exit 0); X+=$i
 
+g() { :; }; h() { g; local A=9; X+=$A; }; h; h; X+=$A
+
 g() { [ $1 = 1 ] && return 1; X+=$1; return; }; g 1 || g 2 && X+=y; h() (X=1); h
 
 if ! [ a = b ]; then X+=1; fi; ! true || X+=2; [ a = a -a b = c -o d = d ] && X+=3; test a && X+=4; test || X+=5
