@@ -98,7 +98,7 @@ def explain(job: Job, watch: Watch = iter) -> Sensitivities:
     """
     from meshcast.simulator import simulate
 
-    shared = SharedWork()
+    shared = SharedWork(related=True)
     report = simulate(job, shared_work=shared)
     effects_of_figures = change_figures(job, report, shared, watch)
     effects = [forecast_alternatives(field, report, shared) for field in watch(assumed_fields(report))]
