@@ -206,7 +206,7 @@ def _write_numbers(axes: Axes, numbers: Sequence[Number], wide: float, high: flo
         above, below = (ASCENT / 2 + PAD) / high, (ASCENT / 2 + DESCENT + PAD) / high
         box = x - half, x + half, max(low, middle - above), min(top, middle + below)
         patches.setdefault(face, []).append(box)
-        looks = {"ha": "center", "va": "center_baseline", "color": palette.ink_on(face)}
+        looks: dict[str, Any] = {"ha": "center", "va": "center_baseline", "color": palette.ink_on(face)}
         axes.text(x, middle, label, fontproperties=font, zorder=5, **looks)
     if patches:
         looks = {"facecolors": [*patches], "edgecolors": "none", "zorder": 4.5, "label": "number"}
