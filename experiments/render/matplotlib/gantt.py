@@ -173,24 +173,27 @@ def draw_panel(axes: Any, panel: Panel, chunks: int, unit: tuple[float, str] | N
 
 def _add_bars(axes: Axes, bars: ByLooks, numbers: bool) -> None:
     """Adds the bars of actions. numbers: whether bars are large."""
-    rim = 0.35 if numbers else 0.0
     for kind, by_face in bars.items():
         if by_face:
-            looks: dict[str, Any] = {"facecolors": [*by_face], "edgecolors": "white", "linewidths": rim, "zorder": 2}
-            if numbers:
-                looks["hatch"] = palette.ACTIONS[kind].hatch
-            axes.add_collection(_make_areas(by_face.values(), label=kind, **looks))
+            hatch = palette.ACTIONS[kind].hatch if numbers else None
+            areas = _make_areas(
+                by_face.values(), facecolors=[*by_face], edgecolors="white", linewidths=0.35 if numbers else 0.0,
+                hatch=hatch, label=kind, zorder=2,
+            )  # fmt: skip
+            axes.add_collection(areas)
 
 
 def _add_marks(axes: Axes, waiting: Sequence[Box], stripes: Sequence[Box], numbers: bool) -> None:
     """Adds what is marked on the bars: waits inside of actions, and stripes of recomputation."""
     if waiting:
-        looks: dict[str, Any] = {"facecolors": "white", "edgecolors": palette.WAIT.edge, "linewidths": 0.0}
-        looks["hatch"] = palette.WAIT.hatch if numbers else ""
-        axes.add_collection(_make_areas([waiting], label="wait", zorder=3, **looks))
+        hatch, edge = palette.WAIT.hatch if numbers else "", palette.WAIT.edge
+        areas = _make_areas(
+            [waiting], facecolors="white", edgecolors=edge, linewidths=0.0, hatch=hatch, label="wait", zorder=3
+        )
+        axes.add_collection(areas)
     if stripes:
-        looks = {"facecolors": palette.RECOMPUTE.colour, "edgecolors": "none"}
-        axes.add_collection(_make_areas([stripes], label="again", zorder=4, **looks))
+        colour = palette.RECOMPUTE.colour
+        axes.add_collection(_make_areas([stripes], facecolors=colour, edgecolors="none", label="again", zorder=4))
 
 
 def _write_numbers(axes: Axes, numbers: Sequence[Number], wide: float, high: float) -> None:
@@ -206,11 +209,11 @@ def _write_numbers(axes: Axes, numbers: Sequence[Number], wide: float, high: flo
         above, below = (ASCENT / 2 + PAD) / high, (ASCENT / 2 + DESCENT + PAD) / high
         box = x - half, x + half, max(low, middle - above), min(top, middle + below)
         patches.setdefault(face, []).append(box)
-        looks: dict[str, Any] = {"ha": "center", "va": "center_baseline", "color": palette.ink_on(face)}
-        axes.text(x, middle, label, fontproperties=font, zorder=5, **looks)
+        ink = palette.ink_on(face)
+        axes.text(x, middle, label, fontproperties=font, ha="center", va="center_baseline", color=ink, zorder=5)
     if patches:
-        looks = {"facecolors": [*patches], "edgecolors": "none", "zorder": 4.5, "label": "number"}
-        axes.add_collection(_make_areas(patches.values(), **looks))
+        areas = _make_areas(patches.values(), facecolors=[*patches], edgecolors="none", label="number", zorder=4.5)
+        axes.add_collection(areas)
 
 
 def _make_areas(groups: Iterable[Sequence[Box]], **looks: Any) -> PathCollection:
