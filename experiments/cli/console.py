@@ -126,6 +126,10 @@ def _without_constants(data: Any, place: str, places: list[str]) -> Any:
     return data
 
 
+DESCRIBE_ARGUMENTS = "_update_set_signature_and_docstring"
+"""What matplotlib calls of each class of artists."""
+
+
 def plot_files(
     plot: str, names: Sequence[str] = ("timeline", "memory", "breakdown"), option: str = "--plot"
 ) -> dict[str, Path]:
@@ -153,11 +157,12 @@ def plot_files(
 
 
 def _leave_out_docs() -> None:
-    """Lets matplotlib describe no properties of its artists, which it does for people who read their documentation in
-    this process: a third of the time of its import."""
+    """Lets matplotlib describe no properties of its artists, nor the arguments that set them, which it does for people
+    who read their documentation in this process: half of the time of its import."""
     from matplotlib import artist
 
     vars(artist)["kwdoc"] = lambda _: ""
+    setattr(artist.Artist, DESCRIBE_ARGUMENTS, lambda: None)
 
 
 def plan_figures(

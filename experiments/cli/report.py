@@ -63,7 +63,7 @@ def _report_job(source: Path, changes: tuple[str, ...], sensitivity: bool, title
     """Returns the page of a job, of a launch file, or of the answer of a forecast."""
     from meshcast.experiments.render.bokeh.job_report import report_job
     from meshcast.experiments.render.bokeh.load import check_step_time, load_answer, load_answered_job
-    from meshcast.simulator import load_job, simulate
+    from meshcast.simulator import SharedWork, load_job, simulate
 
     answer = load_answer(source)
     if answer is None:
@@ -71,8 +71,9 @@ def _report_job(source: Path, changes: tuple[str, ...], sensitivity: bool, title
         job = load_job(source, changes)
     else:
         job = load_answered_job(source, answer, changes)
-    forecast = simulate(job)
+    shared = SharedWork(related=True)
+    forecast = simulate(job, shared_work=shared)
     forecast.track = partial(track, label="steps with noise")
     if answer is not None and not changes:
         check_step_time(source, answer, forecast.step_time)
-    return report_job(job, forecast, sensitivity, track, title)
+    return report_job(job, forecast, sensitivity, track, title, shared)

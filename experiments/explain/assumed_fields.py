@@ -174,8 +174,9 @@ def _framework_fields(report: Report) -> Iterator[AssumedField]:
     replaced = {path for path, option in REPLACED.items() if option in options}
     if "name" not in stated:
         yield _written_field(job, "framework.name", job.framework.name, framework_names())
+    traits = job.framework.model_dump()
     for path, annotation in _leaves(Framework):
-        value = _look_up(job.framework.model_dump(), path)
+        value = _look_up(traits, path)
         others = admitted_values(annotation)
         if path in SCALED:
             others = tuple(value * factor for factor in FACTORS if value)

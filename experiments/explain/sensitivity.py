@@ -90,15 +90,16 @@ class Sensitivities:
         }
 
 
-def explain(job: Job, watch: Watch = iter) -> Sensitivities:
+def explain(job: Job, watch: Watch = iter, shared_work: SharedWork | None = None) -> Sensitivities:
     """Forecasts a job, with every figure of its hardware changed, and with every alternative of its assumed fields.
 
     watch: passes figures and fields on, as a progress bar does.
+    shared_work: of a forecast of the job, for related jobs (`SharedWork.related`).
     Raises PlanError for a job on several kinds of nodes.
     """
     from meshcast.simulator import simulate
 
-    shared = SharedWork()
+    shared = shared_work or SharedWork(related=True)
     report = simulate(job, shared_work=shared)
     effects_of_figures = change_figures(job, report, shared, watch)
     effects = [forecast_alternatives(field, report, shared) for field in watch(assumed_fields(report))]

@@ -18,6 +18,7 @@ from meshcast.simulator.forecast.first_step import FirstStep
 from meshcast.simulator.forecast.stages import LoweredStages
 from meshcast.simulator.ir.ops import UnitRun, Work
 from meshcast.simulator.job.host_launches import exposed_launch_s, hidden_launch_s
+from meshcast.simulator.lowering.equal_ops import EqualOps
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.plan.resolver import KnownParts
 from meshcast.simulator.program.block import CompiledBlocks
@@ -50,6 +51,8 @@ class SharedWork:
     """Lowered units, timetables and prices of earlier jobs, made once. Sharing changes no answer.
 
     calibration: the coefficients that all of them are priced with; by default those that ship with meshcast.
+    related: whether most jobs differ in what changes no ops, as those that explain a forecast do: equal stages are then
+        looked for, which costs a tenth of their lowering, and played once.
     units: lowered units by what they depend on.
     stages: lowered stages by what they depend on, and the updates of devices that hold them.
     blocks: the blocks compiled of them, and the tasks made of these.
@@ -59,10 +62,10 @@ class SharedWork:
     parts_of_plans: meshes, schemes and architectures, and plans whose dims divide by their axes.
     """
 
-    def __init__(self, calibration: Calibration | None = None) -> None:
-        self.calibration = calibration or Calibration.shipped()
+    def __init__(self, calibration: Calibration | None = None, related: bool = False) -> None:
+        self.calibration, self.related = calibration or Calibration.shipped(), related
         self.units: RecentResults[Hashable, UnitRun] = RecentResults(lambda unit: unit.fragment.count_bytes())
-        self.stages = LoweredStages()
+        self.stages = LoweredStages(EqualOps() if related else None)
         self.parts_of_plans = KnownParts()
         self.blocks = CompiledBlocks()
         self.states: RecentResults[Hashable, dict[str, float]] = RecentResults(lambda _: KEY_BYTES)
@@ -79,8 +82,8 @@ class SharedWork:
         self._pairs: dict[Hashable, dict[tuple[int, int], Reach]] = {}
         self._groups: dict[Hashable, dict[Hashable, tuple[Reach, ...]]] = {}
 
-    def __reduce__(self) -> tuple[type[SharedWork], tuple[Calibration]]:
-        return SharedWork, (self.calibration,)  # pickled without what it holds, which is made again
+    def __reduce__(self) -> tuple[type[SharedWork], tuple[Calibration, bool]]:
+        return SharedWork, (self.calibration, self.related)  # pickled without what it holds, which is made again
 
     def forget_excess(self) -> None:
         """Drops what was not used for long, once more is kept than `MAX_BYTES`; all prices, once there are more than

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import field
 from functools import partial
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from meshcast.simulator.forecast.shared_gradients import count_elements, sum_sha
 from meshcast.simulator.ir.capabilities import ShardsStates, schemes_with
 from meshcast.simulator.ir.modules import BatchLossUnit, GradientSum, Stage, Update, UpdateWorkspace
 from meshcast.simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Op, StageOps
+from meshcast.simulator.lowering.equal_ops import EqualOps
 from meshcast.simulator.lowering.lower import LoweredUnits
 from meshcast.simulator.lowering.scatter_gather import scatter_gather
 from meshcast.simulator.plan.plan import Plan
@@ -56,13 +57,30 @@ class LoweredStages:
     stages: their ops in all variants.
     updates: the optimizer updates of devices that hold such stages.
     params: the parameters of devices that hold such stages.
+    equal: where given, looks for equal stages and updates among those that depend on something else.
     """
 
+    equal: EqualOps | None = None
     stages: RecentResults[Hashable, LoweredStage] = field(default_factory=partial(RecentResults, _count_stage))
     updates: RecentResults[Hashable, Fragment] = field(default_factory=partial(RecentResults, _count_update))
     params: RecentResults[tuple[StageOps, ...], DeviceParams] = field(
         default_factory=partial(RecentResults, lambda params: PARAM_BYTES * len(params))
     )
+
+    def find_stage(self, key: Hashable, lower: Callable[[], LoweredStage]) -> LoweredStage:
+        """Returns the stage that depends on `key`, lowered once."""
+
+        def make() -> LoweredStage:
+            stage = lower()
+            if self.equal is None:
+                return stage
+            return self.equal.find_stage(stage) if isinstance(stage, StageOps) else [*map(self.equal.find_stage, stage)]
+
+        return remember(self.stages, key, make)
+
+    def find_update(self, key: Hashable, lower: Callable[[], Fragment]) -> Fragment:
+        """Returns the update that depends on `key`, lowered once."""
+        return remember(self.updates, key, lambda: self.equal.find_fragment(lower()) if self.equal else lower())
 
     @property
     def stores(self) -> list[AgingStore]:
@@ -109,7 +127,7 @@ def lower_updates(
         traits = device_plan if device_plan.mesh.stage else remember(traits_of, id(device_plan), find_traits)
         key = params.traits, sums[device], update, traits
         lower = partial(_lower_update, device_plan, f"update {device}", params, sums[device], update, units)
-        updates.append(remember(shared.updates, key, lower))
+        updates.append(shared.find_update(key, lower))
     return updates
 
 
@@ -154,7 +172,7 @@ def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: StagesByKey, 
             loss = device_plan.model_parts.batch_loss(part) if index in ends else None
             in_any_plan = _units_of(slices), role, loss, slices[0].microbatches, _traits(device_plan)
             lower = partial(_lower_stage, device_plan, slices, role, loss, units)
-            known[key] = remember(shared.stages, in_any_plan, lower)
+            known[key] = shared.find_stage(in_any_plan, lower)
         stages.append(known[key])
     return stages
 

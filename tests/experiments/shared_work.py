@@ -10,7 +10,7 @@ import pytest
 
 from meshcast.simulator.forecast.shared_work import SharedWork
 
-WORK = cache(SharedWork)
+WORK = cache(lambda related: SharedWork(related=related))
 
 MAKERS = (
     *("experiments.search.search_job", "experiments.search.heterogeneous.block_search"),
@@ -30,5 +30,5 @@ def one_work() -> Iterator[None]:
         yield
 
 
-def share_work(calibration: Any = None) -> SharedWork:
-    return WORK() if calibration is None else SharedWork(calibration)
+def share_work(calibration: Any = None, related: bool = False) -> SharedWork:
+    return WORK(related) if calibration is None else SharedWork(calibration)

@@ -15,6 +15,7 @@ from meshcast.experiments.render.matplotlib import style
 from meshcast.experiments.render.matplotlib.sheet import (
     EDGE,
     Sheet,
+    draw_bar,
     format_time_axis,
     make_heading,
     note_height,
@@ -112,7 +113,7 @@ def draw_stack(axes: Any, account: dict[str, BreakdownPart], step: float, longes
     inches = (style.layout_width() - 2 * EDGE) / longest
     for key, part in account.items():
         looks = part_fill(key) | {"linewidth": 0.5}
-        axes.barh(0, part.took * scale, 0.94, part.begin * scale, **looks)
+        draw_bar(axes, 0, part.took * scale, 0.94, part.begin * scale, **looks)
         name, share = palette.PARTS[key].words, f"{part.took / step:.1%}"
         for words in (f"{name} {share}", f"{name}\n{share}", share, name):
             if max(map(text_width, words.split("\n"))) < part.took * inches - 0.08:
@@ -125,7 +126,7 @@ def draw_hidden(axes: Any, account: dict[str, BreakdownPart], scale: float) -> N
     """Draws hidden communication as a thin bar below that of the step."""
     at = 0.0
     for key, part in account.items():
-        axes.barh(-0.7, part.hidden * scale, 0.3, at * scale, **hidden_fill(key))
+        draw_bar(axes, -0.7, part.hidden * scale, 0.3, at * scale, **hidden_fill(key))
         at += part.hidden
     if at:
         words = f"{format_seconds(at)} hidden"
@@ -188,8 +189,8 @@ def draw_rows(
         for y, key in enumerate(keys):
             part = accounts[0][key]
             seen = max(part.took, longest / 400) if part.took else 0.0  # a short part stays visible
-            axes.barh(y, seen, 0.66, **part_fill(key))
-            axes.barh(y, part.hidden, 0.66, seen, **hidden_fill(key))
+            draw_bar(axes, y, seen, 0.66, **part_fill(key))
+            draw_bar(axes, y, part.hidden, 0.66, seen, **hidden_fill(key))
     for i, key in enumerate(keys):
         middle = top + ROW * (i + 0.5)
         sheet.patch(EDGE, middle - 0.05, 0.2, 0.1, **part_fill(key))

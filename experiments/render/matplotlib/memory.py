@@ -20,6 +20,7 @@ from meshcast.experiments.render.matplotlib.sheet import (
     EDGE,
     LINE,
     Sheet,
+    draw_bar,
     fill_stairs,
     format_time_axis,
     make_heading,
@@ -162,7 +163,7 @@ def draw_peaks(axes: Any, shown: Sequence[DeviceMemory], row: float) -> None:
     room = style.layout_width() - left_margin(shown) - RIGHT
     inches = room / (end / GIB)
     for y, bar in enumerate(shown):
-        draw_bar(axes, y, bar, inches, row)
+        draw_device(axes, y, bar, inches, row)
         spare = bar.free / GIB
         if not equal:
             axes.plot([bar.capacity / GIB] * 2, [y - 0.5, y + 0.5], color=palette.INK, linewidth=1.1)
@@ -191,7 +192,7 @@ def draw_peaks(axes: Any, shown: Sequence[DeviceMemory], row: float) -> None:
     axes.set_xlim(0, end / GIB)
 
 
-def draw_bar(axes: Any, y: float, bar: DeviceMemory, inches: float, row: float) -> None:
+def draw_device(axes: Any, y: float, bar: DeviceMemory, inches: float, row: float) -> None:
     """Draws the bar of a device.
 
     inches: of the panel for a GiB.
@@ -201,17 +202,17 @@ def draw_bar(axes: Any, y: float, bar: DeviceMemory, inches: float, row: float) 
     for name, nbytes in bar.by.items():
         wide = nbytes / GIB
         looks = style.fill(palette.MEMORY[name])
-        axes.barh(y, wide, THICK, at, linewidth=0.3, **looks)
+        draw_bar(axes, y, wide, THICK, at, linewidth=0.3, **looks)
         words = f"{wide:.1f}"
         clear = min(at + wide, bar.capacity / GIB) - at  # the part below the capacity
         if clear * inches > text_width(words) + 0.08 and row * THICK > 0.1:
             write_on(axes, words, (at + clear / 2, y), looks["facecolor"], 0.3)
         at += wide
     for nbytes, kind in ((bar.fragmentation, palette.FRAGMENTATION), (bar.context, palette.CONTEXT)):
-        axes.barh(y, nbytes / GIB, THICK, at, linewidth=0, **style.fill(kind))
+        draw_bar(axes, y, nbytes / GIB, THICK, at, linewidth=0, **style.fill(kind))
         at += nbytes / GIB
     if bar.free < 0:
-        axes.barh(y, -bar.free / GIB, THICK, bar.capacity / GIB, **EXCESS)
+        draw_bar(axes, y, -bar.free / GIB, THICK, bar.capacity / GIB, **EXCESS)
 
 
 def fill_categories(axes: Any, sums: np.ndarray, edges: np.ndarray, held: np.ndarray) -> None:

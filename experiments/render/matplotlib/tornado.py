@@ -13,6 +13,7 @@ from meshcast.experiments.render.matplotlib import style
 from meshcast.experiments.render.matplotlib.sheet import (
     EDGE,
     Sheet,
+    draw_bar,
     make_heading,
     note_height,
     space_ticks,
@@ -93,7 +94,7 @@ def _draw_bars(sheet: Sheet, top: float, bars: Sequence[StepRange], step: float)
         for end, looks, side in ((bar.low_s, palette.BETTER, "right"), (bar.high_s, palette.WORSE, "left")):
             if end == step:
                 continue
-            axes.barh(row, (end - step) * scale, 0.66, step * scale, linewidth=0, **style.fill(looks))
+            draw_bar(axes, row, (end - step) * scale, 0.66, step * scale, linewidth=0, **style.fill(looks))
             away = (-3 if side == "right" else 3, 0)
             write_beside(axes, format_seconds(end), (end * scale, row), away, ha=side, va="center_baseline")
     axes.axvline(step * scale, color=palette.INK, linewidth=0.8)

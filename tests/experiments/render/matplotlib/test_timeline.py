@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.path import Path as Outline
 from rich.console import Console
 
 from meshcast.experiments.render.matplotlib import style
@@ -169,11 +170,16 @@ def test_a_wait_has_not_the_colour_of_work(waiting_figure: Any, waiting_rows: li
         for row in waiting_rows
     )
     drawn = [group for group in axes.collections if group.get_label() == "wait"]
-    assert expected > 0 and sum(len(group.get_paths()) for group in drawn) == expected
+    assert expected > 0 and sum(map(count_boxes, drawn)) == expected
     for group in drawn:
         assert group.get_hatch() and group.get_facecolor()[0][:3].tolist() == [1, 1, 1]
         assert group.get_zorder() > max(g.get_zorder() for g in axes.collections if g.get_label() in ("F", "BW"))
     assert any(text.get_text() == "wait inside a pass" for text in shown_texts(figure))
+
+
+def count_boxes(group: Any) -> int:
+    """The boxes of the areas of a group."""
+    return sum(int((path.codes == Outline.MOVETO).sum()) for path in group.get_paths())
 
 
 def test_bubble_and_idle_time_are_both_named(waiting: Any, waiting_figure: Any, waiting_rows: list[Any]) -> None:
@@ -235,8 +241,12 @@ def test_sixteen_stages_have_numbers(schedule: str) -> None:
     figure = draw_styled(timeline.timeline, report)
     axes = figure.axes[1]
     numbers = [text for text in axes.texts if text.get_text().isdecimal()]
-    bars = sum(len(group.get_paths()) for group in axes.collections if group.get_label() in ("F", "BW", "B"))
+    bars = sum(count_boxes(group) for group in axes.collections if group.get_label() in ("F", "BW", "B"))
     assert len(numbers) > 0.6 * bars > 20
+    (patches,) = (group for group in axes.collections if group.get_label() == "number")
+    assert count_boxes(patches) == len(numbers), "a patch keeps the hatch away from each"
+    assert max(bar.get_zorder() for bar in axes.collections if bar is not patches) < patches.get_zorder()
+    assert patches.get_zorder() < min(text.get_zorder() for text in numbers)
 
 
 def test_rows_of_a_window_have_passes_in_it() -> None:
