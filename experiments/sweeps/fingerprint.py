@@ -20,6 +20,7 @@ from meshcast.hardware.documents.input_file import DATA as LIMIT
 from meshcast.hardware.documents.input_file import Unreadable, read_bytes
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.load import FILES, read_yaml
+from meshcast.simulator.batch.loops.compiled import HAS_COMPILER
 
 PACKAGES = {
     "hardware": Path(hardware.__file__).parent,
@@ -35,6 +36,10 @@ DATA = {
     "simulator/models/presets": "model presets",
 }
 """Kinds of the YAML files in these folders; every Python file is code."""
+
+MANY = 256
+"""Points from which on plain plans are forecast by compiled loops, where numba is there: compiling takes some ten
+seconds once for an installation. Their figures differ from those of single forecasts by rounding."""
 
 Fingerprint = dict[str, str]
 """SHA-256 by kind of input: code, the kinds of `DATA`, job, points, and ``file NAME`` of each file of the job."""
@@ -53,7 +58,7 @@ class SweepInputs:
     def __init__(self, sweep: Sweep, chunk: int) -> None:
         """chunk: points that are stored together."""
         self._sweep, self._chunk = sweep, chunk
-        self._named = _stat_files(path for _, path in _find_named_files(sweep))
+        self._named = stat_named_files([sweep.job, sweep.axes], sweep.base)
         self.fingerprint = fingerprint(sweep, chunk)
 
     def find_changes(self) -> list[str]:
@@ -70,15 +75,22 @@ def fingerprint(sweep: Sweep, chunk: int, installation: Fingerprint | None = Non
     """Hashes everything that the rows of a sweep depend on, by kind. chunk: points that are stored together."""
     points = [chunk, sweep.axes, [constraint.text for constraint in sweep.where]]
     files = dict[str, str]()
-    for name, path in _find_named_files(sweep):
+    for name, path in _find_named_files([sweep.job, sweep.axes], sweep.base):
         with suppress(Unreadable):  # every point that needs the file is answered with the mistake
             files[name] = _hash(read_bytes(path, LIMIT))
     return {
         **(installation or hash_installation()),
         "job": _hash(json.dumps(sweep.job).encode()),
         "points": _hash(json.dumps(points).encode()),
+        **({"loops": str(HAS_COMPILER)} if sweep.points >= MANY else {}),
         **{f"file {name}": files[name] for name in sorted(files)},
     }
+
+
+def stat_named_files(data: Any, base: Path) -> Stats:
+    """Returns the state of the files that strings of plain data name, and of those that these files name. base: folder
+    of relative paths."""
+    return _stat_files(path for _, path in _find_named_files(data, base))
 
 
 def changed_inputs(stored: Fingerprint, current: Fingerprint) -> list[str]:
@@ -145,9 +157,9 @@ def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _find_named_files(sweep: Sweep) -> Iterator[tuple[str, Path]]:
-    """Yields names and paths of the files that strings of a sweep name, and of those that these files name."""
-    left = [(word, sweep.base) for word in sorted(set(_strings_in([sweep.job, sweep.axes])))]
+def _find_named_files(data: Any, base: Path) -> Iterator[tuple[str, Path]]:
+    """Yields names and paths of the files that strings of plain data name, and of those that these files name."""
+    left = [(word, base) for word in sorted(set(_strings_in(data)))]
     seen = set[str]()
     while left:
         word, folder = left.pop()

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 from meshcast.experiments.sweeps.cluster import connect, forecast_on
 from meshcast.experiments.sweeps.expressions import Expression, parse_constraint
+from meshcast.experiments.sweeps.fingerprint import MANY, stat_named_files
 from meshcast.experiments.sweeps.grid import Changes, Names, Sweep, apply_changes, load_sweep
 from meshcast.experiments.sweeps.simulated_runs import forecast_run, simulates_runs
 from meshcast.experiments.sweeps.store import WHOLE, Row, Shard, Store
@@ -31,6 +32,7 @@ from meshcast.simulator import load_job, simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.workers import collect_garbage_rarely, count_cores, open_pool, stop_if_asked
 from meshcast.simulator.report.figures import row_of
+from meshcast.simulator.report.report import Report
 
 __all__ = ["Sweep", "load_sweep", "run"]
 
@@ -62,6 +64,8 @@ class Chunk(NamedTuple):
     base: str
     where: tuple[tuple[str, str], ...]
     """Texts of the constraints, each with its place for error messages."""
+    many: bool
+    """Whether the sweep has as many points as compiled loops are worth."""
 
 
 def run(
@@ -133,7 +137,7 @@ def _make_chunk(sweep: Sweep, number: int, size: int) -> Chunk:
     start = number * size
     points = [sweep.point(index) for index in range(start, min(start + size, sweep.points))]
     where = tuple((constraint.text, constraint.where) for constraint in sweep.where)
-    return Chunk(start, points, sweep.job, str(sweep.base.absolute()), where)
+    return Chunk(start, points, sweep.job, str(sweep.base.absolute()), where, sweep.points >= MANY)
 
 
 def _map_in_windows(executor: Executor, chunks: Iterator[Chunk]) -> Iterator[list[Row]]:
@@ -177,21 +181,43 @@ def forecast_chunk(chunk: Chunk) -> list[Row]:
     """Forecasts the points of a chunk, except those that violate a constraint, and returns their rows."""
     names = Names(chunk.job, Path(chunk.base))
     where = [parse_constraint(*constraint) for constraint in chunk.where]
-    if not hasattr(_local, "shared_work"):  # for each thread; a cache that changes no result
-        _local.shared_work = SharedWork()
+    forecast = _find_forecast(chunk)
     with collect_garbage_rarely():
-        rows = [_forecast_point(changes, chunk, names, where) for changes in chunk.points]
+        rows = [_forecast_point(changes, chunk, names, where, forecast) for changes in chunk.points]
     return [{"index": index, **row} for index, row in enumerate(rows, chunk.start) if row is not None]
 
 
-def _forecast_point(changes: Changes, chunk: Chunk, names: Names, where: list[Expression]) -> Row | None:
+def _find_forecast(chunk: Chunk) -> Callable[[dict[str, Any]], Report]:
+    """Returns what forecasts the jobs of a chunk; it keeps what they share for each thread."""
+    if not hasattr(_local, "shared_work"):
+        _local.shared_work = SharedWork()
+    shared = _local.shared_work
+    if not chunk.many or any(simulates_runs(chunk.job, changes) for changes in chunk.points):
+        return lambda job: simulate(load_job(job, base=chunk.base), shared_work=shared)
+    from meshcast.simulator.batch.grid import Grid  # loads a compiler where there is one
+
+    # Jobs that are derived from others know nothing of files that have changed since.
+    files = stat_named_files([chunk.job, chunk.points], Path(chunk.base))
+    if getattr(_local, "inputs", None) != (chunk.base, files):
+        _local.inputs, _local.grid = (chunk.base, files), Grid(shared, chunk.base)
+    grid: Grid = _local.grid
+    return grid.report
+
+
+def _forecast_point(
+    changes: Changes,
+    chunk: Chunk,
+    names: Names,
+    where: list[Expression],
+    forecast: Callable[[dict[str, Any]], Report],
+) -> Row | None:
     """Returns the row of a point; None if the point violates a constraint."""
     stop_if_asked()
     try:
         look = names.at(changes)
         if not all(holds(look) for holds in where):
             return None
-        report = simulate(load_job(apply_changes(chunk.job, changes), base=chunk.base), shared_work=_local.shared_work)
+        report = forecast(apply_changes(chunk.job, changes))
         simulated = forecast_run(report) if simulates_runs(chunk.job, changes) else {}
         return {**changes, "status": report.fit.verdict, **row_of(report), **simulated, "limits": report.limits}
     except MeshcastError as error:
@@ -202,5 +228,5 @@ def _forecast_point(changes: Changes, chunk: Chunk, names: Names, where: list[Ex
             "reason": f"{type(error).__name__} {place}: {error.rule}. {error.remedy}",
         }
     except Exception as error:  # a defect of meshcast costs a single row, not the sweep
-        _local.shared_work = SharedWork()  # the failure may have left it incomplete
+        vars(_local).clear()  # the failure may have left what is kept incomplete
         return {**changes, "status": "invalid", "reason": Defect.of(error).rule}

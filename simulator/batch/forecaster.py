@@ -5,31 +5,50 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from meshcast.hardware.remembered import remember
 from meshcast.hardware.units import GIB
 from meshcast.simulator.batch.blocks import SideArrays, Streams, flatten_side
-from meshcast.simulator.batch.kernels import PassKinds, SlotMessages, find_peaks, play_passes, play_updates
+from meshcast.simulator.batch.loops.arrays import Notes, SlotMessages
+from meshcast.simulator.batch.loops.busy import measure_levels
+from meshcast.simulator.batch.loops.peaks import find_peaks
+from meshcast.simulator.batch.loops.play import play_passes, play_updates
 from meshcast.simulator.batch.messages import MessagePrices
 from meshcast.simulator.batch.passes import PassMaker, PricedBlocks, PricedForm, TaskForm, make_form
 from meshcast.simulator.batch.plain import inner_schemes, is_plain
+from meshcast.simulator.batch.played import LoopFigures, LoopForecast
 from meshcast.simulator.batch.stages import Sides, StageForm, StageForms
-from meshcast.simulator.batch.states import RestingDevices, make_states
+from meshcast.simulator.batch.states import LEVELS, RestingDevices, make_states
 from meshcast.simulator.batch.tables import Layout, TableArrays, flatten_timetable, lay_out
 from meshcast.simulator.costs.costs import Costs
+from meshcast.simulator.costs.power import PowerModel
+from meshcast.simulator.costs.regimes import least_known
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.program import host_launch_seconds
 from meshcast.simulator.forecast.resident_memory import growing_gradients
 from meshcast.simulator.forecast.shared_work import SharedWork
-from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
+from meshcast.simulator.forecast.step import StepAndMemory, forecast_step, play_job
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.plan.plan import Plan
-from meshcast.simulator.program.memory_profile import Growth
+from meshcast.simulator.program.categories import HOST, KINDS, axis_of_stream
+from meshcast.simulator.program.memory_profile import CATEGORIES, Growth
 from meshcast.simulator.program.task import price_side
 from meshcast.simulator.program.timetable import Timetable
+from meshcast.simulator.report.breakdown import slowest_device
+from meshcast.simulator.report.report import Report
+
+MAX_WALKED = 1_000_000
+"""Most ops of a device that are walked for a breakdown: some 20 ms; a device of more is played by matrices."""
+
+PIPELINE = KINDS.index("pp")
+GRADIENTS = CATEGORIES.index("gradients")
+
+NOTHING = Notes(-1, np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+"""Of no device."""
 
 MAX_PARTS = 20_000
 """Parts of plans that are kept, some tens of KiB each."""
@@ -60,21 +79,54 @@ class BatchForecaster:
         self._kept: list[object] = []  # whose ids are in keys
 
     def answer(self, job: Job | Plan, plain: bool | None = None) -> StepAndMemory:
+        """Forecasts step and memory of a job. plain: whether it is plain; None: it is looked up.
+
+        Raises PlanError for the first rule that its plan breaks.
+        """
+        plan, plain = self._begin(job, plain)
+        parts = self._find_parts(plan) if plain else None
+        if parts is None:
+            return forecast_step(plan, self.shared)
+        span, peaks = parts.play(NOTHING)
+        return summarise(plan, span, parts.states.memory, peaks)
+
+    def report(self, job: Job | Plan, plain: bool | None = None) -> Report:
         """Forecasts a job. plain: whether it is plain; None: it is looked up.
 
         Raises PlanError for the first rule that its plan breaks.
         """
+        plan, plain = self._begin(job, plain)
+        played = self.play(plan) if plain else None
+        return Report(played) if played is not None else Report(*play_job(plan, self.shared))
+
+    def _begin(self, job: Job | Plan, plain: bool | None) -> tuple[Plan, bool]:
+        """Returns the plan of a job and whether it is plain, after a look at how much is kept."""
         if self._answered % BETWEEN == 0:
             self.shared.forget_excess()
             if len(self._priced) + len(self._states) > MAX_PARTS:
                 self._start()
         self._answered += 1
         plan = job if isinstance(job, Plan) else resolve_plan(job, self.shared)
-        played = self.play(plan) if plain or (plain is None and is_plain(plan)) else None
-        return played or forecast_step(plan, self.shared)
+        return plan, is_plain(plan) if plain is None else plain
 
-    def play(self, plan: Plan) -> StepAndMemory | None:
+    def play(self, plan: Plan) -> LoopForecast | None:
         """Forecasts a plan by compiled loops; None if its stages or its timetable show that it is not plain."""
+        parts = self._find_parts(plan)
+        if parts is None:
+            return None
+        runs = parts.count_runs()
+        sums = parts.add_up(runs)
+        device = slowest_device(sums)
+        if (notes := parts.make_notes(device, runs[device])) is None:
+            return None
+        span, peaks = parts.play(notes)
+        lengths = parts.measure(notes, self._streams)
+        figures = LoopFigures(span, peaks, sums, device, lengths, partial(parts.count_joules, runs))
+        regime = least_known(plan.job.framework.regime, self._find_costs(plan).regime)
+        return LoopForecast(plan, figures, parts.states, regime, lambda: play_job(plan, self.shared)[0])
+
+    def _find_parts(self, plan: Plan) -> PlanParts | None:
+        """Returns what a plan is played of; None if its stages or its timetable show that it is not plain."""
         costs = self._find_costs(plan)
         timetable = self.shared.timetable(plan.schedule, plan.passes.played_shape)
         table = remember(self._tables, timetable, partial(flatten_timetable, timetable))
@@ -89,16 +141,12 @@ class BatchForecaster:
         if any(beside is None for beside in sides):
             return None
         states = self._find_states(plan, costs, timetable, layout, forms)
-        host, overlap = host_launch_seconds(plan), plan.job.framework.overlap.pp
-        pass_of, kinds = self._find_passes(plan, costs, layout, forms, [each for each in sides if each], host)
-        if states.offloads or kinds is None:
+        host = host_launch_seconds(plan)
+        pass_of, maker = self._find_passes(plan, costs, layout, forms, [each for each in sides if each], host)
+        if states.offloads or maker.copies_to_host:
             return None
         messages = self._price_messages(plan, costs, table, layout, forms)
-        behind, peaks = np.zeros((plan.shape.p, 2)), np.zeros((plan.shape.p, 4))
-        span = play_passes(table.order, pass_of, kinds, messages, host, not overlap, behind)
-        span = max(span, play_updates(*states.updates, behind))
-        find_peaks(table.order, pass_of, kinds, messages, overlap, peaks)
-        return summarise(plan, span, states.memory, peaks)
+        return PlanParts(table, pass_of, maker, messages, states, host, plan.job.framework.overlap.pp)
 
     def _find_costs(self, plan: Plan) -> Costs:
         def find() -> Costs:
@@ -110,8 +158,8 @@ class BatchForecaster:
 
     def _find_passes(
         self, plan: Plan, costs: Costs, layout: Layout, forms: list[StageForm], sides: list[Sides], host: float
-    ) -> tuple[np.ndarray, PassKinds | None]:
-        """Returns by slot the number of its kind of pass, and all kinds; None if a pass offloads anything."""
+    ) -> tuple[np.ndarray, PassMaker]:
+        """Returns by slot the number of its kind of pass, and all kinds."""
         growth, maker = growing_gradients(plan), PassMaker()
         passes = [
             (layers, backward, self._find_form(form, backward, costs, growth), self._find_sides(added, backward, costs))
@@ -125,8 +173,7 @@ class BatchForecaster:
             numbers[number] = maker.add(pass_alone)
             if beside:
                 numbers[number, 1] = maker.add(pass_alone, *(((), beside) if backward else (beside, ())))
-        kinds = None if maker.copies_to_host else maker.finish()
-        return numbers[layout.rows, layout.at_end], kinds
+        return numbers[layout.rows, layout.at_end], maker
 
     def _find_form(self, form: StageForm, backward: int, costs: Costs, growth: Growth | None) -> PricedForm:
         """Returns the form of a pass of a kind of stage."""
@@ -172,15 +219,108 @@ class BatchForecaster:
         return self._messages.price(costs, table, axis, nbytes[layout.of_stage], back[layout.of_stage])
 
 
+class PlanParts(NamedTuple):
+    """What a plan is played of.
+
+    pass_of: by slot, the number of its kind of pass.
+    maker: of all kinds of passes.
+    host: time of the host to launch an op [s].
+    overlap: whether a device goes on while it sends.
+    """
+
+    table: TableArrays
+    pass_of: np.ndarray
+    maker: PassMaker
+    messages: SlotMessages
+    states: RestingDevices
+    host: float
+    overlap: bool
+
+    @property
+    def devices(self) -> int:
+        """Number of pipeline devices."""
+        return len(self.states.memory)
+
+    def play(self, notes: Notes) -> tuple[float, np.ndarray]:
+        """Plays the step, and returns its end [s] and the peaks of memory (see `find_peaks`). notes: filled in."""
+        order, kinds = self.table.order, self.maker.kinds
+        behind, peaks = np.zeros((self.devices, 2)), np.zeros((self.devices, 2, len(CATEGORIES) + 1))
+        span = play_passes(
+            order, self.pass_of, kinds, self.messages, self.host, not self.overlap, behind, notes
+        )
+        lists = 2 * kinds.matrices.shape[1] + 2 * self.devices
+        span = max(span, play_updates(*self.states.updates, behind, notes, lists))
+        find_peaks(order, self.pass_of, kinds, self.messages, self.overlap, peaks)
+        return span, peaks
+
+    def count_runs(self) -> np.ndarray:
+        """Counts how often every device runs each kind of pass [devices, kinds]."""
+        kinds = len(self.maker.kinds.issue)
+        places = self.table.devices[self.table.stages] * kinds + self.pass_of
+        runs = np.bincount(places, self.table.turns, self.devices * kinds)
+        return runs.reshape(self.devices, kinds)
+
+    def add_up(self, runs: np.ndarray) -> np.ndarray:
+        """Returns `SUMS` of every device. runs: see `count_runs`."""
+        sums = np.tensordot(runs, self.maker.sums, 1) + self.states.sums
+        seconds, latency, sigma = self.messages.prices.T
+        self._add_messages(sums[:, PIPELINE], np.array([seconds, seconds * sigma, seconds + latency, 0 * seconds]).T)
+        return sums
+
+    def count_joules(self, runs: np.ndarray, model: PowerModel) -> np.ndarray:
+        """Returns the energy of the kernels and of the communication of every device beyond the idle power [J]. runs:
+        see `count_runs`."""
+        joules = runs @ self.maker.joules(model) + self.states.joules(model)
+        lasting = self.messages.prices[:, :2].sum(axis=1)
+        self._add_messages(joules[:, 1], model.communication * model.limit * lasting)
+        return joules
+
+    def _add_messages(self, totals: np.ndarray, each: np.ndarray) -> None:
+        """Adds something of the messages to that of their ends, by device. each: by slot."""
+        sent = np.flatnonzero(self.messages.ports >= 0)
+        added = (each[sent].T * self.table.turns[sent]).T
+        for ends in (self.table.devices[self.table.stages[sent]], self.messages.targets[sent]):
+            np.add.at(totals, ends, added)
+
+    def make_notes(self, device: int, runs: np.ndarray) -> Notes | None:
+        """Makes room for the intervals in which a device is busy; None if there are too many. runs: of its kinds."""
+        of_streams = (runs @ self.maker.ops).astype(np.int64)
+        if of_streams.sum() > MAX_WALKED:
+            return None
+        of_devices = np.diff(self.table.order.starts).repeat(2)
+        of_updates = np.bincount(self.states.updates.stream)
+        room = np.concatenate([of_streams, of_streams, of_devices, of_updates, of_updates])
+        starts = np.concatenate([[0], np.cumsum(room)])
+        return Notes(device, starts, np.zeros(len(room), np.int64), *np.empty((2, starts[-1])))
+
+    def measure(self, notes: Notes, streams: Streams) -> dict[str, float]:
+        """Returns the `LoopFigures.lengths` of what was noted."""
+        size, names = self.maker.kinds.matrices.shape[1], streams.names
+        of_streams = [LEVELS.index(axis_of_stream(names[at])) if at in names else 0 for at in range(size)]
+        waits, of_updates = LEVELS.index(HOST), self.states.levels
+        levels = np.concatenate([
+            of_streams, [waits] * size, [LEVELS.index("pp")] * 2 * self.devices, of_updates, [waits] * len(of_updates)
+        ])  # fmt: skip
+        of_device = self.states.updates.stream[self.states.updates.device == notes.device]
+        has_ops = np.diff(notes.starts) > 0
+        has_ops[2 * size :] = notes.counts[2 * size :] > 0
+        has_ops[size : 2 * size] = notes.counts[size : 2 * size] > 0
+        has_ops[2 * size + 2 * self.devices + of_device] = True
+        present = {LEVELS[level] for level in levels[has_ops].tolist()}
+        lengths = measure_levels(notes, levels, len(LEVELS)).tolist()
+        return {axis: length for axis, length in zip(LEVELS, lengths, strict=True) if axis in present}
+
+
 def summarise(plan: Plan, span: float, resting: np.ndarray, peaks: np.ndarray) -> StepAndMemory:
     """Returns the figures of a played step.
 
-    resting: see `RestingDevices.memory`; peaks: see `kernels.find_peaks`.
+    resting: see `RestingDevices.memory`; peaks: see `find_peaks`.
     """
     framework, usable = plan.job.framework, plan.job.cluster.gpu.program_memory
     context, allocated, need = framework.memory.context_gib * GIB, 0.0, 0.0
-    for (kept, update, load), of_passes in zip(resting.tolist(), peaks.tolist(), strict=True):
-        total, cached = _find_height(kept, update, load, *of_passes)
+    of_passes = peaks[:, :, (-1, GRADIENTS)].tolist()
+    for (kept, update, load), ((top, at_top), (left, gradients)) in zip(resting.tolist(), of_passes, strict=True):
+        total, cached = _find_height(kept, update, load, top, left, at_top, gradients)
         reserved = framework.memory.reserve(total + cached, kept + cached) + context
         allocated, need = max(allocated, total), max(need, total + context, min(reserved, usable))
     held = allocated + context

@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 from meshcast.hardware.documents.plain_data import SomeFields
 from meshcast.hardware.errors import MeshcastError
-from meshcast.simulator.batch.compiled import HAS_COMPILER
+from meshcast.simulator.batch.loops.compiled import HAS_COMPILER
 from meshcast.simulator.batch.families import Families, Refused
 from meshcast.simulator.batch.forecaster import BatchForecaster
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import StepAndMemory
 from meshcast.simulator.forecast.workers import collect_garbage_rarely
 from meshcast.simulator.plan.plan import Plan
+from meshcast.simulator.report.report import Report
 
 
 class Answered(NamedTuple):
@@ -37,7 +38,7 @@ class Grid:
         self._families, self._forecaster = Families(shared, base), BatchForecaster(shared)
 
     def forecast(self, job: SomeFields) -> Answered | Refused:
-        """Forecasts a job, or says that it breaks a rule."""
+        """Forecasts step and memory of a job, or says that it breaks a rule."""
         try:
             resolved = self._families.plan(job)
             if isinstance(resolved, Refused):
@@ -46,6 +47,14 @@ class Grid:
             return Answered(plan, self._forecaster.answer(plan, plain and HAS_COMPILER))
         except MeshcastError as error:
             return Refused(job, error)
+
+    def report(self, job: SomeFields) -> Report:
+        """Forecasts a job. Raises PlanError, ModelError or CatalogError for a wrong one, as `simulate` does."""
+        resolved = self._families.plan(job)
+        if isinstance(resolved, Refused):
+            raise resolved.error
+        plan, plain = resolved
+        return self._forecaster.report(plan, plain and HAS_COMPILER)
 
 
 def forecast_jobs(jobs: Iterable[SomeFields], shared_work: SharedWork | None = None) -> Iterator[Answered | Refused]:

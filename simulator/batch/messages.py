@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshcast.hardware.remembered import remember
-from meshcast.simulator.batch.kernels import SlotMessages
+from meshcast.simulator.batch.loops.arrays import SlotMessages
 from meshcast.simulator.batch.tables import TableArrays
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.ir.ops import Transfer
@@ -46,15 +46,14 @@ class MessagePrices:
         nbytes = np.where(hops.way > 0, backward[hops.other], forward[hops.stage])
         keys = list(zip(hops.groups, nbytes.tolist(), strict=True))
         known = {key: costs.estimate(Transfer(key[1], axis, *hops.ends[key[0]])) for key in dict.fromkeys(keys)}
-        sent, received = np.zeros((2, len(forward), 4)), np.zeros((2, len(forward)))  # port, seconds, latency, bytes
-        sent[:, :, 0] = -1
+        ports = np.full((2, 2, len(forward)), -1)  # by way and stage, the port and the device at the other end
+        prices, moved = np.zeros((2, len(forward), 3)), np.zeros((2, len(forward), 2))
         if keys:
-            sent[hops.way, hops.stage, 0] = hops.way
-            sent[hops.way, hops.stage, 1:3] = [(known[key].seconds, known[key].latency) for key in keys]
-            sent[hops.way, hops.stage, 3] = received[hops.way, hops.other] = nbytes
-        of_slot = sent[table.backward, table.stages]
-        moved = np.column_stack([of_slot[:, 3], received[table.backward, table.stages]])
-        return SlotMessages(of_slot[:, 0].astype(np.int64), np.ascontiguousarray(of_slot[:, 1:3]), moved)
+            ports[0, hops.way, hops.stage], ports[1, hops.way, hops.stage] = hops.way, table.devices[hops.other]
+            prices[hops.way, hops.stage] = [(known[key].seconds, known[key].latency, known[key].sigma) for key in keys]
+            moved[hops.way, hops.stage, 0] = moved[hops.way, hops.other, 1] = nbytes
+        of_slot = table.backward, table.stages
+        return SlotMessages(*np.ascontiguousarray(ports[:, *of_slot]), prices[of_slot], moved[of_slot])
 
 
 def _find_hops(costs: Costs, table: TableArrays, axis: str) -> Hops:

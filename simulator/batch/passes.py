@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from functools import reduce
+from collections.abc import Hashable, Iterator, Sequence
+from functools import cached_property, reduce
 from itertools import accumulate
 
 import numpy as np
 
 from meshcast.hardware.records import dataclass
-from meshcast.hardware.remembered import remember
+from meshcast.hardware.remembered import remember, remembered_by
 from meshcast.simulator.batch.blocks import BlockArrays, Marks, SideArrays, Streams, flatten_block
-from meshcast.simulator.batch.kernels import PassKinds, multiply
+from meshcast.simulator.batch.loops.arrays import PassKinds
+from meshcast.simulator.batch.loops.matrices import multiply
 from meshcast.simulator.batch.stages import LAYERS, StageForm
+from meshcast.simulator.costs.power import PowerModel
 from meshcast.simulator.ir.ops import Work
-from meshcast.simulator.program.block import FREE, Block, CompiledBlocks, Price
-from meshcast.simulator.program.memory_profile import Growth
+from meshcast.simulator.program.block import FREE, SUMS, Block, BlockPrices, CompiledBlocks, Price
+from meshcast.simulator.program.categories import KINDS
+from meshcast.simulator.program.memory_profile import CATEGORIES, Growth, Profile
 from meshcast.simulator.program.task import Flow, make_task
+from meshcast.simulator.report.joules import block_joules, side_joules
 from meshcast.simulator.scheduling.schedule import ActionKind
 
 GRADIENT = "gradients"
@@ -64,8 +68,8 @@ class PricedForm:
 
     def __init__(self, form: TaskForm, parts: Sequence[BlockArrays]) -> None:
         self.form, self.parts = form, parts
-        self.streams = sorted({stream for part in parts for stream in part.streams})
-        self.ops = max((part.ops for part in parts), default=0)
+        self.streams = sorted({stream for part in parts for stream in part.ops})
+        self.ops = max((sum(part.ops.values()) for part in parts), default=0)
         self.copies_to_host = any(part.copies_to_host for part in parts)
         self._passes: dict[tuple[int, int, float], PassArrays] = {}
 
@@ -92,9 +96,8 @@ class PricedForm:
         used[self.streams] = True
         issue = launch * sum(part.launches * count for part, count in parts)
         numbers = numbers if form.forward else numbers[::-1]
-        return PassArrays(
-            self, counts, numbers, sum(params), matrix, used, issue, _add_memory(form.inputs, parts, results)
-        )
+        memory = _add_memory(form.inputs, parts, results)
+        return PassArrays(self, counts, numbers, sum(params), matrix, used, issue, memory)
 
 
 @dataclass(eq=False)
@@ -113,7 +116,32 @@ class PassArrays:
     matrix: np.ndarray
     used: np.ndarray
     issue: float
-    memory: tuple[float, float, float, float]
+    memory: np.ndarray
+
+    @cached_property
+    def sums(self) -> np.ndarray:
+        """`SUMS` over its ops, by kind."""
+        total = np.zeros((len(KINDS), len(SUMS)))
+        for part, count in zip(self.form.parts, self.counts, strict=True):
+            total += count * part.prices.sums
+        return total
+
+    @cached_property
+    def ops(self) -> np.ndarray:
+        """Number of its ops, by stream."""
+        total = np.zeros(len(self.used), np.int64)
+        for part, count in zip(self.form.parts, self.counts, strict=True):
+            for stream, ops in part.ops.items():
+                total[stream] += count * ops
+        return total
+
+    @remembered_by(lambda task, model: model.gpu.name)
+    def joules(self, model: PowerModel) -> np.ndarray:
+        """Returns the energy of its kernels and of its communication beyond the idle power [J]."""
+        joules = np.zeros(2)
+        for part, count in zip(self.form.parts, self.counts, strict=True):
+            joules += count * block_joules(part.prices, model)
+        return joules
 
 
 class PricedBlocks:
@@ -133,7 +161,8 @@ class PricedBlocks:
 
         def make() -> BlockArrays:
             of_ops = [prices[place] if place >= 0 else FREE for place in places]
-            return flatten_block(block, [(each[0], each[2]) for each in of_ops], marks, self.streams)
+            columns = zip(*of_ops, strict=True) if of_ops else ((), (), ())
+            return flatten_block(BlockPrices(block, *columns), marks, self.streams)
 
         return remember(self._blocks, (block, prices), make)
 
@@ -147,26 +176,15 @@ def _list_works(block: Block) -> tuple[list[Work], list[int]]:
 
 def _add_memory(
     inputs: Sequence[Flow], parts: Sequence[tuple[BlockArrays, int]], results: Sequence[Flow]
-) -> tuple[float, float, float, float]:
-    """Returns what a task leaves and its peak, and of both the gradients [bytes]; see `Profile.in_series`."""
-    held = gradients = highest = at_highest = 0.0
-
-    def add(net: tuple[float, float], top: tuple[float, float], count: int) -> None:
-        nonlocal held, gradients, highest, at_highest
-        before = count - 1 if net[0] > 0 else 0
-        if held + before * net[0] + top[0] > highest:
-            highest = held + before * net[0] + top[0]
-            at_highest = gradients + before * net[1] + top[1]
-        held, gradients = held + count * net[0], gradients + count * net[1]
-
-    for nbytes, category in inputs:
-        net = nbytes, nbytes * (category == GRADIENT)
-        add(net, net, 1)
-    for part, count in parts:
-        add(part.net, part.top, count)
-    for nbytes, category in results:
-        add((-nbytes, -nbytes * (category == GRADIENT)), (0.0, 0.0), 1)
-    return held, highest, gradients, at_highest
+) -> np.ndarray:
+    """Returns what a task leaves, and holds at its peak, by category and in sum [2, categories + 1] [bytes]; see
+    `Profile.in_series`."""
+    profiles = [(Profile.step(nbytes, category), 1) for nbytes, category in inputs]
+    profiles += [(part.prices.block.memory, count) for part, count in parts]
+    profiles += [(Profile.step(-nbytes, category), 1) for nbytes, category in results]
+    whole = Profile.in_series(profiles)
+    rows = np.array([whole.net, whole.top])
+    return np.column_stack([rows, rows.sum(axis=1)])
 
 
 class PassMaker:
@@ -185,20 +203,48 @@ class PassMaker:
         """Whether any pass offloads anything."""
         return any(task.form.copies_to_host for task, _, _ in self._kinds)
 
-    def finish(self) -> PassKinds:
-        """Returns all kinds."""
+    @cached_property
+    def kinds(self) -> PassKinds:
+        """All kinds."""
         tasks = [task for task, _, _ in self._kinds]
-        used, pack, walked = np.array([task.used for task in tasks]), _Pack(), [-1] * len(tasks)
-        ops = params = 0
-        for number, (task, ahead, behind) in enumerate(self._kinds):
-            if ahead or behind:
-                for side in (*ahead, *behind):
-                    used[number, side.stream] = True
-                walked[number] = pack.add(task, ahead, behind)
-                ops, params = max(ops, task.form.ops), max(params, task.params)
-        matrices = np.array([task.matrix for task in tasks])
-        issue, memory = np.array([task.issue for task in tasks]), np.array([task.memory for task in tasks])
-        return PassKinds(matrices, np.array(walked), used, issue, memory, *pack.arrays(), np.array((ops, params)))
+        used, pack = np.array([task.used for task in tasks]), _Pack()
+        for number, side in self._sides():
+            used[number, side.stream] = True
+        beside = np.array([bool(ahead or behind) for _, ahead, behind in self._kinds])
+        rows = np.array([pack.add(*each) for each in self._kinds])
+        matrices, memory = np.array([task.matrix for task in tasks]), np.array([task.memory for task in tasks])
+        issue = np.array([task.issue for task in tasks])
+        room = np.array((max(task.form.ops for task in tasks), max(task.params for task in tasks)))
+        return PassKinds(matrices, beside, used, issue, memory, rows, *pack.arrays(), room)
+
+    @cached_property
+    def sums(self) -> np.ndarray:
+        """`SUMS` of all kinds, by kind of time."""
+        sums = np.array([task.sums for task, _, _ in self._kinds])
+        for number, side in self._sides():
+            kind, added = side.side.sums
+            sums[number, kind] += added
+        return sums
+
+    @cached_property
+    def ops(self) -> np.ndarray:
+        """Numbers of ops of all kinds, by stream."""
+        ops = np.array([task.ops for task, _, _ in self._kinds])
+        for number, side in self._sides():
+            ops[number, side.stream] += len(side.side.ops)
+        return ops
+
+    def _sides(self) -> Iterator[tuple[int, SideArrays]]:
+        """Yields all side ops with the number of their pass."""
+        for number, (_, ahead, behind) in enumerate(self._kinds):
+            yield from ((number, side) for side in (*ahead, *behind))
+
+    def joules(self, model: PowerModel) -> np.ndarray:
+        """Returns the energy of all kinds beyond the idle power [kinds, 2] [J]."""
+        joules = np.array([task.joules(model) for task, _, _ in self._kinds])
+        for number, side in self._sides():
+            joules[number, 1] += side_joules(side.side, model)
+        return joules
 
 
 class _Pack:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshcast.hardware.records import dataclass
-from meshcast.simulator.batch.kernels import Order
+from meshcast.simulator.batch.loops.arrays import Order
 from meshcast.simulator.program.timetable import Timetable
 from meshcast.simulator.scheduling.schedule import ActionKind
 
@@ -20,6 +20,7 @@ class TableArrays:
     stages, backward, first, last: by slot, its stage, and whether it is a backward pass, the first and the last of its
         kind on the stage in a step.
     devices: by stage.
+    turns: number of actions of every slot.
     route: all messages to other devices: whether backward, and the stages from which and to which; and the devices.
     """
 
@@ -29,6 +30,7 @@ class TableArrays:
     first: np.ndarray
     last: np.ndarray
     devices: np.ndarray
+    turns: np.ndarray
     route: tuple[tuple[tuple[int, int, int], ...], tuple[int, ...]]
 
 
@@ -48,9 +50,8 @@ def flatten_timetable(table: Timetable) -> TableArrays | None:
     links = [(way, sender, other) for way, others in ways for sender, each in enumerate(others) for other in each]
     hops = tuple(hop for hop in links if stages.elsewhere(*hop[1:]))
     order = Order(np.array(table.starts), table.sequence_array, table.need_array, table.slot_array)
-    return TableArrays(
-        order, stage, backward, first > 0, last > 0, np.array(stages.devices), (hops, tuple(stages.devices)),
-    )  # fmt: skip
+    devices, turns = np.array(stages.devices), np.array(table.turns)
+    return TableArrays(order, stage, backward, first > 0, last > 0, devices, turns, (hops, tuple(stages.devices)))
 
 
 class StageKind(NamedTuple):

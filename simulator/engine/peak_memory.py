@@ -51,7 +51,7 @@ def peaks(program: Program, static: Sequence[dict[str, float]]) -> list[Peak]:
     held[:, CATEGORIES.index("buffers")] += flying[highest]
     left = _add_up(devices, tasks, nets, program.devices)
     updates: Sequence[Task | None] = program.updates or [None] * program.devices
-    return [_find_peak(*of_device) for of_device in zip(held, left, static, updates, strict=True)]
+    return [find_peak(*of_device) for of_device in zip(held, left, static, updates, strict=True)]
 
 
 def _add_up(devices: np.ndarray, tasks: np.ndarray, nets: np.ndarray, count: int) -> np.ndarray:
@@ -65,7 +65,7 @@ def _add_up(devices: np.ndarray, tasks: np.ndarray, nets: np.ndarray, count: int
     return np.asarray(runs.reshape(count, len(nets)) @ nets)
 
 
-def _find_peak(held: np.ndarray, left: np.ndarray, static: dict[str, float], update: Task | None) -> Peak:
+def find_peak(held: np.ndarray, left: np.ndarray, static: dict[str, float], update: Task | None) -> Peak:
     """Returns the peak of a device.
 
     held: by category, what its passes hold at their peak.

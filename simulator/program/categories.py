@@ -16,7 +16,12 @@ COMPUTING = ("gemm", "attention", "memory_bound", "optimizer")
 
 def axis_of(op: Op) -> str:
     """Returns the axis that an op's stream serves, or `COMPUTE`, or `HOST`."""
-    return op.stream if op.stream in (COMPUTE, HOST) else SHORT[op.stream.partition("-")[0]]
+    return axis_of_stream(op.stream)
+
+
+def axis_of_stream(stream: str) -> str:
+    """Returns the axis that a stream serves, or `COMPUTE`, or `HOST`."""
+    return stream if stream in (COMPUTE, HOST) else SHORT[stream.partition("-")[0]]
 
 
 def kind_of(op: Op) -> str:

@@ -65,6 +65,12 @@ class PricedSideOps:
         return np.diff(self.starts, append=len(self.params))
 
     @cached_property
+    def sums(self) -> tuple[int, tuple[float, ...]]:
+        """`SUMS` over all ops, behind the place of their kind in `KINDS`."""
+        sums = self.seconds.sum(), self.seconds @ self.sigma, self.lasting.sum(), 0.0
+        return KINDS.index(kind_of(self.ops[0])), sums
+
+    @cached_property
     def ends(self) -> np.ndarray:
         """Time from the begin of the first op to the end of each op if none waits [s]."""
         return np.cumsum(self.seconds)
@@ -129,8 +135,8 @@ class Task:
         for part in self.parts:
             total += part.count * part.sums
         for side in (*self.ahead, *self.behind):
-            sums = side.seconds.sum(), side.seconds @ side.sigma, side.lasting.sum(), 0.0
-            total[KINDS.index(kind_of(side.ops[0]))] += sums
+            kind, sums = side.sums
+            total[kind] += sums
         return total
 
     @cached_property

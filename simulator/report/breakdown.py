@@ -7,6 +7,7 @@ of the step is pipeline bubble.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
 
 import numpy as np
@@ -51,19 +52,39 @@ def breakdown(
     occupied: busy intervals of the device by axis.
     sums: `SUMS` of all devices as the engine played them; as priced if None.
     """
-    parts = dict.fromkeys((*COMPUTING, *EXPOSED, HOST, "bubble", "idle"), 0.0)
-    seconds, _, lasting, _ = (program.sums if sums is None else sums)[device].T.tolist()
-    parts |= dict(zip(KINDS, seconds, strict=True)) | dict.fromkeys((*EXPOSED, HOST), 0.0)
-    left = step - sum(parts.values())
-    covered = list(occupied.get(COMPUTE, ()))
+    covered, lengths = list(occupied.get(COMPUTE, ())), dict[str, float]()
     for axis in (*EXPOSED, HOST):
         if axis in occupied:
             covered += occupied[axis]
-            now = min(left, max(0.0, step - measure(covered)))
+            lengths[axis] = measure(covered)
+    return account(step, (program.sums if sums is None else sums)[device], lengths, program.devices > 1)
+
+
+def account(step: float, sums: np.ndarray, lengths: Mapping[str, float], pipelined: bool) -> Breakdown:
+    """Returns the breakdown of a device from 0 to `step` [s].
+
+    sums: `SUMS` of the device.
+    lengths: by each axis that occurs, of the union of its intervals with those of the computation and of the axes before
+        it [s].
+    pipelined: whether there are other pipeline devices.
+    """
+    parts = dict.fromkeys((*COMPUTING, *EXPOSED, HOST, "bubble", "idle"), 0.0)
+    seconds, _, lasting, _ = sums.T.tolist()
+    parts |= dict(zip(KINDS, seconds, strict=True)) | dict.fromkeys((*EXPOSED, HOST), 0.0)
+    left = step - sum(parts.values())
+    for axis in (*EXPOSED, HOST):
+        if axis in lengths:
+            now = min(left, max(0.0, step - lengths[axis]))
             parts[axis], left = left - now, now
     # The rest is a difference of sums: below their rounding error it is zero.
-    parts["bubble" if program.devices > 1 else "idle"] = left if left > ROUNDING * max(step, 1.0) else 0.0
+    parts["bubble" if pipelined else "idle"] = left if left > ROUNDING * max(step, 1.0) else 0.0
     busy = dict(zip(KINDS, lasting, strict=True))
     hidden = {axis: busy[axis] - parts[axis] for axis in EXPOSED}
     hidden = {axis: time for axis, time in hidden.items() if time > max(1e-9 * parts[axis], ROUNDING)}
     return Breakdown(step, parts, hidden)
+
+
+def slowest_device(sums: np.ndarray) -> int:
+    """Returns the pipeline device that computes longest. sums: `SUMS` of all devices."""
+    work = sums[:, : len(COMPUTING), 0].sum(axis=1).tolist()
+    return max(range(len(work)), key=lambda d: (round(work[d], 9), -d))

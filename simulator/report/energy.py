@@ -5,12 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from meshcast.hardware.records import dataclass
-from meshcast.hardware.remembered import remember
 from meshcast.simulator.costs.power import Overhead, PowerModel, overhead, power_model
-from meshcast.simulator.ir.ops import COMPUTE
-from meshcast.simulator.program.block import SUMS, BlockPrices
-from meshcast.simulator.program.categories import COMPUTING, HOST, axis_of
-from meshcast.simulator.program.task import Task
+from meshcast.simulator.program.block import SUMS
+from meshcast.simulator.program.categories import COMPUTING
 from meshcast.simulator.report.forecast import Forecast
 
 KWH = 3.6e6
@@ -81,57 +78,12 @@ def _added_joules(forecast: Forecast, models: list[PowerModel]) -> np.ndarray:
     Ops count for as long as they take alone. What is left of the step is waiting for other stages, if there are some:
     where communication overlaps computation it is longer by that overlap, which this leaves out.
     """
-    joules = _played_joules(forecast, models)
-    kernels, others = joules.T / (forecast.window.steps if forecast.window else 1.0)
+    kernels, others = forecast.joules(models).T
     computing = forecast.sums[:, : len(COMPUTING), SUMS.index("seconds")].sum(axis=1)
     most = [model.most_joules(float(seconds)) for model, seconds in zip(models, computing, strict=True)]
     added = np.minimum(kernels, most) + others
-    if forecast.program.devices > 1:
+    if len(added) > 1:
         busy = forecast.sums[..., SUMS.index("lasting")].sum(axis=1)
         waiting = np.maximum(forecast.played_seconds - busy, 0.0)
         added += waiting * [model.waiting * model.limit for model in models]
     return added
-
-
-def _played_joules(forecast: Forecast, models: list[PowerModel]) -> np.ndarray:
-    """Returns the energy of the kernels and of the communication of every pipeline device, in all steps that are played
-    [J]."""
-    program, window = forecast.program, forecast.window
-    turns = window.turns(program) if window else np.array(program.timetable.turns)
-    joules, runs = np.zeros((program.devices, 2)), program.count_runs(turns)  # of kernels, of communication
-    for name, model in {model.gpu.name: model for model in models}.items():
-        devices = [device for device, other in enumerate(models) if other.gpu.name == name]
-        of_tasks = np.array([_task_joules(task, model) for task in program.distinct])
-        joules[devices] = np.cumsum(runs[devices][..., None] * of_tasks, axis=1)[:, -1]
-    if program.sent:
-        share, limit = np.array([(model.communication, model.limit) for model in models]).T
-        lasting = np.array([send.seconds + send.latency for _, send in program.sent])
-        ends, counts = program.sent_ends.T, turns[program.sent_slots][:, None]
-        np.add.at(joules[:, 1], ends, counts * share[ends] * limit[ends] * lasting[:, None])
-    return joules
-
-
-def _task_joules(task: Task, model: PowerModel) -> np.ndarray:
-    """Returns the energy of the kernels and of the communication of an action beyond the idle power [J]."""
-    joules = np.zeros(2)
-    for part in task.parts:
-        joules += part.count * _block_joules(part.prices, model)
-    for side in (*task.ahead, *task.behind):
-        if axis_of(side.ops[0]) != HOST:  # all on its stream, which computes nothing
-            joules[1] += model.communication * model.limit * side.lasting.sum()
-    return joules
-
-
-def _block_joules(prices: BlockPrices, model: PowerModel) -> np.ndarray:
-    """Returns the same of a copy of a block, computed once."""
-
-    def add_up() -> np.ndarray:
-        kernels = communication = 0.0
-        for op, seconds, lasting in zip(prices.block.ops, prices.seconds, prices.lasting.tolist(), strict=True):
-            if op.stream == COMPUTE:
-                kernels += model.kernel_joules(op.work, seconds)
-            elif axis_of(op) != HOST:
-                communication += model.communication * model.limit * lasting
-        return np.array([kernels, communication])
-
-    return remember(prices.results, ("joules", model.gpu.name), add_up)

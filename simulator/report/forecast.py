@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshcast.hardware.records import dataclass
+from meshcast.simulator.costs.power import PowerModel
 from meshcast.simulator.costs.regimes import Regime
 from meshcast.simulator.engine.occupancy import Occupied
 from meshcast.simulator.engine.peak_memory import Peak, offloaded_activations, over_time, peaks
@@ -17,7 +18,9 @@ from meshcast.simulator.engine.reserved_memory import StateTensors
 from meshcast.simulator.engine.steady_state import Window, window
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.program import Program
+from meshcast.simulator.report.breakdown import Breakdown, breakdown
 from meshcast.simulator.report.device_ops import device_ops
+from meshcast.simulator.report.joules import sum_joules
 from meshcast.simulator.scheduling.schedule import ScheduleItem
 
 Assume = Callable[[], Sequence[str]]
@@ -139,3 +142,14 @@ class Forecast:
         steps."""
         occupied, cut = self.step.occupancy(device), self.window
         return {axis: cut.occupancy(device, spans) for axis, spans in occupied.items()} if cut else occupied
+
+    def breakdown(self, device: int) -> Breakdown:
+        """Returns the account of `played_seconds` on a device."""
+        return breakdown(self.program, self.played_seconds, self.occupancy(device), device, self.sums)
+
+    def joules(self, models: Sequence[PowerModel]) -> np.ndarray:
+        """Returns the energy of the kernels and of the communication of every pipeline device in a step, beyond the
+        idle power [devices, 2] [J]. models: of the power of their GPUs."""
+        if self.window is None:
+            return sum_joules(self.program, np.array(self.program.timetable.turns), models)
+        return sum_joules(self.program, self.window.turns(self.program), models) / self.window.steps

@@ -17,7 +17,7 @@ from meshcast.simulator.ir.operators import QUANTISED
 from meshcast.simulator.models import flops
 from meshcast.simulator.program.block import SUMS
 from meshcast.simulator.program.categories import COMPUTING, EXPOSED, HOST, KINDS
-from meshcast.simulator.report.breakdown import Breakdown, breakdown
+from meshcast.simulator.report.breakdown import Breakdown, slowest_device
 from meshcast.simulator.report.energy import StepEnergy, step_energy
 from meshcast.simulator.report.forecast import Forecast
 from meshcast.simulator.report.host_memory import PLACES, HostUse, host_uses
@@ -104,9 +104,7 @@ class Metrics:
     @cached_property
     def device(self) -> int:
         """The pipeline device that computes longest, which the breakdown describes."""
-        program = self.play.program
-        work = self.sums[:, : len(COMPUTING), 0].sum(axis=1).tolist()
-        return max(range(program.devices), key=lambda d: (round(work[d], 9), -d))
+        return slowest_device(self.sums)
 
     @cached_property
     def breakdown(self) -> Breakdown:
@@ -114,10 +112,7 @@ class Metrics:
         device = self.device
 
         def account(play: Forecast) -> Breakdown:
-            first, *others = (
-                breakdown(part.program, part.played_seconds, part.occupancy(device), device, part.sums)
-                for part in play.parts
-            )
+            first, *others = (part.breakdown(device) for part in play.parts)
             return sum(others, first)
 
         return self._mean(account)
@@ -248,9 +243,8 @@ class Metrics:
     @cached_property
     def hfu(self) -> float:
         """Hardware FLOPs utilization: executed FLOPs per second, recomputation included, over the same peak."""
-        program = self.play.program
         executed = float((self.sums[..., SUMS.index("flops")] * self.play.plan.ranks.device_weights[:, None]).sum())
-        return self._utilisation(executed * self.job.cluster.gpus / program.devices)
+        return self._utilisation(executed * self.job.cluster.gpus / len(self.sums))
 
     # ------------------------------------------------------------------------------------ memory
 

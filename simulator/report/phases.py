@@ -112,17 +112,18 @@ def _count_freed_behind(play: Forecast, device: int) -> float:
     framework, peak = play.plan.job.framework, play.peaks[device]
     if not (framework.memory.frees_behind and framework.overlap.gathers_ahead):
         return 0.0
+    if not (gathered := play.outside_steps[device].gathered):
+        return 0.0
     table = play.program.timetable
     slots = table.slot_array[table.starts[device] : table.starts[device + 1]].tolist()
     task = next(play.program.tasks[slot] for slot in slots if table.slots[slot].kind == "F")
     seconds = dict(zip(KINDS, task.sums[:, SUMS.index("seconds")].tolist(), strict=True))
     launches = sum(part.count * sum(op.issued for op in part.block.ops) for part in task.parts)
-    gathered = play.outside_steps[device].gathered
     if sum(seconds[kind] for kind in COMPUTING) <= max(seconds["dp"], launches * hidden_launch_s(framework)):
         return 0.0
     buckets = (scheme.bucket_elements for scheme in schemes_with(play.plan.schemes, DataScheme))
     copied = BUCKETS_BEHIND * BYTES[framework.weights] * sum(buckets)
-    growing = max(0.0, 1 - peak.by.get("activations", 0.0) / gathered) if gathered else 0.0
+    growing = max(0.0, 1 - peak.by.get("activations", 0.0) / gathered)
     return gathered + min(copied, gathered) * growing
 
 

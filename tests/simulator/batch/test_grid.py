@@ -12,7 +12,7 @@ import pytest
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator import SharedWork, load_job
 from meshcast.simulator.batch import grid as grids
-from meshcast.simulator.batch.compiled import HAS_COMPILER
+from meshcast.simulator.batch.loops.compiled import HAS_COMPILER
 from meshcast.simulator.batch.families import Refused
 from meshcast.simulator.batch.forecaster import BatchForecaster
 from meshcast.simulator.batch.grid import Answered, forecast_jobs

@@ -1,0 +1,1 @@
+"""Loops over arrays that numba compiles: the inner loops of forecasts in batch."""
