@@ -17,7 +17,7 @@ from meshcast.simulator.batch.loops.busy import measure_levels
 from meshcast.simulator.batch.loops.peaks import find_peaks
 from meshcast.simulator.batch.loops.play import play_passes, play_updates
 from meshcast.simulator.batch.messages import MessagePrices
-from meshcast.simulator.batch.passes import PassMaker, PricedBlocks, PricedForm, TaskForm, make_form
+from meshcast.simulator.batch.passes import PassMaker, PricedBlocks, PricedForm, make_form
 from meshcast.simulator.batch.plain import inner_schemes, is_plain
 from meshcast.simulator.batch.played import LoopFigures, LoopForecast
 from meshcast.simulator.batch.stages import Sides, StageForm, StageForms
@@ -72,10 +72,7 @@ class BatchForecaster:
         self._costs: dict[Hashable, Costs] = {}
         self._tables: dict[Timetable, TableArrays | None] = {}
         self._layouts: dict[Hashable, Layout] = {}
-        self._tasks: dict[Hashable, TaskForm] = {}
-        self._priced: dict[Hashable, PricedForm] = {}
         self._states: dict[Hashable, RestingDevices] = {}
-        self._sides: dict[Hashable, list[SideArrays]] = {}
         self._kept: list[object] = []  # whose ids are in keys
 
     def answer(self, job: Job | Plan, plain: bool | None = None) -> StepAndMemory:
@@ -103,7 +100,7 @@ class BatchForecaster:
         """Returns the plan of a job and whether it is plain, after a look at how much is kept."""
         if self._answered % BETWEEN == 0:
             self.shared.forget_excess()
-            if len(self._priced) + len(self._states) > MAX_PARTS:
+            if self._forms.made + len(self._states) > MAX_PARTS:
                 self._start()
         self._answered += 1
         plan = job if isinstance(job, Plan) else resolve_plan(job, self.shared)
@@ -135,7 +132,7 @@ class BatchForecaster:
         shares = plan.job.framework.scatter_gather_tensors_in_pipeline
         layout = remember(self._layouts, (table, plan.layers, shares), lambda: lay_out(table, plan.layers, shares))
         number = self._forms.number_of(plan)
-        forms = [self._forms.form(plan, number, kind) for kind, _ in layout.stages]
+        forms = [self._forms.form(plan, number, *stage) for stage in layout.stages]
         held = zip(forms, layout.stages, strict=True)
         sides = [self._forms.sides(plan, form, layers) for form, (_, layers) in held]
         if any(beside is None for beside in sides):
@@ -180,9 +177,12 @@ class BatchForecaster:
 
         def price() -> PricedForm:
             make = partial(make_form, form, backward > 0, costs.estimate, growth, self.shared.blocks)
-            return remember(self._tasks, (form, backward, growth), make).price(costs.estimate, self._blocks)
+            blocks = self._blocks
+            if form.sides is not None:  # no other stage has its blocks
+                blocks = remember(form.made, "blocks", lambda: PricedBlocks(self._streams))
+            return remember(form.made, ("task", backward, growth), make).price(costs.estimate, blocks)
 
-        return remember(self._priced, (form, backward, costs, growth), price)
+        return remember(form.made, ("priced", backward, costs, growth), price)
 
     def _find_sides(self, sides: Sides, backward: int, costs: Costs) -> list[SideArrays]:
         """Returns the side ops of the first forward or the last backward passes of a stage at their prices."""
@@ -191,7 +191,7 @@ class BatchForecaster:
         def price() -> list[SideArrays]:
             return [flatten_side(price_side(side, costs.estimate), self._streams) for side in besides]
 
-        return remember(self._sides, (sides, backward, costs), price) if besides else []
+        return remember(sides.priced, (backward, costs), price) if besides else []
 
     def _find_states(
         self, plan: Plan, costs: Costs, timetable: Timetable, layout: Layout, forms: list[StageForm]

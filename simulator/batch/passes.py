@@ -31,12 +31,13 @@ GRADIENT = "gradients"
 class TaskForm:
     """A pass of a kind of stage with any number of layers.
 
-    blocks: of its units in the order of the pass, with the places of their parameters, and whether they are layers.
+    blocks: of its units in the order of the pass, with the places of their parameters, and their number; 0: that of
+        the layers.
     inputs, results: buffers of its input and of its results.
     freed: bytes of gradients that are freed at its end: of all that is no layer, and of a layer.
     """
 
-    blocks: Sequence[tuple[Block, Marks, bool]]
+    blocks: Sequence[tuple[Block, Marks, int]]
     forward: bool
     inputs: Sequence[Flow]
     results: Sequence[Flow]
@@ -54,12 +55,16 @@ def make_form(
     """Makes the form of a pass from that of its stage. price: any."""
     kind = ActionKind.BACKWARD if backward else ActionKind.FORWARD
     task = make_task(stage.with_layers(LAYERS), kind, price, blocks, again=False, growth=growth)
-    parts = [(part.block, marks, part.count == LAYERS) for part, marks in zip(task.parts, task.marks, strict=True)]
+    # Backward passes run the units in reverse order.
+    counts = [stage.layers_of(run, 0) for run in stage.runs][:: -1 if backward else 1]
+    parts = [(part.block, marks, n) for part, marks, n in zip(task.parts, task.marks, counts, strict=True)]
     results, freed = task.results, [0.0, 0.0]
     if backward and growth is not None and growth.freed:
         results = tuple(flow for flow in results if flow[1] != GRADIENT)
         for run in stage.runs:
-            freed[run.count == LAYERS] += sum(growth(param) for param in run.fragment.params if param.trained)
+            count = stage.layers_of(run, 0)
+            grown = sum(growth(param) for param in run.fragment.params if param.trained)
+            freed[count == 0] += (count or 1) * grown
     return TaskForm(parts, task.forward, task.inputs, results, (freed[0], freed[1]))
 
 
@@ -83,7 +88,7 @@ class PricedForm:
 
     def _make(self, layers: int, size: int, launch: float) -> PassArrays:
         form = self.form
-        counts = [layers if is_layer else 1 for *_, is_layer in form.blocks]
+        counts = [count or layers for *_, count in form.blocks]
         parts = list(zip(self.parts, counts, strict=True))
         params = [part.params * count for part, count in parts]
         numbers = list(accumulate(params if form.forward else params[::-1], initial=0))[:-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshcast.simulator.forecast.evaluation import make_evaluation, make_reference
 from meshcast.simulator.forecast.program import plans_orders
 from meshcast.simulator.ir.capabilities import HoldsBuffers, LowersByLayer, schemes_with
-from meshcast.simulator.ir.ops import StageOps
+from meshcast.simulator.ir.ops import Host, StageOps
 from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.scheduling.schedule import Schedule
@@ -39,8 +39,11 @@ def _has_plain_schemes(plan: Plan) -> bool:
     if kind.unused_roles is not Schedule.unused_roles or kind.sums_early is not Schedule.sums_early:
         return False
     inside = inner_schemes(plan)
-    if not inside or plan.schemes[-len(inside) :] != inside or not _has_whole_weights(inside[0]):
+    if not inside or plan.schemes[-len(inside) :] != inside or not isinstance(inside[0], DataScheme):
         return False
+    memory, overlap = plan.job.framework.memory, plan.job.framework.overlap
+    if not keeps_layers_alike(inside[0]) and memory.frees_behind and overlap.gathers_ahead:
+        return False  # what the host has freed and the GPU still uses depends on the program
     if not {scheme.family for scheme in plan.schemes} <= FAMILIES or schemes_with(plan.schemes, HoldsBuffers):
         return False
     return all(_lowers_by_layer(scheme) for scheme in (schedule, *inside[1:]))
@@ -56,10 +59,10 @@ def find_data_scheme(plan: Plan) -> DataScheme:
     return next(scheme for scheme in plan.schemes if isinstance(scheme, DataScheme))
 
 
-def _has_whole_weights(scheme: Scheme) -> bool:
-    """Says whether a scheme is of data parallelism whose ranks have whole weights and gradients, and reduce these
-    beside passes or behind them."""
-    if not isinstance(scheme, DataScheme) or {"parameters", "gradients"} & {*scheme.shards}:
+def keeps_layers_alike(scheme: DataScheme) -> bool:
+    """Says whether the ranks of a scheme have whole weights and gradients, and reduce these beside passes or behind
+    them, so that its layers stay alike; otherwise a stage is lowered for its own number of layers."""
+    if {"parameters", "gradients"} & {*scheme.shards}:
         return False
     return type(scheme).lower_stage is DataScheme.lower_stage
 
@@ -72,8 +75,10 @@ def _lowers_by_layer(scheme: Scheme) -> bool:
 
 
 def is_plain_stage(stage: StageOps) -> bool:
-    """Says whether a stage has whole weights and gradients all the time, and side ops that are known beforehand."""
+    """Says whether what a stage does beside its units is known beforehand, and nothing of it is of the host."""
     sides = *stage.ahead, *stage.behind
+    if any(isinstance(op.work, Host) for side in sides for op in side.ops):
+        return False
     if stage.again or stage.whole_weights or stage.whole_gradients or stage.held or stage.batch_loss is not None:
         return False
     return not any(side.formed or len(side.waits) or side.after for side in sides)

@@ -52,7 +52,7 @@ class LoopForecast(Forecast):
         asked = {
             "assume": lambda: self.singly.assumed,
             "list_tensors": lambda device: self.singly.list_tensors(device),
-            "count_outside": states.count_outside,
+            "count_outside": lambda: states.outside,
         }
         stated = {"plan": plan, "resting": states.resident, "offloaded_states": states.offloaded, "regime": regime}
         self.__dict__.update(asked, **stated, figures=figures, states=states, forecast_singly=forecast_singly)

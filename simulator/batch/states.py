@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -57,7 +57,7 @@ class RestingDevices:
     tasks: the updates themselves.
     memory: by device, what it holds all the time, at the peak of its update and while it loads [bytes].
     resident, offloaded: see `Forecast`.
-    count_outside: see `Forecast`.
+    outside: see `Forecast.outside_steps`.
     """
 
     updates: UpdateArrays
@@ -66,7 +66,7 @@ class RestingDevices:
     memory: np.ndarray
     resident: Sequence[dict[str, float]]
     offloaded: Sequence[dict[str, float]]
-    count_outside: Callable[[], Sequence[OutsideSteps]]
+    outside: Sequence[OutsideSteps]
 
     @property
     def offloads(self) -> bool:
@@ -95,16 +95,16 @@ def make_states(
     flat = flatten_updates(Program(table, [], [], [], tails, meetings, overlap, host))
     resting = resident_of_devices(plan, every_params, None, shared.states)
     loads = [0.0] * len(resting)
-    count_outside = partial(count_outside_steps, plan, every_params, shared.states, shared.outside)
+    outside = count_outside_steps(plan, every_params, shared.states, shared.outside)
     if plan.job.framework.memory.loads != "shards":
-        loads = [device.loading for device in count_outside()]
+        loads = [device.loading for device in outside]
     rows = zip(resting, tails, loads, strict=True)
     memory = np.array([(sum(states.values()), update.memory.peak, load) for states, update, load in rows])
     offloaded = offloaded_of_devices(plan, every_params)
     arrays = _flatten_updates(flat)
     levels = np.zeros(int(arrays.stream.max(initial=-1)) + 1, np.int64)
     levels[arrays.stream] = [LEVELS.index(axis_of(op)) for op in flat.ops]
-    return RestingDevices(arrays, levels, tails, memory, resting, offloaded, count_outside)
+    return RestingDevices(arrays, levels, tails, memory, resting, offloaded, outside)
 
 
 def _flatten_updates(flat: FlatProgram) -> UpdateArrays:
