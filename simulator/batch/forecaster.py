@@ -100,7 +100,7 @@ class BatchForecaster:
         """Returns the plan of a job and whether it is plain, after a look at how much is kept."""
         if self._answered % BETWEEN == 0:
             self.shared.forget_excess()
-            if self._forms.made + len(self._states) > MAX_PARTS:
+            if self._forms.count + len(self._states) > MAX_PARTS:
                 self._start()
         self._answered += 1
         plan = job if isinstance(job, Plan) else resolve_plan(job, self.shared)
@@ -179,10 +179,10 @@ class BatchForecaster:
             make = partial(make_form, form, backward > 0, costs.estimate, growth, self.shared.blocks)
             blocks = self._blocks
             if form.sides is not None:  # no other stage has its blocks
-                blocks = remember(form.made, "blocks", lambda: PricedBlocks(self._streams))
-            return remember(form.made, ("task", backward, growth), make).price(costs.estimate, blocks)
+                blocks = remember(form.priced, "blocks", lambda: PricedBlocks(self._streams))
+            return remember(form.priced, ("task", backward, growth), make).price(costs.estimate, blocks)
 
-        return remember(form.made, ("priced", backward, costs, growth), price)
+        return remember(form.priced, ("priced", backward, costs, growth), price)
 
     def _find_sides(self, sides: Sides, backward: int, costs: Costs) -> list[SideArrays]:
         """Returns the side ops of the first forward or the last backward passes of a stage at their prices."""
@@ -316,15 +316,16 @@ def summarise(plan: Plan, span: float, resting: np.ndarray, peaks: np.ndarray) -
 
     resting: see `RestingDevices.memory`; peaks: see `find_peaks`.
     """
-    framework, usable = plan.job.framework, plan.job.cluster.gpu.program_memory
-    context, allocated, need = framework.memory.context_gib * GIB, 0.0, 0.0
+    memory, usable = plan.job.framework.memory, plan.job.cluster.gpu.program_memory
+    context, allocated, need = memory.context_gib * GIB, 0.0, 0.0
     of_passes = peaks[:, :, (-1, GRADIENTS)].tolist()
     for (kept, update, load), ((top, at_top), (left, gradients)) in zip(resting.tolist(), of_passes, strict=True):
         total, cached = _find_height(kept, update, load, top, left, at_top, gradients)
-        reserved = framework.memory.reserve(total + cached, kept + cached) + context
+        reserved = memory.reserve(total + cached, kept + cached) + context
         allocated, need = max(allocated, total), max(need, total + context, min(reserved, usable))
-    held = allocated + context
-    return StepAndMemory(span + framework.step_overhead_s, allocated, need, held, min(usable / held, math.inf))
+    room = min(usable / (allocated + context), math.inf)
+    step = span + plan.job.framework.step_overhead_s
+    return StepAndMemory(step, allocated, need, allocated + context, room)
 
 
 def _find_height(

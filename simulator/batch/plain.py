@@ -25,19 +25,25 @@ def is_plain(plan: Plan) -> bool:
         return False
     if job.model.cross_attention or job.model.contrastive is not None or job.framework.cuda_graphs:
         return False
-    return _has_plain_schemes(plan) and make_evaluation(plan) is None and make_reference(plan) is None
+    if not (_has_plain_schedule(plan) and _has_plain_schemes(plan)):
+        return False
+    return make_evaluation(plan) is None and make_reference(plan) is None
 
 
-def _has_plain_schemes(plan: Plan) -> bool:
-    """Says whether the schemes of a plan lower stages layer by layer, all but that which reduces gradients."""
+def _has_plain_schedule(plan: Plan) -> bool:
+    """Says whether the order of passes depends on the shape of the pipeline alone, and all steps and stages are
+    alike."""
     schedule = plan.schedule
     if plans_orders(plan) or not schedule.flush or schedule.directions > 1 or schedule.backwards_per_forward > 1:
         return False
     if plan.passes.steps > 1 or plan.passes.period > 1 or not plan.model_parts.architecture.has_equal_layers:
         return False
     kind = type(schedule)
-    if kind.unused_roles is not Schedule.unused_roles or kind.sums_early is not Schedule.sums_early:
-        return False
+    return kind.unused_roles is Schedule.unused_roles and kind.sums_early is Schedule.sums_early
+
+
+def _has_plain_schemes(plan: Plan) -> bool:
+    """Says whether the schemes of a plan lower stages layer by layer, all but that of the replicas."""
     inside = inner_schemes(plan)
     if not inside or plan.schemes[-len(inside) :] != inside or not isinstance(inside[0], DataScheme):
         return False
@@ -46,7 +52,7 @@ def _has_plain_schemes(plan: Plan) -> bool:
         return False  # what the host has freed and the GPU still uses depends on the program
     if not {scheme.family for scheme in plan.schemes} <= FAMILIES or schemes_with(plan.schemes, HoldsBuffers):
         return False
-    return all(_lowers_by_layer(scheme) for scheme in (schedule, *inside[1:]))
+    return all(_lowers_by_layer(scheme) for scheme in (plan.schedule, *inside[1:]))
 
 
 def inner_schemes(plan: Plan) -> tuple[Scheme, ...]:

@@ -32,7 +32,7 @@ class StageForm:
     message_nbytes: bytes that a rank sends on; and whether anything comes back.
     sides: what its data scheme adds; None of a stage for any number of layers.
     plain: whether loops play it.
-    made: what is made of it alone.
+    priced: its passes, and what these are made of.
     """
 
     runs: list[UnitRun]
@@ -41,7 +41,7 @@ class StageForm:
     has_backward: bool
     sides: Sides | None = None
     plain: bool = True
-    made: dict[Hashable, Any] = field(default_factory=dict)
+    priced: dict[Hashable, Any] = field(default_factory=dict)
 
     def layers_of(self, run: UnitRun, layers: int) -> int:
         """Returns how often a run of its units is in a stage of so many layers."""
@@ -91,9 +91,9 @@ class StageForms:
         self._kept: list[object] = []  # whose ids are in keys
 
     @property
-    def made(self) -> int:
+    def count(self) -> int:
         """Number of passes and side ops that are kept at their prices, but for those of sharded stages."""
-        forms = sum(len(form.made) for form in self._forms.values())
+        forms = sum(len(form.priced) for form in self._forms.values())
         return forms + sum(len(sides.priced) for sides in self._sides.values() if sides)
 
     def number_of(self, plan: Plan) -> int:

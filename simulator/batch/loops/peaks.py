@@ -18,16 +18,16 @@ def find_peaks(
     overlap: whether buffers of messages lie beside the actions before and behind.
     peaks: what is filled in [devices, 2, categories + 1] [bytes].
     """
-    memory, moved, total = kinds.memory, messages.moved, kinds.memory.shape[2] - 1
+    memory, total = kinds.memory, kinds.memory.shape[2] - 1
     for device in range(len(order.starts) - 1):
         level, highest, best, beside = 0.0, NEVER, 0, 0.0
         first, behind = order.starts[device], order.starts[device + 1]
         for action in range(first, behind):
             kind, flying = pass_of[order.slot[action]], 0.0
             if overlap and action > first:
-                flying += moved[order.slot[action - 1], 0]
+                flying += messages.moved[order.slot[action - 1], 0]
             if overlap and action + 1 < behind:
-                flying += moved[order.slot[action + 1], 1]
+                flying += messages.moved[order.slot[action + 1], 1]
             if level + memory[kind, 1, total] + flying > highest:
                 highest, best, beside = level + memory[kind, 1, total] + flying, action, flying
             level += memory[kind, 0, total]

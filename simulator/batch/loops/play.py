@@ -43,38 +43,36 @@ def walk_pass(
     kind: int,
     room: Room,
     notes: Notes,
-    noted: bool,
 ) -> None:
     """Plays a pass op by op, and advances the state of its device.
 
     begun: when the host begins to launch it.
     kind: its number.
-    noted: whether its intervals are.
     """
     table, row = kinds.table, kinds.rows[kind]
-    ahead, behind, forward = table[row + 1], table[row + 2], table[row + 4]
+    ahead, behind = table[row + 1], table[row + 2]
     room.ready[: table[row + 3]] = NEVER
     room.release[: table[row + 3]] = NEVER
     sides = row + 5 + 4 * table[row]
     for side in range(sides, sides + 2 * ahead, 2):
-        gather_ahead(state, kinds, side, room, notes, noted)
+        gather_ahead(state, kinds, side, room, notes)
     for part in range(row + 5, sides, 4):
         copies, number, marks = table[part + 2], table[part + 3], kinds.whole[table[part] + 3]
         for copy in range(copies):
-            first = number + (copy if forward else copies - 1 - copy) * marks
+            first = number + (copy if table[row + 4] else copies - 1 - copy) * marks
             if ahead:
                 hold_ops(kinds, part, first, room)
             arrival = state[ARRIVAL]
-            begun = walk_copy(state, begun, launch, kinds, part, ahead > 0, room, notes, noted)
+            begun = walk_copy(state, begun, launch, kinds, part, ahead > 0, room, notes)
             if behind:
                 note_ready(kinds, part, first, arrival, room)
     for side in range(sides + 2 * ahead, sides + 2 * (ahead + behind), 2):
-        reduce_behind(state, kinds, side, room, notes, noted)
+        reduce_behind(state, kinds, side, room, notes)
 
 
 @compile_loop
 def gather_ahead(
-    state: np.ndarray, kinds: PassKinds, side: int, room: Room, notes: Notes, noted: bool
+    state: np.ndarray, kinds: PassKinds, side: int, room: Room, notes: Notes
 ) -> None:
     """Plays side ops ahead of a pass, and notes when each parameter is there."""
     whole, where, times = kinds.whole, kinds.table[side], kinds.table[side + 1]
@@ -84,7 +82,7 @@ def gather_ahead(
         begin = state[stream]
         state[stream] += kinds.reals[times + i]
         arrived = state[stream] + kinds.reals[times + count + i]
-        if noted:
+        if notes.device >= 0:
             note(notes, stream, begin, arrived)
         for j in range(whole[where + 2 + i], whole[where + 3 + i]):
             room.release[whole[listed + j]] = max(room.release[whole[listed + j]], arrived)
@@ -92,7 +90,7 @@ def gather_ahead(
 
 @compile_loop
 def reduce_behind(
-    state: np.ndarray, kinds: PassKinds, side: int, room: Room, notes: Notes, noted: bool
+    state: np.ndarray, kinds: PassKinds, side: int, room: Room, notes: Notes
 ) -> None:
     """Plays side ops behind a pass, each as soon as the gradients of its parameters are complete."""
     whole, where, times = kinds.whole, kinds.table[side], kinds.table[side + 1]
@@ -103,7 +101,7 @@ def reduce_behind(
         for j in range(whole[where + 2 + i], whole[where + 3 + i]):
             begin = max(begin, room.ready[whole[listed + j]])
         state[stream] = begin + kinds.reals[times + i]
-        if noted:
+        if notes.device >= 0:
             note(notes, stream, begin, state[stream] + kinds.reals[times + count + i])
 
 
@@ -148,39 +146,43 @@ def walk_copy(
     holds: bool,
     room: Room,
     notes: Notes,
-    noted: bool,
 ) -> float:
     """Plays a copy of a block, and returns when the host has launched it. holds: whether weights come beside it."""
     whole, where, times = kinds.whole, kinds.table[part], kinds.table[part + 1]
-    ops, arrival = whole[where], state[ARRIVAL]
-    streams = where + HEADER
+    ops, streams = whole[where], where + HEADER
     after = streams + 2 * ops
-    waits = after + ops + 1
     for i in range(ops):
         stream = whole[streams + i]
-        begin, launches = state[stream], kinds.reals[times + 2 * ops + i]
+        begin, issue = state[stream], launch * kinds.reals[times + 2 * ops + i]
         for j in range(whole[after + i], whole[after + i + 1]):
-            begin = max(begin, room.seen[whole[waits + j]])
+            begin = max(begin, room.seen[whole[after + ops + 1 + j]])
         if whole[streams + ops + i]:
-            begin = max(begin, arrival)
+            begin = max(begin, state[ARRIVAL])
         free = begin
         if holds:
             begin = max(begin, room.held[i])
-        if launch > 0 and launches > 0:
-            begun += launch * launches
+        if issue > 0:
+            begun += issue
             begin = max(begin, begun)
-            if noted and begin <= begun + INSTANT:
+            if notes.device >= 0 and begin <= begun + INSTANT:
                 note(notes, len(state) + stream, free, begin)
         state[stream] = begin + kinds.reals[times + i]
         room.seen[i] = state[stream] + kinds.reals[times + ops + i]
-        if noted:
+        if notes.device >= 0:
             note(notes, stream, begin, room.seen[i])
+    leave_copy(state, whole, where, room)
+    return begun
+
+
+@compile_loop
+def leave_copy(state: np.ndarray, whole: np.ndarray, where: int, room: Room) -> None:
+    """Notes when the result of a copy exists. where: its block is in `whole`."""
     if not whole[where + 1]:
         state[ARRIVAL] = NEVER
+    waits = where + HEADER + 3 * whole[where] + 1
     leaving = waits + whole[waits - 1]
     for j in range(whole[where + 2]):
         state[ARRIVAL] = max(state[ARRIVAL], room.seen[whole[leaving + j]])
-    return begun
 
 
 @compile_loop
@@ -259,6 +261,7 @@ def play_passes(
     room, devices = make_room(kinds), start_devices(len(order.starts) - 1, kinds.matrices.shape[1])
     result = np.full(len(order.sequence) + 1, NEVER)
     state = np.empty(kinds.matrices.shape[1])
+    silent = Notes(-1, notes.starts, notes.counts, notes.begin, notes.end)
     later = np.empty_like(state)
     for action in order.sequence:
         device, kind = owner[action], pass_of[order.slot[action]]
@@ -266,7 +269,7 @@ def play_passes(
         state[HOST] = begun[action] if launch > 0 else NEVER
         state[ARRIVAL] = result[order.need[action]]
         if kinds.beside[kind] or device == notes.device:
-            walk_pass(state, begun[action], launch, kinds, kind, room, notes, device == notes.device)
+            walk_pass(state, begun[action], launch, kinds, kind, room, notes if device == notes.device else silent)
             later[:] = state
         else:
             multiply_state(kinds.matrices[kind], state, later)

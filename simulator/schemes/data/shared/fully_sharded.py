@@ -8,14 +8,15 @@ they move (`ShardedScheme`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, groupby, pairwise, takewhile
 from math import inf
 from typing import ClassVar, NamedTuple
 
 from meshcast.hardware.records import dataclass
+from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.capabilities import ConvertsWeights, KeepsSecondaryShards
 from meshcast.simulator.ir.modules import Module, Stage, Update
 from meshcast.simulator.ir.ops import (
@@ -82,6 +83,11 @@ class ShardedScheme(DataScheme):
         return inf
 
     shards: ClassVar[tuple[str, ...]] = ("optimizer", "gradients", "parameters")
+
+    @cached_property
+    def known_gathers(self) -> dict[Hashable, list[UnitGathers]]:
+        """Gathers that were planned, by what they are planned for."""
+        return {}
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         def shard(part: Stage) -> StageOps:
@@ -245,7 +251,7 @@ def shard_units(scheme: ShardedScheme, stage_ops: StageOps) -> StageOps:
     turns = [
         (i, turn)
         for row in _find_rows(unit_runs)
-        for i, turn in zip(row, _plan_gathers(scheme, [held[i] for i in row]), strict=True)
+        for i, turn in zip(row, _plan_gathers(scheme, held, row), strict=True)
     ]
     sharded: list[UnitRun] = []
     # Copies of a unit differ in what they gather for later units: usually the first, the middle ones and the last.
@@ -362,7 +368,16 @@ def _gathered_params(
     return gathered
 
 
-def _plan_gathers(scheme: ShardedScheme, row: list[UnitShards]) -> list[UnitGathers]:
+def _plan_gathers(scheme: ShardedScheme, units: Sequence[UnitShards], row: Sequence[int]) -> list[UnitGathers]:
+    """Returns the all-gathers of the units of a row, planned once for stages whose units have equal weights: those of
+    micro-batches of another size. row: unit by unit the number of its run."""
+    of_row = tuple(units[number] for number in dict.fromkeys(row))
+    lengths = tuple((number, len(list(same))) for number, same in groupby(row))
+    make = partial(_plan_row, scheme, [units[number] for number in row])
+    return remember(scheme.known_gathers, (of_row, lengths), make)
+
+
+def _plan_row(scheme: ShardedScheme, row: list[UnitShards]) -> list[UnitGathers]:
     forward = plan_pass([unit.forward for unit in row], partial(scheme.reach, True))
     again = any(unit.again for unit in row)
     reach = _ask_inside([len(unit.backward) for unit in row[::-1]]) if again else partial(scheme.reach, False)
