@@ -245,9 +245,7 @@ class PlanParts(NamedTuple):
         """Plays the step, and returns its end [s] and the peaks of memory (see `find_peaks`). notes: filled in."""
         order, kinds = self.table.order, self.maker.kinds
         behind, peaks = np.zeros((self.devices, 2)), np.zeros((self.devices, 2, len(CATEGORIES) + 1))
-        span = play_passes(
-            order, self.pass_of, kinds, self.messages, self.host, not self.overlap, behind, notes
-        )
+        span = play_passes(order, self.pass_of, kinds, self.messages.prices, self.host, not self.overlap, behind, notes)
         lists = 2 * kinds.matrices.shape[1] + 2 * self.devices
         span = max(span, play_updates(*self.states.updates, behind, notes, lists))
         find_peaks(order, self.pass_of, kinds, self.messages, self.overlap, peaks)
@@ -277,9 +275,9 @@ class PlanParts(NamedTuple):
 
     def _add_messages(self, totals: np.ndarray, each: np.ndarray) -> None:
         """Adds something of the messages to that of their ends, by device. each: by slot."""
-        sent = np.flatnonzero(self.messages.ports >= 0)
+        sent = np.flatnonzero(self.table.ports >= 0)
         added = (each[sent].T * self.table.turns[sent]).T
-        for ends in (self.table.devices[self.table.stages[sent]], self.messages.targets[sent]):
+        for ends in (self.table.devices[self.table.stages[sent]], self.table.targets[sent]):
             np.add.at(totals, ends, added)
 
     def make_notes(self, device: int, runs: np.ndarray) -> Notes | None:

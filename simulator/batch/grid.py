@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from meshcast.hardware.documents.plain_data import SomeFields
 from meshcast.hardware.errors import MeshcastError
-from meshcast.simulator.batch.loops.compiled import HAS_COMPILER
 from meshcast.simulator.batch.families import Families, Refused
 from meshcast.simulator.batch.forecaster import BatchForecaster
+from meshcast.simulator.batch.loops.compiled import HAS_COMPILER
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import StepAndMemory
 from meshcast.simulator.forecast.workers import collect_garbage_rarely

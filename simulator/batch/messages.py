@@ -46,14 +46,12 @@ class MessagePrices:
         nbytes = np.where(hops.way > 0, backward[hops.other], forward[hops.stage])
         keys = list(zip(hops.groups, nbytes.tolist(), strict=True))
         known = {key: costs.estimate(Transfer(key[1], axis, *hops.ends[key[0]])) for key in dict.fromkeys(keys)}
-        ports = np.full((2, 2, len(forward)), -1)  # by way and stage, the port and the device at the other end
         prices, moved = np.zeros((2, len(forward), 3)), np.zeros((2, len(forward), 2))
         if keys:
-            ports[0, hops.way, hops.stage], ports[1, hops.way, hops.stage] = hops.way, table.devices[hops.other]
             prices[hops.way, hops.stage] = [(known[key].seconds, known[key].latency, known[key].sigma) for key in keys]
             moved[hops.way, hops.stage, 0] = moved[hops.way, hops.other, 1] = nbytes
         of_slot = table.backward, table.stages
-        return SlotMessages(*np.ascontiguousarray(ports[:, *of_slot]), prices[of_slot], moved[of_slot])
+        return SlotMessages(prices[of_slot], moved[of_slot])
 
 
 def _find_hops(costs: Costs, table: TableArrays, axis: str) -> Hops:

@@ -11,14 +11,14 @@ import numpy as np
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import remember, remembered_by
 from meshcast.simulator.batch.blocks import BlockArrays, Marks, SideArrays, Streams, flatten_block
-from meshcast.simulator.batch.loops.arrays import PassKinds
+from meshcast.simulator.batch.loops.arrays import HOST, PassKinds
 from meshcast.simulator.batch.loops.matrices import multiply
 from meshcast.simulator.batch.stages import LAYERS, StageForm
 from meshcast.simulator.costs.power import PowerModel
 from meshcast.simulator.ir.ops import Work
 from meshcast.simulator.program.block import FREE, SUMS, Block, BlockPrices, CompiledBlocks, Price
 from meshcast.simulator.program.categories import KINDS
-from meshcast.simulator.program.memory_profile import CATEGORIES, Growth, Profile
+from meshcast.simulator.program.memory_profile import Growth, Profile
 from meshcast.simulator.program.task import Flow, make_task
 from meshcast.simulator.report.joules import block_joules, side_joules
 from meshcast.simulator.scheduling.schedule import ActionKind
@@ -215,12 +215,12 @@ class PassMaker:
         used, pack = np.array([task.used for task in tasks]), _Pack()
         for number, side in self._sides():
             used[number, side.stream] = True
-        beside = np.array([bool(ahead or behind) for _, ahead, behind in self._kinds])
+        used[:, HOST] = [bool(ahead or behind) for _, ahead, behind in self._kinds]
         rows = np.array([pack.add(*each) for each in self._kinds])
         matrices, memory = np.array([task.matrix for task in tasks]), np.array([task.memory for task in tasks])
         issue = np.array([task.issue for task in tasks])
         room = np.array((max(task.form.ops for task in tasks), max(task.params for task in tasks)))
-        return PassKinds(matrices, beside, used, issue, memory, rows, *pack.arrays(), room)
+        return PassKinds(matrices, used, issue, memory, rows, *pack.arrays(), room)
 
     @cached_property
     def sums(self) -> np.ndarray:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from meshcast.simulator.batch.states import LEVELS, RestingDevices
+from meshcast.simulator.batch.states import RestingDevices
 from meshcast.simulator.costs.power import PowerModel
 from meshcast.simulator.costs.regimes import Regime
 from meshcast.simulator.engine.peak_memory import Peak, find_peak
 from meshcast.simulator.engine.play import PlayedStep
-from meshcast.simulator.engine.reserved_memory import StateTensors
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.report.breakdown import Breakdown, account
 from meshcast.simulator.report.forecast import Forecast

@@ -21,6 +21,7 @@ class TableArrays:
         kind on the stage in a step.
     devices: by stage.
     turns: number of actions of every slot.
+    ports, targets: by slot, see `PORT` and `TARGET`.
     route: all messages to other devices: whether backward, and the stages from which and to which; and the devices.
     """
 
@@ -31,6 +32,8 @@ class TableArrays:
     last: np.ndarray
     devices: np.ndarray
     turns: np.ndarray
+    ports: np.ndarray
+    targets: np.ndarray
     route: tuple[tuple[tuple[int, int, int], ...], tuple[int, ...]]
 
 
@@ -49,9 +52,16 @@ def flatten_timetable(table: Timetable) -> TableArrays | None:
     ways = enumerate((stages.successors, stages.predecessors))
     links = [(way, sender, other) for way, others in ways for sender, each in enumerate(others) for other in each]
     hops = tuple(hop for hop in links if stages.elsewhere(*hop[1:]))
-    order = Order(np.array(table.starts), table.sequence_array, table.need_array, table.slot_array)
+    ports, targets = np.full((2, len(slots)), -1)
+    for way, sender, other in hops:
+        sent = (stage == sender) & (backward == way)
+        ports[sent], targets[sent] = way, stages.devices[other]
+    sequence, of_slot = table.sequence_array, table.slot_array[table.sequence_array]
+    columns = sequence, table.need_array[sequence], of_slot, table.device_array[sequence], ports[of_slot], targets[of_slot]
+    order = Order(np.array(table.starts), table.slot_array, np.column_stack(columns).astype(np.int32))
     devices, turns = np.array(stages.devices), np.array(table.turns)
-    return TableArrays(order, stage, backward, first > 0, last > 0, devices, turns, (hops, tuple(stages.devices)))
+    route = hops, tuple(stages.devices)
+    return TableArrays(order, stage, backward, first > 0, last > 0, devices, turns, ports, targets, route)
 
 
 class StageKind(NamedTuple):

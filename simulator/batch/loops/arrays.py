@@ -20,25 +20,36 @@ BUFFERS = CATEGORIES.index("buffers")
 INSTANT = 1e-12
 """Gap between intervals that is taken for rounding [s]."""
 
+ACTION, NEED, SLOT, DEVICE, PORT, TARGET = range(6)
+"""Columns of `Order.rows`: number of the action, and of the result that it needs (-1: none); its slot and device; the
+port by which its result is sent (-1: it is not), and the device that receives it."""
+
+WAITING, FREE, ARRIVED, BESIDE = 0, 1, 3, 5
+"""Places behind the streams of a device: what its next kernel waits for; by port, when it becomes free, and when what it
+sent last has arrived; the number of all."""
+
 HEADER = 4
 """Integers before those of the ops of a block: ops, whether the result waits for the input, exits, marks."""
 
 
 class Order(NamedTuple):
-    """The order of all passes: see `Timetable`."""
+    """The order of all passes.
+
+    starts: by device, the number of its first action; last, the number of actions.
+    slot: by action, its slot.
+    rows: of actions, each behind those that it needs; see `ACTION` and what follows.
+    """
 
     starts: np.ndarray
-    sequence: np.ndarray
-    need: np.ndarray
     slot: np.ndarray
+    rows: np.ndarray
 
 
 class PassKinds(NamedTuple):
     """The kinds of passes of a plan.
 
     matrices: by kind.
-    beside: by kind, whether it has side ops; then it is walked.
-    used: by kind, the streams that it uses.
+    used: by kind, the streams that it uses; in the place of the host, whether it has side ops, so that it is walked.
     issue: by kind, the time of the host to launch it [s].
     memory: by kind, what it leaves and holds at its peak, by category and in sum [kinds, 2, categories + 1] [bytes].
     rows: by kind, its row in `table`.
@@ -49,7 +60,6 @@ class PassKinds(NamedTuple):
     """
 
     matrices: np.ndarray
-    beside: np.ndarray
     used: np.ndarray
     issue: np.ndarray
     memory: np.ndarray
@@ -63,14 +73,10 @@ class PassKinds(NamedTuple):
 class SlotMessages(NamedTuple):
     """Messages by slot of a timetable.
 
-    ports: that by which the result is sent; -1: it is not.
-    targets: the device that receives it.
     prices: seconds, latency and relative standard deviation of the seconds [slots, 3].
     moved: bytes that are sent and received.
     """
 
-    ports: np.ndarray
-    targets: np.ndarray
     prices: np.ndarray
     moved: np.ndarray
 
@@ -101,13 +107,3 @@ class Room(NamedTuple):
     held: np.ndarray
     ready: np.ndarray
     release: np.ndarray
-
-
-class Devices(NamedTuple):
-    """States of all devices [s]: when their streams and ports become free, what they sent last has arrived, and what
-    their next kernel waits for."""
-
-    streams: np.ndarray
-    port: np.ndarray
-    arrived: np.ndarray
-    waiting: np.ndarray

@@ -19,6 +19,7 @@ def find_peaks(
     peaks: what is filled in [devices, 2, categories + 1] [bytes].
     """
     memory, total = kinds.memory, kinds.memory.shape[2] - 1
+    runs = np.empty(len(memory))
     for device in range(len(order.starts) - 1):
         level, highest, best, beside = 0.0, NEVER, 0, 0.0
         first, behind = order.starts[device], order.starts[device + 1]
@@ -31,10 +32,22 @@ def find_peaks(
             if level + memory[kind, 1, total] + flying > highest:
                 highest, best, beside = level + memory[kind, 1, total] + flying, action, flying
             level += memory[kind, 0, total]
-        held, left = peaks[device, 0], peaks[device, 1]
-        for action in range(first, behind):
-            if action == best:
-                held[:] = left + memory[pass_of[order.slot[action]], 1]
-            left += memory[pass_of[order.slot[action]], 0]
-        held[BUFFERS] += beside
-        held[total] += beside
+        runs[:] = 0
+        for action in range(first, best):
+            runs[pass_of[order.slot[action]]] += 1
+        add_up(memory, runs, peaks[device, 0])
+        for c in range(total + 1):
+            peaks[device, 0, c] += memory[pass_of[order.slot[best]], 1, c]
+        peaks[device, 0, BUFFERS] += beside
+        peaks[device, 0, total] += beside
+        for action in range(best, behind):
+            runs[pass_of[order.slot[action]]] += 1
+        add_up(memory, runs, peaks[device, 1])
+
+
+@compile_loop
+def add_up(memory: np.ndarray, runs: np.ndarray, left: np.ndarray) -> None:
+    """Adds to `left` what passes leave. runs: how often each kind has run."""
+    for kind in range(len(runs)):
+        for c in range(len(left)):
+            left[c] += runs[kind] * memory[kind, 0, c]

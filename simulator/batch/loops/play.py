@@ -5,21 +5,29 @@ from __future__ import annotations
 import numpy as np
 
 from meshcast.simulator.batch.loops.arrays import (
+    ACTION,
     ARRIVAL,
+    ARRIVED,
+    BESIDE,
     COMPUTE,
+    DEVICE,
+    FREE,
     HEADER,
     HOST,
     INSTANT,
+    NEED,
     NEVER,
     OTHERS,
-    Devices,
+    PORT,
+    SLOT,
+    TARGET,
+    WAITING,
     Notes,
     Order,
     PassKinds,
     Room,
-    SlotMessages,
 )
-from meshcast.simulator.batch.loops.compiled import compile_loop
+from meshcast.simulator.batch.loops.compiled import compile_inside, compile_loop
 
 
 @compile_loop
@@ -71,9 +79,7 @@ def walk_pass(
 
 
 @compile_loop
-def gather_ahead(
-    state: np.ndarray, kinds: PassKinds, side: int, room: Room, notes: Notes
-) -> None:
+def gather_ahead(state: np.ndarray, kinds: PassKinds, side: int, room: Room, notes: Notes) -> None:
     """Plays side ops ahead of a pass, and notes when each parameter is there."""
     whole, where, times = kinds.whole, kinds.table[side], kinds.table[side + 1]
     stream, count = whole[where], whole[where + 1]
@@ -89,9 +95,7 @@ def gather_ahead(
 
 
 @compile_loop
-def reduce_behind(
-    state: np.ndarray, kinds: PassKinds, side: int, room: Room, notes: Notes
-) -> None:
+def reduce_behind(state: np.ndarray, kinds: PassKinds, side: int, room: Room, notes: Notes) -> None:
     """Plays side ops behind a pass, each as soon as the gradients of its parameters are complete."""
     whole, where, times = kinds.whole, kinds.table[side], kinds.table[side + 1]
     stream, count = whole[where], whole[where + 1]
@@ -186,42 +190,74 @@ def leave_copy(state: np.ndarray, whole: np.ndarray, where: int, room: Room) -> 
 
 
 @compile_loop
-def launch_passes(
-    order: Order, pass_of: np.ndarray, kinds: PassKinds, ports: np.ndarray, launch: float, behind: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns by action its device, and when the host begins to launch it [s].
+def launch_passes(order: Order, pass_of: np.ndarray, issue: np.ndarray, launch: float, behind: np.ndarray) -> np.ndarray:
+    """Returns by action when the host begins to launch it [s].
 
+    issue: see `PassKinds`.
     behind: by device, what is filled in: when the host has launched all.
     """
-    begun, owner = np.empty(len(order.sequence)), np.empty(len(order.sequence), np.int64)
-    for device in range(len(order.starts) - 1):
-        clock = 0.0
-        for action in range(order.starts[device], order.starts[device + 1]):
-            slot = order.slot[action]
-            owner[action], begun[action] = device, clock
-            clock += kinds.issue[pass_of[slot]] + (launch if ports[slot] >= 0 else 0.0)
-        behind[device, 1] = clock
-    return owner, begun
+    rows, begun, clocks = order.rows, np.empty(len(order.slot)), behind[:, 1]
+    for n in range(len(rows)):  # those of a device are in its order
+        device = rows[n, DEVICE]
+        begun[rows[n, ACTION]] = clocks[device]
+        clocks[device] += issue[pass_of[rows[n, SLOT]]] + (launch if rows[n, PORT] >= 0 else 0.0)
+    return begun
 
 
-@compile_loop
-def enter_state(devices: Devices, device: int, used: np.ndarray, state: np.ndarray) -> None:
-    """Writes the state of a device before a pass. used: the streams that it uses."""
-    wait = devices.waiting[device]
-    for c in range(len(state)):
-        state[c] = max(devices.streams[device, c], wait) if used[c] else devices.streams[device, c]
-    if used[COMPUTE]:  # a pass that computes nothing passes the wait on to the next
-        devices.waiting[device] = NEVER
+@compile_inside
+def enter_state(devices: np.ndarray, device: int, used: np.ndarray, kind: int, state: np.ndarray) -> None:
+    """Writes the streams of a device before a pass into `state`.
+
+    devices: see `start_devices`.
+    used: see `PassKinds`; kind: that of the pass.
+    """
+    size = len(state)
+    for c in range(size):
+        state[c] = devices[device, c]
+        if used[kind, c]:
+            state[c] = max(state[c], devices[device, size + WAITING])
+    if used[kind, COMPUTE]:  # a pass that computes nothing passes the wait on to the next
+        devices[device, size + WAITING] = NEVER
 
 
-@compile_loop
-def multiply_state(matrix: np.ndarray, state: np.ndarray, later: np.ndarray) -> None:
-    """Writes the (max,+) product of a matrix and a state into `later`."""
+@compile_inside
+def advance(
+    matrices: np.ndarray, used: np.ndarray, kind: int, state: np.ndarray, devices: np.ndarray, device: int
+) -> float:
+    """Advances the streams of a device by the matrix of a pass, and returns when its result exists [s].
+
+    matrices, used: see `PassKinds`; kind: that of the pass.
+    state: before it.
+    """
+    computed = NEVER
     for i in range(len(state)):
-        most = NEVER
-        for c in range(len(state)):
-            most = max(most, matrix[i, c] + state[c])
-        later[i] = most
+        if used[kind, i] or i == ARRIVAL:
+            most = NEVER
+            for c in range(len(state)):
+                most = max(most, matrices[kind, i, c] + state[c])
+            if i == ARRIVAL:
+                computed = most
+            else:
+                devices[device, i] = most
+    return computed
+
+
+@compile_inside
+def send_result(
+    rows: np.ndarray, n: int, ready: float, devices: np.ndarray, prices: np.ndarray, waits: bool
+) -> tuple[float, float]:
+    """Sends the result of an action, and returns when the message begins and when it arrives [s].
+
+    n: row of the action; ready: when it can be sent.
+    """
+    device, port, size = rows[n, DEVICE], rows[n, PORT], devices.shape[1] - BESIDE
+    begin = max(devices[device, size + FREE + port], ready)
+    devices[device, size + FREE + port] = begin + prices[rows[n, SLOT], 0]
+    arrived = begin + prices[rows[n, SLOT], 0] + prices[rows[n, SLOT], 1]
+    devices[device, size + ARRIVED + port] = arrived
+    if waits:
+        devices[device, size + WAITING] = max(devices[device, size + WAITING], arrived)
+    return begin, arrived
 
 
 @compile_loop
@@ -232,10 +268,12 @@ def make_room(kinds: PassKinds) -> Room:
 
 
 @compile_loop
-def start_devices(count: int, size: int) -> Devices:
-    """Returns the states of idle devices. size: number of coordinates."""
-    sent = np.zeros((2, count, 2))
-    return Devices(np.zeros((count, size)), sent[0], sent[1], np.full(count, NEVER))
+def start_devices(count: int, size: int) -> np.ndarray:
+    """Returns the states of idle devices [s]: when their streams become free; then what their next kernel waits for, and
+    by port when it becomes free, and when what it sent last has arrived. size: number of coordinates."""
+    devices = np.zeros((count, size + BESIDE))
+    devices[:, size + WAITING] = NEVER
+    return devices
 
 
 @compile_loop
@@ -243,7 +281,7 @@ def play_passes(
     order: Order,
     pass_of: np.ndarray,
     kinds: PassKinds,
-    messages: SlotMessages,
+    prices: np.ndarray,
     launch: float,
     waits: bool,
     behind: np.ndarray,
@@ -251,68 +289,73 @@ def play_passes(
 ) -> float:
     """Plays all passes of a step, and returns when the last stream becomes free.
 
+    Arrays that every action needs have names of their own: each look-up in a tuple costs as much as an action.
+
     pass_of: by slot, the kind of pass.
+    prices: see `SlotMessages`.
     launch: time of the host to launch an op [s].
     waits: whether a device waits until what it sends has arrived.
     behind: by device, what is filled in: when its update can begin, and when the host has launched all its passes.
     notes: what is filled in.
     """
-    owner, begun = launch_passes(order, pass_of, kinds, messages.ports, launch, behind)
-    room, devices = make_room(kinds), start_devices(len(order.starts) - 1, kinds.matrices.shape[1])
-    result = np.full(len(order.sequence) + 1, NEVER)
-    state = np.empty(kinds.matrices.shape[1])
-    silent = Notes(-1, notes.starts, notes.counts, notes.begin, notes.end)
-    later = np.empty_like(state)
-    for action in order.sequence:
-        device, kind = owner[action], pass_of[order.slot[action]]
-        enter_state(devices, device, kinds.used[kind], state)
-        state[HOST] = begun[action] if launch > 0 else NEVER
-        state[ARRIVAL] = result[order.need[action]]
-        if kinds.beside[kind] or device == notes.device:
-            walk_pass(state, begun[action], launch, kinds, kind, room, notes if device == notes.device else silent)
-            later[:] = state
+    begun = launch_passes(order, pass_of, kinds.issue, launch, behind)
+    rows, matrices, used, issue = order.rows, kinds.matrices, kinds.used, kinds.issue
+    room, devices = make_room(kinds), start_devices(len(order.starts) - 1, matrices.shape[1])
+    result, state, device = np.full(len(rows) + 1, NEVER), np.empty(matrices.shape[1]), notes.device
+    for n in range(len(rows)):
+        kind = pass_of[rows[n, SLOT]]
+        enter_state(devices, rows[n, DEVICE], used, kind, state)
+        state[HOST] = begun[rows[n, ACTION]] if launch > 0 else NEVER
+        state[ARRIVAL] = result[rows[n, NEED]]
+        if used[kind, HOST] or rows[n, DEVICE] == device:
+            computed = walk_action(rows, n, kind, state, devices, launch, kinds, room, notes)
         else:
-            multiply_state(kinds.matrices[kind], state, later)
-        for c in range(len(state)):
-            if kinds.used[kind, c]:
-                devices.streams[device, c] = later[c]
-        issued = begun[action] + kinds.issue[kind] + launch if launch > 0 else NEVER
-        result[action] = send_result(devices, device, messages, order.slot[action], later[ARRIVAL], issued, notes)
-        if waits and messages.ports[order.slot[action]] >= 0:
-            devices.waiting[device] = max(devices.waiting[device], result[action])
+            computed = advance(matrices, used, kind, state, devices, rows[n, DEVICE])
+        if rows[n, PORT] >= 0:
+            if launch > 0:
+                computed = max(computed, begun[rows[n, ACTION]] + issue[kind] + launch)
+            begin, computed = send_result(rows, n, computed, devices, prices, waits)
+            if device in (rows[n, DEVICE], rows[n, TARGET]):
+                note(notes, 2 * len(state) + 2 * rows[n, DEVICE] + rows[n, PORT], begin, computed)
+        result[rows[n, ACTION]] = computed
     return find_ends(devices, behind)
 
 
 @compile_loop
-def send_result(
-    devices: Devices, device: int, messages: SlotMessages, slot: int, computed: float, issued: float, notes: Notes
+def walk_action(
+    rows: np.ndarray,
+    n: int,
+    kind: int,
+    state: np.ndarray,
+    devices: np.ndarray,
+    launch: float,
+    kinds: PassKinds,
+    room: Room,
+    notes: Notes,
 ) -> float:
-    """Sends a result if it is sent, and returns when it exists where it is needed.
-
-    computed: when it exists where it was made.
-    issued: when the host has launched the message.
-    """
-    way = messages.ports[slot]
-    if way < 0:
-        return computed
-    begin = max(devices.port[device, way], computed, issued)
-    devices.port[device, way] = begin + messages.prices[slot, 0]
-    devices.arrived[device, way] = devices.port[device, way] + messages.prices[slot, 1]
-    if notes.device == device or notes.device == messages.targets[slot]:
-        note(notes, 2 * devices.streams.shape[1] + 2 * device + way, begin, devices.arrived[device, way])
-    return devices.arrived[device, way]
+    """Advances the streams of a device op by op, and returns when the result of its pass exists [s]. n: its row."""
+    device, begun = rows[n, DEVICE], max(state[HOST], 0.0)
+    silent = Notes(-1, notes.starts, notes.counts, notes.begin, notes.end)
+    walk_pass(state, begun, launch, kinds, kind, room, notes if device == notes.device else silent)
+    for c in range(len(state)):
+        if kinds.used[kind, c] and c != HOST:
+            devices[device, c] = state[c]
+    return state[ARRIVAL]
 
 
 @compile_loop
-def find_ends(devices: Devices, behind: np.ndarray) -> float:
+def find_ends(devices: np.ndarray, behind: np.ndarray) -> float:
     """Returns when the last stream becomes free. behind: by device, what is filled in: when its update can begin."""
-    span = 0.0
-    for device in range(len(devices.waiting)):
-        free = devices.streams[device, COMPUTE]
-        for c in range(OTHERS, devices.streams.shape[1]):
-            free = max(free, devices.streams[device, c])
-        span = max(span, free, devices.port[device, 0], devices.port[device, 1])
-        behind[device, 0] = max(free, devices.arrived[device, 0], devices.arrived[device, 1])
+    span, size = 0.0, devices.shape[1] - BESIDE
+    for device in range(len(devices)):
+        free = devices[device, COMPUTE]
+        for c in range(OTHERS, size):
+            free = max(free, devices[device, c])
+        behind[device, 0] = span_here = free
+        for port in range(2):
+            span_here = max(span_here, devices[device, size + FREE + port])
+            behind[device, 0] = max(behind[device, 0], devices[device, size + ARRIVED + port])
+        span = max(span, span_here)
     return span
 
 

@@ -14,11 +14,11 @@ from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator import SharedWork, load_job
 from meshcast.simulator.batch import blocks, forecaster, passes
 from meshcast.simulator.batch import grid as grids
-from meshcast.simulator.batch.loops.compiled import HAS_COMPILER
 from meshcast.simulator.batch.families import Refused
 from meshcast.simulator.batch.forecaster import BatchForecaster
 from meshcast.simulator.batch.grid import Answered, forecast_jobs
 from meshcast.simulator.batch.loops import arrays, busy, matrices, peaks, play
+from meshcast.simulator.batch.loops.compiled import HAS_COMPILER
 from meshcast.simulator.batch.plain import is_plain
 from meshcast.simulator.batch.played import LoopForecast
 from meshcast.simulator.forecast.planning import resolve_plan
