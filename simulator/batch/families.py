@@ -24,6 +24,7 @@ from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.plan_keys import PIPELINE_NUMBERS, PLAN_KEYS, SCHEME_KEYS
 from meshcast.simulator.loading.load import load_job
+from meshcast.simulator.models.model import Model
 from meshcast.simulator.plan.partition import layers_of_stages
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.plan.size import check_size
@@ -56,14 +57,18 @@ class ResolvedPlan(NamedTuple):
 class Refused:
     """A job that breaks a rule. error: the first one; it is looked up when somebody asks."""
 
-    def __init__(self, job: SomeFields, error: MeshcastError | None = None, base: str | Path | None = None) -> None:
-        self.job, self._error, self._base = job, error, base
+    def __init__(
+        self, job: SomeFields, error: MeshcastError | None = None, resolve: Callable[[], object] | None = None
+    ) -> None:
+        """resolve: resolves the job, where the error is not known."""
+        self.job, self._error, self._resolve = job, error, resolve
 
     @property
     def error(self) -> MeshcastError:
         if self._error is None:
+            assert self._resolve is not None
             try:
-                resolve_plan(load_job(self.job, base=self._base))
+                self._resolve()
             except MeshcastError as error:
                 self._error = error
             else:
@@ -78,22 +83,23 @@ class Families:
         """shared: parts of plans of earlier jobs. base: folder of relative paths in jobs."""
         self.shared, self._base = shared, base
         self._families: dict[str, _JobFamily] = {}
+        self._models: dict[str, Model] = {}
         self._schedules: dict[tuple[str, int, int], Schedule] = {}
 
     def plan(self, job: SomeFields) -> ResolvedPlan | Refused:
         """Returns the resolved plan of a job."""
         split = _split(job)
         if split is None:
-            plan = self._resolve(job)
+            plan = self._try(job)
             return plan if isinstance(plan, Refused) else ResolvedPlan(plan, is_plain(plan))
-        rest, pipeline, numbers = split
-        family = remember(self._families, rest, _JobFamily)
+        common, rest, pipeline, numbers = split
+        family, resolve = remember(self._families, rest, _JobFamily), partial(self._resolve, job, common)
         base = family.plans.get(numbers.devices)
         if base is None and family.breaks_batch(numbers):
-            return Refused(job, base=self._base)
+            return Refused(job, resolve=resolve)
         key = pipeline, numbers.devices, numbers.pieces if numbers.devices > 1 else 1
         if base is None or key not in self._schedules:
-            plan = self._resolve(job)
+            plan = self._try(job, common)
             if isinstance(plan, Refused):
                 return plan
             plain = is_plain(plan)
@@ -101,14 +107,24 @@ class Families:
                 family.add(plan)
                 self._schedules.setdefault(key, plan.schedule)
             return ResolvedPlan(plan, plain)
-        derived = family.derive(base, self._schedules[key], numbers)
-        return Refused(job, base=self._base) if derived is None else ResolvedPlan(derived, plain=True)
+        derived = family.derive(base, self._schedules[key], numbers, job)
+        return Refused(job, resolve=resolve) if derived is None else ResolvedPlan(derived, plain=True)
 
-    def _resolve(self, job: SomeFields) -> Plan | Refused:
+    def _try(self, job: SomeFields, common: str = "") -> Plan | Refused:
         try:
-            return resolve_plan(load_job(job, base=self._base), self.shared)
+            return self._resolve(job, common)
         except MeshcastError as error:
-            return Refused(job, error, self._base)
+            return Refused(job, error)
+
+    def _resolve(self, job: SomeFields, common: str) -> Plan:
+        """Resolves a job. common: what it has in common with others, whose model it has; empty: not known."""
+        known = self._models.get(common)
+        loaded = load_job(job if known is None else {**job, "model": known}, base=self._base)
+        if known is not None:
+            loaded.as_written["model"] = job["model"]
+        elif common:
+            self._models[common] = loaded.model
+        return resolve_plan(loaded, self.shared)
 
 
 class _JobFamily:
@@ -134,11 +150,12 @@ class _JobFamily:
             return False
         return self._total % (numbers.micro * (self._places // numbers.devices)) > 0
 
-    def derive(self, base: Plan, schedule: Schedule, numbers: Numbers) -> Plan | None:
+    def derive(self, base: Plan, schedule: Schedule, numbers: Numbers, stated: SomeFields) -> Plan | None:
         """Returns the plan of other numbers; None if it breaks a rule.
 
         base: a plan of as many devices.
         schedule: that of as many devices and chunks, of any plan.
+        stated: the job.
         """
         microbatches, left = divmod(self._total, numbers.micro * self._places // numbers.devices)
         if left:
@@ -149,13 +166,15 @@ class _JobFamily:
         if layers is None or job is None:
             return None
         schemes = remember(self._schemes, (shape.p, schedule), partial(_change_schedule, base, schedule))
+        written = {**job.as_written, "plan": stated["plan"], "batch": stated["batch"]}
+        job = job.model_copy(update={"as_written": written, "id": stated.get("id")})
         plan = replace(base, job=job, schemes=schemes, shape=shape, layers=layers)
         return plan if remember(self._shapes, (shape, schedule), partial(_takes_shape, plan)) else None
 
 
-def _split(job: SomeFields) -> tuple[str, str, Numbers] | None:
-    """Splits a job into what its family has in common, what its pipeline depends on, and its numbers; None if it states
-    more than plans are derived for."""
+def _split(job: SomeFields) -> tuple[str, str, str, Numbers] | None:
+    """Splits a job into what is no part of its plan, what its family has in common, what its pipeline depends on, and
+    its numbers; None if it states more than plans are derived for."""
     plan, batch = job.get("plan"), job.get("batch")
     if not isinstance(plan, Mapping) or not isinstance(batch, Mapping) or not plan.keys() <= KNOWN_KEYS:
         return None
@@ -172,7 +191,7 @@ def _split(job: SomeFields) -> tuple[str, str, Numbers] | None:
         of_stage = json.dumps(stage, sort_keys=True)
     except TypeError:
         return None
-    return common + of_stage, f"{common}{plan.get(SCHEDULE)}", numbers
+    return common, common + of_stage, f"{common}{plan.get(SCHEDULE)}", numbers
 
 
 def _is_derivable(plan: Plan) -> bool:

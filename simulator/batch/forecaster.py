@@ -12,7 +12,7 @@ import numpy as np
 from meshcast.hardware.remembered import remember
 from meshcast.hardware.units import GIB
 from meshcast.simulator.batch.blocks import SideArrays, Streams, flatten_side
-from meshcast.simulator.batch.loops.arrays import Notes, SlotMessages
+from meshcast.simulator.batch.loops.arrays import NEVER, Notes, SlotMessages
 from meshcast.simulator.batch.loops.busy import measure_levels
 from meshcast.simulator.batch.loops.peaks import find_peaks
 from meshcast.simulator.batch.loops.play import play_passes, play_updates
@@ -245,11 +245,16 @@ class PlanParts(NamedTuple):
         """Plays the step, and returns its end [s] and the peaks of memory (see `find_peaks`). notes: filled in."""
         order, kinds = self.table.order, self.maker.kinds
         behind, peaks = np.zeros((self.devices, 2)), np.zeros((self.devices, 2, len(CATEGORIES) + 1))
-        span = play_passes(order, self.pass_of, kinds, self.messages.prices, self.host, not self.overlap, behind, notes)
-        lists = 2 * kinds.matrices.shape[1] + 2 * self.devices
+        span = play_passes(order, self.pass_of, kinds, self._sends(), self.host, not self.overlap, behind, notes)
+        lists = 2 * kinds.matrices.shape[2] + 2 * self.devices
         span = max(span, play_updates(*self.states.updates, behind, notes, lists))
         find_peaks(order, self.pass_of, kinds, self.messages, self.overlap, peaks)
         return span, peaks
+
+    def _sends(self) -> np.ndarray:
+        """Returns by slot seconds and latency of its message, and when the host has launched it behind its pass."""
+        issued = self.maker.kinds.issue[self.pass_of] + self.host if self.host else np.full(len(self.pass_of), NEVER)
+        return np.column_stack([self.messages.prices[:, :2], issued])
 
     def count_runs(self) -> np.ndarray:
         """Counts how often every device runs each kind of pass [devices, kinds]."""
@@ -285,7 +290,10 @@ class PlanParts(NamedTuple):
         of_streams = (runs @ self.maker.ops).astype(np.int64)
         if of_streams.sum() > MAX_WALKED:
             return None
-        of_devices = np.diff(self.table.order.starts).repeat(2)
+        table, senders = self.table, self.table.devices[self.table.stages]
+        sent = (table.ports >= 0) & ((senders == device) | (table.targets == device))
+        numbers = 2 * senders[sent] + table.ports[sent]
+        of_devices = np.bincount(numbers, table.turns[sent], 2 * self.devices).astype(np.int64)
         of_updates = np.bincount(self.states.updates.stream)
         room = np.concatenate([of_streams, of_streams, of_devices, of_updates, of_updates])
         starts = np.concatenate([[0], np.cumsum(room)])
@@ -293,7 +301,7 @@ class PlanParts(NamedTuple):
 
     def measure(self, notes: Notes, streams: Streams) -> dict[str, float]:
         """Returns the `LoopFigures.lengths` of what was noted."""
-        size, names = self.maker.kinds.matrices.shape[1], streams.names
+        size, names = self.maker.kinds.matrices.shape[2], streams.names
         of_streams = [LEVELS.index(axis_of_stream(names[at])) if at in names else 0 for at in range(size)]
         waits, of_updates = LEVELS.index(HOST), self.states.levels
         levels = np.concatenate([
@@ -317,9 +325,9 @@ def summarise(plan: Plan, span: float, resting: np.ndarray, peaks: np.ndarray) -
     memory, usable = plan.job.framework.memory, plan.job.cluster.gpu.program_memory
     context, allocated, need = memory.context_gib * GIB, 0.0, 0.0
     of_passes = peaks[:, :, (-1, GRADIENTS)].tolist()
-    for (kept, update, load), ((top, at_top), (left, gradients)) in zip(resting.tolist(), of_passes, strict=True):
-        total, cached = _find_height(kept, update, load, top, left, at_top, gradients)
-        reserved = memory.reserve(total + cached, kept + cached) + context
+    for of_device, (held, left) in zip(resting.tolist(), of_passes, strict=True):
+        total, cached = _find_height(*of_device, *held, *left)
+        reserved = memory.reserve(total + cached, of_device[0] + cached) + context
         allocated, need = max(allocated, total), max(need, total + context, min(reserved, usable))
     room = min(usable / (allocated + context), math.inf)
     step = span + plan.job.framework.step_overhead_s
@@ -327,12 +335,13 @@ def summarise(plan: Plan, span: float, resting: np.ndarray, peaks: np.ndarray) -
 
 
 def _find_height(
-    kept: float, update: float, load: float, top: float, left: float, at_top: float, gradients: float
+    kept: float, update: float, load: float, top: float, at_top: float, left: float, gradients: float
 ) -> tuple[float, float]:
     """Returns the largest memory of tensors on a device, and what the allocator has cached beside it [bytes].
 
     kept, update, load: held all the time, at the peak of the update, and while weights are loaded.
-    top, left: the peak of the passes, and what they leave; at_top, gradients: of both the gradients.
+    top, at_top: the peak of the passes, and its gradients.
+    left, gradients: what the passes leave, and its gradients.
     """
     height = kept + top, max(0.0, gradients - at_top)
     if kept + left + update > height[0]:

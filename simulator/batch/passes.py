@@ -212,15 +212,13 @@ class PassMaker:
     def kinds(self) -> PassKinds:
         """All kinds."""
         tasks = [task for task, _, _ in self._kinds]
-        used, pack = np.array([task.used for task in tasks]), _Pack()
+        pack, matrices = _Pack(), np.array([[*task.matrix, task.used] for task in tasks])
         for number, side in self._sides():
-            used[number, side.stream] = True
-        used[:, HOST] = [bool(ahead or behind) for _, ahead, behind in self._kinds]
+            matrices[number, -1, (side.stream, HOST)] = 1.0
         rows = np.array([pack.add(*each) for each in self._kinds])
-        matrices, memory = np.array([task.matrix for task in tasks]), np.array([task.memory for task in tasks])
-        issue = np.array([task.issue for task in tasks])
+        memory, issue = np.array([task.memory for task in tasks]), np.array([task.issue for task in tasks])
         room = np.array((max(task.form.ops for task in tasks), max(task.params for task in tasks)))
-        return PassKinds(matrices, used, issue, memory, rows, *pack.arrays(), room)
+        return PassKinds(matrices, issue, memory, rows, *pack.arrays(), room)
 
     @cached_property
     def sums(self) -> np.ndarray:

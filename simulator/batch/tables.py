@@ -39,14 +39,9 @@ class TableArrays:
 
 def flatten_timetable(table: Timetable) -> TableArrays | None:
     """Returns the arrays of a timetable; None if it has other actions, or stages with several neighbours."""
-    kinds, stages = {slot.kind for slot in table.slots}, table.stages
-    neighbours = *stages.successors, *stages.predecessors
-    if not kinds <= {ActionKind.FORWARD, ActionKind.BACKWARD} or any(len(others) > 1 for others in neighbours):
+    if not _is_plain(table):
         return None
-    if table.leads.any() or table.further_needs or table.extra_results or table.joined or table.update_interval:
-        return None
-    if stages.backwards_per_forward > 1 or any(slot.variant for slot in table.slots):
-        return None
+    stages = table.stages
     slots = [(slot.stage, slot.kind == ActionKind.BACKWARD, slot.first, slot.last) for slot in table.slots]
     stage, backward, first, last = np.array(slots, np.int64).T
     ways = enumerate((stages.successors, stages.predecessors))
@@ -56,12 +51,28 @@ def flatten_timetable(table: Timetable) -> TableArrays | None:
     for way, sender, other in hops:
         sent = (stage == sender) & (backward == way)
         ports[sent], targets[sent] = way, stages.devices[other]
-    sequence, of_slot = table.sequence_array, table.slot_array[table.sequence_array]
-    columns = sequence, table.need_array[sequence], of_slot, table.device_array[sequence], ports[of_slot], targets[of_slot]
-    order = Order(np.array(table.starts), table.slot_array, np.column_stack(columns).astype(np.int32))
+    order, route = _flatten_order(table, ports, targets), (hops, tuple(stages.devices))
     devices, turns = np.array(stages.devices), np.array(table.turns)
-    route = hops, tuple(stages.devices)
     return TableArrays(order, stage, backward, first > 0, last > 0, devices, turns, ports, targets, route)
+
+
+def _is_plain(table: Timetable) -> bool:
+    """Says whether a timetable has plain forward and backward passes alone, whose stages have single neighbours."""
+    kinds, stages = {slot.kind for slot in table.slots}, table.stages
+    neighbours = *stages.successors, *stages.predecessors
+    if not kinds <= {ActionKind.FORWARD, ActionKind.BACKWARD} or any(len(others) > 1 for others in neighbours):
+        return False
+    if table.leads.any() or table.further_needs or table.extra_results or table.joined or table.update_interval:
+        return False
+    return stages.backwards_per_forward == 1 and not any(slot.variant for slot in table.slots)
+
+
+def _flatten_order(table: Timetable, ports: np.ndarray, targets: np.ndarray) -> Order:
+    """Returns the order of all passes. ports, targets: see `TableArrays`."""
+    actions = table.sequence_array
+    slots = table.slot_array[actions]
+    columns = actions, table.need_array[actions], slots, table.device_array[actions], ports[slots], targets[slots]
+    return Order(np.array(table.starts), table.slot_array, np.column_stack(columns).astype(np.int32))
 
 
 class StageKind(NamedTuple):

@@ -64,8 +64,8 @@ def account(step: float, sums: np.ndarray, lengths: Mapping[str, float], pipelin
     """Returns the breakdown of a device from 0 to `step` [s].
 
     sums: `SUMS` of the device.
-    lengths: by each axis that occurs, of the union of its intervals with those of the computation and of the axes before
-        it [s].
+    lengths: by each axis that occurs, of the union of its intervals with those of the computation and of the axes
+        before it [s].
     pipelined: whether there are other pipeline devices.
     """
     parts = dict.fromkeys((*COMPUTING, *EXPOSED, HOST, "bubble", "idle"), 0.0)

@@ -49,12 +49,14 @@ class StepEnergy:
 def step_energy(forecast: Forecast, seconds: float) -> StepEnergy:
     """Returns the energy of a step as it was played. seconds: its duration with the framework's constant time."""
     plan = forecast.plan
-    run, gpus = plan.job.run, [cluster.gpu for cluster in plan.ranks.clusters]
-    models = [power_model(gpu) for gpu in gpus]
+    run, clusters = plan.job.run, plan.ranks.clusters
+    gpus = {id(cluster): cluster.gpu for cluster in clusters}
+    of_clusters = {key: (power_model(gpu), overhead(gpu, run.node_watts_per_gpu, run.pue)) for key, gpu in gpus.items()}
+    models = [of_clusters[id(cluster)][0] for cluster in clusters]
     added = np.sum([_added_joules(part, models) for part in forecast.parts], axis=0)
     watts = np.array([model.idle_watts for model in models]) + added / seconds
     watts = np.minimum(watts, [model.limit for model in models])
-    every = [overhead(gpu, run.node_watts_per_gpu, run.pue) for gpu in gpus]
+    every = [of_clusters[id(cluster)][1] for cluster in clusters]
     weights = plan.ranks.device_weights / plan.ranks.devices
     return StepEnergy(
         gpus=int(plan.job.cluster.gpus),

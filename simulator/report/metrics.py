@@ -261,7 +261,12 @@ class Metrics:
     @property
     def peak_allocated(self) -> float:
         """Peak memory allocated by tensors on the fullest device [bytes], in whichever phase of the run."""
-        return max(total for total, _ in heights_of_devices(self.play))
+        return max(total for total, _ in self._heights)
+
+    @cached_property
+    def _heights(self) -> list[tuple[float, float]]:
+        """By device the largest memory of tensors, and what the allocator has cached beside it [bytes]."""
+        return heights_of_devices(self.play)
 
     @property
     def peak_reserved(self) -> float:
@@ -286,7 +291,7 @@ class Metrics:
         memory = self.job.framework.memory
         context = memory.context_gib * GIB
         states = [sum(by.values()) for by in self.play.resting]
-        heights = zip(heights_of_devices(self.play), states, self.usable, strict=True)
+        heights = zip(self._heights, states, self.usable, strict=True)
         return [
             max(total + context, min(memory.reserve(total + cached, kept + cached) + context, usable))
             for (total, cached), kept, usable in heights
@@ -325,7 +330,7 @@ class Metrics:
     def fit(self) -> MemoryFit:
         """How the memory of GPUs and hosts compares with what the plan needs."""
         context = self.job.framework.memory.context_gib * GIB
-        held = [total + context for total, _ in heights_of_devices(self.play)]
+        held = [total + context for total, _ in self._heights]
         rooms = [usable / need for need, usable in zip(held, self.usable, strict=True)]
         room = min(*rooms, *(use.room for use in self.host_uses), math.inf)
         return MemoryFit(max(held), room, peak_error_of(self.job.framework))

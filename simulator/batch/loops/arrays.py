@@ -25,8 +25,8 @@ ACTION, NEED, SLOT, DEVICE, PORT, TARGET = range(6)
 port by which its result is sent (-1: it is not), and the device that receives it."""
 
 WAITING, FREE, ARRIVED, BESIDE = 0, 1, 3, 5
-"""Places behind the streams of a device: what its next kernel waits for; by port, when it becomes free, and when what it
-sent last has arrived; the number of all."""
+"""Places behind the streams of a device: what its next kernel waits for; by port, when it becomes free, and when what
+it sent last has arrived; the number of all."""
 
 HEADER = 4
 """Integers before those of the ops of a block: ops, whether the result waits for the input, exits, marks."""
@@ -48,8 +48,8 @@ class Order(NamedTuple):
 class PassKinds(NamedTuple):
     """The kinds of passes of a plan.
 
-    matrices: by kind.
-    used: by kind, the streams that it uses; in the place of the host, whether it has side ops, so that it is walked.
+    matrices: by kind, its matrix, and a row that is above 0 for the streams that it uses, and in the place of the host
+        where it has side ops, so that it is walked [kinds, size + 1, size].
     issue: by kind, the time of the host to launch it [s].
     memory: by kind, what it leaves and holds at its peak, by category and in sum [kinds, 2, categories + 1] [bytes].
     rows: by kind, its row in `table`.
@@ -60,7 +60,6 @@ class PassKinds(NamedTuple):
     """
 
     matrices: np.ndarray
-    used: np.ndarray
     issue: np.ndarray
     memory: np.ndarray
     rows: np.ndarray

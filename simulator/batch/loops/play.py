@@ -45,19 +45,20 @@ def note(notes: Notes, number: int, begin: float, end: float) -> None:
 @compile_loop
 def walk_pass(
     state: np.ndarray,
-    begun: float,
     launch: float,
     kinds: PassKinds,
     kind: int,
     room: Room,
     notes: Notes,
-) -> None:
-    """Plays a pass op by op, and advances the state of its device.
+    devices: np.ndarray,
+    device: int,
+) -> float:
+    """Plays a pass op by op, and advances the streams of its device. Returns when its result exists [s].
 
-    begun: when the host begins to launch it.
+    state: before it.
     kind: its number.
     """
-    table, row = kinds.table, kinds.rows[kind]
+    table, row, begun = kinds.table, kinds.rows[kind], state[HOST]
     ahead, behind = table[row + 1], table[row + 2]
     room.ready[: table[row + 3]] = NEVER
     room.release[: table[row + 3]] = NEVER
@@ -65,17 +66,31 @@ def walk_pass(
     for side in range(sides, sides + 2 * ahead, 2):
         gather_ahead(state, kinds, side, room, notes)
     for part in range(row + 5, sides, 4):
-        copies, number, marks = table[part + 2], table[part + 3], kinds.whole[table[part] + 3]
-        for copy in range(copies):
-            first = number + (copy if table[row + 4] else copies - 1 - copy) * marks
-            if ahead:
-                hold_ops(kinds, part, first, room)
-            arrival = state[ARRIVAL]
-            begun = walk_copy(state, begun, launch, kinds, part, ahead > 0, room, notes)
-            if behind:
-                note_ready(kinds, part, first, arrival, room)
+        begun = walk_part(state, begun, launch, kinds, row, part, room, notes)
     for side in range(sides + 2 * ahead, sides + 2 * (ahead + behind), 2):
         reduce_behind(state, kinds, side, room, notes)
+    for c in range(len(state)):
+        if kinds.matrices[kind, len(state), c] > 0 and c != HOST:
+            devices[device, c] = state[c]
+    return state[ARRIVAL]
+
+
+@compile_loop
+def walk_part(
+    state: np.ndarray, begun: float, launch: float, kinds: PassKinds, row: int, part: int, room: Room, notes: Notes
+) -> float:
+    """Plays all copies of a block, and returns when the host has launched them. row, part: places in the table."""
+    table = kinds.table
+    copies, number, marks = table[part + 2], table[part + 3], kinds.whole[table[part] + 3]
+    for copy in range(copies):
+        first = number + (copy if table[row + 4] else copies - 1 - copy) * marks
+        if table[row + 1]:
+            hold_ops(kinds, part, first, room)
+        arrival = state[ARRIVAL]
+        begun = walk_copy(state, begun, launch, kinds, part, table[row + 1] > 0, room, notes)
+        if table[row + 2]:
+            note_ready(kinds, part, first, arrival, room)
+    return begun
 
 
 @compile_loop
@@ -190,7 +205,9 @@ def leave_copy(state: np.ndarray, whole: np.ndarray, where: int, room: Room) -> 
 
 
 @compile_loop
-def launch_passes(order: Order, pass_of: np.ndarray, issue: np.ndarray, launch: float, behind: np.ndarray) -> np.ndarray:
+def launch_passes(
+    order: Order, pass_of: np.ndarray, issue: np.ndarray, launch: float, behind: np.ndarray
+) -> np.ndarray:
     """Returns by action when the host begins to launch it [s].
 
     issue: see `PassKinds`.
@@ -205,35 +222,33 @@ def launch_passes(order: Order, pass_of: np.ndarray, issue: np.ndarray, launch: 
 
 
 @compile_inside
-def enter_state(devices: np.ndarray, device: int, used: np.ndarray, kind: int, state: np.ndarray) -> None:
+def enter_state(devices: np.ndarray, device: int, matrices: np.ndarray, kind: int, state: np.ndarray) -> None:
     """Writes the streams of a device before a pass into `state`.
 
     devices: see `start_devices`.
-    used: see `PassKinds`; kind: that of the pass.
+    matrices: see `PassKinds`; kind: that of the pass.
     """
     size = len(state)
     for c in range(size):
         state[c] = devices[device, c]
-        if used[kind, c]:
+        if matrices[kind, size, c] > 0:
             state[c] = max(state[c], devices[device, size + WAITING])
-    if used[kind, COMPUTE]:  # a pass that computes nothing passes the wait on to the next
+    if matrices[kind, size, COMPUTE] > 0:  # a pass that computes nothing passes the wait on to the next
         devices[device, size + WAITING] = NEVER
 
 
 @compile_inside
-def advance(
-    matrices: np.ndarray, used: np.ndarray, kind: int, state: np.ndarray, devices: np.ndarray, device: int
-) -> float:
+def advance(matrices: np.ndarray, kind: int, state: np.ndarray, devices: np.ndarray, device: int) -> float:
     """Advances the streams of a device by the matrix of a pass, and returns when its result exists [s].
 
-    matrices, used: see `PassKinds`; kind: that of the pass.
+    matrices: see `PassKinds`; kind: that of the pass.
     state: before it.
     """
-    computed = NEVER
-    for i in range(len(state)):
-        if used[kind, i] or i == ARRIVAL:
+    computed, size = NEVER, len(state)
+    for i in range(size):
+        if matrices[kind, size, i] > 0 or i == ARRIVAL:
             most = NEVER
-            for c in range(len(state)):
+            for c in range(size):
                 most = max(most, matrices[kind, i, c] + state[c])
             if i == ARRIVAL:
                 computed = most
@@ -244,16 +259,16 @@ def advance(
 
 @compile_inside
 def send_result(
-    rows: np.ndarray, n: int, ready: float, devices: np.ndarray, prices: np.ndarray, waits: bool
+    rows: np.ndarray, n: int, computed: float, begun: float, devices: np.ndarray, sends: np.ndarray, waits: bool
 ) -> tuple[float, float]:
     """Sends the result of an action, and returns when the message begins and when it arrives [s].
 
-    n: row of the action; ready: when it can be sent.
+    n: row of the action; computed: when its result exists; begun: when the host begins to launch it.
     """
     device, port, size = rows[n, DEVICE], rows[n, PORT], devices.shape[1] - BESIDE
-    begin = max(devices[device, size + FREE + port], ready)
-    devices[device, size + FREE + port] = begin + prices[rows[n, SLOT], 0]
-    arrived = begin + prices[rows[n, SLOT], 0] + prices[rows[n, SLOT], 1]
+    begin = max(devices[device, size + FREE + port], computed, begun + sends[rows[n, SLOT], 2])
+    devices[device, size + FREE + port] = begin + sends[rows[n, SLOT], 0]
+    arrived = begin + sends[rows[n, SLOT], 0] + sends[rows[n, SLOT], 1]
     devices[device, size + ARRIVED + port] = arrived
     if waits:
         devices[device, size + WAITING] = max(devices[device, size + WAITING], arrived)
@@ -269,8 +284,8 @@ def make_room(kinds: PassKinds) -> Room:
 
 @compile_loop
 def start_devices(count: int, size: int) -> np.ndarray:
-    """Returns the states of idle devices [s]: when their streams become free; then what their next kernel waits for, and
-    by port when it becomes free, and when what it sent last has arrived. size: number of coordinates."""
+    """Returns the states of idle devices [s]: when their streams become free; then what their next kernel waits for,
+    and by port when it becomes free, and when what it sent last has arrived. size: number of coordinates."""
     devices = np.zeros((count, size + BESIDE))
     devices[:, size + WAITING] = NEVER
     return devices
@@ -281,7 +296,7 @@ def play_passes(
     order: Order,
     pass_of: np.ndarray,
     kinds: PassKinds,
-    prices: np.ndarray,
+    sends: np.ndarray,
     launch: float,
     waits: bool,
     behind: np.ndarray,
@@ -292,55 +307,35 @@ def play_passes(
     Arrays that every action needs have names of their own: each look-up in a tuple costs as much as an action.
 
     pass_of: by slot, the kind of pass.
-    prices: see `SlotMessages`.
+    sends: by slot, seconds and latency of its message, and time of the host from the begin of its pass to the end of
+        its launch [slots, 3] [s].
     launch: time of the host to launch an op [s].
     waits: whether a device waits until what it sends has arrived.
     behind: by device, what is filled in: when its update can begin, and when the host has launched all its passes.
     notes: what is filled in.
     """
     begun = launch_passes(order, pass_of, kinds.issue, launch, behind)
-    rows, matrices, used, issue = order.rows, kinds.matrices, kinds.used, kinds.issue
-    room, devices = make_room(kinds), start_devices(len(order.starts) - 1, matrices.shape[1])
-    result, state, device = np.full(len(rows) + 1, NEVER), np.empty(matrices.shape[1]), notes.device
+    rows, matrices, room = order.rows, kinds.matrices, make_room(kinds)
+    result, state = np.full(len(rows) + 1, NEVER), np.empty(matrices.shape[2])
+    devices = start_devices(len(order.starts) - 1, len(state))
+    silent = Notes(-1, notes.starts, notes.counts, notes.begin, notes.end)
     for n in range(len(rows)):
         kind = pass_of[rows[n, SLOT]]
-        enter_state(devices, rows[n, DEVICE], used, kind, state)
+        enter_state(devices, rows[n, DEVICE], matrices, kind, state)
         state[HOST] = begun[rows[n, ACTION]] if launch > 0 else NEVER
         state[ARRIVAL] = result[rows[n, NEED]]
-        if used[kind, HOST] or rows[n, DEVICE] == device:
-            computed = walk_action(rows, n, kind, state, devices, launch, kinds, room, notes)
+        if rows[n, DEVICE] == notes.device:
+            computed = walk_pass(state, launch, kinds, kind, room, notes, devices, rows[n, DEVICE])
+        elif matrices[kind, len(state), HOST] > 0:
+            computed = walk_pass(state, launch, kinds, kind, room, silent, devices, rows[n, DEVICE])
         else:
-            computed = advance(matrices, used, kind, state, devices, rows[n, DEVICE])
+            computed = advance(matrices, kind, state, devices, rows[n, DEVICE])
         if rows[n, PORT] >= 0:
-            if launch > 0:
-                computed = max(computed, begun[rows[n, ACTION]] + issue[kind] + launch)
-            begin, computed = send_result(rows, n, computed, devices, prices, waits)
-            if device in (rows[n, DEVICE], rows[n, TARGET]):
+            begin, computed = send_result(rows, n, computed, begun[rows[n, ACTION]], devices, sends, waits)
+            if notes.device in (rows[n, DEVICE], rows[n, TARGET]):
                 note(notes, 2 * len(state) + 2 * rows[n, DEVICE] + rows[n, PORT], begin, computed)
         result[rows[n, ACTION]] = computed
     return find_ends(devices, behind)
-
-
-@compile_loop
-def walk_action(
-    rows: np.ndarray,
-    n: int,
-    kind: int,
-    state: np.ndarray,
-    devices: np.ndarray,
-    launch: float,
-    kinds: PassKinds,
-    room: Room,
-    notes: Notes,
-) -> float:
-    """Advances the streams of a device op by op, and returns when the result of its pass exists [s]. n: its row."""
-    device, begun = rows[n, DEVICE], max(state[HOST], 0.0)
-    silent = Notes(-1, notes.starts, notes.counts, notes.begin, notes.end)
-    walk_pass(state, begun, launch, kinds, kind, room, notes if device == notes.device else silent)
-    for c in range(len(state)):
-        if kinds.used[kind, c] and c != HOST:
-            devices[device, c] = state[c]
-    return state[ARRIVAL]
 
 
 @compile_loop
