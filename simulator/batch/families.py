@@ -39,6 +39,10 @@ KNOWN_KEYS = WITHIN_STAGES.union(PIPELINE_NUMBERS, (SCHEDULE,))
 """Keys of the plans that are derived."""
 
 
+MAX_FAMILIES = 200
+"""Families that are kept, each with a plan for every number of pipeline devices."""
+
+
 class Numbers(NamedTuple):
     """What the jobs of a family differ in: pipeline devices, pieces of layers on each, and samples of a micro-batch."""
 
@@ -93,6 +97,10 @@ class Families:
             plan = self._try(job)
             return plan if isinstance(plan, Refused) else ResolvedPlan(plan, is_plain(plan))
         common, rest, pipeline, numbers = split
+        if len(self._families) > MAX_FAMILIES:
+            self._families.clear()
+            self._models.clear()
+            self._schedules.clear()
         family, resolve = remember(self._families, rest, _JobFamily), partial(self._resolve, job, common)
         base = family.plans.get(numbers.devices)
         if base is None and family.breaks_batch(numbers):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshcast.hardware.remembered import remember
+from meshcast.hardware.remembered import RecentResults, remember
 from meshcast.hardware.units import GIB
 from meshcast.simulator.batch.blocks import SideArrays, Streams, flatten_side
 from meshcast.simulator.batch.loops.arrays import NEVER, Notes, SlotMessages
@@ -50,10 +50,13 @@ GRADIENTS = CATEGORIES.index("gradients")
 NOTHING = Notes(-1, np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
 """Of no device."""
 
+MAX_BYTES = 30_000_000
+"""Bytes of timetables that are kept, half of them of those that were used before."""
+
 MAX_PARTS = 20_000
 """Parts of plans that are kept, some tens of KiB each."""
 
-BETWEEN = 32
+BETWEEN = 4
 """Plans between two looks at how much shared work is kept."""
 
 
@@ -70,8 +73,9 @@ class BatchForecaster:
         self._streams, self._forms, self._messages = Streams(), StageForms(self.shared), MessagePrices()
         self._blocks = PricedBlocks(self._streams)
         self._costs: dict[Hashable, Costs] = {}
-        self._tables: dict[Timetable, TableArrays | None] = {}
-        self._layouts: dict[Hashable, Layout] = {}
+        self._tables: RecentResults[Timetable, TableArrays | None] = RecentResults(
+            lambda table: table.nbytes if table else 0.0
+        )
         self._states: dict[Hashable, RestingDevices] = {}
         self._kept: list[object] = []  # whose ids are in keys
 
@@ -102,6 +106,8 @@ class BatchForecaster:
             self.shared.forget_excess()
             if self._forms.count + len(self._states) > MAX_PARTS:
                 self._start()
+        if self._tables.nbytes > MAX_BYTES / 2:
+            self._tables.age()
         self._answered += 1
         plan = job if isinstance(job, Plan) else resolve_plan(job, self.shared)
         return plan, is_plain(plan) if plain is None else plain
@@ -130,7 +136,7 @@ class BatchForecaster:
         if table is None:
             return None
         shares = plan.job.framework.scatter_gather_tensors_in_pipeline
-        layout = remember(self._layouts, (table, plan.layers, shares), lambda: lay_out(table, plan.layers, shares))
+        layout = remember(table.layouts, (plan.layers, shares), lambda: lay_out(table, plan.layers, shares))
         number = self._forms.number_of(plan)
         forms = [self._forms.form(plan, number, *stage) for stage in layout.stages]
         held = zip(forms, layout.stages, strict=True)

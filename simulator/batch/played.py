@@ -13,9 +13,10 @@ from meshcast.simulator.costs.power import PowerModel
 from meshcast.simulator.costs.regimes import Regime
 from meshcast.simulator.engine.peak_memory import Peak, find_peak
 from meshcast.simulator.engine.play import PlayedStep
+from meshcast.simulator.engine.reserved_memory import StateTensors
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.report.breakdown import Breakdown, account
-from meshcast.simulator.report.forecast import Forecast
+from meshcast.simulator.report.forecast import Forecast, OutsideSteps
 
 
 class LoopFigures(NamedTuple):
@@ -48,13 +49,8 @@ class LoopForecast(Forecast):
         regime: Regime,
         forecast_singly: Callable[[], Forecast],
     ) -> None:
-        asked = {
-            "assume": lambda: self.singly.assumed,
-            "list_tensors": lambda device: self.singly.list_tensors(device),
-            "count_outside": lambda: states.outside,
-        }
         stated = {"plan": plan, "resting": states.resident, "offloaded_states": states.offloaded, "regime": regime}
-        self.__dict__.update(asked, **stated, figures=figures, states=states, forecast_singly=forecast_singly)
+        self.__dict__.update(stated, figures=figures, states=states, forecast_singly=forecast_singly)
 
     figures: LoopFigures
     states: RestingDevices
@@ -69,6 +65,17 @@ class LoopForecast(Forecast):
     @property
     def step(self) -> PlayedStep:
         return self.singly.step
+
+    @property
+    def assumed(self) -> Sequence[str]:
+        return self.singly.assumed
+
+    @property
+    def outside_steps(self) -> Sequence[OutsideSteps]:
+        return self.states.outside
+
+    def list_tensors(self, device: int) -> StateTensors:
+        return self.singly.list_tensors(device)
 
     @property
     def played_seconds(self) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import field
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +25,7 @@ class TableArrays:
     turns: number of actions of every slot.
     ports, targets: by slot, see `PORT` and `TARGET`.
     route: all messages to other devices: whether backward, and the stages from which and to which; and the devices.
+    layouts: layers of plans on its stages, by what they depend on.
     """
 
     order: Order
@@ -35,6 +38,12 @@ class TableArrays:
     ports: np.ndarray
     targets: np.ndarray
     route: tuple[tuple[tuple[int, int, int], ...], tuple[int, ...]]
+    layouts: dict[Hashable, Layout] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays, and of a layout."""
+        return self.order.rows.nbytes + self.order.slot.nbytes + 9 * self.stages.nbytes
 
 
 def flatten_timetable(table: Timetable) -> TableArrays | None:
