@@ -1,1 +1,1 @@
-"""Step time and memory of many plans at once: what they share is made once, and compiled loops play the rest."""
+"""Forecasts of many plans at once: what they share is made once, and compiled loops play the rest."""
