@@ -86,8 +86,8 @@ class LoopForecast(Forecast):
         return self.figures.sums
 
     @property
-    def offloaded(self) -> Sequence[dict[str, float]]:
-        return self.offloaded_states
+    def offloaded(self) -> list[dict[str, float]]:
+        return [*self.offloaded_states]
 
     @cached_property
     def peaks(self) -> list[Peak]:

@@ -8,11 +8,14 @@ from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
 HAS_COMPILER = find_spec("numba") is not None
+
+FOLDER = "CACHE_DIR"
+"""The setting of numba for where it keeps what it compiles."""
 
 SOURCES = Path(__file__).parent
 
@@ -29,18 +32,20 @@ def compile_inside(function: Function) -> Function:
     return _compile(function, "always")
 
 
-def _compile(function: Function, inline: str) -> Function:
+def _compile(function: Function, inline: Literal["never", "always"]) -> Function:
+    """Returns a compiled function. inline: whether its callers have it as a part."""
     if not HAS_COMPILER:
         return function
     from numba import config, njit  # type: ignore[import-not-found, unused-ignore]
 
-    usual, config.CACHE_DIR = config.CACHE_DIR, str(_find_folder(config.CACHE_DIR))
+    settings, usual = vars(config), getattr(config, FOLDER)
+    settings[FOLDER] = str(_find_folder(usual))
     try:
         return cast("Function", njit(cache=True, error_model="numpy", inline=inline)(function))
     except RuntimeError:  # no folder for it can be written
         return cast("Function", njit(error_model="numpy", inline=inline)(function))
     finally:
-        config.CACHE_DIR = usual
+        settings[FOLDER] = usual
 
 
 @cache
