@@ -187,7 +187,7 @@ def forecast_chunk(chunk: Chunk) -> list[Row]:
     return [{"index": index, **row} for index, row in enumerate(rows, chunk.start) if row is not None]
 
 
-def _find_forecast(chunk: Chunk) -> Callable[[dict[str, Any]], Report]:
+def _find_forecast(chunk: Chunk) -> Callable[[Changes], Report]:
     """Returns what forecasts the jobs of a chunk; it keeps what they share for each thread."""
     if not hasattr(_local, "shared_work"):
         _local.shared_work = SharedWork()
@@ -209,7 +209,7 @@ def _forecast_point(
     chunk: Chunk,
     names: Names,
     where: list[Expression],
-    forecast: Callable[[dict[str, Any]], Report],
+    forecast: Callable[[Changes], Report],
 ) -> Row | None:
     """Returns the row of a point; None if the point violates a constraint."""
     stop_if_asked()
