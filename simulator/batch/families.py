@@ -24,6 +24,7 @@ from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.plan_keys import PIPELINE_NUMBERS, PLAN_KEYS, SCHEME_KEYS
 from meshcast.simulator.loading.load import load_job
+from meshcast.simulator.models.load import is_preset
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.plan.partition import layers_of_stages
 from meshcast.simulator.plan.plan import Plan
@@ -130,7 +131,7 @@ class Families:
         loaded = load_job(job if known is None else {**job, "model": known}, base=self._base)
         if known is not None:
             loaded.as_written["model"] = job["model"]
-        elif common:
+        elif common and not (isinstance(job["model"], str) and is_preset(job["model"])):  # which are loaded already
             self._models[common] = loaded.model
         return resolve_plan(loaded, self.shared)
 

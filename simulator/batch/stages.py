@@ -55,7 +55,7 @@ class StageForm:
 FORM_BYTES = 6
 """Of what is made of a stage for its own number of layers, over its fragments, roughly."""
 
-MAX_BYTES = 40_000_000
+MAX_BYTES = 12_000_000
 """Bytes of stages for their own number of layers that are kept, half of them of those that were used before."""
 
 
