@@ -92,6 +92,10 @@ class SchemeEntry(BaseModel):
         return others | {"use": "memory/recompute-operators", "save": save}
 
 
+MAX_SCHEMES = 32
+"""Schemes that lower a module one inside the other."""
+
+
 class StageMesh(JobPart):
     """Ranks with their axes, and the schemes over them."""
 
@@ -99,7 +103,7 @@ class StageMesh(JobPart):
     """Sizes of the axes by name, outermost (slowest links) first."""
     views: dict[Literal["experts"], Annotated[dict[str, Count], Field(min_length=1)]] = {}
     """Other axes over the ranks of a pipeline stage, for the experts: edp, ep, etp."""
-    schemes: tuple[SchemeEntry, ...] = ()
+    schemes: Annotated[tuple[SchemeEntry, ...], Field(max_length=MAX_SCHEMES)] = ()
     """Outermost first."""
 
 
