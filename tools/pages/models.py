@@ -43,8 +43,8 @@ refused, and what else is read. How each is described is in [model.md](model.md#
   models, and of Llama 4, the products with weights are compared (*weights*), and of a trace all (*states*). *small*:
   of a model with few narrow layers, whose real pass is counted, with routed experts. *encoder*: of that of images or
   sounds and its projector, for decoders have rows of their own; the work of a class token is left out. Empty: not
-  compared, for `transformers` lacks its code (`grok-1`, `nsa`; `minimax_text_01`, read as `minimax_m1`; `kimi_k3`, made
-  of parts that are compared) or its tokens are not those of a text alone (`blt`, `clip`).
+  compared, for `transformers` lacks its code (`bailing_moe`, `grok-1`, `nsa`; `minimax_text_01`, read as `minimax_m1`;
+  `kimi_k3`, made of parts that are compared) or its tokens are not those of a text alone (`blt`, `clip`).
 - **notes**: parts whose rates are derived, not measured; products, attention, experts and kernels that move bytes have
   [measured ones](calibration.md). What a forecast takes so is listed under `assumed`. Of a trace: the share of its
   FLOPs that no part describes, which is priced by FLOPs and bytes alone; and what its config has beside the default.

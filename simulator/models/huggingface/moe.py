@@ -38,6 +38,34 @@ class Mixtral(Decoder):
         return super().fields() | self.same_fields("head_dim", "window") | {"moe": moe}
 
 
+class BailingMoE(Decoder):
+    """``BailingMoeConfig`` of Ling 1 and ``BailingMoeV2Config`` of Ling 2: experts beside shared ones behind the first
+    layers; Ling 2 has norms of queries and keys, RoPE on half of a head, and corrections of routers. Source:
+    inclusionAI/Ling @69823a61 and Ling-V2 @efee9bb7, models/modeling_bailing_moe*.py."""
+
+    head_dim: Size | None = key("head_dim", default=None)
+    rope_share: Share = key("partial_rotary_factor", default=1.0)
+    qkv_bias: Flag = key("use_qkv_bias", default=False)
+    proj_bias: Flag = key("use_bias")  # its default differs between both
+    qk_layernorm: Flag = key("use_qk_norm", default=False)
+    normed_head: Flag = key("norm_head", default=False)
+    experts: Size = key("num_experts")
+    top_k: Size = key("num_experts_per_tok")
+    expert_ffn: Size = key("moe_intermediate_size")
+    shared_experts: Count | None = key("num_shared_experts", default=None)
+    first_dense: Count = key("first_k_dense_replace", default=0)
+    router_bias: Flag = key("moe_router_enable_expert_bias", default=False)
+
+    def fields(self) -> dict[str, Any]:
+        kind = self.same_fields("head_dim", "rope_share", "qkv_bias", "proj_bias", "qk_layernorm")
+        if self.normed_head:
+            kind["left_out"] = ("the normalisation of the output layer's weights is",)
+        if self.first_dense >= self.layers:
+            return super().fields() | kind
+        moe = self.same_fields("experts", "top_k", "expert_ffn", "first_dense", "router_bias")
+        return super().fields() | kind | {"moe": moe | {"shared_experts": self.shared_experts or 0}}
+
+
 class Qwen3MoE(Decoder):
     """``Qwen3MoeConfig``: experts in every ``decoder_sparse_step``-th layer that is not among ``mlp_only_layers``."""
 

@@ -134,6 +134,8 @@ DECODERS = {
     "solar_open": "experts.SolarOpen",
     "hy_v3": "experts.HYV3",
     "ernie4_5_moe": "experts.Ernie45MoE",
+    "bailing_moe": "moe.BailingMoE",
+    "bailing_moe_v2": "moe.BailingMoE",
     "minicpm3": "experts.MiniCPM3",
     **dict.fromkeys(("deepseek_v4", "deepseek_ref"), "streams.DeepSeekV4"),
     "hy_v4": "streams.HYV4",
