@@ -40,7 +40,7 @@ demo: $(BASE) ## forecast two well-known runs, sweep and scale, compare with pub
 	@mkdir -p out
 	$(BIN)/meshcast predict examples/llama3-70b-dgx-h100.yaml --plot out/llama3-70b/
 	$(BIN)/meshcast predict examples/gpt3-175b-dgx-a100.yaml --plot out/gpt3-175b/
-	$(BIN)/meshcast sweep examples/sweep-llama3-70b.yaml --out out/sweep.parquet
+	$(BIN)/meshcast sweep examples/sweep-llama3-70b.yaml --out out/sweep.parquet --restart
 	$(BIN)/meshcast plot out/sweep.parquet --out out/sweep.png --title "Llama 3 70B on 512 H100"
 	$(BIN)/meshcast scale examples/llama3-8b-dgx-h100.yaml --gpus 8..4096 --plot out/scaling.png
 	$(BIN)/meshcast validate published --plot out/published/

@@ -94,14 +94,21 @@ def test_the_table_has_hundreds_of_ids_each_of_them_once() -> None:
     assert all(len(targets) == 1 for targets in meant.values())
 
 
+NAMED_LARGER = {"openbmb/MiniCPM4-0.5B": 433_873_920}
+"""Parameters of models whose names say more than an eighth too much."""
+
+
 @pytest.mark.parametrize("name", drawn(IDS, keep=10))
 def test_an_id_of_the_table_is_of_the_size_that_it_says(name: str) -> None:
-    """Parameters, or active ones, with tables of words or without, are those in the name: to its last digit, or a
-    seventh (Gemma 7B has 7.8 B beside its table, MiniCPM4-0.5B 0.43 B)."""
+    """Parameters, or active ones, with tables of words or without, are those in the name: to its last digit, or an
+    eighth (Gemma 7B has 7.8 B beside its table); `NAMED_LARGER` are those of their modules."""
     model = load_model(name)
     assert len(model_source(str(find_model(name)))) > 10
+    if name in NAMED_LARGER:
+        assert model.parameters == NAMED_LARGER[name]
+        return
     for size, digits in sizes_in(name):
-        assert any(abs(count - size) <= max(digits / 2, size / 7) for count in counts_of(model)), (
+        assert any(abs(count - size) <= max(digits / 2, size / 8) for count in counts_of(model)), (
             name,
             model.parameters,
         )
