@@ -98,7 +98,7 @@ def bar_height(rows: Sequence[DeviceTimeline]) -> float:
 
 def number_width(number: int) -> float:
     """Returns the least width of a bar with the number of a micro-batch [in]."""
-    return (len(str(number)) + 0.05) * DIGIT
+    return (len(str(number)) + 0.3) * DIGIT
 
 
 Box = tuple[float, float, float, float]
