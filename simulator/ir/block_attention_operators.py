@@ -179,8 +179,8 @@ class ChooseByEntries(Operator):
             works += self._score(samples, tokens, heads, kv_heads, times)
         sums = 4 * samples * groups * round(count_entry_pairs(tokens, self.document, self.length, self.stride))
         largest = 4 * samples * groups * round(count_visits(tokens, self.document, self.size, None))
-        found = 0 if self.stride == self.size else largest
-        return [*works, Memory("softmax", sums + found, sums + found + at.bytes(*self.outs))]
+        of_blocks = 0 if self.stride == self.size else largest
+        return [*works, Memory("softmax", sums + of_blocks, sums + of_blocks + at.bytes(*self.outs))]
 
     def _score(self, samples: int, tokens: int, heads: int, kv_heads: int, times: int) -> list[Work]:
         """Returns the products of queries with entries that are so many times longer and further apart."""

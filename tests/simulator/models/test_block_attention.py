@@ -234,6 +234,19 @@ def test_numbers_of_chosen_blocks_stay_for_the_backward_pass(kind: str) -> None:
     assert many - few == LAYERS * SEQ * groups * 4 * 2
 
 
+@pytest.mark.parametrize("kind", ["means of each head", "normalised means", "branches"])
+def test_scores_of_entries_and_the_largest_of_each_block_are_written_and_read(kind: str) -> None:
+    """In 32 bits for every group of heads that chooses; where entries are blocks, their scores are the largest."""
+    blocks, step = KINDS[kind], played(KINDS[kind])
+    length, stride = blocks.get("length", 16), blocks.get("stride", 16)
+    groups = HEADS if "each_head" in blocks else KV_HEADS
+    scores = sum(len(range(length - 1, query + 1, stride)) for query in range(SEQ))
+    largest = (stride < 16) * sum(query // 16 + 1 for query in range(SEQ))
+    moved, numbers = 4 * groups * (scores + largest), 4 * groups * blocks["top_k"] * SEQ
+    works = [op.work for _, op in step.instances(0) if op.name == "choose" and isinstance(op.work, Memory)]
+    assert {(work.read, work.write) for work in works if work.what == "softmax"} == {(moved, moved + numbers)}
+
+
 def test_partial_results_of_blocks_are_in_memory_and_merged() -> None:
     """A result in 16 bits and two numbers in 32 bits for every block that a query attends to, written and read."""
     for tokens, heads in ((SEQ, HEADS), (4096, 64)):

@@ -120,12 +120,12 @@ def _read_comment(file: LaunchFile) -> dict[str, Stated]:
     lines = [(number, line.strip()) for number, line in enumerate(split_lines(file.text), 1)]
     comments = [(number, line.lstrip("# ")) for number, line in lines if line.startswith("#")]
     text = re.sub(r"\\\s*\n", " ", "\n".join(line for _, line in comments))
-    found = next((match for match in STARTED.finditer(text) if Path(file.where).name in match["rest"]), None)
-    if found is None:
+    started = next((match for match in STARTED.finditer(text) if Path(file.where).name in match["rest"]), None)
+    if started is None:
         return {}
-    line = next((number for number, comment in comments if found["name"] in comment), 1)
+    line = next((number for number, comment in comments if started["name"] in comment), 1)
     shown = "--config_file of the comment"
-    return {"accelerate.config_file": Stated(found["name"], shown, f"{file.where}:{line}")}
+    return {"accelerate.config_file": Stated(started["name"], shown, f"{file.where}:{line}")}
 
 
 ARGUMENTS = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
