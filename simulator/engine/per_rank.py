@@ -79,7 +79,7 @@ class Unfolded:
     """One step with all its ranks.
 
     span: from the begin of the first op to the end of the last, on whichever rank [s].
-    ends: of every op, on the rank that is last [s].
+    ends: of every op, on the rank that is last [s]; empty where nobody asked for them.
     busy: of every pipeline device, how long each rank ran its kernels [s]; an array over the axes of its ranks.
     waited: how long it waited for others in collectives that it had reached [s].
     """
@@ -101,17 +101,20 @@ def unfold(
     step: int = 0,
     flat: FlatProgram | None = None,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+    ends: bool = False,
 ) -> Unfolded:
     """Plays one of the steps, each of which draws other paces.
 
     grids: the ranks of every pipeline device.
     flat: the program op by op, where that is known.
     track: shows the progress over the ops that are played at once.
+    ends: whether those of all ops are asked for.
     """
-    unfolding = _Unfolding(program, grids, pace, step, flat or flatten(program))
+    unfolding = _Unfolding(program, grids, pace, step, flat or flatten(program), ends)
     for wave in track(unfolding.waves):
         unfolding.play(wave)
-    return Unfolded(max(unfolding.ends, default=0.0), unfolding.ends, unfolding.busy, unfolding.waited)
+    span = max((float(times.max()) for times in unfolding.ready.values()), default=0.0)
+    return Unfolded(span, unfolding.ends, unfolding.busy, unfolding.waited)
 
 
 class _Piece(NamedTuple):
@@ -132,7 +135,7 @@ class _Piece(NamedTuple):
 class _RankOp(NamedTuple):
     """An op of a piece.
 
-    after: places in the piece of the ops that it waits for.
+    after: places in the piece of the ops that it waits for, but for those that its stream has behind it by then.
     joined: axes along which ranks wait for each other; the first is that of the pieces.
     drawn: its factors among those of the collectives and messages of the piece, and their shape on a rank; None: none
         are drawn.
@@ -158,7 +161,7 @@ class _Unfolding:
     them is an array of its times [pieces, ranks].
 
     waves: in an order in which each follows those that it waits for.
-    ends: of every op, on the rank that is last [s].
+    ends: of every op, on the rank that is last [s]; empty: nobody asked for them.
     draws: where factors of collectives and messages come from, of actions that have several pieces.
     ready: by device and stream, when it is free on each rank [s].
     readers: by op, how many ops of later pieces still wait for it.
@@ -166,7 +169,9 @@ class _Unfolding:
     clock: by device, when its host has launched all ops so far [s].
     """
 
-    def __init__(self, program: Program, grids: Sequence[RankGrid], pace: Pace, step: int, flat: FlatProgram) -> None:
+    def __init__(
+        self, program: Program, grids: Sequence[RankGrid], pace: Pace, step: int, flat: FlatProgram, ends: bool
+    ) -> None:
         self.flat, self.grids, self.pace, self.step = flat, grids, pace, step
         self.shapes = [grid.ranks.shape for grid in grids]
         self.always, self.meetings = pace.always(self.shapes, step), Meetings(grids)
@@ -180,7 +185,7 @@ class _Unfolding:
         self.readers = Counter(other for waits in self.outside for _, other in waits)
         self.seen: dict[int, np.ndarray] = {}
         self.clock = [0.0] * program.devices
-        self.ends = [0.0] * len(flat.ops)
+        self.ends = [0.0] * len(flat.ops) if ends else []
         self.busy, self.waited = ([np.zeros(shape) for shape in self.shapes] for _ in range(2))
 
     def _gather_waves(self, pieces: Sequence[_Piece]) -> list[list[tuple[_Piece, int]]]:
@@ -230,7 +235,7 @@ class _Unfolding:
     def list_ops(self, piece: _Piece, number: int) -> list[_RankOp]:
         """Returns the ops of a piece."""
         flat, start, axes = self.flat, piece.start, self.grids[piece.device].axes
-        after = [tuple(other - start for other in flat.after[i] if other >= start) for i in range(start, piece.stop)]
+        after = [self._list_waits(i, start) for i in range(start, piece.stop)]
         last = {other: place for place, others in enumerate(after) for other in (place, *others)}
         meeting = {place for place, other in self.outside[number] if self._meets(other, piece.device)}
         ops, drawn = list[_RankOp](), 0
@@ -246,6 +251,15 @@ class _Unfolding:
                 _RankOp(flat.ops[i].stream, *times, after[place], rows, factors, computes and times[0] > 0, freed)
             )
         return ops
+
+    def _list_waits(self, i: int, start: int) -> tuple[int, ...]:
+        """Returns the places of the ops of a piece that an op waits for. start: the first op of the piece.
+
+        Its stream is free only behind earlier ops on it: those whose results are seen at once need no look.
+        """
+        flat, stream = self.flat, self.flat.ops[i].stream
+        inside = (other for other in flat.after[i] if other >= start)
+        return tuple(o - start for o in inside if flat.latency[o] or flat.ops[o].stream != stream)
 
     def _place_factors(self, i: int, joined: tuple[int, ...], drawn: int) -> tuple[slice, tuple[int, ...]] | None:
         """Returns the place of the factors of an op among those of its piece, and their shape on a device. drawn: of
@@ -274,7 +288,7 @@ class _Wave:
 
     ready: by stream, when it is free.
     seen: by op, when its result is seen; None: nothing in the pieces waits for it any more.
-    factor: of kernels.
+    factor: of kernels; and the time of all of them at a factor of 1.
     drawn: factors of collectives and messages [pieces, factors].
     """
 
@@ -285,12 +299,11 @@ class _Wave:
         streams = dict.fromkeys(op.stream for op in ops)
         self.ready = {stream: np.stack([step.ready[device, stream] for device in self.devices]) for stream in streams}
         self.clock = np.array([step.clock[device] for device in self.devices]).reshape(-1, *[1] * len(self.shape))
-        self.busy, self.waited = (
-            np.stack([times[device] for device in self.devices]) for times in (step.busy, step.waited)
-        )
+        self.waited = np.zeros((len(pieces), *self.shape))
         self.seen: list[np.ndarray | None] = [None] * len(ops)
-        self.ends = np.empty((len(pieces), len(ops)))
-        if any(op.computes for op in ops):
+        self.ends = np.empty((len(pieces), len(ops))) if step.ends else None
+        self.seconds = sum(op.seconds for op in ops if op.computes)
+        if self.seconds:
             once = (step.pace.once(self.shape, step.step, piece.owner) for piece in pieces)
             self.factor = np.stack([step.always[device] for device in self.devices]) * np.stack([*once])
         if count := max((op.drawn[0].stop for op in ops if op.drawn), default=0):
@@ -302,7 +315,8 @@ class _Wave:
         end = self._begin(op, arrivals) + self._duration(op)
         self.ready[op.stream] = end
         self.seen[place] = seen = end + op.latency if op.latency else end
-        self.ends[:, place] = end.reshape(len(self.pieces), -1).max(axis=1)
+        if self.ends is not None:
+            self.ends[:, place] = end.reshape(len(self.pieces), -1).max(axis=1)
         for row, piece in enumerate(self.pieces):
             if piece.start + place in self.step.readers:
                 self.step.seen[piece.start + place] = seen[row]
@@ -331,9 +345,7 @@ class _Wave:
     def _duration(self, op: _RankOp) -> np.ndarray | float:
         """Returns how long an op takes on each rank."""
         if op.computes:
-            duration = op.seconds * self.factor
-            self.busy += duration
-            return duration
+            return np.asarray(op.seconds * self.factor)
         if op.drawn:
             factors, shape = op.drawn
             return np.asarray(op.seconds * self.drawn[:, factors].reshape(-1, *shape))
@@ -346,8 +358,11 @@ class _Wave:
             for stream, times in self.ready.items():
                 step.ready[piece.device, stream] = times[row]
             step.clock[piece.device] = float(self.clock[row].reshape(()))
-            step.busy[piece.device], step.waited[piece.device] = self.busy[row], self.waited[row]
-            step.ends[piece.start : piece.stop] = self.ends[row].tolist()
+            step.waited[piece.device] += self.waited[row]
+            if self.seconds:
+                step.busy[piece.device] += self.seconds * self.factor[row]
+            if self.ends is not None:
+                step.ends[piece.start : piece.stop] = self.ends[row].tolist()
 
 
 def _cut_into_pieces(program: Program, flat: FlatProgram, grids: Sequence[RankGrid]) -> list[_Piece]:

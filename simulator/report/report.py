@@ -94,9 +94,10 @@ class Report(Metrics):
         if play.rebuild is not None:
             program = play.rebuild(_reorder(play, pace, step))
             flat = flatten(program)
-        played = unfold(program, plan.ranks.grids, pace, step, flat)
+        between = bool(plan.passes.update_interval)
+        played = unfold(program, plan.ranks.grids, pace, step, flat, ends=between)
         seconds, batches = played.span, 1.0
-        if plan.passes.update_interval:
+        if between:
             # Of a run of several batches without a barrier: a step in the steady state.
             ends = played.ends
             seconds = window(program.timetable, lambda action: ends[flat.behind[action] - 1], plan.shape.m).seconds
