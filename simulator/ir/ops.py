@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -423,6 +424,14 @@ FRAGMENT_BYTES = 1_500
 """Of an op in a fragment with its work, its uses of buffers and its share of the parameters, roughly."""
 
 
+def _find_copy(op: Op, copies: dict[Op, Op]) -> Op:
+    """Returns the copy of an op, or of a mark outside of both passes. copies: of other ops, added to."""
+    if op not in copies:
+        copies[op] = op.copy()
+        copies[op].after = [_find_copy(other, copies) for other in op.after]
+    return copies[op]
+
+
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Fragment:
     """The ops of a module in issue order.
@@ -453,14 +462,7 @@ class Fragment:
     def copy(self) -> Fragment:
         """Returns a copy with copies of all ops, which may then be changed."""
         copies = {op: op.copy() for ops in (self.forward, self.backward) for op in ops}
-
-        def mine(op: Op) -> Op:
-            """Returns the copy of an op, or of a mark outside of both passes."""
-            if op not in copies:
-                copies[op] = op.copy()
-                copies[op].after = [mine(other) for other in op.after]
-            return copies[op]
-
+        mine = partial(_find_copy, copies=copies)
         for op, copied in list(copies.items()):
             copied.after = [copies.get(other) or mine(other) for other in op.after]
         fragment = replace(self, shared_weights=list(self.shared_weights))

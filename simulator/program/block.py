@@ -6,9 +6,9 @@ Two passes that a schedule overlaps (DualPipe) are interleaved into a block.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -342,25 +342,7 @@ def resolve_dependencies(ops: Sequence[Op], entry: Op | None, result: Op | None)
     An op without work is replaced by the ops that it waits for.
     entry, result: the ops without work that stand for the input and for the result of the pass.
     """
-    place = {op: i for i, op in enumerate(ops)}
-    waits_of: dict[Op, tuple[set[int], bool]] = {}
-
-    def sources(op: Op) -> tuple[set[int], bool]:
-        """Returns the places of the ops that `op` waits for, and whether it waits for the input."""
-        if op not in waits_of:
-            places, outside = set[int](), False
-            for other in op.after:
-                if (at := place.get(other)) is not None:
-                    places.add(at)
-                elif other is entry:
-                    outside = True
-                elif other.work is None:
-                    more, too = sources(other)
-                    places |= more
-                    outside |= too
-            waits_of[op] = places, outside
-        return waits_of[op]
-
+    sources = partial(_find_sources, place={op: i for i, op in enumerate(ops)}, entry=entry, known={})
     waits = [sources(op) for op in ops]
     after = [tuple(sorted(places)) for places, _ in waits]
     entries = tuple(i for i, (_, outside) in enumerate(waits) if outside)
@@ -368,6 +350,30 @@ def resolve_dependencies(ops: Sequence[Op], entry: Op | None, result: Op | None)
         return after, Port(entries, (), False)
     places, outside = sources(Op("result", after=[result]))
     return after, Port(entries, tuple(sorted(places)), outside)
+
+
+Sources = tuple[set[int], bool]
+"""The places of the ops that an op waits for, and whether it waits for the input."""
+
+
+def _find_sources(op: Op, place: Mapping[Op, int], entry: Op | None, known: dict[Op, Sources]) -> Sources:
+    """Returns the sources of an op. place, entry: see `resolve_dependencies`; known: of other ops, added to.
+
+    A function inside of another that calls itself would keep all of these until garbage is collected.
+    """
+    if op not in known:
+        places, outside = set[int](), False
+        for other in op.after:
+            if (at := place.get(other)) is not None:
+                places.add(at)
+            elif other is entry:
+                outside = True
+            elif other.work is None:
+                more, too = _find_sources(other, place, entry, known)
+                places |= more
+                outside |= too
+        known[op] = places, outside
+    return known[op]
 
 
 Where = dict[int, tuple[int, ...]]

@@ -481,11 +481,12 @@ class _TimetableMaker:
         code = ((code * (1 + partner.max(initial=0)) + partner) * 2 + follows) * (self.shape.p + 1) + keeper + 1
         _, chosen, slot = np.unique(code, return_index=True, return_inverse=True)
 
-        def make_slot(i: int) -> Slot:
+        def make_slot(i: int, led: Slot | None = None) -> Slot:
             plain = int(self.stage[i]), ACTION_KINDS[kind[i]], bool(first[i]), bool(last[i]), int(variant[i])
-            return Slot(*plain, make_slot(i + 1) if self.leads[i] else None, bool(follows[i]), int(keeper[i]))
+            return Slot(*plain, led, bool(follows[i]), int(keeper[i]))
 
-        return [make_slot(i) for i in chosen.tolist()], slot.reshape(-1).tolist()
+        slots = [make_slot(i, make_slot(i + 1) if self.leads[i] else None) for i in chosen.tolist()]
+        return slots, slot.reshape(-1).tolist()
 
     def _first_and_last(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns whether each action is the first, and the last, of its kind on its stage between two updates."""

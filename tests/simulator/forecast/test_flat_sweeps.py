@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from meshcast.simulator import SharedWork, simulate
 from meshcast.simulator.forecast import shared_work
 from meshcast.simulator.forecast.step import forecast_step
+from meshcast.simulator.ir.ops import Op
 
 ROWS = 8
 """Rows of each half of a drawn sweep."""
@@ -119,3 +121,21 @@ def test_prices_of_every_kind_count() -> None:
         prices.clear()
         assert shared.price_count < before
     assert shared.price_count == 0
+
+
+def test_arrays_and_ops_of_a_forecast_are_freed_without_a_search_for_garbage() -> None:
+    """Sweeps look for garbage in cycles rarely: the tables of a timetable would pile up, tens of megabytes each."""
+    shared, job = SharedWork(), draw_job(random.Random(0)) | {"plan": {"tp": 2, "pp": 2}}
+    forecast_step(job, shared)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        forecast_step(job | {"batch": {"global": 48, "micro": 1, "sequence": 640}}, shared)
+        gc.collect()
+        held = [*gc.garbage, *gc.get_referents(*gc.garbage)]
+        assert [item for item in held if isinstance(item, np.ndarray | Op)] == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
