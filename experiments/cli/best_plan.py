@@ -1,10 +1,15 @@
-"""The search that ``meshcast predict`` begins with where fields are open, and how a search ends that is interrupted."""
+"""The search that commands begin with where fields of a job are open, and how a search ends that is interrupted.
+
+``predict`` tells of its search; other commands say in a line what it found, and remember it: a job of the same content
+is not searched again.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +18,10 @@ from meshcast.experiments.render.terminal.say import say
 
 if TYPE_CHECKING:
     from meshcast.experiments.search.certificate.result import SearchResult
+    from meshcast.hardware.documents.plain_data import Fields
     from meshcast.simulator.costs.calibration.calibration import Calibration
+    from meshcast.simulator.job.job import Job
+    from meshcast.simulator.loading.load import ReadJob
 
 
 @contextmanager
@@ -38,6 +46,57 @@ def end_search(result: SearchResult) -> None:
         sys.exit(INTERRUPTED)
 
 
+def load_with_plan(job: Path, changes: tuple[str, ...] = ()) -> Job:
+    """Returns a job; where fields are open, with its best plan, which is searched for unless it is remembered.
+
+    changes: to make first, such as ``plan.tp=auto``.
+    Raises MeshcastError for a wrong job, and OutOfMemory if no plan of the space fits.
+    """
+    from meshcast.experiments.search.space.fields import has_open_fields
+    from meshcast.simulator.loading.load import load_job, read_job
+
+    read = read_job(job, changes)
+    if not has_open_fields(read.data):
+        return load_job(job, changes)
+    kept = _find_remembered(read)
+    words, found = _read_remembered(kept)
+    if found is None:
+        from meshcast.experiments.search.output.page import describe_proof
+        from meshcast.simulator.costs.calibration.calibration import Calibration
+
+        result = find_plan(job, changes, Calibration.shipped(), strict=False)
+        assert result is not None
+        words, found = describe_proof(result), result.best[0].job
+    say(f"meshcast: {words}", err=True)
+    return load_job(found, base=job.parent)
+
+
+def _find_remembered(read: ReadJob) -> Path:
+    """Returns the file that the best plan of a job is remembered in: its name depends on all that the plan does."""
+    from meshcast.experiments.sweeps.fingerprint import identify_job
+    from meshcast.hardware.documents.output_file import user_caches
+
+    return user_caches() / "plans" / f"{identify_job(read.data, read.folder)}.json"
+
+
+def _read_remembered(kept: Path) -> tuple[str, Fields | None]:
+    """Returns how a remembered plan was found, and the job with it; None: it is not remembered."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        data = json.loads(kept.read_text("utf-8"))
+        return f"{data['search']} (remembered)", dict(data["job"])
+    return "", None
+
+
+def _remember(kept: Path, result: SearchResult) -> None:
+    """Remembers the best plan; without a place for it the next command searches again."""
+    from meshcast.experiments.search.output.page import describe_proof
+    from meshcast.hardware.documents.output_file import write_file
+
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_file(kept, json.dumps({"search": describe_proof(result), "job": result.best[0].job}))
+
+
 def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, strict: bool) -> SearchResult | None:
     """The best plan of a job with open fields, by a search; None if no field is open.
 
@@ -45,9 +104,11 @@ def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, str
     Raises OutOfMemory if no plan of the space fits: with exit code 3 if `strict`.
     """
     from meshcast.experiments.search.space.fields import has_open_fields
+    from meshcast.simulator.costs.calibration.calibration import Calibration
     from meshcast.simulator.loading.load import read_job
 
-    if not has_open_fields(read_job(job, changes).data):
+    read = read_job(job, changes)
+    if not has_open_fields(read.data):
         return None
     from meshcast.experiments.search.output.page import run_with_progress
     from meshcast.experiments.search.search_job import open_search
@@ -56,6 +117,8 @@ def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, str
     with ending_count():
         result = run_with_progress(open_search(job, top=1, changes=changes, calibration=calibration))
     if result.best:
+        if result.certificate.complete and calibration is Calibration.shipped():
+            _remember(_find_remembered(read), result)
         return result
     certificate = result.certificate
     if not certificate.complete:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from meshcast.experiments.cli.best_plan import load_with_plan
 from meshcast.experiments.cli.console import AsJson, Changes, emit
 from meshcast.experiments.cli.launch import LaunchFileOptions
 from meshcast.experiments.options import argument, option
@@ -64,10 +65,10 @@ def collectives(options: CollectivesOptions) -> None:
 def _tables_of_job(options: CollectivesOptions) -> list[CollectiveGroup]:
     """Returns the tables of the collectives of a step."""
     from meshcast.experiments.explain.collectives import tables_of_job
-    from meshcast.simulator import load_job, simulate
+    from meshcast.simulator import simulate
 
     assert options.job is not None
-    tables = tables_of_job(simulate(load_job(options.job, options.change)), options.stage, options.every_rank)
+    tables = tables_of_job(simulate(load_with_plan(options.job, options.change)), options.stage, options.every_rank)
     return [table for table in tables if not options.operation or table.operation in options.operation]
 
 

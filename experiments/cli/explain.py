@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from meshcast.experiments.cli.best_plan import load_with_plan
 from meshcast.experiments.cli.console import (
     AsJson,
     Changes,
@@ -82,9 +83,9 @@ def compare(options: CompareOptions) -> None:
     files, paper = plan_figures(options.plot, options.width, ("comparison",))
     from meshcast.experiments.explain.comparison import compare as compare_jobs
     from meshcast.experiments.render.terminal.explain import comparison_page
-    from meshcast.simulator import load_job
 
-    comparison = compare_jobs(load_job(options.first), load_job(options.second or options.first, options.change))
+    first = load_with_plan(options.first)
+    comparison = compare_jobs(first, load_with_plan(options.second or options.first, options.change))
     for file in files.values():
         from meshcast.experiments.render.matplotlib.breakdown import breakdown
         from meshcast.experiments.render.matplotlib.sheet import save
@@ -112,9 +113,8 @@ def why(options: WhyOptions) -> None:
     files, paper = plan_figures(options.plot, options.width, ("tornado",))
     from meshcast.experiments.explain.sensitivity import explain
     from meshcast.experiments.render.terminal.explain import sensitivity_page
-    from meshcast.simulator import load_job
 
-    sensitivity = explain(load_job(options.job, options.change), lambda steps: track(steps, "forecasting"))
+    sensitivity = explain(load_with_plan(options.job, options.change), lambda steps: track(steps, "forecasting"))
     for file in files.values():
         from meshcast.experiments.render.matplotlib.sheet import save
         from meshcast.experiments.render.matplotlib.tornado import tornado

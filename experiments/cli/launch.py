@@ -11,6 +11,7 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from meshcast.experiments.cli.best_plan import load_with_plan
 from meshcast.experiments.cli.commands import VIOLATED
 from meshcast.experiments.cli.console import check_place, emit, to_json, writing
 from meshcast.experiments.options import Options, option
@@ -121,7 +122,7 @@ def export_launch(job: Path, program: str, out: Path | None, changes: Sequence[s
     from meshcast.simulator.formats.launch.convert import export_job
     from meshcast.simulator.loading.load import load_job
 
-    loaded = load_job(job, changes)
+    loaded = load_with_plan(job, tuple(changes))
     exported = export_job(loaded, program, lambda data, folder: load_job(data, base=folder), resolve_plan)
     if out is not None and (other := out.suffix.lower().replace(".yml", ".yaml")) in KINDS and other != exported.suffix:
         rule = f"it names {KINDS[other]}, and {program} reads {KINDS[exported.suffix]}"
@@ -142,14 +143,13 @@ def edit_launch(path: Path, against: Path, changes: Sequence[str], write: bool) 
     from meshcast.simulator.formats.launch.detect import detect_program
     from meshcast.simulator.formats.launch.launch_file import read_launch_file
     from meshcast.simulator.formats.launch.programs.registry import EXPORTS
-    from meshcast.simulator.loading.load import load_job
 
     file = read_launch_file(against)
     form = detect_program(file).name
     if form not in EXPORTS:
         rule = "its settings cannot be compared: such files are read, not written"
         raise PlanError("--against", rule, f"Name a file of {', '.join(EXPORTS)}", str(against))
-    job = load_job(path, changes)
+    job = load_with_plan(path, tuple(changes))
     edited, edited_job = edit_until_same(file, form, job)
     texts = _show_edits(file, edited)
     agrees, words = compare_edited(job, edited_job, str(against), form)

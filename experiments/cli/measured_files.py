@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
+from meshcast.experiments.cli.best_plan import load_with_plan
 from meshcast.experiments.cli.console import check_place
 from meshcast.experiments.options import argument, option
 from meshcast.hardware.errors import PlanError
@@ -73,9 +74,7 @@ def check_calibration_folder(path: Path | None) -> Path | None:
 
 def load_long_form(path: Path, changes: Sequence[str]) -> dict[str, Any]:
     """Returns a job in long form, with paths relative to the working directory."""
-    from meshcast.simulator.loading.load import load_job
-
-    job = load_job(path, changes).to_dict()
+    job = load_with_plan(path, tuple(changes)).to_dict()
     for key in ("model", "cluster"):
         if isinstance(job[key], str) and (path.parent / job[key]).is_file():
             job[key] = str(path.parent / job[key])

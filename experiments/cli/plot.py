@@ -188,12 +188,12 @@ def _split_chunks(name: str) -> tuple[str, int | None]:
 
 
 def _load_jobs(options: PlotOptions) -> list[Job]:
+    from meshcast.experiments.cli.best_plan import load_with_plan
     from meshcast.experiments.cli.launch import tell_launch
-    from meshcast.simulator import load_job
 
     for name in options.names:
         tell_launch(Path(name), options.change)
-    return [load_job(Path(name), options.change) for name in options.names]
+    return [load_with_plan(Path(name), options.change) for name in options.names]
 
 
 def _plot_jobs(options: PlotOptions, file: Path, width: Width) -> None:

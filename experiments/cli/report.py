@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from meshcast.experiments.cli.best_plan import load_with_plan
 from meshcast.experiments.cli.console import Changes, check_place, track, unwritable, writing
 from meshcast.experiments.cli.launch import LaunchFileOptions, tell_launch
 from meshcast.experiments.options import argument, option
@@ -63,12 +64,12 @@ def _report_job(source: Path, changes: tuple[str, ...], sensitivity: bool, title
     """Returns the page of a job, of a launch file, or of the answer of a forecast."""
     from meshcast.experiments.render.bokeh.job_report import report_job
     from meshcast.experiments.render.bokeh.load import check_step_time, load_answer, load_answered_job
-    from meshcast.simulator import SharedWork, load_job, simulate
+    from meshcast.simulator import SharedWork, simulate
 
     answer = load_answer(source)
     if answer is None:
         tell_launch(source, changes)
-        job = load_job(source, changes)
+        job = load_with_plan(source, changes)
     else:
         job = load_answered_job(source, answer, changes)
     shared = SharedWork(related=True)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from meshcast.experiments.cli.best_plan import load_with_plan
 from meshcast.experiments.cli.console import (
     AsJson,
     WidthOption,
@@ -91,7 +92,7 @@ def _forecast(path: Path, changes: Sequence[str]) -> tuple[Report, list[str]]:
     """Forecasts a step of the run; returns it and the changes of the job, checkpoints of a launch file included."""
     from meshcast.experiments.search.space.fields import split_run_fields
     from meshcast.experiments.search.space.run_choices import refuse_open_run
-    from meshcast.simulator import load_job, simulate
+    from meshcast.simulator import simulate
     from meshcast.simulator.job.locate import locate_errors
     from meshcast.simulator.loading.load import read_job
 
@@ -100,7 +101,7 @@ def _forecast(path: Path, changes: Sequence[str]) -> tuple[Report, list[str]]:
     with locate_errors(*read.origin):
         refuse_open_run(split_run_fields(read.data)[1], "one run is simulated, with one value of every key")
     changes = add_checkpoints(read.launch, changes)
-    return simulate(load_job(path, changes)), changes
+    return simulate(load_with_plan(path, tuple(changes))), changes
 
 
 def _simulate(plan: RunPlan, options: RunOptions, changes: Sequence[str]) -> RunAnswer:

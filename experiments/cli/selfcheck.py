@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from meshcast.experiments.cli.best_plan import load_with_plan
 from meshcast.experiments.cli.commands import VIOLATED
 from meshcast.experiments.cli.console import AsJson, emit_or_show, track
 from meshcast.experiments.cli.launch import LaunchFileOptions
@@ -72,7 +73,7 @@ def check(options: CheckOptions) -> None:
     elif (options.jobs, options.seed) != (None, None):
         raise PlanError("check", "it takes a JOB, or draws jobs with --jobs and --seed", "Leave one of both out")
     else:
-        rows, replays = check_report(simulate(options.job), track)
+        rows, replays = check_report(simulate(load_with_plan(options.job)), track)
     answer = {"checks": rows, "violations": sum(len(row["violations"]) for row in rows)}
     if options.job is not None:
         answer["replays"] = [played.to_dict() for played in replays]

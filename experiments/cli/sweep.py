@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from meshcast.experiments.cli.best_plan import load_with_plan
 from meshcast.experiments.cli.console import (
     AsJson,
     WidthOption,
@@ -80,7 +81,7 @@ def scale(options: ScaleOptions) -> None:
 
     files, paper = plan_figures(options.plot, options.width, ("scaling",))
     kind: Kind = "strong" if options.strong else "weak"
-    curve = forecast_curve(options.job, parse_counts(options.gpus), kind, options.over)
+    curve = forecast_curve(load_with_plan(options.job), parse_counts(options.gpus), kind, options.over)
     for file in files.values():
         from meshcast.experiments.render.matplotlib.scaling import scaling
         from meshcast.experiments.render.matplotlib.sheet import save

@@ -18,6 +18,7 @@ from meshcast.experiments.sweeps.grid import Sweep
 from meshcast.hardware.documents.import_time import IMPORTED_NS
 from meshcast.hardware.documents.input_file import DATA as LIMIT
 from meshcast.hardware.documents.input_file import Unreadable, read_bytes
+from meshcast.hardware.documents.plain_data import SomeFields
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.load import FILES, read_yaml
 from meshcast.simulator.batch.loops.compiled import HAS_COMPILER
@@ -85,6 +86,15 @@ def fingerprint(sweep: Sweep, chunk: int, installation: Fingerprint | None = Non
         **({"loops": str(HAS_COMPILER)} if sweep.points >= MANY else {}),
         **{f"file {name}": files[name] for name in sorted(files)},
     }
+
+
+def identify_job(job: SomeFields, base: Path) -> str:
+    """Returns a hash of everything that the forecasts of a job depend on. base: folder of relative paths in it."""
+    files = list[str]()
+    for name, path in _find_named_files(job, base):
+        with suppress(Unreadable):
+            files.append(f"{name} {_hash(read_bytes(path, LIMIT))}")
+    return _hash(json.dumps([hash_installation(), job, sorted(files)], sort_keys=True).encode())
 
 
 def stat_named_files(data: Any, base: Path) -> Stats:

@@ -77,7 +77,7 @@ class Curve:
 
 
 def forecast_curve(
-    source: str | Path | Mapping[str, Any], gpus: Sequence[int], kind: Kind, axis: str | None = None
+    source: str | Path | Mapping[str, Any] | Job, gpus: Sequence[int], kind: Kind, axis: str | None = None
 ) -> Curve:
     """Forecasts a job on every number of GPUs.
 
@@ -85,7 +85,7 @@ def forecast_curve(
     Raises PlanError for a job or axis that cannot be scaled. A number of GPUs that the plan does not divide is a point
     with an error.
     """
-    job = load_job(source)
+    job = source if isinstance(source, Job) else load_job(source)
     if job.plan.has_stages or job.plan.replicas:
         where = "plan.stages" if job.plan.stages else "plan.replicas"
         raise PlanError(where, "scaling needs a plan whose stages and replicas are alike", "Give pp, tp and dp")
@@ -95,9 +95,8 @@ def forecast_curve(
     if job.cluster.groups:
         rule = "a cluster of several kinds of nodes cannot be scaled"
         raise PlanError("cluster.groups", rule, "Describe it by one kind of node")
-    base = Path(".") if isinstance(source, Mapping) else Path(source).parent
     shop = SharedWork()
-    return Curve(job, kind, chosen, tuple(_points(job, sorted(set(gpus)), kind, chosen, base, shop)))
+    return Curve(job, kind, chosen, tuple(_points(job, sorted(set(gpus)), kind, chosen, job.folder, shop)))
 
 
 def _points(job: Job, gpus: Sequence[int], kind: Kind, axis: str, base: Path, shop: SharedWork) -> Iterator[Point]:

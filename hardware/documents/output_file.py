@@ -35,6 +35,11 @@ def write_file(path: str | Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def user_caches() -> Path:
+    """Returns the folder of what meshcast keeps for the user between commands; it may be deleted at any time."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "meshcast"
+
+
 @contextmanager
 def replacing(path: str | Path, folder: Path | None = None) -> Iterator[IO[bytes]]:
     """Opens a file that takes the place of `path` at the end of the block, if the block ends without an error.

@@ -315,7 +315,7 @@ class Published(BaseModel):
 def _check_mapping(plan: Any) -> Any:
     """Refuses a plan that is not a mapping."""
     if plan == "auto":
-        rule = "leaves the plan to a search, which only meshcast search and meshcast predict make"
+        rule = "leaves the plan to a search, which is not made here"
         raise ValueError(f"{rule}. Write meshcast search JOB --jobs-to best, and name a file of that folder")
     if not isinstance(plan, Mapping):
         long = ", ".join(LongPlan.model_fields)

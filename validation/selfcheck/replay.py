@@ -118,7 +118,12 @@ def replay_on_ranks(report: Report, track: Track = track_silently) -> Replay:
     def play(forecast: Forecast) -> PlayedStep:
         step, grids = forecast.step, forecast.plan.ranks.grids
         unfolded = unfold(
-            step.program, grids, Pace(), flat=step.flat, track=lambda ops: track(ops, f"playing {ranks:,} ranks")
+            step.program,
+            grids,
+            Pace(),
+            flat=step.flat,
+            track=lambda ops: track(ops, f"playing {ranks:,} ranks"),
+            ends=True,
         )
         return ByOps(step.program, step.flat, replace(step.times, end=list(unfolded.ends)))
 

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
+from meshcast.hardware.documents.output_file import user_caches
+
 Function = TypeVar("Function", bound=Callable[..., object])
 
 HAS_COMPILER = find_spec("numba") is not None
@@ -58,5 +60,5 @@ def _find_folder(usual: str) -> Path:
     sources = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.py")))
     caches = Path(usual) if usual else SOURCES / "__pycache__"
     if not usual and not os.access(SOURCES, os.W_OK):
-        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshcast"
+        caches = user_caches()
     return caches / f"loops-{sha256(sources).hexdigest()[:16]}"

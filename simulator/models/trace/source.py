@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshcast.hardware.documents.output_file import write_file
+from meshcast.hardware.documents.output_file import user_caches, write_file
 from meshcast.hardware.errors import ModelError
 from meshcast.simulator.models.model import explain_errors
 from meshcast.simulator.models.trace.reading import read_record
@@ -143,7 +142,7 @@ def _remember(name: str, packages: tuple[str, ...], run: Callable[[], ModuleTrac
 
 def traces_folder() -> Path:
     """Returns the folder of records: that of the user's caches."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshcast" / "traces"
+    return user_caches() / "traces"
 
 
 def _name_record(title: str, content: str) -> str:

@@ -93,3 +93,46 @@ def test_an_interrupted_search_answers_with_what_is_proven(job: Path, monkeypatc
 )
 def test_what_leaves_a_field_open(job: dict[str, Any], opened: bool) -> None:
     assert has_open_fields(job) == opened
+
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "run": ("--set", "run.days=1"),
+    "scale": ("--gpus", "8,16"),
+    "compare": ("--set", "cluster=dgx-h100:2"),
+    "why": (),
+    "check": (),
+    "collectives": (),
+}
+"""Commands that take a job, each with its further words."""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_searches_once(job: Path, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, again = (run(command, job, *COMMANDS[command]) for _ in range(2))
+    assert first.exit_code == again.exit_code == 0 and first.stdout == again.stdout
+    assert "search plan.tp" in " ".join(first.stderr.split()) and "(remembered)" not in first.stderr
+    assert again.stderr.count("gap 0.00%") == again.stderr.count("(remembered)") == 1 + (command == "compare")
+
+
+def test_what_predict_found_is_remembered_for_a_job_of_the_same_content(
+    job: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The plan of another batch, or of another file of the model, is searched anew."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "model.yaml").write_text(yaml.safe_dump(TINY["model"]), "utf-8")
+    job.write_text(yaml.safe_dump({**TINY, "model": "model.yaml"}), "utf-8")
+    step = json.loads(run("predict", job, "--json").stdout)["step_time_s"]
+    seen = run("compare", job, "--set", "batch.global=32", "--json")
+    assert seen.stderr.count("(remembered)") == 1 and json.loads(seen.stdout)["step_time_s"][0] == step
+    (tmp_path / "model.yaml").write_text(yaml.safe_dump({**TINY["model"], "layers": 8}), "utf-8")
+    assert "(remembered)" not in run("why", job).stderr
+    for kept in (tmp_path / "meshcast" / "plans").iterdir():
+        kept.write_text("[1]", "utf-8")
+    assert run("why", job).exit_code == 0
+
+
+def test_the_plan_of_a_command_is_that_of_predict(job: Path, tmp_path: Path) -> None:
+    assert run("export", job, "--to", "megatron", "--out", tmp_path / "run.sh").exit_code == 0
+    best = json.loads(run("predict", job, "--json").stdout)["search"]["plan"]
+    assert f"--tensor-model-parallel-size {best['plan.tp']}" in (tmp_path / "run.sh").read_text("utf-8")
