@@ -2,8 +2,9 @@
 
 The bottleneck of the time of a sample is minimised. A stage of d replicas takes (seconds + bytes / B) / d, with twice
 the bytes of every edge that crosses its border, and 4 (d - 1) / d of the parameters' bytes once a batch of N; it keeps
-ceil(s / d) micro-batches in flight, s the replicas of this stage and of all later ones (Tarnawski et al. 2021, "Piper:
-Multidimensional Planner for DNN Parallelization", NeurIPS 2021, and the released code msr-fiddle/piper).
+ceil(s / d) micro-batches in flight, s the replicas of this stage and of all later ones. The best of all sums of replicas
+counts (Tarnawski et al. 2021, "Piper: Multidimensional Planner for DNN Parallelization", NeurIPS 2021, and the released
+code msr-fiddle/piper).
 """
 
 from __future__ import annotations
@@ -42,21 +43,20 @@ class LayerVariants(NamedTuple):
 def read_variants(
     settings: Mapping[str, Any], graph: LayerGraph, edges: list[tuple[int, int]]
 ) -> dict[int, LayerVariants]:
-    """Returns the variants of a profile by degree; only degrees that all layers have.
+    """Returns the variants of a profile by degree; what a layer does not have takes infinite time and memory.
 
     settings: of the profile, with ``variants``, ``sync`` and ``edge_bytes``.
     edges: in the order of ``edge_bytes``.
     """
     rows = np.array(settings["variants"], float)
-    rows = rows[np.lexsort((rows[:, 2], rows[:, 0]))]
     by_degree = {}
     for degree in np.unique(rows[:, 1]).astype(int).tolist():
         variants = rows[rows[:, 1] == degree]
-        shape = len(graph.names), int(variants[:, 2].max()) + 1
-        if len(variants) == shape[0] * shape[1]:
-            seconds, parameters, in_flight, fixed = (variants[:, column].reshape(shape) for column in (3, 4, 5, 6))
-            sent = _sent_bytes(settings, edges, degree)
-            by_degree[degree] = LayerVariants(seconds, parameters, in_flight, fixed, sent)
+        cells = variants[:, 0].astype(int), variants[:, 2].astype(int)
+        figures = np.zeros((4, len(graph.names), cells[1].max() + 1))
+        figures[[0, 3]] = np.inf
+        figures[:, cells[0], cells[1]] = variants[:, 3:].T
+        by_degree[degree] = LayerVariants(*figures, _sent_bytes(settings, edges, degree))
     return by_degree
 
 
@@ -79,9 +79,9 @@ def choose_variants(seconds: np.ndarray, memory: np.ndarray, limit: float) -> np
     layers = np.arange(seconds.shape[0])
     fastest = seconds.argmin(axis=1)
     start = memory[:, layers, fastest]
-    saved = start[:, :, None] - memory
-    price = seconds - seconds[layers, fastest][:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
+        saved = start[:, :, None] - memory
+        price = seconds - seconds[layers, fastest][:, None]
         rates = np.where(saved > 1e-9, price[None] / saved, np.inf).reshape(len(memory), -1)
     order = np.argsort(rates, axis=1, kind="stable")
     useful = np.isfinite(np.take_along_axis(rates, order, axis=1))
@@ -114,10 +114,13 @@ class Piper(Planner):
             for data in range(1, problem.gpus // tensor + 1)
             if settings["batch"] % data == 0
         }
-        table, whole = _fill(stages, len(states)), (problem.gpus, problem.gpus)
-        value = float(table.costs(whole)[-1, 0])
+        table = _fill(stages, len(states))
+        replicas = range(1, min(problem.gpus, settings["batch"]) + 1)
+        values = [float(table.costs((problem.gpus, most))[-1, 0]) for most in replicas]
+        value = min(values)
         if not np.isfinite(value):
             raise self.nothing_fits(problem, "Give more devices, or more memory")
+        whole = problem.gpus, replicas[values.index(value)]
         plan = [
             {"nodes": np.flatnonzero(states[behind] & ~states[before]).tolist(), "tp": tensor, "dp": data}
             for before, behind, (tensor, data) in reversed(table.trace(whole))
@@ -154,7 +157,7 @@ class Piper(Planner):
 
 
 def _fill(stages: Mapping[tuple[int, int], np.ndarray], states: int) -> PartitionDP:
-    """Returns the least bottlenecks on at most so many GPUs and replicas."""
+    """Returns the least bottlenecks on at most so many GPUs, with memory for the flights of so many replicas."""
 
     def end(devices: tuple[int, int]) -> Iterator[LastPiece]:
         gpus, replicas = devices

@@ -1,0 +1,80 @@
+"""Planners on drawn instances: the values that their authors' own programs give for them."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.planner import find_planner
+from meshcast.experiments.planning.problem import SearchBudget, UnknownPart
+from meshcast.hardware.errors import PlanError
+
+PIPER = [
+    7.17686434029269,
+    3.91952025959904,
+    2.93775307777304,
+    3.86157312623608,
+    2.42926877361985,
+    3.25146294001375,
+    2.67871127412764,
+    3.63476663166246,
+    4.52011274729572,
+    5.65218588946438,
+    1.73649851403158,
+    3.63140640399089,
+    math.inf,
+    3.16219102842631,
+]
+"""Seconds of a sample on the instances of `draw_variants`, by `algo.cpp` of msr-fiddle/piper."""
+
+
+class VariantProblem(UnknownPart):
+    """Layers with variants, as in a profile of Piper."""
+
+    name = "drawn"
+
+    def __init__(self, nodes: int, gpus: int, memory: float, **settings: Any) -> None:
+        self.nodes, self.gpus, self.memory, self.settings = nodes, gpus, memory, settings
+
+    def graph(self) -> LayerGraph:
+        return LayerGraph([f"n{node}" for node in range(self.nodes)], self.settings["edge_order"], {})
+
+
+def draw_variants(seed: int) -> VariantProblem:
+    """Draws a graph whose layers have one or two variants of up to three degrees of tensor parallelism."""
+    draw = random.Random(seed)
+    nodes = draw.randint(6, 9)
+    pairs = [(a, b) for a in range(nodes) for b in range(a + 1, nodes)]
+    edges = [(a, b) for a, b in pairs if draw.random() < (0.9 if b == a + 1 else 0.15)]
+    variants, sync = [], []
+    for node in range(nodes):
+        seconds, weights, kept = draw.uniform(1, 3), draw.uniform(1, 8), draw.uniform(1, 4)
+        for degree in (1, 2, 4):
+            if degree == 4 and draw.random() < 0.2:
+                continue
+            time, share = seconds / degree**0.9, weights / degree
+            variants.append([node, degree, 0, time, share, kept / degree, 3 * weights / degree])
+            if draw.random() < 0.8:
+                again = 1.35 * seconds / degree**0.9, share, 0.3 * kept / degree, 3.2 * weights / degree
+                variants.append([node, degree, 1, *again])
+            extra = draw.uniform(0, 2) if degree > 1 else 0.0
+            ends = [sum(edge[side] == node for edge in edges) for side in (1, 0)]
+            sync.append([node, degree, [extra] * ends[0], [extra / 2] * ends[1]])
+    sent = [draw.uniform(0, 3) for _ in edges]
+    gpus, batch = draw.choice((4, 6, 8, 12)), draw.choice((4, 12, 24, 60))
+    memory, bandwidth = draw.uniform(30, 60), draw.uniform(2, 20)
+    profile = {"edge_order": edges, "edge_bytes": sent, "variants": variants, "sync": sync}
+    return VariantProblem(nodes, gpus, memory, **profile, batch=batch, bandwidth=bandwidth)
+
+
+@pytest.mark.parametrize("seed", range(len(PIPER)))
+def test_piper_is_its_authors_program(seed: int) -> None:
+    try:
+        value = find_planner("piper")().plan(draw_variants(seed), SearchBudget()).value
+    except PlanError:
+        value = math.inf
+    assert value == pytest.approx(PIPER[seed], rel=1e-12)
