@@ -2,9 +2,9 @@
 
 The bottleneck of the time of a sample is minimised. A stage of d replicas takes (seconds + bytes / B) / d, with twice
 the bytes of every edge that crosses its border, and 4 (d - 1) / d of the parameters' bytes once a batch of N; it keeps
-ceil(s / d) micro-batches in flight, s the replicas of this stage and of all later ones. The best of all sums of replicas
-counts (Tarnawski et al. 2021, "Piper: Multidimensional Planner for DNN Parallelization", NeurIPS 2021, and the released
-code msr-fiddle/piper).
+ceil(s / d) micro-batches in flight, s the replicas of this stage and of all later ones. The best of all sums of
+replicas counts (Tarnawski et al. 2021, "Piper: Multidimensional Planner for DNN Parallelization", NeurIPS 2021, and the
+released code msr-fiddle/piper).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from functools import cache
 from itertools import product
 
@@ -13,11 +14,12 @@ from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.cores.ilp import solve_table
 from meshcast.experiments.planning.level_planner import SpaceRule, group_levels
 from meshcast.experiments.planning.planner import Proposal, find_planner, planner_names
+from meshcast.experiments.planning.planners.autoddl import AutoDDL
 from meshcast.experiments.planning.planners.dapple import LatencyBound, PrefixSearch, pipeline_latency
 from meshcast.experiments.planning.planners.hypar import HyPar
 from meshcast.experiments.planning.planners.tensoropt import TensorOpt
 from meshcast.experiments.planning.pricing.job import JobProblem
-from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.experiments.planning.problem import SearchBudget, UnknownPart
 from meshcast.experiments.planning.stages import PlannedStage, StageOption, StageTable
 from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.forecast.planning import resolve_plan
@@ -152,6 +154,35 @@ def test_levels_keep_what_is_decided_and_are_no_better_than_all_at_once() -> Non
         for layout in scheme["tables"][0]["divide"].values()
     ]
     assert all(dim for layout in layouts if layout for dim in layout.values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_layouts_on_coarse_meshes_cost_the_same_on_finer_ones(seed: int) -> None:
+    """What AutoDDL's bound rests on: it looks at meshes of prime factors alone."""
+    problem, draw = gpt(), random.Random(seed)
+    fine, parts = problem.pending_operators({"x0": 2, "x1": 2, "x2": 2}), [["x0"], ["x1", "x2"]]
+    coarse = problem.operators({"x": 2, "y": 4})
+    start = eliminate(coarse)
+    assert start is not None
+    drawn_cells = {**start.assignment, **{name: draw.randrange(4) for name in ("norm1", "act", "residual1", "norm2")}}
+    layouts = {
+        name: tuple(
+            (axis, dim) for axes, (_, dim) in zip(parts, coarse.choices[name][place], strict=True) for axis in axes
+        )
+        for name, place in drawn_cells.items()
+    }
+    kept = {name: [fine.choices[name].index(layout)] for name, layout in layouts.items()}
+    factors = [*(factor.take(kept) for factor in fine.factors), *(factor.price(kept) for factor in fine.pending)]
+    value = sum(factor.objective(fine.microbatches).item() for factor in factors)
+    assert value == pytest.approx(coarse.value(drawn_cells), rel=1e-9)
+
+
+def test_autoddl_tries_every_factorisation_in_every_order() -> None:
+    problem = UnknownPart()
+    problem.gpus = 24
+    widths = [tuple(axes.values()) for axes in AutoDDL().meshes(problem)]
+    assert widths[0] == (24,) and len(widths) == len({*widths}) == 20 and {(2, 3, 4), (4, 3, 2)} <= {*widths}
+    assert widths[-1] == (3, 2, 2, 2) and all(math.prod(factors) == 24 for factors in widths)
 
 
 @pytest.mark.parametrize("gpus", [8, 16])
