@@ -19,7 +19,7 @@ from meshcast.experiments.planning.cores.stage_dp import balance_stages, plan_st
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.pricing.space_search import search_space
-from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.problem import Problem, SearchBudget, settings_of
 from meshcast.experiments.planning.stages import PlannedStage, StageOption, StageSequence, StageTable
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
@@ -45,7 +45,7 @@ class AutoPipe(Planner):
             raise PlanError(f"problem {problem.name}", rule, "Choose a profile of a chain")
         order = graph.order
         table = chain_table(*(graph.figures[name][order] for name in ("forward", "backward")))
-        micro = int(getattr(problem, "settings", {}).get("microbatches", problem.microbatches))
+        micro = int(settings_of(problem).get("microbatches", problem.microbatches))
         moved = move_blocks(table, problem.gpus, micro)
         if moved is None:
             raise self.nothing_fits(problem, "Give no more devices than blocks")

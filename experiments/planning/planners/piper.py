@@ -10,7 +10,7 @@ released code msr-fiddle/piper).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from meshcast.experiments.planning.clock import check_time
 from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP, start_costs
 from meshcast.experiments.planning.graph import LayerGraph, find_contained
 from meshcast.experiments.planning.planner import Planner, Proposal
-from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.problem import Problem, SearchBudget, Settings, settings_of
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
 
@@ -40,9 +40,7 @@ class LayerVariants(NamedTuple):
     edges: np.ndarray
 
 
-def read_variants(
-    settings: Mapping[str, Any], graph: LayerGraph, edges: list[tuple[int, int]]
-) -> dict[int, LayerVariants]:
+def read_variants(settings: Settings, graph: LayerGraph, edges: list[tuple[int, int]]) -> dict[int, LayerVariants]:
     """Returns the variants of a profile by degree; what a layer does not have takes infinite time and memory.
 
     settings: of the profile, with ``variants``, ``sync`` and ``edge_bytes``.
@@ -60,7 +58,7 @@ def read_variants(
     return by_degree
 
 
-def _sent_bytes(settings: Mapping[str, Any], edges: list[tuple[int, int]], degree: int) -> np.ndarray:
+def _sent_bytes(settings: Settings, edges: list[tuple[int, int]], degree: int) -> np.ndarray:
     """Returns the bytes of a sample over every edge, at its source and at its target, for a degree [edges, 2]."""
     sent = np.repeat(np.array(settings["edge_bytes"], float)[:, None], 2, axis=1)
     for layer, _, incoming, outgoing in (row for row in settings["sync"] if row[1] == degree):
@@ -101,7 +99,7 @@ class Piper(Planner):
     unit = "s per sample"
 
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        settings: dict[str, Any] = getattr(problem, "settings", {})
+        settings = settings_of(problem)
         if "variants" not in settings or "batch" not in settings or "bandwidth" not in settings:
             rule = "Piper needs the variants of every layer, the micro-batches of a batch and a bandwidth"
             raise PlanError(f"problem {problem.name}", rule, "Choose a profile of Piper and give batch and bandwidth")
@@ -133,7 +131,7 @@ class Piper(Planner):
     def _price(
         self,
         problem: Problem,
-        settings: dict[str, Any],
+        settings: Settings,
         states: np.ndarray,
         edges: list[tuple[int, ...]],
         variants: LayerVariants,

@@ -15,7 +15,7 @@ from meshcast.experiments.planning.cores.local_search import LocalSearch, Ranked
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.pricing.space_search import search_space
-from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.problem import Problem, SearchBudget, settings_of
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.ir.scheme import Paper
@@ -34,7 +34,7 @@ class Slapo(Planner):
         return self._tune_profile(problem) if problem.mode == "paper" else self._tune_job(problem)
 
     def _tune_profile(self, problem: Problem) -> Proposal:
-        settings: dict[str, Any] = getattr(problem, "settings", {})
+        settings = settings_of(problem)
         figures = problem.graph().figures
         if not {"batch", "share", "samples_per_s"} <= figures.keys():
             rule = "Slapo needs the throughput of every batch size and share of recomputed layers"

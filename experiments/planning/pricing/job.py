@@ -16,7 +16,7 @@ from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import SpaceOptimum
 from meshcast.experiments.planning.pricing.operators import STREAM, list_factors
 from meshcast.experiments.planning.pricing.stage_prices import UnitCosts, price_stages, unit_costs
-from meshcast.experiments.planning.problem import Allowed, Problem, allow_all
+from meshcast.experiments.planning.problem import Allowed, Changes, Problem, allow_all
 from meshcast.experiments.planning.profile import NetworkLevel
 from meshcast.experiments.planning.stages import PlannedStage, StageOption, StageTable
 from meshcast.experiments.planning.table import Assignment, FactorTable, PendingTable
@@ -81,7 +81,7 @@ class JobProblem:
 
     # ----------------------------------------------------------------------------------- jobs of plans
 
-    def job_of(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+    def job_of(self, changes: Changes) -> dict[str, Any]:
         """Returns the job with the ``plan`` and ``batch`` of a planner, and its ``cluster`` if stated."""
         stated = {key: value for key, value in self.job.to_dict().items() if key not in ("plan", "batch")}
         stated["framework"] |= {"rules": self.job.means_program, "recipe": False}
@@ -89,12 +89,23 @@ class JobProblem:
         batch = {key: value for key, value in self.job.to_dict()["batch"].items() if key in ("sequence",)}
         return {**stated, "plan": changes["plan"], "batch": {**batch, **changes["batch"]}}
 
-    def forecast(self, changes: Mapping[str, Any]) -> StepAndMemory:
+    @property
+    def resizable(self) -> bool:
+        """Whether the same nodes may have fewer GPUs: not on several kinds, nor in a cluster of a file."""
+        stated = self.job.to_dict()["cluster"]
+        return len(self.job.cluster.kinds) <= 1 and not (isinstance(stated, str) and ":" not in stated)
+
+    def resize(self, gpus: int) -> Changes:
+        """Returns the change of the job that leaves all but so many GPUs idle; empty for all. Raises PlanError for a
+        cluster that is not resizable."""
+        return {} if gpus == self.gpus else {"cluster": _resize_cluster(self.job.to_dict()["cluster"], gpus, self.job)}
+
+    def forecast(self, changes: Changes) -> StepAndMemory:
         """Returns the engine's step time and memory of a planner's plan. Raises PlanError for a broken rule."""
         check_time()
         return forecast_step(load_job(self.job_of(changes), base=self.job.folder), self.shared)
 
-    def step_seconds(self, changes: Mapping[str, Any]) -> float:
+    def step_seconds(self, changes: Changes) -> float:
         """Returns the engine's step time of a planner's plan; infinite if it does not fit or breaks a rule [s]."""
         try:
             forecast = self.forecast(changes)
@@ -102,11 +113,11 @@ class JobProblem:
             return math.inf
         return forecast.step_time if forecast.room >= self.least_room else math.inf
 
-    def report(self, changes: Mapping[str, Any]) -> Report:
+    def report(self, changes: Changes) -> Report:
         """Returns the whole forecast of a planner's plan. Raises PlanError for a plan that breaks a rule."""
         return simulate(load_job(self.job_of(changes), base=self.job.folder), shared_work=self.shared)
 
-    def resolve(self, changes: Mapping[str, Any]) -> Plan:
+    def resolve(self, changes: Changes) -> Plan:
         """Returns the resolved plan of a planner's plan. Raises PlanError for a broken rule."""
         return resolve_plan(load_job(self.job_of(changes), base=self.job.folder), self.shared)
 
@@ -152,7 +163,7 @@ class JobProblem:
         solved = solve_table(table, self.memory)
         return SpaceOptimum(solved.bound if solved else math.inf, "integer program")
 
-    def _annotate_axes(self, axes: Mapping[str, int], tables: list[dict[str, Any]], stream: Any) -> dict[str, Any]:
+    def _annotate_axes(self, axes: Mapping[str, int], tables: list[dict[str, Any]], stream: Any) -> Changes:
         schemes = [{"use": "tensor/annotated", "over": list(axes), "stream": stream, "tables": tables}]
         batch = {"global": self.sequences, "micro": self.samples}
         plan: dict[str, Any] = {"mesh": dict(axes)}
@@ -161,7 +172,7 @@ class JobProblem:
             schemes = [{"use": "expert/all-to-all", "over": "ep"}, *schemes]
         return {"plan": {**plan, "schemes": schemes}, "batch": batch}
 
-    def annotate(self, table: FactorTable, assignment: Assignment, axes: Mapping[str, int]) -> dict[str, Any]:
+    def annotate(self, table: FactorTable, assignment: Assignment, axes: Mapping[str, int]) -> Changes:
         """Returns the ``plan`` and ``batch`` of a job that executes an assignment of a table of `operators`."""
         options = table.options(assignment)
         layouts: dict[str, dict[str, str | None]] = {
@@ -208,16 +219,16 @@ class JobProblem:
         """Returns the costs of the model's units in stages of an option. Raises PlanError for a broken rule."""
         return unit_costs(self._resolve_option(option), self.shared)
 
-    def units_of_plan(self, changes: Mapping[str, Any]) -> UnitCosts:
+    def units_of_plan(self, changes: Changes) -> UnitCosts:
         """Returns the costs of the model's units in a plan of equal stages. Raises PlanError for a broken rule."""
         return unit_costs(self.resolve(changes), self.shared)
 
-    def stage_plan(self, table: StageTable, stages: tuple[PlannedStage, ...]) -> dict[str, Any]:
+    def stage_plan(self, table: StageTable, stages: tuple[PlannedStage, ...]) -> Changes:
         """Returns the ``plan`` and ``batch`` of a job that executes stages of a table of `stages`."""
         entries = [{"layers": len(stage.layers), **table.options[stage.option].plan} for stage in stages]
         return self.entries_plan(entries, {})
 
-    def entries_plan(self, entries: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[str, Any]:
+    def entries_plan(self, entries: Sequence[Mapping[str, Any]], more: Changes) -> Changes:
         """Returns the ``plan`` and ``batch`` of a job with degrees for each stage.
 
         entries: of the stages, with their ``layers``. more: other keys of the job, such as its ``cluster``.

@@ -10,6 +10,7 @@ import pytest
 
 from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import find_planner
+from meshcast.experiments.planning.planners.varuna import CutPointProfile
 from meshcast.experiments.planning.problem import SearchBudget, UnknownPart
 from meshcast.hardware.errors import PlanError
 
@@ -30,6 +31,23 @@ PIPER = [
     3.16219102842631,
 ]
 """Seconds of a sample on the instances of `draw_variants`, by `algo.cpp` of msr-fiddle/piper."""
+
+VARUNA: list[list[int]] = [
+    [209111, 260149, 329643, 402086, 378725],
+    [191060, 292055, 344924],
+    [174895, 251059],
+    [106346, 129812, 142533],
+    [71500, 143669, 168181],
+    [127313, 232596, 287155],
+    [75151, 51784],
+    [300963, 389468, 496435],
+    [122054, 151367, 182477],
+    [156926, 334404, 346042, 362828, 487289],
+    [49709, 124649],
+    [127957, 266800, 345494, 403853, 509577],
+]
+"""Microseconds of a step for every depth on the profiles of `draw_cut_points`, by `auto_config.py` of microsoft/varuna
+with its simulator, whose jitter was set to zero."""
 
 
 class VariantProblem(UnknownPart):
@@ -78,3 +96,33 @@ def test_piper_is_its_authors_program(seed: int) -> None:
     except PlanError:
         value = math.inf
     assert value == pytest.approx(PIPER[seed], rel=1e-12)
+
+
+def draw_cut_points(seed: int) -> CutPointProfile:
+    """Draws passes, memory and messages of sections, on GPUs that depths need not divide."""
+    draw = random.Random(seed)
+    sections, gpus, sizes = draw.choice((4, 6, 8, 12)), draw.randint(5, 40), range(1, draw.randint(2, 6) + 1)
+    kinds = [(draw.uniform(300, 1500), draw.randint(20, 30), draw.uniform(2, 5)) for _ in range(sections)]
+    forward = [[seconds * size * draw.uniform(0.9, 1.1) for size in sizes] for seconds, _, _ in kinds]
+    memory, batch, per_node = draw.randint(900, 6000), draw.randint(40, 200), draw.choice((1, 2, 4))
+    profile = {
+        "batch": batch,
+        "gpus_per_node": per_node,
+        "forward": forward,
+        "backward": [[2.1 * seconds for seconds in row] for row in forward],
+        "outputs": [[size * nbytes for size in sizes] for _, nbytes, _ in kinds],
+        "peak": [[200 + size * nbytes * part for size in sizes] for _, nbytes, part in kinds],
+        "sums": {
+            depth: [draw.randint(100, 9000) for _ in range(draw.randint(1, gpus))] for depth in range(1, sections)
+        },
+        "send": [draw.randint(20, 400) * size for size in sizes],
+        "long_send": [draw.randint(500, 3000) * size for size in sizes],
+    }
+    return CutPointProfile(profile, gpus, memory)
+
+
+@pytest.mark.parametrize("seed", range(len(VARUNA)))
+def test_varuna_is_its_authors_program(seed: int) -> None:
+    profile = draw_cut_points(seed)
+    plans = [profile.plan(depth) for depth in profile.depths()]
+    assert [round(1e6 * plan.seconds) for plan in plans if plan] == VARUNA[seed]

@@ -16,6 +16,7 @@ from meshcast.experiments.planning.planner import find_planner
 from meshcast.experiments.planning.planners.adapipe import AdaPipePlanner, StagePrices, plan_phases
 from meshcast.experiments.planning.planners.galvatron import choose_strategies, decision_tree
 from meshcast.experiments.planning.planners.graphpipe import decompose, plan_graph
+from meshcast.experiments.planning.planners.varuna import VarunaPlanner
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.pricing.mixed import open_problem
 from meshcast.experiments.planning.pricing.pipelines import uniform_pipelines
@@ -131,6 +132,20 @@ def test_mcap_is_no_fuller_than_an_even_partition() -> None:
     proposal = find_planner("mcap")().plan(problem, SearchBudget())
     even = {**proposal.plan, "plan": {**proposal.plan["plan"], "partition": "even"}}
     assert problem.forecast(proposal.plan).peak_device <= problem.forecast(even).peak_device
+
+
+def test_varuna_leaves_gpus_idle_and_cuts_layers_unevenly() -> None:
+    """On 7 GPUs that two replicas of two stages, or one of five, may use; without memory for all layers on one."""
+    job = {"model": {"preset": "gpt3-5b", "layers": 9}, "cluster": {"node": "dgx-h100", "nodes": 1, "gpus": 7}}
+    problem = JobProblem({**job, "batch": {"global": 28, "micro": 1}, "plan": {"tp": 1, "dp": 7}})
+    plans = [*VarunaPlanner()._space(problem)]
+    used = {plan["plan"].get("pp", 1): plan["plan"].get("pp", 1) * plan["plan"]["dp"] for plan in plans}
+    assert used == {1: 7, 2: 4, 3: 6, 4: 4, 5: 5, 6: 6, 7: 7}
+    assert all(plan.get("cluster", {"gpus": 7})["gpus"] == used[plan["plan"].get("pp", 1)] for plan in plans)
+    (four,) = {tuple(plan["plan"]["partition"]) for plan in plans if plan["plan"].get("pp") == 4}
+    assert sum(four) == 9 and max(four) == 3
+    forecast = problem.forecast(next(plan for plan in plans if plan["plan"].get("pp") == 4))
+    assert forecast.fits and forecast.step_time > 0
 
 
 of_two_kinds = cache(lambda: open_problem(TWO_KINDS))
