@@ -240,6 +240,13 @@ class JobProblem:
         plan = {"schedule": "1f1b", "stages": [dict(entry) for entry in entries]}
         return {"plan": plan, "batch": {**batch, "microbatches": self.microbatches}, **more}
 
+    def add_schemes(self, changes: Changes, schemes: Sequence[Sequence[Mapping[str, object]]]) -> Changes:
+        """Returns the changes in long form, with further schemes of every stage. Raises PlanError for a broken rule."""
+        plan = load_job(self.job_of(changes), base=self.job.folder).to_dict()["plan"]
+        for stage, more in zip(plan.get("stages") or [plan], schemes, strict=True):
+            stage["schemes"] = [*stage["schemes"], *map(dict, more)]
+        return {**changes, "plan": plan}
+
     # ------------------------------------------------------------------------------------------- layers
 
     def graph(self) -> LayerGraph:
