@@ -10,6 +10,7 @@ import pytest
 
 from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import find_planner
+from meshcast.experiments.planning.planners.autopipe import BlockSearch
 from meshcast.experiments.planning.planners.varuna import CutPointProfile
 from meshcast.experiments.planning.problem import SearchBudget, UnknownPart
 from meshcast.hardware.errors import PlanError
@@ -48,6 +49,25 @@ VARUNA: list[list[int]] = [
 ]
 """Microseconds of a step for every depth on the profiles of `draw_cut_points`, by `auto_config.py` of microsoft/varuna
 with its simulator, whose jitter was set to zero."""
+
+AUTOPIPE = [
+    (148762, (5, 4, 4, 4, 3)),
+    (86997, (4, 2, 2, 2, 1, 1)),
+    (64989, (6, 3)),
+    (109639, (4, 2, 3, 2, 2, 2)),
+    (89866, (4, 5, 3, 3)),
+    (112881, (4, 4, 4, 4)),
+    (159637, (14, 12)),
+    (97392, (6, 6, 6)),
+    (94405, (5, 4, 3, 3)),
+    (164503, (5, 4, 4, 4, 4, 1)),
+    (156162, (13, 13)),
+    (168200, (4, 4, 3, 3, 6, 2)),
+    (159531, (8, 5, 5, 5)),
+    (111573, (4, 4, 4, 4)),
+]
+"""Estimates of a step, in twice as many micro-batches as stages, and blocks of stages for the chains of `draw_blocks`,
+by `Merak/cpp/autopipe.cpp` of HPDL-Group/Merak."""
 
 
 class VariantProblem(UnknownPart):
@@ -126,3 +146,19 @@ def test_varuna_is_its_authors_program(seed: int) -> None:
     profile = draw_cut_points(seed)
     plans = [profile.plan(depth) for depth in profile.depths()]
     assert [round(1e6 * plan.seconds) for plan in plans if plan] == VARUNA[seed]
+
+
+def draw_blocks(seed: int) -> BlockSearch:
+    """Draws a chain of an embedding, layers and an output layer, and a number of stages."""
+    draw = random.Random(seed)
+    layers, depth = draw.randint(6, 24), draw.randint(2, 6)
+    forward = [draw.randint(100, 300), *(draw.randint(300, 1200) for _ in range(layers)), draw.randint(500, 2500)]
+    backward = [2 * seconds + draw.randint(0, 300) for seconds in forward]
+    return BlockSearch(forward, backward, depth, 2 * depth)
+
+
+@pytest.mark.parametrize("seed", range(len(AUTOPIPE)))
+def test_autopipe_is_its_authors_program(seed: int) -> None:
+    search = draw_blocks(seed)
+    cut = search.run()
+    assert (search.price(cut).seconds, cut) == AUTOPIPE[seed]
