@@ -19,7 +19,8 @@ from meshcast.experiments.planning.planners.dapple import LatencyBound, PrefixSe
 from meshcast.experiments.planning.planners.hypar import HyPar
 from meshcast.experiments.planning.planners.tensoropt import TensorOpt
 from meshcast.experiments.planning.pricing.job import JobProblem
-from meshcast.experiments.planning.problem import SearchBudget, UnknownPart
+from meshcast.experiments.planning.pricing.stage_layouts import StageOperators
+from meshcast.experiments.planning.problem import SearchBudget, UnknownPart, allow_all
 from meshcast.experiments.planning.stages import PlannedStage, StageOption, StageTable
 from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.forecast.planning import resolve_plan
@@ -99,6 +100,54 @@ def test_alpa_tries_every_mesh_and_is_never_worse_than_optcnn() -> None:
 def test_searches_without_a_proof_come_near_the_optimum(name: str) -> None:
     best = min(propose(other).value for other in ("optcnn", "alpa-intra"))
     assert propose(name).proof is None and best * (1 - 1e-9) <= propose(name).value <= best * 1.05
+
+
+def test_layouts_of_stages_are_optimal_for_every_number_of_layers() -> None:
+    """The few programs of `StageOperators.layouts` leave out no better layout, with and without the model's ends."""
+    problem, axes = problem_of(gpus=4, layers=6), {"x": 2, "y": 2}
+    plan = problem.resolve(problem._annotate_axes(axes, [{"divide": {"all": None}}], {}))
+    operators = StageOperators(plan, tuple(axes), problem.shared, problem.microbatches, allow_all)
+    layouts = operators.layouts(problem.memory)
+    assert 1 <= len(layouts) <= 12
+    for layers, begin, end in product((1, 2, 4, 6), (False, True), (False, True)):
+        table = operators.table(layers, begin, end)
+        best = eliminate(table)
+        values = [
+            table.value({name: table.choices[name].index(layout[name]) for name in table.choices}) for layout in layouts
+        ]
+        assert best is not None and min(values) == pytest.approx(best.value, rel=1e-9)
+    whole = eliminate(problem.operators(axes))
+    assert whole is not None
+    assert eliminate(operators.table(6, True, True)).value == pytest.approx(whole.value, rel=1e-3)  # type: ignore[union-attr]
+
+
+def test_stages_of_layouts_of_their_own_are_played() -> None:
+    """Two stages of two GPUs, one with the layouts of a program, one with Megatron's: a job near its objective."""
+    problem = problem_of(gpus=4, layers=6)
+    layouts = problem.layout_stages()
+    assert layouts is not None
+    table = problem.stages().join(layouts)
+    own = next(n for n, option in enumerate(table.options) if option.gpus == 2 and "schemes" in option.plan)
+    megatron = [option.plan for option in table.options].index({"tp": 2, "dp": 1, "recompute": "none"})
+    cells = [(0, 2, own), (3, 5, megatron)]
+    changes = problem.stage_plan(table, (PlannedStage(range(3), own), PlannedStage(range(3, 6), megatron)))
+    forecast = problem.forecast(changes)
+    seconds = [float(table.seconds[cell]) for cell in cells]
+    once = max(float(table.once[cell]) for cell in cells)
+    value = sum(seconds) + (problem.microbatches - 1) * max(seconds) + once
+    assert forecast.step_time == pytest.approx(value, rel=0.12)
+    assert forecast.fits and all(table.behind[cell] >= 0 for cell in cells)
+
+
+@pytest.mark.parametrize("name", ["alpa", "nnscaler"])
+def test_layouts_of_their_own_make_no_plan_worse(name: str) -> None:
+    class Stages(JobProblem):
+        layout_stages = None  # type: ignore[assignment]
+
+    job = {"model": {"preset": "gpt3-5b", "layers": 4}, "cluster": {"node": "dgx-a100", "nodes": 1, "gpus": 4}}
+    job |= {"batch": {"global": 64, "micro": 8}, "plan": {"tp": 2, "dp": 2}}
+    plain, free = (find_planner(name)().plan(kind(job), SearchBudget()) for kind in (Stages, JobProblem))
+    assert free.value <= plain.value * (1 + 1e-9)
 
 
 def test_a_level_of_hypar_is_the_best_of_brute_force() -> None:
