@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from meshcast.experiments.planning.cores.stage_dp import balance_stages, plan_stages
 from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import find_planner
 from meshcast.experiments.planning.planners.autopipe import BlockSearch
+from meshcast.experiments.planning.planners.nnscaler import NnScaler
 from meshcast.experiments.planning.planners.varuna import CutPointProfile
 from meshcast.experiments.planning.problem import SearchBudget, UnknownPart
 from meshcast.hardware.errors import PlanError
+from tests.experiments.planning.random_tables import draw_stages
 
 PIPER = [
     7.17686434029269,
@@ -68,6 +71,42 @@ AUTOPIPE = [
 ]
 """Estimates of a step, in twice as many micro-batches as stages, and blocks of stages for the chains of `draw_blocks`,
 by `Merak/cpp/autopipe.cpp` of HPDL-Group/Merak."""
+
+ALPA = [
+    11.16064,
+    43.33447,
+    115.278,
+    12.29533,
+    73.1759,
+    159.1115,
+    15.93165,
+    63.85849,
+    131.1494,
+    16.87637,
+    56.19369,
+    133.7439,
+    13.61115,
+    73.28066,
+]
+"""Objectives of stages of seven layers on 8 GPUs (`draw_stages`), by `training_dp_2` of alpa-projects/alpa in 32 bits."""
+
+NNSCALER = [
+    math.inf,
+    45.21140265364919,
+    116.72285217939191,
+    math.inf,
+    77.05880738070029,
+    164.21338696237828,
+    math.inf,
+    66.18609000795946,
+    134.80233220942773,
+    math.inf,
+    59.050553893969976,
+    135.1701984786553,
+    math.inf,
+    77.49766331865845,
+]
+"""The same, by `calc_optimal_pp_plan` of microsoft/nnscaler, within its bounds of stages and of forward passes."""
 
 
 class VariantProblem(UnknownPart):
@@ -162,3 +201,18 @@ def test_autopipe_is_its_authors_program(seed: int) -> None:
     search = draw_blocks(seed)
     cut = search.run()
     assert (search.price(cut).seconds, cut) == AUTOPIPE[seed]
+
+
+@pytest.mark.parametrize("seed", range(len(ALPA)))
+def test_alpas_stages_are_those_of_its_authors_program(seed: int) -> None:
+    table = draw_stages(seed, layers=7, gpus=4).select(lambda option: option.gpus != 3)
+    plan = plan_stages(table, 8, (2, 8, 24)[seed % 3])
+    assert plan is not None and plan.value == pytest.approx(ALPA[seed], rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(len(NNSCALER)))
+def test_nnscalers_stages_are_those_of_its_authors_program(seed: int) -> None:
+    microbatches, planner = (2, 8, 24)[seed % 3], NnScaler(degrees=(1, 2, 4))
+    table = planner.narrow(draw_stages(seed, layers=7, gpus=4), 8, microbatches)
+    plan = balance_stages(table, 8, microbatches, min(7, planner.most_stages(microbatches)))
+    assert (plan.value if plan else math.inf) == pytest.approx(NNSCALER[seed], rel=1e-12)
