@@ -16,7 +16,7 @@ Dims = tuple[tuple[str, str], ...]
 """For every axis the dim that it shards; empty: none."""
 
 Changes = Mapping[str, Any]
-"""What a planner changes of a job: its ``plan``, ``batch`` and, where it says so, ``cluster``."""
+"""What a planner changes of a job: its ``plan``, ``batch`` and, where it says so, ``cluster`` and ``framework``."""
 
 Settings = Mapping[str, Any]
 """What a profile says besides its graph, by name."""

@@ -83,9 +83,13 @@ class JobProblem:
     # ----------------------------------------------------------------------------------- jobs of plans
 
     def job_of(self, changes: Changes) -> dict[str, Any]:
-        """Returns the job with the ``plan`` and ``batch`` of a planner, and its ``cluster`` if stated."""
+        """Returns the job with the ``plan`` and ``batch`` of a planner, and its ``cluster`` and what it sets of the
+        ``framework``, if stated."""
         stated = {key: value for key, value in self.job.to_dict().items() if key not in ("plan", "batch")}
-        stated["framework"] |= {"rules": self.job.means_program, "recipe": False}
+        kernels = {**stated["framework"].get("set", {}), **changes.get("framework", {}).get("set", {})}
+        stated["framework"] |= {"rules": self.job.means_program, "recipe": False} | (
+            {"set": kernels} if kernels else {}
+        )
         stated |= {key: value for key, value in changes.items() if key == "cluster"}
         batch = {key: value for key, value in self.job.to_dict()["batch"].items() if key in ("sequence",)}
         return {**stated, "plan": changes["plan"], "batch": {**batch, **changes["batch"]}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import find_planner
 from meshcast.experiments.planning.planners.autopipe import BlockSearch
 from meshcast.experiments.planning.planners.nnscaler import NnScaler
+from meshcast.experiments.planning.planners.slapo import SHARES, walk_grid
 from meshcast.experiments.planning.planners.varuna import CutPointProfile
 from meshcast.experiments.planning.problem import SearchBudget, UnknownPart
 from meshcast.hardware.errors import PlanError
@@ -88,7 +90,8 @@ ALPA = [
     13.61115,
     73.28066,
 ]
-"""Objectives of stages of seven layers on 8 GPUs (`draw_stages`), by `training_dp_2` of alpa-projects/alpa in 32 bits."""
+"""Objectives of stages of seven layers on 8 GPUs (`draw_stages`), by `training_dp_2` of alpa-projects/alpa, in 32
+bits."""
 
 NNSCALER = [
     math.inf,
@@ -107,6 +110,23 @@ NNSCALER = [
     77.49766331865845,
 ]
 """The same, by `calc_optimal_pp_plan` of microsoft/nnscaler, within its bounds of stages and of forward passes."""
+
+SLAPO = {
+    3: (24, 0.92, 8),
+    5: (120, 0.67, 12),
+    6: (64, 0.92, 8),
+    7: (48, 0.92, 8),
+    8: (32, 0.67, 7),
+    11: (72, 0.84, 12),
+    12: (64, 0.84, 9),
+    13: (64, 0.84, 9),
+    16: (80, 0.92, 8),
+    17: (120, 0.5, 19),
+    18: (16, 0.84, 7),
+    19: (64, 0.84, 9),
+}
+"""By seed the batch, the share of recomputed layers and the number of runs for the grids of `draw_grid`, whose largest
+batch fits, by `slapo/autotune/tune.py` of awslabs/slapo."""
 
 
 class VariantProblem(UnknownPart):
@@ -216,3 +236,25 @@ def test_nnscalers_stages_are_those_of_its_authors_program(seed: int) -> None:
     table = planner.narrow(draw_stages(seed, layers=7, gpus=4), 8, microbatches)
     plan = balance_stages(table, 8, microbatches, min(7, planner.most_stages(microbatches)))
     assert (plan.value if plan else math.inf) == pytest.approx(NNSCALER[seed], rel=1e-12)
+
+
+def draw_grid(seed: int) -> tuple[list[int], Callable[[int, float], float]]:
+    """Draws batches, and the throughput of each with a share of recomputed layers; 0 where memory does not suffice."""
+    draw = random.Random(seed)
+    least = draw.choice((8, 16, 32))
+    batches = list(range(least, least * draw.randint(2, 5) + 1, 8))
+    room, slow, knee = draw.uniform(0.3, 1.2) * batches[-1], draw.uniform(0.2, 0.4), draw.uniform(8, 60)
+
+    def measure(batch: int, share: float) -> float:
+        noise = 1 + 0.03 * random.Random(f"{seed} {batch} {share}").random()
+        fits = batch * (1 - 0.8 * share) <= 0.45 * room
+        return 100 * batch / (batch + knee) / (1 + slow * share) * noise if fits else 0.0
+
+    return batches, measure
+
+
+@pytest.mark.parametrize("seed", SLAPO)
+def test_slapo_tunes_as_its_authors_program(seed: int) -> None:
+    batches, measure = draw_grid(seed)
+    best, explored = walk_grid(batches, SHARES, measure)
+    assert best is not None and (best.batch, best.share, len(explored)) == SLAPO[seed]
