@@ -33,7 +33,7 @@ SHARES = (1.0, 0.92, 0.84, 0.67, 0.5, 0.34, 0.25)
 class Schedule(NamedTuple):
     """The values of the primitives of a schedule, of which a tuner takes one each.
 
-    shard: degrees of tensor parallelism; empty: all powers of two inside a node.
+    degrees: of tensor parallelism (`shard`); empty: all powers of two inside a node.
     stages: of the pipeline (`cut_pipeline_stage`).
     fuse: whether a compiler fuses kernels (``framework.set.compile``); None: what the job says.
     replace: whether attention is replaced by a fused kernel (``framework.set.attention``); None: what the job says.
@@ -41,7 +41,7 @@ class Schedule(NamedTuple):
     allows: whether these degrees, stages, fused kernels and replaced attention go together.
     """
 
-    shard: tuple[int, ...] = ()
+    degrees: tuple[int, ...] = ()
     stages: tuple[int, ...] = (1,)
     fuse: tuple[bool | None, ...] = (None,)
     replace: tuple[bool | None, ...] = (None,)
@@ -147,7 +147,7 @@ class Slapo(Planner):
     def _grids(self, problem: JobProblem) -> Iterator[tuple[ScheduledPlan, list[int]]]:
         """Yields the choices of the schedule, each with the sizes of micro-batches of a rank."""
         most = min(problem.gpus, problem.job.cluster.gpus_per_node)
-        degrees = self.schedule.shard or tuple(2**power for power in range(most.bit_length()))
+        degrees = self.schedule.degrees or tuple(2**power for power in range(most.bit_length()))
         for values in product(degrees, self.schedule.stages, self.schedule.fuse, self.schedule.replace):
             tensor, stages = values[:2]
             data, left = divmod(problem.gpus, tensor * stages)
