@@ -437,7 +437,11 @@ class BaseModel(metaclass=RecordType):
         return [*(self._more or {}).items()] == [*(other._more or {}).items()]
 
     def __hash__(self) -> int:
-        return hash((type(self), *map(vars(self).get, type(self).model_fields)))
+        values = (*map(vars(self).get, type(self).model_fields),)
+        try:
+            return hash((type(self), *values))
+        except TypeError:  # maps, such as the layouts of operators
+            return hash((type(self), *map(_freeze, values)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self)})"
@@ -462,6 +466,13 @@ class BaseModel(metaclass=RecordType):
     def __setstate__(self, state: State) -> None:
         for slot, part in zip(("__dict__", "_stated", "_more"), state, strict=True):
             object.__setattr__(self, slot, part)
+
+
+def _freeze(value: object) -> object:
+    """Returns a value that is hashable: maps and lists in it, at any depth, as tuples; equal values stay equal."""
+    if isinstance(value, Mapping):
+        return frozenset((key, _freeze(inside)) for key, inside in value.items())
+    return tuple(map(_freeze, value)) if isinstance(value, list | tuple) else value
 
 
 def _validate_field(cls: type[BaseModel], name: str, value: object, info: _ValidationInfo) -> object:

@@ -120,25 +120,29 @@ class LevelPlanner(LayoutPlanner):
         return Proposal(write_plan(problem, table, optimum.assignment, axes), value, visited)
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """Returns the best layouts of all levels at once, without a limit of memory, or a bound where they are too
-        many.
+        """Returns the best layouts of all levels at once, see `bound_levels`."""
+        return bound_levels(problem, self.widths(problem), self.allows, proposal.value)
 
-        Layouts of operators that differ by the order of interchangeable levels are priced once, to see which may be
-        part of a plan as good as the proposal; of those all orders are.
-        """
-        price = getattr(problem, "pending_operators", None)
-        widths = self.widths(problem)
-        if price is None or not widths:
-            return None
-        axes = {f"level{number}": width for number, width in enumerate(widths)}
-        groups = group_levels(widths, [*physical_mesh(problem).values()][-1])
-        table = price(axes, SpaceRule(self.allows, groups))
-        alone = bound_objective(table._replace(pending=()), proposal.value, 0)
-        kept = {name: [table.choices[name][place] for place in numbers] for name, numbers in alone.kept.items()}
-        orders = {
-            name: sum(1 for _ in SpaceRule(self.allows, groups, kept).candidates(name, (), [*axes])) for name in kept
-        }
-        if max(orders.values()) > MAX_LAYOUTS:
-            return SpaceOptimum(alone.value, BOUND)
-        bounded = bound_objective(price(axes, SpaceRule(self.allows, groups, kept)), proposal.value, MAX_CELLS)
-        return SpaceOptimum(bounded.value, "pruned elimination" if bounded.exact else BOUND)
+
+def bound_levels(problem: Problem, widths: Sequence[int], allows: Allowed, known: float) -> SpaceOptimum | None:
+    """Returns the best layouts of all levels at once, without a limit of memory, or a bound where they are too many;
+    None without a job or levels. Raises OutOfTime.
+
+    Layouts of operators that differ by the order of interchangeable levels are priced once, to see which may be part of
+    a plan as good as a known one; of those all orders are.
+
+    known: value of a plan of the space [s].
+    """
+    price = getattr(problem, "pending_operators", None)
+    if price is None or not widths:
+        return None
+    axes = {f"level{number}": width for number, width in enumerate(widths)}
+    groups = group_levels(widths, [*physical_mesh(problem).values()][-1])
+    table = price(axes, SpaceRule(allows, groups))
+    alone = bound_objective(table._replace(pending=()), known, 0)
+    kept = {name: [table.choices[name][place] for place in numbers] for name, numbers in alone.kept.items()}
+    orders = {name: sum(1 for _ in SpaceRule(allows, groups, kept).candidates(name, (), [*axes])) for name in kept}
+    if max(orders.values()) > MAX_LAYOUTS:
+        return SpaceOptimum(alone.value, BOUND)
+    bounded = bound_objective(price(axes, SpaceRule(allows, groups, kept)), known, MAX_CELLS)
+    return SpaceOptimum(bounded.value, "pruned elimination" if bounded.exact else BOUND)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.stages import StageTable
@@ -15,8 +15,20 @@ from meshcast.hardware.records import dataclass
 Dims = tuple[tuple[str, str], ...]
 """For every axis the dim that it shards; empty: none."""
 
+Changes = Mapping[str, Any]
+"""What a planner changes of a job: its ``plan``, ``batch`` and, where it says so, ``cluster`` and ``framework``."""
+
+Settings = Mapping[str, Any]
+"""What a profile says besides its graph, by name."""
+
 Allowed = Callable[[str, Dims], bool]
 """Whether an operator may have a layout."""
+
+
+def settings_of(problem: Problem) -> Settings:
+    """Returns the settings of a profile; none of a job."""
+    settings: Settings = getattr(problem, "settings", {})
+    return settings
 
 
 def allow_all(name: str, layout: Dims) -> bool:

@@ -47,6 +47,13 @@ class StageTable(NamedTuple):
         """Returns the table of the options that `keep` admits."""
         return self.take([number for number, option in enumerate(self.options) if keep(option)])
 
+    def join(self, more: StageTable | None) -> StageTable:
+        """Returns the table with the options of another table of the same layers, too."""
+        if more is None:
+            return self
+        arrays = (np.concatenate(pair, axis=-1) for pair in zip(self[1:], more[1:], strict=True))
+        return StageTable((*self.options, *more.options), *arrays)
+
     def take(self, kept: Sequence[int]) -> StageTable:
         arrays = (array[:, :, list(kept)] for array in (self.seconds, self.forward, self.once, self.behind))
         return StageTable(tuple(self.options[place] for place in kept), *arrays)

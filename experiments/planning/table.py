@@ -53,6 +53,10 @@ class Factor(NamedTuple):
         place = tuple(assignment[name] for name in self.scope)
         return Cost(float(self.seconds[place]), float(self.once[place]), float(self.nbytes[place]))
 
+    def objective(self, microbatches: int) -> np.ndarray:
+        """Returns the seconds of a step of every combination [s]."""
+        return microbatches * self.seconds + self.once
+
     def take(self, kept: Kept) -> Factor:
         """Returns the factor of the kept options alone; variables that are not listed keep all."""
         arrays = []
@@ -90,7 +94,7 @@ class FactorTable:
 
     def objective(self, factor: Factor) -> np.ndarray:
         """Returns the seconds of a step of every combination of a factor [s]."""
-        return self.microbatches * factor.seconds + factor.once
+        return factor.objective(self.microbatches)
 
     def cost(self, assignment: Assignment) -> Cost:
         costs = [factor.at(assignment) for factor in self.factors]

@@ -387,9 +387,10 @@ def lower_units(plan: Plan, shared: SharedWork) -> LoweredUnits:
         of_layer.append(known[key])
     stages.append(without_buckets(lowering.run(architecture.stage(range(0), False, True))))
     price = shared.device_costs(plan)[0].estimate
-    (data,) = (scheme for scheme in plan.schemes if isinstance(scheme, DataScheme))
+    # A plan of annotated layouts has no data scheme.
+    reduces = any(scheme.reduces for scheme in plan.schemes if isinstance(scheme, DataScheme))
     host, weights = host_launch_seconds(plan), plan.job.framework.weights
-    return LoweredUnits(tuple(stages), np.array(of_layer), price, host, weights, data.reduces)
+    return LoweredUnits(tuple(stages), np.array(of_layer), price, host, weights, reduces)
 
 
 def price_units(units: LoweredUnits, shared: SharedWork) -> UnitPrices:

@@ -235,8 +235,8 @@ class TriesAlternatives(Scheme):
     """Tries several options at run time, as its system does, and keeps those of the fastest layer."""
 
     @abstractmethod
-    def alternatives(self) -> Sequence[Scheme]:
-        """Returns the scheme with each of the options that it tries; empty if its options say everything."""
+    def alternatives(self, job: Any) -> Sequence[Scheme]:
+        """Returns the scheme with each of the options that it tries for a job; empty if its options say everything."""
 
 
 class FitsModels(Scheme):

@@ -136,7 +136,7 @@ class Resolver:
         for scheme in schemes_with(plan.schemes, FitsModels):
             plan = replace_scheme(plan, scheme, scheme.fit_models(plan.job, measure))
         for trying in schemes_with(plan.schemes, TriesAlternatives):
-            if alternatives := trying.alternatives():
+            if alternatives := trying.alternatives(plan.job):
                 check_divisible(plan, self.known.divisible)
                 plan = min((replace_scheme(plan, trying, scheme) for scheme in alternatives), key=seconds)
         return plan

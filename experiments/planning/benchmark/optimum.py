@@ -100,6 +100,8 @@ def explain_faster(problem: JobProblem, plan: dict[str, Any], step: float, optim
     if optimum.done is None:
         return ["plan"]
     job = load_job(problem.job_of(plan), base=problem.job.folder)
+    if job.cluster.gpus != problem.gpus:
+        return ["cluster.gpus"]
     outside = list_outside(optimum.done.space, read_short_form(job, optimum.done.space.named))
     if not outside:
         rule = f"a plan of the space takes {step:.6g} s, and none should take less than {optimum.shortest:.6g} s"

@@ -22,7 +22,7 @@ from meshcast.experiments.planning.clock import is_over
 from meshcast.experiments.planning.cores.local_search import LocalSearch, Ranked, Shape, StageState, pass_layers
 from meshcast.experiments.planning.cores.stage_dp import plan_stages
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
-from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.problem import Problem, SearchBudget, settings_of
 from meshcast.experiments.planning.stages import PlannedStage, StageTable
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
@@ -62,7 +62,7 @@ class Aceso(Planner):
         return (self._plan_operators if problem.mode == "paper" else self._plan_layers)(problem, budget)
 
     def _plan_operators(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        settings: dict[str, Any] = getattr(problem, "settings", {})
+        settings = settings_of(problem)
         if missing := [key for key in ("tables", "repeat", "micro_batches", "batch") if key not in settings]:
             rule = f"Aceso needs times of operators by degree and size of micro-batches, and there is no `{missing[0]}`"
             raise PlanError(f"problem {problem.name}", rule, "Choose a profile of Aceso's operators")

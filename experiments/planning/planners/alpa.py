@@ -2,8 +2,10 @@
 
 Minimises sum of the stages' seconds + (m - 1) x the slowest (Zheng et al. 2022, arXiv 2201.12023, section 5.2).
 Submeshes are powers of two of the GPUs of a node, or whole nodes; a stage fits with the activations of the
-micro-batches in flight, as many as stages from it on. Inside a stage, here, operators have Megatron's layouts of
-every degree; `alpa-intra` chooses the layout of each.
+micro-batches in flight, as many as stages from it on. Inside a stage operators have the layouts that the program of
+`alpa-intra` finds for the stage's own layers, GPUs and logical mesh, or Megatron's of any degree with a sharded
+optimizer: the dynamic program takes what is best. Programs have half of the time of the search, the fewest GPUs first;
+models with experts have Megatron's layouts alone, since their scheme shards experts.
 """
 
 from __future__ import annotations
@@ -36,10 +38,14 @@ class Alpa(Planner):
     recompute: ClassVar[tuple[str, ...]] = ("none", "full")
     """What its plans may recompute; the authors' runs always recompute."""
 
+    programs: ClassVar[bool] = True
+    """Whether operators of stages have layouts of their own."""
+
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         job = getattr(problem, "job", None)
         per_node = job.cluster.gpus_per_node if job is not None else problem.gpus
-        table = submeshes(problem.stages(), per_node)
+        price_layouts = getattr(problem, "layout_stages", None) if self.programs else None
+        table = submeshes(problem.stages().join(price_layouts() if price_layouts else None), per_node)
         best: Proposal | None = None
         visited, bound = 0, float("inf")
         for number, again in enumerate(self.recompute):

@@ -14,7 +14,7 @@ from typing import Any
 
 from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
-from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.problem import Problem, SearchBudget, settings_of
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
 
@@ -28,7 +28,7 @@ class AutoMTF(Planner):
     unit = "(dims + 1) x bytes - sharded dims"
 
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        settings: dict[str, Any] = getattr(problem, "settings", {})
+        settings = settings_of(problem)
         if missing := [key for key in ("dims", "mesh", "writes", "element_bytes") if key not in settings]:
             rule = f"Auto-MTF needs named dims, a mesh and tensors, and there is no `{missing[0]}`"
             raise PlanError(f"problem {problem.name}", rule, "Choose a profile of Auto-MTF")

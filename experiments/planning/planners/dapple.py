@@ -23,14 +23,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from meshcast.experiments.planning.clock import check_time
 from meshcast.experiments.planning.graph import antichain_states, find_contained, output_bytes
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum, write_stages
-from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.problem import Problem, SearchBudget, settings_of
 from meshcast.experiments.planning.profile import NetworkLevel
 from meshcast.experiments.planning.stages import PlannedStage, StageTable
 from meshcast.hardware.errors import PlanError
@@ -50,7 +50,7 @@ class DapplePlanner(Planner):
 
     def _plan_graph(self, problem: Problem) -> Proposal:
         levels: tuple[NetworkLevel, ...] = tuple(getattr(problem, "levels", ()))
-        settings: dict[str, Any] = getattr(problem, "settings", {})
+        settings = settings_of(problem)
         if len(levels) not in (1, 2) or "batch" not in settings:
             rule = "DAPPLE needs one or two levels of the network (GPUs of a machine, machines), and a batch"
             raise PlanError(f"problem {problem.name}", rule, "Give levels, the innermost first, and batch=samples")

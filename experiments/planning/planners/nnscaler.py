@@ -2,9 +2,10 @@
 
 Pipelines: stages of 1, 2, 4 or 8 GPUs of least (m - 1 + stages) x the slowest stage, where m micro-batches share what a
 stage does once a step. Stages are at most r / (1 - r) x m + 1, r the share of bubbles, and a stage's forward pass
-takes between u and 1 / u times its share of the model's. One stage: a layout for every operator, by an integer program
-within the memory of a rank (Lin et al. 2024, "nnScaler", OSDI 2024; microsoft/nnscaler, `autodist`, whose
-defaults are these).
+takes between u and 1 / u times its share of the model's. Operators of a stage have the layouts that a program finds for
+its own layers under the constraints (`pricing.stage_layouts`), or Megatron's; models with experts Megatron's alone. One
+stage: a layout for every operator, by an integer program within the memory of a rank (Lin et al. 2024, "nnScaler", OSDI
+2024; microsoft/nnscaler, `autodist`, whose defaults are these).
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ class NnScaler(Planner):
     paper = Paper("OSDI 2024", "nnScaler: Constraint-Guided Parallelization Plan Generation for Deep Learning", 2024)
     restrictions = (
         "use more than 8 GPUs in a stage of a pipeline, or replicate a pipeline",
-        "give operators of a pipeline's stages layouts other than Megatron's and the samples'",
         "split operators over nodes along other dims than samples",
         "run operators in an order of their own",
     )
@@ -67,7 +67,7 @@ class NnScaler(Planner):
             (data == 1 or "b" in dims) and (tensor == 1 or bool(dims & MEGATRON_DIMS))
             for dims in self.operators.values()
         )
-        return fits and option.gpus in self.degrees
+        return (fits or "schemes" in option.plan) and option.gpus in self.degrees
 
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         plans = self._plan_pipeline(problem), self._plan_stage(problem, budget)
@@ -96,7 +96,9 @@ class NnScaler(Planner):
         return math.floor(self.bubbles / (1 - self.bubbles) * microbatches + 1 + 1e-9)
 
     def _plan_pipeline(self, problem: Problem) -> Proposal | None:
-        table = self.narrow(problem.stages(), problem.gpus, problem.microbatches)
+        price_layouts = getattr(problem, "layout_stages", None)
+        whole = problem.stages().join(price_layouts(self.allows) if price_layouts else None)
+        table = self.narrow(whole, problem.gpus, problem.microbatches)
         most = min(table.layers, problem.gpus, self.most_stages(problem.microbatches))
         division = balance_stages(table, problem.gpus, problem.microbatches, most) if table.options else None
         if division is None:

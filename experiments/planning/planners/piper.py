@@ -2,14 +2,15 @@
 
 The bottleneck of the time of a sample is minimised. A stage of d replicas takes (seconds + bytes / B) / d, with twice
 the bytes of every edge that crosses its border, and 4 (d - 1) / d of the parameters' bytes once a batch of N; it keeps
-ceil(s / d) micro-batches in flight, s the replicas of this stage and of all later ones (Tarnawski et al. 2021, "Piper:
-Multidimensional Planner for DNN Parallelization", NeurIPS 2021, and the released code msr-fiddle/piper).
+ceil(s / d) micro-batches in flight, s the replicas of this stage and of all later ones. The best of all sums of
+replicas counts (Tarnawski et al. 2021, "Piper: Multidimensional Planner for DNN Parallelization", NeurIPS 2021, and the
+released code msr-fiddle/piper).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from meshcast.experiments.planning.clock import check_time
 from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP, start_costs
 from meshcast.experiments.planning.graph import LayerGraph, find_contained
 from meshcast.experiments.planning.planner import Planner, Proposal
-from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.problem import Problem, SearchBudget, Settings, settings_of
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
 
@@ -39,28 +40,25 @@ class LayerVariants(NamedTuple):
     edges: np.ndarray
 
 
-def read_variants(
-    settings: Mapping[str, Any], graph: LayerGraph, edges: list[tuple[int, int]]
-) -> dict[int, LayerVariants]:
-    """Returns the variants of a profile by degree; only degrees that all layers have.
+def read_variants(settings: Settings, graph: LayerGraph, edges: list[tuple[int, int]]) -> dict[int, LayerVariants]:
+    """Returns the variants of a profile by degree; what a layer does not have takes infinite time and memory.
 
     settings: of the profile, with ``variants``, ``sync`` and ``edge_bytes``.
     edges: in the order of ``edge_bytes``.
     """
     rows = np.array(settings["variants"], float)
-    rows = rows[np.lexsort((rows[:, 2], rows[:, 0]))]
     by_degree = {}
     for degree in np.unique(rows[:, 1]).astype(int).tolist():
         variants = rows[rows[:, 1] == degree]
-        shape = len(graph.names), int(variants[:, 2].max()) + 1
-        if len(variants) == shape[0] * shape[1]:
-            seconds, parameters, in_flight, fixed = (variants[:, column].reshape(shape) for column in (3, 4, 5, 6))
-            sent = _sent_bytes(settings, edges, degree)
-            by_degree[degree] = LayerVariants(seconds, parameters, in_flight, fixed, sent)
+        cells = variants[:, 0].astype(int), variants[:, 2].astype(int)
+        figures = np.zeros((4, len(graph.names), cells[1].max() + 1))
+        figures[[0, 3]] = np.inf
+        figures[:, cells[0], cells[1]] = variants[:, 3:].T
+        by_degree[degree] = LayerVariants(*figures, _sent_bytes(settings, edges, degree))
     return by_degree
 
 
-def _sent_bytes(settings: Mapping[str, Any], edges: list[tuple[int, int]], degree: int) -> np.ndarray:
+def _sent_bytes(settings: Settings, edges: list[tuple[int, int]], degree: int) -> np.ndarray:
     """Returns the bytes of a sample over every edge, at its source and at its target, for a degree [edges, 2]."""
     sent = np.repeat(np.array(settings["edge_bytes"], float)[:, None], 2, axis=1)
     for layer, _, incoming, outgoing in (row for row in settings["sync"] if row[1] == degree):
@@ -79,9 +77,9 @@ def choose_variants(seconds: np.ndarray, memory: np.ndarray, limit: float) -> np
     layers = np.arange(seconds.shape[0])
     fastest = seconds.argmin(axis=1)
     start = memory[:, layers, fastest]
-    saved = start[:, :, None] - memory
-    price = seconds - seconds[layers, fastest][:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
+        saved = start[:, :, None] - memory
+        price = seconds - seconds[layers, fastest][:, None]
         rates = np.where(saved > 1e-9, price[None] / saved, np.inf).reshape(len(memory), -1)
     order = np.argsort(rates, axis=1, kind="stable")
     useful = np.isfinite(np.take_along_axis(rates, order, axis=1))
@@ -101,7 +99,7 @@ class Piper(Planner):
     unit = "s per sample"
 
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
-        settings: dict[str, Any] = getattr(problem, "settings", {})
+        settings = settings_of(problem)
         if "variants" not in settings or "batch" not in settings or "bandwidth" not in settings:
             rule = "Piper needs the variants of every layer, the micro-batches of a batch and a bandwidth"
             raise PlanError(f"problem {problem.name}", rule, "Choose a profile of Piper and give batch and bandwidth")
@@ -114,10 +112,13 @@ class Piper(Planner):
             for data in range(1, problem.gpus // tensor + 1)
             if settings["batch"] % data == 0
         }
-        table, whole = _fill(stages, len(states)), (problem.gpus, problem.gpus)
-        value = float(table.costs(whole)[-1, 0])
+        table = _fill(stages, len(states))
+        replicas = range(1, min(problem.gpus, settings["batch"]) + 1)
+        values = [float(table.costs((problem.gpus, most))[-1, 0]) for most in replicas]
+        value = min(values)
         if not np.isfinite(value):
             raise self.nothing_fits(problem, "Give more devices, or more memory")
+        whole = problem.gpus, replicas[values.index(value)]
         plan = [
             {"nodes": np.flatnonzero(states[behind] & ~states[before]).tolist(), "tp": tensor, "dp": data}
             for before, behind, (tensor, data) in reversed(table.trace(whole))
@@ -130,7 +131,7 @@ class Piper(Planner):
     def _price(
         self,
         problem: Problem,
-        settings: dict[str, Any],
+        settings: Settings,
         states: np.ndarray,
         edges: list[tuple[int, ...]],
         variants: LayerVariants,
@@ -154,7 +155,7 @@ class Piper(Planner):
 
 
 def _fill(stages: Mapping[tuple[int, int], np.ndarray], states: int) -> PartitionDP:
-    """Returns the least bottlenecks on at most so many GPUs and replicas."""
+    """Returns the least bottlenecks on at most so many GPUs, with memory for the flights of so many replicas."""
 
     def end(devices: tuple[int, int]) -> Iterator[LastPiece]:
         gpus, replicas = devices

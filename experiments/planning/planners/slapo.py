@@ -1,21 +1,27 @@
-"""Slapo: a schedule of tensor and data parallelism whose batch size and share of recomputed layers are tuned by runs.
+"""Slapo: a schedule of primitives with tunable values, tuned by runs.
 
-The tuner walks batch sizes downwards and bisects the share at each (Chen et al. 2024, arXiv 2302.08005; awslabs/slapo).
-On a profile the runs are its measurements. In a job they are forecasts of the engine: the batch is that of a
-micro-batch of a rank, as the batch of a step is the job's, and the walk is done for each degree of tensor parallelism.
+A schedule has the values of its primitives: `shard` the degrees of tensor parallelism, `cut_pipeline_stage` the numbers
+of stages, `fuse` and `replace` whether a compiler fuses kernels and whether attention is a single one, `checkpoint` the
+shares of recomputed layers; the user may forbid combinations. For each of the others the tuner walks batch sizes
+downwards and bisects the share (Chen et al. 2024, arXiv 2302.08005; awslabs/slapo). On a profile the runs are its
+measurements. In a job they are forecasts of the engine, and the batch is that of a micro-batch of a rank, as the batch
+of a step is the job's. Without a schedule `shard` has all degrees and the kernels are the job's, as in the released
+examples. Where the largest batch does not fit, the released tuner begins the shares at the place of the batch that
+does; here with the first.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, NamedTuple
+from itertools import product
+from typing import NamedTuple
 
 from meshcast.experiments.planning.cores.local_search import LocalSearch, Ranked
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.pricing.space_search import search_space
-from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.problem import Changes, Problem, SearchBudget, settings_of
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.ir.scheme import Paper
@@ -24,17 +30,67 @@ SHARES = (1.0, 0.92, 0.84, 0.67, 0.5, 0.34, 0.25)
 """Shares of recomputed layers that the released tuner knows."""
 
 
+class Schedule(NamedTuple):
+    """The values of the primitives of a schedule, of which a tuner takes one each.
+
+    degrees: of tensor parallelism (`shard`); empty: all powers of two inside a node.
+    stages: of the pipeline (`cut_pipeline_stage`).
+    fuse: whether a compiler fuses kernels (``framework.set.compile``); None: what the job says.
+    replace: whether attention is replaced by a fused kernel (``framework.set.attention``); None: what the job says.
+    checkpoint: shares of recomputed layers, falling.
+    allows: whether these degrees, stages, fused kernels and replaced attention go together.
+    """
+
+    degrees: tuple[int, ...] = ()
+    stages: tuple[int, ...] = (1,)
+    fuse: tuple[bool | None, ...] = (None,)
+    replace: tuple[bool | None, ...] = (None,)
+    checkpoint: tuple[float, ...] = SHARES
+    allows: Callable[[int, int, bool | None, bool | None], bool] = lambda *values: True
+
+
+class ScheduledPlan(NamedTuple):
+    """A choice of all values of a schedule but the share of recomputed layers."""
+
+    tensor: int
+    stages: int
+    fuse: bool | None
+    replace: bool | None
+
+    def write(self, problem: JobProblem, batch: int, share: float) -> Changes:
+        """Returns the changes of the job with a batch and a share."""
+        data, layers = problem.gpus // (self.tensor * self.stages), int(problem.job.model.layers)
+        plan: dict[str, object] = {"tp": self.tensor, "dp": data, "recompute": "full"}
+        if self.stages > 1:
+            plan |= {"pp": self.stages, "schedule": "1f1b", "partition": "even"}
+        if share < 1:
+            plan["recompute_layers"] = max(1, round(share * layers / self.stages))
+        kernels: dict[str, object] = {} if self.fuse is None else {"compile": self.fuse}
+        if self.replace is not None:
+            kernels["attention"] = "flash" if self.replace else "unfused"
+        more = {"framework": {"set": kernels}} if kernels else {}
+        return {"plan": plan, "batch": {"global": problem.sequences, "micro": batch}, **more}
+
+
 class Slapo(Planner):
+    """The planner with the schedule that it tunes."""
+
     paper = Paper("arXiv:2302.08005", "Slapo: A Schedule Language for Progressive Optimization of Large Models", 2024)
-    restrictions = ("cut a pipeline", "recompute less than a quarter of the layers", "tune kernels and fusions")
+    restrictions = (
+        "cut a pipeline or choose kernels, unless the user's schedule says so",
+        "recompute less than a quarter of the layers",
+    )
     modes = ("paper", "ours")
     unit = "s of a step; of a profile s per sample"
+
+    def __init__(self, schedule: Schedule | None = None) -> None:
+        self.schedule = schedule or Schedule()
 
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         return self._tune_profile(problem) if problem.mode == "paper" else self._tune_job(problem)
 
     def _tune_profile(self, problem: Problem) -> Proposal:
-        settings: dict[str, Any] = getattr(problem, "settings", {})
+        settings = settings_of(problem)
         figures = problem.graph().figures
         if not {"batch", "share", "samples_per_s"} <= figures.keys():
             rule = "Slapo needs the throughput of every batch size and share of recomputed layers"
@@ -53,55 +109,51 @@ class Slapo(Planner):
     def _tune_job(self, problem: Problem) -> Proposal:
         if not isinstance(problem, JobProblem):
             raise PlanError(f"problem {problem.name}", "its plans cannot be run", "Give the planner a job")
-        best: tuple[float, dict[str, Any]] | None = None
+        best: tuple[float, Changes] | None = None
         visited = 0
-        for tensor, batches in self._grids(problem):
+        for scheduled, batches in self._grids(problem):
 
-            def measure(batch: int, share: float, tensor: int = tensor) -> float:
-                return problem.sequences / problem.step_seconds(_write_cell(problem, tensor, batch, share))
+            def measure(batch: int, share: float, scheduled: ScheduledPlan = scheduled) -> float:
+                return problem.sequences / problem.step_seconds(scheduled.write(problem, batch, share))
 
-            point, explored = walk_grid(batches, SHARES, measure)
+            point, explored = walk_grid(batches, self.schedule.checkpoint, measure)
             visited += len(explored)
             if point is not None and (best is None or point.throughput > best[0]):
-                best = point.throughput, _write_cell(problem, tensor, point.batch, point.share)
+                best = point.throughput, scheduled.write(problem, point.batch, point.share)
         if best is None:
             raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory")
         return Proposal(best[1], problem.sequences / best[0], visited)
 
     def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
-        """Returns the search over the whole grid; on nodes of several kinds, where there is none, all its forecasts."""
+        """Returns the search over the whole grid; on nodes of several kinds, where there is none, and for a schedule
+        with stages or kernels all its forecasts."""
         if not isinstance(problem, JobProblem):
             return None
-        if len(problem.job.cluster.kinds) > 1:
+        grids = [*self._grids(problem)]
+        if len(problem.job.cluster.kinds) > 1 or any(scheduled[1:] != (1, None, None) for scheduled, _ in grids):
             cells = [
-                _write_cell(problem, tensor, batch, share)
-                for tensor, batches in self._grids(problem)
+                scheduled.write(problem, batch, share)
+                for scheduled, batches in grids
                 for batch in batches
-                for share in SHARES
+                for share in self.schedule.checkpoint
             ]
             shortest = min(map(problem.step_seconds, cells))
             return SpaceOptimum(shortest, "enumeration of its space", forecast=True)
         layers = int(problem.job.model.layers)
-        again = sorted({max(1, round(share * layers)) for share in SHARES})
-        degrees = [tensor for tensor, _ in self._grids(problem)]
-        plan = {"tp": degrees, "recompute": "full", "recompute_layers": again}
+        again = sorted({max(1, round(share * layers)) for share in self.schedule.checkpoint})
+        plan = {"tp": [scheduled.tensor for scheduled, _ in grids], "recompute": "full", "recompute_layers": again}
         return search_space(problem, plan, "auto", problem.forecast(proposal.plan).step_time)
 
-    def _grids(self, problem: JobProblem) -> Iterator[tuple[int, list[int]]]:
-        """Yields degrees of tensor parallelism, each with the sizes of micro-batches of a rank."""
+    def _grids(self, problem: JobProblem) -> Iterator[tuple[ScheduledPlan, list[int]]]:
+        """Yields the choices of the schedule, each with the sizes of micro-batches of a rank."""
         most = min(problem.gpus, problem.job.cluster.gpus_per_node)
-        for tensor in (2**power for power in range(most.bit_length())):
-            data, left = divmod(problem.gpus, tensor)
-            if not left and problem.sequences % data == 0:
-                yield tensor, list_divisors(problem.sequences // data)
-
-
-def _write_cell(problem: JobProblem, tensor: int, batch: int, share: float) -> dict[str, Any]:
-    """Returns the ``plan`` and ``batch`` of a cell of the grid."""
-    plan: dict[str, Any] = {"tp": tensor, "dp": problem.gpus // tensor, "recompute": "full"}
-    if share < 1:
-        plan["recompute_layers"] = max(1, round(share * int(problem.job.model.layers)))
-    return {"plan": plan, "batch": {"global": problem.sequences, "micro": batch}}
+        degrees = self.schedule.degrees or tuple(2**power for power in range(most.bit_length()))
+        for values in product(degrees, self.schedule.stages, self.schedule.fuse, self.schedule.replace):
+            tensor, stages = values[:2]
+            data, left = divmod(problem.gpus, tensor * stages)
+            even = not left and data and problem.sequences % data == 0 and problem.job.model.layers % stages == 0
+            if even and self.schedule.allows(*values):
+                yield ScheduledPlan(*values), list_divisors(problem.sequences // data)
 
 
 Cell = tuple[int, float]

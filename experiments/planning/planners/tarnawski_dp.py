@@ -15,7 +15,7 @@ import numpy as np
 from meshcast.experiments.planning.cores.partition_dp import LastPiece, PartitionDP, start_costs
 from meshcast.experiments.planning.device_graph import DeviceGraph
 from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
-from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.problem import Problem, SearchBudget, settings_of
 from meshcast.simulator.ir.scheme import Paper
 
 
@@ -29,7 +29,7 @@ class TarnawskiDP(Planner):
         graph = DeviceGraph(problem.graph())
         ideals = graph.groups.ideals()
         seconds = graph.loads(ideals, problem.memory)
-        cpus = int(getattr(problem, "settings", {}).get("devices", {}).get("cpus", 0))
+        cpus = int(settings_of(problem).get("devices", {}).get("cpus", 0))
 
         def end(devices: tuple[int, int]) -> Iterator[LastPiece]:
             accelerators, cpus = devices

@@ -17,7 +17,7 @@ import numpy as np
 from meshcast.experiments.planning.clock import seconds_left
 from meshcast.experiments.planning.device_graph import DeviceGraph
 from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
-from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.problem import Problem, SearchBudget, settings_of
 from meshcast.hardware.documents.optional_package import import_optional
 from meshcast.simulator.ir.scheme import Paper
 
@@ -161,7 +161,7 @@ class TarnawskiIP(Planner):
 
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         graph = DeviceGraph(problem.graph())
-        cpus = int(getattr(problem, "settings", {}).get("devices", {}).get("cpus", 0))
+        cpus = int(settings_of(problem).get("devices", {}).get("cpus", 0))
         program = PlacementProgram(graph, problem.gpus, cpus, problem.memory)
         if self.contiguous:
             program.require_contiguity()

@@ -9,14 +9,15 @@ from typing import Any, Self
 
 from numpy.typing import ArrayLike
 
-from meshcast.experiments.planning.clock import check_time
+from meshcast.experiments.planning.clock import check_time, seconds_left
 from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.cores.ilp import solve_table
 from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import SpaceOptimum
 from meshcast.experiments.planning.pricing.operators import STREAM, list_factors
+from meshcast.experiments.planning.pricing.stage_layouts import StageOperators
 from meshcast.experiments.planning.pricing.stage_prices import UnitCosts, price_stages, unit_costs
-from meshcast.experiments.planning.problem import Allowed, Problem, allow_all
+from meshcast.experiments.planning.problem import Allowed, Changes, Dims, Problem, allow_all
 from meshcast.experiments.planning.profile import NetworkLevel
 from meshcast.experiments.planning.stages import PlannedStage, StageOption, StageTable
 from meshcast.experiments.planning.table import Assignment, FactorTable, PendingTable
@@ -81,20 +82,35 @@ class JobProblem:
 
     # ----------------------------------------------------------------------------------- jobs of plans
 
-    def job_of(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the job with the ``plan`` and ``batch`` of a planner, and its ``cluster`` if stated."""
+    def job_of(self, changes: Changes) -> dict[str, Any]:
+        """Returns the job with the ``plan`` and ``batch`` of a planner, and its ``cluster`` and what it sets of the
+        ``framework``, if stated."""
         stated = {key: value for key, value in self.job.to_dict().items() if key not in ("plan", "batch")}
-        stated["framework"] |= {"rules": self.job.means_program, "recipe": False}
+        kernels = {**stated["framework"].get("set", {}), **changes.get("framework", {}).get("set", {})}
+        stated["framework"] |= {"rules": self.job.means_program, "recipe": False} | (
+            {"set": kernels} if kernels else {}
+        )
         stated |= {key: value for key, value in changes.items() if key == "cluster"}
         batch = {key: value for key, value in self.job.to_dict()["batch"].items() if key in ("sequence",)}
         return {**stated, "plan": changes["plan"], "batch": {**batch, **changes["batch"]}}
 
-    def forecast(self, changes: Mapping[str, Any]) -> StepAndMemory:
+    @property
+    def resizable(self) -> bool:
+        """Whether the same nodes may have fewer GPUs: not on several kinds, nor in a cluster of a file."""
+        stated = self.job.to_dict()["cluster"]
+        return len(self.job.cluster.kinds) <= 1 and not (isinstance(stated, str) and ":" not in stated)
+
+    def resize(self, gpus: int) -> Changes:
+        """Returns the change of the job that leaves all but so many GPUs idle; empty for all. Raises PlanError for a
+        cluster that is not resizable."""
+        return {} if gpus == self.gpus else {"cluster": _resize_cluster(self.job.to_dict()["cluster"], gpus, self.job)}
+
+    def forecast(self, changes: Changes) -> StepAndMemory:
         """Returns the engine's step time and memory of a planner's plan. Raises PlanError for a broken rule."""
         check_time()
         return forecast_step(load_job(self.job_of(changes), base=self.job.folder), self.shared)
 
-    def step_seconds(self, changes: Mapping[str, Any]) -> float:
+    def step_seconds(self, changes: Changes) -> float:
         """Returns the engine's step time of a planner's plan; infinite if it does not fit or breaks a rule [s]."""
         try:
             forecast = self.forecast(changes)
@@ -102,11 +118,11 @@ class JobProblem:
             return math.inf
         return forecast.step_time if forecast.room >= self.least_room else math.inf
 
-    def report(self, changes: Mapping[str, Any]) -> Report:
+    def report(self, changes: Changes) -> Report:
         """Returns the whole forecast of a planner's plan. Raises PlanError for a plan that breaks a rule."""
         return simulate(load_job(self.job_of(changes), base=self.job.folder), shared_work=self.shared)
 
-    def resolve(self, changes: Mapping[str, Any]) -> Plan:
+    def resolve(self, changes: Changes) -> Plan:
         """Returns the resolved plan of a planner's plan. Raises PlanError for a broken rule."""
         return resolve_plan(load_job(self.job_of(changes), base=self.job.folder), self.shared)
 
@@ -152,7 +168,7 @@ class JobProblem:
         solved = solve_table(table, self.memory)
         return SpaceOptimum(solved.bound if solved else math.inf, "integer program")
 
-    def _annotate_axes(self, axes: Mapping[str, int], tables: list[dict[str, Any]], stream: Any) -> dict[str, Any]:
+    def _annotate_axes(self, axes: Mapping[str, int], tables: list[dict[str, Any]], stream: Any) -> Changes:
         schemes = [{"use": "tensor/annotated", "over": list(axes), "stream": stream, "tables": tables}]
         batch = {"global": self.sequences, "micro": self.samples}
         plan: dict[str, Any] = {"mesh": dict(axes)}
@@ -161,11 +177,13 @@ class JobProblem:
             schemes = [{"use": "expert/all-to-all", "over": "ep"}, *schemes]
         return {"plan": {**plan, "schemes": schemes}, "batch": batch}
 
-    def annotate(self, table: FactorTable, assignment: Assignment, axes: Mapping[str, int]) -> dict[str, Any]:
+    def annotate(self, table: FactorTable, assignment: Assignment, axes: Mapping[str, int]) -> Changes:
         """Returns the ``plan`` and ``batch`` of a job that executes an assignment of a table of `operators`."""
-        options = table.options(assignment)
+        return self._annotate_layout(table.options(assignment), axes)  # type: ignore[arg-type]
+
+    def _annotate_layout(self, options: Mapping[str, Dims], axes: Mapping[str, int]) -> Changes:
         layouts: dict[str, dict[str, str | None]] = {
-            name: {axis: dim or None for axis, dim in options[name]}  # type: ignore[attr-defined]
+            name: {axis: dim or None for axis, dim in options[name]}
             for name in options
             if options[name]  # experts are sharded by their scheme
         }
@@ -178,6 +196,74 @@ class JobProblem:
     def stages(self, recompute: bool = True) -> StageTable:
         """Returns the table of stages on powers of two of GPUs in a node, and on whole nodes; see `price_stages`."""
         return price_stages(self._stage_options(recompute), self._resolve_option, self.shared, self.memory)
+
+    @remembered_by(lambda problem, allowed: allowed)
+    def layout_stages(self, allowed: Allowed = allow_all) -> StageTable | None:
+        """Returns the table of stages whose operators have layouts of their own, by `StageOperators`, on the GPUs of
+        `stages` and every logical mesh of them of at most two axes; None where there are none: for models with experts,
+        whose scheme shards them, and clusters that are not resizable. Half of the time that is left is theirs."""
+        if not self.resizable or self.job.model.moe is not None or self.expert_ranks > 1:
+            return None
+        options, left = list[StageOption](), seconds_left()
+        for gpus in dict.fromkeys(option.gpus for option in self._stage_options(False) if option.gpus > 1):
+            for axes in self._logical_meshes(gpus):
+                if seconds_left() < left / 2:
+                    break
+                try:
+                    plan = self.resolve(
+                        {**self._annotate_axes(axes, [{"divide": {"all": None}}], {}), **self.resize(gpus)}
+                    )
+                    operators = StageOperators(plan, tuple(axes), self.shared, self.microbatches, allowed)
+                except PlanError:  # no layout divides
+                    continue
+                for layout in operators.layouts(self.memory):
+                    if len(axes) > 1 and all(len({dim for _, dim in dims}) == 1 for dims in layout.values()):
+                        continue  # a layout of the flat mesh
+                    schemes = self._annotate_layout(layout, axes)["plan"]["schemes"]
+                    options += [
+                        StageOption(gpus, {"mesh": axes, "schemes": [*schemes, *again], "recompute": word})
+                        for word, again in (("none", []), ("full", [{"use": "memory/recompute-full"}]))
+                    ]
+        try:
+            return price_stages(options, self._resolve_layout, self.shared, self.memory) if options else None
+        except PlanError:
+            return None
+
+    def _logical_meshes(self, gpus: int) -> list[dict[str, int]]:
+        """Returns the flat mesh, and those of two axes that do not cross borders of nodes within one."""
+        inside = min(gpus, self.job.cluster.gpus_per_node)
+        inner = [size for size in list_divisors(gpus)[1:-1] if inside % size == 0 or size % inside == 0]
+        return [{"x": gpus}, *({"x": gpus // size, "y": size} for size in inner)]
+
+    def _resolve_layout(self, option: StageOption) -> Plan:
+        check_time()
+        most = self.gpus // option.gpus if self.gpus % option.gpus == 0 else 1
+        depth = max(layers for layers in list_divisors(self.job.model.layers) if layers <= most)
+        pipeline = [{"use": "pipeline/1f1b", "over": "pp"}] if depth > 1 else []
+        mesh = {**({"pp": depth} if depth > 1 else {}), **option.plan["mesh"]}
+        plan = {"mesh": mesh, "schemes": [*pipeline, *option.plan["schemes"]]}
+        batch = {"global": self.sequences, "micro": self.samples}
+        return self.resolve({"plan": plan, "batch": batch, **self.resize(depth * option.gpus)})
+
+    def _write_layouts(self, table: StageTable, stages: Sequence[PlannedStage]) -> Changes:
+        """Returns the plan in long form of stages some of which have layouts of their own."""
+        entries = []
+        for stage in stages:
+            option = table.options[stage.option]
+            plan: Mapping[str, Any] = option.plan
+            if "schemes" not in plan:
+                short = self.entries_plan([{**plan, "layers": len(stage.layers)}], self.resize(option.gpus))
+                plan = load_job(self.job_of(short), base=self.job.folder).to_dict()["plan"]
+            kept = {key: plan[key] for key in ("views",) if plan.get(key)}
+            kept["mesh"] = {axis: size for axis, size in plan["mesh"].items() if axis != "pp"}
+            kept["schemes"] = [scheme for scheme in plan["schemes"] if scheme.get("over") != "pp"]
+            entries.append({"layers": len(stage.layers), **kept})
+        if len(entries) == 1:
+            whole = {key: value for key, value in entries[0].items() if key != "layers"}
+            return {"plan": whole, "batch": {"global": self.sequences, "micro": self.samples}}
+        schemes = [{"use": "pipeline/1f1b", "over": "pp"}]
+        plan = {"mesh": {"pp": len(entries)}, "schemes": schemes, "stages": entries}
+        return {"plan": plan, "batch": {"global": self.sequences, "microbatches": self.microbatches}}
 
     def _stage_options(self, recompute: bool) -> list[StageOption]:
         per_node = min(self.gpus, self.job.cluster.gpus_per_node)
@@ -208,16 +294,18 @@ class JobProblem:
         """Returns the costs of the model's units in stages of an option. Raises PlanError for a broken rule."""
         return unit_costs(self._resolve_option(option), self.shared)
 
-    def units_of_plan(self, changes: Mapping[str, Any]) -> UnitCosts:
+    def units_of_plan(self, changes: Changes) -> UnitCosts:
         """Returns the costs of the model's units in a plan of equal stages. Raises PlanError for a broken rule."""
         return unit_costs(self.resolve(changes), self.shared)
 
-    def stage_plan(self, table: StageTable, stages: tuple[PlannedStage, ...]) -> dict[str, Any]:
+    def stage_plan(self, table: StageTable, stages: tuple[PlannedStage, ...]) -> Changes:
         """Returns the ``plan`` and ``batch`` of a job that executes stages of a table of `stages`."""
+        if any("schemes" in table.options[stage.option].plan for stage in stages):
+            return self._write_layouts(table, stages)
         entries = [{"layers": len(stage.layers), **table.options[stage.option].plan} for stage in stages]
         return self.entries_plan(entries, {})
 
-    def entries_plan(self, entries: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[str, Any]:
+    def entries_plan(self, entries: Sequence[Mapping[str, Any]], more: Changes) -> Changes:
         """Returns the ``plan`` and ``batch`` of a job with degrees for each stage.
 
         entries: of the stages, with their ``layers``. more: other keys of the job, such as its ``cluster``.
@@ -228,6 +316,13 @@ class JobProblem:
             return {"plan": whole, "batch": {**batch, "micro": self.samples // int(whole["dp"])}, **more}
         plan = {"schedule": "1f1b", "stages": [dict(entry) for entry in entries]}
         return {"plan": plan, "batch": {**batch, "microbatches": self.microbatches}, **more}
+
+    def add_schemes(self, changes: Changes, schemes: Sequence[Sequence[Mapping[str, object]]]) -> Changes:
+        """Returns the changes in long form, with further schemes of every stage. Raises PlanError for a broken rule."""
+        plan = load_job(self.job_of(changes), base=self.job.folder).to_dict()["plan"]
+        for stage, more in zip(plan.get("stages") or [plan], schemes, strict=True):
+            stage["schemes"] = [*stage["schemes"], *map(dict, more)]
+        return {**changes, "plan": plan}
 
     # ------------------------------------------------------------------------------------------- layers
 

@@ -379,6 +379,60 @@ def _saved_of(tensor: Tensor, cost: OperatorCost) -> dict[str, float]:
     return {key: size for key, size in cost.saved.items() if key.partition("@")[0] == tensor.name}
 
 
+class UnitTables(NamedTuple):
+    """The tables of all units of a model in a single stage.
+
+    choices: the options of every variable.
+    begin, layers, end: the tables of the embedding, of every kind of layer, and of the output layer.
+    tied: whether embedding and output layer share a matrix.
+    """
+
+    choices: Mapping[str, tuple[Dims, ...]]
+    begin: Sequence[UnitTable]
+    layers: Sequence[UnitTable]
+    end: Sequence[UnitTable]
+    tied: bool
+
+    @property
+    def every(self) -> list[UnitTable]:
+        return [*self.begin, *self.layers, *self.end]
+
+    def tie(self) -> list[Factor]:
+        """Returns the factor that ties embedding and output layer, if any does."""
+        operators = [operator for table in self.every for operator in table.operators]
+        return [_tie_layouts(self.choices, operators)] if self.tied else []
+
+
+def list_units(plan: Plan, axes: Sequence[str], shared: SharedWork, allowed: Allowed = allow_all) -> UnitTables:
+    """Returns the tables of all units of a model in a single stage; see `list_factors`."""
+    architecture, model = plan.model_parts.architecture, plan.model_parts.model
+    costs = shared.costs(plan)
+    layers = [architecture.stage(range(layer, layer + 1), False, False) for layer in range(model.layers)]
+    kinds: dict[Any, list[Any]] = defaultdict(list)
+    for layer in layers:
+        kinds[tuple(unit.lowering_key for unit in layer.units)].append(layer)
+    ends = architecture.stage(range(0), True, False), architecture.stage(range(0), False, True)
+    stages = [(ends[0], 1), *((same[0], len(same)) for same in kinds.values()), (ends[1], 1)]
+    choices: dict[str, tuple[Dims, ...]] = {}
+
+    def make_tables() -> list[list[UnitTable]]:
+        return [
+            [UnitTable(plan, costs, unit, axes, count, choices, allowed) for unit in stage.units]
+            for stage, count in stages
+        ]
+
+    tables = make_tables()
+    # A variable of several units keeps the layouts that are legal in all of them.
+    if any(
+        len(unit_table.costs_of[op]) != len(choices[unit_table.variable(op)])
+        for unit_tables in tables
+        for unit_table in unit_tables
+        for op in unit_table.operators
+    ):
+        tables = make_tables()
+    return UnitTables(choices, tables[0], [table for same in tables[1:-1] for table in same], tables[-1], model.tied)
+
+
 def list_factors(
     plan: Plan, axes: Sequence[str], shared: SharedWork, microbatches: int, allowed: Allowed = allow_all
 ) -> PendingTable:
@@ -388,30 +442,10 @@ def list_factors(
     allowed: layouts that are priced at all.
     Raises PlanError for an operator without allowed layouts.
     """
-    architecture, model = plan.model_parts.architecture, plan.model_parts.model
-    costs = shared.costs(plan)
-    layers = [architecture.stage(range(layer, layer + 1), False, False) for layer in range(model.layers)]
-    kinds: dict[Any, list[Any]] = defaultdict(list)
-    for layer in layers:
-        kinds[tuple(unit.lowering_key for unit in layer.units)].append(layer)
-    stages = [(architecture.stage(range(0), True, False), 1), *((same[0], len(same)) for same in kinds.values())]
-    stages.append((architecture.stage(range(0), False, True), 1))
-    choices: dict[str, tuple[Dims, ...]] = {}
-    units = [(unit, count) for stage, count in stages for unit in stage.units]
-    tables = [UnitTable(plan, costs, unit, axes, count, choices, allowed) for unit, count in units]
-    # A variable of several units keeps the layouts that are legal in all of them.
-    if any(
-        len(unit_table.costs_of[op]) != len(choices[unit_table.variable(op)])
-        for unit_table in tables
-        for op in unit_table.operators
-    ):
-        tables = [UnitTable(plan, costs, unit, axes, count, choices, allowed) for unit, count in units]
-    factors = [factor for table in tables for factor in table.operator_factors()]
-    if model.tied:
-        factors.append(_tie_layouts(choices, [operator for table in tables for operator in table.operators]))
-    return PendingTable(
-        choices, factors, [factor for table in tables for factor in table.tensor_factors()], microbatches
-    )
+    units = list_units(plan, axes, shared, allowed)
+    factors = [factor for table in units.every for factor in table.operator_factors()] + units.tie()
+    pending = [factor for table in units.every for factor in table.tensor_factors()]
+    return PendingTable(units.choices, factors, pending, microbatches)
 
 
 def _tie_layouts(choices: Mapping[str, Sequence[Dims]], operators: Sequence[Operator]) -> Factor:

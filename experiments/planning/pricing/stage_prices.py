@@ -23,6 +23,8 @@ from meshcast.simulator.ir.ops import BYTES, Collective, Memory
 from meshcast.simulator.job.host_launches import hidden_launch_s
 from meshcast.simulator.plan.plan import Plan
 
+ANNOTATED = "tensor/annotated"
+
 
 class UnitCosts(NamedTuple):
     """Costs of the embedding, of every layer, and of the output layer with the loss, in stages of an option.
@@ -32,6 +34,7 @@ class UnitCosts(NamedTuple):
     states: bytes of their states.
     kept: bytes that a micro-batch in flight keeps.
     peak: bytes that a pass needs above that.
+    sums: seconds of a step for sums of gradients over ranks that hold the same annotated weights [s].
     """
 
     forward: np.ndarray
@@ -40,6 +43,7 @@ class UnitCosts(NamedTuple):
     states: np.ndarray
     kept: np.ndarray
     peak: np.ndarray
+    sums: np.ndarray
 
 
 def price_stages(
@@ -97,7 +101,12 @@ def _price_option(plan: Plan, shared: SharedWork, memory: float) -> tuple[np.nda
         plan, shared, np.where(inside, range_totals(units.elements), 0.0), range_totals(units.backward)
     )
     infinite = np.where(inside, 0.0, np.inf)
-    return seconds + infinite, range_totals(units.forward) + infinite, once + infinite, behind
+    return (
+        seconds + infinite,
+        range_totals(units.forward) + infinite,
+        once + range_totals(units.sums) + infinite,
+        behind,
+    )
 
 
 def _once_seconds(plan: Plan, shared: SharedWork, elements: np.ndarray, backward: np.ndarray) -> np.ndarray:
@@ -137,4 +146,18 @@ def _kind_costs(plan: Plan, lowered: LoweredUnits, shared: SharedWork) -> Iterat
         elements = sum(param.size * count for param, count in params)
         left, forward, backward = prices.stage_memory(((number, 1),))
         peak = max(forward - left, backward, 0.0)
-        yield *times, float(elements), sum(resident_bytes(plan, params).values()), max(0.0, left), peak
+        states = sum(resident_bytes(plan, params).values())
+        yield *times, float(elements), states, max(0.0, left), peak, _sum_gradients(plan, params, shared)
+
+
+def _sum_gradients(plan: Plan, params: DeviceParams, shared: SharedWork) -> float:
+    """Returns the seconds of sums of gradients of annotated weights; those of other schemes are in `_once_seconds`."""
+    if not any(scheme.use == ANNOTATED for scheme in plan.schemes):
+        return 0.0
+    width, costs = BYTES[plan.job.framework.gradients], shared.costs(plan)
+    works = [
+        Collective("all_reduce", round(param.size * count * width), param.partial)
+        for param, count in params
+        if param.partial and param.trained
+    ]
+    return sum(costs.estimate(work).seconds for work in works)

@@ -3,9 +3,10 @@ another.
 
 The slots of every expert are split into r chunks. Each chunk is dispatched, computed and combined by itself;
 all-to-alls run on a separate stream, in the order of the chunks, dispatches before combines. The backward pass does
-the same in reverse; gradients of weights follow it. On many ranks an all-to-all of small messages may go in two levels:
-first among the ranks of a node, then among ranks at the same place of all nodes. That sends the same bytes over the
-network in longer messages, for two local copies.
+the same in reverse; gradients of weights follow it. On many ranks an all-to-all of small messages may go in two levels
+(2DH): first among the ranks of a node, then among ranks at the same place of all nodes. That sends the same bytes over
+the network in longer messages, for two local copies. Number of chunks, way of the all-to-all and parallelism are chosen
+together, for the loads of each step.
 
     all-to-alls   D1 D2 D3 D4 C1    C2    C3    C4
     kernels          E1    E2    E3    E4
@@ -18,7 +19,7 @@ With a second axis each expert is sharded over R ranks, and weights rest so what
 ranks gather their tokens, compute a slice of the inner width each, and reduce-scatter the sums. `data`: they gather the
 weights, as in ZeRO-3, and compute their tokens. With S slots of a rank and W weights of a layer on the R ranks, of
 b bytes each, a rank receives 2 (R - 1) S h b forward or (R - 1)/R W b: the first is less for few slots. As both have
-the same layout, each step takes the faster (`auto`) for its loads, and nothing migrates.
+the same layout, each step takes the faster (`auto`), and nothing migrates.
 
 Not modelled: mixtures of both, with the weights of some ranks gathered and slices computed.
 
@@ -28,8 +29,9 @@ References: Hwang et al. 2023, arXiv 2206.03382, sections 3.1 to 3.3. Closed for
 
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import TriesAlternatives
 from meshcast.simulator.ir.modules import Module, MoE, Operator
 from meshcast.simulator.ir.ops import Fragment
@@ -56,14 +58,30 @@ class Tutel(TwoLevelScheme, TriesAlternatives):
         model of it."""
         parallelism: Literal["model", "data", "auto"] = "model"
         """Among the ranks that share an expert: model gathers tokens, data weights; auto: that of the fastest layer."""
+        two_level: Annotated[int, Field(ge=2, strict=True)] | Literal["auto"] | None = None
+        """Ranks of a node, which exchange among themselves first; null: all ranks exchange at once; auto: that of both
+        with the fastest layer, with as many ranks of a node as share its all-to-alls."""
 
-    def alternatives(self) -> Sequence[Scheme]:
-        degree, parallelism = self.options.degree, self.options.parallelism
-        if "auto" not in (degree, parallelism):
+    def alternatives(self, job: Any) -> Sequence[Scheme]:
+        degree, parallelism, two_level = (
+            getattr(self.options, name) for name in ("degree", "parallelism", "two_level")
+        )
+        if "auto" not in (degree, parallelism, two_level):
             return ()
         degrees = DEGREES if degree == "auto" else (degree,)
         ways = PARALLELISMS if parallelism == "auto" else (parallelism,)
-        return [self.with_options(degree=n, parallelism=way) for n, way in product(degrees, ways)]
+        exchanges = (None, *self._list_levels(job)) if two_level == "auto" else (two_level,)
+        return [
+            self.with_options(degree=n, parallelism=way, two_level=near)
+            for n, way, near in product(degrees, ways, exchanges)
+        ]
+
+    def _list_levels(self, job: Any) -> Iterable[int]:
+        """Yields how many ranks of a node share an all-to-all, where it has two levels."""
+        node = job.cluster.gpus_per_node
+        near = sum(rank < node for rank in self.mesh.ranks(self.mesh.parts(self.axes[:1])))
+        if 1 < near < self.ranks and self.ranks % near == 0:
+            yield near
 
     def layouts(self, operator: Operator) -> Rule:
         rule, shared = super().layouts(operator), self.mesh.parts(self.axes[1:])

@@ -12,18 +12,23 @@ schedule holds on stage i (1F1B: p - i). Where all fits, nothing is recomputed a
 memory is too small even for full recomputation, all is. A `partition` of the plan other than `even` stays, and only
 recomputation adapts.
 
-Simplified: whole layers are recomputed, the first ones of a stage, and stages begin and end with whole layers, while
-the paper chooses parts of layers (units) by a knapsack over their times and bytes; the length of a step is the formula
-above, while the paper adds up warm-up, steady state and end of 1F1B stage by stage.
+Parts of layers (units: norms, functions of activation, the attention core, attention, the MLP) may be stated for every
+layer; the planner `adapipe` chooses them by the paper's knapsack, and adds up warm-up, steady state and end of 1F1B
+stage by stage. Simplified where nothing is stated: whole layers are recomputed, the first ones of a stage, stages begin
+and end with whole layers, and the length of a step is the formula above.
 
 References: Sun et al. 2024 (ASPLOS), https://doi.org/10.1145/3620666.3651359.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import chain, groupby, repeat
+from math import inf
+from typing import Literal
 
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import AdaptsRecompute
-from meshcast.simulator.ir.modules import Module, Stage, Unit
+from meshcast.simulator.ir.modules import Layer, Module, Stage, Unit, add_marks
 from meshcast.simulator.ir.ops import Fragment, StageOps
 from meshcast.simulator.ir.scheme import (
     RECOMPUTES,
@@ -36,7 +41,13 @@ from meshcast.simulator.ir.scheme import (
     SchemeOptions,
 )
 from meshcast.simulator.ir.settings import LayerSetting
-from meshcast.simulator.schemes.memory.shared.recompute import mark_layers, recompute
+from meshcast.simulator.schemes.memory.shared.recompute import (
+    ModuleName,
+    mark_layers,
+    recompute,
+    recompute_marked,
+    recompute_marks,
+)
 
 
 class AdaPipe(MemoryScheme, AdaptsRecompute):
@@ -50,21 +61,45 @@ class AdaPipe(MemoryScheme, AdaptsRecompute):
     class Options(SchemeOptions):
         layers: int | None = Field(default=None, ge=0)
         """Layers of each stage, from the first on, that are recomputed; null: chosen for every stage."""
+        units: tuple[tuple[ModuleName | Literal["layer"], ...], ...] | None = None
+        """Parts that are recomputed of every layer of a stage, from the first on: modules as those of
+        memory/recompute-selective, or layer; of further layers none. null: what `layers` says."""
 
     @property
     def adapts_recompute(self) -> bool:
-        return self.options.layers is None
+        return self.options.layers is None and self.options.units is None
 
     def recompute_layers(self, count: int) -> Scheme:
         return self.with_options(layers=count)
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
+        if self.options.units is not None:
+            return inner(replace(stage, units=tuple(self._mark_units(stage, self.options.units))))
         return inner(mark_layers(stage, self.options.layers or 0, self.role))
 
+    def _mark_units(self, stage: Stage, layers: Iterable[tuple[str, ...]]) -> Iterator[Unit]:
+        """Yields the units of a stage with marks for what is recomputed of them; runs of layers alike stay together."""
+        runs = chain(((parts, len([*same])) for parts, same in groupby(layers)), repeat(((), inf)))
+        parts, left = next(runs)
+        for unit in stage.units:
+            count = unit.count if isinstance(unit, Layer) else 0
+            if not count:
+                yield unit
+            while count:
+                while not left:
+                    parts, left = next(runs)
+                some = int(min(count, left))
+                count, left = count - some, left - some
+                run = replace(unit, count=some)
+                if "layer" in parts:
+                    yield replace(run, marks=run.marks | {self.role})
+                else:
+                    yield add_marks(run, recompute_marks(run, set(parts)))
+
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        if not isinstance(module, Unit) or self.role not in module.marks:
-            return inner(module)
-        return recompute(module, inner)
+        if isinstance(module, Unit) and self.role in module.marks:
+            return recompute(module, inner)
+        return recompute_marked(module, inner)
 
     def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
         yield ClosedForm("recomputed_forward_share", 0.0, "nothing is recomputed before a stage is short of memory")

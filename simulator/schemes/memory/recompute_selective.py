@@ -22,7 +22,6 @@ References: Korthikanti et al. 2022, arXiv 2205.05198, section 5; output discard
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
 
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import LowersByLayer
@@ -39,18 +38,11 @@ from meshcast.simulator.ir.scheme import (
 )
 from meshcast.simulator.ir.settings import LayerSetting
 from meshcast.simulator.schemes.memory.shared.recompute import (
-    AGAIN,
-    DISCARDED,
-    Discards,
-    discard_outputs,
+    ModuleName,
     mark_layers,
-    recompute,
+    recompute_marked,
     recompute_marks,
 )
-
-ModuleName = Literal[
-    "core_attn", "attention", "mlp", "moe", "shared_experts", "layernorm", "norm", "moe_act", "act", "mla_up_proj"
-]
 
 
 class RecomputeSelective(MemoryScheme, LowersByLayer):
@@ -78,15 +70,7 @@ class RecomputeSelective(MemoryScheme, LowersByLayer):
         return add_marks(unit, recompute_marks(unit, set(self.options.modules)))
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        fragment = recompute(module, inner) if AGAIN in module.marks else inner(module)
-        for mark in module.marks:
-            if mark == DISCARDED:
-                for op in fragment.forward:
-                    op.tag = module.name
-            elif isinstance(mark, Discards):
-                for group in mark.groups:
-                    discard_outputs(fragment, [op for op in fragment.forward if op.tag in group])
-        return fragment
+        return recompute_marked(module, inner)
 
     def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
         if setting.t == 1 and self.options.modules == ("core_attn",):

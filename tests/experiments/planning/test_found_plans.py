@@ -33,9 +33,9 @@ GROUP = 2048
 
 
 class RecomputingAlpa(Alpa):
-    """As the authors ran it."""
+    """As the authors ran it; their plans are told by degrees alone."""
 
-    recompute = ("full",)
+    recompute, programs = ("full",), False
 
 
 class AuthorsSpace(JobProblem):

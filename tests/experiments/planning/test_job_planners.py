@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from functools import cache
 from itertools import product
 
@@ -13,11 +14,13 @@ from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.cores.ilp import solve_table
 from meshcast.experiments.planning.level_planner import SpaceRule, group_levels
 from meshcast.experiments.planning.planner import Proposal, find_planner, planner_names
+from meshcast.experiments.planning.planners.autoddl import AutoDDL
 from meshcast.experiments.planning.planners.dapple import LatencyBound, PrefixSearch, pipeline_latency
 from meshcast.experiments.planning.planners.hypar import HyPar
 from meshcast.experiments.planning.planners.tensoropt import TensorOpt
 from meshcast.experiments.planning.pricing.job import JobProblem
-from meshcast.experiments.planning.problem import SearchBudget
+from meshcast.experiments.planning.pricing.stage_layouts import StageOperators
+from meshcast.experiments.planning.problem import SearchBudget, UnknownPart, allow_all
 from meshcast.experiments.planning.stages import PlannedStage, StageOption, StageTable
 from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.forecast.planning import resolve_plan
@@ -99,6 +102,54 @@ def test_searches_without_a_proof_come_near_the_optimum(name: str) -> None:
     assert propose(name).proof is None and best * (1 - 1e-9) <= propose(name).value <= best * 1.05
 
 
+def test_layouts_of_stages_are_optimal_for_every_number_of_layers() -> None:
+    """The few programs of `StageOperators.layouts` leave out no better layout, with and without the model's ends."""
+    problem, axes = problem_of(gpus=4, layers=6), {"x": 2, "y": 2}
+    plan = problem.resolve(problem._annotate_axes(axes, [{"divide": {"all": None}}], {}))
+    operators = StageOperators(plan, tuple(axes), problem.shared, problem.microbatches, allow_all)
+    layouts = operators.layouts(problem.memory)
+    assert 1 <= len(layouts) <= 12
+    for layers, begin, end in product((1, 2, 4, 6), (False, True), (False, True)):
+        table = operators.table(layers, begin, end)
+        best = eliminate(table)
+        values = [
+            table.value({name: table.choices[name].index(layout[name]) for name in table.choices}) for layout in layouts
+        ]
+        assert best is not None and min(values) == pytest.approx(best.value, rel=1e-9)
+    whole = eliminate(problem.operators(axes))
+    assert whole is not None
+    assert eliminate(operators.table(6, True, True)).value == pytest.approx(whole.value, rel=1e-3)  # type: ignore[union-attr]
+
+
+def test_stages_of_layouts_of_their_own_are_played() -> None:
+    """Two stages of two GPUs, one with the layouts of a program, one with Megatron's: a job near its objective."""
+    problem = problem_of(gpus=4, layers=6)
+    layouts = problem.layout_stages()
+    assert layouts is not None
+    table = problem.stages().join(layouts)
+    own = next(n for n, option in enumerate(table.options) if option.gpus == 2 and "schemes" in option.plan)
+    megatron = [option.plan for option in table.options].index({"tp": 2, "dp": 1, "recompute": "none"})
+    cells = [(0, 2, own), (3, 5, megatron)]
+    changes = problem.stage_plan(table, (PlannedStage(range(3), own), PlannedStage(range(3, 6), megatron)))
+    forecast = problem.forecast(changes)
+    seconds = [float(table.seconds[cell]) for cell in cells]
+    once = max(float(table.once[cell]) for cell in cells)
+    value = sum(seconds) + (problem.microbatches - 1) * max(seconds) + once
+    assert forecast.step_time == pytest.approx(value, rel=0.12)
+    assert forecast.fits and all(table.behind[cell] >= 0 for cell in cells)
+
+
+@pytest.mark.parametrize("name", ["alpa", "nnscaler"])
+def test_layouts_of_their_own_make_no_plan_worse(name: str) -> None:
+    class Stages(JobProblem):
+        layout_stages = None  # type: ignore[assignment]
+
+    job = {"model": {"preset": "gpt3-5b", "layers": 4}, "cluster": {"node": "dgx-a100", "nodes": 1, "gpus": 4}}
+    job |= {"batch": {"global": 64, "micro": 8}, "plan": {"tp": 2, "dp": 2}}
+    plain, free = (find_planner(name)().plan(kind(job), SearchBudget()) for kind in (Stages, JobProblem))
+    assert free.value <= plain.value * (1 + 1e-9)
+
+
 def test_a_level_of_hypar_is_the_best_of_brute_force() -> None:
     """Of the operators with weights; all others as HyPar has chosen them."""
     problem = problem_of(gpus=2)
@@ -152,6 +203,35 @@ def test_levels_keep_what_is_decided_and_are_no_better_than_all_at_once() -> Non
         for layout in scheme["tables"][0]["divide"].values()
     ]
     assert all(dim for layout in layouts if layout for dim in layout.values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_layouts_on_coarse_meshes_cost_the_same_on_finer_ones(seed: int) -> None:
+    """What AutoDDL's bound rests on: it looks at meshes of prime factors alone."""
+    problem, draw = gpt(), random.Random(seed)
+    fine, parts = problem.pending_operators({"x0": 2, "x1": 2, "x2": 2}), [["x0"], ["x1", "x2"]]
+    coarse = problem.operators({"x": 2, "y": 4})
+    start = eliminate(coarse)
+    assert start is not None
+    drawn_cells = {**start.assignment, **{name: draw.randrange(4) for name in ("norm1", "act", "residual1", "norm2")}}
+    layouts = {
+        name: tuple(
+            (axis, dim) for axes, (_, dim) in zip(parts, coarse.choices[name][place], strict=True) for axis in axes
+        )
+        for name, place in drawn_cells.items()
+    }
+    kept = {name: [fine.choices[name].index(layout)] for name, layout in layouts.items()}
+    factors = [*(factor.take(kept) for factor in fine.factors), *(factor.price(kept) for factor in fine.pending)]
+    value = sum(factor.objective(fine.microbatches).item() for factor in factors)
+    assert value == pytest.approx(coarse.value(drawn_cells), rel=1e-9)
+
+
+def test_autoddl_tries_every_factorisation_in_every_order() -> None:
+    problem = UnknownPart()
+    problem.gpus = 24
+    widths = [tuple(axes.values()) for axes in AutoDDL().meshes(problem)]
+    assert widths[0] == (24,) and len(widths) == len({*widths}) == 20 and {(2, 3, 4), (4, 3, 2)} <= {*widths}
+    assert widths[-1] == (3, 2, 2, 2) and all(math.prod(factors) == 24 for factors in widths)
 
 
 @pytest.mark.parametrize("gpus", [8, 16])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from itertools import combinations, pairwise, product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,16 @@ import pytest
 from meshcast.experiments.planning.cores.ordered_stages import costs_of, partition_stages
 from meshcast.experiments.planning.graph import LayerGraph
 from meshcast.experiments.planning.planner import find_planner
-from meshcast.experiments.planning.planners.adapipe import AdaPipePlanner, StagePrices, plan_phases
+from meshcast.experiments.planning.planners.adapipe import (
+    AdaPipePlanner,
+    Knapsack,
+    StagePrices,
+    UnitChoice,
+    plan_phases,
+)
 from meshcast.experiments.planning.planners.galvatron import choose_strategies, decision_tree
 from meshcast.experiments.planning.planners.graphpipe import decompose, plan_graph
+from meshcast.experiments.planning.planners.varuna import VarunaPlanner
 from meshcast.experiments.planning.pricing.job import JobProblem
 from meshcast.experiments.planning.pricing.mixed import open_problem
 from meshcast.experiments.planning.pricing.pipelines import uniform_pipelines
@@ -92,38 +99,69 @@ def test_phases_of_1f1b(seed: int) -> None:
         return warm_up + ending + 5 * max(a + b for a, b in zip(ahead, back, strict=True))
 
     least = min(map(step, CUTS))
-    stages = [StagePrices(ahead, back, 0 * ahead) for ahead, back in zip(forward, backward, strict=True)]
+    stages = [StagePrices(ahead, back) for ahead, back in zip(forward, backward, strict=True)]
     exact, paper = plan_phases(stages, 8, keep=0), plan_phases(stages, 8)
     assert exact is not None and exact.value == pytest.approx(least)
     assert paper is not None and paper.value >= least * (1 - 1e-12)
     ones = np.ones((3, 3))
-    alike = plan_phases([StagePrices(ones, 2 * ones, 0 * ones)] * 3, 8)
+    alike = plan_phases([StagePrices(ones, 2 * ones)] * 3, 8)
     assert alike is not None and alike.value == pytest.approx((8 + 2) * 3)
 
 
-def test_a_stage_recomputes_as_few_layers_as_it_must() -> None:
+@any_seed
+def test_the_units_that_are_recomputed_are_the_best_of_brute_force(seed: int) -> None:
+    """Of four layers of two kinds; kept bytes are whole parts."""
+    rng, kinds = np.random.default_rng(seed), [0, 1, 1, 0]
+    seconds, kept = rng.uniform(1, 5, (3, 2)), rng.integers(1, 9, (3, 2)) * 2.0
+    choices = [UnitChoice((name,), seconds[i][kinds], kept[i][kinds], 0.0) for i, name in enumerate("abc")]
+    knapsack = Knapsack(choices, part=2.0)
+    least = knapsack.least_seconds(range(4))
+    for parts in range(4, 33):
+        paths = [path for path in product(range(3), repeat=4) if kept[path, kinds].sum() <= 2 * parts]
+        best = min((seconds[path, kinds].sum() for path in paths), default=math.inf)
+        assert least[min(parts, len(least) - 1)] == pytest.approx(best)
+        if paths:
+            units = knapsack.choose(range(4), parts)
+            chosen = ["abc".index(name) for (name,) in units]
+            assert seconds[chosen, kinds].sum() == pytest.approx(best) and kept[chosen, kinds].sum() <= 2 * parts
+
+
+def test_a_stage_recomputes_as_little_as_it_must() -> None:
+    """Prices fall with memory, cheap units go first, and what is chosen costs and keeps what the prices say."""
     problem = problem_of(layers=8)
-    pipelines = [pipeline for pipeline in uniform_pipelines(problem, problem.stages()) if pipeline.depth == 4]
-    full, plain = (next(one for one in pipelines if one.option.plan["recompute"] == way) for way in ("full", "none"))
-    saved = 3 * (plain.units.kept - full.units.kept)[1]
-    slower = (full.units.forward + full.units.backward - plain.units.forward - plain.units.backward)[1]
-    (plain_bytes, full_bytes), seen = (pipeline.stage_bytes(1, 4) for pipeline in (plain, full)), set[str]()
-    for whole in ((0, 2), (0, 4), (0, 7)):
-        problem.memory = (plain_bytes[whole] + full_bytes[whole]) / 2
-        prices = AdaPipePlanner()._price(problem, plain, full, 1)
-        for cell in combinations(range(8), 2):
-            layers, again = cell[1] - cell[0] + 1, prices.recomputed[cell]
-            if np.isinf(prices.backward[cell]):
-                assert full_bytes[cell] > problem.memory
-            elif plain_bytes[cell] > problem.memory:
-                kept = full_bytes[cell] + (layers - again) * saved
-                assert kept <= problem.memory < kept + saved
-                seconds = range_totals(plain.units.backward)[cell] + again * slower
-                assert prices.backward[cell] == pytest.approx(seconds)
-            else:
-                assert again == 0
-            seen.add("none" if np.isinf(prices.backward[cell]) else "some" if again else "whole")
-    assert seen == {"none", "some", "whole"}
+    plain = next(one for one in uniform_pipelines(problem, problem.stages()) if one.depth == 4)
+    whole = plain.stage_bytes(1, 4)[0, 5]
+    shares = {"none": 1.0, "norm": 0.97, "act": 0.85, "layer": 0.45, "refused": 0.2}
+    extra, chosen = [], []
+    for share in shares.values():
+        problem.memory = share * whole * (1 + 1e-9)
+        knapsacks = AdaPipePlanner()._price_units(problem, plain)
+        prices = knapsacks.price(1)
+        extra.append(prices.backward[0, 5] - range_totals(plain.units.backward)[0, 5])
+        chosen.append({name for units in knapsacks.choose(1, 0, 5) for name in units})
+    assert extra[0] == pytest.approx(0.0, abs=1e-12) and extra[1] > 1e-6 and math.isinf(extra[-1])
+    assert extra == sorted(extra)
+    assert chosen[0] == set() and chosen[1] <= {"norm", "act"} and "layer" not in chosen[2] and "layer" in chosen[3]
+
+
+@pytest.mark.parametrize("model", ["gpt3-5b", "deepseek-v2-lite"])
+def test_units_of_layers_of_several_kinds_are_chosen(model: str) -> None:
+    """Where memory is short the plan recomputes parts of layers, and the engine plays it near its objective."""
+    job = {"model": {"preset": model, "layers": 8}, "cluster": "dgx-a100:1", "batch": {"global": 64, "micro": 8}}
+    problem = JobProblem({**job, "plan": {"tp": 8} if model == "gpt3-5b" else {"tp": 1, "dp": 8, "ep": 8}})
+    rich = find_planner("adapipe")().plan(problem, SearchBudget())
+    problem.memory = 0.45 * problem.forecast(rich.plan).peak_device
+    short = find_planner("adapipe")().plan(problem, SearchBudget())
+    units = [
+        name
+        for stage in short.plan["plan"].get("stages", [short.plan["plan"]])
+        for scheme in stage["schemes"]
+        if scheme["use"] == "memory/adapipe"
+        for names in scheme["units"]
+        for name in names
+    ]
+    assert units and short.value > rich.value
+    assert 0.8 < short.value / problem.forecast(short.plan).step_time < 1.2
 
 
 def test_mcap_is_no_fuller_than_an_even_partition() -> None:
@@ -131,6 +169,20 @@ def test_mcap_is_no_fuller_than_an_even_partition() -> None:
     proposal = find_planner("mcap")().plan(problem, SearchBudget())
     even = {**proposal.plan, "plan": {**proposal.plan["plan"], "partition": "even"}}
     assert problem.forecast(proposal.plan).peak_device <= problem.forecast(even).peak_device
+
+
+def test_varuna_leaves_gpus_idle_and_cuts_layers_unevenly() -> None:
+    """On 7 GPUs that two replicas of two stages, or one of five, may use; without memory for all layers on one."""
+    job = {"model": {"preset": "gpt3-5b", "layers": 9}, "cluster": {"node": "dgx-h100", "nodes": 1, "gpus": 7}}
+    problem = JobProblem({**job, "batch": {"global": 28, "micro": 1}, "plan": {"tp": 1, "dp": 7}})
+    plans = [*VarunaPlanner()._space(problem)]
+    used = {plan["plan"].get("pp", 1): plan["plan"].get("pp", 1) * plan["plan"]["dp"] for plan in plans}
+    assert used == {1: 7, 2: 4, 3: 6, 4: 4, 5: 5, 6: 6, 7: 7}
+    assert all(plan.get("cluster", {"gpus": 7})["gpus"] == used[plan["plan"].get("pp", 1)] for plan in plans)
+    (four,) = {tuple(plan["plan"]["partition"]) for plan in plans if plan["plan"].get("pp") == 4}
+    assert sum(four) == 9 and max(four) == 3
+    forecast = problem.forecast(next(plan for plan in plans if plan["plan"].get("pp") == 4))
+    assert forecast.fits and forecast.step_time > 0
 
 
 of_two_kinds = cache(lambda: open_problem(TWO_KINDS))

@@ -19,6 +19,7 @@ from meshcast.experiments.planning.planners.autopipe import (
     move_blocks,
     play_1f1b,
     play_stages,
+    slice_microbatches,
 )
 from meshcast.experiments.planning.planners.nnscaler import NnScaler
 from meshcast.experiments.planning.problem import SearchBudget
@@ -147,6 +148,28 @@ def test_the_master_stage_is_not_always_the_slowest() -> None:
         start = play_borders(table, [0, *(stage.layers.stop for stage in balanced.stages)], 4)
         improved += moved.value < start * (1 - 1e-9)
     assert improved >= 5 / 24 * seeds
+
+
+@pytest.mark.parametrize("depth", [2, 4, 8])
+def test_slices_halve_the_start_of_equal_stages(depth: int) -> None:
+    """The last stage begins after half of the forward passes before it, and the step ends as much earlier."""
+    forward, both = [1.0] * depth, [3.0] * depth
+    whole = play_1f1b(forward, [2.0] * depth, 2 * depth)
+    sliced, step = slice_microbatches(forward, both, 2 * depth)
+    assert whole.startup == depth - 1 and step.startup == (depth - 1) / 2 and 1 <= sliced <= depth
+    assert step.seconds == pytest.approx(whole.seconds - (depth - 1) / 2)
+    fewer = play_1f1b(forward, [2.0] * depth, 2 * depth, sliced - 1)
+    assert fewer.seconds > step.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", drawn(range(12), keep=4))
+def test_slices_never_lengthen_a_step(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    forward = rng.uniform(1, 3, 5).tolist()
+    both = [3 * seconds for seconds in forward]
+    sliced, step = slice_microbatches(forward, both, 8)
+    steps = [play_1f1b(forward, [2 * seconds for seconds in forward], 8, count).seconds for count in range(6)]
+    assert steps[sliced] == step.seconds == pytest.approx(min(steps), rel=1e-12) and step.seconds <= steps[0]
 
 
 def test_blocks_of_a_chain_are_planned() -> None:

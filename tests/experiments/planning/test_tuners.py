@@ -11,7 +11,7 @@ import pytest
 from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.cores.ilp import solve_table
 from meshcast.experiments.planning.planner import find_planner
-from meshcast.experiments.planning.planners.slapo import walk_grid
+from meshcast.experiments.planning.planners.slapo import Schedule, Slapo, walk_grid
 from meshcast.experiments.planning.planners.unity import RewriteSearch, Unity
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.planning.profile import ProfileProblem
@@ -137,3 +137,21 @@ def test_slapo_tunes_a_job_by_forecasts() -> None:
         plan = {"tp": tensor, "dp": 8 // tensor, "recompute": "full"}
         rival = problem.forecast({"plan": plan, "batch": {"global": 64, "micro": micro}})
         assert not rival.fits or rival.step_time >= proposal.value * (1 - 1e-9)
+
+
+def test_a_schedule_says_what_slapo_tunes() -> None:
+    """Stages, kernels and forbidden combinations: no better than all forecasts of the grid, which the user narrows."""
+    problem, budget = problem_of(gpus=4, layers=4), SearchBudget()
+    schedule = Schedule(degrees=(1, 2), stages=(1, 2), replace=(False, True), checkpoint=(1.0, 0.5))
+    tuned = Slapo(schedule).plan(problem, budget)
+    space = Slapo(schedule).find_space_optimum(problem, tuned, budget)
+    assert space is not None and space.forecast and space.value <= tuned.value * (1 + 1e-12) <= 1.1 * space.value
+    assert problem.forecast(tuned.plan).step_time == pytest.approx(tuned.value)
+    unfused = Slapo(schedule._replace(replace=(False,))).plan(problem, budget)
+    assert unfused.plan["framework"] == {"set": {"attention": "unfused"}} and unfused.value > tuned.value
+
+    def only_pipelines(tensor: int, stages: int, fuse: bool | None, replaced: bool | None) -> bool:
+        return stages == 2 and tensor == 1
+
+    piped = Slapo(schedule._replace(allows=only_pipelines)).plan(problem, budget)
+    assert piped.plan["plan"]["pp"] == 2 and piped.plan["plan"]["tp"] == 1 and piped.value >= space.value

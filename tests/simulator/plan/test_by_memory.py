@@ -109,3 +109,30 @@ def test_no_layers_and_recomputation_of_two_stages_that_fit_are_faster(micro: in
         ]
         other = simulate({**job(pp=2, micro=micro), "plan": {"schedule": "1f1b", "stages": stages}}, shared_work=shared)
         assert fullest(other) > memory or chosen.step_time <= other.step_time * 1.02
+
+
+@pytest.mark.parametrize(
+    ("units", "scheme"),
+    [
+        ([["layer"], ["layer"]], {"use": "memory/recompute-full", "layers": 2}),
+        ([["norm", "act"]] * 3, {"use": "memory/recompute-selective", "modules": ["norm", "act"], "layers": 3}),
+        ([["attention"]] * 4, {"use": "memory/recompute-selective", "modules": ["attention"], "layers": 4}),
+        ([], None),
+    ],
+)
+def test_stated_units_are_recomputed_as_by_their_own_schemes(
+    units: list[list[str]], scheme: dict[str, Any] | None
+) -> None:
+    stated = simulate(job(recompute={**ADAPTIVE, "units": units}, pp=2))
+    other = simulate(job(recompute=scheme, pp=2))
+    assert stated.step_time == pytest.approx(other.step_time, rel=1e-12)
+    assert fullest(stated) == pytest.approx(fullest(other), rel=1e-12)
+
+
+def test_more_units_take_more_time_and_less_memory() -> None:
+    """A layer that recomputes nothing, one its norms and activation, one its attention, too, and one all of it."""
+    units = [[["layer"], ["attention", "act", "norm"], ["act", "norm"], []][count:] for count in (3, 2, 1, 0)]
+    reports = [simulate(job(recompute={**ADAPTIVE, "units": stated}, pp=2)) for stated in units]
+    times, peaks = [report.step_time for report in reports], [fullest(report) for report in reports]
+    assert times == sorted(times) and peaks == sorted(peaks, reverse=True)
+    assert len({*times}) == len({*peaks}) == 4

@@ -83,3 +83,34 @@ def test_each_step_takes_the_faster_one_for_its_loads(tmp_path: Path) -> None:
     times = {way: report.times_of_step_kinds for way, report in by_way.items()}
     assert times["auto"] == [min(pair) for pair in zip(times["model"], times["data"], strict=True)]
     assert by_way["auto"].step_time < min(by_way["model"].step_time, by_way["data"].step_time)
+
+
+def exchanging(tokens: int, nodes: int, **options: Any) -> Report:
+    """One layer whose experts are all on ranks of their own, on nodes of eight GPUs."""
+    ranks = 8 * nodes
+    moe = {"experts": ranks, "top_k": 1, "expert_ffn": F}
+    expert = {"use": "expert/tutel", "over": "ep", **options}
+    model = {"layers": 1, "hidden": H, "heads": 16, "vocab": 1024, "seq": tokens, "moe": moe}
+    schemes = {"use": "data/zero-1", "over": "dp"}, expert
+    more = {"cluster": f"dgx-a100:{nodes}", "framework": {"set": {"launch_s": 0.0, "step_overhead_s": 0.0}}}
+    views = {"experts": {"edp": 1, "ep": ranks}}
+    return simulate(
+        job_on({"dp": ranks}, *schemes, samples=ranks, model=model, views=views, **more), shared_work=SHARED
+    )
+
+
+@pytest.mark.parametrize(("tokens", "nodes", "levels"), [(64, 32, "8"), (8192, 2, "None")])
+def test_the_way_of_the_all_to_all_is_chosen_with_the_chunks(tokens: int, nodes: int, levels: str) -> None:
+    """Small messages of many ranks go in two levels, large ones of few at once; no pair alone is faster."""
+    auto = exchanging(tokens, nodes, degree="auto", two_level="auto")
+    times = [
+        exchanging(tokens, nodes, degree=degree, two_level=near).step_time
+        for degree in (1, 2, 4, 8)
+        for near in (None, 8)
+    ]
+    assert auto.step_time == min(times)
+    assert any(f"two_level = {levels}" in sentence for sentence in auto.assumed), auto.assumed
+
+
+def test_all_to_alls_inside_a_node_have_a_single_level() -> None:
+    assert exchanging(64, 1, two_level="auto").step_time == exchanging(64, 1).step_time

@@ -9,7 +9,7 @@ import numpy as np
 
 from meshcast.experiments.planning.device_graph import DeviceGraph
 from meshcast.experiments.planning.planner import Planner, Proposal
-from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.problem import Problem, SearchBudget, settings_of
 from meshcast.hardware.errors import PlanError
 
 
@@ -26,7 +26,7 @@ class LearnedPlacement(Planner):
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         trainer = _load_trainer(self.name)
         graph = DeviceGraph(problem.graph())
-        cpus = int(getattr(problem, "settings", {}).get("devices", {}).get("cpus", 0))
+        cpus = int(settings_of(problem).get("devices", {}).get("cpus", 0))
 
         def price(devices: np.ndarray) -> float:
             return placement_seconds(graph, devices, problem.gpus, problem.memory)

@@ -50,7 +50,7 @@ class TwoLevelScheme(ExpertScheme):
     def check_job(self, job: Any) -> None:
         super().check_job(job)
         near = self.options.two_level
-        if near is not None and self.ranks % near:
+        if near not in (None, "auto") and self.ranks % near:
             fits = [n for n in range(2, self.ranks + 1) if self.ranks % n == 0]
             remedy = f"two_level = {' or '.join(map(str, fits)) or 'null'} would work"
             raise PlanError(
@@ -66,7 +66,7 @@ class TwoLevelScheme(ExpertScheme):
 
     def _split_into_levels(self, op: Op) -> list[Op]:
         work, near = op.work, self.options.two_level
-        assert isinstance(work, Collective)
+        assert isinstance(work, Collective) and near != "auto", "a plan chooses it"
         steps: list[Op] = []
         for members in (range(near), range(0, self.mesh.size(work.axes), near)):
             copy = Memory("permute", work.nbytes, work.nbytes, pace=work.pace)

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain
+from typing import Literal
 
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.modules import CompositeModule, Layer, Module, Operator, Stage, Unit, every_module
@@ -152,6 +153,11 @@ def _read_again(fragment: Fragment, makers: Mapping[str, Op], readers: Set[Op], 
     ]
 
 
+ModuleName = Literal[
+    "core_attn", "attention", "mlp", "moe", "shared_experts", "layernorm", "norm", "moe_act", "act", "mla_up_proj"
+]
+"""A module of a layer that is recomputed alone: see `memory/recompute-selective`."""
+
 AGAIN = "recomputed"
 """The mark of a module that is recomputed as a whole."""
 
@@ -206,6 +212,19 @@ def recompute_marks(unit: Unit, modules: Set[str]) -> dict[Module, frozenset[Has
         for module in bearers:
             marks[module] = marks.get(module, frozenset()) | {mark}
     return marks
+
+
+def recompute_marked(module: Module, inner: LowerModule) -> Fragment:
+    """Lowers a module as its marks say (`recompute_marks`)."""
+    fragment = recompute(module, inner) if AGAIN in module.marks else inner(module)
+    for mark in module.marks:
+        if mark == DISCARDED:
+            for op in fragment.forward:
+                op.tag = module.name
+        elif isinstance(mark, Discards):
+            for group in mark.groups:
+                discard_outputs(fragment, [op for op in fragment.forward if op.tag in group])
+    return fragment
 
 
 def _outermost(module: Module, labels: Set[str]) -> Iterator[Module]:
