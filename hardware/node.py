@@ -84,9 +84,9 @@ class ScaleUp(Strict):
 
     def between(self, place: int, other: int) -> float:
         """Returns the share of a GPU's links that join it to another GPU; `place` and `other` are places in the
-        domain."""
+        domain. On a torus it counts as its neighbour."""
         if self.mesh is None:
-            return 1.0
+            return 1.0 if self.torus is None else 1.0 / float(self.link.links)
         links = self.mesh.value if isinstance(self.mesh.value, int) else self.mesh.value[place][other]
         return float(links / self.link.links)
 

@@ -345,7 +345,7 @@ def test_a_ring_of_four_sends_one_and_a_half_gradients() -> None:
 
 
 def test_bytes_across_nodes_are_those_over_the_borders_of_rings_and_of_stages() -> None:
-    """A flat ring of 16 ranks crosses the border of a node of eight once; with a pipeline, stages do and rings do not."""
+    """A flat ring of 16 ranks crosses the border of a node of eight once; in a pipeline of nodes only messages do."""
     job = {**JOB, "plan": {"dp": 16, "zero": 0}, "cluster": "dgx-h100:2", "framework": "megatron-core"}
     report = simulate(load_job(job))
     assert read_measure(report, "across_gib.dp") == pytest.approx(
