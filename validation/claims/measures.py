@@ -136,6 +136,7 @@ class ReportMeasure:
 OF_REPORT = {
     "parameters": ReportMeasure(lambda report: report.job.model.parameters / 1e9),
     "fits": ReportMeasure(lambda report: float(report.fits), better="higher"),
+    "slices": ReportMeasure(lambda report: float(len(report.play.plan.slice_lengths))),
     "tokens_per_s": ReportMeasure(
         lambda report: report.tokens_per_s_per_gpu * report.job.cluster.gpus, better="higher"
     ),
