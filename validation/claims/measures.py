@@ -20,7 +20,13 @@ from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.figures import FIGURES
 from meshcast.simulator.report.report import Report
 from meshcast.validation.claims.planner_run import OF_PLAN
-from meshcast.validation.claims.played_measures import measure_between, measure_contended, priced_ops, sum_across
+from meshcast.validation.claims.played_measures import (
+    list_most,
+    measure_between,
+    measure_contended,
+    priced_ops,
+    sum_across,
+)
 from meshcast.validation.claims.relation import Quantity
 
 OF_CASE = ("makespan", "span_max", "bubble_rate", "bubble_rate_span", "in_flight_b", "in_flight_w", "memory", "period",
@@ -150,6 +156,7 @@ OF_REPORT = {
     "contended_s": ReportMeasure(measure_contended),
     "states_gib": ReportMeasure(_list_states, (CATEGORIES,)),
     "memory_gib": ReportMeasure(_list_memory, (CATEGORIES,)),
+    "most_gib": ReportMeasure(list_most, (CATEGORIES,), needed=1),
 }
 """Measures of a job besides its figures."""
 

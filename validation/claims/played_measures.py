@@ -14,6 +14,7 @@ from meshcast.simulator.costs.rank_places import RankPlaces
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Exchange, Op, Transfer
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.categories import axis_of
+from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.device_ops import device_ops
 from meshcast.simulator.report.figures import FIGURES
 from meshcast.simulator.report.report import Report
@@ -121,3 +122,11 @@ def measure_between(report: Report, *words: str) -> Quantity:
 def measure_contended(report: Report) -> Quantity:
     """Returns the seconds of a step whose communication shares links and multiprocessors."""
     return float(FIGURES["step_time_s"].compute(simulate(report.job, engine="shared")))
+
+
+def list_most(report: Report, category: str) -> Quantity:
+    """Lists the GiB that tensors of a category take at most, whenever that is, on every stage."""
+    column = CATEGORIES.index(category)
+    return [
+        float(report.play.memory(device)[1][:, column].max()) / GIB for device in range(report.play.program.devices)
+    ]
