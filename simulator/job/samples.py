@@ -62,7 +62,7 @@ def join_samples(batch: Batch, plan: LongPlan, model: Model, base: Path) -> tupl
     if samples is None:
         return batch, plan
     if model.cross_attention:  # before any FLOPs are counted of a text that is all input
-        rule = f"the decoder of {model.name} attends to the output of an encoder, which is forecast with equal sequences"
+        rule = f"the decoder of {model.name} attends to an encoder, which is forecast with equal sequences"
         raise PlanError("batch.samples", rule, "Leave it out")
     sequence = batch.sequence or model.seq
     most = samples.tokens or sequence
