@@ -14,9 +14,9 @@ parameter with 16-bit gradients, as shards of the weights are stored in the comp
 18/N with fp32 gradients.
 
 Until October 2021 collectives took a list of tensors, each for a rank, which the host allocated and copied singly
-(the framework's `bucket.shard_launches`), and every all-gather began with a `torch.cuda.synchronize()`: nothing was gathered
-ahead (`overlap.sharded_weights: false`). The host then takes N times as long for N ranks, whatever their shards. The
-profiles of DeepSpeed say so of such a `release`.
+(the framework's `bucket.shard_launches`), and every all-gather began with a `torch.cuda.synchronize()`: nothing was
+gathered ahead (`overlap.sharded_weights: false`). The host then takes N times as long for N ranks, whatever their
+shards. The profiles of DeepSpeed say so of such a `release`.
 
 Not modelled: gradient buckets across layers.
 
