@@ -371,7 +371,9 @@ class Cluster(Strict):
         """What the reaches of messages and groups depend on (`hardware.topology`): clusters that differ in the rates of
         GPUs and links alone have the same, unless messages share links between blocks."""
         node, joins = self.node, self.fabric.joins
-        up = (node.scale_up.switched, node.scale_up.mesh, node.scale_up.link.links) if node.scale_up else None
+        up = None
+        if node.scale_up:
+            up = (node.scale_up.switched, node.scale_up.mesh, node.scale_up.torus, node.scale_up.link.links)
         nics = (node.nics.count, node.nics.rail_optimised) if node.nics else None
         rates = self if any(level.link is not None for level in joins) else None
         sizes = self.gpus, self.nodes, self.gpus_per_node, self.fabric_gpus, self.domain, node.domain

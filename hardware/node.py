@@ -39,6 +39,7 @@ class ScaleUp(Strict):
         link: of the catalog.
         switched: whether every GPU can use its whole bandwidth for any other GPU.
         mesh: without a switch, links between two GPUs: a number for all pairs, or a row of numbers for each GPU.
+        torus: without a switch, the number of axes of a torus; two links of a GPU go to its neighbours on each.
         domain: GPUs that they join, if not those of the node (72 in a rack of 18 nodes of 4); None: the node.
         rate: what they reach on this node against the same links elsewhere; None: as much.
     """
@@ -46,13 +47,19 @@ class ScaleUp(Strict):
     link: Annotated[Link, by_name("links", Link)]
     switched: BooleanFact = SWITCHED
     mesh: LinkMesh | None = None
+    torus: Count | None = None
     domain: Count | None = None
     rate: RateShare | None = None
 
     @model_validator(mode="after")
     def _check_switched(self) -> ScaleUp:
-        if self.switched.value != (self.mesh is None):
-            raise ValueError("links go either to a switch or to other GPUs. Give `switched: false` its `mesh`")
+        if (self.switched.value, self.mesh is not None, self.torus is not None).count(True) != 1:
+            raise ValueError("links go to a switch or to other GPUs. Give `switched: false` its `mesh` or `torus`")
+        if self.torus is not None and self.link.links != 2 * self.torus:
+            raise ValueError(
+                f"a torus of {int(self.torus)} axes takes two links on each, and a GPU has {int(self.link.links)}."
+                " Correct one of the two"
+            )
         rows = self.mesh.value if self.mesh else ()
         if isinstance(rows, tuple):
             if any(len(row) != len(rows) for row in rows) or any(rows[i][i] for i in range(len(rows))):
@@ -77,9 +84,9 @@ class ScaleUp(Strict):
 
     def between(self, place: int, other: int) -> float:
         """Returns the share of a GPU's links that join it to another GPU; `place` and `other` are places in the
-        domain."""
+        domain. On a torus it counts as its neighbour."""
         if self.mesh is None:
-            return 1.0
+            return 1.0 if self.torus is None else 1.0 / float(self.link.links)
         links = self.mesh.value if isinstance(self.mesh.value, int) else self.mesh.value[place][other]
         return float(links / self.link.links)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 from meshcast.hardware.cluster import Cluster, Level
@@ -56,6 +57,8 @@ class Reach:
             has to cross, where ports at the same place share a switch (rails) and no scale-up switch forwards it.
         ports: ports that a member sends through, over its even share of its node's ports; above 1 where other GPUs at
             its port send nothing meanwhile. Within a node likewise of the memory of the host, where data is staged.
+        hops: bytes that an all-to-all sends over the busiest link of a torus, over those that it would send if all
+            members were neighbours; 1 elsewhere.
     """
 
     members: int
@@ -65,6 +68,7 @@ class Reach:
     levels: tuple[Crossing, ...] = ()
     rails: float = 1.0
     ports: float = 1.0
+    hops: float = 1.0
 
 
 def reach(cluster: Cluster, ranks: Sequence[int]) -> Reach:
@@ -72,14 +76,16 @@ def reach(cluster: Cluster, ranks: Sequence[int]) -> Reach:
     if not len(ranks) or min(ranks) < 0 or max(ranks) >= cluster.gpus:
         raise ValueError(f"a group needs ranks from 0 to {cluster.gpus - 1}, got {list(ranks)[:8]}")
     node = cluster.node
-    domains, links = _parts(ranks, cluster.domain), 1.0
+    domains, links, hops = _parts(ranks, cluster.domain), 1.0, 1.0
     nodes = _parts(ranks, cluster.local_gpus) if cluster.local_gpus != cluster.domain else domains
-    if node.scale_up and not node.scale_up.switched.value and len(ranks) > domains.number:
+    if node.scale_up and node.scale_up.torus and len(ranks) > domains.number:
+        links, hops = _torus_links(cluster, int(node.scale_up.torus), ranks)
+    elif node.scale_up and not node.scale_up.switched.value and len(ranks) > domains.number:
         links = _links(cluster, ranks)
         if not links:  # as far from each other as GPUs of two domains
             domains, links = Parts(len(ranks), 1), 1.0
     levels = _levels(cluster, ranks) if nodes.number > 1 else ()
-    return Reach(len(ranks), domains, nodes, links, levels, _rails(cluster, ranks, len(levels)))
+    return Reach(len(ranks), domains, nodes, links, levels, _rails(cluster, ranks, len(levels)), hops=hops)
 
 
 def _parts(ranks: Sequence[int], size: int) -> Parts:
@@ -95,6 +101,45 @@ def _links(cluster: Cluster, ranks: Sequence[int]) -> float:
         places.setdefault(rank // domain, []).append(rank % domain)
     up = cluster.node.scale_up
     return min(up.among(tuple(held)) for held in places.values()) if up else 1.0
+
+
+def torus_shape(chips: int, axes: int) -> list[int]:
+    """Returns the sizes of the axes of the torus of so many chips that is most like a square or cube, the largest
+    first: ranks fill the last axis first."""
+    shape, divisor = [1] * axes, 2
+    factors = list[int]()
+    while chips > 1:
+        if chips % divisor:
+            divisor += 1
+        else:
+            factors.append(divisor)
+            chips //= divisor
+    for factor in reversed(factors):
+        shape[shape.index(min(shape))] *= factor
+    return sorted(shape, reverse=True)
+
+
+def _torus_links(cluster: Cluster, axes: int, ranks: Sequence[int]) -> tuple[float, float]:
+    """Returns the least share of a member's links that a group on a torus uses, and `Reach.hops`.
+
+    Rings run in both directions along every axis on which members differ: over two links of each where they are all
+    of the axis, else over one, as the way back takes the same links. Of an all-to-all along e chips of an axis the
+    busiest link passes e/8 of the bytes of a rank, or e/4 without the link that closes the axis.
+    """
+    domain = min(cluster.domain, cluster.gpus)
+    shape = torus_shape(domain, axes)
+    held = dict[int, list[int]]()
+    for rank in ranks:
+        held.setdefault(rank // domain, []).append(rank % domain)
+    used, hops = list[int](), list[float]()
+    for places in held.values():
+        spans = [
+            (len({place // prod(shape[i + 1 :]) % size for place in places}), size) for i, size in enumerate(shape)
+        ]
+        used.append(sum(1 + (span == size > 2) for span, size in spans if span > 1))
+        loads = [span / (8 if span == size > 2 else 4) for span, size in spans if span > 1]
+        hops.append(max([1.0, *(load * used[-1] for load in loads)]))
+    return min((links for links in used if links), default=2 * axes) / (2 * axes), max(hops)
 
 
 def _levels(cluster: Cluster, ranks: Sequence[int]) -> tuple[Crossing, ...]:

@@ -310,6 +310,10 @@ class HostLaunch:
     flops = 0.0
 
 
+READ_BY_HOST = "read by the host"
+"""Tag of an op whose result the host reads before it goes on: counts of tokens, without which it launches no kernels of
+experts."""
+
 Communication = Collective | Exchange | Transfer
 Host = HostCopy | HostUpdate
 Work = Gemm | Attention | Memory | Communication | Host | HostLaunch

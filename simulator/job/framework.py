@@ -95,6 +95,9 @@ class Bucket(FrameworkPart):
     """Autograd copies the gradients of a unit into that of its flat parameter (the backward pass of `split` in FSDP1),
     which is divided in place before its reduce-scatter (`_div_if_needed` of torch/distributed/fsdp/_runtime_utils.py),
     in kernels that `rates.memory_bound` does not stand for."""
+    shard_launches: float = Field(default=0.0, ge=0, le=1e6)
+    """Time of the host for each rank of a collective over a list of shards (ZeRO-3 of DeepSpeed until 2021), in
+    launches of ops; 0: collectives take whole tensors."""
     sequence_format: Format | Literal[""] = ""
     """Format of the reduction where sequences are sharded (`seq_parallel_communication_data_type`), in which the bucket
     is held once more; empty: that of the gradients."""

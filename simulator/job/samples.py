@@ -61,6 +61,9 @@ def join_samples(batch: Batch, plan: LongPlan, model: Model, base: Path) -> tupl
     samples = batch.samples
     if samples is None:
         return batch, plan
+    if model.cross_attention:  # before any FLOPs are counted of a text that is all input
+        rule = f"the decoder of {model.name} attends to an encoder, which is forecast with equal sequences"
+        raise PlanError("batch.samples", rule, "Leave it out")
     sequence = batch.sequence or model.seq
     most = samples.tokens or sequence
     _check_samples(batch, plan, samples, sequence)

@@ -18,7 +18,7 @@ from meshcast.simulator.ir.graph_parts import SHARED
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import BatchLossUnit, CompositeModule, Module, Operator, Stage, Unit, Update
 from meshcast.simulator.ir.operators import Boundary, Embedding
-from meshcast.simulator.ir.ops import Fragment, HostLaunch, Memory, Op, StageOps, TensorUse, UnitRun
+from meshcast.simulator.ir.ops import READ_BY_HOST, Fragment, HostLaunch, Memory, Op, StageOps, TensorUse, UnitRun
 from meshcast.simulator.ir.scheme import LowerModule, Scheme
 from meshcast.simulator.lowering.operator import lower_operator
 from meshcast.simulator.lowering.resharding import Resharding
@@ -262,8 +262,10 @@ def launch_on_host(fragment: Fragment, waits: frozenset[str]) -> Fragment:
 
     Where no token is dropped, the host must know how many tokens each expert has before it can launch their kernels: it
     waits for the router, and all that was launched before it has ended (`cudaStreamSynchronize` in the token
-    dispatchers of Megatron-Core, megatron/core/transformer/moe/token_dispatcher.py). Nothing is then left in the queue
-    of launches, and the kernels of the experts begin in turn as the host launches them.
+    dispatchers of Megatron-Core, megatron/core/transformer/moe/token_dispatcher.py). Where ranks exchange their counts
+    (`READ_BY_HOST`), it waits for these (`cpu()` behind the all-to-all of counts in parallel_forward_once of
+    MegaBlocks, megablocks/layers/moe.py; `count_by_gate` of FastMoE, fmoe/functions.py). Nothing is then left in the
+    queue of launches, and the kernels of the experts begin in turn as the host launches them.
 
         host      launch norm | launch router | (waits)      | launch permute | launch dispatch | ...
         compute                 norm            router                          permute
@@ -276,12 +278,16 @@ def launch_on_host(fragment: Fragment, waits: frozenset[str]) -> Fragment:
     """
     launched = fragment.copy()
     for issued in (launched.forward, launched.backward):
-        issued[:] = [part for op in issued for part in _launch(op, waits)]
+        counted = any(op.tag == READ_BY_HOST for op in issued)
+        issued[:] = [part for op in issued for part in _launch(op, waits, counted)]
     return launched
 
 
-def _launch(op: Op, waits: frozenset[str]) -> list[Op]:
-    """Returns an op between its launch and the host's wait: for what it reads, or for its result."""
+def _launch(op: Op, waits: frozenset[str], counted: bool) -> list[Op]:
+    """Returns an op between its launch and the host's wait: for what it reads, or for its result.
+
+    counted: ranks exchange the counts that the host needs, for which it waits in place of the router.
+    """
     is_forward = isinstance(op.work, Memory) and not op.work.backward and op.phase in "FR"
     wait = op.work.what if is_forward and op.work.what in waits else ""  # type: ignore[union-attr]
     launched, before = [op], list(op.after)
@@ -291,6 +297,6 @@ def _launch(op: Op, waits: frozenset[str]) -> list[Op]:
         launched = [launch, op]
     if wait and wait != "router":
         launched.insert(0, Op(f"wait before {op.name}", HOST_STREAM, HostLaunch(0.0), before, op.phase, op.when))
-    elif wait:
+    elif op.tag == READ_BY_HOST if counted and "router" in waits else wait:
         launched.append(Op(f"wait for {op.name}", HOST_STREAM, HostLaunch(0.0), [op], op.phase, op.when))
     return launched

@@ -192,6 +192,7 @@ OPTION_VALUES: dict[str, tuple[Any, ...]] = {
     "average": ("weights and moments",),
     "outer": ("cpu",),
     "outer_gradients": ("fp16",),
+    "compression": ("fp16",),
     "persistence": (0, 1000),
     "qwz": (False,),
     "hpz": (False,),

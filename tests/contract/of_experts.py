@@ -13,7 +13,7 @@ from meshcast.hardware.topology import reach
 from meshcast.simulator.costs.collectives.dispatch import Dispatch
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.moe_operators import EXPERTS
-from meshcast.simulator.ir.ops import Collective, Exchange, Gemm, Memory, Op, UnitRun
+from meshcast.simulator.ir.ops import READ_BY_HOST, Collective, Exchange, Gemm, Memory, Op, UnitRun
 from meshcast.simulator.ir.routing import slowest_rank
 from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.lowering.lower import Lowering
@@ -89,7 +89,7 @@ def round_trip(setting: ExpertLayer, use: str, phase: str) -> float:
     issued = unit_run.fragment.forward if phase == "F" else unit_run.fragment.backward
 
     def op_seconds(op: Op) -> float:
-        if op.phase != phase or op.work is None:
+        if op.phase != phase or op.work is None or op.tag == READ_BY_HOST:  # counts come before the first dispatch
             return 0.0
         if op.stream == "expert":
             assert isinstance(op.work, Collective)

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from meshcast.hardware import CatalogError, Parts, Reach, load_cluster, reach
-from meshcast.hardware.topology import Crossing, message_reach
+from meshcast.hardware.topology import Crossing, message_reach, torus_shape
 
 DGX = load_cluster("dgx-h100:8")
 RACK = load_cluster(
@@ -17,6 +17,7 @@ PARTS = load_cluster({"gpu": "a100-sxm-80", "gpus": 16, "gpus_per_node": 8, "sca
 CARDS = load_cluster("l40s-4:2")
 MESH = load_cluster("mi300x-8:2")
 CUBE = load_cluster("dgx-1v:1")
+TORUS = load_cluster({"gpu": "tpu-v3", "gpus": 64})  # 8 x 8
 
 
 def spread(members: int, domains: tuple[int, int], nodes: tuple[int, int] | None = None, **more: Any) -> Reach:
@@ -51,6 +52,12 @@ def spread(members: int, domains: tuple[int, int], nodes: tuple[int, int] | None
         (CUBE, range(4), spread(4, (1, 4), links=4 / 6)),  # GPU 0: links 1 + 1 + 2 of six
         (CUBE, [0, 3], spread(2, (1, 2), links=2 / 6)),
         (CUBE, [0, 6], spread(2, (2, 1), (1, 2))),  # no link: over the host
+        # Half of 64 ranks send half of their bytes over the 16 links in the middle: a link passes those of one rank.
+        (TORUS, range(64), spread(64, (1, 64), hops=4.0)),
+        (TORUS, range(8), spread(8, (1, 8), links=2 / 4, hops=2.0)),  # around one axis
+        (TORUS, range(0, 64, 8), spread(8, (1, 8), links=2 / 4, hops=2.0)),
+        (TORUS, range(4), spread(4, (1, 4), links=1 / 4)),  # half of an axis: there and back
+        (TORUS, range(2), spread(2, (1, 2), links=1 / 4)),
     ],
 )
 def test_reach(cluster, ranks, expected) -> None:  # type: ignore[no-untyped-def]
@@ -184,3 +191,10 @@ def test_blocks_hold_whole_domains() -> None:
     fabric = {"levels": [{"nodes": 18}, {"oversubscription": 2}]}
     racks = load_cluster({"node": "gb200-nvl72", "nodes": 36, "fabric": fabric})
     assert reach(racks, range(72)).levels == ()
+
+
+@pytest.mark.parametrize(
+    ("chips", "axes", "shape"), [(64, 3, [4, 4, 4]), (1024, 2, [32, 32]), (96, 3, [6, 4, 4]), (1, 2, [1, 1])]
+)
+def test_a_slice_of_a_torus_is_nearly_a_square_or_a_cube(chips: int, axes: int, shape: list[int]) -> None:
+    assert torus_shape(chips, axes) == shape

@@ -73,6 +73,7 @@ SECTIONS: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = (
             ("scale-up link", "scale_up.link"),
             ("switched", "scale_up.switched"),
             ("links between two GPUs", "scale_up.mesh"),
+            ("axes of a torus", "scale_up.torus"),
             ("GPUs of a domain", "scale_up.domain"),
             ("rate of its links", "scale_up.rate"),
             ("network port", "nics.link"),

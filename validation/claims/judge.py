@@ -39,7 +39,8 @@ ROUNDING = 1e-9
 Judgement = dict[str, Any]
 """The answer to a claim, plain data of ``--json``."""
 
-WHOLE_LIST = ("fits", "memory_gib", "states_gib", "peak_allocated_gib", "peak_reserved_gib", "peak_device_gib")
+PEAKS = ("peak_allocated_gib", "peak_reserved_gib", "peak_device_gib")
+WHOLE_LIST = ("fits", "memory_gib", "most_gib", "states_gib", *PEAKS)
 """Measures that a job has that does not fit; of others, the points of an `over` that do not fit are left out."""
 
 

@@ -1,25 +1,32 @@
 """Numbers that claims read off forecasts and pipeline cases.
 
 Of a job: any figure of docs/figures.md, or any of `OF_REPORT`, some with words after dots
-(``kernel_s.gemm.B``, ``sent_gib.tp.all_gather``, ``memory_gib.activations``). Of a pipeline case: any number of the
-answer of ``validate pipeline``. Of a plan: any of `OF_PLAN` of `planner_run.py`, ``plan.KEY``, or those of a job.
+(``kernel_s.gemm.B``, ``sent_gib.tp.all_gather``, ``memory_gib.activations``, ``between_s.norm2.residual2``). Of a
+pipeline case: any number of the answer of ``validate pipeline``. Of a plan: any of `OF_PLAN` of `planner_run.py`,
+``plan.KEY``, or those of a job.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from meshcast.hardware.errors import PlanError, nearest
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.units import GIB
-from meshcast.simulator.ir.ops import Collective, Op, Transfer
+from meshcast.simulator.ir.ops import Collective, Transfer
 from meshcast.simulator.program.categories import EXPOSED, KINDS, axis_of, kind_of
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.report.figures import FIGURES
 from meshcast.simulator.report.report import Report
 from meshcast.validation.claims.planner_run import OF_PLAN
+from meshcast.validation.claims.played_measures import (
+    list_most,
+    measure_between,
+    measure_contended,
+    priced_ops,
+    sum_across,
+)
 from meshcast.validation.claims.relation import Quantity
 
 OF_CASE = ("makespan", "span_max", "bubble_rate", "bubble_rate_span", "in_flight_b", "in_flight_w", "memory", "period",
@@ -37,7 +44,7 @@ SHARES_SENT = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all
 def _sum_kernels(report: Report, kind: str, phase: str = "") -> Quantity:
     """Sums the seconds of the kernels of a kind on every device, overlapped kernels included."""
     seconds_by_device = [0.0] * report.play.program.devices
-    for device, op, seconds, count in _priced_ops(report):
+    for device, op, seconds, count in priced_ops(report):
         if kind_of(op) == kind and phase in ("", op.phase):
             seconds_by_device[device] += count * seconds
     return seconds_by_device
@@ -47,7 +54,7 @@ def _sum_sent(report: Report, axis: str, operation: str = "") -> Quantity:
     """Sums the GiB that a rank of every device sends in collectives, or in messages between stages."""
     sent = [0.0] * report.play.program.devices
     mesh = report.play.plan.mesh
-    for device, op, _, count in _priced_ops(report):
+    for device, op, _, count in priced_ops(report):
         if isinstance(op.work, Collective) and axis_of(op) == axis and operation in ("", op.work.operation):
             n = len(op.work.members or ()) or mesh.size(op.work.axes)
             share = SHARES_SENT.get(op.work.operation, 0.0) * (n - 1) / n or 1.0
@@ -59,23 +66,6 @@ def _sum_sent(report: Report, axis: str, operation: str = "") -> Quantity:
             assert isinstance(work, Transfer)
             sent[send.source] += turns[slot] * work.nbytes / GIB
     return sent
-
-
-def _priced_ops(report: Report) -> Iterator[tuple[int, Op, float, int]]:
-    """Yields every op of a step: its device, the op, its seconds, and how often it runs."""
-    program = report.play.program
-    turns = defaultdict[tuple[int, Any], int](int)
-    for slot, (task, count) in enumerate(zip(program.tasks, program.timetable.turns, strict=True)):
-        turns[program.device_of(slot), task] += count
-    for device, task in enumerate(program.updates):
-        turns[device, task] += 1
-    for (device, task), count in turns.items():
-        for part in task.parts:
-            for op, seconds in zip(part.block.ops, part.seconds, strict=True):
-                yield device, op, seconds, count * part.count
-        for side in (*task.ahead, *task.behind):
-            for op, seconds in zip(side.ops, side.seconds.tolist(), strict=True):
-                yield device, op, seconds, count
 
 
 def _list_memory(report: Report, category: str = "") -> Quantity:
@@ -138,7 +128,7 @@ class ReportMeasure:
     """A number of a forecast that is no figure.
 
     compute: from the report and the words behind the name.
-    words: valid words behind the first dot, and behind the second.
+    words: valid words behind the first dot, and behind the second; () for any word.
     needed: how many of them must be there.
     better: which of two values is better.
     """
@@ -152,6 +142,7 @@ class ReportMeasure:
 OF_REPORT = {
     "parameters": ReportMeasure(lambda report: report.job.model.parameters / 1e9),
     "fits": ReportMeasure(lambda report: float(report.fits), better="higher"),
+    "slices": ReportMeasure(lambda report: float(len(report.play.plan.slice_lengths))),
     "tokens_per_s": ReportMeasure(
         lambda report: report.tokens_per_s_per_gpu * report.job.cluster.gpus, better="higher"
     ),
@@ -160,8 +151,12 @@ OF_REPORT = {
     "run": ReportMeasure(_simulate_run, (RUN,), needed=1, better="higher"),
     "kernel_s": ReportMeasure(_sum_kernels, (KINDS, PHASES), needed=1),
     "sent_gib": ReportMeasure(_sum_sent, (EXPOSED, OPERATIONS), needed=1),
+    "across_gib": ReportMeasure(sum_across, (EXPOSED, OPERATIONS), needed=1),
+    "between_s": ReportMeasure(measure_between, ((),) * 4, needed=2),
+    "contended_s": ReportMeasure(measure_contended),
     "states_gib": ReportMeasure(_list_states, (CATEGORIES,)),
     "memory_gib": ReportMeasure(_list_memory, (CATEGORIES,)),
+    "most_gib": ReportMeasure(list_most, (CATEGORIES,), needed=1),
 }
 """Measures of a job besides its figures."""
 
@@ -181,10 +176,10 @@ def check_measure(name: str, kind: str) -> None:
         raise PlanError("measure", "there is no such number of a forecast", nearest(head, [*FIGURES, *OF_REPORT]), name)
     allowed, needed = OF_REPORT[head].words, OF_REPORT[head].needed
     if not needed <= len(words) <= len(allowed):
-        forms = " and ".join(f".{{{'|'.join(valid)}}}" for valid in allowed) or "nothing"
+        forms = " and ".join(f".{{{'|'.join(valid) or 'name of an op'}}}" for valid in allowed) or "nothing"
         raise PlanError("measure", f"{head} is followed by {forms}", "Correct the words after it", name)
     for word, valid in zip(words, allowed, strict=False):
-        if word not in valid:
+        if valid and word not in valid:
             raise PlanError("measure", f"{head} has no {word!r}", nearest(word, valid), name)
 
 

@@ -279,7 +279,7 @@ def _all_to_all(reach: Reach, links: Links) -> tuple[Algorithm, ...]:
 
 def _exchange_messages(reach: Reach, links: Links, name: str, protocol: Protocol, max_bytes: float) -> Algorithm:
     n, (k, g), (_, d), model = reach.members, reach.nodes, reach.domains, links.models_within_node(reach).all_to_all
-    inner = (d - 1 + model.self_copy) / n if d > 1 else 0.0
+    inner = (d - 1 + model.self_copy) / n * reach.hops if d > 1 else 0.0
     out = (n - g) / n * (fabric.all_to_all(reach) if k > 1 else 1.0)
     shares = protocol.share, protocol.network_share
     byte, busy = _slowest_tier(reach, links, inner, (n - d) / n, out, shares, links.node_gpus)

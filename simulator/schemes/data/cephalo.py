@@ -20,7 +20,8 @@ GPU: add memory/recompute-full and memory/offload, which leaves the inputs of tw
 Simplified: `by-memory` makes f_i proportional to the memory of a GPU, while Cephalo fills what activations leave until
 all GPUs are equally full, and shards evenly where none would be more than half full; micro-batches are equally large on
 all ranks, while Cephalo chooses size and number for each by a dynamic programme; a rank that is fast in a unit and slow
-in another waits at the end of the step.
+in another waits at the end of the step; the planner counts 10 ms for every micro-batch after the first of a backward
+pass (`ga_overhead` of split_batch_dp_ga), here its kernels and launches alone count.
 
 References: Guo et al., ICS 2025, arXiv 2411.01075; benson-guo/cephalo @a8c75d3, split_workload.py and utils/patch.py;
 layered gradient accumulation: Lamy-Poirier 2021, arXiv 2106.02679.

@@ -11,6 +11,10 @@ and Adam. PyTorch's buckets hold every gradient once more, unless gradients are 
 With k equal buckets, each with x seconds of the backward pass and y seconds of all-reduce, max(y, k y - (k-1) x)
 seconds of communication are exposed: at least the last bucket.
 
+Not modelled: PyTorch's first bucket has 1 MiB, whatever the others (`_DEFAULT_FIRST_BUCKET_BYTES`), so that its
+all-reduce begins early and the last bucket has another remainder; gradients are copied into buckets that they are no
+views of, and buckets are formed anew after the first step, in the order in which gradients came.
+
 References: Li et al. 2020, arXiv 2006.15704, section 3.
 """
 

@@ -9,16 +9,21 @@ all-reduced and unpacked. Buckets follow from the clock, not from a fixed list a
     data                    g9 g8 g7    g6 g5       g4 g3
 
 As many bytes as DDP, 2 (N-1)/N g, and a bit per gradient; every fused byte is copied twice. States are not sharded;
-a buffer of `fusion` bytes is added. The clock is assumed to start with the backward pass whose gradients are reduced.
+a buffer of `fusion` bytes is added. With `compression: fp16` gradients of 32 bits are cast to 16, summed and cast back.
+The clock is assumed to start with the backward pass whose gradients are reduced.
 
-References: Sergeev and Del Balso 2018, arXiv 1802.05799, sections 3 and 4; defaults: docs/tensor-fusion.rst of Horovod.
+Not modelled: hierarchical all-reduces (HOROVOD_HIERARCHICAL_ALLREDUCE), over which MPI sums between nodes; autotuning
+of `cycle` and `fusion`; `backward_passes_per_step`, as gradients are reduced once a step.
+
+References: Sergeev and Del Balso 2018, arXiv 1802.05799, sections 3 and 4; defaults: docs/tensor-fusion.rst of Horovod;
+compression: horovod/torch/compression.py.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -38,6 +43,8 @@ class Horovod(DataScheme, HoldsBuffers):
         """Time between ticks [s]."""
         fusion: int = Field(default=128 * 2**20, ge=0, strict=True)
         """Bytes of the fusion buffer; 0: nothing is fused."""
+        compression: Literal["none", "fp16"] = "none"
+        """Format in which gradients are summed (Compression): that of the gradients, or 16 bits."""
 
     @property
     def overlaps_backward(self) -> bool:
@@ -60,7 +67,7 @@ class Horovod(DataScheme, HoldsBuffers):
         groups = [self._reduction_group(param) if param.trained else ((), (0,)) for param, _ in stage_ops.params()]
         sets = list(dict.fromkeys(axes for axes, _ in groups))
         over = stage_ops.of_params([sets.index(axes) for axes, _ in groups])
-        nbytes = stage_ops.of_params([elements for _, (elements,) in groups]) * BYTES[self.framework.gradients]
+        nbytes = stage_ops.of_params([elements for _, (elements,) in groups]) * self._width
         # The backward pass goes through the parameters in descending order.
         order = len(ready) - 1 - np.argsort(ready[::-1], kind="stable")
         order = order[[bool(sets[i]) for i in over[order]]]
@@ -92,19 +99,28 @@ class Horovod(DataScheme, HoldsBuffers):
             held += size
         yield numbers[begin:]
 
+    @property
+    def _width(self) -> int:
+        """Bytes of an element while gradients are summed."""
+        width = int(BYTES[self.framework.gradients])
+        return min(width, 2) if self.options.compression == "fp16" else width
+
     def _all_reduce_ops(self, nbytes: int, axes: tuple[str, ...], fused: bool) -> Iterator[Op]:
-        copy = Memory("concat", nbytes, nbytes)
+        copy, whole = Memory("concat", nbytes, nbytes), nbytes // self._width * int(BYTES[self.framework.gradients])
+        if whole > nbytes:
+            yield Op("compress grads", "data", Memory("cast", whole, nbytes), [], "W", "last")
         if fused:
             yield Op("pack grads", "data", copy, [], "W", "last")
         yield Op("reduce grads", "data", Collective("all_reduce", nbytes, axes), [], "W", "last")
         if fused:
             yield Op("unpack grads", "data", copy, [], "W", "last")
+        if whole > nbytes:
+            yield Op("decompress grads", "data", Memory("cast", nbytes, whole), [], "W", "last")
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n = setting.n
-        yield ClosedForm(
-            "sent_per_step", 2 * (n - 1) / n * setting.grad_bytes, "section 3: one ring all-reduce of all gradients"
-        )
+        summed = setting.grad_bytes / (2 if self.options.compression == "fp16" else 1)  # of fp32
+        yield ClosedForm("sent_per_step", 2 * (n - 1) / n * summed, "section 3: one ring all-reduce of all gradients")
         yield ClosedForm(
             "state_bytes_per_parameter", 2 + 4 + 12, "bf16 weights, fp32 gradients, fp32 master weights, two moments"
         )

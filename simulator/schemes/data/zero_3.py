@@ -13,9 +13,10 @@ A rank sends 3 a (N-1)/N M bytes per step of a micro-batches, for M bytes of wei
 parameter with 16-bit gradients, as shards of the weights are stored in the compute format and in that of the optimizer;
 18/N with fp32 gradients.
 
-Until 2021 collectives took a list of tensors, each for a rank, which the host allocated and copied singly
-(`shard_launches`), and every all-gather began with a `torch.cuda.synchronize()`: nothing was gathered ahead (the
-framework's `overlap.sharded_weights: false`). The host then takes N times as long for N ranks, whatever their shards.
+Until October 2021 collectives took a list of tensors, each for a rank, which the host allocated and copied singly
+(the framework's `bucket.shard_launches`), and every all-gather began with a `torch.cuda.synchronize()`: nothing was
+gathered ahead (`overlap.sharded_weights: false`). The host then takes N times as long for N ranks, whatever their
+shards. The profiles of DeepSpeed say so of such a `release`.
 
 Not modelled: gradient buckets across layers.
 
@@ -43,8 +44,6 @@ class Zero3(CoordinatedScheme):
     class Options(CoordinatorOptions):
         persistence: int = Field(default=100_000, ge=0)
         """Parameters with fewer elements are not sharded."""
-        shard_launches: float = Field(default=0.0, ge=0)
-        """Time of the host for each rank of a collective over a list of shards, in launches of ops of the framework."""
 
     def shards_at_rest(self, state: str, param: Param) -> tuple[str, ...]:
         if state == "parameters" and param.size < self.options.persistence:
@@ -60,9 +59,9 @@ class Zero3(CoordinatedScheme):
 
     def _list_shards(self, axes: tuple[str, ...], ops: list[Op]) -> list[Op]:
         """Returns `ops` behind the host's list of a shard for each rank, if collectives take a list."""
-        if not (ops and axes and self.options.shard_launches):
+        if not (ops and axes and self.framework.bucket.shard_launches):
             return ops
-        launches = HostLaunch(self.options.shard_launches * self.mesh.size(axes))
+        launches = HostLaunch(self.framework.bucket.shard_launches * self.mesh.size(axes))
         return [Op("list shards", ops[0].stream, launches, [], ops[0].phase, ops[0].when), *ops]
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:

@@ -58,7 +58,7 @@ class Dropless(ExpertScheme):
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         fragment = super().lower(module, inner)
         if isinstance(module, MoE):
-            exchange_counts(fragment, self.mesh.parts(self.axes[:1]), module.experts * COUNT)
+            exchange_counts(fragment, self.mesh.parts(self.axes[:1]), module.experts * COUNT, late=True)
         return fragment
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:

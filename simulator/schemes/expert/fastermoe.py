@@ -8,19 +8,23 @@ experts compute the tokens of the step before.
     exchanges  S0 S1 S2 S3  shadows  R0   R1   R2   R3
     kernels       C0   C1   C2      C3
 
+Ranks exchange the counts of their tokens, 8 bytes for each expert, as in expert/fastmoe, and all-gather them for the
+policy, which the host applies: it waits for both. The host's other work in a layer, a call of Python for every step and
+shadow, is not modelled.
+
 With B tokens on the most loaded rank, hidden size h and W weights of D bytes per expert, a layer takes about 3 B 2 W /
 bw_mm + 4 B h D / bw_net; i shadows reduce B to the most loaded rank without these experts and cost i W D / bw_net
-(twice that where gradients are counted too). Experts are shadowed in descending order of load as long as this estimate
-falls: none under even routing. All steps together send the bytes of an all-to-all; the P/g steps are equal parts, so
-that they take the time of PipeMoE's closed form (expert/tutel). GEMMs of shadows belong to the last step, which waits
-for them.
+(twice that where gradients are counted too); D is 4 whatever the format. Experts are shadowed in descending order of
+load as long as this estimate falls: none under even routing. All steps together send the bytes of an all-to-all; the
+P/g steps are equal parts, so that they take the time of PipeMoE's closed form (expert/tutel). GEMMs of shadows belong
+to the last step, which waits for them.
 
 With a topology-aware gate (`outgoing`) at most a share of the tokens leaves its machine, with one of k copies each; the
 others choose among the experts of their machine, in steps within machines, then between them. Where the first choice of
 more tokens is an expert on another machine, those with the highest scores keep it. It changes the model.
 
-References: He et al. 2022, doi 10.1145/3503221.3508418, section 4; constants and gate: laekov/fastmoe, fmoe/fastermoe
-and fmoe/gates/faster_gate.py.
+References: He et al. 2022, doi 10.1145/3503221.3508418, section 4; constants, counts and gate: laekov/fastmoe @9d9cea8,
+fmoe/fastermoe/shadow_policy.py, schedule.py and fmoe/gates/faster_gate.py.
 """
 
 from collections.abc import Iterable
@@ -38,6 +42,12 @@ from meshcast.simulator.lowering.rewrite import Rewrite
 from meshcast.simulator.schemes.expert.shared import token_dispatch as dispatch
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
 from meshcast.simulator.schemes.expert.shared.token_dispatch import ExpertRound, MoESizes
+
+COUNT = 8
+"""Bytes of a token count, a 64-bit integer."""
+
+COUNTED_BYTES = 4
+"""Bytes of an element in the estimate that chooses shadows (`data_size` of `global_policy`)."""
 
 
 class FasterMoE(ExpertScheme):
@@ -104,7 +114,7 @@ class FasterMoE(ExpertScheme):
         """Returns the experts of a layer that are broadcast to all ranks, the most popular first."""
         if not self.options.shadow or module.capacity is not None:
             return ()
-        routed, width = MoESizes.of(module), BYTES[self.framework.weights]
+        routed, width = MoESizes.of(module), COUNTED_BYTES
         copies = routed.copies / (self.mesh.size(self.mesh.views[self.view]) / self.mesh.size(self.axes))
         loads = copies / routed.experts * self.routing(module).shares(routed.experts).mean(axis=0)
         each = 3 * 2 * routed.weights / self.options.bw_mm + 4 * routed.hidden * width / self.options.bw_net
@@ -128,6 +138,7 @@ class FasterMoE(ExpertScheme):
         if not isinstance(module, MoE) or self.ranks == 1:
             return fragment
         number, rounds = len(self.shadows(module)), dispatch.find_rounds(fragment, self.mesh.parts(self.axes[:1]))
+        self._exchange_counts(fragment, module)
         size = round(MoESizes.of(module).weights * BYTES[self.framework.weights])
         shadows = dispatch.broadcast_shadows(fragment, rounds[0], number, size) if number and rounds else []
         steps = Rewrite(fragment)
@@ -138,6 +149,13 @@ class FasterMoE(ExpertScheme):
         if shadows:
             dispatch.reduce_shadow_gradients(fragment, shadows)
         return fragment
+
+    def _exchange_counts(self, fragment: Fragment, module: MoE) -> None:
+        """Inserts the exchange of counts, and where experts may be shadowed their all-gather for the policy."""
+        parts, counts = self.mesh.parts(self.axes[:1]), module.experts * COUNT
+        if self.options.shadow and module.capacity is None:
+            dispatch.exchange_counts(fragment, parts, self.ranks * counts, "all_gather")
+        dispatch.exchange_counts(fragment, parts, counts)
 
     def _exchange_in_steps(self, steps: Rewrite, expert_round: ExpertRound, module: MoE) -> Op:
         """Splits a round into steps between groups; returns the first kernel of the last step."""
@@ -156,8 +174,11 @@ class FasterMoE(ExpertScheme):
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:
         p = setting.ep
         slots = setting.b * setting.s * setting.slots_per_token
+        counts = COUNT * setting.experts * (1 + p * (self.options.shadow and setting.capacity is None))
         yield ClosedForm(
-            "sent_per_layer", 4 * (p - 1) / p * slots * setting.h * 2, "4.2: all steps send the bytes of one all-to-all"
+            "sent_per_layer",
+            (p - 1) / p * (4 * slots * setting.h * 2 + counts),
+            "4.2: all steps send the bytes of one all-to-all; counts, for the policy of all ranks",
         )
         if p > self.options.group:
             steps = p // self.options.group

@@ -21,7 +21,8 @@ weights, as in ZeRO-3, and compute their tokens. With S slots of a rank and W we
 b bytes each, a rank receives 2 (R - 1) S h b forward or (R - 1)/R W b: the first is less for few slots. As both have
 the same layout, each step takes the faster (`auto`), and nothing migrates.
 
-Not modelled: mixtures of both, with the weights of some ranks gathered and slices computed.
+Not modelled: mixtures of both, with the weights of some ranks gathered and slices computed; the choice of the
+all-to-all, linear or in two levels, by measurement: `two_level` is as the plan says.
 
 References: Hwang et al. 2023, arXiv 2206.03382, sections 3.1 to 3.3. Closed form of the order: Shi et al. 2023
 (PipeMoE), doi 10.1109/INFOCOM53939.2023.10228874, section IV.

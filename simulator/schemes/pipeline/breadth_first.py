@@ -10,6 +10,9 @@ reduce-scattered while other chunks run, and a message between stages has severa
 
 bubble (p-1)(t_f + t_B)/v [s] for m >= p, m v chunks in flight.
 
+LoopedBFS of torch.distributed.pipelining runs the micro-batches of the backward passes in reverse order. With equal
+micro-batches that takes as long.
+
 References: Lamy-Poirier 2022, arXiv 2211.05953, section 3.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from meshcast.simulator.ir.mesh import Mesh
-from meshcast.simulator.ir.ops import Collective, Fragment, Gemm, Op
+from meshcast.simulator.ir.ops import READ_BY_HOST, Collective, Fragment, Gemm, Op
 from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
@@ -45,9 +45,14 @@ def divided(use: str, p: int = 4, ep: int = 1, **options: Any) -> Fragment:
     return unit_run.fragment
 
 
+def of_tokens(fragment: Fragment) -> list[Op]:
+    """Ops of the experts' streams without the exchanges of counts."""
+    ops = (*fragment.forward, *fragment.backward)
+    return [op for op in ops if op.stream.startswith("expert") and op.tag != READ_BY_HOST]
+
+
 def moved(fragment: Fragment, phases: str = "FBW") -> list[Collective]:
-    ops = [op for op in (*fragment.forward, *fragment.backward) if op.stream.startswith("expert")]
-    ops = [op for op in ops if op.phase in phases]
+    ops = [op for op in of_tokens(fragment) if op.phase in phases]
     return [op.work for op in ops if isinstance(op.work, Collective)]
 
 
@@ -78,7 +83,7 @@ def taken(
 
 
 def all_sent(fragment: Fragment, mesh: Mesh) -> float:
-    return sent([op for op in (*fragment.forward, *fragment.backward) if op.stream.startswith("expert")], mesh)
+    return sent(of_tokens(fragment), mesh)
 
 
 def job(use: str, *more: dict[str, Any], ep: bool = True, **options: Any) -> dict[str, Any]:

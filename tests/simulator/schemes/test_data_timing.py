@@ -377,7 +377,8 @@ def test_a_list_of_shards_takes_the_host_as_long_as_it_has_ranks() -> None:
     ranks, launch, of_a_shard = 8, 1e-7, 1e4
     times, numbers = list[float](), list[float]()
     for shard_launches in (0.0, of_a_shard):
-        given = job("data/zero-3", ranks, overlap=False, persistence=0, shard_launches=shard_launches)
+        given = job("data/zero-3", ranks, overlap=False, persistence=0)
+        given["framework"]["set"].setdefault("bucket", {})["shard_launches"] = shard_launches
         given["model"] = {**GPT, "layers": 1}
         given["framework"]["set"]["launch_s"] = launch
         times.append(simulate(load_job(given)).step_time)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.mesh import Mesh
-from meshcast.simulator.ir.ops import COMPUTE, Collective, Exchange, Fragment, Gemm, Memory
+from meshcast.simulator.ir.ops import COMPUTE, READ_BY_HOST, Collective, Exchange, Fragment, Gemm, Memory
+from meshcast.simulator.lowering.lower import launch_on_host
 from meshcast.simulator.lowering.rewrite import working_predecessors
 from meshcast.simulator.report.report import Report
 from tests.contract.measure import waits_for
@@ -183,12 +184,24 @@ def test_the_greedy_choice_is_the_rule_of_the_paper(tenths: int, transfers: int,
     alpha = F / H
 
     def latency(i: int) -> float:
-        token = 3 * 4 * alpha * H**2 / mm + 4 * H * 2 / net
-        return loads[i] * token + i * transfers * 2 * alpha * H**2 * 2 / net
+        token = 3 * 4 * alpha * H**2 / mm + 4 * H * 4 / net
+        return loads[i] * token + i * transfers * 2 * alpha * H**2 * 4 / net
 
     wanted = next((i for i in range(p) if latency(i + 1) >= latency(i)), p)
     assert len(found) == wanted
     assert latency(wanted) <= latency(0)
+
+
+def test_ranks_exchange_their_counts_and_gather_them_where_experts_may_be_shadowed() -> None:
+    """8 bytes for each expert to its rank; of all ranks for the policy. The host waits for both, not for the router."""
+    found = {}
+    for shadow in (True, False):
+        fragment = layer("expert/fastermoe", routing={"zipf": 1.0}, shadow=shadow)
+        counted = [op for op in fragment.forward if op.tag == READ_BY_HOST]
+        found[shadow] = {op.work.operation: op.work.nbytes for op in counted if isinstance(op.work, Collective)}
+        waits = [op for op in launch_on_host(fragment, frozenset({"router"})).forward if op.name.startswith("wait")]
+        assert [each.after[0].name for each in waits] == [op.name for op in counted]
+    assert found == {True: {"all_to_all": 8 * E, "all_gather": 4 * 8 * E}, False: {"all_to_all": 8 * E}}
 
 
 def test_shadows_live_until_their_gradients_are_added_up() -> None:
@@ -220,7 +233,7 @@ def test_a_gate_keeps_most_tokens_on_their_machine(p: int, machine: int, group: 
     """14 % of the tokens leave it, with one of K copies; the exchange within a machine brings what is left."""
     options = {"group": group, "machine": machine, "outgoing": 0.14, "shadow": False, "routing": {"zipf": zipf}}
     fragment, copies = layer("expert/fastermoe", p, seq=256, **options), 256 * K * H * 2  # type: ignore[arg-type]
-    steps = [op.work for op in fragment.forward if op.stream == "expert" and isinstance(op.work, Collective)]
+    steps = moved(fragment, "F")
     out = steps[: len(steps) // 2]
     size = max(n for n in range(1, group + 1) if machine % n == 0)
     between = [work for work in out if work.members is None]

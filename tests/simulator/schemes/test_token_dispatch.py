@@ -187,6 +187,17 @@ def test_hybrid_ep_dispatches_in_bf16_to_any_node_and_occupies_few_multiprocesso
     assert formats[("F", "dispatch")] == "fp8" and formats[("B", "dispatch")] == formats[("F", "combine")] == "bf16"
 
 
+def test_hybrid_ep_gathers_a_byte_for_each_token_and_expert_before_it_dispatches() -> None:
+    """16 ranks, 16 tokens each of 16 experts; the backward pass finds its way by the same map."""
+    instances = [op for _, op in play_job(job("expert/hybrid-ep")).instances()]
+    gathers = [op for op in instances if op.name == "all_gather routing map"]
+    dispatched = [op for op in instances if isinstance(op.work, Exchange) and op.work.operation == "dispatch"]
+    assert {op.phase for op in gathers} == {"F"} < {op.phase for op in dispatched}
+    assert len(gathers) == sum(op.phase == "F" for op in dispatched)
+    (tokens,) = {op.work.tokens for op in dispatched if isinstance(op.work, Exchange)}
+    assert {op.work.nbytes for op in gathers if isinstance(op.work, Collective)} == {16 * tokens * 16}
+
+
 @pytest.mark.parametrize(
     ("domains", "wanted"), [(1, 4096 * 64 * (7168 * 2 + 256 * 4)), (8, 4096 * (64 + 7) * (7168 * 2 + 32 * 4))]
 )

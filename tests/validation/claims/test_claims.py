@@ -19,6 +19,7 @@ from meshcast.validation.claims.claim_file import Claim, ClaimFile, Family, read
 from meshcast.validation.claims.judge import describe_target, judge
 from meshcast.validation.claims.measures import read_measure
 from meshcast.validation.claims.planner_run import PlannerRun
+from meshcast.validation.claims.played_measures import priced_ops
 from meshcast.validation.claims.relation import parse_relation
 from meshcast.validation.pipelines.cases import ScheduleCase
 from tests.draws import drawn
@@ -341,6 +342,37 @@ def test_a_ring_of_four_sends_one_and_a_half_gradients() -> None:
     job = {**JOB, "plan": {"dp": 4, "zero": 0}, "cluster": {"gpu": "h100-sxm", "gpus": 4}}
     sent = read_measure(report := simulate(load_job(job)), "sent_gib.dp.all_reduce")
     assert sent == pytest.approx([2 * 3 / 4 * 4 * report.job.model.parameters / 2**30], rel=1e-3)
+
+
+def test_bytes_across_nodes_are_those_over_the_borders_of_rings_and_of_stages() -> None:
+    """A flat ring of 16 ranks crosses the border of a node of eight once; in a pipeline of nodes only messages do."""
+    job = {**JOB, "plan": {"dp": 16, "zero": 0}, "cluster": "dgx-h100:2", "framework": "megatron-core"}
+    report = simulate(load_job(job))
+    assert read_measure(report, "across_gib.dp") == pytest.approx(
+        [each / 8 for each in read_measure(report, "sent_gib.dp")]  # type: ignore[union-attr]
+    )
+    report = simulate(load_job({**job, "plan": {"dp": 8, "pp": 2, "zero": 0}}))
+    assert read_measure(report, "across_gib.dp") == [0.0, 0.0]
+    assert read_measure(report, "across_gib.pp") == read_measure(report, "sent_gib.pp") != [0.0, 0.0]
+
+
+def test_a_part_of_a_layer_takes_the_time_of_its_kernels_and_collectives() -> None:
+    job = {**JOB, "plan": {"tp": 8}, "framework": {"name": "megatron-core", "set": {"cuda_graphs": True}}}
+    report = simulate(load_job({**job, "train": {"mode": "forward-only"}}))
+    parts = [read_measure(report, f"between_s.{part}") for part in ("norm2.act", "act.residual2", "norm2.residual2")]
+    first, second, whole = map(float, parts)  # type: ignore[arg-type]
+    assert 0 < first < whole and 0 < second < whole
+    kernels = {op.name: seconds for _, op, seconds, _ in priced_ops(report)}
+    assert whole - first - second == pytest.approx(kernels["act"])
+    ends = kernels["up"] + kernels["all_gather norm2"] if "all_gather norm2" in kernels else kernels["up"]
+    assert first == pytest.approx(ends)
+    with pytest.raises(PlanError, match="no kernel of the step has this name"):
+        read_measure(report, "between_s.norm2.residual3")
+
+
+def test_no_step_is_shorter_with_contention() -> None:
+    report = simulate(load_job({**JOB, "plan": {"dp": 8}}))
+    assert float(read_measure(report, "contended_s")) >= float(read_measure(report, "step_time_s"))  # type: ignore[arg-type]
 
 
 def test_a_target_is_said_as_the_paper_has_it() -> None:

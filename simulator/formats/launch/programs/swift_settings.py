@@ -248,9 +248,10 @@ def _refuse_several(reading: Reading, visible: int | None, processes: int) -> No
         return
     rule = (
         f"{processes} process{'es see' if processes > 1 else ' sees'} {visible} GPUs, so the layers of a process are "
-        "spread over GPUs that wait for each other (device_map), which is no plan of meshcast"
+        "spread over GPUs that wait for each other (device_map), which is read from no launch file"
     )
-    raise reading.stated[VISIBLE].refuse(rule, f"Start a process on every GPU: NPROC_PER_NODE={visible}")
+    remedy = f"Start a process on every GPU: NPROC_PER_NODE={visible}. A job says it with plan.schedule: naive"
+    raise reading.stated[VISIBLE].refuse(rule, remedy)
 
 
 # -------------------------------------------------------------------------------------------- weights

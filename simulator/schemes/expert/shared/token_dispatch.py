@@ -16,7 +16,7 @@ from math import prod
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.modules import MoE
 from meshcast.simulator.ir.moe_operators import ExpertLinear, Permute, TopK
-from meshcast.simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op, TensorUse
+from meshcast.simulator.ir.ops import COMPUTE, READ_BY_HOST, Collective, Fragment, Memory, Op, TensorUse
 from meshcast.simulator.ir.routing import ExpertLoad
 from meshcast.simulator.lowering.rewrite import Rewrite, working_predecessors
 
@@ -111,15 +111,22 @@ def _ops_between(fragment: Fragment, out: Op, back: Op) -> list[Op]:
     return [op for op in ops if op in reached and op in needed and op is not out]
 
 
-def exchange_counts(fragment: Fragment, parts: Iterable[str], nbytes: int, operation: str = "all_to_all") -> None:
-    """Inserts an exchange of token counts, `nbytes` in all, after the router; the first dispatch waits for it."""
+def exchange_counts(
+    fragment: Fragment, parts: Iterable[str], nbytes: int, operation: str = "all_to_all", late: bool = False
+) -> None:
+    """Inserts an exchange of token counts, `nbytes` in all, after the router; the first dispatch waits for it, and so
+    does the host where it must know the counts.
+
+    late: the host launches the kernel that orders tokens before it waits; otherwise it waits first.
+    """
     dispatch = next((ends[0] for ends in find_all_to_alls(fragment, parts) if ends[0].phase == "F"), None)
     if dispatch is not None:
         assert isinstance(dispatch.work, Collective)
         chosen = [op for op in fragment.forward if isinstance(op.work, Memory) and op.work.what == "router"]
         work = Collective(operation, nbytes, dispatch.work.axes)
-        counts = Op(f"{operation} counts", dispatch.stream, work, chosen)
-        fragment.forward.insert(fragment.forward.index(dispatch), counts)
+        counts = Op(f"{operation} counts", dispatch.stream, work, chosen, tag=READ_BY_HOST)
+        place = fragment.forward.index(dispatch if late or not chosen else chosen[-1]) + (not late and bool(chosen))
+        fragment.forward.insert(place, counts)
         dispatch.after.append(counts)
 
 
