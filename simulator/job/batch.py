@@ -65,8 +65,27 @@ class LogNormal(JobPart):
     """Mean of all lengths, before they are cut [tokens]."""
     sigma: Annotated[float, Field(strict=True, ge=0, le=10)]
     """Standard deviation of the logarithm."""
+    min: Count = 1
+    """The shortest length: shorter ones are lengthened."""
     max: Count | None = None
     """The longest length: longer ones are cut. Default: `batch.sequence`."""
+
+
+class Quantiles(JobPart):
+    """Lengths of a data set of which some quantiles are known; between two of them the logarithm of the length is
+    linear in the share of samples."""
+
+    kind: Literal["quantiles"]
+    at: dict[Annotated[float, Field(ge=0, le=1)], Count] = Field(min_length=1)
+    """By share of the samples, the length that so many do not exceed: ``{0.5: 600, 0.99: 8000}``. A single token at
+    share 0 and `batch.sequence` at share 1, unless stated."""
+
+    @model_validator(mode="after")
+    def _check_rising(self) -> Quantiles:
+        lengths = [length for _, length in sorted(self.at.items())]
+        if lengths != sorted(lengths):
+            raise ValueError("a larger share of samples has at least as large a length")
+        return self
 
 
 class Uniform(JobPart):
@@ -83,12 +102,17 @@ class Samples(JobPart):
 
     file: str | None = None
     """CSV file with the tokens of a sample in the first cell of every row; a header row may be above them."""
-    distribution: Annotated[LogNormal | Uniform, Field(discriminator="kind")] | None = None
+    histogram: bool = False
+    """Whether the second cell of a row is the number, or the share, of samples of that length: samples are then drawn
+    by it, with repetition."""
+    distribution: Annotated[LogNormal | Uniform | Quantiles, Field(discriminator="kind")] | None = None
     """Distribution of the lengths, in place of `file`."""
     count: Annotated[int, Field(strict=True, gt=0, le=1_000_000)] | None = None
     """Samples of a step, of all replicas; drawn from the file without repetition. Default: all of the file."""
     seed: Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)] = 0
     """Seed of lengths, of the samples drawn from a file, and of the order of micro-batches."""
+    batches: Annotated[int, Field(strict=True, ge=1, le=1000)] = 1
+    """Batches that are drawn, with this seed and those after it; the step is their mean."""
     join: Literal["packing", "padding", "shortest-step"]
     """packing: behind each other in sequences of `batch.sequence` tokens. padding: samples of similar length are
     padded to the longest of their micro-batch, as many as `tokens` admits. shortest-step: as padding, as many as make
@@ -113,6 +137,10 @@ class Samples(JobPart):
             raise ValueError("lengths are those of a file, or of a distribution: give one of them")
         if self.distribution is not None and self.count is None:
             raise ValueError("a distribution needs count, the samples of a step")
+        if self.histogram and (self.file is None or self.count is None):
+            raise ValueError("a histogram is that of a file, and needs count, the samples of a step")
+        if self.batches > 1 and self.count is None:
+            raise ValueError("all samples of a file make one batch: several need count, the samples of each")
         return self
 
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.records import dataclass
-from meshcast.simulator.formats.files import csv_rows
 from meshcast.simulator.ir.divisors import list_divisors
-from meshcast.simulator.job.batch import Batch, LogNormal, MicrobatchClass, Samples
+from meshcast.simulator.job.batch import Batch, MicrobatchClass, Samples
 from meshcast.simulator.job.job import LongPlan, ReplicaPlan
+from meshcast.simulator.job.sample_lengths import LengthSource
 from meshcast.simulator.job.shortest_step import partition_samples
 from meshcast.simulator.job.shorthand import family_degree
 from meshcast.simulator.models.flops import needed_flops
@@ -31,8 +31,6 @@ T = TypeVar("T")
 
 MAX_JOINED = 10_000
 """Samples of a search of the shortest step, which then takes some seconds."""
-
-REMEDY = "Name a CSV file with the tokens of a sample in every row"
 
 
 @dataclass(frozen=True)
@@ -51,21 +49,29 @@ class Microbatch:
     tokens: float
 
 
-def join_samples(batch: Batch, plan: LongPlan, model: Model, base: Path) -> tuple[Batch, LongPlan]:
-    """Returns the batch with classes of micro-batches and their order in place of samples, and the plan with those of
-    replicas.
+def join_samples(batch: Batch, plan: LongPlan, model: Model, base: Path) -> list[tuple[Batch, LongPlan]]:
+    """Returns for every batch that is drawn the batch with classes of micro-batches and their order in place of
+    samples, and the plan with those of replicas; a batch without samples as it is.
 
     base: folder of relative paths.
     Raises PlanError for samples that do not fit the rest of the job.
     """
     samples = batch.samples
     if samples is None:
-        return batch, plan
+        return [(batch, plan)]
     sequence = batch.sequence or model.seq
-    most = samples.tokens or sequence
     _check_samples(batch, plan, samples, sequence)
-    rng = np.random.default_rng(samples.seed)
-    lengths = np.minimum(_draw_lengths(samples, sequence, rng, base), sequence).tolist()
+    source = LengthSource.of(samples, sequence, base)
+    seeds = range(samples.seed, samples.seed + samples.batches)
+    return [_join_drawn(samples, sequence, plan, model, source, np.random.default_rng(seed)) for seed in seeds]
+
+
+def _join_drawn(
+    samples: Samples, sequence: int, plan: LongPlan, model: Model, source: LengthSource, rng: np.random.Generator
+) -> tuple[Batch, LongPlan]:
+    """Returns a batch of samples that are drawn, and the plan with the orders of its replicas."""
+    most = samples.tokens or sequence
+    lengths = np.minimum(source.draw(rng), sequence).tolist()
     degree = family_degree(plan, "data")
     ranks, replicas = (degree, 1) if samples.equal_replicas else (1, degree)
     if samples.join == "shortest-step":
@@ -92,42 +98,6 @@ def _check_samples(batch: Batch, plan: LongPlan, samples: Samples, sequence: int
         rule = f"the longest samples, of batch.sequence = {sequence:,} tokens, are padded to a multiple of it"
         fits = max(n for n in list_divisors(sequence) if n < samples.multiple)
         raise PlanError("batch.samples.multiple", rule, f"{fits} would work", samples.multiple)
-
-
-def _draw_lengths(samples: Samples, sequence: int, rng: np.random.Generator, base: Path) -> np.ndarray:
-    """Returns the lengths of all samples of a step [tokens]."""
-    if samples.file is not None:
-        lengths = np.array(_read_lengths(base / samples.file))
-        if samples.count is None:
-            return lengths
-        if samples.count > len(lengths):
-            rule = f"{samples.file} has {len(lengths):,} samples"
-            raise PlanError("batch.samples.count", rule, "Lower it, or leave it out for all", samples.count)
-        return rng.choice(lengths, samples.count, replace=False)
-    law, count = samples.distribution, samples.count
-    assert law is not None and count is not None
-    longest = law.max or sequence
-    if isinstance(law, LogNormal):
-        drawn = rng.lognormal(np.log(law.mean) - law.sigma**2 / 2, law.sigma, count)
-        return np.clip(np.round(drawn), 1, longest).astype(int)
-    if law.min > longest:
-        rule = f"lengths are at most {longest:,}"
-        raise PlanError("batch.samples.distribution.min", rule, "Lower it, or raise max", law.min)
-    return rng.integers(law.min, longest, count, endpoint=True)
-
-
-def _read_lengths(path: Path) -> list[int]:
-    """Returns the first cells of the rows of a file."""
-    lengths = []
-    for line, cells in csv_rows(path, REMEDY):
-        cell = cells[0] if cells else ""
-        if cell.isascii() and cell.isdigit() and 0 < int(cell[:10]) <= 1_000_000_000 and len(cell) <= 10:
-            lengths.append(int(cell))
-        elif cell and line > 1:
-            raise PlanError(f"{path}:{line}", "a length is a whole number of tokens, 1 to 1e9", REMEDY, cell)
-    if not lengths:
-        raise PlanError(str(path), "the file has no lengths", REMEDY)
-    return lengths
 
 
 def _chunk(items: Sequence[T], size: int) -> list[Sequence[T]]:

@@ -217,9 +217,11 @@ def _job(file: JobFile, data: Fields, base: Path, origin: JobOrigin, refused: Se
         plan = plan.with_schemes(lambda stage: add_tensor_overlap(stage, framework.tensor_overlap, cluster.domain))
     if framework.compile if framework.recompute_early_stop == "compiled" else framework.recompute_early_stop:
         plan = plan.with_schemes(lambda stage: add_early_stop(stage.schemes))
-    joined, plan = join_samples(file.batch, plan, model, base)
-    batch = _batch(joined, model, plan)
-    plan = fill_routing(plan, model, batch)
+    drawn = [
+        (_batch(joined, model, its_plan), its_plan) for joined, its_plan in join_samples(file.batch, plan, model, base)
+    ]
+    drawn = [(batch, fill_routing(its_plan, model, batch)) for batch, its_plan in drawn]
+    batch, plan = drawn[0]
     framework = _widen_for_router(framework, plan)
     parts = {"framework": choice, "precision": file.precision}
     as_written = data | {key: part.model_dump(exclude_unset=True) for key, part in parts.items()}
@@ -232,6 +234,7 @@ def _job(file: JobFile, data: Fields, base: Path, origin: JobOrigin, refused: Se
         taken=recipe.list_taken(choice.set | _state_formats(file), file.plan),
         without_flash=old_gpu,
         batch=batch,
+        drawn=tuple(drawn) if len(drawn) > 1 else (),
         precision=precision,
         train=_train(file.train, model),
         plan=plan,

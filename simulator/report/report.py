@@ -369,6 +369,7 @@ class Report(Metrics):
             **({"broken_rules": [rule.to_dict() for rule in self.broken_rules]} if self.broken_rules else {}),
             **({"noise": self._noise()} if self.steps else {}),
             **({"steps": self._describe_steps()} if self.play.plan.passes.steps > 1 else {}),
+            **({"batches": self._describe_batches()} if self.job.drawn else {}),
             **({"published": self._compare_published()} if self.job.published else {}),
         }
         return nest(sorted(values.items(), key=lambda item: _position(item[0])))
@@ -403,6 +404,15 @@ class Report(Metrics):
         """Returns the durations of steps that differ, in their order."""
         times = self.times_of_step_kinds
         return {"step_times_s": times, "mean_s": self.step_time, "slowest": int(np.argmax(times))}
+
+    def _describe_batches(self) -> dict[str, float | list[float]]:
+        """Returns the durations of the steps of the batches that are drawn, in their order, and their distribution."""
+        each = len(self.step_kinds) // len(self.job.drawn)
+        times = np.array(self.times_of_step_kinds)
+        shares = np.array([share for share, _ in self.step_kinds]) * len(self.job.drawn)
+        steps = (times * shares).reshape(-1, each).sum(axis=1)
+        p5, median, p95 = (float(np.quantile(steps, share)) for share in (0.05, 0.5, 0.95))
+        return {"step_times_s": steps.tolist(), "mean_s": self.step_time, "p5_s": p5, "median_s": median, "p95_s": p95}
 
     def _noise(self) -> dict[str, Any]:
         """Returns statistics of the steps under `noise`, and the rank whose kernels take longest in the mean."""
