@@ -120,6 +120,8 @@ def _fullest(forecasts: Sequence[Forecast]) -> Forecast:
 
 def _play_steps(stated: Job, plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tuple[Forecast, StepKinds]:
     """Plays the step of the plan of a job with one batch."""
+    if plan.job.batch.rounds:
+        return _play_rounds(plan, engine, skip, shared)
     if plan.passes.steps == 1:
         return _play_plan(plan, engine, skip, shared)
     varying = schemes_with(plan.every_scheme, VariesSteps)
@@ -129,6 +131,17 @@ def _play_steps(stated: Job, plan: Plan, engine: Engine, skip: bool, shared: Sha
     others = (resolve_plan(stated.model_copy(update={"step": step}), shared) for step in range(1, plan.passes.steps))
     forecasts = [_play_plan(step_plan, engine, skip, shared)[0] for step_plan in (plan, *others)]
     return _fullest(forecasts), [(1 / plan.passes.steps, forecast) for forecast in forecasts]
+
+
+def _play_rounds(plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tuple[Forecast, StepKinds]:
+    """Plays the step of the ranks in the slowest groups of all rounds, and, where others have more tokens at a time,
+    one of those, whose memory counts."""
+    from meshcast.simulator.plan.unlike_degrees import with_fullest_groups
+
+    slowest = _play_plan(plan, engine, skip, shared)[0]
+    if (fullest := with_fullest_groups(plan)) is None:
+        return slowest, [(1.0, slowest)]
+    return _play_plan(fullest, engine, skip, shared)[0], [(1.0, slowest)]
 
 
 def _play_plan(plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tuple[Forecast, StepKinds]:

@@ -38,6 +38,8 @@ class MicrobatchClass(JobPart):
     """See `Batch.documents`."""
     tokens: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
     """Tokens of a micro-batch that are no padding, in the mean. Default: all."""
+    cp: Count | None = None
+    """With `rounds`: context-parallel ranks that share each of its sequences. Default: those of the plan."""
 
     @model_validator(mode="after")
     def _check_padding(self) -> MicrobatchClass:
@@ -113,10 +115,13 @@ class Samples(JobPart):
     """Seed of lengths, of the samples drawn from a file, and of the order of micro-batches."""
     batches: Annotated[int, Field(strict=True, ge=1, le=1000)] = 1
     """Batches that are drawn, with this seed and those after it; the step is their mean."""
-    join: Literal["packing", "padding", "shortest-step"]
+    join: Literal["packing", "padding", "shortest-step", "hybrid-cp"]
     """packing: behind each other in sequences of `batch.sequence` tokens. padding: samples of similar length are
     padded to the longest of their micro-batch, as many as `tokens` admits. shortest-step: as padding, as many as make
-    the step shortest (DynaPipe)."""
+    the step shortest (DynaPipe). hybrid-cp: every sample is a micro-batch of as few context-parallel ranks as hold it,
+    in balanced rounds (`--hybrid-context-parallel` of Megatron-Core)."""
+    rank_tokens: Count | None = None
+    """hybrid-cp: tokens of a sample on a rank at most. Default: `batch.sequence` over the plan's cp."""
     half_rate_tokens: Count = 256
     """shortest-step: tokens of a micro-batch at which matrix products reach half of their rate, in the estimate by
     which micro-batches are chosen."""
@@ -163,6 +168,9 @@ class Batch(JobPart):
     order: ClassOrder = ()
     """Classes of the micro-batches of a replica, in the order in which they run. Default: every class once."""
 
+    rounds: tuple[tuple[ClassOrder, ...], ...] = ()
+    """By round, classes of the micro-batches of every group of ranks, in place of `order`: groups may have different
+    context-parallel degrees. Ranks wait for each other at the end of a round."""
     samples: Samples | None = None
     """Lengths of the samples of a step, from which classes and orders of micro-batches are made, in place of both."""
 
@@ -184,8 +192,9 @@ class Batch(JobPart):
     def to_dict(self) -> dict[str, Any]:
         """Returns the batch with every default filled, without what it does not use."""
         fields = self.model_dump(by_alias=True, mode="json", exclude_none=True)
-        unused = ("micro", "sequence", "documents") if self.lengths else ("lengths", "order")
-        return {key: value for key, value in fields.items() if key not in unused and (key != "order" or value)}
+        unused = ["micro", "sequence", "documents"] if self.lengths else ["lengths"]
+        unused += [key for key in ("order", "rounds") if not fields[key] or (key == "order" and self.rounds)]
+        return {key: value for key, value in fields.items() if key not in unused}
 
     def of_class(self, number: int, replicas: int) -> Batch:
         """Returns the batch of a class alone: as many micro-batches as of all classes.
@@ -196,12 +205,16 @@ class Batch(JobPart):
         kind = self.lengths[number]
         total = len(self.order) * kind.samples * replicas
         sizes = {"total": total, "micro": kind.samples, "sequence": kind.sequence, "documents": kind.documents}
-        return self.model_copy(update={**sizes, "lengths": (), "order": ()})
+        return self.model_copy(update={**sizes, "lengths": (), "order": (), "rounds": ()})
 
     def with_share(self, ranks: int) -> Batch:
         """Returns the batch of a single rank of `ranks` data-parallel ranks, which share every micro-batch."""
         lengths = tuple(kind.model_copy(update={"samples": kind.samples // ranks}) for kind in self.lengths)
         return self.model_copy(update={"micro": self.micro // ranks, "lengths": lengths})
+
+    def degree_of(self, number: int, usual: int) -> int:
+        """Returns the context-parallel degree of a class. usual: of the plan."""
+        return self.lengths[number].cp or usual
 
     def with_order(self, order: Sequence[int]) -> Batch:
         """Returns the batch of a replica that runs micro-batches of these classes."""

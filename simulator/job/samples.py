@@ -29,6 +29,9 @@ from meshcast.simulator.models.model import Model
 
 T = TypeVar("T")
 
+GROUPED = ("hybrid-cp",)
+"""Ways to join samples in groups of different context-parallel degrees."""
+
 MAX_JOINED = 10_000
 """Samples of a search of the shortest step, which then takes some seconds."""
 
@@ -70,8 +73,10 @@ def _join_drawn(
     samples: Samples, sequence: int, plan: LongPlan, model: Model, source: LengthSource, rng: np.random.Generator
 ) -> tuple[Batch, LongPlan]:
     """Returns a batch of samples that are drawn, and the plan with the orders of its replicas."""
-    most = samples.tokens or sequence
     lengths = np.minimum(source.draw(rng), sequence).tolist()
+    if samples.join in GROUPED:
+        return _assign(samples, lengths, sequence, plan), plan
+    most = samples.tokens or sequence
     degree = family_degree(plan, "data")
     ranks, replicas = (degree, 1) if samples.equal_replicas else (1, degree)
     if samples.join == "shortest-step":
@@ -98,6 +103,26 @@ def _check_samples(batch: Batch, plan: LongPlan, samples: Samples, sequence: int
         rule = f"the longest samples, of batch.sequence = {sequence:,} tokens, are padded to a multiple of it"
         fits = max(n for n in list_divisors(sequence) if n < samples.multiple)
         raise PlanError("batch.samples.multiple", rule, f"{fits} would work", samples.multiple)
+
+
+def _assign(samples: Samples, lengths: Sequence[int], sequence: int, plan: LongPlan) -> Batch:
+    """Returns the batch of samples in groups of different context-parallel degrees."""
+    from meshcast.simulator.job.assigners.groups import batch_of_rounds
+    from meshcast.simulator.job.assigners.hybrid_cp import assign_hybrid
+
+    usual = family_degree(plan, "sequence")
+    ranks = family_degree(plan, "data") * usual
+    if ranks & (ranks - 1):
+        rule = f"groups double from 1 to all dp x cp = {ranks} ranks"
+        raise PlanError("batch.samples.join", rule, "Use a power of 2 of them", samples.join)
+    rank_tokens = samples.rank_tokens or -(-sequence // usual)
+    padded = [_round_up(length, samples.multiple) for length in lengths]
+    if max(padded) > ranks * rank_tokens:
+        rule = f"dp x cp = {ranks} ranks hold the longest sample, of {max(padded):,} tokens"
+        remedy = f"{-(-max(padded) // ranks):,} would work"
+        raise PlanError("batch.samples.rank_tokens", rule, remedy, rank_tokens)
+    rounds = assign_hybrid(padded, rank_tokens, ranks)
+    return batch_of_rounds(rounds, lengths, samples.multiple, family_degree(plan, "tensor"))
 
 
 def _chunk(items: Sequence[T], size: int) -> list[Sequence[T]]:

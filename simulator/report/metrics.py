@@ -248,6 +248,10 @@ class Metrics:
     def hfu(self) -> float:
         """Hardware FLOPs utilization: executed FLOPs per second, recomputation included, over the same peak."""
         executed = float((self.sums[..., SUMS.index("flops")] * self.play.plan.ranks.device_weights[:, None]).sum())
+        if self.job.batch.rounds:
+            from meshcast.simulator.plan.unlike_degrees import busy_share
+
+            executed *= self._mean(lambda play: busy_share(play.plan))
         return self._utilisation(executed * self.job.cluster.gpus / len(self.sums))
 
     # ------------------------------------------------------------------------------------ memory

@@ -211,6 +211,7 @@ class Report(Metrics):
             f"{framework.step_overhead_s} s a step for data, logging and launch",
             *([f"{self.play.program.host * 1e6:.4g} us of the host to issue an op"] if self.play.program.host else []),
             *self._slowest,
+            *self._groups,
             *([self._without_barrier] if self.play.window else []),
             *([str(Routing())] if self.job.model.moe and not has_experts else []),
             *(text for scheme in self.play.plan.every_scheme for text in scheme.assumptions(self.job.model)),
@@ -302,6 +303,23 @@ class Report(Metrics):
         whose = f"the slowest of {gpus:,} GPUs" if gpus > 1 else "a GPU that waits for no other"
         than = f"{added:.1%} longer" if added > 0 else f"{-added:.1%} less"
         return [f"{whose} takes {than} than the slowest of a node for GEMMs and attention"]
+
+    @property
+    def _groups(self) -> list[str]:
+        """How ranks in groups of different context-parallel degrees are forecast."""
+        batch = self.job.batch
+        if not batch.rounds:
+            return []
+        from meshcast.simulator.plan.unlike_degrees import busy_share, find_degrees
+
+        degrees = ", ".join(map(str, find_degrees(self.play.plan)))
+        share, count = busy_share(self.play.plan), len(batch.rounds)
+        rounds = f"{count} round{'s' if count > 1 else ''}"
+        return [
+            f"groups of {degrees} context-parallel ranks in {rounds}: the step is that of ranks in the slowest group "
+            f"of each, and all ranks have {share:.0%} of their work",
+            "barriers between rounds, and the exchange of samples before the step, take no time",
+        ]
 
     @property
     def _without_barrier(self) -> str:
