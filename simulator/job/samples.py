@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -65,27 +65,31 @@ def join_samples(batch: Batch, plan: LongPlan, model: Model, base: Path) -> list
     sequence = batch.sequence or model.seq
     _check_samples(batch, plan, samples, sequence)
     source = LengthSource.of(samples, sequence, base)
-    seeds = range(samples.seed, samples.seed + samples.batches)
-    return [_join_drawn(samples, sequence, plan, model, source, np.random.default_rng(seed)) for seed in seeds]
+    pack = _packer_by_work(samples, sequence, plan, model) if samples.join == "wlb" else None
+    drawn = []
+    for seed in range(samples.seed, samples.seed + samples.batches):
+        rng = np.random.default_rng(seed)
+        lengths = np.minimum(source.draw(rng), sequence).tolist()
+        if samples.join in GROUPED:
+            drawn.append((_assign(samples, lengths, sequence, plan), plan))
+            continue
+        degree = family_degree(plan, "data")
+        ranks, replicas = (degree, 1) if samples.equal_replicas else (1, degree)
+        micros = pack(lengths) if pack else _join(samples, lengths, sequence, (ranks, replicas), plan, model)
+        drawn.append(_with_classes(plan, _deal(micros, replicas, model, rng)))
+    return drawn
 
 
-def _join_drawn(
-    samples: Samples, sequence: int, plan: LongPlan, model: Model, source: LengthSource, rng: np.random.Generator
-) -> tuple[Batch, LongPlan]:
-    """Returns a batch of samples that are drawn, and the plan with the orders of its replicas."""
-    lengths = np.minimum(source.draw(rng), sequence).tolist()
-    if samples.join in GROUPED:
-        return _assign(samples, lengths, sequence, plan), plan
-    most = samples.tokens or sequence
-    degree = family_degree(plan, "data")
-    ranks, replicas = (degree, 1) if samples.equal_replicas else (1, degree)
+def _join(
+    samples: Samples, lengths: Sequence[int], sequence: int, parts: tuple[int, int], plan: LongPlan, model: Model
+) -> list[Microbatch]:
+    """Returns the micro-batches of samples. parts: ranks that run micro-batches of the same size at a time, and
+    replicas to which they are dealt."""
+    most, (ranks, replicas) = samples.tokens or sequence, parts
     if samples.join == "shortest-step":
-        micros = _end_where_shortest(lengths, most, ranks, replicas, samples, family_degree(plan, "pipeline"), model)
-    else:
-        join = _pack if samples.join == "packing" else _pad
-        micros = join(lengths, sequence, most, ranks, samples)
-    orders = _deal(micros, replicas, model, rng)
-    return _with_classes(plan, orders)
+        return _end_where_shortest(lengths, most, ranks, replicas, samples, family_degree(plan, "pipeline"), model)
+    join = _pack if samples.join == "packing" else _pad
+    return join(lengths, sequence, most, ranks, samples)
 
 
 def _check_samples(batch: Batch, plan: LongPlan, samples: Samples, sequence: int) -> None:
@@ -103,6 +107,34 @@ def _check_samples(batch: Batch, plan: LongPlan, samples: Samples, sequence: int
         rule = f"the longest samples, of batch.sequence = {sequence:,} tokens, are padded to a multiple of it"
         fits = max(n for n in list_divisors(sequence) if n < samples.multiple)
         raise PlanError("batch.samples.multiple", rule, f"{fits} would work", samples.multiple)
+
+
+def _packer_by_work(
+    samples: Samples, sequence: int, plan: LongPlan, model: Model
+) -> Callable[[Sequence[int]], list[Microbatch]]:
+    """Returns what packs the samples of one batch after another to micro-batches of equal FLOPs (WLB-LLM)."""
+    from meshcast.simulator.job.assigners.wlb import WlbPacker
+
+    if samples.tokens is None or samples.equal_replicas:
+        where = "batch.samples.equal_replicas" if samples.equal_replicas else "batch.samples.tokens"
+        rule = "wlb packs micro-batches of different lengths, as long as memory allows, and deals them to replicas"
+        raise PlanError(where, rule, "State tokens, above batch.sequence, and leave equal_replicas out")
+    packer = WlbPacker(samples.tokens, samples.outliers, lambda n: n * needed_flops("causal", model, n))
+    replicas, parts = family_degree(plan, "data"), family_degree(plan, "sequence")
+    grain = int(np.lcm(samples.multiple, (2 * parts if parts > 1 else 1) * family_degree(plan, "tensor")))
+
+    def pack(lengths: Sequence[int]) -> list[Microbatch]:
+        count = -(-sum(lengths) // (sequence * replicas)) * replicas
+        micros = []
+        for documents in filter(None, packer.pack(lengths, count)):
+            tokens = sum(documents)
+            pairs = _round_up(round(sum(length * length for length in documents) / tokens), samples.multiple)
+            padded = _round_up(tokens, grain)
+            whole = len(documents) == 1 or samples.across_samples or pairs >= padded
+            micros.append(Microbatch(1, padded, None if whole else pairs, tokens))
+        return micros
+
+    return pack
 
 
 def _assign(samples: Samples, lengths: Sequence[int], sequence: int, plan: LongPlan) -> Batch:

@@ -9,7 +9,9 @@ import pytest
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.job.assigners.groups import Round
 from meshcast.simulator.job.assigners.hybrid_cp import assign_hybrid, degree_of
+from meshcast.simulator.job.assigners.wlb import WlbPacker
 from meshcast.simulator.loading.load import load_job
+from meshcast.simulator.report.report import Report
 from tests.draws import drawn
 
 MODEL = {"layers": 4, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 4096, "positions": "rope"}
@@ -74,3 +76,55 @@ def test_groups_by_sample_are_faster_than_one_degree_for_all() -> None:
     halves = {"lengths": degrees, "rounds": [[run[::2], run[1::2]]]}
     every_on_four = simulate({**job({}), "batch": halves, "plan": {"dp": 4, "cp": 2, "cp_scheme": "megatron-cp"}})
     assert hybrid.step_time < every_on_four.step_time
+
+
+# ------------------------------------------------------------------------------------------------ WLB-LLM
+
+
+def square(tokens: int) -> float:
+    return float(tokens * tokens)
+
+
+def test_documents_go_where_there_is_least_work_then_where_there_is_room() -> None:
+    """Squares as work, two micro-batches of at most 10 tokens: 7; 5; 4 beside 5 (25 < 49); 3 beside 7, as there is no room
+    where the work is least; 2 has no room, and comes first of the next step with 2 and 2."""
+    packer = WlbPacker(10, (), square)
+    assert packer.pack([4, 2, 7, 3, 5], 2) == [[7, 3], [5, 4]]
+    assert packer.left == [2]
+    assert packer.pack([2, 2], 2) == [[2, 2], [2]]
+
+
+def test_outliers_wait_for_one_another() -> None:
+    """Of each length apart, until every micro-batch gets one; those that waited longest come first."""
+    packer = WlbPacker(40, (10, 20), square)
+    assert packer.pack([12, 3, 21, 1], 2) == [[3], [1]]
+    assert packer.pack([22, 13, 14], 2) == [[22, 12], [21, 13]]
+    assert packer.queues[0][0] == 14 and not packer.queues[1]
+
+
+@pytest.mark.parametrize("seed", drawn(range(10), keep=3))
+def test_no_document_is_lost(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    packer = WlbPacker(1500, (400, 800), square)
+    steps = [np.clip(rng.lognormal(5, 1, 60), 1, 1000).astype(int).tolist() for _ in range(8)]
+    packed = [packer.pack(lengths, 12) for lengths in steps]
+    assert all(sum(micro) <= 1500 for step in packed for micro in step)
+    run = [length for step in packed for micro in step for length in micro]
+    waiting = [*packer.left, *(length for queue in packer.queues for length in queue)]
+    assert Counter(run + waiting) == Counter(length for lengths in steps for length in lengths)
+
+
+def test_packing_by_work_shortens_the_step() -> None:
+    """A pipeline waits for its slowest micro-batch: with sequences of equal length that of the longest documents."""
+    law = {"kind": "lognormal", "mean": 4000, "sigma": 1.4}
+    samples = {"distribution": law, "count": 160, "multiple": 512}
+    model = {**MODEL, "hidden": 4096, "heads": 32}
+
+    def forecast(join: str, tokens: int) -> Report:
+        plan = {"pp": 4, "tp": 2, "recompute": "full"}
+        batch = {"sequence": 32768, "samples": {**samples, "join": join, "tokens": tokens}}
+        return simulate({"model": model, "cluster": "dgx-h100:1", "plan": plan, "batch": batch})
+
+    by_work, by_length = forecast("wlb", 65536), forecast("packing", 32768)
+    assert by_work.tokens == by_length.tokens
+    assert by_work.step_time < by_length.step_time
