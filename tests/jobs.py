@@ -61,6 +61,8 @@ def on_gpus(gpus: int, mesh: dict[str, int], *schemes: str) -> dict[str, Any]:
 
 _1F1B, _ZERO, _TP = "pipeline/1f1b over pp", "data/zero-1 over dp", "tensor/megatron-sp over tp"
 
+_ROUNDS = {"lengths": [{"sequence": 64, "cp": 4}, {"sequence": 64, "cp": 1}], "rounds": [[[0], [1], [1], [1], [1]]]}
+
 JOBS: dict[str, dict[str, Any]] = {
     **{name: {"model": model, "cluster": "dgx-h100:2"} for name, model in MODELS.items()},
     "data parallel": on_gpus(4, {"dp": 4}, "data/ddp over dp"),
@@ -80,6 +82,7 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "lengths": {"model": _GPT, "cluster": "dgx-h100:1", "batch": {"lengths": _LENGTHS}},
     "samples": {"model": _GPT, "cluster": "dgx-h100:1", "batch": {"samples": _SAMPLES}},
+    "rounds": {"model": _GPT, "cluster": "dgx-h100:1", "batch": _ROUNDS, "plan": {"dp": 4, "cp": 2}},
 }
 """Every small model on 16 GPUs, and jobs with plans in long form."""
 

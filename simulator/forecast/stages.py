@@ -17,7 +17,7 @@ from meshcast.simulator.ir.capabilities import ShardsStates, schemes_with
 from meshcast.simulator.ir.modules import BatchLossUnit, GradientSum, Stage, Update, UpdateWorkspace
 from meshcast.simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Op, StageOps
 from meshcast.simulator.lowering.equal_ops import EqualOps
-from meshcast.simulator.lowering.lower import LoweredUnits
+from meshcast.simulator.lowering.lower import LoweredUnits, Lowering
 from meshcast.simulator.lowering.scatter_gather import scatter_gather
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.program import EveryStageOps, one_of, variants_of
@@ -170,7 +170,8 @@ def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: StagesByKey, 
         key = units_of, role, device_plan if plan.stage_plans else None, schemes, slices[0].microbatches
         if key not in known:
             loss = device_plan.model_parts.batch_loss(part) if index in ends else None
-            in_any_plan = _units_of(slices), role, loss, slices[0].microbatches, _traits(device_plan)
+            traits = _traits(device_plan), device_plan.passes.degrees
+            in_any_plan = _units_of(slices), role, loss, slices[0].microbatches, traits
             lower = partial(_lower_stage, device_plan, slices, role, loss, units)
             known[key] = shared.find_stage(in_any_plan, lower)
         stages.append(known[key])
@@ -193,19 +194,21 @@ def _lower_stage(
     slices: its modules in each.
     loss: over the samples of a batch.
     """
-    lowering = make_lowering(plan, units, role.idle)
     # Classes of micro-batches that differ in padding alone have the same ops.
-    lowered = {
-        blocks: scatter_gather(lowering, stage, lowering.run(stage, role.embeds), *role.gathers)
-        for blocks, stage in dict(zip(plan.passes.slices, slices, strict=True)).items()
-    }
+    keys = [(blocks, its.schemes) for blocks, its in zip(plan.passes.slices, plan.passes.slice_plans, strict=True)]
+    lowerings: dict[Hashable, Lowering] = {}
+    lowered: dict[Hashable, StageOps] = {}
+    for key, stage, its_plan in zip(keys, slices, plan.passes.slice_plans, strict=True):
+        if key not in lowered:
+            lowering = remember(lowerings, its_plan.schemes, partial(make_lowering, its_plan, units, role.idle))
+            lowered[key] = scatter_gather(lowering, stage, lowering.run(stage, role.embeds), *role.gathers)
     for stage_ops in lowered.values():
         if loss is not None:
             stage_ops.batch_loss = lowering.run_batch_loss(loss)
         if role.sums_early:
             elements = count_elements(plan, stage_ops.params(), "optimizer")
             stage_ops.shared_gradients = elements * BYTES[plan.job.framework.gradients]
-    variants = [lowered[blocks] for blocks in plan.passes.slices]
+    variants = [lowered[key] for key in keys]
     return variants if len(variants) > 1 else variants[0]
 
 

@@ -95,13 +95,33 @@ def summarise_step(figures: Metrics, energy: bool = False) -> StepAndMemory:
 def play_job(
     job: Job | Plan, shared: SharedWork, engine: Engine = "matrices", skip: bool = True
 ) -> tuple[Forecast, StepKinds]:
-    """Plays the step of a job, or of its resolved plan; of a plan whose steps differ the step that needs most memory.
+    """Plays the step of a job, or of its resolved plan; of a plan whose steps differ, and of several batches that are
+    drawn, the step that needs most memory.
 
     engine, skip: see `simulator.engine.play.play`.
     Raises PlanError for the first rule that the plan breaks.
     """
     shared.forget_excess()
     stated, plan = (job.job, job) if isinstance(job, Plan) else (job, resolve_plan(job, shared))
+    if not stated.drawn:
+        return _play_steps(stated, plan, engine, skip, shared)
+    every = []
+    for batch, its_plan in stated.drawn:
+        of_batch = stated.model_copy(update={"batch": batch, "plan": its_plan})
+        every.append(_play_steps(of_batch, resolve_plan(of_batch, shared), engine, skip, shared))
+    kinds = [(share / len(every), forecast) for most, steps in every for share, forecast in (steps or [(1.0, most)])]
+    return _fullest([most for most, _ in every]), kinds
+
+
+def _fullest(forecasts: Sequence[Forecast]) -> Forecast:
+    """Returns the forecast that needs most memory."""
+    return max(forecasts, key=lambda forecast: max(peak.total for peak in forecast.peaks))
+
+
+def _play_steps(stated: Job, plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tuple[Forecast, StepKinds]:
+    """Plays the step of the plan of a job with one batch."""
+    if plan.job.batch.rounds:
+        return _play_rounds(plan, engine, skip, shared)
     if plan.passes.steps == 1:
         return _play_plan(plan, engine, skip, shared)
     varying = schemes_with(plan.every_scheme, VariesSteps)
@@ -110,8 +130,18 @@ def play_job(
         raise PlanError("plan", rule, "Give all stages routing of as many steps")
     others = (resolve_plan(stated.model_copy(update={"step": step}), shared) for step in range(1, plan.passes.steps))
     forecasts = [_play_plan(step_plan, engine, skip, shared)[0] for step_plan in (plan, *others)]
-    most = max(forecasts, key=lambda forecast: max(peak.total for peak in forecast.peaks))
-    return most, [(1 / plan.passes.steps, forecast) for forecast in forecasts]
+    return _fullest(forecasts), [(1 / plan.passes.steps, forecast) for forecast in forecasts]
+
+
+def _play_rounds(plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tuple[Forecast, StepKinds]:
+    """Plays the step of the ranks in the slowest groups of all rounds, and, where others have more tokens at a time,
+    one of those, whose memory counts."""
+    from meshcast.simulator.plan.unlike_degrees import with_fullest_groups
+
+    slowest = _play_plan(plan, engine, skip, shared)[0]
+    if (fullest := with_fullest_groups(plan)) is None:
+        return slowest, [(1.0, slowest)]
+    return _play_plan(fullest, engine, skip, shared)[0], [(1.0, slowest)]
 
 
 def _play_plan(plan: Plan, engine: Engine, skip: bool, shared: SharedWork) -> tuple[Forecast, StepKinds]:

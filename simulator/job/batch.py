@@ -38,6 +38,8 @@ class MicrobatchClass(JobPart):
     """See `Batch.documents`."""
     tokens: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
     """Tokens of a micro-batch that are no padding, in the mean. Default: all."""
+    cp: Count | None = None
+    """With `rounds`: context-parallel ranks that share each of its sequences. Default: those of the plan."""
 
     @model_validator(mode="after")
     def _check_padding(self) -> MicrobatchClass:
@@ -65,8 +67,27 @@ class LogNormal(JobPart):
     """Mean of all lengths, before they are cut [tokens]."""
     sigma: Annotated[float, Field(strict=True, ge=0, le=10)]
     """Standard deviation of the logarithm."""
+    min: Count = 1
+    """The shortest length: shorter ones are lengthened."""
     max: Count | None = None
     """The longest length: longer ones are cut. Default: `batch.sequence`."""
+
+
+class Quantiles(JobPart):
+    """Lengths of a data set of which some quantiles are known; between two of them the logarithm of the length is
+    linear in the share of samples."""
+
+    kind: Literal["quantiles"]
+    at: dict[Annotated[float, Field(ge=0, le=1)], Count] = Field(min_length=1)
+    """By share of the samples, the length that so many do not exceed: ``{0.5: 600, 0.99: 8000}``. A single token at
+    share 0 and `batch.sequence` at share 1, unless stated."""
+
+    @model_validator(mode="after")
+    def _check_rising(self) -> Quantiles:
+        lengths = [length for _, length in sorted(self.at.items())]
+        if lengths != sorted(lengths):
+            raise ValueError("a larger share of samples has at least as large a length")
+        return self
 
 
 class Uniform(JobPart):
@@ -83,19 +104,31 @@ class Samples(JobPart):
 
     file: str | None = None
     """CSV file with the tokens of a sample in the first cell of every row; a header row may be above them."""
-    distribution: Annotated[LogNormal | Uniform, Field(discriminator="kind")] | None = None
+    histogram: bool = False
+    """Whether the second cell of a row is the number, or the share, of samples of that length: samples are then drawn
+    by it, with repetition."""
+    distribution: Annotated[LogNormal | Uniform | Quantiles, Field(discriminator="kind")] | None = None
     """Distribution of the lengths, in place of `file`."""
     count: Annotated[int, Field(strict=True, gt=0, le=1_000_000)] | None = None
     """Samples of a step, of all replicas; drawn from the file without repetition. Default: all of the file."""
     seed: Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)] = 0
     """Seed of lengths, of the samples drawn from a file, and of the order of micro-batches."""
-    join: Literal["packing", "padding", "shortest-step"]
+    batches: Annotated[int, Field(strict=True, ge=1, le=1000)] = 1
+    """Batches that are drawn, with this seed and those after it; the step is their mean."""
+    join: Literal["packing", "padding", "shortest-step", "wlb", "hybrid-cp"]
     """packing: behind each other in sequences of `batch.sequence` tokens. padding: samples of similar length are
     padded to the longest of their micro-batch, as many as `tokens` admits. shortest-step: as padding, as many as make
-    the step shortest (DynaPipe)."""
+    the step shortest (DynaPipe). wlb: sequences of up to `tokens`, filled so that all have equal FLOPs (WLB-LLM);
+    what has no room comes with the next of `batches`. hybrid-cp: every sample is a micro-batch of as few context-parallel ranks as hold it,
+    in balanced rounds (`--hybrid-context-parallel` of Megatron-Core)."""
+    rank_tokens: Count | None = None
+    """hybrid-cp: tokens of a sample on a rank at most. Default: `batch.sequence` over the plan's cp."""
     half_rate_tokens: Count = 256
     """shortest-step: tokens of a micro-batch at which matrix products reach half of their rate, in the estimate by
     which micro-batches are chosen."""
+    outliers: tuple[Count, ...] = ()
+    """wlb: rising lengths; samples that reach one wait until there are as many as micro-batches, of each length apart.
+    With several `batches`."""
     tokens: Count | None = None
     """Most tokens of a micro-batch, padding included. Default: `batch.sequence`."""
     multiple: Annotated[int, Field(strict=True, gt=0, le=1_000_000)] = 8
@@ -113,6 +146,10 @@ class Samples(JobPart):
             raise ValueError("lengths are those of a file, or of a distribution: give one of them")
         if self.distribution is not None and self.count is None:
             raise ValueError("a distribution needs count, the samples of a step")
+        if self.histogram and (self.file is None or self.count is None):
+            raise ValueError("a histogram is that of a file, and needs count, the samples of a step")
+        if self.batches > 1 and self.count is None:
+            raise ValueError("all samples of a file make one batch: several need count, the samples of each")
         return self
 
 
@@ -135,6 +172,9 @@ class Batch(JobPart):
     order: ClassOrder = ()
     """Classes of the micro-batches of a replica, in the order in which they run. Default: every class once."""
 
+    rounds: tuple[tuple[ClassOrder, ...], ...] = ()
+    """By round, classes of the micro-batches of every group of ranks, in place of `order`: groups may have different
+    context-parallel degrees. Ranks wait for each other at the end of a round."""
     samples: Samples | None = None
     """Lengths of the samples of a step, from which classes and orders of micro-batches are made, in place of both."""
 
@@ -156,8 +196,9 @@ class Batch(JobPart):
     def to_dict(self) -> dict[str, Any]:
         """Returns the batch with every default filled, without what it does not use."""
         fields = self.model_dump(by_alias=True, mode="json", exclude_none=True)
-        unused = ("micro", "sequence", "documents") if self.lengths else ("lengths", "order")
-        return {key: value for key, value in fields.items() if key not in unused and (key != "order" or value)}
+        unused = ["micro", "sequence", "documents"] if self.lengths else ["lengths"]
+        unused += [key for key in ("order", "rounds") if not fields[key] or (key == "order" and self.rounds)]
+        return {key: value for key, value in fields.items() if key not in unused}
 
     def of_class(self, number: int, replicas: int) -> Batch:
         """Returns the batch of a class alone: as many micro-batches as of all classes.
@@ -168,12 +209,16 @@ class Batch(JobPart):
         kind = self.lengths[number]
         total = len(self.order) * kind.samples * replicas
         sizes = {"total": total, "micro": kind.samples, "sequence": kind.sequence, "documents": kind.documents}
-        return self.model_copy(update={**sizes, "lengths": (), "order": ()})
+        return self.model_copy(update={**sizes, "lengths": (), "order": (), "rounds": ()})
 
     def with_share(self, ranks: int) -> Batch:
         """Returns the batch of a single rank of `ranks` data-parallel ranks, which share every micro-batch."""
         lengths = tuple(kind.model_copy(update={"samples": kind.samples // ranks}) for kind in self.lengths)
         return self.model_copy(update={"micro": self.micro // ranks, "lengths": lengths})
+
+    def degree_of(self, number: int, usual: int) -> int:
+        """Returns the context-parallel degree of a class. usual: of the plan."""
+        return self.lengths[number].cp or usual
 
     def with_order(self, order: Sequence[int]) -> Batch:
         """Returns the batch of a replica that runs micro-batches of these classes."""

@@ -371,6 +371,9 @@ class Job(JobPart):
     without_flash: GPU | None = None
     """A GPU that is too old for the fused attention of the framework, whose attention is therefore unfused."""
     batch: Batch
+    drawn: tuple[tuple[Batch, LongPlan], ...] = ()
+    """Of several batches that are drawn (`Samples.batches`), each with its plan: batch and plan are those of one of
+    them. Empty: there is one batch."""
     precision: Precision
     train: Train = Train()
     plan: LongPlan
@@ -429,11 +432,11 @@ class Job(JobPart):
             "model": self.as_written["model"],
             "cluster": self.as_written["cluster"],
             "framework": {"name": self.framework.name, "release": self.release, **self._framework_choice()},
-            "batch": self.batch.to_dict(),
+            "batch": self.as_written["batch"] if self.drawn else self.batch.to_dict(),
             "precision": self.precision.model_dump(),
             "optimizer": self.framework.update.optimizer,
             **({"train": self.train.model_dump(mode="json", exclude_none=True)} if self.train != Train() else {}),
-            "plan": plan_to_dict(self.plan),
+            "plan": plan_to_dict(self.plan.model_copy(update={"replicas": ()}) if self.drawn else self.plan),
             "run": self.run.to_dict(),
             **({"noise": self.noise.model_dump()} if self.noise else {}),
             **({"published": self.published.model_dump(exclude_none=True)} if self.published else {}),

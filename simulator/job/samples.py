@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -18,10 +18,10 @@ import numpy as np
 
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.records import dataclass
-from meshcast.simulator.formats.files import csv_rows
 from meshcast.simulator.ir.divisors import list_divisors
-from meshcast.simulator.job.batch import Batch, LogNormal, MicrobatchClass, Samples
+from meshcast.simulator.job.batch import Batch, MicrobatchClass, Samples
 from meshcast.simulator.job.job import LongPlan, ReplicaPlan
+from meshcast.simulator.job.sample_lengths import LengthSource
 from meshcast.simulator.job.shortest_step import partition_samples
 from meshcast.simulator.job.shorthand import family_degree
 from meshcast.simulator.models.flops import needed_flops
@@ -29,10 +29,11 @@ from meshcast.simulator.models.model import Model
 
 T = TypeVar("T")
 
+GROUPED = ("hybrid-cp",)
+"""Ways to join samples in groups of different context-parallel degrees."""
+
 MAX_JOINED = 10_000
 """Samples of a search of the shortest step, which then takes some seconds."""
-
-REMEDY = "Name a CSV file with the tokens of a sample in every row"
 
 
 @dataclass(frozen=True)
@@ -51,33 +52,47 @@ class Microbatch:
     tokens: float
 
 
-def join_samples(batch: Batch, plan: LongPlan, model: Model, base: Path) -> tuple[Batch, LongPlan]:
-    """Returns the batch with classes of micro-batches and their order in place of samples, and the plan with those of
-    replicas.
+def join_samples(batch: Batch, plan: LongPlan, model: Model, base: Path) -> list[tuple[Batch, LongPlan]]:
+    """Returns for every batch that is drawn the batch with classes of micro-batches and their order in place of
+    samples, and the plan with those of replicas; a batch without samples as it is.
 
     base: folder of relative paths.
     Raises PlanError for samples that do not fit the rest of the job.
     """
     samples = batch.samples
     if samples is None:
-        return batch, plan
+        return [(batch, plan)]
     if model.cross_attention:  # before any FLOPs are counted of a text that is all input
         rule = f"the decoder of {model.name} attends to an encoder, which is forecast with equal sequences"
         raise PlanError("batch.samples", rule, "Leave it out")
     sequence = batch.sequence or model.seq
-    most = samples.tokens or sequence
     _check_samples(batch, plan, samples, sequence)
-    rng = np.random.default_rng(samples.seed)
-    lengths = np.minimum(_draw_lengths(samples, sequence, rng, base), sequence).tolist()
-    degree = family_degree(plan, "data")
-    ranks, replicas = (degree, 1) if samples.equal_replicas else (1, degree)
+    source = LengthSource.of(samples, sequence, base)
+    pack = _packer_by_work(samples, sequence, plan, model) if samples.join == "wlb" else None
+    drawn = []
+    for seed in range(samples.seed, samples.seed + samples.batches):
+        rng = np.random.default_rng(seed)
+        lengths = np.minimum(source.draw(rng), sequence).tolist()
+        if samples.join in GROUPED:
+            drawn.append((_assign(samples, lengths, sequence, plan), plan))
+            continue
+        degree = family_degree(plan, "data")
+        ranks, replicas = (degree, 1) if samples.equal_replicas else (1, degree)
+        micros = pack(lengths) if pack else _join(samples, lengths, sequence, (ranks, replicas), plan, model)
+        drawn.append(_with_classes(plan, _deal(micros, replicas, model, rng)))
+    return drawn
+
+
+def _join(
+    samples: Samples, lengths: Sequence[int], sequence: int, parts: tuple[int, int], plan: LongPlan, model: Model
+) -> list[Microbatch]:
+    """Returns the micro-batches of samples. parts: ranks that run micro-batches of the same size at a time, and
+    replicas to which they are dealt."""
+    most, (ranks, replicas) = samples.tokens or sequence, parts
     if samples.join == "shortest-step":
-        micros = _end_where_shortest(lengths, most, ranks, replicas, samples, family_degree(plan, "pipeline"), model)
-    else:
-        join = _pack if samples.join == "packing" else _pad
-        micros = join(lengths, sequence, most, ranks, samples)
-    orders = _deal(micros, replicas, model, rng)
-    return _with_classes(plan, orders)
+        return _end_where_shortest(lengths, most, ranks, replicas, samples, family_degree(plan, "pipeline"), model)
+    join = _pack if samples.join == "packing" else _pad
+    return join(lengths, sequence, most, ranks, samples)
 
 
 def _check_samples(batch: Batch, plan: LongPlan, samples: Samples, sequence: int) -> None:
@@ -97,40 +112,52 @@ def _check_samples(batch: Batch, plan: LongPlan, samples: Samples, sequence: int
         raise PlanError("batch.samples.multiple", rule, f"{fits} would work", samples.multiple)
 
 
-def _draw_lengths(samples: Samples, sequence: int, rng: np.random.Generator, base: Path) -> np.ndarray:
-    """Returns the lengths of all samples of a step [tokens]."""
-    if samples.file is not None:
-        lengths = np.array(_read_lengths(base / samples.file))
-        if samples.count is None:
-            return lengths
-        if samples.count > len(lengths):
-            rule = f"{samples.file} has {len(lengths):,} samples"
-            raise PlanError("batch.samples.count", rule, "Lower it, or leave it out for all", samples.count)
-        return rng.choice(lengths, samples.count, replace=False)
-    law, count = samples.distribution, samples.count
-    assert law is not None and count is not None
-    longest = law.max or sequence
-    if isinstance(law, LogNormal):
-        drawn = rng.lognormal(np.log(law.mean) - law.sigma**2 / 2, law.sigma, count)
-        return np.clip(np.round(drawn), 1, longest).astype(int)
-    if law.min > longest:
-        rule = f"lengths are at most {longest:,}"
-        raise PlanError("batch.samples.distribution.min", rule, "Lower it, or raise max", law.min)
-    return rng.integers(law.min, longest, count, endpoint=True)
+def _packer_by_work(
+    samples: Samples, sequence: int, plan: LongPlan, model: Model
+) -> Callable[[Sequence[int]], list[Microbatch]]:
+    """Returns what packs the samples of one batch after another to micro-batches of equal FLOPs (WLB-LLM)."""
+    from meshcast.simulator.job.assigners.wlb import WlbPacker
+
+    if samples.tokens is None or samples.equal_replicas:
+        where = "batch.samples.equal_replicas" if samples.equal_replicas else "batch.samples.tokens"
+        rule = "wlb packs micro-batches of different lengths, as long as memory allows, and deals them to replicas"
+        raise PlanError(where, rule, "State tokens, above batch.sequence, and leave equal_replicas out")
+    packer = WlbPacker(samples.tokens, samples.outliers, lambda n: n * needed_flops("causal", model, n))
+    replicas, parts = family_degree(plan, "data"), family_degree(plan, "sequence")
+    grain = int(np.lcm(samples.multiple, (2 * parts if parts > 1 else 1) * family_degree(plan, "tensor")))
+
+    def pack(lengths: Sequence[int]) -> list[Microbatch]:
+        count = -(-sum(lengths) // (sequence * replicas)) * replicas
+        micros = []
+        for documents in filter(None, packer.pack(lengths, count)):
+            tokens = sum(documents)
+            pairs = _round_up(round(sum(length * length for length in documents) / tokens), samples.multiple)
+            padded = _round_up(tokens, grain)
+            whole = len(documents) == 1 or samples.across_samples or pairs >= padded
+            micros.append(Microbatch(1, padded, None if whole else pairs, tokens))
+        return micros
+
+    return pack
 
 
-def _read_lengths(path: Path) -> list[int]:
-    """Returns the first cells of the rows of a file."""
-    lengths = []
-    for line, cells in csv_rows(path, REMEDY):
-        cell = cells[0] if cells else ""
-        if cell.isascii() and cell.isdigit() and 0 < int(cell[:10]) <= 1_000_000_000 and len(cell) <= 10:
-            lengths.append(int(cell))
-        elif cell and line > 1:
-            raise PlanError(f"{path}:{line}", "a length is a whole number of tokens, 1 to 1e9", REMEDY, cell)
-    if not lengths:
-        raise PlanError(str(path), "the file has no lengths", REMEDY)
-    return lengths
+def _assign(samples: Samples, lengths: Sequence[int], sequence: int, plan: LongPlan) -> Batch:
+    """Returns the batch of samples in groups of different context-parallel degrees."""
+    from meshcast.simulator.job.assigners.groups import batch_of_rounds
+    from meshcast.simulator.job.assigners.hybrid_cp import assign_hybrid
+
+    usual = family_degree(plan, "sequence")
+    ranks = family_degree(plan, "data") * usual
+    if ranks & (ranks - 1):
+        rule = f"groups double from 1 to all dp x cp = {ranks} ranks"
+        raise PlanError("batch.samples.join", rule, "Use a power of 2 of them", samples.join)
+    rank_tokens = samples.rank_tokens or -(-sequence // usual)
+    padded = [_round_up(length, samples.multiple) for length in lengths]
+    if max(padded) > ranks * rank_tokens:
+        rule = f"dp x cp = {ranks} ranks hold the longest sample, of {max(padded):,} tokens"
+        remedy = f"{-(-max(padded) // ranks):,} would work"
+        raise PlanError("batch.samples.rank_tokens", rule, remedy, rank_tokens)
+    rounds = assign_hybrid(padded, rank_tokens, ranks)
+    return batch_of_rounds(rounds, lengths, samples.multiple, family_degree(plan, "tensor"))
 
 
 def _chunk(items: Sequence[T], size: int) -> list[Sequence[T]]:

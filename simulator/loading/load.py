@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Iterable, Mapping, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -217,9 +218,11 @@ def _job(file: JobFile, data: Fields, base: Path, origin: JobOrigin, refused: Se
         plan = plan.with_schemes(lambda stage: add_tensor_overlap(stage, framework.tensor_overlap, cluster.domain))
     if framework.compile if framework.recompute_early_stop == "compiled" else framework.recompute_early_stop:
         plan = plan.with_schemes(lambda stage: add_early_stop(stage.schemes))
-    joined, plan = join_samples(file.batch, plan, model, base)
-    batch = _batch(joined, model, plan)
-    plan = fill_routing(plan, model, batch)
+    drawn = [
+        (_batch(joined, model, its_plan), its_plan) for joined, its_plan in join_samples(file.batch, plan, model, base)
+    ]
+    drawn = [(batch, fill_routing(its_plan, model, batch)) for batch, its_plan in drawn]
+    batch, plan = drawn[0]
     framework = _widen_for_router(framework, plan)
     parts = {"framework": choice, "precision": file.precision}
     as_written = data | {key: part.model_dump(exclude_unset=True) for key, part in parts.items()}
@@ -232,6 +235,7 @@ def _job(file: JobFile, data: Fields, base: Path, origin: JobOrigin, refused: Se
         taken=recipe.list_taken(choice.set | _state_formats(file), file.plan),
         without_flash=old_gpu,
         batch=batch,
+        drawn=tuple(drawn) if len(drawn) > 1 else (),
         precision=precision,
         train=_train(file.train, model),
         plan=plan,
@@ -565,6 +569,8 @@ def _batch_of_classes(batch: Batch, plan: LongPlan) -> Batch:
     if plan.share != "even":
         rule = "by-speed shares micro-batches of equal length"
         raise PlanError("plan.share", rule, "List the classes of every entry of plan.replicas", plan.share)
+    if batch.rounds:
+        return _batch_of_rounds(batch, plan)
     if not batch.order and not plan.replicas:
         batch = batch.with_order(range(len(batch.lengths)))
     if plan.replicas and batch.order:
@@ -586,9 +592,59 @@ def _batch_of_classes(batch: Batch, plan: LongPlan) -> Batch:
     if batch.total not in (None, total):
         rule = "it is the sequences of all micro-batches"
         raise PlanError("batch.global", rule, f"{total:,} would work", batch.total)
+    return batch.model_copy(update={"total": total, **_sizes_of_largest(batch)})
+
+
+def _sizes_of_largest(batch: Batch) -> Fields:
+    """Returns the sizes of the class of most tokens."""
     largest = max(batch.lengths, key=lambda length: (length.padded_tokens, length.sequence))
-    sizes = {"micro": largest.samples, "sequence": largest.sequence, "documents": largest.documents}
-    return batch.model_copy(update={"total": total, **sizes})
+    return {"micro": largest.samples, "sequence": largest.sequence, "documents": largest.documents}
+
+
+def _batch_of_rounds(batch: Batch, plan: LongPlan) -> Batch:
+    """Returns the batch of groups of ranks of different degrees with defaults filled."""
+    if batch.order or plan.replicas or plan.has_stages:
+        where = "batch.order" if batch.order else "plan.replicas" if plan.replicas else "plan.stages"
+        raise PlanError(where, "batch.rounds states what every group of ranks runs", "Leave it out")
+    usual = family_degree(plan, "sequence")
+    ranks = family_degree(plan, "data") * usual
+    run = [number for groups in batch.rounds for group in groups for number in group]
+    if unused := {*range(len(batch.lengths))} - {*run}:
+        rule = f"no micro-batch is of class {min(unused)}"
+        raise PlanError(f"batch.lengths[{min(unused)}]", rule, "Leave it out, or name it in a round")
+    if run and max(run) >= len(batch.lengths):
+        rule = f"batch.lengths has the classes 0 to {len(batch.lengths) - 1}"
+        raise PlanError("batch.rounds", rule, "Name one of them, or add a class", max(run))
+    degrees = sorted({batch.degree_of(number, usual) for number in run})
+    for smaller, larger in pairwise([*degrees, ranks]):
+        if larger % smaller:
+            rule = f"groups of {smaller} and of {larger} of the dp x cp = {ranks} ranks do not nest"
+            raise PlanError("batch.lengths", rule, "Choose degrees of which one divides the next", degrees)
+    for i, groups in enumerate(batch.rounds):
+        _check_round(batch, groups, usual, ranks, f"batch.rounds[{i}]")
+    total = sum(batch.lengths[number].samples for number in run)
+    if batch.total not in (None, total):
+        raise PlanError(
+            "batch.global", "it is the sequences of all micro-batches", f"{total:,} would work", batch.total
+        )
+    return batch.model_copy(update={"total": total, **_sizes_of_largest(batch)})
+
+
+def _check_round(batch: Batch, groups: Sequence[Sequence[int]], usual: int, ranks: int, where: str) -> None:
+    """Checks that the groups of a round are all ranks, in their order."""
+    first = 0
+    for j, group in enumerate(groups):
+        degrees = {batch.degree_of(number, usual) for number in group}
+        if len(degrees) != 1:
+            rule = "the micro-batches of a group have one context-parallel degree"
+            raise PlanError(f"{where}[{j}]", rule, "Name classes of one cp", list(group))
+        if first % (degree := degrees.pop()):
+            rule = f"a group of {degree} ranks begins at a multiple of {degree}, and this one at {first}"
+            raise PlanError(f"{where}[{j}]", rule, "Begin with the largest groups")
+        first += degree
+    if first != ranks:
+        rule = f"the groups of a round have all of the dp x cp = {ranks} ranks"
+        raise PlanError(where, rule, "Correct the cp of a class, or name another group", first)
 
 
 def _orders(batch: Batch, plan: LongPlan) -> list[tuple[str, tuple[int, ...]]]:

@@ -262,7 +262,8 @@ def resolve_replicas(job: Job, resolver: Resolver) -> Plan:
         plans = [replace(base, positions=(axis, kind)) for kind in places]
         counts = share_by_speed(plans, [replica.dp for replica in replicas], count, resolver)
         return resolve_replicas(_with_microbatches_of(job, replicas, counts), resolver)
-    if len({replica.microbatches for replica in replicas}) == 1 and not job.cluster.groups:
+    # Of several batches that are drawn all have as many devices.
+    if len({replica.microbatches for replica in replicas}) == 1 and not job.cluster.groups and not job.drawn:
         return replace(resolver.uniform(_with_microbatches(job, replicas[0].microbatches or 1)), job=job)
     _check_flush(base)
     plans = [

@@ -102,7 +102,7 @@ def check_axes(plan: Plan) -> None:
                 raise PlanError("plan.schemes", rule, remedy)
             owners[axis] = scheme
     for axis, size in plan.mesh.named_axes.items():
-        if size > 1 and axis not in owners:
+        if size > 1 and axis not in owners and not set(plan.mesh.parts(axis)) <= owners.keys():
             remedy = f"Add a scheme with `over: {axis}`, for example data/ddp"
             raise PlanError(f"plan.mesh.{axis}", "no scheme says what this axis does", remedy, size)
 
@@ -380,10 +380,10 @@ def check_offloading(plan: Plan) -> None:
 def check_experts(plan: Plan) -> None:
     """Checks that a model without experts has no view of experts; axes of the view other than the first belong to a
     scheme."""
-    if plan.mesh.views and plan.job.model.moe is None:
+    if plan.job.plan.views and plan.job.model.moe is None:
         rule = f"{plan.job.model.name} has no experts"
         raise PlanError("plan.views", rule, "Leave out ep and views, or choose a model with experts")
-    for name, view in plan.mesh.views.items():
+    for name, view in plan.job.plan.views.items():
         for axis in list(view)[1:]:
             if view[axis] > 1 and axis not in plan.ranks.claimed_axes:
                 remedy = (

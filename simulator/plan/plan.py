@@ -11,7 +11,7 @@ subject:
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -452,13 +452,34 @@ class PlanPasses:
     def classes(self) -> tuple[Plan, ...]:
         """The plans of micro-batches of a class alone; of micro-batches that are alike this plan."""
         plan, batch = self._plan, self._plan.job.batch
+        if batch.rounds:
+            return tuple(self._plans_of_degrees())
         batches = [batch.of_class(number, plan.ranks.replicas) for number in range(len(batch.lengths))]
         return tuple(replace(plan, job=plan.job.model_copy(update={"batch": of})) for of in batches) or (plan,)
+
+    def _plans_of_degrees(self) -> Iterator[Plan]:
+        """Yields the plans of micro-batches of every class alone, in groups of its context-parallel degree."""
+        from meshcast.simulator.plan.degrees import plan_of_degree, schemes_of_degree
+
+        plan, job, batch = self._plan, self._plan.job, self._plan.job.batch
+        usual = family_degree(job.plan, "sequence")
+        ranks, plans = family_degree(job.plan, "data") * usual, dict[int, Plan]()
+        for number in range(len(batch.lengths)):
+            if (degree := batch.degree_of(number, usual)) not in plans:
+                long = plan_of_degree(job.plan, plan.mesh, degree)
+                schemes = schemes_of_degree(plan.schemes, plan.mesh, degree)
+                plans[degree] = replace(plan, schemes=schemes, job=job.model_copy(update={"plan": long}))
+            of_class = plans[degree].job.model_copy(update={"batch": batch.of_class(number, ranks // degree)})
+            yield replace(plans[degree], job=of_class)
 
     @cached_property
     def class_counts(self) -> tuple[int, ...]:
         """Micro-batches of every class in a step, of all replicas."""
         counts = [0] * len(self._plan.job.batch.lengths)
+        if rounds := self._plan.job.batch.rounds:
+            for number in (number for groups in rounds for group in groups for number in group):
+                counts[number] += 1
+            return tuple(counts)
         for pipeline in self._plan.every_pipeline:
             replicas = pipeline.ranks.replicas
             if pipeline.positions is not None:
@@ -479,6 +500,19 @@ class PlanPasses:
             return [parts.architecture, parts.backward_architecture]
         ends = [0, *accumulate(self._plan.slice_lengths)]
         return [parts.architecture.slice(begin, end) for begin, end in pairwise(ends)]
+
+    @cached_property
+    def slice_plans(self) -> Sequence[Plan]:
+        """The plans under whose schemes `slices` are lowered: where groups of ranks have different degrees, those of
+        the classes."""
+        return self.classes if self._plan.job.batch.rounds else [self._plan] * len(self.slices)
+
+    @cached_property
+    def degrees(self) -> Hashable:
+        """What the lowering of classes depends on besides the plan, where groups of ranks have different degrees."""
+        job = self._plan.job
+        usual = family_degree(job.plan, "sequence") if job.batch.rounds else 0
+        return usual and tuple((kind.cp or usual, kind.documents is None) for kind in job.batch.lengths)
 
     @cached_property
     def slice_granularity(self) -> int:

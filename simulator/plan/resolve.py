@@ -20,6 +20,10 @@ def resolve(job: Job, pricing: JobPricing, known: KnownParts) -> Plan:
     resolver = Resolver(pricing, known)
     with locate_errors(*job.origin):
         plan = job.plan
+        if job.batch.rounds:
+            from meshcast.simulator.plan.unlike_degrees import resolve_rounds
+
+            return resolve_rounds(job, resolver)
         if not (plan.has_stages or plan.replicas or plan.share != "even" or _has_heterogeneous_shards(job)):
             return resolver.uniform(job)
         from meshcast.simulator.plan.asymmetric import resolve_replicas, resolve_stages

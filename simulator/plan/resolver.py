@@ -7,7 +7,7 @@ divisibility, and the slices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
 from functools import partial
@@ -34,6 +34,7 @@ from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.job.framework import SchemeTraits
 from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.shorthand import family_degree
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.plan.checks import (
     ALWAYS,
@@ -241,10 +242,15 @@ def _mesh(job: Job, known: KnownParts) -> Mesh:
     plan = job.plan
     pipeline = {axis for entry in plan.schemes if entry.use.startswith("pipeline/") for axis in entry.over}
     region = tuple(axis for axis in plan.mesh if axis not in pipeline)
-    views = tuple((name, *view.items()) for name, view in plan.views.items())
-    return remember(
-        known.meshes, (tuple(plan.mesh.items()), views, region), lambda: Mesh(plan.mesh, plan.views, region)
-    )
+    all_views: dict[str, Mapping[str, int]] = {**plan.views}
+    if job.batch.rounds:
+        from meshcast.simulator.plan.degrees import degree_views
+
+        usual = family_degree(plan, "sequence")
+        degrees = {usual} | {job.batch.degree_of(number, usual) for number in range(len(job.batch.lengths))}
+        all_views = {**all_views, **degree_views(plan, sorted(degrees), region)}
+    views = tuple((name, *view.items()) for name, view in all_views.items())
+    return remember(known.meshes, (tuple(plan.mesh.items()), views, region), lambda: Mesh(plan.mesh, all_views, region))
 
 
 def _make_schemes(job: Job, mesh: Mesh, known: KnownParts) -> tuple[Scheme, ...]:

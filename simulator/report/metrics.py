@@ -181,14 +181,18 @@ class Metrics:
         """Tokens of a step; padding does not count."""
         batch = self.job.batch
         assert batch.total is not None and batch.sequence is not None
-        return round(sum(self._tokens_by_class)) if batch.lengths else batch.total * batch.sequence
+        if not batch.lengths:
+            return batch.total * batch.sequence
+        return round(sum(tokens for tokens, _ in self._tokens_by_class))
 
     @property
-    def _tokens_by_class(self) -> list[float]:
-        """Tokens of a step without padding, of every class of micro-batches."""
+    def _tokens_by_class(self) -> list[tuple[float, int]]:
+        """Tokens of a step without padding, of every class of micro-batches, and those of one of its sequences; of
+        steps that differ the mean."""
         return [
-            count * kind.real_tokens
-            for count, kind in zip(self.play.plan.passes.class_counts, self.job.batch.lengths, strict=True)
+            (share * (count * kind.real_tokens), max(1, round(kind.real_tokens / kind.samples)))
+            for share, play in self.step_kinds or [(1.0, self.play)]
+            for count, kind in zip(play.plan.passes.class_counts, play.plan.job.batch.lengths, strict=True)
         ]
 
     @property
@@ -209,9 +213,9 @@ class Metrics:
 
         if not job.batch.lengths:
             return count_flops(job.batch.sequence or job.model.seq)
-        tokens = self._tokens_by_class
-        real = [max(1, round(kind.real_tokens / kind.samples)) for kind in job.batch.lengths]
-        return sum(count / sum(tokens) * count_flops(seq) for count, seq in zip(tokens, real, strict=True))
+        by_class = self._tokens_by_class
+        total = sum(tokens for tokens, _ in by_class)
+        return sum(tokens / total * count_flops(seq) for tokens, seq in by_class)
 
     @property
     def linear_format(self) -> str:
@@ -244,6 +248,10 @@ class Metrics:
     def hfu(self) -> float:
         """Hardware FLOPs utilization: executed FLOPs per second, recomputation included, over the same peak."""
         executed = float((self.sums[..., SUMS.index("flops")] * self.play.plan.ranks.device_weights[:, None]).sum())
+        if self.job.batch.rounds:
+            from meshcast.simulator.plan.unlike_degrees import busy_share
+
+            executed *= self._mean(lambda play: busy_share(play.plan))
         return self._utilisation(executed * self.job.cluster.gpus / len(self.sums))
 
     # ------------------------------------------------------------------------------------ memory

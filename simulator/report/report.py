@@ -212,6 +212,7 @@ class Report(Metrics):
             f"{framework.step_overhead_s} s a step for data, logging and launch",
             *([f"{self.play.program.host * 1e6:.4g} us of the host to issue an op"] if self.play.program.host else []),
             *self._slowest,
+            *self._groups,
             *([self._without_barrier] if self.play.window else []),
             *([str(Routing())] if self.job.model.moe and not has_experts else []),
             *(text for scheme in self.play.plan.every_scheme for text in scheme.assumptions(self.job.model)),
@@ -305,6 +306,23 @@ class Report(Metrics):
         return [f"{whose} takes {than} than the slowest of a node for GEMMs and attention"]
 
     @property
+    def _groups(self) -> list[str]:
+        """How ranks in groups of different context-parallel degrees are forecast."""
+        batch = self.job.batch
+        if not batch.rounds:
+            return []
+        from meshcast.simulator.plan.unlike_degrees import busy_share, find_degrees
+
+        degrees = ", ".join(map(str, find_degrees(self.play.plan)))
+        share, count = busy_share(self.play.plan), len(batch.rounds)
+        rounds = f"{count} round{'s' if count > 1 else ''}"
+        return [
+            f"groups of {degrees} context-parallel ranks in {rounds}: the step is that of ranks in the slowest group "
+            f"of each, and all ranks have {share:.0%} of their work",
+            "barriers between rounds, and the exchange of samples before the step, take no time",
+        ]
+
+    @property
     def _without_barrier(self) -> str:
         """How steps follow each other without a barrier."""
         if self.play.plan.schedule.flush:
@@ -370,6 +388,7 @@ class Report(Metrics):
             **({"broken_rules": [rule.to_dict() for rule in self.broken_rules]} if self.broken_rules else {}),
             **({"noise": self._noise()} if self.steps else {}),
             **({"steps": self._describe_steps()} if self.play.plan.passes.steps > 1 else {}),
+            **({"batches": self._describe_batches()} if self.job.drawn else {}),
             **({"published": self._compare_published()} if self.job.published else {}),
         }
         return nest(sorted(values.items(), key=lambda item: _position(item[0])))
@@ -404,6 +423,15 @@ class Report(Metrics):
         """Returns the durations of steps that differ, in their order."""
         times = self.times_of_step_kinds
         return {"step_times_s": times, "mean_s": self.step_time, "slowest": int(np.argmax(times))}
+
+    def _describe_batches(self) -> dict[str, float | list[float]]:
+        """Returns the durations of the steps of the batches that are drawn, in their order, and their distribution."""
+        each = len(self.step_kinds) // len(self.job.drawn)
+        times = np.array(self.times_of_step_kinds)
+        shares = np.array([share for share, _ in self.step_kinds]) * len(self.job.drawn)
+        steps = (times * shares).reshape(-1, each).sum(axis=1)
+        p5, median, p95 = (float(np.quantile(steps, share)) for share in (0.05, 0.5, 0.95))
+        return {"step_times_s": steps.tolist(), "mean_s": self.step_time, "p5_s": p5, "median_s": median, "p95_s": p95}
 
     def _noise(self) -> dict[str, Any]:
         """Returns statistics of the steps under `noise`, and the rank whose kernels take longest in the mean."""

@@ -144,6 +144,9 @@ def page(
         parts.append(labelled_line("ranks", _describe_ranks(noise)))
     if steps := answer.get("steps"):
         parts.append(labelled_line("steps", _describe_steps(steps)))
+    if batches := answer.get("batches"):
+        figures = (batches[key] for key in ("mean_s", "p5_s", "p95_s"))
+        parts.append(labelled_line("batches", _describe_batches(len(batches["step_times_s"]), *figures)))
     if published := answer.get("published"):
         parts.append(labelled_line("published", _describe_published(published)))
     parts += [labelled_line("warning", warning, style="bold yellow") for warning in answer["warnings"]]
@@ -241,6 +244,12 @@ def _describe_steps(steps: dict[str, Any]) -> str:
     )
 
 
+def _describe_batches(count: int, *times: float) -> str:
+    """Returns the steps of drawn batches: their number, mean, and quantiles of 5 and 95 %."""
+    mean, p5, p95 = map(format_seconds, times)
+    return f"{count} drawn batches: {mean} in the mean, nine of ten from {p5} to {p95}"
+
+
 def _describe_published(beside: dict[str, Any]) -> str:
     """Returns the published figure, the forecast of it, and the error of the step time."""
     names = {"tokens_per_s_per_gpu": "tokens/s per GPU", "tflops_per_gpu": "TFLOP/s per GPU"}
@@ -270,7 +279,8 @@ def title(report: Report) -> RenderableType:
         shortest = min(length.sequence for length in batch.lengths)
         tokens = f"{shortest:,} to {batch.longest:,}" if shortest < batch.longest else tokens
         padded = sum(count * length.padded_tokens for count, length in zip(counts, batch.lengths, strict=True))
-        passes = f"{sum(counts):,} micro-batches of {len(counts)} classes, {1 - report.tokens / padded:.1%} padding"
+        real = sum(count * length.real_tokens for count, length in zip(counts, batch.lengths, strict=True))
+        passes = f"{sum(counts):,} micro-batches of {len(counts)} classes, {1 - real / padded:.1%} padding"
     return Group(
         Text(name, style="bold"),
         labelled_line("cluster", str(job.cluster), style="dim"),

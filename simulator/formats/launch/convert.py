@@ -338,6 +338,10 @@ def _fill_batch(reading: Reading, gpus: int, changed: Keys) -> int | None:
     Returns the micro-batches of a replica, if the global batch is derived from them.
     """
     keys, now = reading.keys, {**reading.keys, **changed}
+    if "batch.samples.join" in keys:  # it follows from the samples
+        for key in ("batch.global", "batch.micro", "batch.accumulated", "run.steps"):
+            keys.pop(key, None)
+        return None
     accumulated, per_rank = keys.pop("batch.accumulated", 1), keys.pop("batch.per_rank", None)
     drained = keys.pop("batch.drained", None)
     ranks = _ranks_of_replica(now)

@@ -12,6 +12,8 @@ Scans (Mamba-2 and linear attention) take all-to-alls with every `comm` (megatro
 p2p and all_gather send 2 (p-1)/p n k elements forward and twice that backward (all_gather where keys are gathered
 again); only p2p overlaps them. Tensor parallelism divides k. p2p supports no sliding windows or chunks.
 
+With ``--hybrid-context-parallel`` every sample gets as many ranks as it needs: `batch.samples.join: hybrid-cp`.
+
 References: Megatron-Core and Transformer Engine, https://github.com/NVIDIA/TransformerEngine, context_parallel.py; the
 ring: Liu et al. 2023, arXiv 2310.01889.
 """

@@ -11,7 +11,9 @@ import pytest
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.job.batch import Samples
 from meshcast.simulator.job.job import Job
+from meshcast.simulator.job.sample_lengths import LengthSource
 from meshcast.simulator.loading.load import load_job
 from tests.draws import drawn
 
@@ -126,6 +128,43 @@ def test_lengths_have_the_mean_of_their_distribution() -> None:
     one = load_job(job({**samples, "tokens": 8192}, sequence=8192))
     tokens = sum(one.batch.lengths[number].real_tokens for number in one.batch.order)
     assert tokens / 20_000 == pytest.approx(100, rel=0.03)
+
+
+def test_lengths_have_the_stated_quantiles() -> None:
+    """Between two of them the logarithm of the length is linear in the share of samples."""
+    at = {0.25: 64, 0.5: 100, 0.9: 400, 1.0: 500}
+    law = Samples(distribution={"kind": "quantiles", "at": at}, count=40_000, join="padding")
+    lengths = LengthSource.of(law, 512, Path()).draw(np.random.default_rng(0))
+    shares = [0.25, 0.5, 0.9, (0.25 + 0.5) / 2]
+    assert np.quantile(lengths, shares) == pytest.approx([64, 100, 400, 80], rel=0.03)
+    assert lengths.max() == 500
+
+
+def test_lengths_of_a_histogram_are_drawn_by_their_shares(tmp_path: Path) -> None:
+    (tmp_path / "lengths.csv").write_text("tokens,samples\n8,700\n64,0\n200,300\n")
+    samples = {"file": "lengths.csv", "histogram": True, "count": 20_000, "join": "padding"}
+    one = load_job(job({**samples, "tokens": 512}), base=tmp_path)
+    counts = {kind.sequence: kind.samples * one.batch.order.count(i) for i, kind in enumerate(one.batch.lengths)}
+    assert 64 not in counts and counts[200] / 20_000 == pytest.approx(0.3, abs=0.015)
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_several_batches_are_those_of_the_seeds_that_follow(equal: bool, tmp_path: Path) -> None:
+    """The step and its tokens are their mean, memory that of the fullest; the answer has their distribution."""
+    samples = {"distribution": LONG_TAIL, "count": 48, "join": "packing", "multiple": 64, "equal_replicas": equal}
+    plan = {"dp": 2, "tp": 4}
+    every = [simulate(job({**samples, "seed": seed}, plan)) for seed in (5, 6, 7)]
+    mean = simulate(job({**samples, "seed": 5, "batches": 3}, plan))
+    steps = [one.step_time for one in every]
+    assert mean.step_time == pytest.approx(np.mean(steps), rel=1e-12)
+    assert mean.peak_allocated == max(one.peak_allocated for one in every)
+    assert mean.tokens == round(np.mean([one.tokens for one in every]))
+    flops = [one.mfu["causal"] * one.step_time for one in every]
+    assert mean.mfu["causal"] * mean.step_time == pytest.approx(np.mean(flops), rel=1e-3)  # tokens are whole numbers
+    answer = mean.to_dict()["batches"]
+    assert answer["step_times_s"] == pytest.approx(steps, rel=1e-12)
+    assert [answer["p5_s"], answer["p95_s"]] == pytest.approx(np.quantile(steps, [0.05, 0.95]).tolist())
+    assert simulate({**mean.to_dict()["job"], "model": MODEL}).step_time == mean.step_time
 
 
 def test_a_seed_is_a_step(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ DECISIONS: Verdicts = {
     ),
     **judge(
         Decision("context parallelism differs from sequence to sequence", ("plan.cp=1",)),
-        "hybrid_context_parallel|max_seqlen_per_dp_cp_rank|dynamic_context.*",
+        "dynamic_context.*",
     ),
     **judge(
         Decision("it shards weights over more ranks than tp", ("plan.fsdp=true",)),

@@ -48,6 +48,21 @@ def test_every_understood_flag_is_listed_as_taken_or_as_idle_here() -> None:
     assert understood <= taken | idle and idle <= {"--attention-dropout", "--group-query-attention"}
 
 
+@pytest.mark.parametrize(("cp", "read"), [(1, 2), (4, 4)])
+def test_hybrid_context_parallelism_asks_for_the_lengths_of_samples(cp: int, read: int) -> None:
+    """Groups are of the dp x cp ranks, whatever cp is; what batch sizes count follows from the lengths."""
+    flags = f"--hybrid-context-parallel --max-seqlen-per-dp-cp-rank 2048 --context-parallel-size {cp}"
+    command = f"torchrun pretrain_gpt.py {RICH} {flags}".replace("--pipeline-model-parallel-size 2", "")
+    command = command.replace("--num-layers-per-virtual-pipeline-stage 4", "")
+    with pytest.raises(OpenQuestions, match="the lengths of samples are in the data"):
+        read_launch("megatron", command=command)
+    lengths = "batch.samples.distribution={kind: uniform},batch.samples.count=64"
+    found = read_launch("megatron", command=command, set=[lengths])
+    assert found.job["batch"] == {"sequence": 4096, "samples": {"join": "hybrid-cp", "rank_tokens": 2048}}
+    plan = found.job["plan"]
+    assert plan.get("mesh", plan)["cp"] == read
+
+
 @pytest.mark.parametrize("flag", drawn(re.findall(r"--[a-z][^-]*(?:-[a-z][^-]*)*", RICH), keep=14))
 def test_a_flag_that_is_dropped_changes_the_job_or_had_no_influence(flag: str) -> None:
     """Of the shape, plan or batch nothing is read from elsewhere: without its flag the job is another one, or asked."""

@@ -1,0 +1,130 @@
+"""Samples assigned to groups of ranks of different degrees, by published algorithms."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.job.assigners.groups import Round
+from meshcast.simulator.job.assigners.hybrid_cp import assign_hybrid, degree_of
+from meshcast.simulator.job.assigners.wlb import WlbPacker
+from meshcast.simulator.loading.load import load_job
+from meshcast.simulator.report.report import Report
+from tests.draws import drawn
+
+MODEL = {"layers": 4, "hidden": 256, "heads": 8, "vocab": 1024, "seq": 4096, "positions": "rope"}
+
+
+def job(samples: dict[str, Any], **plan: Any) -> dict[str, Any]:
+    law = {"kind": "lognormal", "mean": 500, "sigma": 1.2}
+    batch = {"sequence": 4096, "samples": {"distribution": law, "count": 96, "multiple": 64, **samples}}
+    return {"model": MODEL, "cluster": "dgx-h100:1", "plan": {"dp": 4, "cp": 2, **plan}, "batch": batch}
+
+
+def plain(rounds: list[Round]) -> list[list[tuple[int, list[int]]]]:
+    return [
+        [(group.degree, [sample for samples in group.microbatches for sample in samples]) for group in groups]
+        for groups in rounds
+    ]
+
+
+def test_hybrid_rounds_are_those_of_megatron_core() -> None:
+    """What `BalancedCPScheduler` of NVIDIA/Megatron-LM @d98e8a64 makes of these lengths, 8 tokens a rank: groups
+    of 4 and 2; a balanced round; samples that come back from a trimmed one; groups that double for idle ranks."""
+    lengths = [30, 30, 12, 12, 9, 8, 8, 7, 7, 5, 4, 4, 4, 3, 3, 2, 2, 2, 1, 1]
+    assert plain(assign_hybrid(lengths, 8, 8)) == [
+        [(4, [0]), (4, [1])],
+        [(2, [2]), (2, [3]), (2, [4]), (1, [5, 7, 9, 12]), (1, [6, 8, 10, 11, 13])],
+        [(2, [17]), (2, [19]), (1, [18]), (1, [14]), (1, [16]), (1, [15])],
+    ]
+
+
+@pytest.mark.parametrize("seed", drawn(range(20), keep=6))
+def test_hybrid_rounds_hold_every_sample_once_on_enough_ranks(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ranks = 2 ** (1 + seed % 5)
+    lengths = np.clip(rng.lognormal(6, 1.3, 100).round(), 1, 512 * ranks).astype(int).tolist()
+    rounds = assign_hybrid(lengths, 512, ranks)
+    run = [sample for groups in rounds for group in groups for samples in group.microbatches for sample in samples]
+    assert Counter(run) == Counter(range(100))
+    for groups in rounds:
+        assert sum(group.degree for group in groups) == ranks and all(group.microbatches for group in groups)
+        for group in groups:
+            assert all(
+                degree_of(lengths[sample], 512) <= group.degree for samples in group.microbatches for sample in samples
+            )
+
+
+def test_groups_by_sample_are_faster_than_one_degree_for_all() -> None:
+    """No token is lost, no rank has more of a sample than stated, and short samples pay for no exchange of keys."""
+    samples = {"join": "hybrid-cp", "rank_tokens": 1024}
+    hybrid = simulate(job(samples, cp_scheme="megatron-cp"))
+    batch = hybrid.job.batch
+    assert all(kind.sequence <= 1024 * (kind.cp or 2) for kind in batch.lengths)
+    assert {kind.cp for kind in batch.lengths} >= {1, 4}
+    padded = load_job(job({"join": "padding"}))
+    real = sum(
+        kind.real_tokens * count
+        for kind, count in zip(batch.lengths, hybrid.play.plan.passes.class_counts, strict=True)
+    )
+    orders = [number for replica in padded.plan.replicas for number in replica.microbatches or ()]  # type: ignore[union-attr]
+    assert real == pytest.approx(sum(padded.batch.lengths[number].real_tokens for number in orders))
+    degrees = [{**kind.model_dump(exclude_none=True), "cp": 4} for kind in batch.lengths]
+    run = [number for groups in batch.rounds for group in groups for number in group]
+    halves = {"lengths": degrees, "rounds": [[run[::2], run[1::2]]]}
+    every_on_four = simulate({**job({}), "batch": halves, "plan": {"dp": 4, "cp": 2, "cp_scheme": "megatron-cp"}})
+    assert hybrid.step_time < every_on_four.step_time
+
+
+# ------------------------------------------------------------------------------------------------ WLB-LLM
+
+
+def square(tokens: int) -> float:
+    return float(tokens * tokens)
+
+
+def test_documents_go_where_there_is_least_work_then_where_there_is_room() -> None:
+    """Squares as work, two micro-batches of at most 10 tokens: 7; 5; 4 beside 5 (25 < 49); 3 beside 7, as there is no room
+    where the work is least; 2 has no room, and comes first of the next step with 2 and 2."""
+    packer = WlbPacker(10, (), square)
+    assert packer.pack([4, 2, 7, 3, 5], 2) == [[7, 3], [5, 4]]
+    assert packer.left == [2]
+    assert packer.pack([2, 2], 2) == [[2, 2], [2]]
+
+
+def test_outliers_wait_for_one_another() -> None:
+    """Of each length apart, until every micro-batch gets one; those that waited longest come first."""
+    packer = WlbPacker(40, (10, 20), square)
+    assert packer.pack([12, 3, 21, 1], 2) == [[3], [1]]
+    assert packer.pack([22, 13, 14], 2) == [[22, 12], [21, 13]]
+    assert packer.queues[0][0] == 14 and not packer.queues[1]
+
+
+@pytest.mark.parametrize("seed", drawn(range(10), keep=3))
+def test_no_document_is_lost(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    packer = WlbPacker(1500, (400, 800), square)
+    steps = [np.clip(rng.lognormal(5, 1, 60), 1, 1000).astype(int).tolist() for _ in range(8)]
+    packed = [packer.pack(lengths, 12) for lengths in steps]
+    assert all(sum(micro) <= 1500 for step in packed for micro in step)
+    run = [length for step in packed for micro in step for length in micro]
+    waiting = [*packer.left, *(length for queue in packer.queues for length in queue)]
+    assert Counter(run + waiting) == Counter(length for lengths in steps for length in lengths)
+
+
+def test_packing_by_work_shortens_the_step() -> None:
+    """A pipeline waits for its slowest micro-batch: with sequences of equal length that of the longest documents."""
+    law = {"kind": "lognormal", "mean": 4000, "sigma": 1.4}
+    samples = {"distribution": law, "count": 160, "multiple": 512}
+    model = {**MODEL, "hidden": 4096, "heads": 32}
+
+    def forecast(join: str, tokens: int) -> Report:
+        plan = {"pp": 4, "tp": 2, "recompute": "full"}
+        batch = {"sequence": 32768, "samples": {**samples, "join": join, "tokens": tokens}}
+        return simulate({"model": model, "cluster": "dgx-h100:1", "plan": plan, "batch": batch})
+
+    by_work, by_length = forecast("wlb", 65536), forecast("packing", 32768)
+    assert by_work.tokens == by_length.tokens
+    assert by_work.step_time < by_length.step_time
