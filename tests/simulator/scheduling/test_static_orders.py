@@ -120,7 +120,8 @@ OF_TORCH: list[tuple[str, int, int, int]] = [
         ("ScheduleZBVZeroBubble", p, m, 2)
         for p, m in [(1, 1), (1, 4), (2, 5), (3, 1), (4, 3), (4, 8), (5, 16), (8, 20)]
     ),
-    *(("ScheduleInterleaved1F1B", *sizes) for sizes in INTERLEAVED),
+    *((kind, *sizes) for kind in ("ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble") for sizes in INTERLEAVED),
+    *(("ScheduleLoopedBFS", p, m, v) for p, m, v in [(1, 3, 2), (2, 4, 3), (4, 6, 2)]),
 ]
 
 
@@ -130,13 +131,27 @@ def test_orders_are_those_of_torch(kind: str, p: int, m: int, v: int) -> None:
     """torch's methods need only the sizes of a pipeline; it makes groups of m // max(1, m // p) micro-batches."""
     of_torch = getattr(pytest.importorskip("torch.distributed.pipelining.schedules"), kind)
     known, group = SimpleNamespace(pp_group_size=p, _n_microbatches=m, num_stages=v * p), m // max(1, m // p)
-    known.n_local_stages, known.microbatches_per_round = v, group
+    known.n_local_stages, known.microbatches_per_round, known._stages = v, group, range(v)
     kinds = {"FORWARD": "F", "BACKWARD_INPUT": "B", "BACKWARD_WEIGHT": "W", "FULL_BACKWARD": "BW"}
-    ours = make_schedule("zb-v") if "ZBV" in kind else make_schedule("interleaved-1f1b", chunks=v, group=group)
+    ours = {
+        "ScheduleZBVZeroBubble": lambda: make_schedule("zb-v"),
+        "ScheduleInterleaved1F1B": lambda: make_schedule("interleaved-1f1b", chunks=v, group=group),
+        "ScheduleInterleavedZeroBubble": lambda: make_schedule("interleaved-zb", chunks=v, group=group),
+        "ScheduleLoopedBFS": lambda: make_schedule("breadth-first", chunks=v, backward_from="last"),
+    }[kind]()
     for rank in range(p):
         theirs = of_torch._calculate_single_rank_operations(known, rank)
         actions = [Action(a.stage_index, kinds[a.computation_type.name], a.microbatch_index) for a in theirs if a]
         assert actions == list(ours.order(PipelineShape(p, m, v), rank))
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 5), (4, 9), (6, 4)])
+def test_interleaved_zero_bubble_of_one_chunk_is_zb_h1(p: int, m: int) -> None:
+    shape = PipelineShape(p, m)
+    for device in range(p):
+        assert make_schedule("interleaved-zb", group=m).order(shape, device) == make_schedule("zb-h1").order(
+            shape, device
+        )
 
 
 def test_interleaved_in_groups_is_the_order_that_megatron_documents() -> None:
