@@ -41,9 +41,9 @@ class InterleavedZB(Interleaved):
 
     def order(self, shape: PipelineShape, device: int) -> list[Action]:
         group = self.options.group or shape.p
-        passes = [[*ActionArray(fields)] for fields in interleaved_passes(shape, device, group)[:2]]
-        warmup = min(len(passes[0]), shape.p - 1 - device + (shape.v - 1) * group)
-        return split_backwards(*passes, warmup, device)
+        forward, backward = (ActionArray(fields) for fields in interleaved_passes(shape, device, group)[:2])
+        warmup = min(len(forward), shape.p - 1 - device + (shape.v - 1) * group)
+        return split_backwards([*forward], [*backward], warmup, device)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, v = setting.shape.p, setting.shape.m, setting.shape.v
