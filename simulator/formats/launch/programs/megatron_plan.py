@@ -187,9 +187,23 @@ def _read_pipeline(reading: Reading) -> None:
     _assume_partition(reading, pp * chunks)
     if reading.take_switch("deterministic_mode"):
         reading.set_key("framework.set.deterministic", True, "deterministic_mode")
-    if reading.take_switch("overlap_moe_expert_parallel_comm"):
-        reading.set_key("plan.pipeline.overlap_passes", True, "overlap_moe_expert_parallel_comm")
-        reading.set_key("framework.set.overlap.ep", True, "overlap_moe_expert_parallel_comm")
+    _read_order_of_passes(reading)
+
+
+def _read_order_of_passes(reading: Reading) -> None:
+    """Reads the overlap of passes, and which weight gradients are put off."""
+    overlap, pp = "overlap_moe_expert_parallel_comm", reading.keys["plan.pp"]
+    deferred, limit = "defer_embedding_wgrad_compute", "wgrad_deferral_limit"
+    overlaps = reading.take_switch(overlap)
+    if overlaps:
+        reading.set_key("plan.pipeline.overlap_passes", True, overlap)
+        reading.set_key("framework.set.overlap.ep", True, overlap)
+        if reading.take_switch("delay_wgrad_compute"):
+            reading.set_key("plan.pipeline.delay_weight_gradients", True, "delay_wgrad_compute")
+    elif pp > 1 and reading.take_switch(deferred):
+        stated = reading.take(limit)
+        count = 0 if stated is None or is_null(stated.value) else int(read_number(stated))
+        reading.set_key("plan.pipeline.deferred_output_gradients", count, deferred, limit)
 
 
 EAGER_LOSS = {"framework.set.loss.forward": 38, "framework.set.loss.backward": 14}
@@ -535,6 +549,10 @@ def _write_pipeline(keys: SomeKeys) -> Keys:
         settings[GROUPS[0]] = group
     if keys.get("plan.pipeline.overlap_passes"):
         settings["overlap_moe_expert_parallel_comm"] = True
+    if keys.get("plan.pipeline.delay_weight_gradients"):
+        settings["delay_wgrad_compute"] = True
+    if (limit := keys.get("plan.pipeline.deferred_output_gradients")) is not None:
+        settings |= {"defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": limit}
     return settings
 
 

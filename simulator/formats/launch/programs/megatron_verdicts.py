@@ -74,13 +74,15 @@ APPROXIMATIONS: Verdicts = {
         "cross_entropy_loss_fusion|cross_entropy_fusion_impl",
     ),
     **judge(
-        Approximation("weight gradients are not moved behind other passes", SLOW),
-        "delay_wgrad_compute|ep_overlap_early_attn.*",
+        NoInfluence("Megatron-Core delays weight gradients only with overlap_moe_expert_parallel_comm"),
+        "delay_wgrad_compute",
     ),
+    **judge(Approximation("memory of attention is freed behind the pass", LARGE), "ep_overlap_early_attn.*"),
     **judge(
-        Approximation("weight gradients of the output layer are not deferred", SLOW),
-        "defer_embedding_wgrad_compute|wgrad_deferral_limit",
+        Approximation("gradients of the output layer are deferred in a pipeline whose passes do not overlap", SLOW),
+        "defer_embedding_wgrad_compute",
     ),
+    "wgrad_deferral_limit": NoInfluence("no weight gradients of the output layer are deferred"),
     **judge(
         Approximation("shared experts are computed in turn with the token dispatch", SLOW), "moe_shared_expert_overlap"
     ),
