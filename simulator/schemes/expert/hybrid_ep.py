@@ -26,14 +26,14 @@ from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import HoldsBuffers
 from meshcast.simulator.ir.scheme import Paper
 from meshcast.simulator.schemes.expert.shared.deduplicated_dispatch import DeduplicatedDispatch
-from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from meshcast.simulator.schemes.expert.shared.shared_expert_overlap import OverlapsSharedExperts
 
 
-class HybridEP(DeduplicatedDispatch, HoldsBuffers):
+class HybridEP(OverlapsSharedExperts, DeduplicatedDispatch, HoldsBuffers):
     paper = Paper("https://github.com/deepseek-ai/DeepEP/pull/420", "Hybrid Expert Parallel Implementation", 2025)
     library = "hybrid-ep"
 
-    class Options(ExpertScheme.Options):
+    class Options(OverlapsSharedExperts.Options):
         dispatch: Literal["fp8", "bf16"] = "bf16"
         """Format in which tokens are dispatched; gradients are dispatched, and results combined, in bf16."""
         sms: int = Field(default=16, ge=1, strict=True)

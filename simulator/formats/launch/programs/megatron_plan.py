@@ -57,6 +57,9 @@ DISPATCHERS = {"allgather": "all-gather-dispatch", "alltoall": "all-to-all", "al
 BACKENDS = {"deepep": "deepep", "hybridep": "hybrid-ep"}
 """Expert schemes by the token dispatcher, and by the backend of the dispatcher ``flex``."""
 
+BESIDE_SHARED = ("all-to-all", *BACKENDS.values())
+"""Expert schemes whose exchanges shared experts may run beside."""
+
 DEEPEP = {"plan.expert.dispatch": "bf16", "plan.expert.most": 1_000}
 """DeepEP as Megatron-Core calls it: tokens in bf16, experts of a token on any number of nodes."""
 
@@ -412,6 +415,14 @@ def _read_experts(reading: Reading) -> None:
     else:
         stated = reading.take("moe_token_dispatcher_type")
         reading.ask(stated, f"{kind!r} is no dispatcher that meshcast knows", "plan.expert=all-to-all")
+    _read_shared_overlap(reading)
+
+
+def _read_shared_overlap(reading: Reading) -> None:
+    """Reads whether shared experts run beside the exchange of tokens."""
+    shared = reading.keys.get("plan.expert") in BESIDE_SHARED and reading.keys.get("model.moe.shared_experts")
+    if shared and reading.take_switch("moe_shared_expert_overlap"):
+        reading.set_key("plan.expert.overlap_shared", True, "moe_shared_expert_overlap")
 
 
 DISPATCHER_NAMES = ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_enable_deepep")
@@ -578,6 +589,8 @@ def _write_experts(keys: SomeKeys) -> Keys:
         settings[f"moe_{backend}_num_sms"] = keys["plan.expert.sms"]
     elif (word := next((word for word, ours in DISPATCHERS.items() if ours == scheme), "alltoall")) != "allgather":
         settings["moe_token_dispatcher_type"] = word
+    if keys.get("plan.expert.overlap_shared"):
+        settings["moe_shared_expert_overlap"] = True
     return settings
 
 

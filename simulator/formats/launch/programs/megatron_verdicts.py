@@ -83,9 +83,7 @@ APPROXIMATIONS: Verdicts = {
         "defer_embedding_wgrad_compute",
     ),
     "wgrad_deferral_limit": NoInfluence("no weight gradients of the output layer are deferred"),
-    **judge(
-        Approximation("shared experts are computed in turn with the token dispatch", SLOW), "moe_shared_expert_overlap"
-    ),
+    "moe_shared_expert_overlap": NoInfluence("no shared experts run beside an exchange of tokens"),
     "moe_shared_expert_gate": Approximation("the gate of shared experts is left out", FAST),
     **judge(
         Approximation("routing, permutation and experts have the kernels of the profile"),
