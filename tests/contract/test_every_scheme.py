@@ -223,7 +223,8 @@ def test_degree_one_is_the_identity(use: str, attention: str) -> None:
 
 
 ANY_CHUNKS = tuple(
-    f"pipeline/{name}" for name in ("breadth-first", "interleaved-1f1b", "interleaved-zb", "seq1f1b", "slimpipe")
+    f"pipeline/{name}"
+    for name in ("breadth-first", "grouped-interleaved", "interleaved-1f1b", "interleaved-zb", "seq1f1b", "slimpipe")
 )
 """Schedules of any number of chunks a device."""
 

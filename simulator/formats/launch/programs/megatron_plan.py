@@ -185,12 +185,20 @@ def _read_pipeline(reading: Reading) -> None:
         reading.set_key("plan.pipeline.chunks", chunks, *names)
         if group := reading.take_count(*GROUPS):
             reading.set_key("plan.pipeline.group", group, *GROUPS)
+        _read_short_groups(reading, pp)
     elif chunks == 1:
         reading.take(*GROUPS)
     _assume_partition(reading, pp * chunks)
     if reading.take_switch("deterministic_mode"):
         reading.set_key("framework.set.deterministic", True, "deterministic_mode")
     _read_order_of_passes(reading)
+
+
+def _read_short_groups(reading: Reading, pp: int) -> None:
+    """Reads the interleaved schedule of sail-sg/zero-bubble, whose groups have fewer micro-batches than devices."""
+    if group := reading.take_count("interleave_group_size"):
+        reading.set_key("plan.pipeline", "grouped-interleaved", "interleave_group_size")
+        reading.set_key("plan.pipeline.group", min(group, pp), "interleave_group_size")
 
 
 def _read_order_of_passes(reading: Reading) -> None:

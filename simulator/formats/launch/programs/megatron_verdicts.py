@@ -82,6 +82,8 @@ APPROXIMATIONS: Verdicts = {
         Approximation("gradients of the output layer are deferred in a pipeline whose passes do not overlap", SLOW),
         "defer_embedding_wgrad_compute",
     ),
+    "interleave_group_size|enable_zb_runtime": NoInfluence("the pipeline has no chunks that run in groups"),
+    **judge(Approximation("activations of chunks are not offloaded", LARGE), "offload_(chunk_num|time|overlap_sr)"),
     "wgrad_deferral_limit": NoInfluence("no weight gradients of the output layer are deferred"),
     "moe_shared_expert_overlap": NoInfluence("no shared experts run beside an exchange of tokens"),
     "moe_shared_expert_gate": Approximation("the gate of shared experts is left out", FAST),
