@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.ir.capabilities import RequiresRoles
+from meshcast.simulator.ir.capabilities import PredictsWeights, RequiresRoles
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.model import Model
@@ -276,7 +276,7 @@ def jobs(
     """
     t, dp = draw(tensor), draw(st.integers(1, 4))
     cp = draw(st.sampled_from([1, 1, 2, 3]))
-    pipeline = draw(st.sampled_from(pipelines))
+    pipeline = draw(st.sampled_from([use for use in pipelines if "data/ddp" in datas or not predicts_weights(use)]))
     chunks = draw(st.sampled_from([n for n in (1, 2, 3) if accepted(pipeline, 2, n, 12)]))
     pp = draw(st.sampled_from([n for n in (1, 2, 3, 4) if accepted(pipeline, n, chunks, 12)]))
     stages = pp * chunks
@@ -295,7 +295,7 @@ def jobs(
     micro = draw(st.integers(1, 2))
     schemes: list[dict[str, Any]] = [
         {"use": pipeline, "over": "pp", "chunks": chunks, **options},
-        {"use": draw(st.sampled_from(datas)), "over": "dp"},
+        {"use": draw(st.sampled_from(datas if not predicts_weights(pipeline) else ("data/ddp",))), "over": "dp"},
         {"use": "sequence/all-gather", "over": "cp"},
         {"use": draw(st.sampled_from(tensors)), "over": "tp"},
     ]
@@ -332,6 +332,11 @@ def jobs(
     }
     settings["scatter_gather_tensors_in_pipeline"] = draw(st.booleans())
     return job
+
+
+def predicts_weights(use: str) -> bool:
+    """Whether a schedule predicts weights, for which it needs whole optimizer states."""
+    return issubclass(find_scheme(use), PredictsWeights)
 
 
 AXIS = {"data": "dp", "sequence": "cp", "tensor": "tp"}

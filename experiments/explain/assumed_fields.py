@@ -213,6 +213,10 @@ def _plan_fields(job: Job) -> Iterator[AssumedField]:
         yield _written_field(job, "plan.chunks", chunks, _scale_count(chunks))
 
 
+HIDING_DISPATCH = ("overlap_passes", "delay_weight_gradients")
+"""Options that hide the dispatch of tokens to experts."""
+
+
 def _scheme_options(report: Report) -> Iterator[AssumedField]:
     """Yields the flags and words among the options of the plan's schemes that the job does not state."""
     plan = report.job.plan
@@ -220,7 +224,7 @@ def _scheme_options(report: Report) -> Iterator[AssumedField]:
         for name, field in scheme.Options.model_fields.items():
             if name in (entry.model_extra or {}):
                 continue
-            if name == "overlap_passes" and not report.job.model.moe:  # it hides the dispatch of tokens to experts
+            if name in HIDING_DISPATCH and not report.job.model.moe:
                 continue
 
             def change(value: Value, place: int = place, name: str = name) -> Job:

@@ -17,6 +17,7 @@ from meshcast.simulator.ir.capabilities import (
     KeepsBuckets,
     KeepsOwnStates,
     KeepsSecondaryShards,
+    PredictsWeights,
     ShardsStates,
     schemes_with,
 )
@@ -134,9 +135,16 @@ def resident_of_devices(
     states = _of_devices(plan, every_params, resident)
     orders = program.timetable.orders if plan.passes.update_interval and program else ()
     for device, (params, order) in enumerate(zip(every_params, orders, strict=False)):
-        versions = peak_weight_versions(plan.schedule, plan.shape, device, order)
+        versions = peak_weight_versions(plan.schedule, plan.shape, device, order) + _holds_predicted(plan)
         states[device]["parameters"] += stashed_weight_bytes(plan.on(device), params, versions)
     return states
+
+
+def _holds_predicted(plan: Plan) -> bool:
+    """Says whether predicted weights lie beside the newest: these are then no main weights of the optimizer's own."""
+    framework = plan.job.framework
+    predicts = any(scheme.predicts_weights for scheme in schemes_with(plan.schemes, PredictsWeights))
+    return predicts and framework.main_copy_bytes < BYTES[framework.main_weights]
 
 
 def _count_states(plan: Plan, params: DeviceParams, known: KnownStates) -> dict[str, float]:

@@ -117,6 +117,15 @@ class HoldsBuffers(Scheme):
         """Returns the bytes of the buffers on every rank."""
 
 
+class PredictsWeights(Scheme):
+    """Runs passes on weights that it predicts from the newest ones, beside which it holds them."""
+
+    @property
+    @abstractmethod
+    def predicts_weights(self) -> bool:
+        """Whether its ranks make it do so."""
+
+
 class KeepsBuckets(Scheme):
     """Reduces gradients in buckets that stay beside the gradients themselves."""
 

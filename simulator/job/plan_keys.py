@@ -104,7 +104,7 @@ ZERO = {0: "ddp", 1: "zero-1", 2: "zero-2", 3: "zero-3"}
 MEGATRON = {True: "megatron-sp", False: "megatron"}
 RECOMPUTE = {"selective": "recompute-selective", "operators": "recompute-operators", "full": "recompute-full"}
 
-CHUNKS = "1; 2 of V-shaped schedules; `interleaved-1f1b` needs it stated"
+CHUNKS = "1; 2 of V-shaped schedules; `interleaved-1f1b` and `interleaved-zb` need it stated"
 
 LayerCount = Annotated[int, Field(strict=True, ge=0, le=1_000_000)]
 """Layers of a stage."""

@@ -226,9 +226,9 @@ def _microbatches_of_dualpipe_v(schedule: str, pp: int, microbatches: int) -> st
 @_condition
 def _whole_rounds(schedule: str, pp: int, microbatches: int) -> str:
     rounds = max(1, microbatches // pp)
-    if schedule != "interleaved-1f1b" or microbatches % rounds == 0:
+    if schedule not in ("interleaved-1f1b", "interleaved-zb") or microbatches % rounds == 0:
         return ""
-    return f"interleaved 1F1B over {pp} stages has {rounds} rounds, which do not divide {microbatches} micro-batches"
+    return f"{schedule} over {pp} stages has {rounds} rounds, which do not divide {microbatches} micro-batches"
 
 
 @_condition

@@ -36,6 +36,7 @@ SCHEDULES_ELSEWHERE = list_meanings(
         "zb-h2": "zbh2 zero-bubble-h2 zb-2p",
         "zb-v": "zbv zbvzerobubble zerobubble-v zero-bubble-v",
         "interleaved-1f1b": "interleaved interleaved1f1b virtual-pipeline",
+        "interleaved-zb": "interleavedzerobubble interleaved-zero-bubble zb1p",
         "dualpipe-v": "dualpipev",
         "breadth-first": "loopedbfs looped-bfs bfs",
     }

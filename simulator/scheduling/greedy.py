@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import Any
 
 from meshcast.simulator.scheduling.schedule import Action, Orders, PipelineShape, Schedule, actions_of
 
@@ -42,13 +41,17 @@ def invert_dependencies(dependencies: Dependencies) -> Dependencies:
     return dependents
 
 
+Priority = int | tuple[int, ...]
+"""What a ready action comes before others by; a schedule uses one of both."""
+
+
 def schedule_greedily(
-    schedule: Schedule, shape: PipelineShape, dependencies: Dependencies, priority: Callable[[Action], Any]
+    schedule: Schedule, shape: PipelineShape, dependencies: Dependencies, priority: Callable[[Action], Priority]
 ) -> list[list[Action]]:
     """Returns the orders of all devices. priority: of an action; the lowest value goes first."""
     dependents = invert_dependencies(dependencies)
     missing = {action: len(others) for action, others in dependencies.items()}
-    ready: list[list[tuple[Any, Action]]] = [[] for _ in range(shape.p)]
+    ready: list[list[tuple[Priority, Action]]] = [[] for _ in range(shape.p)]
     orders: list[list[Action]] = [[] for _ in range(shape.p)]
     released = [action for action, count in missing.items() if not count]
     while released or any(ready):

@@ -549,12 +549,22 @@ def overlapped_1f1b(forward: Sequence[Action], backward: Sequence[Action], warmu
 def split_1f1b(shape: PipelineShape, device: int, rounds: int) -> list[Action]:
     """Returns 1F1B with split backward passes, a warm-up of `rounds` x (p - 1 - device) + 1 forward passes, and every W
     `rounds` x device B's behind it: ZB-H1 (1 round) and ZB-H2 (2 rounds) of arXiv 2401.10241."""
-    m, warmup, delay = shape.m, min(shape.m, rounds * (shape.p - 1 - device) + 1), rounds * device
-    order = [Action(device, "F", k) for k in range(warmup)]
-    for k in range(m + delay):
-        # Passes beyond the last micro-batch drop out: first forward passes, then B's.
-        candidates = [("B", k), ("W", k - delay), ("F", warmup + k)]
-        order += [Action(device, kind, i) for kind, i in candidates if 0 <= i < m]
+    forward, backward = ([Action(device, kind, k) for k in shape.microbatches] for kind in ("F", "BW"))
+    return split_backwards(forward, backward, min(shape.m, rounds * (shape.p - 1 - device)), rounds * device)
+
+
+def split_backwards(forward: Sequence[Action], backward: Sequence[Action], warmup: int, delay: int) -> list[Action]:
+    """Returns 1F1B with split backward passes: `warmup` forward passes, then a forward pass, a B and a W in turn, the W
+    of the backward pass `delay` places before.
+
+    forward, backward: equally many passes, backward passes whole.
+    """
+    order, count = [*forward[:warmup]], len(forward)
+    for k in range(count + delay):
+        # Passes beyond the last one drop out: first forward passes, then B's.
+        order += [forward[warmup + k]] if warmup + k < count else []
+        order += [backward[k]._replace(kind="B")] if k < count else []
+        order += [backward[k - delay]._replace(kind="W")] if k >= delay else []
     return order
 
 

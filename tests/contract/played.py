@@ -9,6 +9,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
 from math import ceil, inf
+from operator import mul
 from typing import Any
 
 from hypothesis import settings
@@ -203,7 +204,9 @@ class Played:
             parts["shared heads"] = parts.get("shared heads", 0) + (
                 4 * tokens * tokens_of / seq * tower.hidden * (tower.head_dim or 0) * again * layers
             )
-        attention = parts.pop("attention")
+        attention, lengths = parts.pop("attention"), self.plan.slice_lengths
+        if not flash:  # a slice has the scores of all keys up to its end
+            attention *= sum(map(mul, lengths, accumulate(lengths))) / sum(lengths) ** 2
         linear = sum(parts.values())
         return {"gemm": linear, "attention": attention} if flash else {"gemm": linear + attention, "attention": 0.0}
 

@@ -19,6 +19,7 @@ from tests.contract.measure import saved
 from tests.contract.played import Played, copies_of, play_job
 from tests.contract.step_dataflow import step_problems
 from tests.draws import drawn_grid
+from tests.strategies import predicts_weights
 
 STATES = ("parameters", "gradients", "optimizer")
 
@@ -51,6 +52,8 @@ def job_of(use: str, variant: int) -> dict[str, Any]:
             "pipeline/interleaved-1f1b", defaults=others, options={"pipeline/interleaved-1f1b": {"chunks": 2}}
         )
     reduced = {"tensor": "tensor/megatron"} if use in OF_ALL_REDUCES else {}
+    if predicts_weights(use):
+        reduced = {"data": "data/ddp"}
     changes = dict(VARIANTS[variant])
     job = job_with(use, defaults={**changes.pop("defaults", {}), **reduced}, **changes)
     try:

@@ -222,7 +222,10 @@ def test_degree_one_is_the_identity(use: str, attention: str) -> None:
     assert catalog_model(a_stage(several, [make(use, several, axes)], attention)) == catalog_model(alone)
 
 
-ANY_CHUNKS = ("pipeline/breadth-first", "pipeline/interleaved-1f1b", "pipeline/seq1f1b", "pipeline/slimpipe")
+ANY_CHUNKS = tuple(
+    f"pipeline/{name}"
+    for name in ("breadth-first", "grouped-interleaved", "interleaved-1f1b", "interleaved-zb", "seq1f1b", "slimpipe")
+)
 """Schedules of any number of chunks a device."""
 
 

@@ -113,7 +113,7 @@ def slots(table: Timetable) -> int:
 
 V_SHAPES = [use for use in of_family("pipeline") if issubclass(find_scheme(use), VShape)]
 
-INTERLEAVED = "pipeline/interleaved-1f1b"
+INTERLEAVED = ("pipeline/interleaved-1f1b", "pipeline/interleaved-zb")
 
 STREAMING = [use for use in of_family("pipeline") if use != "pipeline/hanayo"]
 """All schedules but waves, whose devices at both ends have two stages in a row."""
@@ -127,8 +127,8 @@ def test_on_equal_stages_micro_batches_stream_through_the_pipeline(use: str, dat
     ends: one slot less."""
     kind = find_scheme(use)
     assert issubclass(kind, Schedule)
-    v = 2 if use in (*V_SHAPES, INTERLEAVED) else 1
-    shapes = [(p, m) for p in range(1, 9) for m in range(p, 25) if m % p == 0 or use != INTERLEAVED]
+    v = 2 if use in (*V_SHAPES, *INTERLEAVED) else 1
+    shapes = [(p, m) for p in range(1, 9) for m in range(p, 25) if m % p == 0 or use not in INTERLEAVED]
     p, m = data.draw(
         st.sampled_from([(p, m) for p, m in shapes if exists(kind, PipelineShape(p, m, v * kind.directions))])
     )

@@ -155,6 +155,10 @@ def _flatten_scheme(entry: SchemeEntry, plan: LongPlan, keys: Keys) -> Keys:
     return {f"plan.{family}": name} | flatten(f"plan.{family}", options)
 
 
+ALSO_ON_ONE_STAGE = ("plan.pipeline.overlap_passes", "plan.pipeline.delay_weight_gradients")
+"""Options of a schedule that act without a pipeline, too."""
+
+
 def drop_inactive(keys: SomeKeys) -> Keys:
     """Returns the keys without schemes and options that have no effect: those of degree 1."""
     active = dict(keys)
@@ -166,10 +170,9 @@ def drop_inactive(keys: SomeKeys) -> Keys:
     }
     for degree, scheme in inactive.items():
         if active.get(degree, 1) == 1:
-            overlap = active.get("plan.pipeline.overlap_passes")
+            kept = {key: active[key] for key in ALSO_ON_ONE_STAGE if degree == "plan.pp" and active.get(key)}
             active = {key: value for key, value in active.items() if key != scheme and not key.startswith(f"{scheme}.")}
-            if degree == "plan.pp" and overlap:
-                active["plan.pipeline.overlap_passes"] = overlap
+            active |= kept
     return active
 
 

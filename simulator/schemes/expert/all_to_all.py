@@ -20,10 +20,11 @@ axes: Liu et al. 2025, arXiv 2504.14960.
 from collections.abc import Iterable
 
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
-from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme, ExpertSetting
+from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertSetting
+from meshcast.simulator.schemes.expert.shared.shared_expert_overlap import OverlapsSharedExperts
 
 
-class AllToAll(ExpertScheme):
+class AllToAll(OverlapsSharedExperts):
     paper = Paper("arXiv:2006.16668", "GShard: Scaling Giant Models with Conditional Computation", 2020)
 
     def closed_forms(self, setting: ExpertSetting) -> Iterable[ClosedForm]:

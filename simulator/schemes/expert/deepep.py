@@ -25,14 +25,14 @@ from typing import Literal
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.scheme import Paper
 from meshcast.simulator.schemes.expert.shared.deduplicated_dispatch import DeduplicatedDispatch
-from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from meshcast.simulator.schemes.expert.shared.shared_expert_overlap import OverlapsSharedExperts
 
 
-class DeepEP(DeduplicatedDispatch):
+class DeepEP(OverlapsSharedExperts, DeduplicatedDispatch):
     paper = Paper("arXiv:2412.19437", "DeepSeek-V3 Technical Report", 2024)
     library = "deepep"
 
-    class Options(ExpertScheme.Options):
+    class Options(OverlapsSharedExperts.Options):
         dispatch: Literal["fp8", "bf16"] = "fp8"
         """Format in which tokens are dispatched; results are combined in bf16."""
         gradients: Literal["fp8", "bf16"] = "bf16"

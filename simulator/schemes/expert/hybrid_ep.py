@@ -36,17 +36,17 @@ from meshcast.simulator.ir.modules import Module, MoE
 from meshcast.simulator.ir.ops import Collective, Exchange, Fragment, Memory, Op, TensorUse
 from meshcast.simulator.ir.scheme import LowerModule, Paper
 from meshcast.simulator.schemes.expert.shared.deduplicated_dispatch import DeduplicatedDispatch
-from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from meshcast.simulator.schemes.expert.shared.shared_expert_overlap import OverlapsSharedExperts
 
 PLACE = 4
 """Bytes of the place of a token on a rank (`sparse_to_dense_map`, 32 bits)."""
 
 
-class HybridEP(DeduplicatedDispatch, HoldsBuffers):
+class HybridEP(OverlapsSharedExperts, DeduplicatedDispatch, HoldsBuffers):
     paper = Paper("https://github.com/deepseek-ai/DeepEP/pull/420", "Hybrid Expert Parallel Implementation", 2025)
     library = "hybrid-ep"
 
-    class Options(ExpertScheme.Options):
+    class Options(OverlapsSharedExperts.Options):
         dispatch: Literal["fp8", "bf16"] = "bf16"
         """Format in which tokens are dispatched; gradients are dispatched, and results combined, in bf16."""
         sms: int = Field(default=16, ge=1, strict=True)

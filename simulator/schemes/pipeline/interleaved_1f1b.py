@@ -16,6 +16,9 @@ micro-batches in the last group) only p - 1 are exposed, if p messages take no l
 most 2 (p-1-i) + (v-1) N + 1 chunks in flight on device i, another with `overlap_passes`. Needs v >= 2; the last group,
 of what is left of m, needs p micro-batches, too, or passes of its chunks would wait for each other.
 
+With `deferred_output_gradients` the last stage holds the gradient of the logits of every deferred micro-batch [tokens x
+vocabulary / t elements, t tensor ranks] until its last backward pass, and computes their weight gradients then.
+
 Scatter and gather of messages over tensor-parallel ranks (section 4.1) is a switch of the framework,
 `scatter_gather_tensors_in_pipeline`.
 
@@ -26,69 +29,43 @@ megatron/core/pipeline_parallel/combined_1f1b.py.
 
 from collections.abc import Iterable, Sequence
 
-from meshcast.hardware.errors import PlanError
-from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.scheduling.schedule import (
     ActionArray,
-    PassOverlap,
     PipelineSetting,
     PipelineShape,
-    Schedule,
     ScheduleItem,
     alternate_passes,
-    nearest_multiple,
     overlapped_1f1b,
 )
-from meshcast.simulator.scheduling.sequence_slicing import (
-    interleaved_passes,
-    is_interleaved_group,
-    smallest_interleaved_group,
-)
+from meshcast.simulator.scheduling.sequence_slicing import interleaved_passes
+from meshcast.simulator.schemes.pipeline.shared.interleaved import Interleaved
+from meshcast.simulator.schemes.pipeline.shared.weight_gradients import PutsOffWeightGradients
 
 
-class Interleaved1F1B(Schedule):
+class Interleaved1F1B(Interleaved, PutsOffWeightGradients):
     paper = Paper(
         "arXiv:2104.04473", "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021
     )
 
-    least_chunks = 2
-
-    class Options(Schedule.Options, PassOverlap):
-        group: int | None = Field(default=None, ge=1, strict=True)
-        """Micro-batches that run through a chunk in a row; by default p."""
+    class Options(Interleaved.Options, PutsOffWeightGradients.Options):
+        pass
 
     def check(self, shape: PipelineShape) -> None:
-        p, m, group = shape.p, shape.m, self.options.group
-        if shape.v < self.least_chunks:
-            raise PlanError(
-                "plan.chunks",
-                f"{self.use} needs at least {self.least_chunks} chunks a device",
-                "Set chunks: 2, or use pipeline/1f1b",
-                shape.v,
-            )
-        if group is None and m % p:
-            remedy = f"{nearest_multiple(m, p)} would work: change batch.global or plan.dp"
-            remedy += f"; or plan.schedule: {{use: {self.name}, group: {smallest_interleaved_group(m, p)}}}"
-            rule = f"{self.use} needs micro-batches in multiples of pp = {p}, unless group is set"
-            raise PlanError("micro-batches per replica", rule, remedy, m)
-        if group is not None and not is_interleaved_group(group, m, p):
-            rule = f"a group of {self.use} has from pp = {p} to {m} micro-batches"
-            if m < p:
-                rule = f"{m} micro-batches, fewer than pp = {p}, are one group"
-            elif p <= group < m:
-                rule = f"{m} micro-batches in groups of {group} leave {m % group} for the last, which has pp = {p}, too"
-            raise PlanError("group", rule, f"{smallest_interleaved_group(m, p)} would work", group)
+        super().check(shape)
+        self.check_weight_gradients(shape)
 
     def order(self, shape: PipelineShape, device: int) -> Sequence[ScheduleItem]:
         forward, backward, warmup = interleaved_passes(shape, device, self.options.group or shape.p)
         if self.options.overlap_passes:
             return overlapped_1f1b(ActionArray(forward), ActionArray(backward), warmup)
-        return alternate_passes(forward, backward, warmup)
+        return self.defer_output(alternate_passes(forward, backward, warmup), shape)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, v = setting.shape.p, setting.shape.m, setting.shape.v
         group, one_more = self.options.group or p, self.options.overlap_passes
+        if self.defers_output:
+            return
         if p <= group and not one_more:
             yield ClosedForm("bubble", (p - 1) * setting.t_total / v, "section 2.2.2")
             if p == group > 1:

@@ -74,6 +74,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "scatter and gather": four("zb-v", 8, tp=2) | {"framework": "megatron-lm-2021"},
     "overlapped passes": four("1f1b", 8, overlap_passes=True),
     "overlapped passes of chunks": four("interleaved-1f1b", 8, chunks=2, overlap_passes=True),
+    "deferred output gradients": four("1f1b", 8, deferred_output_gradients=0),
+    "some deferred output gradients": four("interleaved-1f1b", 8, chunks=2, deferred_output_gradients=3),
     "experts outside of graphs": job({"ep": 2}, 2, 4, cuda_graphs=["attn", "moe_router"])
     | {"model": MODEL | {"moe": {"experts": 4, "top_k": 2, "expert_ffn": 32}}},
 }

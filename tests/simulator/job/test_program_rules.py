@@ -53,7 +53,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         "plan": {"pp": 4, "schedule": "dualpipe-v", "fsdp": True}},
         "DualPipeV over 4 ranks needs 8 micro-batches, and a replica has 6"),
     "whole-rounds": ({"batch": {"global": 22, "sequence": 4096}, "plan": {"pp": 4, "chunks": 2, "fsdp": True}},
-        "interleaved 1F1B over 4 stages has 2 rounds, which do not divide 11 micro-batches"),
+        "interleaved-1f1b over 4 stages has 2 rounds, which do not divide 11 micro-batches"),
     "tied-embedding-with-pipeline": ({"model": TIED, "plan": {"pp": 2, "fsdp": True}},
         "tied embedding and output layer do not go with pipeline parallelism"),
     "zb-h1-without-sequence-parallel": ({"plan": {"tp": 2, "pp": 2, "schedule": "zb-h1", "sequence_parallel": True}},

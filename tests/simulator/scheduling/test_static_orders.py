@@ -6,6 +6,7 @@ both gradients at once.
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,7 +121,8 @@ OF_TORCH: list[tuple[str, int, int, int]] = [
         ("ScheduleZBVZeroBubble", p, m, 2)
         for p, m in [(1, 1), (1, 4), (2, 5), (3, 1), (4, 3), (4, 8), (5, 16), (8, 20)]
     ),
-    *(("ScheduleInterleaved1F1B", *sizes) for sizes in INTERLEAVED),
+    *((kind, *sizes) for kind in ("ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble") for sizes in INTERLEAVED),
+    *(("ScheduleLoopedBFS", p, m, v) for p, m, v in [(1, 3, 2), (2, 4, 3), (4, 6, 2)]),
 ]
 
 
@@ -130,13 +132,101 @@ def test_orders_are_those_of_torch(kind: str, p: int, m: int, v: int) -> None:
     """torch's methods need only the sizes of a pipeline; it makes groups of m // max(1, m // p) micro-batches."""
     of_torch = getattr(pytest.importorskip("torch.distributed.pipelining.schedules"), kind)
     known, group = SimpleNamespace(pp_group_size=p, _n_microbatches=m, num_stages=v * p), m // max(1, m // p)
-    known.n_local_stages, known.microbatches_per_round = v, group
+    known.n_local_stages, known.microbatches_per_round, known._stages = v, group, range(v)
     kinds = {"FORWARD": "F", "BACKWARD_INPUT": "B", "BACKWARD_WEIGHT": "W", "FULL_BACKWARD": "BW"}
-    ours = make_schedule("zb-v") if "ZBV" in kind else make_schedule("interleaved-1f1b", chunks=v, group=group)
+    ours = {
+        "ScheduleZBVZeroBubble": lambda: make_schedule("zb-v"),
+        "ScheduleInterleaved1F1B": lambda: make_schedule("interleaved-1f1b", chunks=v, group=group),
+        "ScheduleInterleavedZeroBubble": lambda: make_schedule("interleaved-zb", chunks=v, group=group),
+        "ScheduleLoopedBFS": lambda: make_schedule("breadth-first", chunks=v, backward_from="last"),
+    }[kind]()
     for rank in range(p):
         theirs = of_torch._calculate_single_rank_operations(known, rank)
         actions = [Action(a.stage_index, kinds[a.computation_type.name], a.microbatch_index) for a in theirs if a]
         assert actions == list(ours.order(PipelineShape(p, m, v), rank))
+
+
+GROUPED = {
+    (2, 3, 2, 1): ["F0 f0 F1 b0 w0 f1 B0 W0 F2 b1 w1 f2 B1 W1 b2 w2 B2 W2",
+                   "F0 f0 b0 w0 F1 B0 W0 f1 b1 w1 F2 B1 W1 f2 b2 w2 B2 W2"],
+    (4, 6, 2, 2): ["F0 F1 f0 f1 F2 F3 b0 w0 f2 b1 w1 f3 B0 W0 F4 B1 W1 F5 b2 w2 f4 b3 w3 f5 B2 W2 B3 W3 b4 w4 b5 w5 "
+                   "B4 W4 B5 W5",
+                   "F0 F1 f0 f1 F2 b0 w0 F3 b1 w1 f2 B0 W0 f3 B1 W1 F4 b2 w2 F5 b3 w3 f4 B2 W2 f5 B3 W3 b4 w4 b5 w5 "
+                   "B4 W4 B5 W5",
+                   "F0 F1 f0 f1 b0 w0 F2 b1 w1 F3 B0 W0 f2 B1 W1 f3 b2 w2 F4 b3 w3 F5 B2 W2 f4 B3 W3 f5 b4 w4 b5 w5 "
+                   "B4 W4 B5 W5",
+                   "F0 F1 f0 b0 w0 f1 b1 w1 F2 B0 W0 F3 B1 W1 f2 b2 w2 f3 b3 w3 F4 B2 W2 F5 B3 W3 f4 b4 w4 f5 b5 w5 "
+                   "B4 W4 B5 W5"],
+    (4, 5, 2, 3): ["F0 F1 F2 f0 f1 f2 F3 b0 w0 F4 b1 w1 b2 w2 f3 B0 W0 f4 B1 W1 B2 W2 b3 w3 b4 w4 B3 W3 B4 W4",
+                   "F0 F1 F2 f0 f1 f2 b0 w0 F3 b1 w1 F4 b2 w2 B0 W0 f3 B1 W1 f4 B2 W2 b3 w3 b4 w4 B3 W3 B4 W4",
+                   "F0 F1 F2 f0 f1 b0 w0 f2 b1 w1 F3 b2 w2 F4 B0 W0 B1 W1 f3 B2 W2 f4 b3 w3 b4 w4 B3 W3 B4 W4",
+                   "F0 F1 F2 f0 b0 w0 f1 b1 w1 f2 b2 w2 F3 B0 W0 F4 B1 W1 B2 W2 f3 b3 w3 f4 b4 w4 B3 W3 B4 W4"],
+}  # fmt: skip
+"""What sail-sg/zero-bubble @3fd87fd makes (GroupBuildingBlockScheduler with its least group for equal passes), by
+devices, micro-batches, chunks and group."""
+
+
+@pytest.mark.parametrize("at", GROUPED)
+def test_grouped_interleaved_is_the_order_of_its_authors_code(at: tuple[int, int, int, int]) -> None:
+    p, m, v, group = at
+    orders = make_schedule("grouped-interleaved", chunks=v, group=group).orders(PipelineShape(p, m, v))
+    assert [printed(order, p) for order in orders] == GROUPED[at]
+
+
+def place_block(p: int, v: int, group: int, least: int) -> list[list[tuple[int, str, int, int]]]:
+    """The slots of a block of a group as the code of its authors places them, by device: slot, kind, chunk and
+    micro-batch, each slot of the repeated block taken once."""
+    times, rounds = -(-least // group), 3 * group
+    devices = []
+    for device in range(p):
+        slots: dict[int, tuple[str, int, int]] = {}
+        for chunk in range(v):
+            start = times * rounds * chunk + rounds * (chunk // (v // math.gcd(v, times)))
+            last = times * rounds * (v - 1) + rounds * ((v - 1) // (v // math.gcd(v, times))) + device
+            back = last + 3 * (p - 1 - device) + 1 + start
+            for k in range(group):
+                slots[start + 3 * k + device] = ("F", chunk, k)
+                slots[back + 3 * k], slots[back + 3 * k + 1] = ("B", v - 1 - chunk, k), ("W", v - 1 - chunk, k)
+        assert len({slot % (rounds * v) for slot in slots}) == len(slots) == 3 * v * group
+        devices.append([(slot, *slots[slot]) for slot in sorted(slots)])
+    return devices
+
+
+@given(p=st.integers(1, 6), m=st.integers(1, 16), v=st.integers(2, 4), data=st.data())
+def test_grouped_interleaved_repeats_a_block_without_collisions(p: int, m: int, v: int, data: st.DataObject) -> None:
+    """The slots of all groups, in turn; every group has a block of its own. It waits for nothing forever."""
+    group, unit = data.draw(st.integers(1, p)), 3 * v
+    shape, schedule = PipelineShape(p, m, v), make_schedule("grouped-interleaved", chunks=v, group=group)
+    orders = schedule.orders(shape)
+    for device, block in enumerate(place_block(p, v, group, -(-p // 2))):
+        every: list[tuple[int, Action]] = []
+        for first in range(0, m, group):
+            for slot, kind, chunk, k in block:
+                if first + k < m:
+                    every.append((slot + first * unit, Action(chunk * p + device, kind, first + k)))
+        assert [action for _, action in sorted(every)] == list(orders[device])
+    assert played("grouped-interleaved", p, m, v=v, group=group)["makespan"] >= 6 * m - 1e-9
+
+
+@pytest.mark.parametrize("times", [(1, 1, 1), (2, 3, 1), (1, 4, 1)])
+def test_a_smaller_group_holds_less_than_interleaved_1f1b(times: Any) -> None:
+    p, m, v = 4, 16, 2
+    usual = played("interleaved-1f1b", p, m, times, v=v)
+    for group in (2, 4):
+        least = max(2, -(-p * max(times[:2]) // sum(times)))
+        found = played("grouped-interleaved", p, m, times, v=v, group=group)
+        if group >= least:
+            assert found["in_flight_w"] == [(v - 1) * group + p - i for i in range(p)]
+        assert max(found["in_flight_w"]) < max(usual["in_flight_b"])
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 5), (4, 9), (6, 4)])
+def test_interleaved_zero_bubble_of_one_chunk_is_zb_h1(p: int, m: int) -> None:
+    shape = PipelineShape(p, m)
+    for device in range(p):
+        assert make_schedule("interleaved-zb", group=m).order(shape, device) == make_schedule("zb-h1").order(
+            shape, device
+        )
 
 
 def test_interleaved_in_groups_is_the_order_that_megatron_documents() -> None:

@@ -58,6 +58,9 @@ DISPATCHERS = {"allgather": "all-gather-dispatch", "alltoall": "all-to-all", "al
 BACKENDS = {"deepep": "deepep", "hybridep": "hybrid-ep"}
 """Expert schemes by the token dispatcher, and by the backend of the dispatcher ``flex``."""
 
+BESIDE_SHARED = ("all-to-all", *BACKENDS.values())
+"""Expert schemes whose exchanges shared experts may run beside."""
+
 DEEPEP = {"plan.expert.dispatch": "bf16", "plan.expert.most": 1_000}
 """DeepEP as Megatron-Core calls it: tokens in bf16, experts of a token on any number of nodes."""
 
@@ -184,14 +187,36 @@ def _read_pipeline(reading: Reading) -> None:
         reading.set_key("plan.pipeline.chunks", chunks, *names)
         if group := reading.take_count(*GROUPS):
             reading.set_key("plan.pipeline.group", group, *GROUPS)
+        _read_short_groups(reading, pp)
     elif chunks == 1:
         reading.take(*GROUPS)
     _assume_partition(reading, pp * chunks)
     if reading.take_switch("deterministic_mode"):
         reading.set_key("framework.set.deterministic", True, "deterministic_mode")
-    if reading.take_switch("overlap_moe_expert_parallel_comm"):
-        reading.set_key("plan.pipeline.overlap_passes", True, "overlap_moe_expert_parallel_comm")
-        reading.set_key("framework.set.overlap.ep", True, "overlap_moe_expert_parallel_comm")
+    _read_order_of_passes(reading)
+
+
+def _read_short_groups(reading: Reading, pp: int) -> None:
+    """Reads the interleaved schedule of sail-sg/zero-bubble, whose groups have fewer micro-batches than devices."""
+    if group := reading.take_count("interleave_group_size"):
+        reading.set_key("plan.pipeline", "grouped-interleaved", "interleave_group_size")
+        reading.set_key("plan.pipeline.group", min(group, pp), "interleave_group_size")
+
+
+def _read_order_of_passes(reading: Reading) -> None:
+    """Reads the overlap of passes, and which weight gradients are put off."""
+    overlap, pp = "overlap_moe_expert_parallel_comm", reading.keys["plan.pp"]
+    deferred, limit = "defer_embedding_wgrad_compute", "wgrad_deferral_limit"
+    overlaps = reading.take_switch(overlap)
+    if overlaps:
+        reading.set_key("plan.pipeline.overlap_passes", True, overlap)
+        reading.set_key("framework.set.overlap.ep", True, overlap)
+        if reading.take_switch("delay_wgrad_compute"):
+            reading.set_key("plan.pipeline.delay_weight_gradients", True, "delay_wgrad_compute")
+    elif pp > 1 and reading.take_switch(deferred):
+        stated = reading.take(limit)
+        count = 0 if stated is None or is_null(stated.value) else int(read_number(stated))
+        reading.set_key("plan.pipeline.deferred_output_gradients", count, deferred, limit)
 
 
 EAGER_LOSS = {"framework.set.loss.forward": 38, "framework.set.loss.backward": 14}
@@ -400,6 +425,14 @@ def _read_experts(reading: Reading) -> None:
     else:
         stated = reading.take("moe_token_dispatcher_type")
         reading.ask(stated, f"{kind!r} is no dispatcher that meshcast knows", "plan.expert=all-to-all")
+    _read_shared_overlap(reading)
+
+
+def _read_shared_overlap(reading: Reading) -> None:
+    """Reads whether shared experts run beside the exchange of tokens."""
+    shared = reading.keys.get("plan.expert") in BESIDE_SHARED and reading.keys.get("model.moe.shared_experts")
+    if shared and reading.take_switch("moe_shared_expert_overlap"):
+        reading.set_key("plan.expert.overlap_shared", True, "moe_shared_expert_overlap")
 
 
 DISPATCHER_NAMES = ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_enable_deepep")
@@ -537,6 +570,10 @@ def _write_pipeline(keys: SomeKeys) -> Keys:
         settings[GROUPS[0]] = group
     if keys.get("plan.pipeline.overlap_passes"):
         settings["overlap_moe_expert_parallel_comm"] = True
+    if keys.get("plan.pipeline.delay_weight_gradients"):
+        settings["delay_wgrad_compute"] = True
+    if (limit := keys.get("plan.pipeline.deferred_output_gradients")) is not None:
+        settings |= {"defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": limit}
     return settings
 
 
@@ -562,6 +599,8 @@ def _write_experts(keys: SomeKeys) -> Keys:
         settings[f"moe_{backend}_num_sms"] = keys["plan.expert.sms"]
     elif (word := next((word for word, ours in DISPATCHERS.items() if ours == scheme), "alltoall")) != "allgather":
         settings["moe_token_dispatcher_type"] = word
+    if keys.get("plan.expert.overlap_shared"):
+        settings["moe_shared_expert_overlap"] = True
     return settings
 
 

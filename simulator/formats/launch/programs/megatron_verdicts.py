@@ -74,16 +74,18 @@ APPROXIMATIONS: Verdicts = {
         "cross_entropy_loss_fusion|cross_entropy_fusion_impl",
     ),
     **judge(
-        Approximation("weight gradients are not moved behind other passes", SLOW),
-        "delay_wgrad_compute|ep_overlap_early_attn.*",
+        NoInfluence("Megatron-Core delays weight gradients only with overlap_moe_expert_parallel_comm"),
+        "delay_wgrad_compute",
     ),
+    **judge(Approximation("memory of attention is freed behind the pass", LARGE), "ep_overlap_early_attn.*"),
     **judge(
-        Approximation("weight gradients of the output layer are not deferred", SLOW),
-        "defer_embedding_wgrad_compute|wgrad_deferral_limit",
+        Approximation("gradients of the output layer are deferred in a pipeline whose passes do not overlap", SLOW),
+        "defer_embedding_wgrad_compute",
     ),
-    **judge(
-        Approximation("shared experts are computed in turn with the token dispatch", SLOW), "moe_shared_expert_overlap"
-    ),
+    "interleave_group_size|enable_zb_runtime": NoInfluence("the pipeline has no chunks that run in groups"),
+    **judge(Approximation("activations of chunks are not offloaded", LARGE), "offload_(chunk_num|time|overlap_sr)"),
+    "wgrad_deferral_limit": NoInfluence("no weight gradients of the output layer are deferred"),
+    "moe_shared_expert_overlap": NoInfluence("no shared experts run beside an exchange of tokens"),
     "moe_shared_expert_gate": Approximation("the gate of shared experts is left out", FAST),
     **judge(
         Approximation("routing, permutation and experts have the kernels of the profile"),

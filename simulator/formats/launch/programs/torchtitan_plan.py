@@ -36,9 +36,12 @@ ROWS = (
 
 SCHEDULES = {
     **{"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved-1f1b", "loopedbfs": "breadth-first"},
-    **{"zbvzerobubble": "zb-v", "dualpipev": "dualpipe-v"},
+    **{"zbvzerobubble": "zb-v", "dualpipev": "dualpipe-v", "interleavedzerobubble": "interleaved-zb"},
 }
 """Schedules by torch's names in small letters, without "Schedule"."""
+
+LOOPED = ("interleaved-1f1b", "interleaved-zb", "breadth-first")
+"""Schedules of any number of chunks a device, by default two."""
 
 EXPERTS = {"standard": "all-to-all", "deepep": "deepep", "hybridep": "hybrid-ep"}
 
@@ -239,7 +242,7 @@ def _read_pipeline(reading: Reading) -> None:
     first, last = (1 if fewer is None or is_null(fewer.value) else int(read_number(fewer)) for fewer in less)
     each = reading.take_count(f"{section}_layers_per_stage")
     layers = keys.get("model.layers", 0)
-    looped = schedule in ("interleaved-1f1b", "breadth-first")
+    looped = schedule in LOOPED
     chunks = 2 if looped or schedule in ("zb-v", "dualpipe-v") else 1
     if counts := _read_parts(reading):
         chunks = max(1, len(counts) // pp)
@@ -259,6 +262,8 @@ def _read_pipeline(reading: Reading) -> None:
         return
     reading.set_key("plan.pipeline", schedule, f"{section}_schedule")
     reading.set_key("plan.pipeline.chunks", chunks, f"{section}_layers_per_stage", f"{section}_schedule")
+    if schedule == "breadth-first":
+        reading.set_key("plan.pipeline.backward_from", "last", f"{section}_schedule")
 
 
 def _read_parts(reading: Reading) -> tuple[int, ...]:
@@ -353,10 +358,21 @@ def _read_batch(reading: Reading) -> None:
         reading.set_key("batch.micro", size, PIECES["size"], PIECES["number"], IN_TOKENS)
         reading.set_key("batch.accumulated", max(1, local // size), IN_SEQUENCES, IN_TOKENS, PIECES["tokens"])
         keys["batch.drained"] = local
+        _set_group(reading, max(1, local // size))
     for name, tokens_each in (("training.global_batch_size", 1), ("training.num_tokens_per_train_step", sequence)):
         total = reading.take(name)
         if total is not None and not is_null(total.value) and (number := int(read_number(total))) > 0:
             reading.set_key("batch.global", max(1, number // tokens_each), name)
+
+
+def _set_group(reading: Reading, microbatches: int) -> None:
+    """Sets the micro-batches that run through a chunk in a row where they are not as many as stages: torch divides all
+    micro-batches by the number of whole rounds (schedules.py, ``microbatches_per_round``)."""
+    pp = reading.keys["plan.pp"]
+    rounds = max(1, microbatches // pp)
+    interleaved = str(reading.keys["plan.pipeline"]).startswith("interleaved")
+    if interleaved and microbatches % pp and microbatches % rounds == 0:
+        reading.set_key("plan.pipeline.group", microbatches // rounds, IN_SEQUENCES, IN_TOKENS)
 
 
 def _read_local_batch(reading: Reading, sequence: int) -> tuple[int, int]:

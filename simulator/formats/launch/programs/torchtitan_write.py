@@ -26,7 +26,7 @@ from meshcast.simulator.models.load import load_model
 
 TORCH_NAMES = {
     **{"1f1b": "1F1B", "gpipe": "GPipe", "interleaved-1f1b": "Interleaved1F1B", "breadth-first": "LoopedBFS"},
-    **{"zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV"},
+    **{"zb-v": "ZBVZeroBubble", "dualpipe-v": "DualPipeV", "interleaved-zb": "InterleavedZeroBubble"},
 }
 
 RESIDENT = ("zero-1", "zero-2", "zero-offload")

@@ -161,10 +161,12 @@ def draw_torchtitan(draw: Drawing) -> tuple[Keys, str]:
     if cp > 1 and toml and draw.flag():
         keys |= {"plan.sequence": "ring", "plan.sequence.merge": "eager"}
     if pp > 1:
-        schedule = draw.of("1f1b", "gpipe", "interleaved-1f1b", "breadth-first", "zb-v", "dualpipe-v")
-        chunks = 1 if schedule in ("1f1b", "gpipe") else 2
-        chunks = draw.of(2, 4) if schedule in ("interleaved-1f1b", "breadth-first") else chunks
+        looped = ("interleaved-1f1b", "interleaved-zb", "breadth-first")
+        schedule = draw.of("1f1b", "gpipe", "zb-v", "dualpipe-v", *looped)
+        chunks = draw.of(2, 4) if schedule in looped else 1 if schedule in ("1f1b", "gpipe") else 2
         keys |= {"plan.pipeline": schedule, "plan.pipeline.chunks": chunks}
+        if schedule == "breadth-first":
+            keys["plan.pipeline.backward_from"] = "last"
         each, more = divmod(shape.layers, pp * chunks)
         keys["plan.partition"] = (*[each] * (pp * chunks - 1), each + more) if more else "even"
     if shape.moe is not None and draw.flag():
