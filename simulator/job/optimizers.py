@@ -4,6 +4,8 @@ States of 8 or 4 bits are quantised in blocks, each with an fp32 maximum; tensor
 fp32. Adafactor keeps sums over rows and over columns of a matrix, and all elements of other tensors; where the elements
 of tensors are shared out among ranks, they are flat, and nothing is factored.
 
+Muon has one state of matrices of linear layers, and Adam's two of all other weights.
+
 Sources: bitsandbytes 0.49.2, bitsandbytes/optim/optimizer.py (`min_8bit_size`, blocks of 256); torchao,
 torchao/optim/adam.py (4,096 elements, blocks of 256 and 128); huggingface/transformers v5.24.0,
 src/transformers/optimization.py (Adafactor, without a first moment).
@@ -12,12 +14,24 @@ src/transformers/optimization.py (Adafactor, without a first moment).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
-from meshcast.simulator.ir.ops import BYTES
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from meshcast.simulator.ir.modules import MatrixUpdate
+from meshcast.simulator.ir.ops import BYTES, Param
 
 OptimizerName = Literal[
-    "adam", "adam-8bit", "adam-4bit", "ademamix", "ademamix-8bit", "lion", "lion-8bit", "sgd", "adafactor"
+    "adam",
+    "adam-8bit",
+    "adam-4bit",
+    "ademamix",
+    "ademamix-8bit",
+    "lion",
+    "lion-8bit",
+    "sgd",
+    "adafactor",
+    "muon",
 ]
 
 SMALL = 4096
@@ -30,15 +44,37 @@ class OptimizerStates(NamedTuple):
     tensors: states that are as large as the tensor.
     nbytes: of an element of a state, scales included, where it is quantised; 0: as the moments.
     factored: whether sums over rows and columns stand for the elements of a matrix.
+    of_matrix: states of the matrices of linear layers that are as large as these; None: as of other tensors.
     """
 
     tensors: int
     nbytes: float = 0.0
     factored: bool = False
+    of_matrix: int | None = None
+
+    def of(self, param: Param) -> OptimizerStates:
+        """Returns the states of a parameter."""
+        return self if self.of_matrix is None or not param.matrix else OptimizerStates(self.of_matrix, self.nbytes)
 
     def element_bytes(self, moments: str) -> float:
         """Returns the bytes of all states for an element of a large tensor. moments: their format."""
         return self.tensors * (self.nbytes or BYTES[moments])
+
+    def least_bytes(self, moments: str) -> float:
+        """Returns the bytes of all states for an element of whichever large tensor has fewest. moments: as before."""
+        fewest = self.tensors if self.of_matrix is None else min(self.tensors, self.of_matrix)
+        return OptimizerStates(fewest, self.nbytes).element_bytes(moments)
+
+    def mean_bytes(self, moments: str, share: float) -> float:
+        """Returns the bytes of all states for an element in the mean.
+
+        moments: their format.
+        share: of the elements that are in matrices of linear layers.
+        """
+        if self.of_matrix is None:
+            return self.element_bytes(moments)
+        of_matrix = OptimizerStates(self.of_matrix, self.nbytes)
+        return share * of_matrix.element_bytes(moments) + (1 - share) * self.element_bytes(moments)
 
     def tensor_bytes(self, size: float, shape: tuple[int, ...], shards: float, moments: str) -> float:
         """Returns the bytes of all states of a tensor, of which a rank updates `size` / `shards` elements.
@@ -66,6 +102,107 @@ OPTIMIZER_STATES: Mapping[OptimizerName, OptimizerStates] = {
     "lion-8bit": OptimizerStates(1, IN_8_BITS),
     "sgd": OptimizerStates(0),
     "adafactor": OptimizerStates(0, factored=True),
+    "muon": OptimizerStates(2, of_matrix=1),
 }
 """The states of every optimizer; an optimizer with a single moment, as SGD with momentum or RMSprop, has those of
 lion."""
+
+Owners = Literal["owner", "exchange", "gather", "all"]
+
+
+class MatrixOptions(BaseModel):
+    """How an optimizer updates matrices that it treats as one; profiles of frameworks state how their programs do."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+
+    steps: int = Field(default=5, ge=1, le=100)
+    """Newton-Schulz iterations (`ns_steps` of torch.optim.Muon, `--muon-num-ns-steps` of Megatron-LM)."""
+    replicas: Literal[Owners, "auto"] = "auto"
+    """Which replicas compute the update of a matrix: ``owner``, the rank that has it and its states whole (layer-wise
+    distributed optimizer of Megatron-Core); ``exchange``, a rank to which the others send their shards, and which sends
+    them back; ``gather``, every rank whose shard it is part of; ``all``, every rank that has all states. ``auto``:
+    ``exchange`` where weights are sharded, ``owner`` where only states and gradients are, otherwise ``all``."""
+    tensor: Literal["duplicated", "distributed", "blockwise"] = "duplicated"
+    """Matrices that tensor ranks share: every rank gathers and computes them, a rank computes its shard of the products
+    with an all-reduce in every iteration, or its shard alone (`--muon-tp-mode`)."""
+    symmetric: bool = False
+    """Kernels compute half of the symmetric products (`--muon-use-syrk`)."""
+    nesterov: bool = True
+    """The momentum looks ahead, which is one more pass over it where kernels are not compiled."""
+    joined: bool = False
+    """Gate and up projection are one matrix."""
+    batched: bool = False
+    """Equal matrices of a rank are computed by kernels over all of them; otherwise in turn."""
+    together: int = Field(default=0, ge=0, le=10_000)
+    """Layers whose matrices are exchanged together; 0: all matrices of a shape."""
+    compiled: bool = False
+    """Passes over the elements are kernels that do as much as they can; otherwise each operation is a kernel."""
+    exchanged: Literal["bf16", "fp32"] = "bf16"
+    """Format in which replicas exchange momentum and updates."""
+
+    def make_update(self, owners: str, gradient: int, main: int, moment: float, weight: int) -> MatrixUpdate:
+        """Returns the update of matrices. gradient, main, moment, weight: bytes of an element of each; weight: 0 where
+        no copy in the format of the computation is written.
+
+        Kernels of operations (`OrthogonalizedOptimizer.step` of NVIDIA-NeMo/Emerging-Optimizers): decay of weights,
+        interpolation of the momentum, that which looks ahead; norm, division, cast to bf16; cast back, two scales; sum,
+        copy. Compiled ones (`muon_update_pre_orthogonalize` of microsoft/dion, dion/muon.py): momentum and cast;
+        norm, division; decay and sum.
+        """
+        if self.compiled:
+            passes = (gradient + moment, moment + 2), (main + 2, main + weight)
+            inner, kernels, temporaries = (2.0 + 2, 2.0), (1, 2), 6.0
+        else:
+            ahead = (gradient + moment, main) if self.nesterov else (0, 0)
+            before = main + moment + gradient + ahead[0], main + moment + ahead[1]
+            passes = before, (2 * main + (main if weight else 0), main + weight)
+            inner, kernels, temporaries = (4.0 + 4 + 4 + 2 + 4 + 4, 4.0 + 2 + 4 + 4 + 4), (3, 6), 8.0
+        return MatrixUpdate(
+            "newton-schulz",
+            owners,
+            self.tensor,
+            self.steps,
+            self.symmetric,
+            self.joined,
+            self.batched,
+            self.together,
+            passes,
+            inner,
+            kernels,
+            temporaries,
+            int(BYTES[self.exchanged]),
+            main,
+        )
+
+
+OF_JOBS = ("steps", "replicas", "tensor", "symmetric")
+"""Options of matrices that a job states with its optimizer."""
+
+
+class OptimizerChoice(BaseModel):
+    """The optimizer of a job, and how it updates matrices; what is left open is as the framework does."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    name: OptimizerName = "adam"
+    """What updates the weights."""
+    steps: int | None = Field(default=None, ge=1, le=100)
+    """Newton-Schulz iterations."""
+    replicas: Literal[Owners] | None = None
+    """Which replicas compute the update of a matrix."""
+    tensor: Literal["duplicated", "distributed", "blockwise"] | None = None
+    """How tensor ranks compute matrices that they share."""
+    symmetric: bool | None = None
+    """Kernels compute half of the symmetric products."""
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        if self.options and OPTIMIZER_STATES[self.name].of_matrix is None:
+            given = ", ".join(self.options)
+            raise ValueError(f"{self.name} updates matrices as all weights. Leave {given} out, or write name: muon")
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the job says of the update of matrices."""
+        return {key: value for key in OF_JOBS if (value := getattr(self, key)) is not None}

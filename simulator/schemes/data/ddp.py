@@ -24,6 +24,7 @@ from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, Dat
 
 class DDP(DataScheme, KeepsBuckets):
     paper = Paper("arXiv:2006.15704", "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020)
+    updates_matrices = True
 
     def keeps_bucket(self, param: Param) -> bool:
         return self.framework.gradient_buckets and self.mesh.size(self.reduces(param)) > 1

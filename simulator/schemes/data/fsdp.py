@@ -58,6 +58,7 @@ from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights):
     paper = Paper("arXiv:2304.11277", "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", 2023)
+    updates_matrices = True
     names_axes = ("replicate",)
 
     class Options(SchemeOptions):

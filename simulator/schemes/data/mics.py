@@ -28,6 +28,7 @@ from meshcast.simulator.schemes.data.shared.fully_sharded import GatherOps, Shar
 
 class MiCS(ShardedScheme):
     paper = Paper("arXiv:2205.00119", "MiCS: Near-linear Scaling for Training Gigantic Model on Public Cloud", 2022)
+    updates_matrices = True
     names_axes = ("replicate",)
     most_axes = 3
     updates_weights = False

@@ -31,6 +31,7 @@ from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, Dat
 
 class Zero1(DataScheme, KeepsBuckets):
     paper = Paper("arXiv:1910.02054", "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)
+    updates_matrices = True
     shards = ("optimizer",)
     names_axes = ("replicate",)
 

@@ -26,6 +26,7 @@ from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 class Zero2(ShardedScheme):
     paper = Paper("arXiv:1910.02054", "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)
+    updates_matrices = True
     shards = ("optimizer", "gradients")
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:

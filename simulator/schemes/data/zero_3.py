@@ -37,6 +37,7 @@ from meshcast.simulator.schemes.data.shared.parameter_coordinator import Coordin
 
 class Zero3(CoordinatedScheme):
     paper = Paper("arXiv:1910.02054", "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)
+    updates_matrices = True
     updates_weights = False
     divides_while_loading = True
 
