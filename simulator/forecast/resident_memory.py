@@ -280,8 +280,8 @@ def state_bytes(plan: Plan, params: DeviceParams, owned: float | None = None) ->
     updated = all(scheme.updates_weights for scheme in schemes_with(plan.schemes, HoldsStates))
     keeps_bucket = _bucket_keeper(plan)
     converts = any(scheme.converts for scheme in schemes_with(plan.schemes, ConvertsWeights))
-    converted = framework.gradients != framework.weights and not framework.fused_gradients
-    stale = framework.update.stale_gradients and converted
+    stale = framework.update.stale_gradients and framework.gradients != framework.weights
+    stale = stale and not framework.fused_gradients
     states, shards = dict.fromkeys(STATES, 0.0), _shard_counter(plan)
     owned = _most_owned(plan, params) if owned is None else owned
     for param, size in params.groups:

@@ -423,7 +423,7 @@ class Job(JobPart):
         off = {key: False for key, is_on in switches.items() if not is_on}
         return {"set": merge_fields(taken, written.get("set", {})), **off}
 
-    def _optimizer_choice(self) -> str | dict[str, Any]:
+    def _optimizer_choice(self) -> str | dict[str, object]:
         """Returns the optimizer, with what the job says of its update of matrices."""
         written = self.as_written.get("optimizer", {})
         return dict(written) if isinstance(written, Mapping) and len(written) > 1 else self.framework.update.optimizer

@@ -14,7 +14,7 @@ src/transformers/optimization.py (Adafactor, without a first moment).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -203,6 +203,6 @@ class OptimizerChoice(BaseModel):
         return self
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """What the job says of the update of matrices."""
         return {key: value for key in OF_JOBS if (value := getattr(self, key)) is not None}

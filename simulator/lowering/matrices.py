@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -32,7 +33,6 @@ from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import MatrixUpdate, Update
 from meshcast.simulator.ir.ops import IN_TURN, Collective, Gemm, Memory, Op, Param, TensorUse, Work
 from meshcast.simulator.lowering.scope import OpPlace, Scope
-from meshcast.simulator.lowering.update import MatrixOps
 
 CAP = 1.3
 """Elements that a rank may own over the mean, as far as that can be (`_NUMEL_EPSILON` in Megatron-Core)."""
@@ -170,8 +170,13 @@ def _by_layers(listed: Iterable[Listed]) -> list[list[Listed]]:
     return runs
 
 
-def lower_matrices(scope: Scope, module: Update, behind: Sequence[Op]) -> MatrixOps:
-    """Lowers the update of the matrices of a device. behind: what it waits for."""
+def lower_matrices(scope: Scope, module: Update, behind: Sequence[Op]) -> tuple[list[Op], list[TensorUse], float]:
+    """Lowers the update of the matrices of a device.
+
+    behind: what it waits for.
+
+    Returns the ops in issue order, their use of buffers, and the elements of matrices over the ranks that share them.
+    """
     update = module.matrices
     assert update is not None
     shares = list(_share_out(scope, module.params, update))
@@ -185,10 +190,11 @@ def lower_matrices(scope: Scope, module: Update, behind: Sequence[Op]) -> Matrix
         ops += rounds[place - 1].last() if place else []
     ops += rounds[-1].last() if rounds else []
     held = max((each.held for each in rounds), default=0.0)
-    uses = [TensorUse(HELD, round(held), op, made) for op, made in ((ops[0], True), (ops[-1], False))] if ops else []
+    ends = zip((ops[:1], ops[-1:]), (True, False), strict=True)
+    uses = [TensorUse(HELD, round(held), op, is_first) for end, is_first in ends for op in end]
     listed = list_matrices(scope.mesh, scope.sharding, module.params, update.joined)
     shared = sum(e.matrix.elements * e.number * e.layers / scope.mesh.size(e.matrix.axes) for e in listed)
-    return MatrixOps(ops, uses, shared)
+    return ops, uses, shared
 
 
 def _share_out(
@@ -373,8 +379,8 @@ def newton_schulz(short: int, long: int, number: int, update: MatrixUpdate) -> t
     turns = update.steps * number // batch
 
     def multiply(rows: float, columns: int, inner: int, layout: str, adds: bool) -> Gemm:
-        traits: dict[str, object] = {"layout": layout, "accumulate": adds, "what": "orthogonalise"}
-        return Gemm(rows * turns, columns, inner, batch, part=float(turns), **traits)  # type: ignore[arg-type]
+        work = Gemm(rows * turns, columns, inner, batch, layout=layout, what="orthogonalise", part=float(turns))
+        return replace(work, accumulate=adds)
 
     half = short / 2 if update.symmetric else short
     return (

@@ -4,29 +4,12 @@ clipping, Adam or what updates matrices in its place, and zeroing of the gradien
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable
 
 from meshcast.simulator.ir.capabilities import HoldsUnequalShards, MeetsPeriodically, schemes_with
 from meshcast.simulator.ir.modules import Update
 from meshcast.simulator.ir.ops import Collective, Fragment, Memory, Op, Param, TensorUse
 from meshcast.simulator.lowering.scope import Scope, count_shards, shards_at_rest
-
-
-class MatrixOps(NamedTuple):
-    """The update of matrices.
-
-    ops: in issue order.
-    uses: of buffers.
-    shared: elements of matrices over the ranks that share their update.
-    """
-
-    ops: Sequence[Op]
-    uses: Sequence[TensorUse]
-    shared: float
-
-
-NO_MATRICES = MatrixOps((), (), 0.0)
 
 UPDATE = "update"
 """The memory key of what the update holds."""
@@ -53,23 +36,24 @@ def lower_update(scope: Scope, module: Update) -> Fragment:
         behind = [scope.op("convert", Memory("convert", read, write), behind, "U")]
         ops += behind
     held = _count_workspace(scope, module, elements, shard)
-    matrices = _lower_matrices(scope, module, behind)
-    rest = shard - matrices.shared
-    step = scope.op("adam", Memory("adam", round(rest * module.read), round(rest * module.write)), behind, "U")
-    steps = [step, *matrices.ops]
+    steps, uses = _update_shards(scope, module, shard, behind)
     # Zeroing writes every gradient that this rank stores.
     zero = scope.op("zero-grad", Memory("zero-grad", 0, round(elements * module.grad_bytes)), steps[-1:], "U")
-    uses = [TensorUse(UPDATE, held, step, made=True)] if held else []
-    return Fragment(forward=[*ops, *steps, zero], exit={"parameters": steps[-1]}, tensor_uses=[*uses, *matrices.uses])
+    uses += [TensorUse(UPDATE, held, steps[0], made=True)] if held else []
+    return Fragment(forward=[*ops, *steps, zero], exit={"parameters": steps[-1]}, tensor_uses=uses)
 
 
-def _lower_matrices(scope: Scope, module: Update, behind: list[Op]) -> MatrixOps:
-    """Lowers the update of the matrices that the optimizer treats as such."""
-    if module.matrices is None:
-        return NO_MATRICES
-    from meshcast.simulator.lowering.matrices import lower_matrices  # only what these optimizers need
+def _update_shards(scope: Scope, module: Update, shard: float, behind: list[Op]) -> tuple[list[Op], list[TensorUse]]:
+    """Returns the ops that update `shard` elements, and their use of buffers: a pass over all, and what the optimizer
+    does with matrices in its place."""
+    ops, uses = list[Op](), list[TensorUse]()
+    if module.matrices is not None:
+        from meshcast.simulator.lowering.matrices import lower_matrices  # only what these optimizers need
 
-    return lower_matrices(scope, module, behind)
+        ops, uses, shared = lower_matrices(scope, module, behind)
+        shard -= shared
+    step = scope.op("adam", Memory("adam", round(shard * module.read), round(shard * module.write)), behind, "U")
+    return [step, *ops], uses
 
 
 def _count_workspace(scope: Scope, module: Update, elements: float, shard: float) -> int:

@@ -17,6 +17,7 @@ from meshcast.simulator.ir.capabilities import (
     RequiresRoles,
     ShardsStates,
     TakesProjectedKeys,
+    UpdatesMatrices,
     VariesSteps,
     schemes_with,
 )
@@ -385,8 +386,8 @@ def check_matrices(plan: Plan) -> None:
         return
     sharding = schemes_with(plan.schemes, ShardsStates)
     for scheme in sharding:
-        if not getattr(scheme, "updates_matrices", False):
-            able = [use for use in scheme_names() if getattr(find_scheme(use), "updates_matrices", False)]
+        if not isinstance(scheme, UpdatesMatrices):
+            able = [use for use in scheme_names() if issubclass(find_scheme(use), UpdatesMatrices)]
             rule = f"{scheme.use} updates weights element by element, and {update.optimizer} updates matrices"
             raise PlanError("optimizer", rule, f"Use {' or '.join(able)}, or adam", update.optimizer)
     if any(scheme.offloaded_to("optimizer") for scheme in schemes_with(plan.schemes, HoldsStates)):

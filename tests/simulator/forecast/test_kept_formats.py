@@ -138,7 +138,8 @@ def test_gradients_that_wait_for_a_late_weight_pass_are_in_8_bits() -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZER_STATES)
 def test_an_optimizer_keeps_its_states(optimizer: str) -> None:
-    """Of every tensor: quantised in blocks from 4,096 elements on, of matrices sums over rows and columns."""
+    """Of every tensor: quantised in blocks from 4,096 elements on, of matrices sums over rows and columns, or a
+    momentum where others have two."""
     report = forecast("hf-trainer", plan={"dp": 8, "zero": 0}, optimizer=optimizer)
     matrices = [QKV, PROJ, UP, DOWN]
     rows = {QKV: [(H, H), (H, H // 2), (H, H // 2)], PROJ: [(H, H)], UP: [(H, F)] * 2, DOWN: [(F, H)]}
@@ -157,6 +158,7 @@ def test_an_optimizer_keeps_its_states(optimizer: str) -> None:
         "lion-8bit": in_8_bits * (elements - norms) + 4 * norms,
         "sgd": 0,
         "adafactor": 4 * (sums + norms),
+        "muon": 4 * LAYERS * sum(matrices) + 8 * (table + norms),
     }[optimizer]
     main = 4 * elements  # beside weights in bf16
     assert resident(report)["optimizer"] - main == pytest.approx(wanted)

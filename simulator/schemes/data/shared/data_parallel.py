@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
-from typing import ClassVar
 
 import numpy as np
 
@@ -89,8 +88,6 @@ class DataScheme(ShardsStates):
 
     family = "data"
     role = "data scheme"
-    updates_matrices: ClassVar[bool] = False
-    """Whether replicas may share the update of whole matrices."""
 
     def layouts(self, operator: Operator) -> str | None:
         return "b" if operator.has("b") else None
