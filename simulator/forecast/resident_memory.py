@@ -88,7 +88,7 @@ def find_matrix_update(plan: Plan) -> MatrixUpdate | None:
     shards = {state for scheme in schemes_with(plan.schemes, ShardsStates) for state in scheme.shards}
     options, usual = framework.update.matrices, "all"
     if "optimizer" in shards:
-        usual = "exchange" if "parameters" in shards else "owner"
+        usual = "exchange" if "parameters" in shards else "gather" if options.cuts else "owner"
     owners = usual if options.replicas == "auto" else options.replicas
     if owners == "gather" and "parameters" in shards:
         owners = "gather-all"

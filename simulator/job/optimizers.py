@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
+from meshcast.hardware.schemas import BaseModel, ConfigDict, Field, model_validator
 from meshcast.simulator.ir.modules import MatrixUpdate
 from meshcast.simulator.ir.ops import BYTES, Param
 
@@ -122,6 +121,9 @@ class MatrixOptions(BaseModel):
     distributed optimizer of Megatron-Core); ``exchange``, a rank to which the others send their shards, and which sends
     them back; ``gather``, every rank whose shard it is part of; ``all``, every rank that has all states. ``auto``:
     ``exchange`` where weights are sharded, ``owner`` where only states and gradients are, otherwise ``all``."""
+    cuts: bool = False
+    """Ranks have contiguous shares of flat states, which cut matrices: ``auto`` is ``gather`` where weights are whole
+    (`get_flat_partition` of DeepSpeed's stage_1_and_2.py)."""
     tensor: Literal["duplicated", "distributed", "blockwise"] = "duplicated"
     """Matrices that tensor ranks share: every rank gathers and computes them, a rank computes its shard of the products
     with an all-reduce in every iteration, or its shard alone (`--muon-tp-mode`)."""
