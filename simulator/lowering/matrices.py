@@ -23,6 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -247,12 +248,12 @@ def _buckets(listed: Sequence[Listed], together: int) -> Iterable[Counter[Matrix
             shapes[matrix] += number * layers
         yield from (Counter({matrix: number}) for matrix, number in shapes.items())
         return
-    for run in _by_layers(listed):
-        for first in range(0, run[0].layers, together):
-            bucket: Counter[Matrix] = Counter()
-            for matrix, number, layers, _ in run:
-                bucket[matrix] += number * min(together, layers - first)
-            yield bucket
+    layers = [run for run in _by_layers(listed) for _ in range(run[0].layers)]
+    for first in range(0, len(layers), together):
+        bucket: Counter[Matrix] = Counter()
+        for entry in chain.from_iterable(layers[first : first + together]):
+            bucket[entry.matrix] += entry.number
+        yield bucket
 
 
 def _gather(listed: Sequence[Listed], ranks: int, elements: float, update: MatrixUpdate) -> Share:
