@@ -139,7 +139,9 @@ def test_ranks_that_have_whole_experts_exchange_none_of_these() -> None:
         sum(sent(forecast("muon", plan={"fsdp": True}, model={"moe": {**moe, "experts": number}}), "all_to_all"))
         for number in (4, 16)
     )
-    assert sum(sent(forecast("muon", plan={"fsdp": True}, model={"moe": {**moe, "experts": 8}}), "all_to_all")) == many
+    each_has_one = forecast("muon", plan={"fsdp": True}, model={"moe": {**moe, "experts": 8}})
+    assert sum(sent(each_has_one, "all_to_all")) == many
+    assert product_flops(each_has_one) > LAYERS * flops([(H, H)] * 3)
     of_busiest = 2 * 4 * H * H * LAYERS // 2  # of two layers, one of the larger matrices of attention and router
     assert few > many == of_busiest
 
