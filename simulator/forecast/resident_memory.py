@@ -92,9 +92,11 @@ def find_matrix_update(plan: Plan) -> MatrixUpdate | None:
     owners = usual if options.replicas == "auto" else options.replicas
     if owners == "gather" and "parameters" in shards:
         owners = "gather-all"
+    if owners == "all" and framework.update.optimizer == "dion":
+        owners = "replicas"
     formats = framework.gradients, framework.main_weights, framework.moments
     weight = BYTES[framework.adapters.weights or framework.weights] if framework.main_copy_bytes else 0
-    return options.make_update(owners, *(BYTES[each] for each in formats), weight)
+    return options.make_update(framework.update.optimizer, owners, *(BYTES[each] for each in formats), weight)
 
 
 class DeviceParams(tuple[tuple[Param, int], ...]):
@@ -262,7 +264,7 @@ def _most_owned(plan: Plan, params: DeviceParams) -> float:
     from meshcast.simulator.lowering.matrices import count_most_owned  # only what these optimizers need
 
     trained = [(param, count) for param, count in params if param.trained]
-    return count_most_owned(plan.mesh, schemes_with(plan.schemes, ShardsStates), trained, update.joined)
+    return count_most_owned(plan.mesh, schemes_with(plan.schemes, ShardsStates), trained, update)
 
 
 def state_bytes(plan: Plan, params: DeviceParams, owned: float | None = None) -> dict[str, float]:
@@ -307,7 +309,8 @@ def state_bytes(plan: Plan, params: DeviceParams, owned: float | None = None) ->
 
 def moment_bytes(framework: Framework, param: Param, shards: float) -> float:
     """Returns the bytes of what the optimizer of a rank keeps of a parameter beside its main weights."""
-    return framework.update.states.of(param).tensor_bytes(param.size, param.shape, shards, framework.moments)
+    update = framework.update
+    return update.states.count_bytes(param, shards, framework.moments, update.matrices)
 
 
 def _secondary_bytes(plan: Plan, params: DeviceParams) -> float:

@@ -321,6 +321,8 @@ def _find_update(plan: Plan, device: int, params: DeviceParams) -> UpdateTraits:
         # decay, gradients and the first moment read, the second read twice and written, its root three times each.
         again = main + BYTES[framework.gradients] + 3 * moments, main + 2 * moments
         read, write = read + again[0], write + again[1]
+    further = framework.update.states.passes
+    read, write = read + further[0], write + further[1]
     grouped = len({bool(param.shape) for param, _ in params if param.trained}) > 1
     return UpdateTraits(
         BYTES[framework.gradients],

@@ -283,7 +283,7 @@ class UpdateWorkspace:
 class MatrixUpdate:
     """How the optimizer updates the matrices of linear layers, where other than other weights.
 
-    method: ``newton-schulz`` (Muon).
+    method: ``newton-schulz`` (Muon), ``soap``, ``shampoo`` or ``dion``.
     owners: which replicas compute the update of a matrix, see `simulator.lowering.matrices`.
     tensor: how matrices are updated that tensor ranks share: ``duplicated``, ``distributed`` or ``blockwise``.
     steps: iterations.
@@ -297,6 +297,9 @@ class MatrixUpdate:
     temporaries: bytes per element of a matrix that is updated.
     width: bytes of an element that ranks exchange.
     nbytes: of an element of the momentum that tensor ranks gather.
+    every: steps between decompositions of factors.
+    largest: the largest side of a factor.
+    rank: columns of a basis over the shorter side.
     """
 
     method: str
@@ -313,6 +316,9 @@ class MatrixUpdate:
     temporaries: float
     width: int
     nbytes: int
+    every: int = 1
+    largest: int = 0
+    rank: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,8 @@ States of 8 or 4 bits are quantised in blocks, each with an fp32 maximum; tensor
 fp32. Adafactor keeps sums over rows and over columns of a matrix, and all elements of other tensors; where the elements
 of tensors are shared out among ranks, they are flat, and nothing is factored.
 
-Muon has one state of matrices of linear layers, and Adam's two of all other weights.
+Muon has one state of matrices of linear layers, and Adam's two of all other weights. SOAP has squares of both sides
+beside two, as has Shampoo for the blocks of a matrix; Dion has a basis beside one.
 
 Sources: bitsandbytes 0.49.2, bitsandbytes/optim/optimizer.py (`min_8bit_size`, blocks of 256); torchao,
 torchao/optim/adam.py (4,096 elements, blocks of 256 and 128); huggingface/transformers v5.24.0,
@@ -13,6 +14,7 @@ src/transformers/optimization.py (Adafactor, without a first moment).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Self
 
@@ -31,6 +33,9 @@ OptimizerName = Literal[
     "sgd",
     "adafactor",
     "muon",
+    "dion",
+    "soap",
+    "shampoo",
 ]
 
 SMALL = 4096
@@ -44,16 +49,46 @@ class OptimizerStates(NamedTuple):
     nbytes: of an element of a state, scales included, where it is quantised; 0: as the moments.
     factored: whether sums over rows and columns stand for the elements of a matrix.
     of_matrix: states of the matrices of linear layers that are as large as these; None: as of other tensors.
+    squares: of such a matrix the number of squares in fp32 of each side, or of that of each of its blocks.
+    blocks: whether a side that is larger than `largest` is cut into blocks; otherwise it has no squares.
+    largest: side of a square.
+    basis: whether a basis of the shorter side is kept, of as many columns.
+    passes: bytes per element that operations read and write beside gradients, weights and states, each a kernel.
     """
 
     tensors: int
     nbytes: float = 0.0
     factored: bool = False
     of_matrix: int | None = None
+    squares: int = 0
+    blocks: bool = False
+    largest: int = 0
+    basis: bool = False
+    passes: tuple[int, int] = (0, 0)
 
-    def of(self, param: Param) -> OptimizerStates:
-        """Returns the states of a parameter."""
-        return self if self.of_matrix is None or not param.matrix else OptimizerStates(self.of_matrix, self.nbytes)
+    def count_bytes(self, param: Param, shards: float, moments: str, options: MatrixOptions) -> float:
+        """Returns the bytes of all states of a parameter, of which a rank updates `size` / `shards` elements.
+
+        moments: their format.
+        options: of the update of matrices.
+        """
+        if self.of_matrix is None or not param.matrix:
+            return self.tensor_bytes(param.size, param.shape, shards, moments)
+        states = OptimizerStates(self.of_matrix, self.nbytes).tensor_bytes(param.size, param.shape, shards, moments)
+        return states + param.size / param.matrix / shards * self._factor_bytes(param.shape, moments, options)
+
+    def _factor_bytes(self, shape: tuple[int, ...], moments: str, options: MatrixOptions) -> float:
+        """Returns the bytes of the factors of a matrix."""
+        if self.basis:
+            return BYTES[moments] * max(shape) * math.ceil(options.rank * min(shape))
+        largest, sides = options.largest or self.largest, shape
+        if not self.squares:
+            return 0.0
+        number = 1
+        if self.blocks:
+            number = math.prod(math.ceil(side / largest) for side in sides)
+            sides = tuple(min(side, largest) for side in sides)
+        return BYTES["fp32"] * self.squares * number * sum(side**2 for side in sides if side <= largest)
 
     def element_bytes(self, moments: str) -> float:
         """Returns the bytes of all states for an element of a large tensor. moments: their format."""
@@ -100,8 +135,13 @@ OPTIMIZER_STATES: Mapping[OptimizerName, OptimizerStates] = {
     "lion": OptimizerStates(1),
     "lion-8bit": OptimizerStates(1, IN_8_BITS),
     "sgd": OptimizerStates(0),
-    "adafactor": OptimizerStates(0, factored=True),
+    # Square, sum, means of rows and columns, their product, that with the gradient, norm, two scales, sum, cast, norm of
+    # the weights (`Adafactor.step`).
+    "adafactor": OptimizerStates(0, factored=True, passes=(40, 24)),
     "muon": OptimizerStates(2, of_matrix=1),
+    "dion": OptimizerStates(2, of_matrix=1, basis=True),
+    "soap": OptimizerStates(2, of_matrix=2, squares=2, largest=10_000),
+    "shampoo": OptimizerStates(2, of_matrix=2, squares=2, blocks=True, largest=1_024),
 }
 """The states of every optimizer; an optimizer with a single moment, as SGD with momentum or RMSprop, has those of
 lion."""
@@ -141,10 +181,22 @@ class MatrixOptions(BaseModel):
     """Passes over the elements are kernels that do as much as they can; otherwise each operation is a kernel."""
     exchanged: Literal["bf16", "fp32"] = "bf16"
     """Format in which replicas exchange momentum and updates."""
+    every: int = Field(default=10, ge=1, le=1_000_000)
+    """Steps between decompositions of the factors of SOAP and Shampoo (`precondition_frequency`); a step has its
+    share."""
+    largest: int = Field(default=0, ge=0, le=1_000_000)
+    """Largest side of a factor of SOAP, and side of the blocks of Shampoo (`max_precond_dim`: 10,000;
+    `max_preconditioner_dim`: 1,024); 0: these."""
+    rank: float = Field(default=1.0, gt=0, le=1)
+    """Columns of Dion's basis over the shorter side (`rank_fraction`)."""
 
-    def make_update(self, owners: str, gradient: int, main: int, moment: float, weight: int) -> MatrixUpdate:
-        """Returns the update of matrices. gradient, main, moment, weight: bytes of an element of each; weight: 0 where
-        no copy in the format of the computation is written.
+    def make_update(
+        self, method: str, owners: str, gradient: int, main: int, moment: float, weight: int
+    ) -> MatrixUpdate:
+        """Returns the update of matrices.
+
+        gradient, main, moment, weight: bytes of an element of each; weight: 0 where no copy in the format of the
+            computation is written.
 
         Kernels of operations (`OrthogonalizedOptimizer.step` of NVIDIA-NeMo/Emerging-Optimizers): decay of weights,
         interpolation of the momentum, that which looks ahead; norm, division, cast to bf16; cast back, two scales; sum,
@@ -159,8 +211,12 @@ class MatrixOptions(BaseModel):
             before = main + moment + gradient + ahead[0], main + moment + ahead[1]
             passes = before, (2 * main + (main if weight else 0), main + weight)
             inner, kernels, temporaries = (4.0 + 4 + 4 + 2 + 4 + 4, 4.0 + 2 + 4 + 4 + 4), (3, 6), 8.0
+        largest = self.largest or OPTIMIZER_STATES[method].largest if method in ("soap", "shampoo") else 0
+        if largest:  # operations of Adam in the basis, each a kernel (`SOAP.step` of nikhilvyas/SOAP, soap.py)
+            passes, kernels, temporaries = ((44.0, 32.0), (8.0 + main, 4.0 + weight)), (5, 0), 12.0
+            inner = (0.0, 0.0)
         return MatrixUpdate(
-            "newton-schulz",
+            "newton-schulz" if method == "muon" else method,
             owners,
             self.tensor,
             self.steps,
@@ -174,10 +230,18 @@ class MatrixOptions(BaseModel):
             temporaries,
             int(BYTES[self.exchanged]),
             main,
+            self.every,
+            largest,
+            self.rank,
         )
 
 
-OF_JOBS = ("steps", "replicas", "tensor", "symmetric")
+OF_JOBS: Mapping[str, tuple[str, ...]] = {
+    "muon": ("steps", "replicas", "tensor", "symmetric"),
+    "dion": ("rank",),
+    "soap": ("replicas", "every", "largest"),
+    "shampoo": ("replicas", "every", "largest"),
+}
 """Options of matrices that a job states with its optimizer."""
 
 
@@ -196,15 +260,23 @@ class OptimizerChoice(BaseModel):
     """How tensor ranks compute matrices that they share."""
     symmetric: bool | None = None
     """Kernels compute half of the symmetric products."""
+    every: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Steps between decompositions of factors."""
+    largest: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Largest side of a factor."""
+    rank: float | None = Field(default=None, gt=0, le=1)
+    """Columns of a basis over the shorter side."""
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
-        if self.options and OPTIMIZER_STATES[self.name].of_matrix is None:
-            given = ", ".join(self.options)
-            raise ValueError(f"{self.name} updates matrices as all weights. Leave {given} out, or write name: muon")
+        wrong = [key for key in self.options if key not in OF_JOBS.get(self.name, ())]
+        if wrong:
+            able = [name for name, keys in OF_JOBS.items() if wrong[0] in keys]
+            raise ValueError(f"{self.name} has no {wrong[0]}. Leave it out, or write name: {' or '.join(able)}")
         return self
 
     @property
     def options(self) -> dict[str, object]:
         """What the job says of the update of matrices."""
-        return {key: value for key in OF_JOBS if (value := getattr(self, key)) is not None}
+        keys = dict.fromkeys(key for keys in OF_JOBS.values() for key in keys)
+        return {key: value for key in keys if (value := getattr(self, key)) is not None}

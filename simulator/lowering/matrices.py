@@ -33,6 +33,7 @@ from meshcast.simulator.ir.capabilities import ShardsStates
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import MatrixUpdate, Update
 from meshcast.simulator.ir.ops import IN_TURN, Collective, Gemm, Memory, Op, Param, TensorUse, Work
+from meshcast.simulator.lowering.preconditioners import approximate, orthonormalise, precondition
 from meshcast.simulator.lowering.scope import OpPlace, Scope
 
 CAP = 1.3
@@ -96,19 +97,21 @@ def is_matrix(param: Param) -> bool:
 
 
 def list_matrices(
-    mesh: Mesh, sharding: Sequence[ShardsStates], params: Iterable[tuple[Param, int]], joined: bool
+    mesh: Mesh, sharding: Sequence[ShardsStates], params: Iterable[tuple[Param, int]], update: MatrixUpdate
 ) -> list[Listed]:
     """Returns the matrices of a rank, layer by layer.
 
     sharding: schemes that may shard states.
-    joined: see `MatrixUpdate`.
+    update: of the matrices. Replicas that have all states share Dion's decompositions.
     """
+    joined, replicas = update.joined, update.owners == "replicas"
     listed: list[Listed] = []
     gate: Param | None = None
     for param, layers in params:
         if not is_matrix(param):
             continue
-        axes = tuple(axis for scheme in sharding for axis in scheme.update_shards(param))
+        shares = (scheme.reduces(param) if replicas else scheme.update_shards(param) for scheme in sharding)
+        axes = tuple(axis for each in shares for axis in each)
         axes = tuple(axis for axis in axes if mesh.size(axis) > 1)
         rows, columns = param.shape
         if joined and gate is not None and param.name.endswith("up") and param.shape == gate.shape:
@@ -140,11 +143,11 @@ def own_matrices(matrices: Counter[Matrix], ranks: int, cap: float = CAP) -> tup
 
 
 def count_most_owned(
-    mesh: Mesh, sharding: Sequence[ShardsStates], params: Iterable[tuple[Param, int]], joined: bool
+    mesh: Mesh, sharding: Sequence[ShardsStates], params: Iterable[tuple[Param, int]], update: MatrixUpdate
 ) -> float:
-    """Returns the elements of matrices that the fullest rank owns over the mean. sharding, joined: as before."""
+    """Returns the elements of matrices that the fullest rank owns over the mean. sharding, update: as before."""
     most = mean = 0.0
-    for axes, matrices in _by_axes(list_matrices(mesh, sharding, params, joined)).items():
+    for axes, matrices in _by_axes(list_matrices(mesh, sharding, params, update)).items():
         most += own_matrices(matrices, mesh.size(axes))[1]
         mean += _count_elements(matrices) / mesh.size(axes)
     return most / mean if mean else 1.0
@@ -181,7 +184,8 @@ def lower_matrices(scope: Scope, module: Update, behind: Sequence[Op]) -> tuple[
     update = module.matrices
     assert update is not None
     shares = list(_share_out(scope, module.params, update))
-    rounds = [_Round(scope, update, axes, share, behind) for axes, share in shares]
+    kind = _DionRound if update.method == "dion" else _Round
+    rounds = [kind(scope, update, axes, share, behind) for axes, share in shares]
     ops: list[Op] = []
     for place, each in enumerate(rounds):
         # Shards of a round are exchanged while the matrices of that before are computed.
@@ -193,8 +197,10 @@ def lower_matrices(scope: Scope, module: Update, behind: Sequence[Op]) -> tuple[
     held = max((each.held for each in rounds), default=0.0)
     ends = zip((ops[:1], ops[-1:]), (True, False), strict=True)
     uses = [TensorUse(HELD, round(held), op, is_first) for end, is_first in ends for op in end]
-    listed = list_matrices(scope.mesh, scope.sharding, module.params, update.joined)
-    shared = sum(e.matrix.elements * e.number * e.layers / scope.mesh.size(e.matrix.axes) for e in listed)
+    shared = 0.0
+    for param, count in module.params:
+        axes = [axis for scheme in scope.sharding for axis in scheme.update_shards(param)]
+        shared += is_matrix(param) * count * param.size / scope.mesh.size(axes)
     return ops, uses, shared
 
 
@@ -202,11 +208,13 @@ def _share_out(
     scope: Scope, params: Iterable[tuple[Param, int]], update: MatrixUpdate
 ) -> Iterable[tuple[tuple[str, ...], Share]]:
     """Yields what the busiest rank does in every round, and the axes of its replicas."""
-    listed = list_matrices(scope.mesh, scope.sharding, params, update.joined)
+    listed = list_matrices(scope.mesh, scope.sharding, params, update)
     for axes, matrices in _by_axes(listed).items():
         ranks, elements = scope.mesh.size(axes), _count_elements(matrices)
-        if ranks == 1 or update.owners == "all":
+        if ranks == 1 or update.owners in ("all", "replicas"):
             yield axes, Share(matrices, elements)
+        elif update.method == "dion":
+            yield axes, Share(matrices, elements / ranks)
         elif update.owners == "gather-all":
             yield axes, Share(matrices, elements / ranks, update.width * elements)
         elif update.owners == "owner":
@@ -288,7 +296,8 @@ class _Round:
         largest = 0.0
         for matrix, number in self.share.computed.items():
             rows, columns = self._whole(matrix)
-            products = 2 * 2 * min(rows, columns) ** 2
+            # Both squares of an iteration, or one of a factor.
+            products = 4 * max(rows, columns) ** 2 if self.update.largest else 2 * 2 * min(rows, columns) ** 2
             gathered = 2 * self.update.nbytes * rows * columns * ((rows, columns) != matrix[:2])
             each = self.update.temporaries * rows * columns + gathered + products
             largest = max(largest, each * (number if self.update.batched else 1))
@@ -320,6 +329,8 @@ class _Round:
                 op.tag, op.launches = IN_TURN, 1.0
                 if isinstance(work, Memory | Gemm):
                     op.launches = turns * self.update.kernels[1] if isinstance(work, Memory) else work.part
+                if self.update.largest:  # a library launches the kernels of a decomposition
+                    op.launches = float(number)
                 ops.append(op)
         self.ready = ops[-1:]
         return ops
@@ -343,7 +354,7 @@ class _Round:
     def _whole(self, matrix: Matrix) -> tuple[int, int]:
         """Returns rows and columns of the matrix that a rank computes."""
         sides = [matrix.rows, matrix.columns]
-        if self.update.tensor == "duplicated":
+        if self.update.tensor == "duplicated" and not self.update.largest:
             for axis, side in matrix.split:
                 sides[side] *= self.scope.mesh.size(axis)
         return sides[0], sides[1]
@@ -352,6 +363,10 @@ class _Round:
         """Yields the work of equal matrices."""
         rows, columns = self._whole(matrix)
         elements = number * rows * columns
+        if self.update.largest:
+            of_roots = self.update.method == "shampoo", self.update.every, self.update.largest
+            yield from precondition(rows, columns, number, *of_roots)
+            return
         axes = tuple(axis for axis, _ in matrix.split)
         if axes and self.update.tensor == "duplicated":
             nbytes = self.update.nbytes
@@ -369,6 +384,33 @@ class _Round:
             sums = [Collective("all_reduce", 2 * short**2, axes)] * number
         gram, *others = newton_schulz(short, long, number, self.update)
         yield from (gram, *sums * self.update.steps, *others)
+
+
+class _DionRound(_Round):
+    """The ops of Dion: products of shards or of whole matrices, and decompositions that ranks share out."""
+
+    def compute(self) -> list[Op]:
+        ops: list[Op] = []
+        ranks = self.scope.mesh.size(self.axes)
+        shards = 1 if self.update.owners == "replicas" else ranks
+        for matrix, number in self.share.computed.items():
+            if matrix.split:
+                rule = "tensor ranks share matrices, whose bases they would have to sum"
+                raise PlanError("optimizer", rule, "Use tp: 1, or muon", "dion")
+            # Replicas turn matrices so that they are tall; shards are of the columns.
+            rows, columns = matrix[:2] if shards > 1 else (max(matrix[:2]), min(matrix[:2]))
+            rank = math.ceil(self.update.rank * min(rows, columns))
+            before, behind = approximate(rows, columns, rank, number, shards)
+            nbytes = self.update.nbytes * rows * rank * number
+            scatters = [Collective("reduce_scatter", nbytes, self.axes)] if shards > 1 else []
+            gathers = [Collective("all_gather", nbytes, self.axes)] if ranks > 1 else []
+            bases = [*orthonormalise(rows, rank, math.ceil(number / ranks))]
+            for work in (*before, *scatters, *bases, *gathers, *behind):
+                op = self.scope.op("basis", work, [*self.ready, *ops[-1:]], "U", OpPlace(self.view))
+                op.tag, op.launches = IN_TURN, float(number) if isinstance(work, Gemm) else 1.0
+                ops.append(op)
+        self.ready = ops[-1:]
+        return ops
 
 
 def newton_schulz(short: int, long: int, number: int, update: MatrixUpdate) -> tuple[Gemm, Gemm, Gemm]:

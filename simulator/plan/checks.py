@@ -401,6 +401,12 @@ def check_matrices(plan: Plan) -> None:
         "gather": ("optimizer" not in shards, "ranks have all states", "all"),
         "all": ("optimizer" in shards, "ranks have shares of the states", "exchange or gather" if cut else "owner"),
     }
+    if update.optimizer in ("soap", "shampoo") and (cut or (update.matrices.cuts and "optimizer" in shards)):
+        rule = f"ranks have shards of matrices, and {update.optimizer} has factors of whole ones"
+        raise PlanError("optimizer", rule, "Use data/ddp, or data/zero-1 of Megatron-Core, or adam", update.optimizer)
+    if update.optimizer == "dion" and "optimizer" in shards and not cut:
+        rule = "ranks have shares of the states of whole weights, which no program updates with dion"
+        raise PlanError("optimizer", rule, "Use data/ddp or data/fsdp, or muon", update.optimizer)
     is_wrong, rule, able = wrong.get(replicas, (False, "", ""))
     if is_wrong:
         raise PlanError("optimizer.replicas", rule, f"Write {able}, or leave it out", replicas)

@@ -148,6 +148,10 @@ def test_an_optimizer_keeps_its_states(optimizer: str) -> None:
     elements = LAYERS * sum(matrices) + table + norms
     sums = LAYERS * sum(one + other for shapes in rows.values() for one, other in shapes) + VOCAB + H
     in_8_bits = 1 + 4 / 256
+    bases = sum(max(shape) * min(shape) for shapes in rows.values() for shape in shapes)
+    squares = sum(one**2 + other**2 for shapes in rows.values() for one, other in shapes)
+    cut = [(*(min(side, 1024) for side in shape), max(shape) // 1024) for shapes in rows.values() for shape in shapes]
+    blocks = sum(number * (one**2 + other**2) for one, other, number in cut)
     wanted = {
         "adam": 8 * elements,
         "adam-8bit": 2 * in_8_bits * (elements - norms) + 8 * norms,
@@ -158,6 +162,9 @@ def test_an_optimizer_keeps_its_states(optimizer: str) -> None:
         "lion-8bit": in_8_bits * (elements - norms) + 4 * norms,
         "sgd": 0,
         "adafactor": 4 * (sums + norms),
+        "dion": 4 * LAYERS * (sum(matrices) + bases) + 8 * (table + norms),
+        "soap": 8 * elements + 4 * LAYERS * 2 * squares,
+        "shampoo": 8 * elements + 4 * LAYERS * 2 * blocks,
         "muon": 4 * LAYERS * sum(matrices) + 8 * (table + norms),
     }[optimizer]
     main = 4 * elements  # beside weights in bf16

@@ -202,3 +202,47 @@ def test_muon_takes_longer_and_less_memory_than_adam() -> None:
         adam, muon = (forecast(name, plan=plan) for name in ("adam", "muon"))
         assert muon.step_time > adam.step_time
         assert muon.play.resting[0]["optimizer"] < adam.play.resting[0]["optimizer"]
+
+
+def test_soap_projects_what_it_has_into_bases_of_both_sides() -> None:
+    """In fp32: the factors, and four projections of each side, 5 (2 m^2 n + 2 m n^2) FLOPs, in every step; in every
+    tenth 3 products of each side, and its QR decomposition of about 2 n^3 FLOPs with its orthogonal matrix."""
+    every = [product_flops(forecast({"name": "soap", "every": number})) for number in (10, 1)]
+    decomposed = (every[1] - every[0]) * 10 / 9
+    assert every[0] - decomposed / 10 == pytest.approx(
+        LAYERS * sum(10 * short * long * (short + long) for short, long in SIDES)
+    )
+    cubes = LAYERS * sum(short**3 + long**3 for short, long in SIDES)
+    assert decomposed == pytest.approx((6 + 2) * cubes, rel=0.05)
+    assert all(op.work.dtype == "fp32" for op in update_ops(forecast("soap")) if isinstance(op.work, Gemm))
+
+
+def test_sides_that_are_too_large_have_no_factor() -> None:
+    """Of SOAP; Shampoo cuts the matrix into blocks."""
+    report = forecast({"name": "soap", "largest": H, "every": 1_000_000})
+    of_short = sum(10 * short**2 * long for short, long in SIDES)
+    of_long = sum(10 * short * long**2 for short, long in SIDES if long <= H)
+    assert product_flops(report) == pytest.approx(LAYERS * (of_short + of_long), rel=1e-4)
+    blocks = forecast({"name": "shampoo", "largest": H, "every": 1_000_000})
+    squares = [(short, H, long // H) for short, long in SIDES]
+    wanted = sum(number * 4 * short * long * (short + long) for short, long, number in squares)
+    assert product_flops(blocks) == pytest.approx(LAYERS * wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("rank", [1.0, 0.25])
+def test_dion_shares_decompositions(rank: float) -> None:
+    """2 m n r FLOPs with the basis, as many for the new one, twice as many for momentum and weights: by all replicas, or
+    by shards of a matrix; the decompositions of 28 matrices on 8 ranks by each for some."""
+    optimizer = {"name": "dion", "rank": rank}
+    plans = ({"dp": 8, "zero": 0}, {"fsdp": True})
+    whole, shards = (forecast(optimizer, plan=plan) for plan in plans)
+    products = LAYERS * sum(8 * short * long * rank * short for short, long in SIDES)
+    alone = forecast(optimizer, plan={"dp": 1}, cluster={"gpu": "h100-sxm", "gpus": 1})
+    decomposed = product_flops(alone) - products
+    assert decomposed > 0
+    assert products + decomposed / 8 <= product_flops(whole) < products + decomposed / 2
+    assert product_flops(shards) < product_flops(whole)
+    moved = [sum(sent(report, "all_gather")) for report in (whole, shards)]
+    assert sum(sent(shards, "reduce_scatter")) == moved[1] and not sent(alone, "all_gather")
+    # Tall matrices are those of replicas; of shards, all but two of a layer have H rows.
+    assert moved[0] == 4 * LAYERS * sum(long * rank * short for short, long in SIDES)

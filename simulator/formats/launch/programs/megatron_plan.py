@@ -118,7 +118,7 @@ def read_plan(reading: Reading) -> None:
     read_optimizer_kind(reading, "optimizer")
 
 
-KINDS = {"sgd": "lion", "lion": "lion", **dict.fromkeys(("muon", "dist_muon", "adaptive_muon"), "muon")}
+KINDS = {"sgd": "lion", "lion": "lion", "soap": "soap", **dict.fromkeys(("muon", "dist_muon", "adaptive_muon"), "muon")}
 """Optimizers of the job by those of Megatron-LM."""
 
 MATRICES = "framework.set.update.matrices"
@@ -183,6 +183,8 @@ def read_optimizer_kind(reading: Reading, name: str) -> None:
     if word == "adaptive_muon":
         why = "Muon is forecast, without the second moment and its passes"
         reading.approximate(reading.take(name), why, f"{FAST}, {SMALL}")
+    if word == "soap":
+        reading.approximate(reading.take(name), "factors are forecast without the correction of KL-Shampoo", FAST)
     if KINDS[word] == "muon":
         reading.read_rows(MUON)
 
@@ -523,8 +525,8 @@ def write_plan(keys: SomeKeys) -> Keys:
         settings |= _write_experts(keys)
     if keys.get("optimizer") == "muon":
         settings |= {"optimizer": "muon", **write_rows(MUON, keys)}
-    elif keys.get("optimizer") == "lion":
-        settings["optimizer"] = "lion"
+    elif keys.get("optimizer") in ("lion", "soap"):
+        settings["optimizer"] = keys["optimizer"]
     return settings | _write_recompute(keys) | _write_offload(keys) | _write_pipeline(keys)
 
 

@@ -46,9 +46,8 @@ APPROXIMATIONS: Verdicts = {
     "muon_scalar_optimizer": Approximation("Adam is forecast for what is no matrix"),
     **judge(
         NoInfluence("it changes the values of the update, not its kernels"),
-        "muon_(momentum|scale_mode|coefficient_type|extra_scale_factor)|adaptive_muon.*|lion_.*",
+        "muon_(momentum|scale_mode|coefficient_type|extra_scale_factor)|adaptive_muon.*|lion_.*|soap_.*",
     ),
-    "soap_.*": Approximation("the optimizer is forecast as Adam"),
     **judge(
         Approximation("all layers are forecast in the format of the recipe", FAST),
         "first_last_layers_bf16|num_layers_at_.*_in_bf16",
