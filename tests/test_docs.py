@@ -188,8 +188,10 @@ def read(cell: str) -> Any:
 
 
 def value(profile: dict[str, Any], field: str) -> Any:
-    part, _, key = field.partition(".")
-    trait = profile[part].get(key, 1.0) if key else profile[part]
+    *parts, key = field.split(".")
+    for part in parts:
+        profile = profile[part]
+    trait = profile.get(key, 1.0) if parts else profile[key]
     return f"[{', '.join(trait)}]" if isinstance(trait, tuple) else trait
 
 

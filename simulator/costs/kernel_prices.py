@@ -137,7 +137,7 @@ class KernelPrices:
     def _price_gemm(self, work: Gemm) -> Estimate:
         """Returns the price of a GEMM, some of whose multiprocessors may communicate."""
         share = work.part
-        if share < 1:
+        if share != 1:
             groups = tuple((number, tokens / share) for number, tokens in work.groups)
             work = replace(work, m=work.m / share, groups=groups, part=1.0)
         if len(work.groups) == 1 and work.groups[0][0] == 1:

@@ -22,6 +22,7 @@ from meshcast.simulator.ir.capabilities import (
     schemes_with,
 )
 from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.modules import MatrixUpdate
 from meshcast.simulator.ir.ops import BYTES, Param, StoredFormat
 from meshcast.simulator.job.framework import Framework
 from meshcast.simulator.lowering.scope import count_shards, shards_at_rest, traits_of
@@ -78,6 +79,25 @@ def adds_apart(plan: Plan) -> bool:
         return False
     shards = {state for scheme in schemes_with(plan.schemes, ShardsStates) for state in scheme.shards}
     return "gradients" in shards and "parameters" not in shards
+
+
+def find_matrix_update(plan: Plan) -> MatrixUpdate | None:
+    """Finds how the optimizer updates the matrices of linear layers; None: as all weights."""
+    framework = plan.job.framework
+    if framework.update.states.of_matrix is None:
+        return None
+    shards = {state for scheme in schemes_with(plan.schemes, ShardsStates) for state in scheme.shards}
+    options, usual = framework.update.matrices, "all"
+    if "optimizer" in shards:
+        usual = "exchange" if "parameters" in shards else "gather" if options.cuts else "owner"
+    owners = usual if options.replicas == "auto" else options.replicas
+    if owners == "gather" and "parameters" in shards:
+        owners = "gather-all"
+    if owners == "all" and framework.update.optimizer == "dion":
+        owners = "replicas"
+    formats = framework.gradients, framework.main_weights, framework.moments
+    weight = BYTES[framework.adapters.weights or framework.weights] if framework.main_copy_bytes else 0
+    return options.make_update(framework.update.optimizer, owners, *(BYTES[each] for each in formats), weight)
 
 
 class DeviceParams(tuple[tuple[Param, int], ...]):
@@ -172,10 +192,10 @@ def _of_devices(
     return [dict(counts[id(device_plan), id(params)]) for device_plan, params in pairs]
 
 
-def resident_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
+def resident_bytes(plan: Plan, params: DeviceParams, owned: float | None = None) -> dict[str, float]:
     """Counts the bytes of parameters, gradients and optimizer state in the memory of a GPU; states that schemes keep
-    for themselves count as optimizer state."""
-    states = state_bytes(plan, params)
+    for themselves count as optimizer state. owned: as in `state_bytes`."""
+    states = state_bytes(plan, params, owned)
     resident = {state: nbytes * (1 - sum(_find_offloaded(plan, state).values())) for state, nbytes in states.items()}
     resident["parameters"] += _secondary_bytes(plan, params)
     resident["optimizer"] += _own_state_bytes(plan, params).get("gpu", 0.0)
@@ -244,12 +264,25 @@ def whole_bucket_bytes(plan: Plan, params: DeviceParams) -> float:
     return float(nbytes * sum(size for param, size in params.groups if param.trained and keeps_bucket(param)))
 
 
-def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
+def _most_owned(plan: Plan, params: DeviceParams) -> float:
+    """Returns the elements of matrices that the fullest replica owns over the mean; 1 where none owns whole ones."""
+    update = find_matrix_update(plan)
+    if update is None or update.owners != "owner":
+        return 1.0
+    from meshcast.simulator.lowering.matrices import count_most_owned  # only what these optimizers need
+
+    trained = [(param, count) for param, count in params if param.trained]
+    return count_most_owned(plan.mesh, schemes_with(plan.schemes, ShardsStates), trained, update)
+
+
+def state_bytes(plan: Plan, params: DeviceParams, owned: float | None = None) -> dict[str, float]:
     """Counts the bytes of parameters, gradients and optimizer state of a rank, wherever they are.
 
     Weights that are gathered (ZeRO-3, FSDP) are the optimizer's own copy where the schemes say so; otherwise the
     optimizer keeps main weights of its own, unless the formats are equal. Frozen weights have neither gradients nor
     optimizer state.
+
+    owned: elements of matrices that a replica owns over the mean, where replicas own whole ones; None: of the fullest.
     """
     framework = plan.job.framework
     compute, full = BYTES[framework.weights], BYTES[framework.main_weights]
@@ -257,11 +290,14 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
     updated = all(scheme.updates_weights for scheme in schemes_with(plan.schemes, HoldsStates))
     keeps_bucket = _bucket_keeper(plan)
     converts = any(scheme.converts for scheme in schemes_with(plan.schemes, ConvertsWeights))
-    converted = framework.gradients != framework.weights and not framework.fused_gradients
-    stale = framework.update.stale_gradients and converted
+    stale = framework.update.stale_gradients and framework.gradients != framework.weights
+    stale = stale and not framework.fused_gradients
     states, shards = dict.fromkeys(STATES, 0.0), _shard_counter(plan)
+    owned = _most_owned(plan, params) if owned is None else owned
     for param, size in params.groups:
         at_rest = {state: shards(state, param) for state in states}
+        if param.matrix:
+            at_rest["optimizer"] /= owned
         cut = updated and (converts or at_rest["parameters"] > 1)
         if not param.trained:
             codes, constants = param.stored or StoredFormat(compute)
@@ -275,13 +311,14 @@ def state_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
         if stale and at_rest["gradients"] == 1:
             states["gradients"] += size * compute
         states["optimizer"] += size * main / at_rest["optimizer"]
-        states["optimizer"] += size / param.size * _moment_bytes(framework, param, at_rest["optimizer"])
+        states["optimizer"] += size / param.size * moment_bytes(framework, param, at_rest["optimizer"])
     return states
 
 
-def _moment_bytes(framework: Framework, param: Param, shards: float) -> float:
+def moment_bytes(framework: Framework, param: Param, shards: float) -> float:
     """Returns the bytes of what the optimizer of a rank keeps of a parameter beside its main weights."""
-    return framework.update.states.tensor_bytes(param.size, param.shape, shards, framework.moments)
+    update = framework.update
+    return update.states.count_bytes(param, shards, framework.moments, update.matrices)
 
 
 def _secondary_bytes(plan: Plan, params: DeviceParams) -> float:
@@ -327,7 +364,7 @@ def _count_outside(plan: Plan, params: DeviceParams, states: Mapping[str, float]
         loading = max(loading, sum(nbytes for _, nbytes in whole) + casts)
     if not framework.update.moments_at_start and not _find_offloaded(plan, "optimizer"):
         moments = sum(
-            size / param.size * _moment_bytes(framework, param, shards("optimizer", param)) for param, size in trained
+            size / param.size * moment_bytes(framework, param, shards("optimizer", param)) for param, size in trained
         )
     gathered = sum(nbytes for param, nbytes in whole if shards("parameters", param) > 1)
     saved = _saved_whole(framework, params, shards)

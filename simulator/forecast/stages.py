@@ -11,10 +11,10 @@ from meshcast.hardware.errors import PlanError
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.remembered import AgingStore, RecentResults, remember
 from meshcast.simulator.forecast.lowering import lowering_traits, make_lowering
-from meshcast.simulator.forecast.resident_memory import DeviceParams, adds_apart
+from meshcast.simulator.forecast.resident_memory import DeviceParams, adds_apart, find_matrix_update
 from meshcast.simulator.forecast.shared_gradients import count_elements, sum_shared_gradients
 from meshcast.simulator.ir.capabilities import ShardsStates, schemes_with
-from meshcast.simulator.ir.modules import BatchLossUnit, GradientSum, Stage, Update, UpdateWorkspace
+from meshcast.simulator.ir.modules import BatchLossUnit, GradientSum, MatrixUpdate, Stage, Update, UpdateWorkspace
 from meshcast.simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Op, StageOps
 from meshcast.simulator.lowering.equal_ops import EqualOps
 from meshcast.simulator.lowering.lower import LoweredUnits, Lowering
@@ -290,6 +290,7 @@ class UpdateTraits(NamedTuple):
     sub_group: float
     clipped: bool
     everyone: range | None
+    matrices: MatrixUpdate | None
 
 
 def _lower_update(
@@ -323,6 +324,8 @@ def _find_update(plan: Plan, device: int, params: DeviceParams) -> UpdateTraits:
         # decay, gradients and the first moment read, the second read twice and written, its root three times each.
         again = main + BYTES[framework.gradients] + 3 * moments, main + 2 * moments
         read, write = read + again[0], write + again[1]
+    further = framework.update.states.passes
+    read, write = read + further[0], write + further[1]
     grouped = len({bool(param.shape) for param, _ in params if param.trained}) > 1
     return UpdateTraits(
         BYTES[framework.gradients],
@@ -333,4 +336,5 @@ def _find_update(plan: Plan, device: int, params: DeviceParams) -> UpdateTraits:
         framework.update.sub_group,
         plan.schedule.flush,
         range(plan.job.cluster.gpus) if heterogeneous else None,
+        find_matrix_update(plan),
     )

@@ -8,9 +8,9 @@ from itertools import groupby
 
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.engine.reserved_memory import StateTensors
-from meshcast.simulator.forecast.resident_memory import DeviceParams, growing_gradients, resident_bytes
+from meshcast.simulator.forecast.resident_memory import DeviceParams, growing_gradients, moment_bytes, resident_bytes
 from meshcast.simulator.ir.capabilities import HoldsUnequalShards, ShardsStates, schemes_with
-from meshcast.simulator.ir.ops import BYTES, Param
+from meshcast.simulator.ir.ops import Param
 from meshcast.simulator.lowering.scope import count_shards, shards_at_rest
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.block import TensorKind
@@ -77,9 +77,9 @@ def _count_states(plan: Plan, param: Param) -> _ParamStates:
     growth, sharding = growing_gradients(plan), schemes_with(plan.schemes, ShardsStates)
     axes = shards_at_rest(sharding, "optimizer", param)
     shards = float(count_shards(plan.mesh, schemes_with(plan.schemes, HoldsUnequalShards), axes))
-    held = resident_bytes(plan, DeviceParams([(param, 1)]))
+    held = resident_bytes(plan, DeviceParams([(param, 1)]), 1.0)
     gradients = held["gradients"] - (growth(param) if growth and param.trained else 0.0)
-    moments = param.size / shards * 2 * BYTES[plan.job.framework.moments] if param.trained else 0.0
+    moments = moment_bytes(plan.job.framework, param, shards) if param.trained else 0.0
     moments = min(moments, held["optimizer"])
     return _ParamStates(param.size, shards, held["parameters"], gradients, held["optimizer"] - moments, moments)
 

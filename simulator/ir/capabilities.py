@@ -93,6 +93,10 @@ class ConvertsWeights(ShardsStates):
         """Whether it does so: where it is over several ranks."""
 
 
+class UpdatesMatrices(ShardsStates):
+    """Lets replicas share the update of whole matrices, for optimizers that treat a matrix as one."""
+
+
 class KeepsOwnStates(Scheme):
     """Keeps states that are neither weights, gradients nor moments, for example the error of a compressed reduction."""
 

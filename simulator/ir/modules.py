@@ -279,6 +279,48 @@ class UpdateWorkspace:
         return max(largest * self.norm, flattening - others, updating - others)
 
 
+@dataclass(frozen=True)
+class MatrixUpdate:
+    """How the optimizer updates the matrices of linear layers, where other than other weights.
+
+    method: ``newton-schulz`` (Muon), ``soap``, ``shampoo`` or ``dion``.
+    owners: which replicas compute the update of a matrix, see `simulator.lowering.matrices`.
+    tensor: how matrices are updated that tensor ranks share: ``duplicated``, ``distributed`` or ``blockwise``.
+    steps: iterations.
+    symmetric: whether a kernel computes half of a symmetric product.
+    joined: whether gate and up projection are a matrix.
+    batched: whether equal matrices are updated together, by kernels over all of them.
+    together: layers whose matrices are exchanged together; 0: all.
+    passes: bytes that kernels read and write per element of the shard of a rank, before the iterations and behind.
+    inner: bytes per element of a matrix that is computed: norm, division, casts and scale.
+    kernels: of a matrix in each of the two passes, and in the norm, division, casts and scale.
+    temporaries: bytes per element of a matrix that is updated.
+    width: bytes of an element that ranks exchange.
+    nbytes: of an element of the momentum that tensor ranks gather.
+    every: steps between decompositions of factors.
+    largest: the largest side of a factor.
+    rank: columns of a basis over the shorter side.
+    """
+
+    method: str
+    owners: str
+    tensor: str
+    steps: int
+    symmetric: bool
+    joined: bool
+    batched: bool
+    together: int
+    passes: tuple[tuple[float, float], tuple[float, float]]
+    inner: tuple[float, float]
+    kernels: tuple[int, int]
+    temporaries: float
+    width: int
+    nbytes: int
+    every: int = 1
+    largest: int = 0
+    rank: float = 1.0
+
+
 @dataclass(frozen=True, eq=False)
 class Update(Module):
     """The optimizer update at the end of the step, over all parameters of a pipeline device.
@@ -293,6 +335,7 @@ class Update(Module):
     sub_group: where weights are sharded, the most elements that it updates at once; 0: all of a rank.
     clipped: whether gradients are clipped by their global norm, which needs an all-reduce over all devices.
     everyone: all global ranks, where devices have separate meshes.
+    matrices: how matrices of linear layers are updated; None: as all weights.
     """
 
     params: tuple[tuple[Param, int], ...]
@@ -305,6 +348,7 @@ class Update(Module):
     sub_group: float = 0.0
     clipped: bool = True
     everyone: range | None = None
+    matrices: MatrixUpdate | None = None
 
 
 # ------------------------------------------------------------------------------------------------ operators

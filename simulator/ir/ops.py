@@ -74,7 +74,8 @@ class Gemm:
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
     sms, reserved: multiprocessors that communicate in a fused kernel, and that are left to kernels beside it.
     scaling: ``row`` for 8-bit operands with a scale a row, which other libraries multiply; otherwise empty.
-    part: share of a kernel, of `m` / `part` rows, that this is: it takes that share of the kernel's time.
+    part: share of a kernel, of `m` / `part` rows, that this is: it takes that share of the kernel's time. Above 1: so
+        many kernels of `m` / `part` rows, one after the other, each with operands of its own.
     one_kernel: whether its groups are in a single kernel; otherwise as the training library launches them.
     tile: of a grouped GEMM whose program fixes its output tiles their rows, the rows that a tile loads, and (columns,);
         of a dense GEMM the fields of a `FixedTile`; otherwise empty.
@@ -106,7 +107,8 @@ class Gemm:
     def bytes(self) -> float:
         """Least traffic to memory: each operand read once, the result written (and read when accumulated) once."""
         out = self.m * self.n * BYTES[self.out_dtype] * (2 if self.accumulate else 1)
-        return 1.0 * self.batch * ((self.m * self.k + self.k * self.n) * BYTES[self.dtype] + out)
+        right = self.k * self.n * max(1.0, self.part)
+        return 1.0 * self.batch * ((self.m * self.k + right) * BYTES[self.dtype] + out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,8 @@ class Memory:
 
     what: norm, rms-norm, residual, activation (gated), expert-activation, clamped-activation, expert-bias, gelu, rope,
         embedding, softmax, dropout, add, cross-entropy, concat, cast, convert, router, permute, conv, scan,
-        selective-scan, streams, adam, row-cast, group-cast, row-gather, bias-gradient, grad-norm, zero-grad
+        selective-scan, streams, adam, matrix-pass, row-cast, group-cast, row-gather, bias-gradient, grad-norm,
+        zero-grad
     read, write: bytes read from and written to memory.
     backward: whether this is the kernel of the backward pass, for kinds that have both.
     pace: work of the slowest rank over the mean, see `routing.slowest_rank`.
@@ -321,6 +324,9 @@ Work = Gemm | Attention | Memory | Communication | Host | HostLaunch
 COMPUTE = "compute"
 """The stream of the kernels. Streams of communication have the name of the family of schemes that communicates."""
 
+IN_TURN = "in turn"
+"""The tag of an op of an update that is as many kernels as it has launches; others are launched once."""
+
 
 @dataclass(eq=False, slots=True)
 class Op:
@@ -400,6 +406,7 @@ class Param:
     view, trained: the view of the mesh that shards its operator; whether it has a gradient and optimizer states.
     matrix: local elements of a matrix of a linear layer; 0 of other parameters.
     shape: local rows and columns of a matrix, also of an embedding; () of vectors and other tensors.
+    split: of a matrix of a linear layer, the axes that shard it, each with the side: 0 for rows, 1 for columns.
     in_layer: whether it belongs to a layer; otherwise to the embedding, the final norm or the output layer.
     stored: the format in which it is stored; None: that of the computation.
     """
@@ -418,6 +425,7 @@ class Param:
     in_layer: bool = True
     shape: tuple[int, ...] = ()
     stored: StoredFormat | None = None
+    split: tuple[tuple[str, int], ...] = ()
 
     def count_moved(self, nbytes: float) -> int:
         """Returns the elements of `nbytes` bytes that a collective of the whole weight moves."""

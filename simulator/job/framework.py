@@ -26,7 +26,7 @@ from meshcast.simulator.ir.graph_parts import CudaGraphs
 from meshcast.simulator.ir.host_calls import CallKind, PassCalls
 from meshcast.simulator.ir.modules import UpdateWorkspace
 from meshcast.simulator.ir.ops import BYTES
-from meshcast.simulator.job.optimizers import OPTIMIZER_STATES, OptimizerName, OptimizerStates
+from meshcast.simulator.job.optimizers import OPTIMIZER_STATES, MatrixOptions, OptimizerName, OptimizerStates
 from meshcast.simulator.job.release import find_month, generations_of
 from meshcast.simulator.models.adapters import AdapterKernels
 from meshcast.simulator.models.shapes import ComposedOperation, LossShape
@@ -155,6 +155,8 @@ class UpdateMemory(FrameworkPart):
 
     optimizer: OptimizerName = "adam"
     """The optimizer; a job sets it with `optimizer`."""
+    matrices: MatrixOptions = MatrixOptions()
+    """How Muon updates the matrices of linear layers."""
 
     moments_as_weights: bool = False
     """The moments have the format of the main weights, whichever that is (optimizers of PyTorch make them by

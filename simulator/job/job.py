@@ -25,7 +25,7 @@ from meshcast.hardware.schemas import (
 from meshcast.simulator.job.batch import Batch, ClassOrder, Count, JobPart
 from meshcast.simulator.job.counts import read_tokens
 from meshcast.simulator.job.framework import Format, Framework, QuantisedRecipe, merge_fields
-from meshcast.simulator.job.optimizers import OptimizerName
+from meshcast.simulator.job.optimizers import OptimizerChoice, OptimizerName
 from meshcast.simulator.job.plan_keys import LayerCount, ShortPlan
 from meshcast.simulator.job.recipe import RecipeValue, nest_traits
 from meshcast.simulator.job.run_keys import (
@@ -332,7 +332,7 @@ class JobFile(JobPart):
     framework: Annotated[FrameworkChoice, short_for("name", str | FrameworkChoice)] = FrameworkChoice()
     batch: Batch = Batch()
     precision: Annotated[Precision, short_for("compute", Literal[Format, QuantisedRecipe] | Precision)] = Precision()
-    optimizer: OptimizerName = "adam"
+    optimizer: Annotated[OptimizerChoice, short_for("name", OptimizerName | OptimizerChoice)] = OptimizerChoice()
     train: Train = Train()
     plan: Annotated[dict[str, Any], BeforeValidator(_check_mapping)] = {}
     run: RunLength = RunLength()
@@ -426,6 +426,11 @@ class Job(JobPart):
         off = {key: False for key, is_on in switches.items() if not is_on}
         return {"set": merge_fields(taken, written.get("set", {})), **off}
 
+    def _optimizer_choice(self) -> str | dict[str, object]:
+        """Returns the optimizer, with what the job says of its update of matrices."""
+        written = self.as_written.get("optimizer", {})
+        return dict(written) if isinstance(written, Mapping) and len(written) > 1 else self.framework.update.optimizer
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the job in long form, every default filled."""
         return {
@@ -434,7 +439,7 @@ class Job(JobPart):
             "framework": {"name": self.framework.name, "release": self.release, **self._framework_choice()},
             "batch": self.as_written["batch"] if self.drawn else self.batch.to_dict(),
             "precision": self.precision.model_dump(),
-            "optimizer": self.framework.update.optimizer,
+            "optimizer": self._optimizer_choice(),
             **({"train": self.train.model_dump(mode="json", exclude_none=True)} if self.train != Train() else {}),
             "plan": plan_to_dict(self.plan.model_copy(update={"replicas": ()}) if self.drawn else self.plan),
             "run": self.run.to_dict(),

@@ -451,8 +451,10 @@ def set_field(data: Fields, field: str, value: Any, where: str) -> None:
 
 def _update(file: JobFile, framework: Framework) -> dict[str, object]:
     """Returns the memory of the update by the optimizer of the job; Adam's temporaries are those of no other."""
-    copies = framework.update.moment_copies if file.optimizer == "adam" else 0
-    return {**framework.update.model_dump(), "optimizer": file.optimizer, "moment_copies": copies}
+    name, update = file.optimizer.name, framework.update
+    copies = update.moment_copies if name == "adam" else 0
+    matrices = update.matrices.model_dump() | file.optimizer.options
+    return {**update.model_dump(), "optimizer": name, "moment_copies": copies, "matrices": matrices}
 
 
 def _precision(file: JobFile, framework: Framework, plan: LongPlan) -> Precision:

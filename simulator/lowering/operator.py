@@ -82,7 +82,7 @@ def _make_param(scope: Scope, operator: Operator, weight: Tensor, at: LocalShape
     summed = (axis for axis, dims in at.divide.items() if any(t.first_dim(dims) for t in operator.outs))
     size, local = weight.local(layout, scope.mesh), weight.local_dims(layout, scope.mesh)
     linear = isinstance(operator, Linear) and not isinstance(operator, Head) and len({*weight.dims} - {"e"}) == 2
-    sides = tuple(int(n) for name, n in local.items() if name != "e")
+    sides = {name: int(n) for name, n in local.items() if name != "e"}
     return Param(
         weight.name,
         size,
@@ -96,8 +96,9 @@ def _make_param(scope: Scope, operator: Operator, weight: Tensor, at: LocalShape
         trained=not operator.frozen,
         matrix=size // local.get("e", 1) if linear else 0,
         in_layer=scope.in_layer,
-        shape=sides if len(sides) == 2 else (),
+        shape=tuple(sides.values()) if len(sides) == 2 else (),
         stored=operator.stored if isinstance(operator, Linear) and weight in operator.matrices else None,
+        split=tuple((axis, [*sides].index(dim)) for axis, dim in layout.items() if dim in sides) if linear else (),
     )
 
 

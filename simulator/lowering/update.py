@@ -1,5 +1,5 @@
 """Lowers the optimizer update at the end of a step: all-reduces of gradients that no data scheme has reduced, gradient
-clipping, Adam, and zeroing of the gradients."""
+clipping, Adam or what updates matrices in its place, and zeroing of the gradients."""
 
 from __future__ import annotations
 
@@ -35,12 +35,25 @@ def lower_update(scope: Scope, module: Update) -> Fragment:
         read, write = (round(shard * nbytes) for nbytes in module.convert)
         behind = [scope.op("convert", Memory("convert", read, write), behind, "U")]
         ops += behind
-    step = scope.op("adam", Memory("adam", round(shard * module.read), round(shard * module.write)), behind, "U")
-    # Zeroing writes every gradient that this rank stores.
-    zero = scope.op("zero-grad", Memory("zero-grad", 0, round(elements * module.grad_bytes)), [step], "U")
     held = _count_workspace(scope, module, elements, shard)
-    uses = [TensorUse(UPDATE, held, step, made=True)] if held else []
-    return Fragment(forward=[*ops, step, zero], exit={"parameters": step}, tensor_uses=uses)
+    steps, uses = _update_shards(scope, module, shard, behind)
+    # Zeroing writes every gradient that this rank stores.
+    zero = scope.op("zero-grad", Memory("zero-grad", 0, round(elements * module.grad_bytes)), steps[-1:], "U")
+    uses += [TensorUse(UPDATE, held, steps[0], made=True)] if held else []
+    return Fragment(forward=[*ops, *steps, zero], exit={"parameters": steps[-1]}, tensor_uses=uses)
+
+
+def _update_shards(scope: Scope, module: Update, shard: float, behind: list[Op]) -> tuple[list[Op], list[TensorUse]]:
+    """Returns the ops that update `shard` elements, and their use of buffers: a pass over all, and what the optimizer
+    does with matrices in its place."""
+    ops, uses = list[Op](), list[TensorUse]()
+    if module.matrices is not None:
+        from meshcast.simulator.lowering.matrices import lower_matrices  # only what these optimizers need
+
+        ops, uses, shared = lower_matrices(scope, module, behind)
+        shard -= shared
+    step = scope.op("adam", Memory("adam", round(shard * module.read), round(shard * module.write)), behind, "U")
+    return [step, *ops], uses
 
 
 def _count_workspace(scope: Scope, module: Update, elements: float, shard: float) -> int:

@@ -15,7 +15,9 @@ from meshcast.simulator.ir.capabilities import (
     HoldsStates,
     MeetsPeriodically,
     RequiresRoles,
+    ShardsStates,
     TakesProjectedKeys,
+    UpdatesMatrices,
     VariesSteps,
     schemes_with,
 )
@@ -377,6 +379,39 @@ def check_offloading(plan: Plan) -> None:
             raise PlanError("plan.schemes", rule, "Let one of them offload them", uses[1])
 
 
+def check_matrices(plan: Plan) -> None:
+    """Checks that replicas can share the update of matrices as the optimizer does."""
+    update = plan.job.framework.update
+    if update.states.of_matrix is None or plan.job.forward_only:
+        return
+    sharding = schemes_with(plan.schemes, ShardsStates)
+    for scheme in sharding:
+        if not isinstance(scheme, UpdatesMatrices):
+            able = [use for use in scheme_names() if issubclass(find_scheme(use), UpdatesMatrices)]
+            rule = f"{scheme.use} updates weights element by element, and {update.optimizer} updates matrices"
+            raise PlanError("optimizer", rule, f"Use {' or '.join(able)}, or adam", update.optimizer)
+    if any(scheme.offloaded_to("optimizer") for scheme in schemes_with(plan.schemes, HoldsStates)):
+        rule = "its states lie in host memory, where no program orthogonalises matrices"
+        raise PlanError("optimizer", rule, "Keep them on the GPU, or use adam", update.optimizer)
+    shards = {state for scheme in sharding for state in scheme.shards}
+    cut, replicas = "parameters" in shards, update.matrices.replicas
+    wrong = {
+        "owner": (cut, "no rank has whole weights", "exchange or gather"),
+        "exchange": (not cut, "ranks have whole weights", "owner, gather or all"),
+        "gather": ("optimizer" not in shards, "ranks have all states", "all"),
+        "all": ("optimizer" in shards, "ranks have shares of the states", "exchange or gather" if cut else "owner"),
+    }
+    if update.optimizer in ("soap", "shampoo") and (cut or (update.matrices.cuts and "optimizer" in shards)):
+        rule = f"ranks have shards of matrices, and {update.optimizer} has factors of whole ones"
+        raise PlanError("optimizer", rule, "Use data/ddp, or data/zero-1 of Megatron-Core, or adam", update.optimizer)
+    if update.optimizer == "dion" and "optimizer" in shards and not cut:
+        rule = "ranks have shares of the states of whole weights, which no program updates with dion"
+        raise PlanError("optimizer", rule, "Use data/ddp or data/fsdp, or muon", update.optimizer)
+    is_wrong, rule, able = wrong.get(replicas, (False, "", ""))
+    if is_wrong:
+        raise PlanError("optimizer.replicas", rule, f"Write {able}, or leave it out", replicas)
+
+
 def check_experts(plan: Plan) -> None:
     """Checks that a model without experts has no view of experts; axes of the view other than the first belong to a
     scheme."""
@@ -509,6 +544,7 @@ ALWAYS = (
     check_axes,
     check_roles,
     check_offloading,
+    check_matrices,
     check_experts,
     check_batch,
     check_branches,

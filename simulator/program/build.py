@@ -16,7 +16,18 @@ import numpy as np
 
 from meshcast.hardware.errors import ScheduleError
 from meshcast.hardware.remembered import remember, remembered, remembered_by
-from meshcast.simulator.ir.ops import COMPUTE, Exchange, Fragment, Memory, Op, SideOps, StageOps, Transfer, UnitRun
+from meshcast.simulator.ir.ops import (
+    COMPUTE,
+    IN_TURN,
+    Exchange,
+    Fragment,
+    Memory,
+    Op,
+    SideOps,
+    StageOps,
+    Transfer,
+    UnitRun,
+)
 from meshcast.simulator.program.block import (
     INPUT,
     Block,
@@ -533,7 +544,8 @@ def _update(fragment: Fragment, price: Price, meets: bool) -> tuple[Task, list[t
             ops.append(Op(f"arrive {op.name}", op.stream, None, after, op.phase))
             after = ops[-1:]
             met.append((op.meeting, len(ops)))
-        ops.append(Op(op.name, op.stream, op.work, after, op.phase))
+        launches = op.launches if op.tag == IN_TURN else 1.0
+        ops.append(Op(op.name, op.stream, op.work, after, op.phase, launches=launches))
         copies[op] = ops[-1]
     events = update_events(fragment, copies, ops)
     block = Block(ops, resolve_dependencies(ops, None, None)[0], (Port(through=False),), events)

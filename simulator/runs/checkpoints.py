@@ -62,7 +62,7 @@ class StateSize:
 def state_size(report: Report, keys: Checkpoints) -> StateSize:
     """Returns the states of a job, and how often its ranks hold them."""
     plan, framework = report.play.plan, report.job.framework
-    moments, main = framework.update.states.element_bytes(framework.moments), framework.main_copy_bytes
+    moments, main = _moment_bytes(report.job), framework.main_copy_bytes
     held = sum(
         state_bytes.get("optimizer", 0.0) * weight
         for state_bytes, weight in zip(report.play.resting, plan.ranks.device_weights, strict=True)
@@ -81,10 +81,14 @@ def state_size(report: Report, keys: Checkpoints) -> StateSize:
 
 def saved_bytes(job: Job, keys: Checkpoints) -> float:
     """Returns the size of a checkpoint for each trained parameter [bytes]."""
-    framework = job.framework
-    return keys.bytes_per_parameter or float(
-        BYTES[framework.main_weights] + framework.update.states.element_bytes(framework.moments)
-    )
+    return keys.bytes_per_parameter or float(BYTES[job.framework.main_weights] + _moment_bytes(job))
+
+
+def _moment_bytes(job: Job) -> float:
+    """Returns the bytes of what the optimizer keeps of a trained parameter in the mean beside its main weights."""
+    model, framework = job.model, job.framework
+    share = 1.0 if job.adapters is not None else model.every_layer_parameters() / model.parameters
+    return framework.update.states.mean_bytes(framework.moments, min(share, 1.0))
 
 
 def _distance_to_whole(ratio: float) -> float:

@@ -153,6 +153,10 @@ class MappedJob:
     replaced: tuple[tuple[str, str], ...] = ()
 
 
+OPTIMIZERS = {"adam": "adam", "adamw": "adam", "muon": "muon"}
+"""Optimizers of jobs by those of runs; others are forecast as Adam."""
+
+
 def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None = None) -> MappedJob:
     """Maps a run to its job.
 
@@ -175,7 +179,8 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None =
     documents = packed_samples(row)
     if documents is not None or spec.kind == "sft-packed":
         assumptions.add("batch.documents" if documents is not None else "class")
-    if assumptions.value_or_usual("optimizer", spec.optimizer, "adam") not in ("adam", "adamw"):
+    optimizer = OPTIMIZERS.get(str(assumptions.value_or_usual("optimizer", spec.optimizer, "adam")))
+    if optimizer is None:
         assumptions.add("optimizer")
     assumptions.value_or_usual("offload.kind", spec.offload.kind, "none")
     model = _model(row, defaults, assumptions)
@@ -194,7 +199,7 @@ def map_run(row: PublishedRun, chosen: Sequence[str] = (), profile: str | None =
             "gradients": assumptions.value_or_usual("grad_dtype", spec.grad_dtype, None),
             "main_weights": assumptions.value_or_usual("main_weights", main_weights(row), None),
         },
-        "optimizer": "adam",
+        "optimizer": optimizer or "adam",
         "train": _train(row, defaults, assumptions),
         "plan": _plan(spec, launched, assumptions),
     }

@@ -375,7 +375,7 @@ class GroupBounds:
             "weights": compute,
             # With a single micro-batch a step those that are set to None are not there at the peak.
             "gradients": 0 if framework.update.gradients_to_none else BYTES[framework.gradients],
-            "optimizer": framework.update.states.element_bytes(framework.moments),
+            "optimizer": framework.update.states.least_bytes(framework.moments),
         }
         if self.space.loaded.train.mode != "full":
             nbytes["gradients"] = nbytes["optimizer"] = 0

@@ -20,13 +20,13 @@ References: Li et al. 2020, arXiv 2006.15704, section 3.
 
 from collections.abc import Iterable
 
-from meshcast.simulator.ir.capabilities import KeepsBuckets
+from meshcast.simulator.ir.capabilities import KeepsBuckets, UpdatesMatrices
 from meshcast.simulator.ir.ops import Param
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting
 
 
-class DDP(DataScheme, KeepsBuckets):
+class DDP(DataScheme, KeepsBuckets, UpdatesMatrices):
     paper = Paper("arXiv:2006.15704", "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020)
 
     def keeps_bucket(self, param: Param) -> bool:

@@ -47,7 +47,7 @@ import numpy as np
 
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.schemas import Field
-from meshcast.simulator.ir.capabilities import ConvertsWeights, KeepsSecondaryShards
+from meshcast.simulator.ir.capabilities import ConvertsWeights, KeepsSecondaryShards, UpdatesMatrices
 from meshcast.simulator.ir.modules import Stage
 from meshcast.simulator.ir.ops import BYTES, Op, Param, SideOps, StageOps, UnitRun
 from meshcast.simulator.ir.registry import find_scheme
@@ -56,7 +56,7 @@ from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
 from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
-class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights):
+class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights, UpdatesMatrices):
     paper = Paper("arXiv:2304.11277", "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", 2023)
     names_axes = ("replicate",)
 

@@ -20,13 +20,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from meshcast.hardware.errors import PlanError
+from meshcast.simulator.ir.capabilities import UpdatesMatrices
 from meshcast.simulator.ir.ops import BYTES, Collective, Op, Param
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting, split_axes
 from meshcast.simulator.schemes.data.shared.fully_sharded import GatherOps, ShardedScheme
 
 
-class MiCS(ShardedScheme):
+class MiCS(ShardedScheme, UpdatesMatrices):
     paper = Paper("arXiv:2205.00119", "MiCS: Near-linear Scaling for Training Gigantic Model on Public Cloud", 2022)
     names_axes = ("replicate",)
     most_axes = 3

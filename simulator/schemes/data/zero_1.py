@@ -23,13 +23,13 @@ from collections.abc import Iterable
 from math import ceil, log2
 from typing import Literal
 
-from meshcast.simulator.ir.capabilities import KeepsBuckets
+from meshcast.simulator.ir.capabilities import KeepsBuckets, UpdatesMatrices
 from meshcast.simulator.ir.ops import BYTES, Collective, Op, Param
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, DataSetting, sum_by_axes
 
 
-class Zero1(DataScheme, KeepsBuckets):
+class Zero1(DataScheme, KeepsBuckets, UpdatesMatrices):
     paper = Paper("arXiv:1910.02054", "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)
     shards = ("optimizer",)
     names_axes = ("replicate",)

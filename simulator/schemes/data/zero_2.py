@@ -19,12 +19,13 @@ References: Rajbhandari et al. 2020, arXiv 1910.02054, sections 5.2 and 7.2.1.
 
 from collections.abc import Iterable
 
+from meshcast.simulator.ir.capabilities import UpdatesMatrices
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
 from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
-class Zero2(ShardedScheme):
+class Zero2(ShardedScheme, UpdatesMatrices):
     paper = Paper("arXiv:1910.02054", "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)
     shards = ("optimizer", "gradients")
 

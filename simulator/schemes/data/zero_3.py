@@ -29,6 +29,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from meshcast.hardware.schemas import Field
+from meshcast.simulator.ir.capabilities import UpdatesMatrices
 from meshcast.simulator.ir.ops import HostLaunch, Op, Param
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
 from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
@@ -36,7 +37,7 @@ from meshcast.simulator.schemes.data.shared.fully_sharded import GatherOps
 from meshcast.simulator.schemes.data.shared.parameter_coordinator import CoordinatedScheme, CoordinatorOptions
 
 
-class Zero3(CoordinatedScheme):
+class Zero3(CoordinatedScheme, UpdatesMatrices):
     paper = Paper("arXiv:1910.02054", "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020)
     updates_weights = False
     divides_while_loading = True

@@ -94,7 +94,7 @@ def test_what_loops_do_not_find_is_that_of_the_single_forecast() -> None:
     assert mine.play.memory(0)[0] == pytest.approx(single.play.memory(0)[0])
 
 
-def small_grid(**more: Any) -> list[dict[str, Any]]:
+def small_grid(optimizer: str = "adam", **more: Any) -> list[dict[str, Any]]:
     """Returns plans of one job: pipeline devices, micro-batches, chunks and degrees."""
     axes = product((1, 2, 4), (1, 2, 3), (1, 2, 5), (1, 2), (0, 1))
     batch = {"global": 48, "sequence": 512}
@@ -103,13 +103,16 @@ def small_grid(**more: Any) -> list[dict[str, Any]]:
             "model": "gpt2-124m",
             "cluster": "dgx-a100:2",
             "batch": {**batch, "micro": micro},
+            "optimizer": optimizer,
             "plan": {"pp": pp, "chunks": chunks, "tp": tp, "zero": zero, **more},
         }
         for pp, micro, chunks, tp, zero in axes
     ]
 
 
-@pytest.mark.parametrize("more", [{}, {"recompute": "full", "sequence_parallel": True}, {"zero": 3}])
+@pytest.mark.parametrize(
+    "more", [{}, {"recompute": "full", "sequence_parallel": True}, {"zero": 3}, {"optimizer": "muon"}]
+)
 def test_grids_have_the_answers_and_the_refusals_of_single_forecasts(
     more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,7 +138,8 @@ def test_gradients_that_wait_for_a_late_weight_pass_are_in_8_bits() -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZER_STATES)
 def test_an_optimizer_keeps_its_states(optimizer: str) -> None:
-    """Of every tensor: quantised in blocks from 4,096 elements on, of matrices sums over rows and columns."""
+    """Of every tensor: quantised in blocks from 4,096 elements on, of matrices sums over rows and columns, or a
+    momentum where others have two."""
     report = forecast("hf-trainer", plan={"dp": 8, "zero": 0}, optimizer=optimizer)
     matrices = [QKV, PROJ, UP, DOWN]
     rows = {QKV: [(H, H), (H, H // 2), (H, H // 2)], PROJ: [(H, H)], UP: [(H, F)] * 2, DOWN: [(F, H)]}
@@ -147,6 +148,10 @@ def test_an_optimizer_keeps_its_states(optimizer: str) -> None:
     elements = LAYERS * sum(matrices) + table + norms
     sums = LAYERS * sum(one + other for shapes in rows.values() for one, other in shapes) + VOCAB + H
     in_8_bits = 1 + 4 / 256
+    bases = sum(max(shape) * min(shape) for shapes in rows.values() for shape in shapes)
+    squares = sum(one**2 + other**2 for shapes in rows.values() for one, other in shapes)
+    cut = [(*(min(side, 1024) for side in shape), max(shape) // 1024) for shapes in rows.values() for shape in shapes]
+    blocks = sum(number * (one**2 + other**2) for one, other, number in cut)
     wanted = {
         "adam": 8 * elements,
         "adam-8bit": 2 * in_8_bits * (elements - norms) + 8 * norms,
@@ -157,6 +162,10 @@ def test_an_optimizer_keeps_its_states(optimizer: str) -> None:
         "lion-8bit": in_8_bits * (elements - norms) + 4 * norms,
         "sgd": 0,
         "adafactor": 4 * (sums + norms),
+        "dion": 4 * LAYERS * (sum(matrices) + bases) + 8 * (table + norms),
+        "soap": 8 * elements + 4 * LAYERS * 2 * squares,
+        "shampoo": 8 * elements + 4 * LAYERS * 2 * blocks,
+        "muon": 4 * LAYERS * sum(matrices) + 8 * (table + norms),
     }[optimizer]
     main = 4 * elements  # beside weights in bf16
     assert resident(report)["optimizer"] - main == pytest.approx(wanted)

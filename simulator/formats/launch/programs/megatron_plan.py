@@ -22,6 +22,7 @@ from meshcast.simulator.formats.launch.table import (
     read_number,
     read_switch,
     read_words,
+    write_rows,
 )
 
 DEGREES = (
@@ -122,6 +123,20 @@ def read_plan(reading: Reading) -> None:
     read_optimizer_kind(reading, "optimizer")
 
 
+KINDS = {"sgd": "lion", "lion": "lion", "soap": "soap", **dict.fromkeys(("muon", "dist_muon", "adaptive_muon"), "muon")}
+"""Optimizers of the job by those of Megatron-LM."""
+
+MATRICES = "framework.set.update.matrices"
+
+MUON = (
+    SettingRow("muon_num_ns_steps", f"{MATRICES}.steps", silent=5),
+    SettingRow("muon_tp_mode", f"{MATRICES}.tensor", "text", silent="duplicated"),
+    SettingRow("muon_use_syrk", f"{MATRICES}.symmetric", "switch", silent=False),
+    SettingRow("muon_nesterov", f"{MATRICES}.nesterov", "switch", silent=False),
+)
+"""Settings of Muon (megatron/training/arguments.py)."""
+
+
 def _read_offload(reading: Reading) -> None:
     """Reads what lies in host memory: activations, and states of the optimizer or a share of them."""
     activations = ("activations",) if any([reading.take_switch(name) for name in OFFLOADED]) else ()
@@ -160,12 +175,23 @@ def _offloads_states(reading: Reading, activations: tuple[str, ...]) -> bool:
 
 
 def read_optimizer_kind(reading: Reading, name: str) -> None:
-    """Reads the kind of the optimizer. SGD keeps a buffer of momentum, Muon keeps it for matrices, and so does Lion
-    (megatron/core/optimizer/__init__.py and muon.py of Megatron-LM)."""
+    """Reads the kind of the optimizer. SGD keeps a buffer of momentum as Lion does, Muon keeps it for matrices
+    (megatron/core/optimizer/__init__.py and emerging_optimizers.py of Megatron-LM)."""
     word = reading.take_word(name)
-    if word not in ("", *ADAMS):
+    if word in ("", *ADAMS):
+        return
+    if word not in KINDS:
         why = f"Adam is forecast, which keeps two moments for every weight, not {word}"
         reading.approximate(reading.take(name), why, LARGE)
+        return
+    reading.set_key("optimizer", KINDS[word], name)
+    if word == "adaptive_muon":
+        why = "Muon is forecast, without the second moment and its passes"
+        reading.approximate(reading.take(name), why, f"{FAST}, {SMALL}")
+    if word == "soap":
+        reading.approximate(reading.take(name), "factors are forecast without the correction of KL-Shampoo", FAST)
+    if KINDS[word] == "muon":
+        reading.read_rows(MUON)
 
 
 def _read_pipeline(reading: Reading) -> None:
@@ -378,6 +404,8 @@ def _read_data(reading: Reading) -> None:
         reading.set_key("plan.data", "fsdp", "use_torch_fsdp2")
     elif reading.take_switch("use_distributed_optimizer"):
         reading.set_key("plan.data", "zero-1", "use_distributed_optimizer")
+    elif reading.take_word("optimizer").startswith("dist_"):
+        reading.set_key("plan.data", "zero-1", "optimizer")
     else:
         reading.set_key("plan.data", "ddp")
     reading.take("use_distributed_optimizer", "use_torch_fsdp2")
@@ -530,6 +558,10 @@ def write_plan(keys: SomeKeys) -> Keys:
         settings["cp_comm_type"] = comm
     if "model.moe.experts" in keys:
         settings |= _write_experts(keys)
+    if keys.get("optimizer") == "muon":
+        settings |= {"optimizer": "muon", **write_rows(MUON, keys)}
+    elif keys.get("optimizer") in ("lion", "soap"):
+        settings["optimizer"] = keys["optimizer"]
     return settings | _write_recompute(keys) | _write_offload(keys) | _write_pipeline(keys)
 
 

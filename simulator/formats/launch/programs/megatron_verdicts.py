@@ -41,7 +41,13 @@ APPROXIMATIONS: Verdicts = {
         "experimental_attention_variant|linear_.*|dsa_.*|gdp_.*|attention_output_gate",
     ),
     "sgd_momentum": NoInfluence("its buffer has the same size for every value"),
-    "muon_.*|adaptive_muon.*|soap_.*|lion_.*": Approximation("the optimizer is forecast as Adam"),
+    "muon_(no_)?split_qkv": Approximation("queries, keys and values are forecast as matrices of their own"),
+    "muon_fp32_matmul_prec": Approximation("iterations are forecast in bf16, as with medium", FAST),
+    "muon_scalar_optimizer": Approximation("Adam is forecast for what is no matrix"),
+    **judge(
+        NoInfluence("it changes the values of the update, not its kernels"),
+        "muon_(momentum|scale_mode|coefficient_type|extra_scale_factor)|adaptive_muon.*|lion_.*|soap_.*",
+    ),
     **judge(
         Approximation("all layers are forecast in the format of the recipe", FAST),
         "first_last_layers_bf16|num_layers_at_.*_in_bf16",
@@ -344,7 +350,7 @@ REST: Verdicts = {
         "fp32_allreduce|grad_reduce_in_fp32|.*_fp32_(local_)?accumulation|disable_bf16_reduced.*|mamba_training_ssm.*",
     ),
     **judge(
-        Approximation("the optimizer's states lie on ranks as those of ZeRO-1", ""),
+        Approximation("matrices are shared out over all of the weights, not bucket by bucket"),
         "use_layer_wise_distributed_optimizer|no_use_layer_wise.*",
     ),
     **judge(

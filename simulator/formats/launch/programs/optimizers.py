@@ -19,7 +19,7 @@ from meshcast.simulator.job.optimizers import OptimizerName
 PROJECTIONS = "the projections of the gradients are left out"
 PAGED = "pages of its states move to host memory where the GPU is full; the forecast has all of them on the GPU"
 LEFT_OUT = "its compression and norms are left out"
-ORTHOGONAL = "the iterations that orthogonalise updates are left out"
+ROW_MOMENTS = "second moments of rows are left out"
 IN_PLACE = "weights are updated during the backward pass, which frees their gradients; the forecast keeps all"
 
 
@@ -58,7 +58,10 @@ ROWS = (
     ("paged_ademamix_32bit", OptimizerKind("ademamix", PAGED)),
     ("ademamix_8bit", OptimizerKind("ademamix-8bit")),
     ("paged_ademamix_8bit", OptimizerKind("ademamix-8bit", PAGED)),
-    ("muon flash_muon normuon dion", OptimizerKind("lion", ORTHOGONAL)),
+    ("muon flash_muon", OptimizerKind("muon")),
+    ("normuon", OptimizerKind("muon", ROW_MOMENTS)),
+    ("dion", OptimizerKind("dion")),
+    ("soap", OptimizerKind("soap")),
     ("galore_adamw galore_adamw_8bit galore_adafactor galore_adamw_layerwise", OptimizerKind("lion-8bit", PROJECTIONS)),
     (
         "galore_adamw_8bit_layerwise galore_adafactor_layerwise q_galore_adamw8bit",

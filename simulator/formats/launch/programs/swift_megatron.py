@@ -60,7 +60,6 @@ def interpret(reading: Reading) -> None:
     reading.set_key("model.mtp", reading.take_count("mtp_num_layers") or 0, "mtp_num_layers")
     reading.take("mcore_model")
     count_processes(reading)
-    _ask_optimizer(reading)
     _read_sequence(reading)
     _read_backend(reading)
     _set_defaults(reading)
@@ -69,16 +68,6 @@ def interpret(reading: Reading) -> None:
     _read_tuning(reading)
     read_task(reading)
     read_preferences(reading)
-
-
-def _ask_optimizer(reading: Reading) -> None:
-    """Asks where Muon updates the weights, whose iterations take longer than the whole update of Adam."""
-    if (word := reading.take_word("optimizer")) in ("muon", "dist_muon"):
-        why = (
-            f"meshcast updates with Adam; {word} has one moment of 4 bytes a parameter, not two, and orthogonalises "
-            "the updates of matrices, so that its step is longer"
-        )
-        reading.ask(reading.stated.pop("optimizer"), why, "precision.moments=bf16", "precision.moments=fp32")
 
 
 def _read_sequence(reading: Reading) -> None:
@@ -132,7 +121,7 @@ def _read_tuning(reading: Reading) -> None:
 
 MEGATRON_SWIFT_VERDICTS = list_verdicts(
     ("logging_steps max_grad_norm", NAMES),
-    ("lr_* learning_rate muon_*", OPTIMISATION),
+    ("lr_* learning_rate", OPTIMISATION),
     ("no_save_* save_* output_dir resume_from_checkpoint finetune perform_initialization", SAVING),
     ("seed local_rank", START),
 )

@@ -50,6 +50,7 @@ FORMATS = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 PARTS = "parallelism.module_fqns_per_model_part"
 
 ADAM = ("adam", "adamw")
+MUON = ("muon", "distmuon")
 
 COMPILED_LOSS = {"forward": 4, "backward": 4, "kept": 2, "peak": 4}
 """Bytes a logit of the loss as Inductor compiles it since PyTorch 2.7 (online softmax): logits and their gradient in
@@ -554,9 +555,14 @@ def _read_loss(reading: Reading) -> None:
 
 
 def _read_optimizer(reading: Reading) -> None:
-    """Reads the optimizer: Adam in fp32, or what is asked for."""
+    """Reads the optimizer: Adam in fp32, Muon, or what is asked for."""
     name = reading.take("optimizer.name")
-    if name is not None and not is_null(name.value) and str(name.value).lower() not in ADAM:
+    if name is not None and str(name.value).lower() in MUON:
+        reading.set_key("optimizer", "muon", "optimizer.name")
+        if "model.mla.kv_lora_rank" in reading.keys:
+            why = "queries, keys and values of all heads are forecast as a matrix each, not a matrix a head"
+            reading.approximate(name, why, "the update is too slow")
+    elif name is not None and not is_null(name.value) and str(name.value).lower() not in ADAM:
         why = f"the states and the update of {name.value} are not those of Adam, which are forecast"
         reading.ask(name, why, "--assume-defaults")
     if reading.take_switch("optimizer.early_step_in_backward"):

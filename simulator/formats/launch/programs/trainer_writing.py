@@ -42,6 +42,7 @@ def name_adapted_modules(keys: SomeKeys) -> list[str]:
 OPTIMIZER_WORDS = {
     **{"adam-8bit": "adamw_bnb_8bit", "adam-4bit": "adamw_torch_4bit", "lion": "lion_32bit", "lion-8bit": "lion_8bit"},
     **{"ademamix": "ademamix", "ademamix-8bit": "ademamix_8bit", "sgd": "sgd", "adafactor": "adafactor"},
+    "muon": "muon",
 }
 """``optim`` by the optimizers of jobs, beside Adam."""
 
