@@ -181,8 +181,9 @@ def join_offload(keys: SomeKeys) -> Keys:
         joined["plan.offload"] = tuple(sorted({*states, "optimizer"}))
     elif data == "zero-2" and "optimizer" in states:
         joined |= {"plan.data": "zero-offload", "plan.data.delayed_update": False}
-    if joined.get("plan.offload") == ("optimizer",):  # options are of activations
-        joined = {key: value for key, value in joined.items() if not key.startswith("plan.offload.")}
+    if joined.get("plan.offload") == ("optimizer",):
+        kept = ("plan.offload.fraction", "plan.offload.overlap")  # others are of activations
+        joined = {key: value for key, value in joined.items() if not key.startswith("plan.offload.") or key in kept}
     return joined
 
 

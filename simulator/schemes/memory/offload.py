@@ -11,10 +11,13 @@ the next only after the activations of the layer before have been copied out.
 
 Optimizer: master weights and moments are kept in host memory, and CPUs update them: gradients are copied to the host at
 the end of the step, updated weights back to the GPU. The GPU keeps 2 + 4 of 18 bytes per parameter (bf16 weights, fp32
-gradients); per parameter and step 4 bytes are copied out and 2 bytes in.
+gradients); per parameter and step 4 bytes are copied out and 2 bytes in. With a `fraction` f that is f of each, and the
+GPU updates the other states at the same time. With `overlap` the gradients of a parameter are copied out, and its
+weights back, while CPUs update others.
 
-References: Ren et al. 2021 (ZeRO-Offload), arXiv 2101.06840, sections 3 and 4.2, for the optimizer; Rhu et al. 2016
-(vDNN), arXiv 1602.08124, section 3, for activations.
+References: Ren et al. 2021 (ZeRO-Offload), arXiv 2101.06840, sections 3 and 4.2, for the optimizer; a share of the
+states, and copies by parameter: Megatron-Core optimizer/cpu_offloading/hybrid_optimizer.py; Rhu et al. 2016 (vDNN),
+arXiv 1602.08124, section 3, for activations.
 """
 
 from collections.abc import Iterable, Mapping
@@ -55,6 +58,10 @@ class Offload(MemoryScheme, HoldsStates):
         """Host memory, or the disks behind it."""
         layers: int | None = Field(default=None, ge=0)
         """Layers of each stage, from the first on, whose activations are offloaded; null: all."""
+        fraction: float = Field(default=1.0, gt=0, le=1)
+        """Share of the optimizer states that are offloaded."""
+        overlap: bool = False
+        """Whether the update is divided by parameters, each of which is copied while CPUs update others."""
 
     @property
     def updates_weights(self) -> bool:  # type: ignore[override]
@@ -70,7 +77,7 @@ class Offload(MemoryScheme, HoldsStates):
             raise PlanError("plan.schemes", rule, "Use another schedule, for example pipeline/1f1b", self.use)
 
     def offloaded_to(self, state: str) -> Mapping[str, float]:
-        return {self.options.to: 1.0} if state in self.options.what else {}
+        return {self.options.to: self.options.fraction} if state == "optimizer" and state in self.options.what else {}
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         if "activations" not in self.options.what:
@@ -80,7 +87,9 @@ class Offload(MemoryScheme, HoldsStates):
 
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         if isinstance(module, Update) and "optimizer" in self.options.what:
-            return update_on_host(module, inner(module), BYTES[self.framework.weights], self.options.to)
+            options, weights = self.options, BYTES[self.framework.weights]
+            parts = {"share": options.fraction, "by_parameter": options.overlap}
+            return update_on_host(module, inner(module), weights, options.to, **parts)
         return inner(module)
 
     def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, LARGE, SLOW, SMALL
+from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, LARGE, SLOW
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import (
     ON,
@@ -99,8 +99,12 @@ WHOLE = ("checkpoint_activations", "activations_checkpoint_method")
 Megatron-DeepSpeeds keep the first."""
 
 
-def read_plan(reading: Reading) -> None:
-    """Reads what rows alone do not say: schedule, data, context and expert parallelism, recomputation, offloading."""
+def read_plan(reading: Reading, silent_share: float = 1.0) -> None:
+    """Reads what rows alone do not say: schedule, data, context and expert parallelism, recomputation, offloading.
+
+    silent_share: of the states that are offloaded where the file does not say how many: all by the arguments of
+        Megatron-LM, none by `OptimizerConfig`.
+    """
     keys = reading.keys
     reading.set_key("framework.name", "megatron-core")
     if keys["plan.tp"] == 1:
@@ -113,20 +117,25 @@ def read_plan(reading: Reading) -> None:
     reading.take("hierarchical_context_parallel_sizes")
     _read_experts(reading)
     _read_recompute(reading)
-    _read_offload(reading)
+    _read_offload(reading, silent_share)
     read_optimizer_kind(reading, "optimizer")
 
 
-def _read_offload(reading: Reading) -> None:
+def _read_offload(reading: Reading, silent_share: float) -> None:
     """Reads what lies in host memory: activations, and states of the optimizer or a share of them."""
     activations = ("activations",) if any([reading.take_switch(name) for name in OFFLOADED]) else ()
     if not activations:
         for name in OFFLOAD_DETAILS:
             reading.ignore(reading.take(name), "no activations are offloaded")
-    states = ("optimizer",) if _offloads_states(reading, activations) else ()
+    share = _read_state_share(reading, activations, silent_share)
+    states = ("optimizer",) if share > 0 else ()
     if activations or states:
         names = (*OFFLOADED, "optimizer_cpu_offload", *(("optimizer",) if _is_hybrid(reading) else ()))
         reading.set_key("plan.offload", activations + states, *names)
+    if 0 < share < 1:
+        reading.set_key("plan.offload.fraction", share, "optimizer_offload_fraction")
+    if states and reading.take_switch("overlap_cpu_optimizer_d2h_h2d"):
+        reading.set_key("plan.offload.overlap", True, "overlap_cpu_optimizer_d2h_h2d")
     if layers := reading.take_count("cpu_offloading_num_layers"):
         reading.set_key("plan.offload.layers", layers, "cpu_offloading_num_layers")
 
@@ -135,23 +144,22 @@ def _is_hybrid(reading: Reading) -> bool:
     return reading.take_word("optimizer") == HYBRID
 
 
-def _offloads_states(reading: Reading, activations: tuple[str, ...]) -> bool:
-    """Returns whether states of the optimizer lie in host memory; a share of them is forecast as all."""
+def _read_state_share(reading: Reading, activations: tuple[str, ...], silent_share: float) -> float:
+    """Returns which share of the optimizer's states lies in host memory."""
     hybrid, fraction = _is_hybrid(reading), reading.take("optimizer_offload_fraction")
-    policy = reading.take("optimizer_offload_policy")
+    policy, overlap = reading.take("optimizer_offload_policy"), reading.take("overlap_cpu_optimizer_d2h_h2d")
     if not (reading.take_switch("optimizer_cpu_offload") or hybrid):
-        return False
-    share = (0.5 if hybrid else 1) if fraction is None or is_null(fraction.value) else read_number(fraction)
-    keys = {"plan.offload": activations}
+        reading.ignore(overlap, "no states are offloaded")
+        return 0.0
     if policy is not None and str(policy.value) == "auto":
         why = "all states of the optimizer are offloaded, not as many as the memory of the GPU demands"
-        reading.approximate(policy, why, SLOW, keys)
-        return True
-    if 0 < share < 1:
-        why = f"all states of the optimizer are offloaded, not {share:.0%}"
-        stated = fraction if fraction is not None else reading.take("optimizer")
-        reading.approximate(stated, why, f"{SLOW}, {SMALL}", keys)
-    return share > 0
+        reading.approximate(policy, why, SLOW, {"plan.offload": activations})
+        return 1.0
+    if fraction is not None and not is_null(fraction.value):
+        return float(read_number(fraction))
+    if not silent_share:
+        reading.ignore(reading.take("optimizer_cpu_offload"), "optimizer_offload_fraction is 0 unless it is stated")
+    return 0.5 if hybrid else silent_share
 
 
 def read_optimizer_kind(reading: Reading, name: str) -> None:
@@ -518,6 +526,9 @@ def _write_offload(keys: SomeKeys) -> Keys:
         settings = of_layers if layers else {"fine_grained_activation_offloading": True}
     if "optimizer" in keys.get("plan.offload", ()):
         settings["optimizer_cpu_offload"] = True
+        settings["optimizer_offload_fraction"] = keys.get("plan.offload.fraction", 1)
+        if keys.get("plan.offload.overlap"):
+            settings["overlap_cpu_optimizer_d2h_h2d"] = True
     return settings
 
 

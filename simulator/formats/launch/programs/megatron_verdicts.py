@@ -63,7 +63,7 @@ APPROXIMATIONS: Verdicts = {
     ),
     **judge(
         Approximation("copies to and from the host have the schedule of meshcast"),
-        "cpu_offloading_(activations|double_buffering|retain_pinned.*)|overlap_cpu_optimizer_d2h_h2d",
+        "cpu_offloading_(activations|double_buffering|retain_pinned.*)",
     ),
     **judge(
         Decision("whether weights lie in host memory is decided by it", ("plan.offload=[activations]",)),
