@@ -29,7 +29,7 @@ from meshcast.simulator.formats.launch.programs.sharding import (
 from meshcast.simulator.formats.launch.programs.trainer import assume_no_recomputation
 from meshcast.simulator.formats.launch.programs.trainer_settings import DEEPSPEED_VERDICTS
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Keys, SettingRow, Stated, is_null, read_switch, write_rows
+from meshcast.simulator.formats.launch.table import Keys, SettingRow, SomeKeys, Stated, is_null, read_switch, write_rows
 
 ROWS = (
     SettingRow("deepspeed.train_batch_size", "batch.global"),
@@ -97,9 +97,9 @@ def _read_precision(reading: Reading) -> None:
             reading.set_key("precision.compute", "fp32")
 
 
-def _write_infinity(keys: Mapping[str, Any]) -> dict[str, Any]:
+def _write_infinity(keys: SomeKeys) -> Keys:
     """Writes what ZeRO-Infinity has in host memory or on disks."""
-    settings = {f"{Z}.offload_optimizer.device": keys.get("plan.data.optimizer", "cpu")}
+    settings: Keys = {f"{Z}.offload_optimizer.device": keys.get("plan.data.optimizer", "cpu")}
     if (ratio := keys.get("plan.data.ratio", 1)) != 1:
         settings[f"{Z}.offload_optimizer.ratio"] = ratio
     if (parameters := keys.get("plan.data.parameters", "cpu")) != "gpu":
