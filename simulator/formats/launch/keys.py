@@ -182,8 +182,10 @@ def join_offload(keys: SomeKeys) -> Keys:
     elif data == "zero-2" and "optimizer" in states:
         joined |= {"plan.data": "zero-offload", "plan.data.delayed_update": False}
     if joined.get("plan.offload") == ("optimizer",):
-        kept = ("plan.offload.fraction", "plan.offload.overlap")  # others are of activations
-        joined = {key: value for key, value in joined.items() if not key.startswith("plan.offload.") or key in kept}
+        usual = {"plan.offload.fraction": 1.0, "plan.offload.overlap": False}  # other options are of activations
+        options = [key for key in joined if key.startswith("plan.offload.")]
+        idle = [key for key in options if key not in usual or joined[key] == usual[key]]
+        joined = {key: value for key, value in joined.items() if key not in idle}
     return joined
 
 
