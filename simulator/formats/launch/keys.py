@@ -143,6 +143,8 @@ def _flatten_scheme(entry: SchemeEntry, plan: LongPlan, keys: Keys) -> Keys:
     }
     if name.startswith("recompute-"):
         return {"plan.recompute": name.removeprefix("recompute-")} | flatten("plan.recompute", options)
+    if name == "tiled-mlp":
+        return {"plan.mlp_tiles": options["tiles"]}
     if family == "memory":
         what = options.pop("what", ("activations",)) if name == "offload" else True
         return {f"plan.{name}": tuple(what) if isinstance(what, list) else what} | flatten(f"plan.{name}", options)
@@ -307,7 +309,7 @@ def compose_plan(
     changes: keys of a short plan that replace those that `keys` make.
     """
     kept = _drop_defaults(keys, stated)
-    names = ("tp", "pp", "cp", "dp", "ep", "etp", "order", "partition", "pad_heads", "share", "offload")
+    names = ("tp", "pp", "cp", "dp", "ep", "etp", "order", "partition", "pad_heads", "share", "offload", "mlp_tiles")
     values = {key: kept[f"plan.{key}"] for key in names if f"plan.{key}" in kept}
     short: Keys = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
     if (copies := kept.get("plan.replicate", 1)) > 1:
