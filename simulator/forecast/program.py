@@ -13,7 +13,7 @@ from meshcast.simulator.forecast.resident_memory import growing_gradients
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stage_messages import choose_messages
 from meshcast.simulator.forecast.stages import lower_stages
-from meshcast.simulator.ir.ops import Fragment
+from meshcast.simulator.ir.ops import Fragment, StageOps
 from meshcast.simulator.job.host_launches import hidden_launch_s
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.block import Price, Prices
@@ -50,11 +50,25 @@ def build_program(
             update: replace(update, forward=[op for op in update.forward if op.when != "period"]) for update in updates
         }
         updates = [usual[update] for update in updates]
-    make = partial(_make_program, plan, stages, updates, device_prices(plan, price), shared, orders)
+    played = stages if periodic else _drop_periodic(stages)
+    make = partial(_make_program, plan, played, updates, device_prices(plan, price), shared, orders)
     if by_durations is not None or orders is not None or not plans_orders(plan):
         return stages, make(by_durations is not False)
     programs = [make(True), make(False)]
     return stages, min(programs, key=lambda program: Forecast(plan, play(program), (), ()).seconds)
+
+
+def _drop_periodic(stages: EveryStageOps) -> EveryStageOps:
+    """Returns the stages without the side ops of a single step of a period, each stage once."""
+    kept: dict[int, StageOps] = {}
+
+    def drop(stage_ops: StageOps) -> StageOps:
+        if id(stage_ops) not in kept:
+            ahead = [side for side in stage_ops.ahead if side.ops[0].when != "period"]
+            kept[id(stage_ops)] = stage_ops if len(ahead) == len(stage_ops.ahead) else replace(stage_ops, ahead=ahead)
+        return kept[id(stage_ops)]
+
+    return [drop(stage) if isinstance(stage, StageOps) else [*map(drop, stage)] for stage in stages]
 
 
 def plans_orders(plan: Plan) -> bool:

@@ -222,7 +222,7 @@ def offloaded_bytes(plan: Plan, params: DeviceParams) -> dict[str, float]:
         framework, shards = plan.job.framework, _shard_counter(plan)
         elements = sum(size / shards("optimizer", param) for param, size in params.groups if param.trained)
         if not _find_offloaded(plan, "gradients"):
-            offloaded["cpu"] += BYTES[framework.gradients] * elements
+            offloaded["cpu"] += BYTES[framework.gradients] * sum(places.values()) * elements
         flattened = framework.update.converts and framework.update.flattens  # on the GPU where they are not
         for place, share in places.items() if flattened else ():
             offloaded[place] += BYTES[framework.main_weights] * share * elements

@@ -155,6 +155,9 @@ class ShortStage(JobPart):
         PlanKey("memory/offload", "what", part="stages", auto=((), ("optimizer",)), flat="offload"),
     ] = ()
     """`[optimizer]`, `[activations]` or both: kept in host memory (`memory/offload`)"""
+    mlp_tiles: Annotated[Count | None, PlanKey("memory/tiled-mlp", "tiles", default="none", flat="mlp_tiles")] = None
+    """tiles of a micro-batch's tokens whose MLPs are computed one after another, and again in the backward pass
+    (`memory/tiled-mlp`: ALST)"""
     sequence_parallel: Annotated[
         bool,
         PlanKey("tensor", chooses=MEGATRON, degree="tp", part="layers", auto=(True, False), saves=True, sigma=0.03),

@@ -210,6 +210,8 @@ def _expand_stage(short: ShortStage, dp: int, model: Model, where: str, node: in
         schemes.append(_selective_scheme(short.recompute, f"{where}.recompute"))
     if short.offload:
         schemes.append({"use": "memory/offload", "what": list(short.offload)})
+    if short.mlp_tiles is not None:
+        schemes.append({"use": "memory/tiled-mlp", "tiles": short.mlp_tiles})
     return {"mesh": mesh, "views": views, "schemes": schemes}
 
 

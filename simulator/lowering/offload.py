@@ -8,12 +8,13 @@ next unit's backward pass. So the GPU holds the activations of at most two units
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.modules import Update
 from meshcast.simulator.ir.ops import (
     BYTES,
@@ -160,6 +161,7 @@ def update_on_host(
     gradients_on_host: bool = False,
     delayed: bool = False,
     share: float = 1.0,
+    by_parameter: bool = False,
 ) -> Fragment:
     """Rewrites the update of states that are kept on the host: gradients are copied there, CPUs update the states, and
     weights are copied back.
@@ -169,33 +171,79 @@ def update_on_host(
     gradients_on_host: the gradients are on the host already and are not copied.
     delayed: the states are updated beside the passes of the next step, see `delayed_update`.
     share: of the states; the GPU updates the rest at the same time, and has room for what that takes.
+    by_parameter: each parameter is copied while others are updated.
     """
     fragment.tensor_uses = _scale_workspace(fragment.tensor_uses, 1 - share)
     rewrite = Rewrite(fragment)
     for op in fragment.forward:
         if not isinstance(op.work, Memory):
             continue
-        read, write = op.work.read, op.work.write
-        stays: list[Op] = []
-        if share < 1.0:
-            kept = replace(op.work, read=round(read * (1 - share)), write=round(write * (1 - share)))
-            stays, read, write = [replace(op, work=kept)], read - kept.read, write - kept.write
+        stays, (read, write) = _divide_kernel(op, op.work, share)
         if op.work.what == "adam":
-            elements = round(read / module.read)
-            sent, back = elements * module.grad_bytes, round(elements * weights)
-            disks = (read - sent, write - back) if to == "nvme" else (0, 0)
-            step = Op("adam on the host", HOST, HostUpdate(read, write, *disks), list(op.after), "U")
-            ops = [] if delayed else [step]
-            if not gradients_on_host:
-                ops.insert(0, Op("copy gradients", OUT, HostCopy(sent), list(op.after), "U"))
-                step.after = ops[:1]
-            if weights:
-                ops.append(Op("copy weights", IN, HostCopy(back, True), ops[-1:] or list(op.after), "U"))
+            part = _find_host_part(module, read, write, weights, to)
+            part = replace(part, sent=0) if gradients_on_host else part
+            pieces = part.divide(count_parameters(module, read / module.read) if by_parameter else 1)
+            ops = [step for piece in pieces for step in piece.make_ops(op.after, delayed)]
             rewrite.swap(op, [*stays, *ops], [*stays, *ops[-1:]])
         elif gradients_on_host:
             there = Op(op.name, HOST, HostUpdate(read, write), list(op.after), op.phase)
             rewrite.swap(op, [*stays, there], [*stays, there])
     return rewrite.apply()
+
+
+@dataclass(frozen=True)
+class HostPart:
+    """A part of an update on the host.
+
+    sent: bytes of gradients that are copied to the host before; 0: they are there.
+    update: of the states.
+    back: bytes of weights that are copied to the GPU behind it; 0: none are.
+    """
+
+    sent: int
+    update: HostUpdate
+    back: int
+
+    def divide(self, pieces: int) -> list[HostPart]:
+        """Returns equal pieces of it."""
+        if pieces == 1:
+            return [self]
+        figures = (self.sent, self.update.read, self.update.write, self.update.loaded, self.update.stored, self.back)
+        ends = [[i * figure // pieces for i in range(pieces + 1)] for figure in figures]
+        parts = ([end[i + 1] - end[i] for end in ends] for i in range(pieces))
+        return [HostPart(sent, HostUpdate(*update), back) for sent, *update, back in parts]
+
+    def make_ops(self, after: Sequence[Op], delayed: bool) -> list[Op]:
+        """Returns its ops, each after that before. delayed: without the update itself."""
+        ops = [Op("copy gradients", OUT, HostCopy(self.sent), list(after), "U")] if self.sent else []
+        if not delayed:
+            ops.append(Op("adam on the host", HOST, self.update, ops[-1:] or list(after), "U"))
+        if self.back:
+            ops.append(Op("copy weights", IN, HostCopy(self.back, True), ops[-1:] or list(after), "U"))
+        return ops
+
+
+def _divide_kernel(op: Op, work: Memory, share: float) -> tuple[list[Op], tuple[int, int]]:
+    """Returns what a kernel leaves to the GPU, if anything, and the bytes read and written for a share of its work."""
+    if share == 1.0:
+        return [], (work.read, work.write)
+    kept = replace(work, read=round(work.read * (1 - share)), write=round(work.write * (1 - share)))
+    return [replace(op, work=kept)], (work.read - kept.read, work.write - kept.write)
+
+
+def _find_host_part(module: Update, read: int, write: int, weights: float, to: str) -> HostPart:
+    """Returns the part of an update that reads and writes so many bytes; see `update_on_host`."""
+    elements = round(read / module.read)
+    sent, back = elements * module.grad_bytes, round(elements * weights)
+    disks = (read - sent, write - back) if to == "nvme" else (0, 0)
+    return HostPart(sent, HostUpdate(read, write, *disks), back)
+
+
+def count_parameters(module: Update, elements: float) -> int:
+    """Counts the parameters that have so many elements of all that a device holds."""
+    trained = [(count, count * param.size) for param, count in module.params if param.trained]
+    whole = sum(size for _, size in trained)
+    return max(1, round(sum(count for count, _ in trained) * elements / whole)) if whole else 1
 
 
 def _scale_workspace(tensor_uses: Iterable[TensorUse], share: float) -> list[TensorUse]:

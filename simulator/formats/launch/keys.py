@@ -143,6 +143,8 @@ def _flatten_scheme(entry: SchemeEntry, plan: LongPlan, keys: Keys) -> Keys:
     }
     if name.startswith("recompute-"):
         return {"plan.recompute": name.removeprefix("recompute-")} | flatten("plan.recompute", options)
+    if name == "tiled-mlp":
+        return {"plan.mlp_tiles": options["tiles"]}
     if family == "memory":
         what = options.pop("what", ("activations",)) if name == "offload" else True
         return {f"plan.{name}": tuple(what) if isinstance(what, list) else what} | flatten(f"plan.{name}", options)
@@ -184,8 +186,11 @@ def join_offload(keys: SomeKeys) -> Keys:
         joined["plan.offload"] = tuple(sorted({*states, "optimizer"}))
     elif data == "zero-2" and "optimizer" in states:
         joined |= {"plan.data": "zero-offload", "plan.data.delayed_update": False}
-    if joined.get("plan.offload") == ("optimizer",):  # options are of activations
-        joined = {key: value for key, value in joined.items() if not key.startswith("plan.offload.")}
+    if joined.get("plan.offload") == ("optimizer",):
+        usual = {"plan.offload.fraction": 1.0, "plan.offload.overlap": False}  # other options are of activations
+        options = [key for key in joined if key.startswith("plan.offload.")]
+        idle = [key for key in options if key not in usual or joined[key] == usual[key]]
+        joined = {key: value for key, value in joined.items() if key not in idle}
     return joined
 
 
@@ -307,7 +312,7 @@ def compose_plan(
     changes: keys of a short plan that replace those that `keys` make.
     """
     kept = _drop_defaults(keys, stated)
-    names = ("tp", "pp", "cp", "dp", "ep", "etp", "order", "partition", "pad_heads", "share", "offload")
+    names = ("tp", "pp", "cp", "dp", "ep", "etp", "order", "partition", "pad_heads", "share", "offload", "mlp_tiles")
     values = {key: kept[f"plan.{key}"] for key in names if f"plan.{key}" in kept}
     short: Keys = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
     if (copies := kept.get("plan.replicate", 1)) > 1:

@@ -22,9 +22,13 @@ A linear layer that is too large for a GPU runs as `tiles` smaller ones (memory-
 of the rows of the weights, so of the output: it is gathered, used and freed by itself, and its gradient is reduced
 before that of the next tile is computed. Outputs of tiles are joined by a copy, their gradients of the input are added.
 
-Not modelled: the host's accumulation over micro-batches.
+With `ratio` r (Twin-Flow of ZeRO-Offload++) the hosts have r of gradients and optimizer states, and the GPUs update
+the others at the same time: a GPU keeps 16 (1 - r) / N bytes per parameter, with fp32 gradients.
 
-References: Rajbhandari et al. 2021, arXiv 2104.07857, sections 4, 5 and 6; DeepSpeed runtime/zero/tiling.py.
+Not modelled: the host's accumulation over micro-batches; that `ratio` counts whole sub-groups (`sub_group_size`).
+
+References: Rajbhandari et al. 2021, arXiv 2104.07857, sections 4, 5 and 6; DeepSpeed runtime/zero/tiling.py; `ratio`:
+https://github.com/deepspeedai/DeepSpeed/tree/master/blogs/deepspeed-offloadpp and runtime/zero/stage3.py.
 """
 
 from collections import defaultdict
@@ -32,7 +36,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from meshcast.hardware.schemas import Field
+from meshcast.hardware.schemas import Field, model_validator
 from meshcast.simulator.ir.modules import Stage
 from meshcast.simulator.ir.ops import BYTES, Fragment, Gemm, Memory, Op, Param, StageOps
 from meshcast.simulator.ir.scheme import ClosedForm, LowerStage, Paper
@@ -51,21 +55,33 @@ class ZeroInfinity(CoordinatedScheme):
         """Where shards of the weights lie."""
         optimizer: Literal["cpu", "nvme"] = "cpu"
         """Where gradients and optimizer states lie."""
+        ratio: float = Field(default=1.0, ge=0, le=1)
+        """Share of gradients and optimizer states that lies there; the rest stays on the GPU, which updates it."""
         tiles: int = Field(default=1, ge=1)
         """Tiles of a linear layer, each of which is gathered and freed by itself."""
+
+        @model_validator(mode="after")
+        def _check_ratio(self) -> "ZeroInfinity.Options":
+            if self.ratio < 1 and self.optimizer == "nvme":
+                raise ValueError("a ratio divides states between a GPU and the memory of its host: set optimizer: cpu")
+            return self
 
     def lower_stage(self, stage: Stage, inner: LowerStage) -> StageOps:
         return super().lower_stage(stage, lambda part: tile_linear_layers(inner(part), self.options.tiles))
 
     def offloaded_to(self, state: str) -> Mapping[str, float]:
-        place = self.options.parameters if state == "parameters" else self.options.optimizer
-        return {} if place == "gpu" else {place: 1.0}
+        options, of_weights = self.options, state == "parameters"
+        place, share = (options.parameters, 1.0) if of_weights else (options.optimizer, options.ratio)
+        return {place: share} if place != "gpu" and share else {}
 
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         n = setting.n
         moved = setting.batches * (2 * setting.weight_bytes + setting.grad_bytes)
         yield ClosedForm("sent_per_step", (n - 1) / n * moved, "arXiv 1910.02054, section 7.2.2: as ZeRO stage 3")
-        yield ClosedForm("state_bytes_per_parameter", 0, "section 5.1: all model states are off the GPU")
+        kept = 16 * (1 - self.options.ratio) / n
+        yield ClosedForm(
+            "state_bytes_per_parameter", kept, "section 5.1: all states are off the GPU, or `ratio` of them"
+        )
 
 
 def tile_linear_layers(stage_ops: StageOps, tiles: int) -> StageOps:

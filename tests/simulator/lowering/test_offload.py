@@ -152,6 +152,31 @@ def test_a_share_of_the_states_is_updated_on_the_host_and_the_rest_beside_it(sha
     assert {use.key: use.nbytes for use in moved.tensor_uses} == {UPDATE: 4_000 * (1 - share), "grads": 2_000}
 
 
+def test_the_gpu_keeps_the_states_that_a_fraction_leaves() -> None:
+    jobs = [with_offload(small(), what=["optimizer"], fraction=fraction) for fraction in (1.0, 0.25)]
+    whole, part = map(play_job, jobs)
+    elements = whole.plan.job.model.parameters
+    assert (whole.resting(0)["optimizer"], part.resting(0)["optimizer"]) == (0, 0.75 * 12 * elements)
+    for back in (False, True):
+        assert copies(part, back) == copies(whole, back) / 4
+    there = [simulate(job).host_uses[0].needed for job in jobs]
+    assert there[1] == pytest.approx(there[0] / 4, rel=1e-6)
+
+
+def test_parameters_are_copied_while_the_host_updates_others() -> None:
+    """As many bytes as at once, in as many pieces as there are parameters; the host waits for the first piece alone."""
+    plain, overlapped = (play_job(with_offload(small(), what=["optimizer"], overlap=on)) for on in (False, True))
+    for back in (False, True):
+        assert copies(plain, back) == copies(overlapped, back)
+    steps = [number for number, op in overlapped.instances() if isinstance(op.work, HostUpdate)]
+    stage_ops = overlapped.stage_ops(0)
+    assert len(steps) == sum(count for _, count in stage_ops.params())
+    runs, times = (plain, overlapped), overlapped.times
+    late, early = (max(run.times.end[n] for n, op in run.instances() if op.name == "copy weights") for run in runs)
+    assert early < late
+    assert all(times.begin[later] == times.end[earlier] for earlier, later in pairwise(steps))
+
+
 def test_gradients_go_out_then_the_host_works_then_weights_come_back() -> None:
     """States on disks are read and written once."""
     run = play_job(with_offload(small(), what=["optimizer"], to="nvme"))

@@ -300,6 +300,36 @@ def test_an_outer_step_pays_for_its_reduction_and_its_kernels(options: dict[str,
     assert report.play.offloaded[0]["cpu"] == pytest.approx(8 * weights if options.get("outer") else 0)
 
 
+@pytest.mark.parametrize(("fragments", "delay"), [(1, 1), (3, 0), (3, 2), (4, 1), (6, 3)])
+def test_fragments_send_as_much_in_a_period_as_all_weights(fragments: int, delay: int) -> None:
+    """With a delay beside the steps, which are as long as alone where the wire is fast, but for their kernels."""
+    options = {"period": 12, "fragments": fragments, "delay": delay, "outer_gradients": "fp4"}
+    report, (rare, usual) = of_a_period(job("data/diloco", 4, **options), Ideal(links=1e12))
+    period, weights = report.play.plan.passes.period, report.job.model.parameters
+    assert period == max(1, 12 // (fragments * max(1, delay)))
+    ops = [op for task in {*rare.tasks} for side in task.ahead for op in side.ops]
+    ops += [op for update in rare.updates for part in update.parts for op in part.block.ops]
+    assert bool(delay) == any(op.stream == "data-outer" for op in ops)
+    sums = [op.work.nbytes for op in ops if op.name == "reduce outer gradients" and isinstance(op.work, Collective)]
+    assert sum(sums) == pytest.approx(0.5 * weights * period / 12, rel=1e-3)
+    assert period == 1 or not any(task.ahead for task in {*usual.tasks})
+    on_gpu = report.play.resting[0]["optimizer"] - 12 * weights
+    assert on_gpu == pytest.approx((8 + bool(delay) * 0.5 / fragments) * weights)
+
+
+@pytest.mark.parametrize("slow", [0.5, 2.0])
+def test_a_step_takes_the_longer_of_its_passes_and_of_the_reduction_beside_them(slow: float) -> None:
+    """A fragment is sent in two parts, beside as many steps."""
+    alone, _ = of_a_period(job("data/ddp", 1), Ideal())
+    weights = alone.job.model.parameters
+    options = {"period": 8, "fragments": 2, "delay": 2, "outer_gradients": "fp4"}
+    wire = 0.5 * weights / 4 / (slow * alone.seconds)
+    report, _ = of_a_period(job("data/diloco", 4, **options), Ideal(links=wire, memory=1e15))
+    swift, _ = of_a_period(job("data/ddp", 1), Ideal(memory=1e15))
+    longer = 0.5 * weights / 4 / wire
+    assert report.seconds == pytest.approx((max(swift.seconds, longer) + swift.seconds) / 2, rel=1e-3)
+
+
 @pytest.mark.parametrize("use", ["data/local-sgd", "data/diloco", "data/parallel-sgd"])
 def test_ranks_of_a_worker_reduce_gradients_in_every_step_and_meet_with_a_share_each(use: str) -> None:
     config = job(use, 4, period=3)

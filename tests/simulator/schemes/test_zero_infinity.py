@@ -88,6 +88,25 @@ def test_states_are_stored_where_the_options_state(parameters: str, optimizer: s
     assert (step.loaded > 0) == (step.stored > 0) == (optimizer == "nvme")
 
 
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 0.8])
+def test_gpus_update_the_states_that_a_ratio_leaves_them(ratio: float) -> None:
+    """While the host updates its own; gradients of these alone go to it."""
+    n = 4
+    found = play_job(job(n, parameters="gpu", ratio=ratio))
+    elements = found.plan.job.model.parameters / n
+    held = {
+        "parameters": 2 * elements,
+        "gradients": 4 * (1 - ratio) * elements,
+        "optimizer": 12 * (1 - ratio) * elements,
+    }
+    assert found.resting(0) == pytest.approx(held, rel=1e-3)
+    assert copied(found, False, "cpu") == pytest.approx(4 * ratio * elements, rel=1e-3, abs=1)
+    steps = {op.name: number for number, op in found.instances() if op.name.startswith("adam")}
+    assert set(steps) == ({"adam", "adam on the host"} if ratio else {"adam"})
+    if ratio:
+        assert found.times.begin[steps["adam"]] == found.times.begin[steps["adam on the host"]]
+
+
 @pytest.mark.parametrize("batches", [1, 3])
 def test_one_rank_offloads_without_collectives(batches: int) -> None:
     """40 B parameters on one V100 (DeepSpeed's ZeRO-3 Offload): states on the host, modules come one after another."""

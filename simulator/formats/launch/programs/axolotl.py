@@ -131,7 +131,7 @@ AXOLOTL_VERDICTS = list_verdicts(
     ),
     ("plugins", NoInfluence("what plugins change is in their settings")),
     ("heads_k_stride", Approximation("keys and values of all heads are gathered at once", "it needs more memory")),
-    ("tiled_mlp*", Approximation("MLPs are forecast in one piece", "the forecast needs more memory")),
+    ("tiled_mlp_use_original_mlp", NoInfluence("both kinds of MLP are forecast as that of transformers")),
     (
         "selective_checkpointing*",
         Approximation("whole layers are recomputed", "the forecast is too slow"),
@@ -169,6 +169,7 @@ def interpret(reading: Reading) -> None:
     read_optimizer(reading, "optimizer")
     _read_degrees(reading)
     _read_kernels(reading)
+    _read_tiles(reading)
     _read_adapters(reading)
     _read_evaluation(reading)
     _read_reinforcement(reading)
@@ -292,6 +293,20 @@ def _read_loss(reading: Reading, plugins: str) -> None:
             set_chunked_loss(reading, CUT_LOSS, "cut_cross_entropy", "plugins")
 
 
+TILE = 32768
+"""Tokens of a tile of an MLP (`_build_tiled_forward` of axolotl's src/axolotl/monkeypatch/tiled_mlp/patch.py)."""
+
+
+def _read_tiles(reading: Reading) -> None:
+    """Reads into how many tiles the MLPs of a sequence are cut."""
+    number = reading.take_count("tiled_mlp_num_shards")
+    if take_on(reading, "tiled_mlp") is None:
+        reading.ignore(reading.take("tiled_mlp_num_shards"), "MLPs are not cut")
+        return
+    tokens = reading.keys.get("batch.sequence", 0) // reading.keys.get("plan.cp", 1)
+    reading.set_key("plan.mlp_tiles", number or max(1, -(-tokens // TILE)), "tiled_mlp", "tiled_mlp_num_shards")
+
+
 def _read_adapters(reading: Reading) -> None:
     stated = take_on(reading, "adapter")
     four, eight = take_on(reading, "load_in_4bit"), take_on(reading, "load_in_8bit")
@@ -351,6 +366,14 @@ CUT_CROSS_ENTROPY = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugi
 """The plugin of a loss that never has all logits at once."""
 
 
+def _write_activations(keys: SomeKeys) -> Keys:
+    """Writes what becomes of activations beside recomputation."""
+    settings: Keys = {"activation_offloading": True} if offloads(keys, "activations") else {}
+    if tiles := keys.get("plan.mlp_tiles"):
+        settings |= {"tiled_mlp": True, "tiled_mlp_num_shards": tiles}
+    return settings
+
+
 def write(keys: Keys, header: list[str]) -> str:
     """Writes a YAML file, with the configurations of DeepSpeed and FSDP inside."""
     is_compared, keys = compares_pairs(keys), count_pairs(keys)
@@ -368,8 +391,7 @@ def write(keys: Keys, header: list[str]) -> str:
         settings["gradient_checkpointing_kwargs"] = {"use_reentrant": is_reentrant}
     if (name := name_attention(keys)) is not None:
         settings["attn_implementation"] = name
-    if offloads(keys, "activations"):
-        settings["activation_offloading"] = True
+    settings |= _write_activations(keys)
     settings |= _write_adapters(keys) if has_adapters(keys) else {}
     if is_compared:
         settings["rl"] = "dpo"

@@ -29,7 +29,7 @@ from meshcast.simulator.formats.launch.programs.sharding import (
 from meshcast.simulator.formats.launch.programs.trainer import assume_no_recomputation
 from meshcast.simulator.formats.launch.programs.trainer_settings import DEEPSPEED_VERDICTS
 from meshcast.simulator.formats.launch.reading import Reading
-from meshcast.simulator.formats.launch.table import Keys, SettingRow, Stated, is_null, read_switch, write_rows
+from meshcast.simulator.formats.launch.table import Keys, SettingRow, SomeKeys, Stated, is_null, read_switch, write_rows
 
 ROWS = (
     SettingRow("deepspeed.train_batch_size", "batch.global"),
@@ -97,6 +97,16 @@ def _read_precision(reading: Reading) -> None:
             reading.set_key("precision.compute", "fp32")
 
 
+def _write_infinity(keys: SomeKeys) -> Keys:
+    """Writes what ZeRO-Infinity has in host memory or on disks."""
+    settings: Keys = {f"{Z}.offload_optimizer.device": keys.get("plan.data.optimizer", "cpu")}
+    if (ratio := keys.get("plan.data.ratio", 1)) != 1:
+        settings[f"{Z}.offload_optimizer.ratio"] = ratio
+    if (parameters := keys.get("plan.data.parameters", "cpu")) != "gpu":
+        settings[f"{Z}.offload_param.device"] = parameters
+    return settings
+
+
 def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Writes the settings of a job by their dotted names in the file."""
     data, dp = str(keys.get("plan.data", "ddp")), keys.get("plan.dp", 1)
@@ -113,9 +123,7 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     ):
         settings[f"{Z}.offload_optimizer.device"] = "cpu"
     elif data == "zero-infinity":
-        settings[f"{Z}.offload_optimizer.device"] = keys.get("plan.data.optimizer", "cpu")
-        if (parameters := keys.get("plan.data.parameters", "cpu")) != "gpu":
-            settings[f"{Z}.offload_param.device"] = parameters
+        settings |= _write_infinity(keys)
     elif data == "zero-plus-plus":
         each = keys.get("cluster.gpus_per_node", 8)
         settings[f"{Z}.zero_hpz_partition_size"] = each if keys.get("plan.data.hpz", True) else 1

@@ -57,6 +57,7 @@ PLACES = {
     **dict.fromkeys(("use_megatron_fsdp", "data_parallel_sharding_strategy"), "ddp"),
     **dict.fromkeys(("use_distributed_optimizer", "num_distributed_optimizer_instances"), "ddp"),
     **dict.fromkeys(("use_precision_aware_optimizer", "optimizer_cpu_offload"), "optimizer"),
+    **dict.fromkeys(("optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d"), "optimizer"),
     **dict.fromkeys(("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"), "optimizer"),
     **{"tp_comm_overlap": "comm_overlap", "use_tp_pp_dp_mapping": "dist"},
 }

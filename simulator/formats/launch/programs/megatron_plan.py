@@ -76,6 +76,11 @@ MESSAGES = {"all-gather": "all_gather", "ulysses": "a2a"}
 GROUPS = ("microbatch_group_size_per_virtual_pipeline_stage", "microbatch_group_size_per_vp_stage")
 """Micro-batches of a group of the interleaved schedule, on the command line and in the configuration."""
 
+OFFLOADED_MODULES = (
+    *("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp"),
+)
+"""Words of ``offload_modules`` that `memory/offload` knows."""
+
 MODULES = ("core_attn", "mlp", "moe", "shared_experts", "layernorm", "moe_act", "mla_up_proj")
 """Modules of ``recompute_modules`` that meshcast has by the same name."""
 
@@ -86,11 +91,14 @@ LAST = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
 OFFLOADED = ("fine_grained_activation_offloading", "cpu_offloading")
 """Settings that offload activations."""
 
-OFFLOAD_DETAILS = (
-    *("cpu_offloading_activations", "cpu_offloading_weights", "cpu_offloading_double_buffering", "offload_modules"),
-    *("activation_offload_fraction", "cpu_offloading_retain_pinned_cpu_buffers", "min_offloaded_tensor_size"),
+BY_LAYER = (
+    *("cpu_offloading_activations", "cpu_offloading_weights", "cpu_offloading_double_buffering"),
+    "cpu_offloading_retain_pinned_cpu_buffers",
 )
 """Settings of offloading, which count with a setting of `OFFLOADED` alone."""
+
+BY_MODULE = ("offload_modules", "activation_offload_fraction", "min_offloaded_tensor_size")
+"""Settings of offloading module by module, which count with the first of `OFFLOADED` alone."""
 
 HYBRID = "hybridadam"
 """Adam with states in host memory, half of them without another fraction (alibaba/Pai-Megatron-Patch @a098ca5a,
@@ -104,8 +112,12 @@ WHOLE = ("checkpoint_activations", "activations_checkpoint_method")
 Megatron-DeepSpeeds keep the first."""
 
 
-def read_plan(reading: Reading) -> None:
-    """Reads what rows alone do not say: schedule, data, context and expert parallelism, recomputation, offloading."""
+def read_plan(reading: Reading, silent_share: float = 1.0) -> None:
+    """Reads what rows alone do not say: schedule, data, context and expert parallelism, recomputation, offloading.
+
+    silent_share: of the states that are offloaded where the file does not say how many: all by the arguments of
+        Megatron-LM, none by `OptimizerConfig`.
+    """
     keys = reading.keys
     reading.set_key("framework.name", "megatron-core")
     if keys["plan.tp"] == 1:
@@ -119,7 +131,7 @@ def read_plan(reading: Reading) -> None:
     reading.take("hierarchical_context_parallel_sizes")
     _read_experts(reading)
     _read_recompute(reading)
-    _read_offload(reading)
+    _read_offload(reading, silent_share)
     read_optimizer_kind(reading, "optimizer")
 
 
@@ -137,41 +149,67 @@ MUON = (
 """Settings of Muon (megatron/training/arguments.py)."""
 
 
-def _read_offload(reading: Reading) -> None:
+def _read_offload(reading: Reading, silent_share: float) -> None:
     """Reads what lies in host memory: activations, and states of the optimizer or a share of them."""
-    activations = ("activations",) if any([reading.take_switch(name) for name in OFFLOADED]) else ()
-    if not activations:
-        for name in OFFLOAD_DETAILS:
-            reading.ignore(reading.take(name), "no activations are offloaded")
-    states = ("optimizer",) if _offloads_states(reading, activations) else ()
+    by_module, by_layer = (reading.take_switch(name) for name in OFFLOADED)
+    activations = ("activations",) if by_module or by_layer else ()
+    if by_module:
+        _read_modules_offloaded(reading)
+    for name in () if by_module else BY_MODULE:
+        reading.ignore(reading.take(name), "no modules are offloaded")
+    for name in () if activations else BY_LAYER:
+        reading.ignore(reading.take(name), "no activations are offloaded")
+    share = _read_state_share(reading, activations, silent_share)
+    states = ("optimizer",) if share > 0 else ()
     if activations or states:
         names = (*OFFLOADED, "optimizer_cpu_offload", *(("optimizer",) if _is_hybrid(reading) else ()))
         reading.set_key("plan.offload", activations + states, *names)
+    if 0 < share < 1:
+        reading.set_key("plan.offload.fraction", share, "optimizer_offload_fraction")
+    if states and reading.take_switch("overlap_cpu_optimizer_d2h_h2d"):
+        reading.set_key("plan.offload.overlap", True, "overlap_cpu_optimizer_d2h_h2d")
     if layers := reading.take_count("cpu_offloading_num_layers"):
         reading.set_key("plan.offload.layers", layers, "cpu_offloading_num_layers")
+
+
+def _read_modules_offloaded(reading: Reading) -> None:
+    """Reads the modules whose saved tensors are offloaded, as `TransformerConfig` does."""
+    stated, share = reading.take("offload_modules"), reading.take("activation_offload_fraction")
+    words = read_words(stated) if stated is not None and not is_null(stated.value) else ()
+    modules = tuple(word for word in words if word in OFFLOADED_MODULES)
+    if modules:
+        reading.set_key("plan.offload.modules", modules, "offload_modules")
+    else:
+        why = "it does not say which modules are offloaded, and the program refuses that"
+        reading.ask(stated or reading.take(OFFLOADED[0]), why, "plan.offload.modules=[core_attn,attn_proj]")
+    if others := sorted({*words} - {*modules}):
+        reading.approximate(stated, f"what {', '.join(others)} saves stays on the GPU", LARGE)
+    if share is not None and not is_null(share.value) and (copies := float(read_number(share))) != 1:
+        reading.set_key("plan.offload.copies", copies, "activation_offload_fraction")
+    if (least := reading.take_count("min_offloaded_tensor_size")) is not None:
+        reading.set_key("plan.offload.least_elements", least, "min_offloaded_tensor_size")
 
 
 def _is_hybrid(reading: Reading) -> bool:
     return reading.take_word("optimizer") == HYBRID
 
 
-def _offloads_states(reading: Reading, activations: tuple[str, ...]) -> bool:
-    """Returns whether states of the optimizer lie in host memory; a share of them is forecast as all."""
+def _read_state_share(reading: Reading, activations: tuple[str, ...], silent_share: float) -> float:
+    """Returns which share of the optimizer's states lies in host memory."""
     hybrid, fraction = _is_hybrid(reading), reading.take("optimizer_offload_fraction")
-    policy = reading.take("optimizer_offload_policy")
+    policy, overlap = reading.take("optimizer_offload_policy"), reading.take("overlap_cpu_optimizer_d2h_h2d")
     if not (reading.take_switch("optimizer_cpu_offload") or hybrid):
-        return False
-    share = (0.5 if hybrid else 1) if fraction is None or is_null(fraction.value) else read_number(fraction)
-    keys = {"plan.offload": activations}
+        reading.ignore(overlap, "no states are offloaded")
+        return 0.0
     if policy is not None and str(policy.value) == "auto":
         why = "all states of the optimizer are offloaded, not as many as the memory of the GPU demands"
-        reading.approximate(policy, why, SLOW, keys)
-        return True
-    if 0 < share < 1:
-        why = f"all states of the optimizer are offloaded, not {share:.0%}"
-        stated = fraction if fraction is not None else reading.take("optimizer")
-        reading.approximate(stated, why, f"{SLOW}, {SMALL}", keys)
-    return share > 0
+        reading.approximate(policy, why, SLOW, {"plan.offload": activations})
+        return 1.0
+    if fraction is not None and not is_null(fraction.value):
+        return float(read_number(fraction))
+    if not silent_share:
+        reading.ignore(reading.take("optimizer_cpu_offload"), "optimizer_offload_fraction is 0 unless it is stated")
+    return 0.5 if hybrid else silent_share
 
 
 def read_optimizer_kind(reading: Reading, name: str) -> None:
@@ -580,11 +618,27 @@ def _write_recompute(keys: SomeKeys) -> Keys:
 def _write_offload(keys: SomeKeys) -> Keys:
     settings: Keys = {}
     if "activations" in keys.get("plan.offload", ()):
-        layers = keys.get("plan.offload.layers")
-        of_layers = {"cpu_offloading": True, "cpu_offloading_num_layers": layers}
-        settings = of_layers if layers else {"fine_grained_activation_offloading": True}
+        settings = _write_activations(keys)
     if "optimizer" in keys.get("plan.offload", ()):
         settings["optimizer_cpu_offload"] = True
+        settings["optimizer_offload_fraction"] = keys.get("plan.offload.fraction", 1)
+        if keys.get("plan.offload.overlap"):
+            settings["overlap_cpu_optimizer_d2h_h2d"] = True
+    return settings
+
+
+def _write_activations(keys: SomeKeys) -> Keys:
+    """Writes which activations are offloaded: of modules, or of layers; those of all layers it cannot say."""
+    layers, modules = keys.get("plan.offload.layers"), keys.get("plan.offload.modules")
+    if not modules:
+        return {"cpu_offloading": True, "cpu_offloading_num_layers": layers} if layers else {}
+    settings: Keys = {"fine_grained_activation_offloading": True, "offload_modules": [*modules]}
+    for name, key, usual in (
+        ("activation_offload_fraction", "copies", 1),
+        ("min_offloaded_tensor_size", "least_elements", None),
+    ):
+        if (value := keys.get(f"plan.offload.{key}", usual)) != usual:
+            settings[name] = value
     return settings
 
 

@@ -63,13 +63,12 @@ APPROXIMATIONS: Verdicts = {
         "moe_.*_dtype",
     ),
     **judge(
-        Approximation("activations are offloaded as a whole", SMALL),
-        "offload_modules|activation_offload_fraction|min_offloaded_tensor_size|.*offload.*inflight.*",
-        "delta_offload.*",
+        Approximation("every stage offloads alike, and the GPU waits for no copy to the host", SMALL),
+        ".*offload.*inflight.*|delta_offload.*",
     ),
     **judge(
         Approximation("copies to and from the host have the schedule of meshcast"),
-        "cpu_offloading_(activations|double_buffering|retain_pinned.*)|overlap_cpu_optimizer_d2h_h2d",
+        "cpu_offloading_(activations|double_buffering|retain_pinned.*)",
     ),
     **judge(
         Decision("whether weights lie in host memory is decided by it", ("plan.offload=[activations]",)),

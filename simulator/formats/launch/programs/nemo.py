@@ -482,7 +482,7 @@ def interpret_configuration(reading: Reading) -> None:
     _read_model(reading)
     _set_optimizer_sharding(reading)
     read_optimizer_kind(reading, "optim.name")
-    read_plan(reading)
+    read_plan(reading, silent_share=0.0)
     strategy, fsdp = reading.take_word("fsdp_sharding_strategy") or "full", reading.take_word("fsdp")
     reading.take("fsdp_grad_reduce_dtype", "fsdp_sharded_checkpoint")
     if fsdp in ("true", "megatron", "pytorch"):

@@ -72,7 +72,7 @@ FUSION = SettingRow("gradient_accumulation_fusion", "framework.set.fused_gradien
 def read_megatron_step(reading: Reading) -> None:
     """Reads degrees, sharding, recomputation and number formats in the words of Megatron-Core."""
     reading.read_rows((*DEGREES, *TRAITS, FUSION))
-    read_plan(reading)
+    read_plan(reading, silent_share=0.0)
     read_recipe(reading, "bf16")
     if reading.take_count("recompute_num_layers") == 1:
         reading.ignore(reading.take("recompute_num_layers"), "each layer is recomputed alone")

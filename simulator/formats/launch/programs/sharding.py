@@ -295,10 +295,22 @@ def _set_infinity(reading: Reading, devices: Mapping[str, str]) -> None:
     for what, key, otherwise in (("param", "parameters", "gpu"), ("optimizer", "optimizer", "cpu")):
         place = devices[what] if devices[what] in ("cpu", "nvme") else otherwise
         reading.set_key(f"plan.data.{key}", place, names[what])
+    _read_ratio(reading, devices["optimizer"])
     if devices["optimizer"] not in ("cpu", "nvme"):
         why = "where weights lie in host memory, the optimizer states are forecast there, too"
         errs = "the forecast needs less memory of the GPU, and its step is longer"
         reading.approximate(reading.take(names["param"]), why, errs)
+
+
+def _read_ratio(reading: Reading, device: str) -> None:
+    """Reads the share of the optimizer states that is offloaded (Twin-Flow of stage 3). device: where they lie."""
+    name = f"{Z}.offload_optimizer.ratio"
+    stated = reading.take(name)
+    if stated is None or is_null(stated.value) or device != "cpu" or (ratio := read_number(stated)) == 1:
+        return
+    reading.set_key("plan.data.ratio", ratio, name)
+    why = "so many elements are offloaded; DeepSpeed offloads so many of the groups of sub_group_size elements"
+    reading.approximate(stated, why, "with few groups in a rank's shard, less stays on the GPU")
 
 
 def _read_coordinator(reading: Reading, stage: int) -> None:

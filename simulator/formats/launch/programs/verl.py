@@ -254,6 +254,9 @@ def _read_fsdp(reading: Reading, usual: int) -> None:
     set_recomputation(reading, recomputes, "model.enable_gradient_checkpointing")
     if take_on(reading, "model.enable_activation_offload") is not None:
         offload_checkpoints(reading, "model.enable_activation_offload")
+    shards = reading.take_count("model.tiled_mlp.num_shards") or 4
+    if take_on(reading, "model.tiled_mlp.enabled") is not None:
+        reading.set_key("plan.mlp_tiles", shards, "model.tiled_mlp.num_shards", "model.tiled_mlp.enabled")
     read_optimizer(reading, "optim.optimizer")
     _read_ulysses(reading)
     _read_offload(reading, version)
@@ -401,7 +404,7 @@ OWN_VERDICTS: Verdicts = {
         ("model.trust_remote_code model.external_lib model.use_shm model.*tokenizer* model.custom_chat*", LOADING),
         ("model.hf_config_path model.mtp*", LOADING),
         (
-            "model.use_liger model.use_fused_kernels *.use_fused_kernels *.fused_kernel_options* model.tiled_mlp*"
+            "model.use_liger model.use_fused_kernels *.use_fused_kernels *.fused_kernel_options*"
             " model.fused_kernel_options*",
             Approximation("fused kernels are forecast as those of transformers", LONG),
         ),
