@@ -150,9 +150,9 @@ def edit_launch(path: Path, against: Path, changes: Sequence[str], write: bool) 
         rule = "its settings cannot be compared: such files are read, not written"
         raise PlanError("--against", rule, f"Name a file of {', '.join(EXPORTS)}", str(against))
     job = load_job(path, changes)
-    edited, edited_job = edit_until_same(file, form, job)
-    texts = _show_edits(file, edited)
-    agrees, words = compare_edited(job, edited_job, str(against), form)
+    edited = edit_until_same(file, form, job)
+    texts = _show_edits(file, edited.files)
+    agrees, words = compare_edited(job, edited.job, str(against), form)
     say(f"meshcast: {words}", err=True)
     if not agrees:
         sys.exit(VIOLATED)

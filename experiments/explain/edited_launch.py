@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 from meshcast.hardware.errors import PlanError, cut_middle
 from meshcast.hardware.units import GIB
@@ -16,6 +17,7 @@ from meshcast.simulator.formats.launch.changed_settings import (
 )
 from meshcast.simulator.formats.launch.convert import compare_keys
 from meshcast.simulator.formats.launch.edited import reading_edited
+from meshcast.simulator.formats.launch.edits.setting_change import SettingChange
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
 from meshcast.simulator.formats.launch.keys import flatten_for_export
 from meshcast.simulator.formats.launch.launch_file import LaunchFile, parse_launch_text
@@ -32,18 +34,33 @@ SAME = 1e-6
 """Largest relative difference of figures that are the same."""
 
 
-def edit_until_same(file: LaunchFile, form: str, wanted: Job) -> tuple[EditedFiles, Job]:
+class EditedLaunch(NamedTuple):
+    """A launch file that was edited to have the settings of a job.
+
+    files: the edited file, with those that it reads.
+    job: what it is read as.
+    changes: the settings that were changed, those that the file has first, each with its value before the first edit.
+    """
+
+    files: EditedFiles
+    job: Job
+    changes: tuple[SettingChange, ...]
+
+
+def edit_until_same(file: LaunchFile, form: str, wanted: Job) -> EditedLaunch:
     """Edits a launch file until it has the settings of a job, in at most `MAX_ROUNDS` rounds.
 
-    form: name of its format. Returns the edited file, with those that it reads, and its job. Raises PlanError where the
-    edits break its syntax.
+    form: name of its format. Raises PlanError where the edits break its syntax.
     """
     edited, (launch, back) = EditedFiles(file), _import_beside(file, form, wanted)
-    before = back
+    before, changes = back, dict[str, SettingChange]()
     for _ in range(MAX_ROUNDS):
         listed = list_changed_settings(launch, edited.file, back, wanted)
         if not listed and edited != EditedFiles(file):
             break
+        for change in listed:
+            first = changes.get(change.name, change)
+            changes[change.name] = replace(change, before=first.before, place=first.place)
         edited = apply_setting_changes(edited, listed)
         try:
             with reading_edited(edited.beside):
@@ -51,7 +68,7 @@ def edit_until_same(file: LaunchFile, form: str, wanted: Job) -> tuple[EditedFil
                 launch, back = _import_beside(edited.file, form, wanted, before)
         except PlanError as error:
             raise PlanError(f"edited {error.where}", error.rule, error.remedy, error.value) from None
-    return edited, back
+    return EditedLaunch(edited, back, tuple(changes.values()))
 
 
 def _parse_again(file: LaunchFile) -> LaunchFile:
