@@ -16,9 +16,6 @@ from meshcast.experiments.advice.trials import Trial, Trials, Watch, merge_field
 Numbers = tuple[int, ...]
 """A combination of single changes by their numbers."""
 
-PAIRS, TRIPLES = 50, 50
-"""Most pairs and triples that are forecast."""
-
 COMBINED = 40
 """Most single changes that are combined: 9,880 triples, which are ranked in a tenth of a second."""
 
@@ -56,13 +53,16 @@ class Together:
         now = self._trials.now
         return Ratios(trial.seconds / now.seconds, trial.forecast.held / now.forecast.held)
 
-    def find(self, watch: Watch) -> tuple[list[Trial], list[Trial]]:
-        """Returns pairs and triples that fit, the fastest first. watch: passes those that are tried on."""
-        pairs = self._forecast(self._rank(2), watch)
+    def find(self, watch: Watch, most: int) -> tuple[list[Trial], list[Trial]]:
+        """Returns pairs and triples that fit, the fastest first.
+
+        watch: passes those that are tried on. most: of each.
+        """
+        pairs = self._forecast(self._rank(2, most), watch)
         for numbers, trial in pairs.items():
             expected, measured = self._expect(numbers), self._measure(trial)
             self._interplay[numbers[0], numbers[1]] = Ratios(*(m / e for m, e in zip(measured, expected, strict=True)))
-        triples = self._forecast(self._rank(3), watch)
+        triples = self._forecast(self._rank(3, most), watch)
         return self._sort(pairs.values()), self._sort(triples.values())
 
     def _sort(self, trials: Iterable[Trial]) -> list[Trial]:
@@ -77,12 +77,11 @@ class Together:
                 tried[numbers] = trial
         return tried
 
-    def _rank(self, size: int) -> list[Numbers]:
+    def _rank(self, size: int, most: int) -> list[Numbers]:
         """Returns combinations of so many singles that may fit, those of the shortest expected step first."""
         room = SLACK * self._trials.now.forecast.room
         expected = ((self._expect(numbers), numbers) for numbers in combinations(range(len(self._singles)), size))
         kept = [(ratios.seconds, numbers) for ratios, numbers in expected if ratios.held <= room]
-        most = PAIRS if size == 2 else TRIPLES
         return [*islice((numbers for _, numbers in sorted(kept) if self._go_together(numbers)), most)]
 
     def _expect(self, numbers: Numbers) -> Ratios:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from difflib import unified_diff
+from pathlib import Path
 from typing import NamedTuple
 
+from meshcast.hardware.documents.input_file import split_lines
 from meshcast.hardware.errors import PlanError, cut_middle
 from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.step import forecast_step
+from meshcast.simulator.formats.files import text as read_text
 from meshcast.simulator.formats.launch.changed_settings import (
     EditedFiles,
     apply_setting_changes,
@@ -52,7 +57,7 @@ def edit_until_same(file: LaunchFile, form: str, wanted: Job) -> EditedLaunch:
 
     form: name of its format. Raises PlanError where the edits break its syntax.
     """
-    edited, (launch, back) = EditedFiles(file), _import_beside(file, form, wanted)
+    edited, (launch, back) = EditedFiles(file), import_beside(file, form, wanted)
     before, changes = back, dict[str, SettingChange]()
     for _ in range(MAX_ROUNDS):
         listed = list_changed_settings(launch, edited.file, back, wanted)
@@ -65,10 +70,29 @@ def edit_until_same(file: LaunchFile, form: str, wanted: Job) -> EditedLaunch:
         try:
             with reading_edited(edited.beside):
                 edited = replace(edited, file=_parse_again(edited.file))
-                launch, back = _import_beside(edited.file, form, wanted, before)
+                launch, back = import_beside(edited.file, form, wanted, before)
         except PlanError as error:
             raise PlanError(f"edited {error.where}", error.rule, error.remedy, error.value) from None
     return EditedLaunch(edited, back, tuple(changes.values()))
+
+
+def list_edits(file: LaunchFile, edited: EditedFiles) -> dict[str, tuple[str, str]]:
+    """Returns the texts of every file that is edited, and of the arguments (`ARGUMENTS`), before and after, by name."""
+    before, changed = EditedFiles(file).texts, {}
+    for name, text in edited.texts.items():
+        old = before[name] if name in before else read_text(Path(name), "Edit it by hand")
+        if text != old:
+            changed[name] = old, text
+    return changed
+
+
+def diff_edits(edits: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Returns the lines of a unified diff. edits: see `list_edits`."""
+    return [
+        line
+        for name, texts in edits.items()
+        for line in unified_diff(*map(split_lines, texts), name, name, lineterm="")
+    ]
 
 
 def _parse_again(file: LaunchFile) -> LaunchFile:
@@ -76,7 +100,7 @@ def _parse_again(file: LaunchFile) -> LaunchFile:
     return parse_launch_text(file.text, file.where, file.suffix, file.folder, file.options)
 
 
-def _import_beside(file: LaunchFile, form: str, job: Job, before: Job | None = None) -> tuple[ImportedJob, Job]:
+def import_beside(file: LaunchFile, form: str, job: Job, before: Job | None = None) -> tuple[ImportedJob, Job]:
     """Returns a launch file, as keys and loaded, on the cluster of another job, and with what of that it leaves open.
 
     before: the file before it was edited, whose program the edits leave as it is; None: it is not edited yet, and may

@@ -59,7 +59,7 @@ class FittingChange:
         }
 
     def __str__(self) -> str:
-        return " ".join(f"--set {field}={_write(value)}" for field, value in self.changes.items())
+        return " ".join(f"--set {field}={write_change(value)}" for field, value in self.changes.items())
 
 
 class MemoryChanges(NamedTuple):
@@ -212,7 +212,7 @@ FIELDS: tuple[Callable[[Job, dict[str, Any]], Iterator[Change]], ...] = (
 """Changes of a plan, each from the job and its plan as written."""
 
 
-def _write(value: Any) -> str:
+def write_change(value: Any) -> str:
     """Returns a value as ``--set`` reads it."""
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"

@@ -1,0 +1,409 @@
+"""What to change in a job: `meshcast.advise`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from meshcast.experiments.advice.launch_words import LaunchWords
+from meshcast.experiments.advice.neighbours import Neighbours, PlanChange
+from meshcast.experiments.advice.together import LEAST_EFFECT, Together
+from meshcast.experiments.advice.trials import SAME, Trial, Trials, Watch
+from meshcast.experiments.explain.changeable_job import ChangeableJob
+from meshcast.experiments.explain.edited_launch import EditedLaunch, compare_edited, diff_edits, list_edits
+from meshcast.experiments.explain.fitting_changes import FittingChange, fitting_changes
+from meshcast.hardware.errors import MeshcastError
+from meshcast.hardware.records import dataclass
+from meshcast.hardware.units import GIB
+from meshcast.simulator.costs.calibration.calibration import Calibration
+from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.forecast.step import forecast_step
+from meshcast.simulator.formats.launch.launch_file import LaunchFile, read_launch_file
+from meshcast.simulator.job.locate import locate_errors
+from meshcast.simulator.loading.load import load_job, read_job
+from meshcast.simulator.plan.size import measure_size
+from meshcast.simulator.program.categories import COMPUTING, EXPOSED
+from meshcast.simulator.report.peak_errors import FITS_AT_ALL
+from meshcast.simulator.report.report import Report
+from meshcast.validation.published.measured_range.distance import Distance, distance_from_measured
+
+SHOWN = 8
+"""Single changes that are shown, each of another field."""
+
+LEAST_GAIN = 0.005
+"""Share of the step that a change must save to be shown: what is less cannot be told apart, nor measured easily."""
+
+ATTEMPTS = 4
+"""Most combinations that a launch file is edited for, until one is read back as it was announced."""
+
+COMBINATIONS, LEAST_COMBINATIONS = 24, 8
+"""Most pairs, and most triples, that are forecast; of jobs whose forecasts take longer than `USUAL_SECONDS`, least."""
+
+USUAL_SECONDS = 0.02
+"""What a forecast takes where as many combinations are tried as there may be [s]."""
+
+TERMS: Mapping[str, tuple[str, ...]] = {
+    "compute": COMPUTING,
+    "exposed": EXPOSED,
+    "bubble": ("bubble",),
+    "other": ("host", "idle"),
+}
+"""Parts of the step by where a change is worth something."""
+
+
+@dataclass(frozen=True)
+class AdvisedPlan:
+    """A job with one or more changes, its forecast, and what they are to the program.
+
+    trial: the job with the changes.
+    report: its forecast.
+    settings: the settings of the launch file that say so, in the program's own words; of each single change where it is
+        one of several.
+    now: the forecast of the job as it is.
+    distance: of the plan from what somebody has measured.
+    """
+
+    trial: Trial
+    report: Report
+    settings: tuple[str, ...]
+    now: Report
+    distance: Distance
+
+    @property
+    def changes(self) -> tuple[PlanChange, ...]:
+        return self.trial.changes
+
+    @property
+    def gain(self) -> float:
+        """Share of the time for the same tokens that is saved; below 0: it takes longer."""
+        return 1 - self.trial.seconds / self.now.step_time
+
+    @property
+    def effort(self) -> int:
+        """Settings to edit, or fields of the job."""
+        return len(self.settings) or sum(len(change.fields) for change in self.changes)
+
+    @cached_property
+    def terms(self) -> dict[str, float]:
+        """Change of each part of the step [s], for the same tokens; below 0: it is shorter."""
+        before, after = self.now.parts, self.report.parts
+        return {
+            name: sum(after[key] for key in keys) / self.trial.batch - sum(before[key] for key in keys)
+            for name, keys in TERMS.items()
+        }
+
+    @property
+    def largest_part(self) -> tuple[str, float]:
+        """The part of the step that changes most in the direction of the whole, and by how much [s]."""
+        before, after = self.now.parts, self.report.parts
+        changed = {key: after[key] / self.trial.batch - before[key] for key in before}
+        sign = 1 if self.gain >= 0 else -1
+        return min(changed.items(), key=lambda part: sign * part[1])
+
+    @property
+    def measured_runs(self) -> int:
+        """Published runs of a plan like this; 0: nobody has published any."""
+        return self.distance.nearest.runs if self.distance.measured and self.distance.nearest else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the plan in the JSON answer."""
+        return {
+            "step_time_s": self.trial.seconds,
+            "peak_allocated_gib": self.report.peak_allocated / GIB,
+            "fits_probability": self.trial.probability,
+            "gain": self.gain,
+            "terms": self.terms,
+            "numerics": self.trial.numerics,
+            "measured_runs": self.measured_runs,
+            "measured": str(self.distance),
+        }
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A launch file that was edited for the best changes, and is forecast as announced.
+
+    file: as it is. form: name of its format.
+    edited: its texts, and the settings that were changed.
+    words: a sentence on its forecast.
+    """
+
+    file: LaunchFile
+    form: str
+    edited: EditedLaunch
+    words: str
+
+    @property
+    def diff(self) -> list[str]:
+        """The lines of a unified diff of all files that are edited."""
+        return diff_edits(list_edits(self.file, self.edited.files))
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to change in a job.
+
+    now: its forecast as it is.
+    changes: single changes that save time and fit, by the time that they save for each setting to edit.
+    together: the best two, and the best three, together; without those that change the numerics of the training.
+    best: the fewest changes that come within `LEAST_GAIN` of the fastest; None: none saves as much.
+    fitting: where the plan is tight or does not fit, the cheapest changes that make it fit.
+    patch: the edited launch file of the best changes; None of a job file, and where it is not edited so.
+    unpatched: why there is no patch; empty if there is one.
+    program: the training program; empty of a job file.
+    trials: number of plans that were forecast, that a rule excludes, and that the program cannot be told.
+    """
+
+    now: Report
+    changes: tuple[AdvisedPlan, ...]
+    together: tuple[AdvisedPlan, ...]
+    best: AdvisedPlan | None
+    fitting: tuple[tuple[FittingChange, tuple[str, ...]], ...]
+    patch: Patch | None
+    unpatched: str
+    program: str
+    trials: tuple[int, int, int]
+
+    def to_dict(self, patched: str | None = None) -> dict[str, Any]:
+        """Returns the JSON answer. patched: the file that was written."""
+        answer = self.now.to_dict()
+        keys = ("step_time_s", "interval_90_s", "breakdown_s", "limits", "status", "assumed")
+        fit = {
+            "peak_allocated_gib": self.now.peak_allocated / GIB,
+            "fits_probability": self.now.fit.probability,
+        }
+        tried, refused, untold = self.trials
+        return {
+            "base": {key: answer[key] for key in keys} | fit | {"measured": str(measure(self.now))},
+            "changes": [describe_single(plan) for plan in self.changes],
+            "together": [describe_together(plan) for plan in self.together],
+            "best": describe_together(self.best) if self.best else None,
+            "fitting": [{**change.to_dict(), "flag": "; ".join(flags)} for change, flags in self.fitting],
+            "patched": patched,
+            "diff": self.patch.diff if self.patch else None,
+            "read_back": self.patch.words if self.patch else self.unpatched or None,
+            "tried": {"forecast": tried, "against_a_rule": refused, "not_told": untold},
+        }
+
+    def _repr_html_(self) -> str:
+        from meshcast.experiments.advice.page import page
+        from meshcast.experiments.render.terminal.forecast import to_html
+
+        return to_html(page(self))
+
+
+def describe_single(plan: AdvisedPlan) -> dict[str, Any]:
+    """Returns a single change in the JSON answer."""
+    (change,) = plan.changes
+    return {**describe_change(change), "flag": "; ".join(plan.settings) or None, **plan.to_dict()}
+
+
+def describe_together(plan: AdvisedPlan) -> dict[str, Any]:
+    """Returns several changes in the JSON answer."""
+    changes = [describe_change(change) for change in plan.changes]
+    return {"changes": changes, "flag": "; ".join(plan.settings) or None, **plan.to_dict()}
+
+
+def describe_change(change: PlanChange) -> dict[str, Any]:
+    """Returns a change in the JSON answer."""
+    before = list(change.before) if isinstance(change.before, tuple) else change.before
+    return {"key": change.key, "from": before, "to": change.after, "fields": change.fields}
+
+
+def advise(
+    job: str | Path | Mapping[str, Any],
+    changes: str | Iterable[str] | Mapping[str, Any] = (),
+    *,
+    keep: Sequence[str] = (),
+    base: str | Path | None = None,
+    calibration: Calibration | None = None,
+    watch: Watch = iter,
+) -> Advice:
+    """Returns what to change in a job: every change of a single field alone, and the best two and three together.
+
+    job: path of a launch file or of a job file, or the mapping of a job.
+    changes: to make first, such as ``cluster=dgx-h100:4``, or a mapping.
+    keep: fields that stay as they are, such as ``plan.tp``; ``plan`` for all of the plan.
+    base: folder of relative paths in the job; default: the folder of the file, for a mapping the current folder.
+    calibration: the coefficients of all costs; by default those that ship with meshcast.
+    watch: passes the plans that are tried on, as a progress bar does.
+
+    Only plans are proposed that the program of the job runs, by its own rules, and that its launch file can say.
+    Raises PlanError, ModelError or CatalogError for a wrong job, and for one whose plans no search takes.
+    """
+    loaded = load_job(job, changes, base)
+    words = None
+    if not isinstance(job, Mapping):
+        listed = [changes] if isinstance(changes, str) else list(changes) if not isinstance(changes, Mapping) else []
+        launch = read_job(job, listed).launch
+        words = LaunchWords(read_launch_file(Path(job)), launch, loaded) if launch is not None else None
+    with locate_errors(*loaded.origin):
+        return Adviser(ChangeableJob(loaded), words, SharedWork(calibration), keep).advise(watch)
+
+
+class Adviser:
+    """Tries the changes of a job.
+
+    words: of its launch file; None: it is a job file. keep: see `advise`.
+    """
+
+    def __init__(
+        self, base: ChangeableJob, words: LaunchWords | None, shared: SharedWork, keep: Sequence[str] = ()
+    ) -> None:
+        self._base, self._words, self._shared, self._keep = base, words, shared, keep
+        self._trials = Trials(base, shared)
+        self._now = self._report(self._trials.now)
+        self._told: dict[tuple[tuple[str, str], ...], bool] = {}
+        self._untold = 0
+
+    def _report(self, trial: Trial) -> Report:
+        return simulate(trial.job, shared_work=self._shared)
+
+    def advise(self, watch: Watch) -> Advice:
+        """Tries all changes. watch: passes them on."""
+        neighbours = Neighbours(self._base, self._words is not None and self._words.is_written)
+        listed = [change for change in neighbours.list_changes() if not self._is_kept(change)]
+        trials = [trial for change in watch(listed) if (trial := self._trials.forecast(change)) is not None]
+        useful = [trial for trial in sorted(trials, key=lambda trial: trial.seconds) if self._is_useful(trial)]
+        told = [trial for trial in useful if self._can_tell(trial)]
+        fitting = self._find_fitting()
+        pairs, triples = Together(self._trials, told).find(watch, self._count_combinations())
+        singles = [trial for trial in told if self._trials.fits(trial)]
+        best, patch, unpatched = self._choose([*singles, *pairs, *triples])
+        together = [self._make_plan(found[0]) for found in (pairs, triples) if found and self._gains(found[0])]
+        return Advice(
+            self._now,
+            tuple(self._rank(singles)),
+            tuple(together),
+            best,
+            fitting,
+            patch,
+            unpatched,
+            self._words.format.program if self._words is not None else "",
+            (self._trials.tried, self._trials.refused, self._untold),
+        )
+
+    def _count_combinations(self) -> int:
+        """Returns the most pairs, and the most triples, that are tried: fewer where a forecast takes long."""
+        seconds = measure_size(self._now.play.plan).seconds
+        return max(LEAST_COMBINATIONS, min(COMBINATIONS, int(COMBINATIONS * USUAL_SECONDS / seconds)))
+
+    def _is_kept(self, change: PlanChange) -> bool:
+        """Returns whether a change sets a field that is to stay as it is."""
+        return any(field == kept or field.startswith(f"{kept}.") for field in change.fields for kept in self._keep)
+
+    def _is_useful(self, trial: Trial) -> bool:
+        """Returns whether a change saves time or memory."""
+        now = self._trials.now
+        saved = min(trial.seconds / now.seconds, trial.forecast.held / now.forecast.held)
+        return saved < 1 - LEAST_EFFECT
+
+    def _gains(self, trial: Trial) -> bool:
+        return trial.seconds < (1 - LEAST_GAIN) * self._now.step_time or not self._fits_now
+
+    @property
+    def _fits_now(self) -> bool:
+        return self._now.fit.probability >= FITS_AT_ALL
+
+    def _can_tell(self, trial: Trial) -> bool:
+        """Returns whether the program can be told a change: of numbers what holds of one holds of all."""
+        if self._words is None:
+            return True
+        (change,) = trial.changes
+        form = tuple((field, "number" if type(value) is int else repr(value)) for field, value in change.fields.items())
+        if form not in self._told:
+            self._told[form] = self._words.can_tell(trial.changes, trial.job)
+        self._untold += not self._told[form]
+        return self._told[form]
+
+    def _is_said(self, trial: Trial) -> bool:
+        """Returns whether the launch file, edited for some changes, is forecast as they are."""
+        if self._words is None or not self._words.is_written:
+            return True
+        try:
+            back = forecast_step(self._words.edit(trial.job).job, self._shared)
+        except MeshcastError:
+            self._untold += 1
+            return False
+        pairs = (
+            (back.step_time, trial.forecast.step_time),
+            (back.peak_allocated, trial.forecast.peak_allocated),
+        )
+        return all(math.isclose(left, right, rel_tol=SAME) for left, right in pairs)
+
+    def _make_plan(self, trial: Trial) -> AdvisedPlan:
+        report = self._report(trial)
+        return AdvisedPlan(trial, report, self._list_settings(trial), self._now, measure(report))
+
+    def _list_settings(self, trial: Trial) -> tuple[str, ...]:
+        """Returns the settings of the launch file that changes are; of a job file none."""
+        if self._words is None:
+            return ()
+        if self._words.is_written:
+            return self._words.list_settings(trial.changes[0], trial.job)
+        settings = [name for change in trial.changes for name in self._words.list_settings(change, trial.job)]
+        return tuple(dict.fromkeys(settings))
+
+    def _rank(self, singles: Sequence[Trial]) -> list[AdvisedPlan]:
+        """Returns the fastest change of every field, by the time that it saves for each setting."""
+        fastest: dict[str, Trial] = {}
+        for trial in singles:
+            (change,) = trial.changes
+            if len(fastest) < SHOWN and change.key not in fastest and self._gains(trial) and self._is_said(trial):
+                fastest[change.key] = trial
+        plans = [self._make_plan(trial) for trial in fastest.values()]
+        return sorted(plans, key=lambda plan: (plan.trial.numerics, -plan.gain / plan.effort))
+
+    def _find_fitting(self) -> tuple[tuple[FittingChange, tuple[str, ...]], ...]:
+        """Returns the cheapest changes that make a plan fit that is tight or does not, with their settings."""
+        found = []
+        for fitting in fitting_changes(self._now, self._shared, of_any_form=True).fitting:
+            job = self._base.change(fitting.changes)
+            change = PlanChange(next(iter(fitting.changes)), fitting.changes, None, None)
+            trial = Trial((change,), job, fitting.forecast)
+            if self._words is None or (self._words.can_tell(trial.changes, job) and self._is_said(trial)):
+                found.append((fitting, self._list_settings(trial)))
+        return tuple(found)
+
+    def _choose(self, trials: Sequence[Trial]) -> tuple[AdvisedPlan | None, Patch | None, str]:
+        """Returns the fewest changes that come close to the fastest plan, with the edited launch file.
+
+        Of a launch file that is edited in place they are the first ones that are read back as announced.
+        """
+        kept = sorted((trial for trial in trials if self._gains(trial) and not trial.numerics), key=_take_seconds)
+        if not kept:
+            return None, None, ""
+        limit = kept[0].seconds + LEAST_GAIN * self._now.step_time
+        close = [trial for trial in kept if trial.seconds <= limit]
+        ordered = sorted(close, key=lambda trial: (len(trial.changes), trial.seconds))
+        ordered += [trial for trial in kept if trial.seconds > limit]
+        if self._words is None:
+            return self._make_plan(ordered[0]), None, ""
+        if not self._words.is_written:
+            words = f"launch files of {self._words.format.program} are read, not written: edit it by hand"
+            return self._make_plan(ordered[0]), None, words
+        reason = ""
+        for trial in ordered[:ATTEMPTS]:
+            try:
+                edited = self._words.edit(trial.job)
+                agrees, words = compare_edited(trial.job, edited.job, self._words.file.where, self._words.format.name)
+            except MeshcastError as error:
+                agrees, words = False, str(error)
+            if agrees:
+                patch = Patch(self._words.file, self._words.format.name, edited, words)
+                return self._make_plan(trial), patch, ""
+            reason = reason or words
+        return self._make_plan(ordered[0]), None, reason
+
+
+def _take_seconds(trial: Trial) -> float:
+    return trial.seconds
+
+
+def measure(report: Report) -> Distance:
+    """Returns how far a plan is from what somebody has measured."""
+    return distance_from_measured(report.play.plan)
