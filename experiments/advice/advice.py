@@ -273,8 +273,13 @@ class Adviser:
         fitting = self._find_fitting()
         pairs, triples = Together(self._trials, told).find(watch, self._count_combinations())
         singles = [trial for trial in told if self._trials.fits(trial)]
+        same = [trial for trial in singles if not trial.numerics]
         best, patch, unpatched = self._choose([*singles, *pairs, *triples])
-        together = [self._make_plan(found[0]) for found in (pairs, triples) if found and self._gains(found[0])]
+        together, limit = list[AdvisedPlan](), same[0].seconds if same else math.inf
+        for found in (pairs, triples):
+            if found and self._gains(found[0]) and found[0].seconds < limit:
+                together.append(self._make_plan(found[0]))
+                limit = found[0].seconds
         return Advice(
             self._now,
             tuple(self._rank(singles)),

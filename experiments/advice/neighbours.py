@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from meshcast.experiments.explain.changeable_job import Change, ChangeableJob
 from meshcast.experiments.search.space.divisions import list_divisions
-from meshcast.experiments.search.space.fields import AUTO, FIELD_OF, FIELDS, state_values
+from meshcast.experiments.search.space.fields import AUTO, FIELD_OF, FIELDS, PARTITIONS, state_values
 from meshcast.experiments.search.space.limits import LimitedSpace, Limits
 from meshcast.experiments.search.space.short_form import read_short_form
 from meshcast.experiments.search.space.space import NODE, OVERLAPS
@@ -27,7 +27,7 @@ from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, option_keys
 from meshcast.simulator.job.program_rules import ProgramRules, find_rules
 from meshcast.simulator.models.model import Model
 
-MOST_CHUNKS = 6
+MOST_CHUNKS = 4
 """Numbers of chunks that are tried of a schedule, the smallest first: each saves less of the bubble than the one
 before."""
 
@@ -181,9 +181,8 @@ class Neighbours:
         for schedule in values["schedule"]:
             divisions = list_divisions((schedule,), partitions, values["chunks"], layers, stages)
             for division in islice(divisions, MOST_CHUNKS * len(partitions)):
-                partition = division.partition
-                written = list(partition) if isinstance(partition, tuple) else partition
-                fields = {"plan.schedule": schedule, "plan.chunks": division.chunks, "plan.partition": written}
+                chunks, partition = division.chunks, division.partition
+                fields = {"plan.schedule": schedule, "plan.chunks": chunks, "plan.partition": partition}
                 yield {key: value for key, value in fields.items() if not self._is_default(key, value)}
 
     def _is_default(self, key: str, value: Any) -> bool:
@@ -198,7 +197,7 @@ class Neighbours:
         if stages == 1:
             return
         kept = now["partition"] if isinstance(now["partition"], str) else "even"
-        for fields in self._divide(stages, tuple(dict.fromkeys((kept, *self.space.values["partition"])))):
+        for fields in self._divide(stages, tuple(dict.fromkeys((kept, *PARTITIONS)))):
             schedule, chunks = fields["plan.schedule"], fields["plan.chunks"]
             partition = fields.get("plan.partition", "even")
             if schedule != now["schedule"]:

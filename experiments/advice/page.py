@@ -11,11 +11,14 @@ from meshcast.experiments.advice.advice import LEAST_GAIN, TERMS, AdvisedPlan, A
 from meshcast.experiments.advice.neighbours import PlanChange
 from meshcast.experiments.explain.fitting_changes import write_change
 from meshcast.experiments.render.terminal.tables import labelled_line, list_broken_rules, show_table
-from meshcast.experiments.views.table import Column, Format, Table, formatted_numbers
+from meshcast.experiments.views.table import Column, Format, Table, Words, formatted_numbers
 from meshcast.hardware.units import GIB
-from meshcast.simulator.report.formatting import format_probability, format_seconds
+from meshcast.simulator.report.formatting import describe_field, format_probability, format_seconds
 
 NUMBERS = ("one", "two", "three")
+
+SMALL = 5e-4
+"""Largest change of a part of the step that has no column [s]."""
 
 MARK = "*"
 """Behind a change of the numerics."""
@@ -32,7 +35,7 @@ def page(advice: Advice) -> RenderableType:
         Text(),
         labelled_line("now", _describe_now(advice)),
         labelled_line("", report.fit_in_words),
-        labelled_line("measured", str(measure(report))),
+        labelled_line("measured", _describe_distance(advice)),
         *list_broken_rules(report),
         *_list_fitting(advice),
         Text(),
@@ -53,6 +56,14 @@ def _describe_now(advice: Advice) -> str:
     return f"{format_seconds(report.step_time)} a step: {words}"
 
 
+def _describe_distance(advice: Advice) -> str:
+    """Returns whether somebody has measured a plan like that of the job as it is."""
+    distance = measure(advice.now)
+    if distance.nearest is None or not distance.outside:
+        return str(distance)
+    return f"no published run is like it; {distance}"
+
+
 def _list_fitting(advice: Advice) -> list[RenderableType]:
     """Returns the cheapest changes that make a plan fit."""
     if advice.now.fit.verdict == "fits":
@@ -69,68 +80,70 @@ def _list_fitting(advice: Advice) -> list[RenderableType]:
 
 
 def _list_changes(advice: Advice) -> list[RenderableType]:
-    """Returns the table of single changes, and of those together."""
-    if not (advice.changes or advice.together):
-        return [Text(f"No single change saves {LEAST_GAIN:.1%} of the step and fits.")]
-    columns: tuple[tuple[str, Format], ...] = (
+    """Returns the table of changes, alone and together, then what each is to the program, or to the job file."""
+    plans = [*advice.changes, *advice.together]
+    if not plans:
+        return [Text(f"No change saves {LEAST_GAIN:.1%} of the step and fits.")]
+    terms = [name for name in TERMS if any(abs(plan.terms[name]) >= SMALL for plan in plans)]
+    columns: tuple[tuple[Words, Format], ...] = (
         ("step", format_seconds),
-        ("saved %", ".1p"),
-        *((f"{name} ms", "+,.0f") for name in TERMS),
+        (("saved", "%"), ".1p"),
+        *(((name, "ms"), "+,.0f") for name in terms),
         ("GiB", ",.1f"),
-        ("fits %", format_chance),
-        ("runs", ","),
+        (("fits", "%"), format_chance),
+        (("published", "runs"), ","),
     )
-    table = Table("change", *formatted_numbers(*columns, wrap="never"), dense=True)
-    for plan in advice.changes:
-        table.add(_describe_change(plan), *_list_figures(plan))
-    table.end_section()
-    for plan in advice.together:
-        lines = (f"{NUMBERS[len(plan.changes) - 1]} together:", *_list_words(plan))
-        table.add(lines, *_list_figures(plan))
-    notes = ["Changes of parts of the step: negative is saved. runs: published ones of such a plan; 0: nobody's."]
+    table = Table(Column("", align="right"), "change", *formatted_numbers(*columns, wrap="never", low=True), edges=False)
+    settings = []
+    for number, plan in enumerate(plans, 1):
+        if number == len(advice.changes) + 1:
+            table.end_section()
+        figures = plan.trial.seconds, plan.gain, *(1e3 * plan.terms[name] or 0.0 for name in terms)
+        need = plan.report.peak_allocated / GIB, plan.trial.probability, plan.measured_runs
+        table.add(str(number), _name_changes(plan), *figures, *need)
+        settings.append(labelled_line(f"{number:>2}", "; ".join(_list_words(plan))))
+    table.notes = list(_list_notes(advice))
+    return [show_table(table), Text(), Text(_name_settings(advice), "bold"), *settings]
+
+
+def _name_changes(plan: AdvisedPlan) -> str | tuple[str, ...]:
+    """Returns changes by the fields that they are about."""
+    names = [_name_change(change) for change in plan.changes]
+    if len(names) > 1:
+        return (f"{NUMBERS[len(names) - 1]} together:", *names)
+    return f"{names[0]} {MARK}" if plan.trial.numerics else names[0]
+
+
+def _name_change(change: PlanChange) -> str:
+    name, after = change.key.removeprefix("plan.").removeprefix("framework.set."), describe_field(change.after)
+    before = "" if change.before is None else f"{describe_field(change.before)} -> "
+    return f"{name} {before}{after}"
+
+
+def _list_notes(advice: Advice) -> Iterator[str]:
+    yield "ms: change of the parts of the step, a minus is saved. published runs: of such a plan, by others."
     if any(plan.trial.numerics for plan in advice.changes):
-        notes.append(
-            f"{MARK} changes what is computed, for the same tokens: not among those together. Try it alone, with an eye "
-            "on the loss."
-        )
-    table.notes = notes
-    return [show_table(table)]
+        yield f"{MARK} changes what is computed; figures are for as many tokens. It is not among those together."
 
 
-def _list_figures(plan: AdvisedPlan) -> Iterator[object]:
-    yield plan.trial.seconds
-    yield plan.gain
-    yield from (1e3 * seconds or 0.0 for seconds in plan.terms.values())
-    yield plan.report.peak_allocated / GIB
-    yield plan.trial.probability
-    yield plan.measured_runs
+def _name_settings(advice: Advice) -> str:
+    """Returns the head of the list of settings."""
+    if not advice.program:
+        return "as changes of the job (--set)"
+    return f"in the words of {advice.program}"
 
 
 def format_chance(probability: float) -> str:
     """Formats a probability in whole percents without the sign."""
-    return format_probability(probability).removesuffix("%").strip()
-
-
-def _describe_change(plan: AdvisedPlan) -> tuple[str, ...]:
-    """Returns the settings of a single change, each in a line."""
-    first, *others = _list_words(plan)
-    return (f"{first} {MARK}" if plan.trial.numerics else first, *others)
+    words = format_probability(probability).removesuffix("%").strip()
+    return words.replace("over ", ">").replace("under ", "<")
 
 
 def _list_words(plan: AdvisedPlan) -> list[str]:
-    """Returns settings in the words of the program, or of a job file."""
-    return [*plan.settings] or [words for change in plan.changes for words in list_field_words(change)]
-
-
-def list_field_words(change: PlanChange) -> Iterator[str]:
-    """Yields the fields of a change with their values now and then."""
-    for field, value in change.fields.items():
-        after = write_change(value)
-        if field != change.key or change.before is None:
-            yield f"{field}={after}"
-        else:
-            before = list(change.before) if isinstance(change.before, tuple) else change.before
-            yield f"{field} {write_change(before)} -> {after}"
+    """Returns settings in the words of the program, or as fields of a job file."""
+    return [*plan.settings] or [
+        f"{field}={write_change(value)}" for change in plan.changes for field, value in change.fields.items()
+    ]
 
 
 def _describe_best(advice: Advice) -> list[RenderableType]:
@@ -144,7 +157,7 @@ def _describe_best(advice: Advice) -> list[RenderableType]:
     words = f"{changes}: {format_seconds(best.trial.seconds)} a step, {best.gain:.1%} less; it fits with {fits}"
     lines = [labelled_line("best", words)]
     if advice.patch is not None:
-        lines.append(labelled_line("", f"read back: {advice.patch.words}"))
+        lines.append(labelled_line("", f"{advice.patch.words}. The edits follow; --write FILE writes them"))
     elif advice.unpatched:
         lines.append(labelled_line("by hand", advice.unpatched, style="bold yellow"))
     return lines
