@@ -40,11 +40,17 @@ LEAST_GAIN = 0.005
 ATTEMPTS = 4
 """Most combinations that a launch file is edited for, until one is read back as it was announced."""
 
-COMBINATIONS, LEAST_COMBINATIONS = 24, 8
+COMBINATIONS, LEAST_COMBINATIONS = 24, 6
 """Most pairs, and most triples, that are forecast; of jobs whose forecasts take longer than `USUAL_SECONDS`, least."""
 
+USUAL_OPS = 200
+"""Ops of the distinct passes of a step that take as long as all else of a forecast."""
+
 USUAL_SECONDS = 0.02
-"""What a forecast takes where as many combinations are tried as there may be [s]."""
+"""What the passes of a step take where as many combinations are tried as there may be [s]."""
+
+DEAR = 8.0
+"""Cost of a forecast from which on, of a number, the next smaller and larger values alone are tried."""
 
 TERMS: Mapping[str, tuple[str, ...]] = {
     "compute": COMPUTING,
@@ -266,10 +272,12 @@ class Adviser:
     def advise(self, watch: Watch) -> Advice:
         """Tries all changes. watch: passes them on."""
         neighbours = Neighbours(self._base, self._words is not None and self._words.is_written)
-        listed = [change for change in neighbours.list_changes() if not self._is_kept(change)]
+        near = self._cost > DEAR
+        listed = [change for change in neighbours.list_changes(near) if not self._is_kept(change)]
         trials = [trial for change in watch(listed) if (trial := self._trials.forecast(change)) is not None]
         useful = [trial for trial in sorted(trials, key=lambda trial: trial.seconds) if self._is_useful(trial)]
-        told = [trial for trial in useful if self._can_tell(trial)]
+        told = [told for trial in useful if (told := self._tell(trial)) is not None]
+        told.sort(key=_take_seconds)
         fitting = self._find_fitting()
         pairs, triples = Together(self._trials, told).find(watch, self._count_combinations())
         singles = [trial for trial in told if self._trials.fits(trial)]
@@ -292,10 +300,17 @@ class Adviser:
             (self._trials.tried, self._trials.refused, self._untold),
         )
 
+    @cached_property
+    def _cost(self) -> float:
+        """What a forecast takes, over one of equal layers in a stage: layers that differ are lowered one by one."""
+        program = self._now.play.program
+        tasks = {id(task): task for task in (*program.tasks, *program.updates)}.values()
+        return 1 + sum(len(part.prices.block.ops) for task in tasks for part in task.parts) / USUAL_OPS
+
     def _count_combinations(self) -> int:
         """Returns the most pairs, and the most triples, that are tried: fewer where a forecast takes long."""
-        seconds = measure_size(self._now.play.plan).seconds
-        return max(LEAST_COMBINATIONS, min(COMBINATIONS, int(COMBINATIONS * USUAL_SECONDS / seconds)))
+        seconds = measure_size(self._now.play.plan).seconds / USUAL_SECONDS
+        return max(LEAST_COMBINATIONS, int(COMBINATIONS / max(1.0, self._cost / 3, seconds)))
 
     def _is_kept(self, change: PlanChange) -> bool:
         """Returns whether a change sets a field that is to stay as it is."""
@@ -314,16 +329,22 @@ class Adviser:
     def _fits_now(self) -> bool:
         return self._now.fit.probability >= FITS_AT_ALL
 
-    def _can_tell(self, trial: Trial) -> bool:
-        """Returns whether the program can be told a change: of numbers what holds of one holds of all."""
+    def _tell(self, trial: Trial) -> Trial | None:
+        """Returns a single change as the program can be told it; None if it cannot.
+
+        Of numbers what holds of one holds of all.
+        """
         if self._words is None:
-            return True
+            return trial
         (change,) = trial.changes
         form = tuple((field, "number" if type(value) is int else repr(value)) for field, value in change.fields.items())
-        if form not in self._told:
-            self._told[form] = self._words.can_tell(trial.changes, trial.job)
-        self._untold += not self._told[form]
-        return self._told[form]
+        told = change if self._told.get(form) else self._words.tell(change, trial.job)
+        self._untold += told is None
+        self._told[form] = told is change
+        if told is None or told is change:
+            return trial if told is change else None
+        amended = self._trials.forecast(told)
+        return amended if amended is not None and self._is_useful(amended) else None
 
     def _is_said(self, trial: Trial) -> bool:
         """Returns whether the launch file, edited for some changes, is forecast as they are."""
@@ -367,11 +388,14 @@ class Adviser:
         """Returns the cheapest changes that make a plan fit that is tight or does not, with their settings."""
         found = []
         for fitting in fitting_changes(self._now, self._shared, of_any_form=True).fitting:
-            job = self._base.change(fitting.changes)
             change = PlanChange(next(iter(fitting.changes)), fitting.changes, None, None)
-            trial = Trial((change,), job, fitting.forecast)
-            if self._words is None or (self._words.can_tell(trial.changes, job) and self._is_said(trial)):
-                found.append((fitting, self._list_settings(trial)))
+            trial = self._trials.forecast(change)
+            if trial is not None and self._words is not None and self._words.is_written:
+                trial = self._tell(trial)
+            if trial is not None and self._trials.fits(trial) and self._is_said(trial):
+                saved = self._now.fit.held - trial.forecast.held
+                fields = trial.changes[0].fields
+                found.append((FittingChange(fields, trial.forecast, saved), self._list_settings(trial)))
         return tuple(found)
 
     def _choose(self, trials: Sequence[Trial]) -> tuple[AdvisedPlan | None, Patch | None, str]:

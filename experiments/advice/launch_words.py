@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,10 @@ from typing import Any
 from meshcast.experiments.advice.neighbours import PlanChange, name_flat_key
 from meshcast.experiments.explain.edited_launch import EditedLaunch, edit_until_same
 from meshcast.hardware.errors import MeshcastError
-from meshcast.simulator.formats.launch.convert import export_job
+from meshcast.simulator.formats.launch.convert import export_job, import_text
 from meshcast.simulator.formats.launch.edits.setting_change import SettingChange
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
-from meshcast.simulator.formats.launch.launch_file import LaunchFile
+from meshcast.simulator.formats.launch.launch_file import LaunchFile, LaunchOptions
 from meshcast.simulator.formats.launch.programs.registry import FORMATS
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
@@ -34,33 +36,53 @@ class LaunchWords:
         """Whether launch files of the program are written; otherwise they are read only."""
         return self.format.write is not None
 
-    def can_tell(self, changes: tuple[PlanChange, ...], job: Job) -> bool:
-        """Returns whether the program can be told some changes.
+    def tell(self, change: PlanChange, job: Job) -> PlanChange | None:
+        """Returns a change as the program can be told it; None if it cannot.
 
-        job: with them. Of a program whose files are read only, what the file states can be stated otherwise.
+        job: with the change. What comes along with it in the program, such as the engine that shards its states and the
+        formats of these, is added to its fields. Of a program whose files are read only, what the file states can be
+        stated otherwise.
         """
         if not self.is_written:
-            places = self._launch.places
-            fields = [field for change in changes for field, value in change.fields.items() if value is not None]
-            return all(self._find_place(field) in places for field in fields)
+            fields = [field for field, value in change.fields.items() if value is not None]
+            return change if all(self._find_place(field) for field in fields) else None
         unsaid = self._list_unsaid(job)
-        return unsaid is not None and unsaid <= self._unsaid_now
+        if unsaid is None:
+            return None
+        keys = {key for key, values in unsaid.items() if self._unsaid_now.get(key) != values}
+        own = tuple(map(name_flat_key, change.fields))
+        if any(key.startswith(own) or not _comes_along(key) for key in keys):
+            return None
+        return self._add_sections(change, job) if keys else change
+
+    def _add_sections(self, change: PlanChange, job: Job) -> PlanChange | None:
+        """Returns a change with the program and the formats that a launch file of the changed job means."""
+        form, written = self.format, job.as_written
+        try:
+            text = export_job(job, form.name, load_in_folder, accept).text
+            silent = LaunchOptions(assume_defaults=True)
+            back = import_text(
+                text, "exported file", form.name, written["cluster"], written["model"], job.folder, options=silent
+            )
+        except MeshcastError:
+            return None
+        sections = {name: back.job.get(name, {}) for name in ("framework", "precision")}
+        return replace(change, fields={**sections, **change.fields})
 
     def _find_place(self, field: str) -> str:
-        """Returns the key by which the file's places name a field."""
+        """Returns the key by which the file's places name a field; empty if the file does not state it."""
         return next((key for key in (field, name_flat_key(field)) if key in self._launch.places), "")
 
     @cached_property
-    def _unsaid_now(self) -> frozenset[tuple[str, str]]:
-        return self._list_unsaid(self._job) or frozenset()
+    def _unsaid_now(self) -> Mapping[str, tuple[Any, Any]]:
+        return self._list_unsaid(self._job) or {}
 
-    def _list_unsaid(self, job: Job) -> frozenset[tuple[str, str]] | None:
+    def _list_unsaid(self, job: Job) -> Mapping[str, tuple[Any, Any]] | None:
         """Returns the keys that the program cannot be told of a job, with their values; None if it runs no such job."""
         try:
-            unsaid = export_job(job, self.format.name, load_in_folder, accept).unsaid
+            return export_job(job, self.format.name, load_in_folder, accept).unsaid
         except MeshcastError:
             return None
-        return frozenset((key, repr(values)) for key, values in unsaid.items())
 
     def edit(self, job: Job) -> EditedLaunch:
         """Returns the launch file edited to be forecast as a job. Raises PlanError where it is not edited so."""
@@ -87,6 +109,11 @@ class LaunchWords:
             return tuple(map(describe_setting, self.edit(job).changes))
         except MeshcastError:
             return ()
+
+
+def _comes_along(key: str) -> bool:
+    """Returns whether a key follows from others in a program: its name and traits, and the formats of its states."""
+    return key.startswith("framework.") or (key.startswith("precision.") and key != "precision.compute")
 
 
 def describe_setting(change: SettingChange) -> str:

@@ -16,7 +16,7 @@ from meshcast.experiments.search.space.fields import AUTO, FIELD_OF, FIELDS, PAR
 from meshcast.experiments.search.space.limits import LimitedSpace, Limits
 from meshcast.experiments.search.space.short_form import read_short_form
 from meshcast.experiments.search.space.space import NODE, OVERLAPS
-from meshcast.hardware.documents.plain_data import Fields, SomeFields
+from meshcast.hardware.documents.plain_data import SomeFields
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.formats.launch.programs.torchtitan_plan import CHUNKS
@@ -99,7 +99,9 @@ def open_space(base: ChangeableJob) -> LimitedSpace:
         sizes["global"] = job.batch.total
     plan = {AUTO: True, **closed}
     opened = {**written, "plan": plan, "batch": {**sizes, "micro": AUTO}, "framework": framework}
-    return LimitedSpace({key: value for key, value in opened.items() if key != "noise"}, job.folder, Limits(program=True))
+    return LimitedSpace(
+        {key: value for key, value in opened.items() if key != "noise"}, job.folder, Limits(program=True)
+    )
 
 
 class Neighbours:
@@ -119,8 +121,11 @@ class Neighbours:
             find_rules(framework.name, self.job.release) if self.job.means_program else None
         )
 
-    def list_changes(self) -> list[PlanChange]:
-        """Returns all changes, of a field the values in the order in which a search tries them."""
+    def list_changes(self, near: bool = False) -> list[PlanChange]:
+        """Returns all changes, of a field the values in the order in which a search tries them.
+
+        near: whether of a number only the next smaller and the next larger values are taken.
+        """
         changes = [
             *self._list_degrees(),
             *self._list_pipelines(),
@@ -131,7 +136,20 @@ class Neighbours:
             *self._list_named_schemes(),
             *self._list_settings(),
         ]
-        return list({change.identity: change for change in changes}.values())
+        kept = changes if not near else [change for change in changes if self._is_near(change)]
+        return list({change.identity: change for change in kept}.values())
+
+    def _is_near(self, change: PlanChange) -> bool:
+        """Returns whether a change is to the next value of a number, or to a word."""
+        before, after = change.before, change.after
+        if type(before) is not int or type(after) is not int:
+            return True
+        between = (
+            [value for value in self.space.values[FIELDS[change.key]] if type(value) is int]
+            if (change.key in FIELDS)
+            else []
+        )
+        return not any(min(before, after) < value < max(before, after) for value in between)
 
     def _make(self, key: str, fields: Change, after: Any, numerics: bool = False) -> PlanChange:
         """Returns a change. key: its field, whose value now is that of the plan in short form."""

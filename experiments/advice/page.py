@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from meshcast.experiments.advice.advice import LEAST_GAIN, TERMS, AdvisedPlan, Advice, measure
+from meshcast.experiments.advice.advice import LEAST_GAIN, TERMS, Advice, AdvisedPlan, measure
 from meshcast.experiments.advice.neighbours import PlanChange
 from meshcast.experiments.explain.fitting_changes import write_change
 from meshcast.experiments.render.terminal.tables import labelled_line, list_broken_rules, show_table
@@ -19,6 +19,9 @@ NUMBERS = ("one", "two", "three")
 
 SMALL = 5e-4
 """Largest change of a part of the step that has no column [s]."""
+
+MOST = 6
+"""Settings of a change that are listed; ``--json`` has all."""
 
 MARK = "*"
 """Behind a change of the numerics."""
@@ -71,7 +74,7 @@ def _list_fitting(advice: Advice) -> list[RenderableType]:
     lines = [
         labelled_line(
             "to fit" if number == 0 else "",
-            f"{'; '.join(settings) or change}: step {format_seconds(change.forecast.step_time)}, "
+            f"{_join(settings) or change}: step {format_seconds(change.forecast.step_time)}, "
             f"{change.forecast.peak_allocated / GIB:.1f} GiB allocated",
         )
         for number, (change, settings) in enumerate(advice.fitting)
@@ -93,7 +96,9 @@ def _list_changes(advice: Advice) -> list[RenderableType]:
         (("fits", "%"), format_chance),
         (("published", "runs"), ","),
     )
-    table = Table(Column("", align="right"), "change", *formatted_numbers(*columns, wrap="never", low=True), edges=False)
+    table = Table(
+        Column("", align="right"), "change", *formatted_numbers(*columns, wrap="never", low=True), edges=False
+    )
     settings = []
     for number, plan in enumerate(plans, 1):
         if number == len(advice.changes) + 1:
@@ -101,7 +106,7 @@ def _list_changes(advice: Advice) -> list[RenderableType]:
         figures = plan.trial.seconds, plan.gain, *(1e3 * plan.terms[name] or 0.0 for name in terms)
         need = plan.report.peak_allocated / GIB, plan.trial.probability, plan.measured_runs
         table.add(str(number), _name_changes(plan), *figures, *need)
-        settings.append(labelled_line(f"{number:>2}", "; ".join(_list_words(plan))))
+        settings.append(labelled_line(f"{number:>2}", _join(_list_words(plan))))
     table.notes = list(_list_notes(advice))
     return [show_table(table), Text(), Text(_name_settings(advice), "bold"), *settings]
 
@@ -137,6 +142,12 @@ def format_chance(probability: float) -> str:
     """Formats a probability in whole percents without the sign."""
     words = format_probability(probability).removesuffix("%").strip()
     return words.replace("over ", ">").replace("under ", "<")
+
+
+def _join(settings: Sequence[str]) -> str:
+    """Returns settings in a line, of many the first ones and the number of the others."""
+    more = [f"and {len(settings) - MOST} more"] if len(settings) > MOST + 1 else []
+    return "; ".join([*settings[: MOST if more else None], *more])
 
 
 def _list_words(plan: AdvisedPlan) -> list[str]:

@@ -57,8 +57,8 @@ COMMANDS = {
     ),
     "advise": CommandEntry(
         "advise.advise",
-        "Say what to change: every change of one field, and the best together.\n\nOf a launch file in its program's own "
-        "words, with the edited file.",
+        "Say what to change: every change of one field, and the best together.\n\nOf a launch file in the words of its "
+        "program, with the edits.",
         PLAN,
     ),
     "plan": CommandEntry("plan.plan", "Ask published planners for plans of a job, and forecast each.", PLAN),

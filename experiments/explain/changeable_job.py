@@ -78,7 +78,7 @@ class ChangeableJob:
         if self.is_long:
             plan = {field.removeprefix(PLAN): value for field, value in change.items() if field.startswith(PLAN)}
             data["plan"] = self._write_plan(plan)
-        for field, value in change.items():
+        for field, value in sorted(change.items(), key=lambda item: item[0].count(".")):  # sections before their keys
             if not (self.is_long and field.startswith(PLAN)):
                 set_field(data, field, copy.deepcopy(value), field)
         return data

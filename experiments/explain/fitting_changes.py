@@ -76,9 +76,7 @@ class MemoryChanges(NamedTuple):
 NO_CHANGES = MemoryChanges([], None)
 
 
-def fitting_changes(
-    report: Report, shared_work: SharedWork | None = None, of_any_form: bool = False
-) -> MemoryChanges:
+def fitting_changes(report: Report, shared_work: SharedWork | None = None, of_any_form: bool = False) -> MemoryChanges:
     """Returns the changes that make a plan fit, with the probability of `FITS`, and that which saves most memory.
 
     of_any_form: also of a plan in long form, which ``--set`` does not change so.

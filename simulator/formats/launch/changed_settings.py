@@ -62,8 +62,8 @@ def list_changed_settings(launch: ImportedJob, file: LaunchFile, before: Job, af
 
 
 def _find_file_of_section(name: str, stated: Mapping[str, Stated]) -> dict[str, Stated]:
-    """Returns the settings of the file that holds the section of a setting to add, as that of ``deepspeed: FILE``; {} if
-    no file is such a section."""
+    """Returns the settings of the file that holds the section of a setting to add, as that of ``deepspeed: FILE``; {}
+    if no file is such a section."""
     section = f"{name.partition('.')[0]}."
     return {
         other: setting
