@@ -1,1 +1,1 @@
-"""What to change in a job: its neighbours one change at a time, the best of them together, and the edited launch file."""
+"""What to change in a job: its neighbours alone and together, and the edited launch file."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshcast.experiments.advice.launch_words import LaunchWords
-from meshcast.experiments.advice.neighbours import Neighbours, PlanChange
+from meshcast.experiments.advice.neighbours import MICRO, Neighbours, PlanChange
 from meshcast.experiments.advice.together import LEAST_EFFECT, Together
 from meshcast.experiments.advice.trials import SAME, Trial, Trials, Watch
 from meshcast.experiments.explain.changeable_job import ChangeableJob
@@ -42,6 +42,9 @@ ATTEMPTS = 4
 
 COMBINATIONS, LEAST_COMBINATIONS = 24, 6
 """Most pairs, and most triples, that are forecast; of jobs whose forecasts take longer than `USUAL_SECONDS`, least."""
+
+MOST_REFUSED = 3
+"""Larger micro-batches that are tried with other changes though the batch has not enough for all replicas."""
 
 USUAL_OPS = 200
 """Ops of the distinct passes of a step that take as long as all else of a forecast."""
@@ -279,7 +282,10 @@ class Adviser:
         told = [told for trial in useful if (told := self._tell(trial)) is not None]
         told.sort(key=_take_seconds)
         fitting = self._find_fitting()
-        pairs, triples = Together(self._trials, told).find(watch, self._count_combinations())
+        tried = {trial.changes[0] for trial in trials}
+        larger = [change for change in listed if change.key == MICRO and change.after > change.before]
+        refused = [change for change in larger if change not in tried]  # fewer replicas may have such micro-batches
+        pairs, triples = Together(self._trials, told, refused[:MOST_REFUSED]).find(watch, self._count_combinations())
         singles = [trial for trial in told if self._trials.fits(trial)]
         same = [trial for trial in singles if not trial.numerics]
         best, patch, unpatched = self._choose([*singles, *pairs, *triples])

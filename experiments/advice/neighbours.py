@@ -41,7 +41,7 @@ LOSSES: Mapping[str, SomeFields] = {
 """Kernels of the loss: those of the framework's profile, chunks of logits as torchtitan has them, and Liger's."""
 
 ASYNCHRONOUS = ("pipedream-2bw",)
-"""Schedules without a flush, whose weights are a step old; that of PipeDream itself holds as many versions as stages."""
+"""Schedules without a flush, whose weights are a step old; PipeDream's own holds as many versions as stages."""
 
 COMPILE = "framework.set.compile"
 
@@ -54,7 +54,7 @@ WIDER = ("bf16", "fp16", "fp32")
 """Compute formats; all others are narrower."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlanChange:
     """A change of a job.
 

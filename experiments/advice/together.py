@@ -11,6 +11,7 @@ from itertools import combinations, islice
 from math import prod
 from typing import NamedTuple
 
+from meshcast.experiments.advice.neighbours import PlanChange
 from meshcast.experiments.advice.trials import Trial, Trials, Watch, merge_fields
 
 Numbers = tuple[int, ...]
@@ -38,12 +39,14 @@ class Together:
 
     trials: of the job.
     singles: trials of single changes to combine, those first that are to be combined where there are many.
+    refused: changes that a rule excludes alone, and that others may make possible: of them nothing is expected.
     """
 
-    def __init__(self, trials: Trials, singles: Sequence[Trial]) -> None:
+    def __init__(self, trials: Trials, singles: Sequence[Trial], refused: Sequence[PlanChange] = ()) -> None:
         self._trials = trials
-        self._singles = [trial for trial in singles if self._helps(trial)][:COMBINED]
-        self._alone = [self._measure(trial) for trial in self._singles]
+        helping = [trial for trial in singles if self._helps(trial)][: COMBINED - len(refused)]
+        self._singles = [trial.changes[0] for trial in helping] + [*refused]
+        self._alone = [self._measure(trial) for trial in helping] + [Ratios(1.0, 1.0)] * len(refused)
         self._interplay: dict[tuple[int, int], Ratios] = {}
 
     def _helps(self, trial: Trial) -> bool:
@@ -72,7 +75,7 @@ class Together:
         """Returns the forecasts of combinations of singles by their numbers, but for those that break a rule."""
         tried = {}
         for numbers in watch(combined):
-            changes = [change for number in numbers for change in self._singles[number].changes]
+            changes = [self._singles[number] for number in numbers]
             if (trial := self._trials.forecast(*changes)) is not None:
                 tried[numbers] = trial
         return tried
@@ -92,5 +95,5 @@ class Together:
 
     def _go_together(self, numbers: Numbers) -> bool:
         """Returns whether singles are about different fields, and none contradicts another."""
-        changes = [change for number in numbers for change in self._singles[number].changes]
+        changes = [self._singles[number] for number in numbers]
         return len({change.key for change in changes}) == len(changes) and merge_fields(changes) is not None
