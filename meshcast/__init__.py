@@ -5,9 +5,8 @@
 >>> report.fits
 True
 
-`load_job` reads a job, `simulate` forecasts it, `sweep` forecasts a grid, `search` finds the best plan, `advise`
-says what to change. Errors are
-`MeshcastError`. docs/python.md shows all of it.
+`load_job` reads a job, `simulate` forecasts it, `sweep` forecasts a grid, `search` finds the best plan, `advise` says
+what to change. Errors are `MeshcastError`. docs/python.md shows all of it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ TYPE_CHECKING = False  # not that of typing: `python -m meshcast` would look for
 if TYPE_CHECKING:
     from typing import Any
 
-    from meshcast.experiments.advice.advice import Advice, advise
+    from meshcast.experiments.advice.advice import Advice
+    from meshcast.experiments.advice.adviser import advise
     from meshcast.experiments.render.notebook.report import ForecastReport as Report
     from meshcast.experiments.render.notebook.report import simulate
     from meshcast.experiments.render.notebook.sweep import SweepResult, sweep
@@ -54,7 +54,7 @@ _HOMES = {
     "SearchResult": ("meshcast.experiments.search.certificate.result", "SearchResult"),
     "SharedWork": ("meshcast.simulator.forecast.shared_work", "SharedWork"),
     "SweepResult": ("meshcast.experiments.render.notebook.sweep", "SweepResult"),
-    "advise": ("meshcast.experiments.advice.advice", "advise"),
+    "advise": ("meshcast.experiments.advice.adviser", "advise"),
     "load_cluster": ("meshcast.hardware", "load_cluster"),
     "load_job": ("meshcast.simulator.loading.load", "load_job"),
     "search": ("meshcast.experiments.search.search_job", "search"),

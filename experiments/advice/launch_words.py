@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from meshcast.experiments.advice.neighbours import PlanChange, name_flat_key
 from meshcast.experiments.explain.edited_launch import EditedLaunch, edit_until_same
+from meshcast.hardware.documents.plain_data import Fields
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.formats.launch.convert import export_job, import_text
 from meshcast.simulator.formats.launch.edits.setting_change import SettingChange
@@ -50,8 +50,8 @@ class LaunchWords:
         if unsaid is None:
             return None
         keys = {key for key, values in unsaid.items() if self._unsaid_now.get(key) != values}
-        own = tuple(map(name_flat_key, change.fields))
-        if any(key.startswith(own) or not _comes_along(key) for key in keys):
+        changed = tuple(map(name_flat_key, change.fields))
+        if any(key.startswith(changed) or not _comes_along(key) for key in keys):
             return None
         return self._add_sections(change, job) if keys else change
 
@@ -74,10 +74,10 @@ class LaunchWords:
         return next((key for key in (field, name_flat_key(field)) if key in self._launch.places), "")
 
     @cached_property
-    def _unsaid_now(self) -> Mapping[str, tuple[Any, Any]]:
+    def _unsaid_now(self) -> Mapping[str, object]:
         return self._list_unsaid(self._job) or {}
 
-    def _list_unsaid(self, job: Job) -> Mapping[str, tuple[Any, Any]] | None:
+    def _list_unsaid(self, job: Job) -> Mapping[str, object] | None:
         """Returns the keys that the program cannot be told of a job, with their values; None if it runs no such job."""
         try:
             return export_job(job, self.format.name, load_in_folder, accept).unsaid
@@ -134,7 +134,7 @@ def write_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def load_in_folder(data: dict[str, Any], folder: Path) -> Job:
+def load_in_folder(data: Fields, folder: Path) -> Job:
     """Loads a job whose paths are relative to a folder."""
     return load_job(data, base=folder)
 

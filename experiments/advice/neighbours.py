@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, get_args
+from typing import get_args
 
 from meshcast.experiments.explain.changeable_job import Change, ChangeableJob
 from meshcast.experiments.search.space.divisions import list_divisions
 from meshcast.experiments.search.space.fields import AUTO, FIELD_OF, FIELDS, PARTITIONS, state_values
 from meshcast.experiments.search.space.limits import LimitedSpace, Limits
+from meshcast.experiments.search.space.scheme_keys import takes_option
 from meshcast.experiments.search.space.short_form import read_short_form
 from meshcast.experiments.search.space.space import NODE, OVERLAPS
 from meshcast.hardware.documents.plain_data import SomeFields
@@ -23,7 +24,14 @@ from meshcast.simulator.formats.launch.programs.torchtitan_plan import CHUNKS
 from meshcast.simulator.formats.launch.programs.trainer import LIGER_LOSS
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.framework import QuantisedRecipe
-from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, option_keys
+from meshcast.simulator.job.plan_keys import (
+    PIPELINE_NUMBERS,
+    PLAN_KEYS,
+    SCHEME_KEYS,
+    PlanKey,
+    choosing_keys,
+    option_keys,
+)
 from meshcast.simulator.job.program_rules import ProgramRules, find_rules
 from meshcast.simulator.models.model import Model
 
@@ -44,6 +52,18 @@ ASYNCHRONOUS = ("pipedream-2bw",)
 """Schedules without a flush, whose weights are a step old; PipeDream's own holds as many versions as stages."""
 
 COMPILE = "framework.set.compile"
+
+*_, EXPERT_RANKS = (key for key in PLAN_KEYS.values() if key.part == "ranks")
+(SEQUENCES,) = choosing_keys("tensor")
+(RECOMPUTED,) = choosing_keys("memory")
+RECOMPUTED_LAYERS, OFFLOADED = option_keys("memory")
+STATES, *_ = choosing_keys("data")
+COPIES = next(key for key in PLAN_KEYS.values() if key.flat == "replicate")
+DIVIDED = PLAN_KEYS[PIPELINE_NUMBERS[1]]
+"""Keys of a plan that changes take along: ranks of an expert, sequence parallelism, what is recomputed and how many
+layers, what is offloaded, how states are sharded and over how many ranks, and chunks of the layers."""
+
+SCHEDULE, PARTITION = "plan.schedule", "plan.partition"
 
 COMPUTE, GLOBAL_BATCH, MICRO = "precision.compute", "batch.global", "batch.micro"
 
@@ -67,9 +87,14 @@ class PlanChange:
 
     key: str
     fields: Change
-    before: Any
-    after: Any
+    before: object
+    after: object
     numerics: bool = False
+
+    @property
+    def grows(self) -> bool:
+        """Whether it makes a number larger."""
+        return isinstance(self.before, int) and isinstance(self.after, int) and self.after > self.before
 
     @property
     def identity(self) -> frozenset[tuple[str, str]]:
@@ -88,7 +113,7 @@ def open_space(base: ChangeableJob) -> LimitedSpace:
         key = "stages" if job.plan.has_stages else "replicas"
         raise PlanError(f"plan.{key}", rule, "Compare such plans with meshcast search --heterogeneous, or sweep them")
     written, batch = job.as_written, job.as_written.get("batch", {})
-    closed = {key: value for key, value in base.plan.items() if key == "pad_heads"}
+    closed = {key: value for key, value in base.plan.items() if PLAN_KEYS[key].owner == "model"}
     overlaps = {FIELD_OF[name].rpartition(".")[2]: AUTO for name in OVERLAPS}
     framework = dict(written["framework"])
     traits = framework.get("set", {})
@@ -104,7 +129,7 @@ def open_space(base: ChangeableJob) -> LimitedSpace:
     )
 
 
-class Neighbours:
+class PlanNeighbours:
     """The changes of a job.
 
     base: the job.
@@ -151,15 +176,13 @@ class Neighbours:
         )
         return not any(min(before, after) < value < max(before, after) for value in between)
 
-    def _make(self, key: str, fields: Change, after: Any, numerics: bool = False) -> PlanChange:
+    def _make(self, key: str, fields: Change, after: object, numerics: bool = False) -> PlanChange:
         """Returns a change. key: its field, whose value now is that of the plan in short form."""
         return PlanChange(key, fields, self.now.get(FIELDS[key]), after, numerics)
 
-    def _others(self, name: str) -> Iterator[Any]:
-        """Yields the values of a field of a point but for that of the job; none where it makes no difference."""
-        now = self.now.get(name)
-        if now is not None:
-            yield from (value for value in self.space.values[name] if value != now)
+    def _is_other(self, name: str, value: object) -> bool:
+        """Returns whether a field of a point has another value in the job, where it makes a difference."""
+        return self.now.get(name) not in (None, value)
 
     # ------------------------------------------------------------------------------------------- degrees
 
@@ -167,22 +190,27 @@ class Neighbours:
         plan = self.base.plan
         for name in ("tp", "cp", "ep", "micro"):
             key = FIELD_OF[name]
-            for value in self._others(name):
+            for value in self.space.values[name]:
+                if not self._is_other(name, value):
+                    continue
                 fields = {key: value}
                 yield self._make(key, fields, value)
-                if name == "tp" and plan.get("sequence_parallel") is False and value > 1:
-                    yield self._make(key, fields | {"plan.sequence_parallel": True}, value)
-                if name == "tp" and plan.get("etp") is not None:  # experts are sharded as everything else is
-                    yield self._make(key, fields | {"plan.etp": value}, value)
-        for value in self.space.values["etp"]:
-            if self.job.model.moe is not None and value != self.now["etp"]:
-                yield self._make("plan.etp", {"plan.etp": value}, value)
+                if name == "tp" and plan.get(SEQUENCES.name) is False and value > 1:
+                    yield self._make(key, fields | {name_field(SEQUENCES): True}, value)
+                if name == "tp" and plan.get(EXPERT_RANKS.name) is not None:  # experts are sharded as all else is
+                    yield self._make(key, fields | {name_field(EXPERT_RANKS): value}, value)
+        key = name_field(EXPERT_RANKS)
+        for value in self.space.values[EXPERT_RANKS.point]:
+            if self.job.model.moe is not None and value != self.now[EXPERT_RANKS.point]:
+                yield self._make(key, {key: value}, value)
 
     def _list_pipelines(self) -> Iterator[PlanChange]:
         """Yields other numbers of stages: with the schedule and chunks of the plan, and with others."""
-        plain: Change = {"plan.schedule": None, "plan.chunks": None, "plan.partition": "even"}
+        plain: Change = {SCHEDULE: None, CHUNKS_FIELD: None, PARTITION: "even"}
         stated = {key: value for key, value in plain.items() if self.base.plan.get(key.removeprefix("plan.")) != value}
-        for stages in self._others("pp"):
+        for stages in self.space.values["pp"]:
+            if not self._is_other("pp", stages):
+                continue
             fields = {"plan.pp": stages}
             if stages == 1:
                 yield self._make("plan.pp", fields | stated, stages)
@@ -190,22 +218,21 @@ class Neighbours:
             yield self._make("plan.pp", fields, stages)
             yield self._make("plan.pp", fields | stated, stages)
             for division in self._divide(stages, ("even",)):
-                if division["plan.chunks"] > 1:
+                if division[CHUNKS_FIELD] > 1:
                     yield self._make("plan.pp", fields | division, stages)
 
     def _divide(self, stages: int, partitions: Sequence[str]) -> Iterator[Change]:
         """Yields schedules with their chunks and the partition of the layers for a number of stages."""
         values, layers = self.space.values, self.job.model.layers
         for schedule in values["schedule"]:
-            divisions = list_divisions((schedule,), partitions, values["chunks"], layers, stages)
-            for division in islice(divisions, MOST_CHUNKS * len(partitions)):
-                chunks, partition = division.chunks, division.partition
-                fields = {"plan.schedule": schedule, "plan.chunks": chunks, "plan.partition": partition}
+            divisions = list_divisions((schedule,), partitions, values[DIVIDED.point], layers, stages)
+            for name, chunks, partition, _ in islice(divisions, MOST_CHUNKS * len(partitions)):
+                fields = {SCHEDULE: name, CHUNKS_FIELD: chunks, PARTITION: partition}
                 yield {key: value for key, value in fields.items() if not self._is_default(key, value)}
 
-    def _is_default(self, key: str, value: Any) -> bool:
+    def _is_default(self, key: str, value: object) -> bool:
         """Returns whether a partition is the usual one, and the plan states none."""
-        return key == "plan.partition" and value == "even" and "partition" not in self.base.plan
+        return key == PARTITION and value == "even" and "partition" not in self.base.plan
 
     # ------------------------------------------------------------------------------------------- pipeline
 
@@ -216,44 +243,42 @@ class Neighbours:
             return
         kept = now["partition"] if isinstance(now["partition"], str) else "even"
         for fields in self._divide(stages, tuple(dict.fromkeys((kept, *PARTITIONS)))):
-            schedule, chunks = fields["plan.schedule"], fields["plan.chunks"]
-            partition = fields.get("plan.partition", "even")
+            schedule, chunks, partition = fields[SCHEDULE], fields[CHUNKS_FIELD], fields.get(PARTITION, "even")
             if schedule != now["schedule"]:
-                after = f"{schedule}, chunks {chunks}" if chunks > 1 else schedule
-                yield self._make("plan.schedule", fields, after)
-            elif chunks != now["chunks"]:
-                yield self._make("plan.chunks", fields, chunks)
+                after = f"{schedule}, {DIVIDED.name} {chunks}" if chunks > 1 else schedule
+                yield self._make(SCHEDULE, fields, after)
+            elif chunks != now[DIVIDED.point]:
+                yield self._make(CHUNKS_FIELD, fields, chunks)
             elif partition != write(now["partition"]):
-                yield self._make("plan.partition", {"plan.partition": partition}, partition)
+                yield self._make(PARTITION, {PARTITION: partition}, partition)
         if self.rules is None:
             for name in ASYNCHRONOUS:
                 if name != now["schedule"]:
-                    fields = {"plan.schedule": name, "plan.chunks": None}
-                    yield self._make("plan.schedule", fields, name, numerics=True)
+                    fields = {SCHEDULE: name, CHUNKS_FIELD: None}
+                    yield self._make(SCHEDULE, fields, name, numerics=True)
 
     # ------------------------------------------------------------------------------------------- memory
 
     def _list_recomputation(self) -> Iterator[PlanChange]:
-        now, key = self.now["recompute"], "plan.recompute"
-        alone = {"plan.recompute_layers": None} if self.base.plan.get("recompute_layers") is not None else {}
-        for word in self.space.values["recompute"]:
+        now, key, layers_key = self.now[RECOMPUTED.point], name_field(RECOMPUTED), name_field(RECOMPUTED_LAYERS)
+        count = self.now[RECOMPUTED_LAYERS.point] if now == "full" else None
+        alone = {layers_key: None} if self.base.plan.get(RECOMPUTED_LAYERS.name) is not None else {}
+        for word in self.space.values[RECOMPUTED.point]:
             if word != now:
                 yield self._make(key, {key: word, **alone}, word)
-        modules = (now,) if not isinstance(now, tuple) else now
-        listed = {"core_attn"} if now == "selective" else {*modules} if isinstance(now, tuple) else set[str]()
+        listed = {"core_attn"} if now == "selective" else {*now} if isinstance(now, tuple) else set[str]()
         for module in self._modules():
             changed = sorted(listed ^ {module})
             if changed and changed != ["core_attn"]:
                 yield self._make(key, {key: changed, **alone}, changed)
-        layers = -(-self.job.model.layers // (self.now["pp"] * (self.now["chunks"] or 1)))
+        layers = -(-self.job.model.layers // (self.now["pp"] * (self.now[DIVIDED.point] or 1)))
         for part in dict.fromkeys((layers // 4, layers // 2, 3 * layers // 4)):
-            recomputed = self.now["recomputed"] if now == "full" else None
-            if 0 < part < layers and part != recomputed:
-                fields = {key: "full", "plan.recompute_layers": part}
-                name = "plan.recompute_layers" if now == "full" else key
-                yield self._make(name, fields, part if now == "full" else f"full, {part} of {layers} layers")
-        if now == "full" and self.now["recomputed"] is not None:
-            yield self._make("plan.recompute_layers", {"plan.recompute_layers": None}, "all")
+            if 0 < part < layers and part != count:
+                fields = {key: "full", layers_key: part}
+                words = f"full, {part} of {layers} layers"
+                yield self._make(*((layers_key, fields, part) if now == "full" else (key, fields, words)))
+        if count is not None:
+            yield self._make(layers_key, {layers_key: None}, "all")
 
     def _modules(self) -> Sequence[str]:
         """Returns modules that the program recomputes by their names; those of the model."""
@@ -266,29 +291,34 @@ class Neighbours:
 
     def _list_words(self) -> Iterator[PlanChange]:
         """Yields what is offloaded, sequence parallelism, the order of the mesh, and what overlaps."""
-        for name in ("offload", "sequence_parallel", "mesh_order", *OVERLAPS):
+        for name in (OFFLOADED.point, SEQUENCES.point, "mesh_order", *OVERLAPS):
             key = FIELD_OF[name]
-            for value in self._others(name):
+            for value in self.space.values[name]:
+                if not self._is_other(name, value):
+                    continue
                 yield self._make(key, state_values([key], {name: value}), write(value))
-        offloaded = self.now["offload"]
+        key, offloaded = name_field(OFFLOADED), self.now[OFFLOADED.point]
         if "activations" not in offloaded:
             both = [*offloaded, "activations"]
-            yield self._make("plan.offload", {"plan.offload": both}, both)
+            yield self._make(key, {key: both}, both)
 
     # ------------------------------------------------------------------------------------------- states
 
     def _list_data(self) -> Iterator[PlanChange]:
         """Yields data schemes, the ranks that share a copy of the states, and the options of the scheme."""
-        alone = {f"plan.{key}": None for key in ("shard", "dp_scheme", *OPTIONS) if self.base.plan.get(key) is not None}
-        for value in self._others("data"):
-            yield self._make("plan.zero", state_values(["plan.zero"], {"data": value}) | alone, value)
+        apart = (COPIES.name, SCHEME_KEYS["data"], *OPTIONS)
+        alone = {f"plan.{key}": None for key in apart if self.base.plan.get(key) is not None}
+        states, copies = name_field(STATES), name_field(COPIES)
+        for value in self.space.values["data"]:
+            if self._is_other("data", value):
+                yield self._make(states, state_values([states], {"data": value}) | alone, value)
         ranks = self.now["tp"] * self.now["cp"]
         domain, gpus = self.job.cluster.scale_up_domain, self.job.cluster.gpus
-        if NODE in self.space.values["shard"] and 1 < domain // ranks < gpus // (ranks * self.now["pp"]):
-            yield self._make("plan.shard", {"plan.shard": domain // ranks}, domain // ranks)
-        if self.now["shard"] is not None:
-            yield self._make("plan.shard", {"plan.shard": None}, "all")
-        for key in OPTIONS.values() if self.now["data"] == "fsdp" else ():
+        if NODE in self.space.values[COPIES.point] and 1 < domain // ranks < gpus // (ranks * self.now["pp"]):
+            yield self._make(copies, {copies: domain // ranks}, domain // ranks)
+        if self.now[COPIES.point] is not None:
+            yield self._make(copies, {copies: None}, "all")
+        for key in OPTIONS.values() if takes_option(self.now["data"] or "ddp", next(iter(OPTIONS))) else ():
             stated = self.base.plan.get(key.name)
             for value in key.auto:
                 if value != (key.usual if stated is None else stated):
@@ -338,9 +368,17 @@ def has_module(model: Model, name: str) -> bool:
     return name not in needs or bool(needs[name])
 
 
-def write(value: Any) -> Any:
+def write(value: object) -> object:
     """Returns a value of a point as a job states it."""
     return list(value) if isinstance(value, tuple) else value
+
+
+def name_field(key: PlanKey) -> str:
+    """Returns the field of a job that a key of a plan is."""
+    return f"plan.{key.name}"
+
+
+CHUNKS_FIELD = name_field(DIVIDED)
 
 
 def name_flat_key(field: str) -> str:

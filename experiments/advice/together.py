@@ -12,7 +12,8 @@ from math import prod
 from typing import NamedTuple
 
 from meshcast.experiments.advice.neighbours import PlanChange
-from meshcast.experiments.advice.trials import Trial, Trials, Watch, merge_fields
+from meshcast.experiments.advice.trials import Trials, TriedPlan, merge_fields
+from meshcast.experiments.explain.sensitivity import Watch
 
 Numbers = tuple[int, ...]
 """A combination of single changes by their numbers."""
@@ -42,21 +43,21 @@ class Together:
     refused: changes that a rule excludes alone, and that others may make possible: of them nothing is expected.
     """
 
-    def __init__(self, trials: Trials, singles: Sequence[Trial], refused: Sequence[PlanChange] = ()) -> None:
+    def __init__(self, trials: Trials, singles: Sequence[TriedPlan], refused: Sequence[PlanChange] = ()) -> None:
         self._trials = trials
         helping = [trial for trial in singles if self._helps(trial)][: COMBINED - len(refused)]
         self._singles = [trial.changes[0] for trial in helping] + [*refused]
         self._alone = [self._measure(trial) for trial in helping] + [Ratios(1.0, 1.0)] * len(refused)
         self._interplay: dict[tuple[int, int], Ratios] = {}
 
-    def _helps(self, trial: Trial) -> bool:
+    def _helps(self, trial: TriedPlan) -> bool:
         return not trial.numerics and min(self._measure(trial)) < 1 - LEAST_EFFECT
 
-    def _measure(self, trial: Trial) -> Ratios:
+    def _measure(self, trial: TriedPlan) -> Ratios:
         now = self._trials.now
         return Ratios(trial.seconds / now.seconds, trial.forecast.held / now.forecast.held)
 
-    def find(self, watch: Watch, most: int) -> tuple[list[Trial], list[Trial]]:
+    def find(self, watch: Watch, most: int) -> tuple[list[TriedPlan], list[TriedPlan]]:
         """Returns pairs and triples that fit, the fastest first.
 
         watch: passes those that are tried on. most: of each.
@@ -68,10 +69,10 @@ class Together:
         triples = self._forecast(self._rank(3, most), watch)
         return self._sort(pairs.values()), self._sort(triples.values())
 
-    def _sort(self, trials: Iterable[Trial]) -> list[Trial]:
+    def _sort(self, trials: Iterable[TriedPlan]) -> list[TriedPlan]:
         return sorted(filter(self._trials.fits, trials), key=lambda trial: trial.seconds)
 
-    def _forecast(self, combined: Sequence[Numbers], watch: Watch) -> dict[Numbers, Trial]:
+    def _forecast(self, combined: Sequence[Numbers], watch: Watch) -> dict[Numbers, TriedPlan]:
         """Returns the forecasts of combinations of singles by their numbers, but for those that break a rule."""
         tried = {}
         for numbers in watch(combined):

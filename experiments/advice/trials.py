@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 from meshcast.experiments.advice.neighbours import PlanChange
 from meshcast.experiments.explain.changeable_job import Change, ChangeableJob
@@ -15,15 +14,12 @@ from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.report.peak_errors import FITS, FITS_AT_ALL, peak_error_of
 
-Watch = Callable[[Iterable[Any]], Iterable[Any]]
-"""Passes the steps of a long work on, as a progress bar does."""
-
 SAME = 1e-6
 """Largest relative difference of figures that are the same."""
 
 
 @dataclass(frozen=True)
-class Trial:
+class TriedPlan:
     """A job with changes.
 
     changes: that it has; none of the job as it is.
@@ -77,9 +73,9 @@ class Trials:
     def __init__(self, base: ChangeableJob, shared: SharedWork) -> None:
         """Raises MeshcastError for a job that breaks a rule."""
         self.base, self.shared = base, shared
-        self.now = Trial((), base.job, forecast_step(base.job, shared))
+        self.now = TriedPlan((), base.job, forecast_step(base.job, shared))
         self.tried = self.refused = 0
-        self._known: dict[frozenset[tuple[str, str]], Trial | None] = {}
+        self._known: dict[frozenset[tuple[str, str]], TriedPlan | None] = {}
 
     @property
     def least(self) -> float:
@@ -87,16 +83,16 @@ class Trials:
         now = self.now.probability
         return min(FITS, now) if now >= FITS_AT_ALL else FITS
 
-    def fits(self, trial: Trial) -> bool:
+    def fits(self, trial: TriedPlan) -> bool:
         """Returns whether a plan is as sure to fit as is asked for."""
         return trial.probability >= self.least * (1 - SAME)
 
-    def has_effect(self, trial: Trial) -> bool:
+    def has_effect(self, trial: TriedPlan) -> bool:
         """Returns whether a plan differs from the job as it is in step or memory."""
         pairs = (trial.seconds, self.now.seconds), (trial.forecast.held, self.now.forecast.held)
         return any(abs(new / old - 1) > SAME for new, old in pairs)
 
-    def forecast(self, *changes: PlanChange) -> Trial | None:
+    def forecast(self, *changes: PlanChange) -> TriedPlan | None:
         """Returns the job with changes; None where a rule excludes them, or they contradict each other."""
         fields = merge_fields(changes)
         if fields is None:
@@ -106,7 +102,7 @@ class Trials:
             self._known[key] = self._forecast(changes, fields)
         return self._known[key]
 
-    def _forecast(self, changes: tuple[PlanChange, ...], fields: Change) -> Trial | None:
+    def _forecast(self, changes: tuple[PlanChange, ...], fields: Change) -> TriedPlan | None:
         total = self.base.job.batch.total
         assert total is not None
         try:
@@ -116,7 +112,7 @@ class Trials:
             self.refused += 1
             return None
         self.tried += 1
-        return Trial(changes, job, forecast, (job.batch.total or total) / total)
+        return TriedPlan(changes, job, forecast, (job.batch.total or total) / total)
 
     def _drop_replicas(self) -> Change:
         """Returns what leaves the replicas, and the micro-batches of each, to the other degrees."""

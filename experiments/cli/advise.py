@@ -31,7 +31,7 @@ class AdviseOptions(LaunchFileOptions):
 
 def advise(options: AdviseOptions) -> None:
     """Tries every change of a single field, and the best of them together; shows what each is worth."""
-    from meshcast.experiments.advice.advice import advise as find_advice
+    from meshcast.experiments.advice.adviser import advise as find_advice
     from meshcast.experiments.advice.page import page
     from meshcast.experiments.advice.patched_file import write_patched
 

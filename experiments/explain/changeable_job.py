@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 from meshcast.hardware.documents.plain_data import Fields, SomeFields
 from meshcast.hardware.errors import PlanError
@@ -16,7 +15,7 @@ from meshcast.simulator.job.plan_keys import PLAN_KEYS
 from meshcast.simulator.job.program_rules import broken_rules
 from meshcast.simulator.loading.load import load_job, set_field
 
-Change = dict[str, Any]
+Change = Fields
 """Fields of a job as ``--set`` has them, with their new values; null: as if it were not stated."""
 
 PLAN = "plan."
