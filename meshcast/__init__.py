@@ -5,8 +5,8 @@
 >>> report.fits
 True
 
-`load_job` reads a job, `simulate` forecasts it, `sweep` forecasts a grid, `search` finds the best plan. Errors are
-`MeshcastError`. docs/python.md shows all of it.
+`load_job` reads a job, `simulate` forecasts it, `sweep` forecasts a grid, `search` finds the best plan, `advise` says
+what to change. Errors are `MeshcastError`. docs/python.md shows all of it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ TYPE_CHECKING = False  # not that of typing: `python -m meshcast` would look for
 if TYPE_CHECKING:
     from typing import Any
 
+    from meshcast.experiments.advice.advice import Advice
+    from meshcast.experiments.advice.adviser import advise
     from meshcast.experiments.render.notebook.report import ForecastReport as Report
     from meshcast.experiments.render.notebook.report import simulate
     from meshcast.experiments.render.notebook.sweep import SweepResult, sweep
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Advice",
     "Job",
     "MeshcastError",
     "Report",
@@ -35,6 +38,7 @@ __all__ = [
     "SharedWork",
     "SweepResult",
     "__version__",
+    "advise",
     "load_cluster",
     "load_job",
     "search",
@@ -43,12 +47,14 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Advice": ("meshcast.experiments.advice.advice", "Advice"),
     "Job": ("meshcast.simulator.job.job", "Job"),
     "MeshcastError": ("meshcast.hardware.errors", "MeshcastError"),
     "Report": ("meshcast.experiments.render.notebook.report", "ForecastReport"),
     "SearchResult": ("meshcast.experiments.search.certificate.result", "SearchResult"),
     "SharedWork": ("meshcast.simulator.forecast.shared_work", "SharedWork"),
     "SweepResult": ("meshcast.experiments.render.notebook.sweep", "SweepResult"),
+    "advise": ("meshcast.experiments.advice.adviser", "advise"),
     "load_cluster": ("meshcast.hardware", "load_cluster"),
     "load_job": ("meshcast.simulator.loading.load", "load_job"),
     "search": ("meshcast.experiments.search.search_job", "search"),

@@ -80,6 +80,7 @@ FLOORS = [
     "meshcast.experiments.search.heterogeneous",
     "meshcast.experiments.search.output",
     "meshcast.experiments.search",
+    "meshcast.experiments.advice",
     "meshcast.experiments.render.bokeh",
     "meshcast.experiments.planning",
     "tools.data",

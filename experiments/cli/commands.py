@@ -55,6 +55,12 @@ COMMANDS = {
         "other one is better in the model.",
         PLAN,
     ),
+    "advise": CommandEntry(
+        "advise.advise",
+        "Say what to change: every change of one field, and the best together.\n\nOf a launch file in the words of its "
+        "program, with the edits.",
+        PLAN,
+    ),
     "plan": CommandEntry("plan.plan", "Ask published planners for plans of a job, and forecast each.", PLAN),
     "compare": CommandEntry("explain.compare", "Compare two forecasts, field by field and part by part.", EXPLAIN),
     "why": CommandEntry(

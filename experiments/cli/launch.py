@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,15 +15,12 @@ from meshcast.experiments.cli.commands import VIOLATED
 from meshcast.experiments.cli.console import check_place, emit, to_json, writing
 from meshcast.experiments.options import Options, option
 from meshcast.experiments.render.terminal.say import say
-from meshcast.hardware.documents.input_file import split_lines
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError, cut_middle
 
 if TYPE_CHECKING:
     from meshcast.experiments.explain.bounded_approximations import BoundedApproximation
-    from meshcast.simulator.formats.launch.changed_settings import EditedFiles
     from meshcast.simulator.formats.launch.imported_job import ImportedJob
-    from meshcast.simulator.formats.launch.launch_file import LaunchFile
     from meshcast.simulator.job.job import Job
 
 LAUNCH_FILES = "Launch files"
@@ -139,7 +135,8 @@ def edit_launch(path: Path, against: Path, changes: Sequence[str], write: bool) 
 
     write: whether the file is written.
     """
-    from meshcast.experiments.explain.edited_launch import compare_edited, edit_until_same
+    from meshcast.experiments.explain.edited_launch import compare_edited, diff_edits, edit_until_same, list_edits
+    from meshcast.simulator.formats.launch.bash.script import ARGUMENTS
     from meshcast.simulator.formats.launch.detect import detect_program
     from meshcast.simulator.formats.launch.launch_file import read_launch_file
     from meshcast.simulator.formats.launch.programs.registry import EXPORTS
@@ -150,33 +147,21 @@ def edit_launch(path: Path, against: Path, changes: Sequence[str], write: bool) 
         rule = "its settings cannot be compared: such files are read, not written"
         raise PlanError("--against", rule, f"Name a file of {', '.join(EXPORTS)}", str(against))
     job = load_with_plan(path, tuple(changes))
-    edited, edited_job = edit_until_same(file, form, job)
-    texts = _show_edits(file, edited)
-    agrees, words = compare_edited(job, edited_job, str(against), form)
+    edited = edit_until_same(file, form, job)
+    texts = list_edits(file, edited.files)
+    for line in diff_edits(texts):
+        say(line)
+    agrees, words = compare_edited(job, edited.job, str(against), form)
     say(f"meshcast: {words}", err=True)
     if not agrees:
         sys.exit(VIOLATED)
     if not texts:
         say(f"{against} says the same already")
-    for name, text in texts.items():
-        if name == "--args":
+    for name, (_, text) in texts.items():
+        if name == ARGUMENTS:
             say(f"meshcast: the arguments are others: give --args {shlex.quote(text)}", err=True)
         elif write:
             _replace(Path(name), text)
-
-
-def _show_edits(file: LaunchFile, edited: EditedFiles) -> dict[str, str]:
-    """Prints a unified diff of every file that is edited, and of the arguments; returns their new texts by name."""
-    from meshcast.simulator.formats.files import text as read_text
-
-    before, changed = type(edited)(file).texts, {}
-    for name, text in edited.texts.items():
-        old = before[name] if name in before else read_text(Path(name), "Edit it by hand")
-        if text != old:
-            changed[name] = text
-            for line in unified_diff(split_lines(old), split_lines(text), name, name, lineterm=""):
-                say(line)
-    return changed
 
 
 def _replace(file: Path, text: str) -> None:

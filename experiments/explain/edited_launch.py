@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from difflib import unified_diff
+from pathlib import Path
+from typing import NamedTuple
 
+from meshcast.hardware.documents.input_file import split_lines
 from meshcast.hardware.errors import PlanError, cut_middle
 from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.step import forecast_step
+from meshcast.simulator.formats.files import text as read_text
 from meshcast.simulator.formats.launch.changed_settings import (
     EditedFiles,
     apply_setting_changes,
@@ -16,6 +22,7 @@ from meshcast.simulator.formats.launch.changed_settings import (
 )
 from meshcast.simulator.formats.launch.convert import compare_keys
 from meshcast.simulator.formats.launch.edited import reading_edited
+from meshcast.simulator.formats.launch.edits.setting_change import SettingChange
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
 from meshcast.simulator.formats.launch.keys import flatten_for_export
 from meshcast.simulator.formats.launch.launch_file import LaunchFile, parse_launch_text
@@ -32,26 +39,60 @@ SAME = 1e-6
 """Largest relative difference of figures that are the same."""
 
 
-def edit_until_same(file: LaunchFile, form: str, wanted: Job) -> tuple[EditedFiles, Job]:
+class EditedLaunch(NamedTuple):
+    """A launch file that was edited to have the settings of a job.
+
+    files: the edited file, with those that it reads.
+    job: what it is read as.
+    changes: the settings that were changed, those that the file has first, each with its value before the first edit.
+    """
+
+    files: EditedFiles
+    job: Job
+    changes: tuple[SettingChange, ...]
+
+
+def edit_until_same(file: LaunchFile, form: str, wanted: Job) -> EditedLaunch:
     """Edits a launch file until it has the settings of a job, in at most `MAX_ROUNDS` rounds.
 
-    form: name of its format. Returns the edited file, with those that it reads, and its job. Raises PlanError where the
-    edits break its syntax.
+    form: name of its format. Raises PlanError where the edits break its syntax.
     """
-    edited, (launch, back) = EditedFiles(file), _import_beside(file, form, wanted)
-    before = back
+    edited, (launch, back) = EditedFiles(file), import_beside(file, form, wanted)
+    before, changes = back, dict[str, SettingChange]()
     for _ in range(MAX_ROUNDS):
         listed = list_changed_settings(launch, edited.file, back, wanted)
         if not listed and edited != EditedFiles(file):
             break
+        for change in listed:
+            first = changes.get(change.name, change)
+            changes[change.name] = replace(change, before=first.before, place=first.place)
         edited = apply_setting_changes(edited, listed)
         try:
             with reading_edited(edited.beside):
                 edited = replace(edited, file=_parse_again(edited.file))
-                launch, back = _import_beside(edited.file, form, wanted, before)
+                launch, back = import_beside(edited.file, form, wanted, before)
         except PlanError as error:
             raise PlanError(f"edited {error.where}", error.rule, error.remedy, error.value) from None
-    return edited, back
+    return EditedLaunch(edited, back, tuple(changes.values()))
+
+
+def list_edits(file: LaunchFile, edited: EditedFiles) -> dict[str, tuple[str, str]]:
+    """Returns the texts of every file that is edited, and of the arguments (`ARGUMENTS`), before and after, by name."""
+    before, changed = EditedFiles(file).texts, {}
+    for name, text in edited.texts.items():
+        old = before[name] if name in before else read_text(Path(name), "Edit it by hand")
+        if text != old:
+            changed[name] = old, text
+    return changed
+
+
+def diff_edits(edits: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Returns the lines of a unified diff. edits: see `list_edits`."""
+    return [
+        line
+        for name, texts in edits.items()
+        for line in unified_diff(*map(split_lines, texts), name, name, lineterm="")
+    ]
 
 
 def _parse_again(file: LaunchFile) -> LaunchFile:
@@ -59,7 +100,7 @@ def _parse_again(file: LaunchFile) -> LaunchFile:
     return parse_launch_text(file.text, file.where, file.suffix, file.folder, file.options)
 
 
-def _import_beside(file: LaunchFile, form: str, job: Job, before: Job | None = None) -> tuple[ImportedJob, Job]:
+def import_beside(file: LaunchFile, form: str, job: Job, before: Job | None = None) -> tuple[ImportedJob, Job]:
     """Returns a launch file, as keys and loaded, on the cluster of another job, and with what of that it leaves open.
 
     before: the file before it was edited, whose program the edits leave as it is; None: it is not edited yet, and may

@@ -8,13 +8,13 @@ the global batch.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import combinations, islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from meshcast.experiments.explain.changeable_job import Change, ChangeableJob
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.units import GIB
@@ -22,7 +22,6 @@ from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.plan_keys import PLAN_KEYS, SCHEME_KEYS, PlanKey, choosing_keys, option_keys
-from meshcast.simulator.loading.load import load_job, set_field
 from meshcast.simulator.plan.size import measure_size
 from meshcast.simulator.report.peak_errors import FITS
 from meshcast.simulator.report.report import Report
@@ -35,9 +34,6 @@ PAIRS = 40
 
 TRIALS = 1.0
 """Most trials, in forecasts of the size of those that are made unasked."""
-
-Change = dict[str, Any]
-"""Fields of a job as ``--set`` has them, with their new values."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ class FittingChange:
         }
 
     def __str__(self) -> str:
-        return " ".join(f"--set {field}={_write(value)}" for field, value in self.changes.items())
+        return " ".join(f"--set {field}={write_change(value)}" for field, value in self.changes.items())
 
 
 class MemoryChanges(NamedTuple):
@@ -80,15 +76,14 @@ class MemoryChanges(NamedTuple):
 NO_CHANGES = MemoryChanges([], None)
 
 
-def fitting_changes(report: Report, shared_work: SharedWork | None = None) -> MemoryChanges:
+def fitting_changes(report: Report, shared_work: SharedWork | None = None, of_any_form: bool = False) -> MemoryChanges:
     """Returns the changes that make a plan fit, with the probability of `FITS`, and that which saves most memory.
 
-    None of a plan that fits, and of plans in long form or with listed stages, whose fields are not those of `FIELDS`.
+    of_any_form: also of a plan in long form, which ``--set`` does not change so.
+    None of a plan that fits, and of plans with listed stages or replicas, whose fields are not those of `FIELDS`.
     """
-    job, shared = report.job, shared_work or SharedWork()
-    plan = job.as_written.get("plan", {})
-    is_short = isinstance(plan, dict) and not {"mesh", "schemes", "stages", "replicas"} & plan.keys()
-    if report.fit.verdict == "fits" or not is_short:
+    job, shared = ChangeableJob(report.job), shared_work or SharedWork()
+    if report.fit.verdict == "fits" or not job.is_uniform or (job.is_long and not of_any_form):
         return NO_CHANGES
     needed, room, tried = report.fit.held, report.fit.error.ratio(FITS), list[FittingChange]()
     # A step that takes seconds is played a few times, a usual step as often as there are changes.
@@ -116,13 +111,10 @@ def _pair_changes(tight: list[FittingChange], most: int) -> Iterator[Change]:
             yield first | second
 
 
-def _try(job: Job, change: Change, shared: SharedWork, needed: float) -> list[FittingChange]:
+def _try(job: ChangeableJob, change: Change, shared: SharedWork, needed: float) -> list[FittingChange]:
     """Returns the forecast of a change; [] if it breaks a rule. needed: by the fullest GPU without it [bytes]."""
-    data = copy.deepcopy(job.as_written)
     with suppress(MeshcastError):
-        for field, value in change.items():
-            set_field(data, field, value, field)
-        forecast = forecast_step(load_job(data, base=job.folder), shared)
+        forecast = forecast_step(job.change(change), shared)
         return [FittingChange(change, forecast, needed - forecast.held)]
     return []
 
@@ -130,9 +122,9 @@ def _try(job: Job, change: Change, shared: SharedWork, needed: float) -> list[Fi
 # ------------------------------------------------------------------------------------------- changes
 
 
-def _single_changes(job: Job) -> Iterator[Change]:
+def _single_changes(changeable: ChangeableJob) -> Iterator[Change]:
     """Yields every change of a single field that may lower the memory of a GPU."""
-    plan = job.as_written.get("plan", {})
+    job, plan = changeable.job, changeable.plan
     batch = job.as_written.get("batch", {})
     for change in FIELDS:
         yield from change(job, plan)
@@ -218,7 +210,7 @@ FIELDS: tuple[Callable[[Job, dict[str, Any]], Iterator[Change]], ...] = (
 """Changes of a plan, each from the job and its plan as written."""
 
 
-def _write(value: Any) -> str:
+def write_change(value: Any) -> str:
     """Returns a value as ``--set`` reads it."""
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"

@@ -92,6 +92,7 @@ OUTPUTS = {
     "planners": Output("plan small.yaml --with galvatron --seconds 1 --plot out/regret.png", repeats=False),
     "curves": Output("run run.yaml --plot out/run.png", _write_run),
     "launch file": Output("export small.yaml --to megatron --out out/run.sh"),
+    "advised launch file": Output("advise out/run.sh --write out/run.new.sh", _write_script),
     "edited launch file": Output("export small.yaml --against out/run.sh --write", _write_script),
     "schedule": Output("export schedule zb-h1 --p 4 --m 8 --out out/order.csv"),
     "first job": Output("init out/first.yaml --force"),

@@ -87,6 +87,8 @@ COMMANDS = (
     "predict small.yaml --calibration machine --set batch.micro=2 --verify",
     "predict - --json",
     "predict search.yaml --json --set plan.tp=auto",
+    f"advise small.yaml --set plan.tp=1 --keep plan.pp --json {SCRIPT}",
+    f"advise run.sh --write out/run.new.sh {SCRIPT}",
     f"why small.yaml --set plan.tp=1 --plot out/why.png --width column {SCRIPT}",
     "run run.yaml --curves --set run.steps=50 --workers 1 --out out/runs.parquet --restart --plot out/ --width page",
     f"run run.sh {SCRIPT} --json",
@@ -361,7 +363,7 @@ READERS: dict[str, Reader] = {
         "predict FILE --json --every-round --engine shared", "search search.yaml --compare FILE --json --workers 1"
     ),
     **list_readers("yaml", "given.yaml", jobs_slow, share=0.05)(
-        "why FILE --json", "why FILE", "plan FILE --with optcnn --steps 50 --seconds 1 --json"
+        "why FILE --json", "why FILE", "advise FILE --json", "plan FILE --with optcnn --steps 50 --seconds 1 --json"
     ),
     **list_readers("yaml", "given.yaml", as_yaml(seeds.SMALL), share=0.05)(
         "report FILE --no-sensitivity --out out.html",

@@ -52,12 +52,35 @@ def list_changed_settings(launch: ImportedJob, file: LaunchFile, before: Job, af
     of_plan = {where for key, where in launch.places.items() if key.startswith(("plan.", "framework.", "precision."))}
     apart = {name for name, setting in stated.items() if setting.where not in of_plan}
     changes += [
-        SettingChange(new[name].shown, "", None, new[name].value, order_neighbours(name, [*new], beside, apart))
-        for name in of_program
-        if name in differing and name not in stated
+        _add(name, new, stated, beside, apart) for name in of_program if name in differing and name not in stated
     ]
     edits = [form.override(change, file, beside) for change in changes]
     return edits + _list_changed_variables(form, file, before, after)
+
+
+def _add(
+    name: str,
+    new: Mapping[str, Stated],
+    stated: Mapping[str, Stated],
+    beside: Mapping[str, Stated],
+    apart: Collection[str],
+) -> SettingChange:
+    """Returns a setting to add. new: the settings of a file that is written anew. stated: those of the file that
+    exists. beside, apart: see `order_neighbours`."""
+    inside = _find_file_of_section(name, stated)
+    shown = name.partition(".")[2] if inside else new[name].shown
+    return SettingChange(shown, "", None, new[name].value, order_neighbours(name, [*new], inside or beside, apart))
+
+
+def _find_file_of_section(name: str, stated: Mapping[str, Stated]) -> dict[str, Stated]:
+    """Returns the settings of the file that holds the section of a setting to add, as that of ``deepspeed: FILE``; {}
+    if no file is such a section."""
+    section = f"{name.partition('.')[0]}."
+    return {
+        other: setting
+        for other, setting in stated.items()
+        if name.startswith(section) and other == f"{section}{setting.shown}"
+    }
 
 
 def _is_said_otherwise(

@@ -311,16 +311,8 @@ def compose_plan(
     stated: keys that are written also where they equal the default.
     changes: keys of a short plan that replace those that `keys` make.
     """
-    kept = _drop_defaults(keys, stated)
-    names = ("tp", "pp", "cp", "dp", "ep", "etp", "order", "partition", "pad_heads", "share", "offload", "mlp_tiles")
-    values = {key: kept[f"plan.{key}"] for key in names if f"plan.{key}" in kept}
-    short: Keys = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-    if (copies := kept.get("plan.replicate", 1)) > 1:
-        degrees = [kept.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp")]
-        short["shard"] = kept.get("plan.dp", gpus // math.prod(degrees)) // copies
-    short |= _name_schemes(kept, stated)
-    changes = changes or {}
-    short = _replace_keys(short, changes)
+    kept, changes = _drop_defaults(keys, stated), changes or {}
+    short = _replace_keys(compose_short_plan(keys, gpus, stated), changes)
     rest = _list_options(kept, {PLAN_KEYS[key].flat.partition(".")[0] for key in changes})
     if not rest:
         return short
@@ -331,6 +323,21 @@ def compose_plan(
             if entry["use"].startswith(f"{family}/") or entry["use"].startswith(f"memory/{family}"):
                 entry[option] = list(value) if isinstance(value, tuple) else value
     return long
+
+
+def compose_short_plan(keys: SomeKeys, gpus: int, stated: frozenset[str] = frozenset()) -> Keys:
+    """Returns what a plan in short form says of some keys, without the options that only a long one states.
+
+    gpus: of the cluster. stated: keys that are written also where they equal the default.
+    """
+    kept = _drop_defaults(keys, stated)
+    names = ("tp", "pp", "cp", "dp", "ep", "etp", "order", "partition", "pad_heads", "share", "offload", "mlp_tiles")
+    values = {key: kept[f"plan.{key}"] for key in names if f"plan.{key}" in kept}
+    short: Keys = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    if (copies := kept.get("plan.replicate", 1)) > 1:
+        degrees = [kept.get(f"plan.{key}", 1) for key in ("tp", "pp", "cp")]
+        short["shard"] = kept.get("plan.dp", gpus // math.prod(degrees)) // copies
+    return short | _name_schemes(kept, stated)
 
 
 def _drop_defaults(keys: SomeKeys, stated: frozenset[str]) -> Keys:

@@ -1,0 +1,1 @@
+"""What to change in a job: its neighbours alone and together, and the edited launch file."""
