@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -16,10 +16,17 @@ from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.remembered import remember, remembered, remembered_by
 from meshcast.hardware.units import GIB
 from meshcast.simulator.bounds.device_states import DeviceStates, device_states
-from meshcast.simulator.bounds.micro_batches import SizedUnits
+from meshcast.simulator.bounds.micro_batches import ScaledWorks, SizedUnits
+from meshcast.simulator.bounds.operators.least_times import KindTimes, LeastTimes, least_times
 from meshcast.simulator.bounds.order_bounds import KnownOrders, KnownShapes, OrderBounds, StageBounds
 from meshcast.simulator.bounds.schedule_bound import StageTimes
-from meshcast.simulator.bounds.unit_prices import LoweredUnits, UnitLayout, UnitPrices, lower_units
+from meshcast.simulator.bounds.unit_prices import (
+    LoweredUnits,
+    UnitLayout,
+    UnitPrices,
+    lower_units,
+    price_new_gradients,
+)
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.host_launches import hidden_launch_s
@@ -40,6 +47,10 @@ class PriceBounds:
 
     def __init__(self, space: Space, shared: SharedWork) -> None:
         self.space, self.shared = space, shared
+        self._kind_times: dict[Hashable, KindTimes] = {}
+        """Least durations of units without experts."""
+        self._scaled: dict[Hashable, ScaledWorks] = {}
+        """Prices of kernels at all sizes of micro-batches, by the traits of the framework and whether GEMMs add gradients."""
 
     def make_for_plan(
         self, point: tuple[LayerGroup, Pipeline, StepChoice], make: Callable[[Plan], Bound], **changes: object
@@ -109,6 +120,36 @@ class PriceBounds:
         """Returns the time of the copies of the activations of a layer to the host, or back [s]."""
         prices = self.prices(group, offloaded=True) if "activations" in group.offload else None
         return prices.copy_seconds if prices is not None else 0.0
+
+    # --------------------------------------------------------------------------------------- operators
+
+    @remembered_by(lambda bounds, group: (group.degrees, group.sequence_parallel, group.overlap_tp))
+    def least_times(self, group: LayerGroup) -> LeastTimes | None:
+        """Returns the least durations of the passes of every kind of unit of a group from the works of its operators,
+        without recomputation, for any micro-batches; None if there are none, or if the group breaks a rule."""
+        if group.names_schemes:
+            return None
+        fused, sizes = self._fuses_gradients(), self.space.values["micro"]
+        changes = {"fused_gradients": True} if fused else {}
+        plain = group._replace(recompute="none", offload=())
+        plans = [
+            self.make_for_plan(
+                (plain._replace(micro=size), Pipeline(1, "1f1b", 1, "even"), self.space.any_step),
+                lambda plan: plan,
+                **changes,
+            )
+            for size in (1, 2)
+        ]
+        first, second = plans
+        if first is None or second is None:
+            return None
+        framework, (costs, *_) = self.space.loaded.framework, self.shared.device_costs(first)
+        adds = framework.fused_gradients and not fused
+        price = costs.estimate if adds else price_new_gradients(costs.estimate, framework.weights)
+        key = first.job.framework.kernel_traits, adds
+        kernels = remember(self._scaled, key, lambda: ScaledWorks(price, sizes))
+        degrees = group.tp, group.cp, group.sequence_parallel, group.overlap_tp
+        return least_times(first, second, kernels, costs.estimate, sizes, self._kind_times, degrees)
 
     # ----------------------------------------------------------------------------------------- kernels
 
