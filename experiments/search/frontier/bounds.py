@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -16,17 +16,11 @@ from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.remembered import remember, remembered, remembered_by
 from meshcast.hardware.units import GIB
 from meshcast.simulator.bounds.device_states import DeviceStates, device_states
-from meshcast.simulator.bounds.micro_batches import ScaledWorks, SizedUnits
-from meshcast.simulator.bounds.operators.least_times import KindTimes, LeastTimes, least_times
+from meshcast.simulator.bounds.micro_batches import SizedUnits
+from meshcast.simulator.bounds.operators.least_times import KnownTimes, LeastTimes, least_times
 from meshcast.simulator.bounds.order_bounds import KnownOrders, KnownShapes, OrderBounds, StageBounds
 from meshcast.simulator.bounds.schedule_bound import StageTimes
-from meshcast.simulator.bounds.unit_prices import (
-    LoweredUnits,
-    UnitLayout,
-    UnitPrices,
-    lower_units,
-    price_new_gradients,
-)
+from meshcast.simulator.bounds.unit_prices import LoweredUnits, UnitLayout, UnitPrices, lower_units
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.job.host_launches import hidden_launch_s
@@ -47,10 +41,7 @@ class PriceBounds:
 
     def __init__(self, space: Space, shared: SharedWork) -> None:
         self.space, self.shared = space, shared
-        self._kind_times: dict[Hashable, KindTimes] = {}
-        """Least durations of units without experts."""
-        self._scaled: dict[Hashable, ScaledWorks] = {}
-        """Prices of kernels at all sizes of micro-batches, by the traits of the framework and whether GEMMs add gradients."""
+        self._known_times = KnownTimes(space.values["micro"])
 
     def make_for_plan(
         self, point: tuple[LayerGroup, Pipeline, StepChoice], make: Callable[[Plan], Bound], **changes: object
@@ -129,27 +120,19 @@ class PriceBounds:
         without recomputation, for any micro-batches; None if there are none, or if the group breaks a rule."""
         if group.names_schemes:
             return None
-        fused, sizes = self._fuses_gradients(), self.space.values["micro"]
+        fused = self._fuses_gradients()
         changes = {"fused_gradients": True} if fused else {}
-        plain = group._replace(recompute="none", offload=())
-        plans = [
-            self.make_for_plan(
-                (plain._replace(micro=size), Pipeline(1, "1f1b", 1, "even"), self.space.any_step),
-                lambda plan: plan,
-                **changes,
-            )
-            for size in (1, 2)
-        ]
-        first, second = plans
-        if first is None or second is None:
+
+        def make(size: int) -> Plan | None:
+            plain = group._replace(micro=size, recompute="none", offload=())
+            point = plain, Pipeline(1, "1f1b", 1, "even"), self.space.any_step
+            return self.make_for_plan(point, lambda plan: plan, **changes)
+
+        if (plan := make(1)) is None:
             return None
-        framework, (costs, *_) = self.space.loaded.framework, self.shared.device_costs(first)
-        adds = framework.fused_gradients and not fused
-        price = costs.estimate if adds else price_new_gradients(costs.estimate, framework.weights)
-        key = first.job.framework.kernel_traits, adds
-        kernels = remember(self._scaled, key, lambda: ScaledWorks(price, sizes))
         degrees = group.tp, group.cp, group.sequence_parallel, group.overlap_tp
-        return least_times(first, second, kernels, costs.estimate, sizes, self._kind_times, degrees)
+        out_of_place = fused or not self.space.loaded.framework.fused_gradients
+        return least_times(plan, lambda: make(2), self._known_times, degrees, self.shared, out_of_place)
 
     # ----------------------------------------------------------------------------------------- kernels
 

@@ -265,10 +265,10 @@ class Search(PlanSearch):
                 report()
 
     def _enter(self, groups: Groups) -> None:
-        """Queues groups by the bounds of their kernels."""
+        """Queues groups by the bounds of their operators."""
         for cluster, group in groups:
             nbytes = cluster.groups.least_memory(group) if "memory" in self.certificate.objectives else 0.0
-            self._push(cluster, group, cluster.bounds.prices.bound_kernels(group), nbytes)
+            self._push(cluster, group, cluster.groups.bound_operators(group), nbytes)
 
     def _state_open_bounds(self) -> None:
         certificate = self.certificate

@@ -9,28 +9,29 @@ collectives these run in turn.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshcast.hardware.remembered import remember
 from meshcast.simulator.bounds.collectives import LARGE
 from meshcast.simulator.bounds.micro_batches import NotAffine, ScaledWorks, check_affine
-from meshcast.simulator.bounds.operators.unit_steps import PlacedWork, Step, Wait, list_steps
+from meshcast.simulator.bounds.operators.unit_steps import PlacedWork, Step, UnitSteps, Wait
 from meshcast.simulator.bounds.schedule_bound import FORWARD, PASSES, WEIGHTS, WHOLE, StageTimes
-from meshcast.simulator.bounds.unit_prices import list_unit_stages
+from meshcast.simulator.bounds.unit_prices import list_unit_stages, price_new_gradients
 from meshcast.simulator.engine.maxplus import NEVER
-from meshcast.simulator.forecast.lowering import make_lowering
+from meshcast.simulator.forecast.lowering import lowering_traits, make_lowering
 from meshcast.simulator.forecast.program import host_launch_seconds
+from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.modules import BatchLossUnit, MoE, Stage, every_module
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Fragment, Gemm, HostLaunch, Memory, Op, Work
 from meshcast.simulator.ir.scheme import Scheme, TensorScheme
 from meshcast.simulator.lowering.lower import HOST_STREAM
 from meshcast.simulator.lowering.rewrite import Rewrite
+from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.plan.plan import Plan
-from meshcast.simulator.program.block import Price
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 from meshcast.simulator.schemes.tensor.shared.tensor_overlap import GemmCollective, TensorOverlap
@@ -47,6 +48,9 @@ ROUTER = "router"
 Steps = tuple[list[Step], list[Step]]
 """Of the forward and of the backward pass of a unit."""
 
+Units = tuple[list[Stage], np.ndarray]
+"""Each kind of unit of a plan alone in a stage, and the kind of every layer."""
+
 
 class LeastTimes(NamedTuple):
     """Least durations of the passes of every kind of unit.
@@ -61,95 +65,97 @@ class LeastTimes(NamedTuple):
     longest: dict[int, np.ndarray]
 
 
-class UnitPlan:
-    """A plan as what its units do, at one size of micro-batches."""
+class KnownTimes:
+    """What is known of plans that differ in their degrees.
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.scope = plan, make_lowering(plan).scope
-        self.stages, self.of_layer = list_unit_stages(plan)
+    sizes: of micro-batches, for which durations are computed at once.
+    kernels: prices of kernels at these sizes, by the traits of a framework and how its GEMMs write gradients.
+    steps: of operators outside of views of the mesh.
+    kinds: durations of units of such operators alone.
+    larger: units of micro-batches of two sequences, by the architecture of those of one.
+    """
 
-    @property
-    def is_known(self) -> bool:
-        """Whether lowering only adds to the works of the operators."""
-        schemes = self.plan.schemes
-        adds = all(type(s).lower in ADD_OPS and type(s).lower_stage in ADD_OPS_TO_STAGES for s in schemes)
-        experts = [scheme for scheme in schemes if isinstance(scheme, ExpertScheme)]
-        layers = [part for stage in self.stages for part in every_module(stage) if isinstance(part, MoE)]
-        even = not any(scheme.marks_of(layer) for scheme in experts for layer in layers)
-        return adds and even and not any(isinstance(unit, BatchLossUnit) for stage in self.stages for unit in stage.units)
-
-    @property
-    def overlap(self) -> TensorOverlap | None:
-        """The scheme that overlaps the collectives of tensor parallelism."""
-        return next((scheme for scheme in self.plan.schemes if isinstance(scheme, TensorOverlap)), None)
-
-    @property
-    def tensor_axes(self) -> tuple[str, ...]:
-        """The axes of tensor parallelism."""
-        schemes = (scheme for scheme in self.plan.schemes if isinstance(scheme, TensorScheme))
-        return tuple(axis for scheme in schemes for axis in scheme.over)
-
-    def steps(self, stage: Stage) -> Iterator[tuple[int, Steps]]:
-        """Yields the steps of every unit of a stage, with the number of equal units."""
-        yield from ((unit.count, list_steps(self.scope, unit)) for unit in stage.units)
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = tuple(sizes)
+        self.kernels: dict[Hashable, ScaledWorks] = {}
+        self.steps: dict[Hashable, Any] = {}
+        self.kinds: dict[Hashable, KindTimes] = {}
+        self.larger: dict[Architecture, Units | None] = {}
 
 
 def least_times(
-    first: Plan,
-    second: Plan,
-    kernels: ScaledWorks,
-    price: Price,
-    sizes: Sequence[int],
-    known: dict[Hashable, KindTimes],
+    plan: Plan,
+    larger: Callable[[], Plan | None],
+    known: KnownTimes,
     degrees: Hashable,
+    shared: SharedWork,
+    out_of_place: bool,
 ) -> LeastTimes | None:
     """Returns the least durations of the passes of every kind of unit; None if lowering may change their works, or if
     these are not affine in the size of a micro-batch.
 
-    first, second: the plan with micro-batches of one and of two sequences.
-    kernels: prices of kernels at some sizes. price: of collectives.
-    known: durations of units without experts. degrees: what these follow from.
+    plan: with micro-batches of one sequence. larger: makes it with micro-batches of two.
+    known: of other plans; what is new is added.
+    degrees: what the layouts of operators outside of views of the mesh follow from.
+    out_of_place: GEMMs add weight gradients to none.
     """
-    small, large = UnitPlan(first), UnitPlan(second)
-    if not small.is_known or not large.is_known:
+    units = list_unit_stages(plan)
+
+    def list_larger() -> Units | None:
+        return list_unit_stages(other) if (other := larger()) is not None else None
+
+    others = remember(known.larger, plan.model_parts.architecture, list_larger)
+    if others is None or not _only_adds(plan, units[0]):
         return None
-    works = _StepWorks(small, kernels, price, np.array(sizes))
+    works, scope = _StepWorks(plan, known, shared, out_of_place), make_lowering(plan).scope
+    steps = UnitSteps(scope, known.steps, degrees)
 
     def find(one: Stage, two: Stage) -> KindTimes:
-        make = lambda: _of_kind(works, zip(small.steps(one), large.steps(two), strict=True))  # noqa: E731
-        operators = [operator for unit in one.units for operator in unit.operators()]
-        if any(operator.view in first.mesh.views for operator in operators):
+        def make() -> KindTimes:
+            pairs = zip(one.units, two.units, strict=True)
+            return _of_kind(works, [(a.count, steps.list_steps(a), steps.list_steps(b)) for a, b in pairs])
+
+        if any(operator.view for unit in one.units for operator in unit.operators()):
             return make()
-        key = degrees, *(unit.lowering_key or unit for unit in one.units)
-        return remember(known, key, make)
+        return remember(known.kinds, (degrees, *one.units), make)
 
     try:
-        check_affine(np.array_equal(small.of_layer, large.of_layer))
-        kinds = [find(*stages) for stages in zip(small.stages, large.stages, strict=True)]
+        check_affine(np.array_equal(units[1], others[1]))
+        kinds = [find(*stages) for stages in zip(units[0], others[0], strict=True)]
     except NotAffine:
         return None
-    return _to_times(small.of_layer, kinds, sizes)
+    return _to_times(units[1], kinds, known.sizes)
+
+
+def _only_adds(plan: Plan, stages: Sequence[Stage]) -> bool:
+    """Returns whether lowering only adds to the works of the operators of a plan."""
+    adds = all(type(s).lower in ADD_OPS and type(s).lower_stage in ADD_OPS_TO_STAGES for s in plan.schemes)
+    experts = [scheme for scheme in plan.schemes if isinstance(scheme, ExpertScheme)]
+    layers = [part for stage in stages for part in every_module(stage) if isinstance(part, MoE)] if experts else []
+    even = not any(scheme.marks_of(layer) for scheme in experts for layer in layers)
+    return adds and even and not any(isinstance(unit, BatchLossUnit) for stage in stages for unit in stage.units)
 
 
 class _StepWorks:
-    """Seconds of works at several sizes of micro-batches.
+    """Seconds of works of a plan at several sizes of micro-batches."""
 
-    unit_plan: with micro-batches of one sequence.
-    kernels: prices of kernels. price: of other works.
-    """
-
-    def __init__(self, unit_plan: UnitPlan, kernels: ScaledWorks, price: Price, sizes: np.ndarray) -> None:
-        self._kernels, self._price, self._more = kernels, price, sizes - 1
-        self._overlap, self._axes = unit_plan.overlap, unit_plan.tensor_axes
+    def __init__(self, plan: Plan, known: KnownTimes, shared: SharedWork, out_of_place: bool) -> None:
+        self._price, framework = shared.device_costs(plan)[0].estimate, plan.job.framework
+        of_kernel = price_new_gradients(self._price, framework.weights) if out_of_place else self._price
+        traits = framework.kernel_traits, out_of_place
+        self._kernels = remember(known.kernels, traits, lambda: ScaledWorks(of_kernel, known.sizes))
+        self._more = np.array(known.sizes) - 1
+        self._overlap = next((scheme for scheme in plan.schemes if isinstance(scheme, TensorOverlap)), None)
+        tensor = (scheme for scheme in plan.schemes if isinstance(scheme, TensorScheme))
+        self._axes = tuple(axis for scheme in tensor for axis in scheme.over)
         self._rates: dict[Work, float] = {}
-        host = unit_plan.scope.host
+        host = lowering_traits(plan).host
         self.waits = host.waits
         """Operations at which the host waits for the GPU."""
-        self.launch = price(HostLaunch(1.0))[0] if host.waits else host_launch_seconds(unit_plan.plan)
+        launch = self._price(HostLaunch(1.0))[0] if host.waits else host_launch_seconds(plan)
+        self.launch = 0.0 if host.graphed else launch
         """Time of the host to launch an op of the framework [s]."""
-        if host.graphed:
-            self.launch = 0.0
-        self.none = np.zeros(len(sizes))
+        self.none = np.zeros(len(known.sizes))
 
     def is_hidden(self, stream: str) -> bool:
         """Returns whether the collectives of a stream may be hidden by the kernels beside them."""
@@ -213,11 +219,12 @@ class KindTimes(NamedTuple):
     longest: np.ndarray
 
 
-def _of_kind(works: _StepWorks, pairs: Iterable[tuple[tuple[int, Steps], tuple[int, Steps]]]) -> KindTimes:
-    """Returns the seconds of the units of a stage. pairs: their steps at sizes 1 and 2."""
+def _of_kind(works: _StepWorks, units: Iterable[tuple[int, Steps, Steps]]) -> KindTimes:
+    """Returns the seconds of the units of a stage. units: the number of equal ones, and their steps at sizes 1 and
+    2."""
     late, longest = np.zeros((2, 2, len(works.none))), works.none
     busy: dict[tuple[str, int], np.ndarray] = defaultdict(lambda: works.none)
-    for (count, small), (_, large) in pairs:
+    for count, small, large in units:
         for number, (first, second) in enumerate(zip(small, large, strict=True)):
             played = _Pass(works)
             played.play(first, second)
