@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from meshcast.hardware.remembered import remember
 from meshcast.simulator.bounds.collectives import LARGE
 from meshcast.simulator.bounds.micro_batches import NotAffine, ScaledWorks, check_affine
-from meshcast.simulator.bounds.operators.unit_steps import PlacedWork, Step, UnitSteps, Wait
+from meshcast.simulator.bounds.operators.unit_steps import OperatorWorks, PlacedWork, Step, UnitSteps, Wait
 from meshcast.simulator.bounds.schedule_bound import FORWARD, PASSES, WEIGHTS, WHOLE, StageTimes
 from meshcast.simulator.bounds.unit_prices import list_unit_stages, price_new_gradients
 from meshcast.simulator.engine.maxplus import NEVER
@@ -70,16 +70,18 @@ class KnownTimes:
 
     sizes: of micro-batches, for which durations are computed at once.
     kernels: prices of kernels at these sizes, by the traits of a framework and how its GEMMs write gradients.
-    steps: of operators outside of views of the mesh.
+    works: of operators outside of views of the mesh.
     kinds: durations of units of such operators alone.
+    cut: seconds of GEMMs that may be cut.
     larger: units of micro-batches of two sequences, by the architecture of those of one.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = tuple(sizes)
         self.kernels: dict[Hashable, ScaledWorks] = {}
-        self.steps: dict[Hashable, Any] = {}
+        self.works: dict[Hashable, OperatorWorks] = {}
         self.kinds: dict[Hashable, KindTimes] = {}
+        self.cut: dict[Hashable, dict[Hashable, np.ndarray]] = {}
         self.larger: dict[Architecture, Units | None] = {}
 
 
@@ -108,7 +110,7 @@ def least_times(
     if others is None or not _only_adds(plan, units[0]):
         return None
     works, scope = _StepWorks(plan, known, shared, out_of_place), make_lowering(plan).scope
-    steps = UnitSteps(scope, known.steps, degrees)
+    steps = UnitSteps(scope, known.works, degrees)
 
     def find(one: Stage, two: Stage) -> KindTimes:
         def make() -> KindTimes:
@@ -144,6 +146,7 @@ class _StepWorks:
         of_kernel = price_new_gradients(self._price, framework.weights) if out_of_place else self._price
         traits = framework.kernel_traits, out_of_place
         self._kernels = remember(known.kernels, traits, lambda: ScaledWorks(of_kernel, known.sizes))
+        self._cut: dict[Hashable, np.ndarray] = remember(known.cut, traits, dict)
         self._more = np.array(known.sizes) - 1
         self._overlap = next((scheme for scheme in plan.schemes if isinstance(scheme, TensorOverlap)), None)
         tensor = (scheme for scheme in plan.schemes if isinstance(scheme, TensorScheme))
@@ -177,10 +180,16 @@ class _StepWorks:
 
     def of_kernel(self, small: Work, large: Work, phase: str) -> np.ndarray:
         """Returns the least seconds of a kernel [sizes] [s], of a GEMM whole or cut."""
-        seconds = self._kernels(small, large)[0]
         if not self.may_cut(small, phase):
-            return seconds
+            return self._kernels(small, large)[0]
         assert self._overlap is not None and isinstance(small, Gemm) and isinstance(large, Gemm)
+        key = self._overlap.use, self._overlap.mesh.size(self._axes), phase, small, large
+        return remember(self._cut, key, lambda: self._least_cut(small, large, phase))
+
+    def _least_cut(self, small: Gemm, large: Gemm, phase: str) -> np.ndarray:
+        """Returns the least seconds of a GEMM [sizes] [s], whole or cut."""
+        assert self._overlap is not None
+        seconds = self._kernels(small, large)[0]
         cuts = (_cut(self._overlap, self._axes, product, phase) for product in (small, large))
         for parts in zip(*cuts, strict=True):
             both = zip(*parts, strict=True)
@@ -262,12 +271,15 @@ class _Pass:
     def play(self, small: Sequence[Step], large: Sequence[Step]) -> None:
         """Plays its steps. small, large: at sizes 1 and 2."""
         check_affine(len(small) == len(large))
+        came, waits = self._never, None
         for first, second in zip(small, large, strict=True):
             check_affine(len(first.waits) == len(second.waits) and len(first.works) == len(second.works))
-            ready = self._never
-            for wait, other in zip(first.waits, second.waits, strict=True):
-                check_affine(wait.step == other.step and len(wait.collectives) == len(other.collectives))
-                ready = np.maximum(ready, self._move(wait, other))
+            if first.waits is not waits:  # both gradients of an operator wait for the same
+                came, waits = self._never, first.waits
+                for wait, other in zip(first.waits, second.waits, strict=True):
+                    check_affine(wait.step == other.step and len(wait.collectives) == len(other.collectives))
+                    came = np.maximum(came, self._move(wait, other))
+            ready = came
             for placed, same in zip(first.works, second.works, strict=True):
                 ready = self._run(placed, same, first.phase, ready)
             self._results.append(ready)
