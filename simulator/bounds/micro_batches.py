@@ -84,7 +84,7 @@ class SizedUnits:
             return None
         both = zip(first.stages, second.stages, strict=True)
         pairs = {op: other for stages in both for _, op, other in _pair_runs(*stages)}
-        _check(all(op.launches == other.launches for op, other in pairs.items()))
+        check_affine(all(op.launches == other.launches for op, other in pairs.items()))
         tasks = _ScaledTasks(prices.coordinates, self._works(sizes), pairs)
         columns = [np.stack(column, axis=1) for column in zip(*map(tasks.rows_of, prices.kinds), strict=True)]
         longest = np.stack([tasks.longest_kernel(kind) for kind in prices.kinds], axis=1)
@@ -95,10 +95,10 @@ class SizedUnits:
         return self.sizes if size in self.sizes else (size,)
 
     @remembered
-    def _works(self, sizes: tuple[int, ...]) -> _ScaledWorks:
+    def _works(self, sizes: tuple[int, ...]) -> ScaledWorks:
         units = self.lower(1)
         assert units is not None
-        return _ScaledWorks(units.price, sizes)
+        return ScaledWorks(units.price, sizes)
 
     def kernel_seconds(self, size: int, recomputed: bool) -> float:
         """Returns the least seconds of the kernels of all layers in a micro-batch; 0 if they are not known. recomputed:
@@ -113,7 +113,7 @@ class SizedUnits:
         total = np.zeros(len(sizes))
         if first is None or second is None:
             return total
-        works = self._works(sizes) if self.scales else _ScaledWorks(first.price, sizes)
+        works = self._works(sizes) if self.scales else ScaledWorks(first.price, sizes)
         for kind, number in zip(*np.unique(first.of_layer, return_counts=True), strict=True):
             longest, seconds = works.free[0], works.free[0]
             try:
@@ -179,12 +179,12 @@ def scale_stage(small: StageOps, large: StageOps, size: int) -> StageOps:
 
     Raises NotAffine if these have other ops.
     """
-    _check(len(small.unit_runs) == len(large.unit_runs))
+    check_affine(len(small.unit_runs) == len(large.unit_runs))
     runs = zip(small.unit_runs, large.unit_runs, strict=True)
     return replace(small, unit_runs=[_scale_run(first, second, size - 1) for first, second in runs])
 
 
-class _ScaledWorks:
+class ScaledWorks:
     """Prices of works at several sizes of micro-batches, from their sizes at one and two sequences.
 
     price: of a work.
@@ -198,7 +198,7 @@ class _ScaledWorks:
 
     def __call__(self, small: Work, large: Work | None) -> np.ndarray:
         """Returns seconds and latency [2, sizes] [s]. Raises NotAffine if the works differ in more than sizes."""
-        _check(large is not None)
+        check_affine(large is not None)
         key = small, large
         if key not in self._known:
             prices = [self._price(_scale(small, large, size - 1)) for size in self._sizes]
@@ -214,7 +214,7 @@ class _ScaledTasks:
     pairs: the ops at two sequences.
     """
 
-    def __init__(self, axes: Coordinates, works: _ScaledWorks, pairs: Mapping[Op, Op]) -> None:
+    def __init__(self, axes: Coordinates, works: ScaledWorks, pairs: Mapping[Op, Op]) -> None:
         self._axes, self._works, self._pairs = axes, works, pairs
 
     def rows_of(self, kind: UnitKind) -> tuple[np.ndarray, ...]:
@@ -248,7 +248,7 @@ class _ScaledTasks:
 def _pair_runs(small: StageOps, large: StageOps) -> Iterator[tuple[UnitRun, Op, Op]]:
     """Yields the ops of two stages that do the same for other sizes, with the unit of the first. Raises NotAffine if
     they have other ops."""
-    _check(len(small.unit_runs) == len(large.unit_runs))
+    check_affine(len(small.unit_runs) == len(large.unit_runs))
     for run, other in zip(small.unit_runs, large.unit_runs, strict=True):
         yield from ((run, *ops) for ops in _pair_ops(run.fragment, other.fragment))
 
@@ -261,16 +261,17 @@ def _check_sizes(small: StageOps, large: StageOps) -> None:
         _check_run(run, other)
 
 
-def _check(holds: bool) -> None:
+def check_affine(holds: bool) -> None:
+    """Raises NotAffine unless something holds of the ops at sizes 1 and 2."""
     if not holds:
         raise NotAffine
 
 
 def _check_run(small: UnitRun, large: UnitRun) -> None:
-    _check((small.name, small.count, small.keys) == (large.name, large.count, large.keys))
+    check_affine((small.name, small.count, small.keys) == (large.name, large.count, large.keys))
     uses = zip(small.fragment.tensor_uses, large.fragment.tensor_uses, strict=False)
-    _check(len(small.fragment.tensor_uses) == len(large.fragment.tensor_uses))
-    _check(all(use.key == other.key for use, other in uses))
+    check_affine(len(small.fragment.tensor_uses) == len(large.fragment.tensor_uses))
+    check_affine(all(use.key == other.key for use, other in uses))
 
 
 def _scale_run(small: UnitRun, large: UnitRun, times: int) -> UnitRun:
@@ -299,9 +300,9 @@ def _scale_fragment(small: Fragment, large: Fragment, times: int) -> Fragment:
 def _pair_ops(small: Fragment, large: Fragment) -> Iterable[tuple[Op, Op]]:
     """Yields the ops of two fragments that do the same for other sizes."""
     for first, second in ((small.forward, large.forward), (small.backward, large.backward)):
-        _check(len(first) == len(second))
+        check_affine(len(first) == len(second))
         for a, b in zip(first, second, strict=True):
-            _check((a.name, a.stream, a.phase) == (b.name, b.stream, b.phase))
+            check_affine((a.name, a.stream, a.phase) == (b.name, b.stream, b.phase))
             yield a, b
 
 
@@ -310,12 +311,12 @@ def _scale(small: Any, large: Any, times: int) -> Any:
     same."""
     if small == large:
         return small
-    _check(type(small) is type(large))
+    check_affine(type(small) is type(large))
     if isinstance(small, int | float) and not isinstance(small, bool):
         return small + times * (large - small)
     if isinstance(small, tuple) and len(small) == len(large):
         return tuple(_scale(a, b, times) for a, b in zip(small, large, strict=True))
-    _check(is_dataclass(small))
+    check_affine(is_dataclass(small))
     changed = {
         field.name: _scale(getattr(small, field.name), getattr(large, field.name), times)
         for field in fields(small)

@@ -23,6 +23,7 @@ from meshcast.simulator.engine.maxplus import NEVER, Coordinates, product
 from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.forecast.program import host_launch_seconds
 from meshcast.simulator.forecast.shared_work import SharedWork
+from meshcast.simulator.ir.modules import Stage
 from meshcast.simulator.ir.ops import COMPUTE, Gemm, Param, StageOps, Work
 from meshcast.simulator.lowering.offload import IN, OUT
 from meshcast.simulator.plan.plan import Plan
@@ -308,14 +309,7 @@ class LoweredUnits:
     @property
     def of_new_gradients(self) -> LoweredUnits:
         """These, with GEMMs that write weight gradients to new tensors and add them to none."""
-        price, dtype = self.price, self.weights
-
-        def price_new(work: Work) -> tuple[float, float, float]:
-            if isinstance(work, Gemm) and work.accumulate:
-                work = replace(work, accumulate=False, out_dtype=dtype)
-            return price(work)
-
-        return replace(self, price=price_new)
+        return replace(self, price=price_new_gradients(self.price, self.weights))
 
     @cached_property
     def layout(self) -> UnitLayout:
@@ -369,13 +363,38 @@ class LoweredUnits:
         return grown
 
 
+def price_new_gradients(price: Price, dtype: str) -> Price:
+    """Returns prices with which GEMMs write weight gradients to new tensors of a number format, and add them to none.
+    price: of works."""
+
+    def price_new(work: Work) -> tuple[float, float, float]:
+        if isinstance(work, Gemm) and work.accumulate:
+            work = replace(work, accumulate=False, out_dtype=dtype)
+        return price(work)
+
+    return price_new
+
+
 def lower_units(plan: Plan, shared: SharedWork) -> LoweredUnits:
     """Returns the units of a plan whose stages are alike. They hold no buckets, which plans with a single replica have
     not."""
-    lowering, architecture = make_lowering(plan, shared.units, keeps_modules=True), plan.model_parts.architecture
+    lowering = make_lowering(plan, shared.units, keeps_modules=True)
+    parts, of_layer = list_unit_stages(plan)
+    stages = tuple(without_buckets(lowering.run(stage)) for stage in parts)
+    price = shared.device_costs(plan)[0].estimate
+    # A plan of annotated layouts has no data scheme.
+    sums = [scheme.reduces for scheme in plan.schemes if isinstance(scheme, DataScheme)]
+    host, weights = host_launch_seconds(plan), plan.job.framework.weights
+    return LoweredUnits(stages, of_layer, price, host, weights, sums[0] if sums else lambda _: ())
+
+
+def list_unit_stages(plan: Plan) -> tuple[list[Stage], np.ndarray]:
+    """Returns the embedding, each kind of layer and the output layer of a plan, each alone in a stage, and the kind of
+    every layer."""
+    architecture = plan.model_parts.architecture
     known: dict[object, int] = {}
     embedding = architecture.stage(range(0), True, False)
-    stages, of_layer = [without_buckets(lowering.run(embedding))], []
+    stages, of_layer = [embedding], []
     for layer in range(plan.model_parts.model.layers):
         stage = architecture.stage(range(layer, layer + 1), layer == 0, False)
         if layer == 0:  # with the embedding below it, of which adapters train nothing
@@ -383,14 +402,9 @@ def lower_units(plan: Plan, shared: SharedWork) -> LoweredUnits:
         key = tuple(unit.lowering_key for unit in stage.units), architecture.group_start(layer)
         if key not in known:
             known[key] = len(stages)
-            stages.append(without_buckets(lowering.run(stage)))
+            stages.append(stage)
         of_layer.append(known[key])
-    stages.append(without_buckets(lowering.run(architecture.stage(range(0), False, True))))
-    price = shared.device_costs(plan)[0].estimate
-    # A plan of annotated layouts has no data scheme.
-    reduces = any(scheme.reduces for scheme in plan.schemes if isinstance(scheme, DataScheme))
-    host, weights = host_launch_seconds(plan), plan.job.framework.weights
-    return LoweredUnits(tuple(stages), np.array(of_layer), price, host, weights, reduces)
+    return [*stages, architecture.stage(range(0), False, True)], np.array(of_layer)
 
 
 def price_units(units: LoweredUnits, shared: SharedWork) -> UnitPrices:

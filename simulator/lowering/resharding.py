@@ -124,7 +124,7 @@ class Resharding:
         for name in made_here:
             if any(operator not in inside for operator in scope.readers[name]) or not scope.readers[name]:
                 out.grad_entry[name] = Op(f"d{name} in", phase="B")
-                contributions[name].append((self._required_gradient_layout(name), out.grad_entry[name]))
+                contributions[name].append((required_gradient_layout(self.scope, name), out.grad_entry[name]))
 
         for child, frag in zip(reversed(self.module.children), reversed(fragments), strict=True):
             for tensor in child.outputs:
@@ -135,35 +135,18 @@ class Resharding:
                 waiting[tensor.name] -= 1
                 if tensor.name not in frag.grad_exit:
                     continue
-                contributions[tensor.name].append((self._gradient_layout(child, tensor), frag.grad_exit[tensor.name]))
+                contributions[tensor.name].append((gradient_layout(scope, child, tensor), frag.grad_exit[tensor.name]))
                 if waiting[tensor.name] == 0:
                     contributions[tensor.name] = [self._collect(tensor, contributions[tensor.name], ops)]
                     if tensor.name not in made_here:
                         out.grad_exit[tensor.name] = contributions[tensor.name][0][1]
             out.backward += ops
 
-    def _gradient_layout(self, child: Module, tensor: Tensor) -> Layout:
-        """Returns the layout in which a child makes the gradient of an input, in dims of the input's producer."""
-        if not isinstance(child, Operator) or isinstance(child, Cast) or tensor.name not in self.scope.producer:
-            return self._required_gradient_layout(tensor.name)
-        back = {new: old for old, new in tensor.renamed.items()}
-        return {axis: back.get(dim, dim) for axis, dim in output_layout(tensor, self.scope.division(child)).items()}
-
-    def _required_gradient_layout(self, name: str) -> Layout:
-        """Returns the layout in which the producer of a tensor needs its gradient, which casts pass on as it is; {} if
-        it is outside the unit."""
-        if name not in self.scope.producer:
-            return {}
-        tensor, operator = self.scope.producer[name]
-        if isinstance(operator, Cast):
-            return self._required_gradient_layout(operator.ins[0].name)
-        return required_layout(tensor, self.scope.division(operator))
-
     def _collect(self, reader: Tensor, parts: list[Contribution], ops: list[Op]) -> Contribution:
         """Sums the gradients of a tensor: first those of equal layout, then, each resharded once, these sums."""
         scope = self.scope
         tensor = scope.producer[reader.name][0] if reader.name in scope.producer else reader
-        wanted = self._required_gradient_layout(tensor.name)
+        wanted = required_gradient_layout(self.scope, tensor.name)
         groups: dict[tuple[tuple[str, str], ...], list[Op]] = defaultdict(list)
         for layout, op in parts:
             groups[tuple(sorted(layout.items()))].append(op)
@@ -206,3 +189,22 @@ class Resharding:
         self.fragment.tensor_uses.append(self.scope.tensor_use(tensor, layout, total, made=True, prefix="d:"))
         self._extend_residual_gradient(tensor, total)
         return total
+
+
+def gradient_layout(scope: Scope, child: Module, tensor: Tensor) -> Layout:
+    """Returns the layout in which a module makes the gradient of an input, in dims of the input's producer."""
+    if not isinstance(child, Operator) or isinstance(child, Cast) or tensor.name not in scope.producer:
+        return required_gradient_layout(scope, tensor.name)
+    back = {new: old for old, new in tensor.renamed.items()}
+    return {axis: back.get(dim, dim) for axis, dim in output_layout(tensor, scope.division(child)).items()}
+
+
+def required_gradient_layout(scope: Scope, name: str) -> Layout:
+    """Returns the layout in which the producer of a tensor needs its gradient, which casts pass on as it is; {} if it
+    is outside the unit."""
+    if name not in scope.producer:
+        return {}
+    tensor, operator = scope.producer[name]
+    if isinstance(operator, Cast):
+        return required_gradient_layout(scope, operator.ins[0].name)
+    return required_layout(tensor, scope.division(operator))

@@ -17,6 +17,7 @@ from meshcast.hardware.remembered import remember, remembered, remembered_by
 from meshcast.hardware.units import GIB
 from meshcast.simulator.bounds.device_states import DeviceStates, device_states
 from meshcast.simulator.bounds.micro_batches import SizedUnits
+from meshcast.simulator.bounds.operators.least_times import KnownTimes, LeastTimes, least_times
 from meshcast.simulator.bounds.order_bounds import KnownOrders, KnownShapes, OrderBounds, StageBounds
 from meshcast.simulator.bounds.schedule_bound import StageTimes
 from meshcast.simulator.bounds.unit_prices import LoweredUnits, UnitLayout, UnitPrices, lower_units
@@ -40,6 +41,7 @@ class PriceBounds:
 
     def __init__(self, space: Space, shared: SharedWork) -> None:
         self.space, self.shared = space, shared
+        self._known_times = KnownTimes(space.values["micro"])
 
     def make_for_plan(
         self, point: tuple[LayerGroup, Pipeline, StepChoice], make: Callable[[Plan], Bound], **changes: object
@@ -109,6 +111,28 @@ class PriceBounds:
         """Returns the time of the copies of the activations of a layer to the host, or back [s]."""
         prices = self.prices(group, offloaded=True) if "activations" in group.offload else None
         return prices.copy_seconds if prices is not None else 0.0
+
+    # --------------------------------------------------------------------------------------- operators
+
+    @remembered_by(lambda bounds, group: (group.degrees, group.sequence_parallel, group.overlap_tp))
+    def least_times(self, group: LayerGroup) -> LeastTimes | None:
+        """Returns the least durations of the passes of every kind of unit of a group from the works of its operators,
+        without recomputation, for any micro-batches; None if there are none, or if the group breaks a rule."""
+        if group.names_schemes:
+            return None
+        fused = self._fuses_gradients()
+        changes = {"fused_gradients": True} if fused else {}
+
+        def make(size: int) -> Plan | None:
+            plain = group._replace(micro=size, recompute="none", offload=())
+            point = plain, Pipeline(1, "1f1b", 1, "even"), self.space.any_step
+            return self.make_for_plan(point, lambda plan: plan, **changes)
+
+        if (plan := make(1)) is None:
+            return None
+        degrees = group.tp, group.cp, group.sequence_parallel, group.overlap_tp
+        out_of_place = fused or not self.space.loaded.framework.fused_gradients
+        return least_times(plan, lambda: make(2), self._known_times, degrees, self.shared, out_of_place)
 
     # ----------------------------------------------------------------------------------------- kernels
 

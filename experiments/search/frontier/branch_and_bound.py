@@ -66,6 +66,10 @@ GROUPS_OF_A_REPORT = 50
 """Groups that are counted between two reports of progress: counting one takes no longer than reading the clock."""
 
 
+CLOCK_SECONDS = 0.02
+"""Time between two readings of the CPU time [s]: some systems take up to half a millisecond for one."""
+
+
 class OtherProcesses(Protocol):
     """The plans of other processes that search the same space."""
 
@@ -205,8 +209,12 @@ class Search(PlanSearch):
         numbers = {(id(cluster), group) for cluster, group in entered}
         self._near = {key: plan for key, plan in self._near.items() if (key[0], key[1][0]) in numbers}
 
+        read = 0.0
+
         def report() -> None:
-            certificate.cpu = time.process_time() - began + self.simulator.cpu
+            nonlocal read
+            if (now := time.perf_counter()) - read >= CLOCK_SECONDS:  # the clock of a process takes long to read
+                read, certificate.cpu = now, time.process_time() - began + self.simulator.cpu
             progress(certificate)
 
         try:
@@ -265,10 +273,10 @@ class Search(PlanSearch):
                 report()
 
     def _enter(self, groups: Groups) -> None:
-        """Queues groups by the bounds of their kernels."""
+        """Queues groups by the bounds of their operators."""
         for cluster, group in groups:
             nbytes = cluster.groups.least_memory(group) if "memory" in self.certificate.objectives else 0.0
-            self._push(cluster, group, cluster.bounds.prices.bound_kernels(group), nbytes)
+            self._push(cluster, group, cluster.groups.bound_operators(group), nbytes)
 
     def _state_open_bounds(self) -> None:
         certificate = self.certificate

@@ -27,7 +27,7 @@ from meshcast.simulator.bounds.pipeline_table import (
     sum_passes,
 )
 from meshcast.simulator.bounds.schedule_bound import Mode, StageTimes, has_bound
-from meshcast.simulator.bounds.unit_prices import UnitLayout
+from meshcast.simulator.bounds.unit_prices import UnitLayout, add_recomputed
 from meshcast.simulator.ir.ops import BYTES, STORED_FORMATS
 from meshcast.simulator.job.job import Job
 
@@ -127,6 +127,18 @@ class GroupBounds:
         pairs += [(name, shard) for name in space.values["data"] if name in space.with_copies for shard in shards]
         self._schemes = {pair: number for number, pair in enumerate(pairs)}
 
+    def bound_operators(self, group: LayerGroup) -> float:
+        """Returns a lower bound of the step time of a group without lowering its layers [s]: that of its passes by the
+        works of their operators; where these are not known, that of the kernels of its lowered layers."""
+        least, modes = self.prices.least_times(group), self._modes(group)
+        if least is None or modes is None:
+            return self.prices.bound_kernels(group)
+        times, of_layer = least.times[group.micro], least.of_layer
+        layout = UnitLayout(np.zeros(len(times.path)), {}, {}, of_layer, None)
+        if group.recompute == "full":
+            times, layout = add_recomputed(times, least.longest[group.micro]), layout.with_recomputed()
+        return self._bound_sums(group, modes, times, layout)
+
     def bound_passes(self, group: LayerGroup) -> float:
         """Returns a lower bound of the step time of a group from the passes of its units, over all devices without
         waiting [s]; 0 if there is none."""
@@ -134,6 +146,9 @@ class GroupBounds:
         modes = self._modes(group)
         if units is None or layout is None or modes is None:
             return 0.0
+        return self._bound_sums(group, modes, units, layout)
+
+    def _bound_sums(self, group: LayerGroup, modes: set[Mode], units: StageTimes, layout: UnitLayout) -> float:
         # Stages may recompute some of their layers alone.
         recomputed = None if self.space.values["recomputed"] == (None,) else 0
         counts = layout.count_units((len(layout.of_layer),), recomputed)

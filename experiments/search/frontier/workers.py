@@ -66,7 +66,7 @@ def run_on_workers(search: Search, workers: int, progress: Callable[[Certificate
 
 def share_groups(search: Search, workers: int) -> list[Groups]:
     """Returns the groups of every process: those of equal tensor-parallel degree together. Most work is where bounds
-    are smallest, so the degrees are dealt out in the order of their kernels, back and forth."""
+    are smallest, so the degrees are dealt out in the order of these, back and forth."""
     by_degree = defaultdict[tuple[int, int], Groups](list)
     for cluster, group in search.list_groups():
         by_degree[id(cluster), group.tp].append((cluster, group))
@@ -80,12 +80,10 @@ def share_groups(search: Search, workers: int) -> list[Groups]:
 
 
 def _least_value(search: Search, groups: Groups) -> float:
-    """Returns the smallest bound of groups that differ in micro-batches alone from the first, by their kernels."""
+    """Returns the smallest bound of groups that differ in micro-batches alone from the first, by their operators."""
     cluster, first = groups[0]
     same = [group for other, group in groups if group == first._replace(micro=group.micro)]
-    return min(
-        search.incumbents.bounds(cluster.bounds.prices.bound_kernels(group), 0.0, cluster.use)[0] for group in same
-    )
+    return min(search.incumbents.bounds(cluster.groups.bound_operators(group), 0.0, cluster.use)[0] for group in same)
 
 
 @contextmanager
