@@ -115,17 +115,20 @@ class Samples(JobPart):
     """Seed of lengths, of the samples drawn from a file, and of the order of micro-batches."""
     batches: Annotated[int, Field(strict=True, ge=1, le=1000)] = 1
     """Batches that are drawn, with this seed and those after it; the step is their mean."""
-    join: Literal["packing", "padding", "shortest-step", "wlb", "hybrid-cp"]
+    join: Literal["packing", "padding", "shortest-step", "wlb", "hybrid-cp", "flexsp"]
     """packing: behind each other in sequences of `batch.sequence` tokens. padding: samples of similar length are
     padded to the longest of their micro-batch, as many as `tokens` admits. shortest-step: as padding, as many as make
-    the step shortest (DynaPipe). wlb: sequences of up to `tokens`, filled so that all have equal FLOPs (WLB-LLM);
-    what has no room comes with the next of `batches`. hybrid-cp: every sample is a micro-batch of as few context-parallel ranks as hold it,
-    in balanced rounds (`--hybrid-context-parallel` of Megatron-Core)."""
+    the step shortest (DynaPipe). wlb: sequences of up to `tokens`, filled so that all have equal FLOPs (WLB-LLM); what
+    has no room comes with the next of `batches`. hybrid-cp: every sample is a micro-batch of as few context-parallel
+    ranks as hold it, in balanced rounds (`--hybrid-context-parallel` of Megatron-Core). flexsp: in every micro-batch
+    groups of the degrees, and with the samples, that end first (FlexSP)."""
     rank_tokens: Count | None = None
-    """hybrid-cp: tokens of a sample on a rank at most. Default: `batch.sequence` over the plan's cp."""
+    """hybrid-cp, flexsp: tokens of a micro-batch on a rank at most. Default: `batch.sequence` over the plan's cp."""
     half_rate_tokens: Count = 256
     """shortest-step: tokens of a micro-batch at which matrix products reach half of their rate, in the estimate by
     which micro-batches are chosen."""
+    largest_group: Count | None = None
+    """flexsp: ranks of a group at most, as heads to share there are. Default: all."""
     outliers: tuple[Count, ...] = ()
     """wlb: rising lengths; samples that reach one wait until there are as many as micro-batches, of each length apart.
     With several `batches`."""

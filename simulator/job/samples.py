@@ -11,11 +11,13 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
+from meshcast.hardware import Cluster
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.divisors import list_divisors
@@ -29,7 +31,7 @@ from meshcast.simulator.models.model import Model
 
 T = TypeVar("T")
 
-GROUPED = ("hybrid-cp",)
+GROUPED = ("hybrid-cp", "flexsp")
 """Ways to join samples in groups of different context-parallel degrees."""
 
 MAX_JOINED = 10_000
@@ -52,7 +54,9 @@ class Microbatch:
     tokens: float
 
 
-def join_samples(batch: Batch, plan: LongPlan, model: Model, base: Path) -> list[tuple[Batch, LongPlan]]:
+def join_samples(
+    batch: Batch, plan: LongPlan, model: Model, cluster: Cluster, base: Path
+) -> list[tuple[Batch, LongPlan]]:
     """Returns for every batch that is drawn the batch with classes of micro-batches and their order in place of
     samples, and the plan with those of replicas; a batch without samples as it is.
 
@@ -74,7 +78,7 @@ def join_samples(batch: Batch, plan: LongPlan, model: Model, base: Path) -> list
         rng = np.random.default_rng(seed)
         lengths = np.minimum(source.draw(rng), sequence).tolist()
         if samples.join in GROUPED:
-            drawn.append((_assign(samples, lengths, sequence, plan), plan))
+            drawn.append((_assign(samples, lengths, sequence, plan, (model, cluster)), plan))
             continue
         degree = family_degree(plan, "data")
         ranks, replicas = (degree, 1) if samples.equal_replicas else (1, degree)
@@ -140,10 +144,15 @@ def _packer_by_work(
     return pack
 
 
-def _assign(samples: Samples, lengths: Sequence[int], sequence: int, plan: LongPlan) -> Batch:
-    """Returns the batch of samples in groups of different context-parallel degrees."""
+def _assign(
+    samples: Samples, lengths: Sequence[int], sequence: int, plan: LongPlan, runs: tuple[Model, Cluster]
+) -> Batch:
+    """Returns the batch of samples in groups of different context-parallel degrees. runs: the model and what it runs
+    on."""
+    from meshcast.simulator.job.assigners.flexsp import assign_flexibly
     from meshcast.simulator.job.assigners.groups import batch_of_rounds
     from meshcast.simulator.job.assigners.hybrid_cp import assign_hybrid
+    from meshcast.simulator.job.assigners.sample_seconds import SampleSeconds
 
     usual = family_degree(plan, "sequence")
     ranks = family_degree(plan, "data") * usual
@@ -152,12 +161,20 @@ def _assign(samples: Samples, lengths: Sequence[int], sequence: int, plan: LongP
         raise PlanError("batch.samples.join", rule, "Use a power of 2 of them", samples.join)
     rank_tokens = samples.rank_tokens or -(-sequence // usual)
     padded = [_round_up(length, samples.multiple) for length in lengths]
-    if max(padded) > ranks * rank_tokens:
-        rule = f"dp x cp = {ranks} ranks hold the longest sample, of {max(padded):,} tokens"
-        remedy = f"{-(-max(padded) // ranks):,} would work"
+    largest = min(samples.largest_group or ranks, ranks) if samples.join == "flexsp" else ranks
+    if max(padded) > largest * rank_tokens:
+        rule = f"{largest} of the dp x cp = {ranks} ranks hold the longest sample, of {max(padded):,} tokens"
+        remedy = f"{-(-max(padded) // largest):,} would work"
         raise PlanError("batch.samples.rank_tokens", rule, remedy, rank_tokens)
-    rounds = assign_hybrid(padded, rank_tokens, ranks)
-    return batch_of_rounds(rounds, lengths, samples.multiple, family_degree(plan, "tensor"))
+    tensor = family_degree(plan, "tensor")
+    if samples.join == "hybrid-cp":
+        rounds = assign_hybrid(padded, rank_tokens, ranks)
+    else:
+        rounds = assign_flexibly(padded, rank_tokens, (ranks, largest), cache(SampleSeconds(*runs, tensor)))
+    if not rounds:
+        rule = f"no groups of up to {largest} ranks hold the samples of a micro-batch, at least one in each"
+        raise PlanError("batch.samples.rank_tokens", rule, "Raise it, or draw more samples", rank_tokens)
+    return batch_of_rounds(rounds, lengths, samples.multiple, tensor)
 
 
 def _chunk(items: Sequence[T], size: int) -> list[Sequence[T]]:
