@@ -115,13 +115,15 @@ class Samples(JobPart):
     """Seed of lengths, of the samples drawn from a file, and of the order of micro-batches."""
     batches: Annotated[int, Field(strict=True, ge=1, le=1000)] = 1
     """Batches that are drawn, with this seed and those after it; the step is their mean."""
-    join: Literal["packing", "padding", "shortest-step", "wlb", "hybrid-cp", "flexsp"]
+    join: Literal["packing", "padding", "shortest-step", "dp-balanced", "wlb", "hybrid-cp", "flexsp"]
     """packing: behind each other in sequences of `batch.sequence` tokens. padding: samples of similar length are
     padded to the longest of their micro-batch, as many as `tokens` admits. shortest-step: as padding, as many as make
-    the step shortest (DynaPipe). wlb: sequences of up to `tokens`, filled so that all have equal FLOPs (WLB-LLM); what
-    has no room comes with the next of `batches`. hybrid-cp: every sample is a micro-batch of as few context-parallel
-    ranks as hold it, in balanced rounds (`--hybrid-context-parallel` of Megatron-Core). flexsp: in every micro-batch
-    groups of the degrees, and with the samples, that end first (FlexSP)."""
+    the step shortest (DynaPipe). dp-balanced: as packing, in the order of samples, up to `tokens`, and as many
+    sequences for each replica (`dp_balanced` of Megatron-Core). wlb: sequences of up to `tokens`, filled so that all
+    have equal FLOPs (WLB-LLM); what has no room comes with the next of `batches`. hybrid-cp: every sample is a
+    micro-batch of as few context-parallel ranks as hold it, in balanced rounds (`--hybrid-context-parallel` of
+    Megatron-Core). flexsp: in every micro-batch groups of the degrees, and with the samples, that end first (FlexSP).
+    """
     rank_tokens: Count | None = None
     """hybrid-cp, flexsp: tokens of a micro-batch on a rank at most. Default: `batch.sequence` over the plan's cp."""
     half_rate_tokens: Count = 256

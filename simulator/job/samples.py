@@ -82,6 +82,10 @@ def join_samples(
             continue
         degree = family_degree(plan, "data")
         ranks, replicas = (degree, 1) if samples.equal_replicas else (1, degree)
+        if samples.join == "dp-balanced":
+            micros = _pack_in_order(samples, lengths, sequence, plan)
+            drawn.append(_with_classes(plan, [micros[replica::degree] for replica in range(degree)]))
+            continue
         micros = pack(lengths) if pack else _join(samples, lengths, sequence, (ranks, replicas), plan, model)
         drawn.append(_with_classes(plan, _deal(micros, replicas, model, rng)))
     return drawn
@@ -127,21 +131,48 @@ def _packer_by_work(
         rule = "wlb packs micro-batches of different lengths, as long as memory allows, and deals them to replicas"
         raise PlanError(where, rule, "State tokens, above batch.sequence, and leave equal_replicas out")
     packer = WlbPacker(samples.tokens, samples.outliers, lambda n: n * needed_flops("causal", model, n))
-    replicas, parts = family_degree(plan, "data"), family_degree(plan, "sequence")
-    grain = int(np.lcm(samples.multiple, (2 * parts if parts > 1 else 1) * family_degree(plan, "tensor")))
+    replicas, grain = family_degree(plan, "data"), _grain(samples, plan)
 
     def pack(lengths: Sequence[int]) -> list[Microbatch]:
         count = -(-sum(lengths) // (sequence * replicas)) * replicas
-        micros = []
-        for documents in filter(None, packer.pack(lengths, count)):
-            tokens = sum(documents)
-            pairs = _round_up(round(sum(length * length for length in documents) / tokens), samples.multiple)
-            padded = _round_up(tokens, grain)
-            whole = len(documents) == 1 or samples.across_samples or pairs >= padded
-            micros.append(Microbatch(1, padded, None if whole else pairs, tokens))
-        return micros
+        packed = filter(None, packer.pack(lengths, count))
+        return [_pack_documents(documents, sum(documents), samples, grain) for documents in packed]
 
     return pack
+
+
+def _pack_in_order(samples: Samples, lengths: Sequence[int], sequence: int, plan: LongPlan) -> list[Microbatch]:
+    """Returns packed sequences, those of all replicas in turn, as the scheduler of Megatron-Core makes them."""
+    from meshcast.simulator.job.assigners.dp_balanced import pack_in_order
+
+    replicas, stages = family_degree(plan, "data"), family_degree(plan, "pipeline")
+    chunks = max((entry.model_extra or {}).get("chunks", 1) for entry in plan.schemes)
+    multiple = replicas * (stages if chunks > 1 else 1)
+    padded = [_round_up(length, samples.multiple) for length in lengths]
+    packed = pack_in_order(padded, samples.tokens or sequence, multiple)
+    if len(packed) % multiple:
+        rule = f"the samples make {len(packed)} sequences, and the plan needs a multiple of {multiple}"
+        raise PlanError("batch.samples", rule, "Draw more samples, or lower dp")
+    # Padding of a sample is packed with it.
+    share = sum(lengths) / sum(padded)
+    return [_pack_documents(documents, sum(documents) * share, samples, _grain(samples, plan)) for documents in packed]
+
+
+def _pack_documents(documents: Sequence[int], tokens: float, samples: Samples, grain: int) -> Microbatch:
+    """Returns the micro-batch of a single sequence of documents, padded to a multiple of `grain` tokens. tokens: those
+    that are no padding."""
+    total = sum(documents)
+    pairs = _round_up(round(sum(length * length for length in documents) / total), samples.multiple)
+    padded = _round_up(total, grain)
+    whole = len(documents) == 1 or samples.across_samples or pairs >= padded
+    return Microbatch(1, padded, None if whole else pairs, tokens)
+
+
+def _grain(samples: Samples, plan: LongPlan) -> int:
+    """Returns the tokens that a sequence is a multiple of: two equal parts for each context-parallel rank, which its
+    tensor-parallel ranks divide."""
+    parts = family_degree(plan, "sequence")
+    return int(np.lcm(samples.multiple, (2 * parts if parts > 1 else 1) * family_degree(plan, "tensor")))
 
 
 def _assign(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from meshcast.simulator.forecast.simulate import simulate
+from meshcast.simulator.job.assigners.dp_balanced import pack_in_order
 from meshcast.simulator.job.assigners.flexsp import assign_flexibly, cut_evenly
 from meshcast.simulator.job.assigners.groups import Round
 from meshcast.simulator.job.assigners.hybrid_cp import assign_hybrid, degree_of
@@ -78,6 +79,33 @@ def test_groups_by_sample_are_faster_than_one_degree_for_all() -> None:
     halves = {"lengths": degrees, "rounds": [[run[::2], run[1::2]]]}
     every_on_four = simulate({**job({}), "batch": halves, "plan": {"dp": 4, "cp": 2, "cp_scheme": "megatron-cp"}})
     assert hybrid.step_time < every_on_four.step_time
+
+
+# ------------------------------------------------------------------------------------- in the order of samples
+
+
+def test_samples_are_packed_in_their_order() -> None:
+    """What `DpBalancedScheduler` of NVIDIA/Megatron-LM @d98e8a64 makes of them; each replica has as many sequences."""
+    lengths = [5, 4, 9, 2, 2, 3, 3, 1]
+    assert pack_in_order(lengths, 10, 1) == [[5, 4], [9], [2, 2, 3, 3], [1]]
+    assert pack_in_order(lengths, 10, 3) == [[5, 4], [9], [2, 2], [1], [3], [3]]
+    assert pack_in_order([12, 3], 10, 2) == [[12], [3]]
+
+
+def test_replicas_take_packed_sequences_in_turn() -> None:
+    samples = {"join": "dp-balanced", "tokens": 4096, "multiple": 64}
+    one = load_job(job(samples, dp=4, cp=1, pp=2))
+    orders = [replica.microbatches for replica in one.plan.replicas]
+    assert len({len(order) for order in orders if isinstance(order, tuple)}) == 1
+    kinds = one.batch.lengths
+    real = sum(kinds[n].real_tokens for order in orders if isinstance(order, tuple) for n in order)
+    padded = load_job(job({"join": "padding"}))
+    shares = [replica.microbatches for replica in padded.plan.replicas]
+    assert real == pytest.approx(
+        sum(padded.batch.lengths[n].real_tokens for order in shares if isinstance(order, tuple) for n in order),
+        rel=1e-3,
+    )
+    assert max(kind.sequence for kind in kinds) <= 4096
 
 
 # ------------------------------------------------------------------------------------------------ WLB-LLM
