@@ -25,7 +25,7 @@ from meshcast.simulator.job.batch import Batch, MicrobatchClass, Samples
 from meshcast.simulator.job.job import LongPlan, ReplicaPlan
 from meshcast.simulator.job.sample_lengths import LengthSource
 from meshcast.simulator.job.shortest_step import partition_samples
-from meshcast.simulator.job.shorthand import family_degree
+from meshcast.simulator.job.shorthand import family_degree, is_interleaved
 from meshcast.simulator.models.flops import needed_flops
 from meshcast.simulator.models.model import Model
 
@@ -146,8 +146,7 @@ def _pack_in_order(samples: Samples, lengths: Sequence[int], sequence: int, plan
     from meshcast.simulator.job.assigners.dp_balanced import pack_in_order
 
     replicas, stages = family_degree(plan, "data"), family_degree(plan, "pipeline")
-    chunks = max((entry.model_extra or {}).get("chunks", 1) for entry in plan.schemes)
-    multiple = replicas * (stages if chunks > 1 else 1)
+    multiple = replicas * (stages if is_interleaved(plan) else 1)
     padded = [_round_up(length, samples.multiple) for length in lengths]
     packed = pack_in_order(padded, samples.tokens or sequence, multiple)
     if len(packed) % multiple:

@@ -171,7 +171,7 @@ def _fill(
             return []
         queue = queues[groups[chosen].degree]
         queue.remove((groups[chosen].seconds, chosen))
-        _put(groups[chosen], sample, length, seconds)
+        _add(groups[chosen], sample, length, seconds)
         insort(queue, (groups[chosen].seconds, chosen))
     for group in groups:
         if not group.samples and not _take_one(group, groups, lengths, rank_tokens, seconds):
@@ -179,7 +179,7 @@ def _fill(
     return groups
 
 
-def _put(group: _Filled, sample: int, length: int, seconds: Seconds) -> None:
+def _add(group: _Filled, sample: int, length: int, seconds: Seconds) -> None:
     group.samples.append(sample)
     group.tokens += length
     group.seconds += seconds(length, group.degree)
@@ -189,7 +189,7 @@ def _move(source: _Filled, target: _Filled, sample: int, length: int, seconds: S
     source.samples.remove(sample)
     source.tokens -= length
     source.seconds -= seconds(length, source.degree)
-    _put(target, sample, length, seconds)
+    _add(target, sample, length, seconds)
 
 
 def _take_one(
