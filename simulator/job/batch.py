@@ -40,6 +40,9 @@ class MicrobatchClass(JobPart):
     """Tokens of a micro-batch that are no padding, in the mean. Default: all."""
     cp: Count | None = None
     """With `rounds`: context-parallel ranks that share each of its sequences. Default: those of the plan."""
+    skew: Annotated[float, Field(strict=True, ge=1, le=1e6)] = 1.0
+    """Pairs of tokens of the context-parallel rank that has most over their mean, where ranks divide whole sequences of
+    documents (`sharding` of sequence/all-gather)."""
 
     @model_validator(mode="after")
     def _check_padding(self) -> MicrobatchClass:
@@ -193,6 +196,11 @@ class Batch(JobPart):
         return round(sum(length * length for length in cut) / sum(cut))
 
     @property
+    def is_skewed(self) -> bool:
+        """Whether some context-parallel ranks have more pairs of tokens than others."""
+        return any(kind.skew > 1 for kind in self.lengths)
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest sequence of a step."""
         assert self.sequence is not None
@@ -201,6 +209,9 @@ class Batch(JobPart):
     def to_dict(self) -> dict[str, Any]:
         """Returns the batch with every default filled, without what it does not use."""
         fields = self.model_dump(by_alias=True, mode="json", exclude_none=True)
+        for kind in fields["lengths"]:
+            if kind["skew"] == 1:
+                del kind["skew"]
         unused = ["micro", "sequence", "documents"] if self.lengths else ["lengths"]
         unused += [key for key in ("order", "rounds") if not fields[key] or (key == "order" and self.rounds)]
         return {key: value for key, value in fields.items() if key not in unused}

@@ -29,6 +29,9 @@ from meshcast.simulator.job.shorthand import family_degree, is_interleaved
 from meshcast.simulator.models.flops import needed_flops
 from meshcast.simulator.models.model import Model
 
+SKEW_STEP = 0.05
+"""Steps of the skew of classes of micro-batches."""
+
 T = TypeVar("T")
 
 GROUPED = ("hybrid-cp", "flexsp")
@@ -46,12 +49,14 @@ class Microbatch:
     length: tokens of a row, padding included.
     document: tokens of the documents in a row that have as many pairs of tokens; None: each row is a document.
     tokens: those that are no padding.
+    skew: pairs of tokens of the context-parallel rank that has most over the mean.
     """
 
     sequences: int
     length: int
     document: int | None
     tokens: float
+    skew: float = 1.0
 
 
 def join_samples(
@@ -99,8 +104,9 @@ def _join(
     most, (ranks, replicas) = samples.tokens or sequence, parts
     if samples.join == "shortest-step":
         return _end_where_shortest(lengths, most, ranks, replicas, samples, family_degree(plan, "pipeline"), model)
-    join = _pack if samples.join == "packing" else _pad
-    return join(lengths, sequence, most, ranks, samples)
+    if samples.join == "packing":
+        return _pack(lengths, sequence, most, ranks, samples, plan)
+    return _pad(lengths, sequence, most, ranks, samples)
 
 
 def _check_samples(batch: Batch, plan: LongPlan, samples: Samples, sequence: int) -> None:
@@ -131,12 +137,12 @@ def _packer_by_work(
         rule = "wlb packs micro-batches of different lengths, as long as memory allows, and deals them to replicas"
         raise PlanError(where, rule, "State tokens, above batch.sequence, and leave equal_replicas out")
     packer = WlbPacker(samples.tokens, samples.outliers, lambda n: n * needed_flops("causal", model, n))
-    replicas, grain = family_degree(plan, "data"), _grain(samples, plan)
+    replicas = family_degree(plan, "data")
 
     def pack(lengths: Sequence[int]) -> list[Microbatch]:
         count = -(-sum(lengths) // (sequence * replicas)) * replicas
         packed = filter(None, packer.pack(lengths, count))
-        return [_pack_documents(documents, sum(documents), samples, grain) for documents in packed]
+        return [_pack_documents(documents, sum(documents), samples, plan) for documents in packed]
 
     return pack
 
@@ -154,24 +160,40 @@ def _pack_in_order(samples: Samples, lengths: Sequence[int], sequence: int, plan
         raise PlanError("batch.samples", rule, "Draw more samples, or lower dp")
     # Padding of a sample is packed with it.
     share = sum(lengths) / sum(padded)
-    return [_pack_documents(documents, sum(documents) * share, samples, _grain(samples, plan)) for documents in packed]
+    return [_pack_documents(documents, sum(documents) * share, samples, plan) for documents in packed]
 
 
-def _pack_documents(documents: Sequence[int], tokens: float, samples: Samples, grain: int) -> Microbatch:
-    """Returns the micro-batch of a single sequence of documents, padded to a multiple of `grain` tokens. tokens: those
-    that are no padding."""
-    total = sum(documents)
+def _pack_documents(documents: Sequence[int], tokens: float, samples: Samples, plan: LongPlan) -> Microbatch:
+    """Returns the micro-batch of a single sequence of documents, padded to two equal parts for each context-parallel
+    rank, which its tensor-parallel ranks divide. tokens: those that are no padding."""
+    total, parts = sum(documents), family_degree(plan, "sequence")
+    grain = int(np.lcm(samples.multiple, (2 * parts if parts > 1 else 1) * family_degree(plan, "tensor")))
     pairs = _round_up(round(sum(length * length for length in documents) / total), samples.multiple)
     padded = _round_up(total, grain)
-    whole = len(documents) == 1 or samples.across_samples or pairs >= padded
-    return Microbatch(1, padded, None if whole else pairs, tokens)
+    if len(documents) == 1 or samples.across_samples or pairs >= padded:
+        return Microbatch(1, padded, None, tokens)
+    return Microbatch(1, padded, pairs, tokens, _find_skew([documents], padded, plan))
 
 
-def _grain(samples: Samples, plan: LongPlan) -> int:
-    """Returns the tokens that a sequence is a multiple of: two equal parts for each context-parallel rank, which its
-    tensor-parallel ranks divide."""
-    parts = family_degree(plan, "sequence")
-    return int(np.lcm(samples.multiple, (2 * parts if parts > 1 else 1) * family_degree(plan, "tensor")))
+def _find_skew(rows: Sequence[Sequence[int]], length: int, plan: LongPlan) -> float:
+    """Returns the pairs of tokens of the context-parallel rank that has most over their mean, where ranks divide rows
+    of documents as a whole: each has a part of 2p from the start and the matching part from the end. In steps of
+    `SKEW_STEP`, so that there are few classes.
+
+    length: tokens of a row, padding behind its documents included.
+    """
+    sharded = [entry for entry in plan.schemes if (entry.model_extra or {}).get("sharding") == "sequence"]
+    parts = 2 * family_degree(plan, "sequence")
+    if not sharded or parts == 2:
+        return 1.0
+    pairs = np.zeros(parts)
+    for documents in rows:
+        ends = np.cumsum(documents)
+        borders = np.linspace(0, length, parts + 1)
+        into = np.clip(borders[:, None] - (ends - documents), 0, documents)  # tokens of each document before a border
+        pairs += np.diff((into * into).sum(axis=1))
+    ranks = pairs[: parts // 2] + pairs[: parts // 2 - 1 : -1]
+    return max(1.0, round(round(float(ranks.max() / ranks.mean()) / SKEW_STEP) * SKEW_STEP, 2))
 
 
 def _assign(
@@ -250,7 +272,9 @@ def _end_where_shortest(
     return micros
 
 
-def _pack(lengths: Sequence[int], sequence: int, most: int, ranks: int, samples: Samples) -> list[Microbatch]:
+def _pack(
+    lengths: Sequence[int], sequence: int, most: int, ranks: int, samples: Samples, plan: LongPlan
+) -> list[Microbatch]:
     """Returns micro-batches of sequences that are filled with samples, each in the fullest that has room for it.
 
     ranks: that run micro-batches of the same size at a time, as long as that with most pairs of tokens.
@@ -269,7 +293,12 @@ def _pack(lengths: Sequence[int], sequence: int, most: int, ranks: int, samples:
         shares = [[length for row in chunk[rank::ranks] for length in row] for rank in range(min(ranks, len(chunk)))]
         pairs = max(round(sum(length * length for length in share) / sum(share)) for share in shares)
         document = None if samples.across_samples else min(_round_up(pairs, samples.multiple), sequence)
-        micros.append(Microbatch(-(-len(chunk) // ranks), sequence, document, sum(map(sum, shares)) / ranks))
+        skew = (
+            1.0
+            if document is None
+            else max(_find_skew(chunk[rank::ranks], sequence, plan) for rank in range(len(shares)))
+        )
+        micros.append(Microbatch(-(-len(chunk) // ranks), sequence, document, sum(map(sum, shares)) / ranks, skew))
     return micros
 
 
@@ -300,10 +329,14 @@ def _with_classes(plan: LongPlan, orders: Sequence[Sequence[Microbatch]]) -> tup
     tokens: dict[Microbatch, list[float]] = defaultdict(list)
     for micro in (micro for order in orders for micro in order):
         tokens[replace(micro, tokens=0)].append(micro.tokens)
-    sizes = sorted(tokens, key=lambda size: (size.length, size.sequences, size.document or 0))
+    sizes = sorted(tokens, key=lambda size: (size.length, size.sequences, size.document or 0, size.skew))
     classes = tuple(
         MicrobatchClass(
-            samples=size.sequences, sequence=size.length, documents=size.document, tokens=float(np.mean(tokens[size]))
+            samples=size.sequences,
+            sequence=size.length,
+            documents=size.document,
+            tokens=float(np.mean(tokens[size])),
+            skew=size.skew,
         )
         for size in sizes
     )

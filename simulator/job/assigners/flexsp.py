@@ -226,7 +226,8 @@ def _find_change(
 ) -> tuple[_Filled, int, int | None] | None:
     """Returns the group, the sample to give it and the one to take for it (None: none) with which both end earliest;
     None where nothing helps."""
-    best, found = last.seconds * (1 - GAIN), None
+    best = last.seconds * (1 - GAIN)
+    found: tuple[_Filled, int, int | None] | None = None
     for other in others:
         room, own_room = other.degree * rank_tokens - other.tokens, last.degree * rank_tokens - last.tokens
         for given in last.samples:
