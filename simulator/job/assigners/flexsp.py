@@ -75,7 +75,7 @@ def assign_flexibly(lengths: Sequence[int], rank_tokens: int, sizes: tuple[int, 
     seconds: estimated.
     """
     falling = sorted(range(len(lengths)), key=lambda sample: -lengths[sample])
-    best, found = inf, list[list[_Filled]]()
+    best, chosen_rounds = inf, list[list[_Filled]]()
     tried, count = 0, max(1, ceil(sum(lengths) / (sizes[0] * rank_tokens)))
     while tried < MORE_MICROBATCHES and count <= len(lengths):
         parts = cut_evenly([lengths[sample] for sample in falling], count)
@@ -89,8 +89,8 @@ def assign_flexibly(lengths: Sequence[int], rank_tokens: int, sizes: tuple[int, 
         tried += 1
         step = sum(max(group.seconds for group in groups) for groups in rounds)
         if step < best:
-            best, found = step, rounds
-    return [[SampleGroup(group.degree, [sorted(group.samples)]) for group in groups] for groups in found]
+            best, chosen_rounds = step, rounds
+    return [[SampleGroup(group.degree, [sorted(group.samples)]) for group in groups] for groups in chosen_rounds]
 
 
 def cut_evenly(lengths: Sequence[int], count: int) -> list[range]:
@@ -227,18 +227,18 @@ def _find_change(
     """Returns the group, the sample to give it and the one to take for it (None: none) with which both end earliest;
     None where nothing helps."""
     best = last.seconds * (1 - GAIN)
-    found: tuple[_Filled, int, int | None] | None = None
+    change: tuple[_Filled, int, int | None] | None = None
     for other in others:
         room, own_room = other.degree * rank_tokens - other.tokens, last.degree * rank_tokens - last.tokens
         for given in last.samples:
             n = lengths[given]
             left, right = last.seconds - seconds(n, last.degree), other.seconds + seconds(n, other.degree)
             if n <= room and len(last.samples) > 1 and max(left, right) < best:
-                best, found = max(left, right), (other, given, None)
+                best, change = max(left, right), (other, given, None)
             for taken in other.samples:
                 m = lengths[taken]
                 if n - m <= room and m - n <= own_room:
                     ends = left + seconds(m, last.degree), right - seconds(m, other.degree)
                     if max(ends) < best:
-                        best, found = max(ends), (other, given, taken)
-    return found
+                        best, change = max(ends), (other, given, taken)
+    return change
