@@ -122,6 +122,7 @@ def test_documents_go_where_there_is_least_work_then_where_there_is_room() -> No
     assert packer.pack([4, 2, 7, 3, 5], 2) == [[7, 3], [5, 4]]
     assert packer.left == [2]
     assert packer.pack([2, 2], 2) == [[2, 2], [2]]
+    assert WlbPacker(20, (), square).pack([6, 3, 3, 3, 2], 2) == [[6], [3, 3, 3, 2]]  # the longer one has less work
 
 
 def test_outliers_wait_for_one_another() -> None:
