@@ -170,7 +170,7 @@ def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: StagesByKey, 
         key = units_of, role, device_plan if plan.stage_plans else None, schemes, slices[0].microbatches
         if key not in known:
             loss = device_plan.model_parts.batch_loss(part) if index in ends else None
-            traits = _traits(device_plan), device_plan.passes.degrees
+            traits = _traits(device_plan), device_plan.passes.traits_of_classes
             in_any_plan = _units_of(slices), role, loss, slices[0].microbatches, traits
             lower = partial(_lower_stage, device_plan, slices, role, loss, units)
             known[key] = shared.find_stage(in_any_plan, lower)

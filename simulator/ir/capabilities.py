@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from meshcast.simulator.ir.derived_units import DerivedUnits
 from meshcast.simulator.ir.modules import Operator
@@ -22,6 +22,14 @@ Capability = TypeVar("Capability", bound=Scheme)
 def schemes_with(schemes: Iterable[Scheme], capability: type[Capability]) -> list[Capability]:
     """Returns the schemes that have a capability, outermost first."""
     return [scheme for scheme in schemes if isinstance(scheme, capability)]
+
+
+class DividesSequences(Scheme):
+    """Divides sequences of several documents among ranks as a whole, so that some ranks may have more pairs."""
+
+    @abstractmethod
+    def with_skew(self, skew: float) -> Self:
+        """Returns the scheme for sequences whose most loaded rank has so many times the mean of pairs."""
 
 
 class ChangesWholeUnits(Scheme):

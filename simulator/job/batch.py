@@ -40,6 +40,9 @@ class MicrobatchClass(JobPart):
     """Tokens of a micro-batch that are no padding, in the mean. Default: all."""
     cp: Count | None = None
     """With `rounds`: context-parallel ranks that share each of its sequences. Default: those of the plan."""
+    skew: Annotated[float, Field(strict=True, ge=1, le=1e6)] = 1.0
+    """Pairs of tokens of the context-parallel rank that has most over their mean, where ranks divide whole sequences of
+    documents (`sharding` of sequence/all-gather)."""
 
     @model_validator(mode="after")
     def _check_padding(self) -> MicrobatchClass:
@@ -115,17 +118,22 @@ class Samples(JobPart):
     """Seed of lengths, of the samples drawn from a file, and of the order of micro-batches."""
     batches: Annotated[int, Field(strict=True, ge=1, le=1000)] = 1
     """Batches that are drawn, with this seed and those after it; the step is their mean."""
-    join: Literal["packing", "padding", "shortest-step", "wlb", "hybrid-cp"]
+    join: Literal["packing", "padding", "shortest-step", "dp-balanced", "wlb", "hybrid-cp", "flexsp"]
     """packing: behind each other in sequences of `batch.sequence` tokens. padding: samples of similar length are
     padded to the longest of their micro-batch, as many as `tokens` admits. shortest-step: as padding, as many as make
-    the step shortest (DynaPipe). wlb: sequences of up to `tokens`, filled so that all have equal FLOPs (WLB-LLM);
-    what has no room comes with the next of `batches`. hybrid-cp: every sample is a micro-batch of as few context-parallel ranks as hold it,
-    in balanced rounds (`--hybrid-context-parallel` of Megatron-Core)."""
+    the step shortest (DynaPipe). dp-balanced: as packing, in the order of samples, up to `tokens`, and as many
+    sequences for each replica (`dp_balanced` of Megatron-Core). wlb: sequences of up to `tokens`, filled so that all
+    have equal FLOPs (WLB-LLM); what has no room comes with the next of `batches`. hybrid-cp: every sample is a
+    micro-batch of as few context-parallel ranks as hold it, in balanced rounds (`--hybrid-context-parallel` of
+    Megatron-Core). flexsp: in every micro-batch groups of the degrees, and with the samples, that end first (FlexSP).
+    """
     rank_tokens: Count | None = None
-    """hybrid-cp: tokens of a sample on a rank at most. Default: `batch.sequence` over the plan's cp."""
+    """hybrid-cp, flexsp: tokens of a micro-batch on a rank at most. Default: `batch.sequence` over the plan's cp."""
     half_rate_tokens: Count = 256
     """shortest-step: tokens of a micro-batch at which matrix products reach half of their rate, in the estimate by
     which micro-batches are chosen."""
+    largest_group: Count | None = None
+    """flexsp: ranks of a group at most, as heads to share there are. Default: all."""
     outliers: tuple[Count, ...] = ()
     """wlb: rising lengths; samples that reach one wait until there are as many as micro-batches, of each length apart.
     With several `batches`."""
@@ -188,6 +196,11 @@ class Batch(JobPart):
         return round(sum(length * length for length in cut) / sum(cut))
 
     @property
+    def is_skewed(self) -> bool:
+        """Whether some context-parallel ranks have more pairs of tokens than others."""
+        return any(kind.skew > 1 for kind in self.lengths)
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest sequence of a step."""
         assert self.sequence is not None
@@ -196,6 +209,9 @@ class Batch(JobPart):
     def to_dict(self) -> dict[str, Any]:
         """Returns the batch with every default filled, without what it does not use."""
         fields = self.model_dump(by_alias=True, mode="json", exclude_none=True)
+        for kind in fields["lengths"]:
+            if kind["skew"] == 1:
+                del kind["skew"]
         unused = ["micro", "sequence", "documents"] if self.lengths else ["lengths"]
         unused += [key for key in ("order", "rounds") if not fields[key] or (key == "order" and self.rounds)]
         return {key: value for key, value in fields.items() if key not in unused}

@@ -109,6 +109,11 @@ def family_degree(plan: LongPlan, family: str) -> int:
     return math.prod(plan.mesh.get(axis, 1) for axes in scheme_axes for axis in axes)
 
 
+def is_interleaved(plan: LongPlan) -> bool:
+    """Says whether the devices of a pipeline hold several chunks."""
+    return any((entry.model_extra or {}).get("chunks", 1) > 1 for entry in plan.schemes)
+
+
 def expand_plan(plan: SomeFields, gpus: int, model: Model, node: int = 1, batch: Batch | None = None) -> LongPlan:
     """Returns the long form of a plan.
 

@@ -219,7 +219,8 @@ def _job(file: JobFile, data: Fields, base: Path, origin: JobOrigin, refused: Se
     if framework.compile if framework.recompute_early_stop == "compiled" else framework.recompute_early_stop:
         plan = plan.with_schemes(lambda stage: add_early_stop(stage.schemes))
     drawn = [
-        (_batch(joined, model, its_plan), its_plan) for joined, its_plan in join_samples(file.batch, plan, model, base)
+        (_batch(joined, model, its_plan), its_plan)
+        for joined, its_plan in join_samples(file.batch, plan, model, cluster, base)
     ]
     drawn = [(batch, fill_routing(its_plan, model, batch)) for batch, its_plan in drawn]
     batch, plan = drawn[0]

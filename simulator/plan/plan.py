@@ -24,6 +24,7 @@ from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.capabilities import (
     AccumulatesByUnit,
     AnnotatesOperators,
+    DividesSequences,
     MeetsPeriodically,
     PadsVocabulary,
     VariesSteps,
@@ -419,6 +420,11 @@ class ModelParts:
         return replace(whole, samples=whole.samples // parts) if parts > 1 else whole
 
 
+def skew_schemes(schemes: Sequence[Scheme], skew: float) -> tuple[Scheme, ...]:
+    """Returns schemes for a class of micro-batches whose most loaded rank has so many times the mean of pairs."""
+    return tuple(scheme.with_skew(skew) if isinstance(scheme, DividesSequences) else scheme for scheme in schemes)
+
+
 def _writing(framework: Framework, model: Model) -> tuple[Writing, ...]:
     """Returns how the framework writes the operations of the model.
 
@@ -455,7 +461,11 @@ class PlanPasses:
         if batch.rounds:
             return tuple(self._plans_of_degrees())
         batches = [batch.of_class(number, plan.ranks.replicas) for number in range(len(batch.lengths))]
-        return tuple(replace(plan, job=plan.job.model_copy(update={"batch": of})) for of in batches) or (plan,)
+        jobs = [plan.job.model_copy(update={"batch": of}) for of in batches]
+        if not batch.is_skewed:
+            return tuple(replace(plan, job=job) for job in jobs) or (plan,)
+        schemes = [skew_schemes(plan.schemes, kind.skew) for kind in batch.lengths]
+        return tuple(replace(plan, job=job, schemes=skewed) for job, skewed in zip(jobs, schemes, strict=True))
 
     def _plans_of_degrees(self) -> Iterator[Plan]:
         """Yields the plans of micro-batches of every class alone, in groups of its context-parallel degree."""
@@ -503,16 +513,19 @@ class PlanPasses:
 
     @cached_property
     def slice_plans(self) -> Sequence[Plan]:
-        """The plans under whose schemes `slices` are lowered: where groups of ranks have different degrees, those of
-        the classes."""
-        return self.classes if self._plan.job.batch.rounds else [self._plan] * len(self.slices)
+        """The plans under whose schemes `slices` are lowered: where groups of ranks have different degrees, or some
+        ranks more pairs of tokens, those of the classes."""
+        batch = self._plan.job.batch
+        return self.classes if batch.rounds or batch.is_skewed else [self._plan] * len(self.slices)
 
     @cached_property
-    def degrees(self) -> Hashable:
-        """What the lowering of classes depends on besides the plan, where groups of ranks have different degrees."""
+    def traits_of_classes(self) -> Hashable:
+        """What the lowering of classes depends on besides the plan, where they have schemes of their own."""
         job = self._plan.job
-        usual = family_degree(job.plan, "sequence") if job.batch.rounds else 0
-        return usual and tuple((kind.cp or usual, kind.documents is None) for kind in job.batch.lengths)
+        if not (job.batch.rounds or job.batch.is_skewed):
+            return ()
+        usual = family_degree(job.plan, "sequence")
+        return tuple((kind.cp or usual, kind.documents is None, kind.skew) for kind in job.batch.lengths)
 
     @cached_property
     def slice_granularity(self) -> int:

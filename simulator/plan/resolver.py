@@ -242,7 +242,7 @@ def _mesh(job: Job, known: KnownParts) -> Mesh:
     plan = job.plan
     pipeline = {axis for entry in plan.schemes if entry.use.startswith("pipeline/") for axis in entry.over}
     region = tuple(axis for axis in plan.mesh if axis not in pipeline)
-    all_views: dict[str, Mapping[str, int]] = {**plan.views}
+    all_views: dict[str, Mapping[str, int]] = dict(plan.views.items())
     if job.batch.rounds:
         from meshcast.simulator.plan.degrees import degree_views
 

@@ -50,7 +50,7 @@ def assign_hybrid(lengths: Sequence[int], rank_tokens: int, ranks: int) -> list[
     left = sorted(range(len(lengths)), key=lambda sample: -lengths[sample])
     rounds = list[Round]()
     while left:
-        groups, left = _Round(lengths, rank_tokens, ranks).fill(left)
+        groups, left = _HybridRound(lengths, rank_tokens, ranks).fill(left)
         rounds.append(groups)
     return rounds
 
@@ -60,7 +60,7 @@ def degree_of(length: int, rank_tokens: int) -> int:
     return max(1, 2 ** ceil(log2(length / rank_tokens)))
 
 
-class _Round:
+class _HybridRound:
     """A round that is being filled; see `assign_hybrid`."""
 
     def __init__(self, lengths: Sequence[int], rank_tokens: int, ranks: int) -> None:

@@ -1,12 +1,12 @@
 """WLB-LLM: documents are packed to micro-batches of equal work, whose lengths may differ.
 
-A step has N micro-batches. Its documents, from the longest to the shortest, go to the micro-batch with the least work so
-far; if that has no room for as many tokens, to the shortest; if that has none either, to the next step. Documents above
-some lengths (outliers) wait in a queue for each length until there are N of them, one for every micro-batch. The work of
-a document of d tokens is that of its attention and, linear in d, of everything else: here its FLOPs.
+A step has N micro-batches. Its documents, from the longest to the shortest, go to the micro-batch with the least work
+so far; if that has no room for as many tokens, to the shortest; if that has none either, to the next step. Documents
+above some lengths (outliers) wait in a queue for each length until there are N of them, one for every micro-batch. The
+work of a document of d tokens is that of its attention and, linear in d, of everything else: here its FLOPs.
 
-References: Wang et al. 2025 (OSDI), arXiv 2503.17924, section 4 and algorithm 1. The paper takes work from profiles, and
-the lengths of outliers from a search over a sample of the data.
+References: Wang et al. 2025 (OSDI), arXiv 2503.17924, section 4 and algorithm 1. The paper takes work from profiles,
+and the lengths of outliers from a search over a sample of the data.
 """
 
 from __future__ import annotations

@@ -7,21 +7,54 @@ of keys and values are reduce-scattered. With n tokens of the whole sequence and
 in the backward pass where the framework keeps only its shard. Each rank holds a block from the start of the
 sequence and the matching block from its end, so that the causal mask leaves all ranks the same work.
 
+Of packed documents `sharding: documents` divides every document so (Transformer Engine; WLB-LLM), and `sequence` the
+sequence as a whole (Llama 3): ranks then have unequal pairs of tokens, and all wait for the rank with most, the `skew`
+of a class of micro-batches.
+
     q, k, v (s/p) --all-gather k, v--> attention(q: s/p, k v: s) --> o (s/p)
 
 References: Grattafiori et al. 2024 (Llama 3), arXiv 2407.21783, section 3.3.2; the balanced blocks: Megatron-Core and
-arXiv 2310.03294.
+arXiv 2310.03294; documents: Wang et al. 2025 (WLB-LLM), arXiv 2503.17924, section 5. Not modelled: kernels of short
+parts of documents, which are slower.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from copy import copy
+from dataclasses import replace
+from typing import Literal, Self
 
-from meshcast.simulator.ir.modules import Operator
-from meshcast.simulator.ir.scheme import ClosedForm, Paper, SequenceScheme
+from meshcast.simulator.ir.capabilities import DividesSequences
+from meshcast.simulator.ir.modules import Module, Operator
+from meshcast.simulator.ir.operators import CoreAttention
+from meshcast.simulator.ir.ops import Attention, Fragment
+from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper, SchemeOptions, SequenceScheme
 from meshcast.simulator.ir.settings import SequenceSetting
 
 
-class AllGather(SequenceScheme):
+class AllGather(SequenceScheme, DividesSequences):
     paper = Paper("arXiv:2407.21783", "The Llama 3 Herd of Models", 2024)
+    skew: float = 1.0
+
+    class Options(SchemeOptions):
+        sharding: Literal["documents", "sequence"] = "documents"
+        """What is divided among ranks: every document of a sequence, or the sequence as a whole."""
+
+    def with_skew(self, skew: float) -> Self:
+        scheme = copy(self)
+        scheme.skew = skew
+        return scheme
+
+    @property
+    def lowering_key(self) -> Hashable:
+        return super().lowering_key, self.skew
+
+    def lower(self, module: Module, inner: LowerModule) -> Fragment:
+        fragment = inner(module)
+        if self.skew > 1 and isinstance(module, CoreAttention):
+            for op in (*fragment.forward, *fragment.backward):
+                if isinstance(op.work, Attention):
+                    op.work = replace(op.work, pace=op.work.pace * self.skew)
+        return fragment
 
     def layouts(self, operator: Operator) -> str | None:
         return "s" if operator.has("s") else None

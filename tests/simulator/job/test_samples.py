@@ -62,6 +62,22 @@ def test_packing_without_a_mask_has_one_class(tmp_path: Path) -> None:
     assert one.batch.order == (0, 0)
 
 
+def test_ranks_that_divide_whole_sequences_have_unequal_pairs(tmp_path: Path) -> None:
+    """Of documents of 384 and 128 tokens, parts of 128 have 1, 3, 5 and 1 times so many pairs: the first rank has the
+    outer two, the other 8 of 10. Attention takes as much longer, and all else as long."""
+    scheme = {"use": "all-gather", "sharding": "sequence"}
+    plan = {"tp": 4, "cp": 2}
+    one = load(tmp_path, [384, 128], {**plan, "cp_scheme": scheme}, join="packing", multiple=64)
+    assert [kind.skew for kind in one.batch.lengths] == [1.6]
+    even = load(tmp_path, [384, 128], plan, join="packing", multiple=64)
+    assert [kind.skew for kind in even.batch.lengths] == [1.0]
+    skewed, balanced = (simulate(job).breakdown.parts for job in (one, even))
+    assert skewed["attention"] > balanced["attention"]
+    same = {"gemm", "memory_bound", "optimizer"}
+    assert {name: skewed[name] for name in same} == pytest.approx({name: balanced[name] for name in same})
+    assert load_job({**one.to_dict(), "model": MODEL}) == one
+
+
 def test_longer_samples_are_cut(tmp_path: Path) -> None:
     assert classes_of(load(tmp_path, [512, 513, 9999], join="padding")) == [(1, 512, None, 512)]
 

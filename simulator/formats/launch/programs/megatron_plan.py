@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from meshcast.simulator.formats.launch.programs.megatron_samples import read_hybrid_context
+from meshcast.simulator.formats.launch.programs.megatron_samples import read_samples
 from meshcast.simulator.formats.launch.programs.megatron_verdicts import FAST, LARGE, SLOW, SMALL
 from meshcast.simulator.formats.launch.reading import Reading
 from meshcast.simulator.formats.launch.table import (
@@ -124,7 +124,7 @@ def read_plan(reading: Reading, silent_share: float = 1.0) -> None:
         keys["plan.tensor"] = "megatron-sp"  # no tensor parallelism, no difference
     _read_pipeline(reading)
     _read_data(reading)
-    read_hybrid_context(reading)
+    read_samples(reading)
     if keys["plan.cp"] > 1:
         _read_context(reading)
     reading.take("cp_comm_type")

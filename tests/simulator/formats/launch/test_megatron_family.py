@@ -63,6 +63,17 @@ def test_hybrid_context_parallelism_asks_for_the_lengths_of_samples(cp: int, rea
     assert plan.get("mesh", plan)["cp"] == read
 
 
+def test_a_packing_scheduler_asks_for_the_lengths_of_samples() -> None:
+    flags = "--sequence-packing-scheduler dp_balanced --max-seqlen-per-dp-cp-rank 4096 --context-parallel-size 2"
+    command = f"torchrun pretrain_gpt.py {RICH} {flags}"
+    with pytest.raises(OpenQuestions, match="the lengths of samples are in the data"):
+        read_launch("megatron", command=command)
+    found = read_launch("megatron", command=command, set=["batch.samples.file=lengths.csv"])
+    assert found.job["batch"] == {"sequence": 4096, "samples": {"join": "dp-balanced", "tokens": 8192}}
+    with pytest.raises(OpenQuestions, match="does not know the scheduler 'other'"):
+        read_launch("megatron", command=command.replace("dp_balanced", "other"))
+
+
 @pytest.mark.parametrize("flag", drawn(re.findall(r"--[a-z][^-]*(?:-[a-z][^-]*)*", RICH), keep=14))
 def test_a_flag_that_is_dropped_changes_the_job_or_had_no_influence(flag: str) -> None:
     """Of the shape, plan or batch nothing is read from elsewhere: without its flag the job is another one, or asked."""
