@@ -294,6 +294,7 @@ class SchemeTraits:
     states: OptimizerStates
     gradient_buckets: bool
     fused_gradients: bool
+    quantised_gathers: bool
     gathers_apart: bool
     root_stays_gathered: bool
     reentrant_units: bool
@@ -306,7 +307,12 @@ class SchemeTraits:
         """Returns what schemes read of a framework."""
         formats = framework.weights, framework.gradients, framework.main_weights, framework.moments
         update = framework.update.states, framework.update.gradient_buckets, framework.fused_gradients
-        sharded = framework.gathers_apart, framework.root_stays_gathered, framework.reentrant_units
+        sharded = (
+            framework.quantised_gathers,
+            framework.gathers_apart,
+            framework.root_stays_gathered,
+            framework.reentrant_units,
+        )
         units = framework.memory.hooks_hold_inputs, framework.adapters.units, framework.compile
         return cls(*formats, framework.overlap, framework.bucket, *update, *sharded, *units)
 
@@ -357,6 +363,10 @@ class Framework(FrameworkPart):
     dummy_gradients: bool = False
     """Where GEMMs accumulate weight gradients in their buffers, autograd is given a dummy tensor for each shape of
     a weight, which stays (`get_dummy_wgrad` in transformer_engine/pytorch/module/base.py, from 2.3 on)."""
+    quantised_gathers: bool = False
+    """Weights of linear layers that a recipe quantises are gathered, and stay where they are whole, in the format of
+    the recipe (`--fp8-param-gather` of Megatron-LM, `enable_fsdp_float8_all_gather` of torchao); without a recipe in
+    16 bits."""
     fp8_activation_inputs: bool = False
     """Inputs of the activation between the linear layers of MLPs and experts are saved in 8 bits for the backward pass
     (`activation_func_fp8_input_store` of Megatron-Core; DeepSeek-V3, arXiv 2412.19437, section 3.3.2)."""

@@ -135,8 +135,8 @@ OPTIMIZER_STATES: Mapping[OptimizerName, OptimizerStates] = {
     "lion": OptimizerStates(1),
     "lion-8bit": OptimizerStates(1, IN_8_BITS),
     "sgd": OptimizerStates(0),
-    # Square, sum, means of rows and columns, their product, that with the gradient, norm, two scales, sum, cast, norm of
-    # the weights (`Adafactor.step`).
+    # Square, sum, means of rows and columns, their product, that with the gradient, norm, two scales, sum, cast, norm
+    # of the weights (`Adafactor.step`).
     "adafactor": OptimizerStates(0, factored=True, passes=(40, 24)),
     "muon": OptimizerStates(2, of_matrix=1),
     "dion": OptimizerStates(2, of_matrix=1, basis=True),
