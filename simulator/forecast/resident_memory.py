@@ -95,9 +95,9 @@ def find_matrix_update(plan: Plan) -> MatrixUpdate | None:
         owners = "gather-all"
     if owners == "all" and framework.update.optimizer == "dion":
         owners = "replicas"
-    formats = framework.gradients, framework.main_weights, framework.moments
+    gradient, main, moment = (BYTES[each] for each in (framework.gradients, framework.main_weights, framework.moments))
     weight = BYTES[framework.adapters.weights or framework.weights] if framework.main_copy_bytes else 0
-    return options.make_update(framework.update.optimizer, owners, *(BYTES[each] for each in formats), weight)
+    return options.make_update(framework.update.optimizer, owners, gradient, main, moment, weight)
 
 
 class DeviceParams(tuple[tuple[Param, int], ...]):
@@ -318,7 +318,7 @@ def state_bytes(plan: Plan, params: DeviceParams, owned: float | None = None) ->
 def _kept_bytes(plan: Plan, param: Param, usual: float) -> float:
     """Returns the bytes of an element of a trained weight that is whole, or gathered into a copy. usual: in the format
     of the computation."""
-    if not plan.job.framework.quantised_gathers or param.recipe not in KEPT_FORMATS:
+    if not plan.job.framework.update.quantised_weights or param.recipe not in KEPT_FORMATS:
         return usual
     kept = KEPT_FORMATS[param.recipe]
     transposed = kept == GATHERED_FORMATS[param.recipe] and plan.job.cluster.gpu.architecture in TRANSPOSED

@@ -157,6 +157,9 @@ class UpdateMemory(FrameworkPart):
     """The optimizer; a job sets it with `optimizer`."""
     matrices: MatrixOptions = MatrixOptions()
     """How Muon updates the matrices of linear layers."""
+    quantised_weights: bool = False
+    """Updated weights of linear layers that a recipe quantises are gathered, and stay where they are whole, in the
+    format of the recipe (`--fp8-param-gather` of Megatron-LM, `enable_fsdp_float8_all_gather` of torchao)."""
 
     moments_as_weights: bool = False
     """The moments have the format of the main weights, whichever that is (optimizers of PyTorch make them by
@@ -294,7 +297,7 @@ class SchemeTraits:
     states: OptimizerStates
     gradient_buckets: bool
     fused_gradients: bool
-    quantised_gathers: bool
+    quantised_weights: bool
     gathers_apart: bool
     root_stays_gathered: bool
     reentrant_units: bool
@@ -308,7 +311,7 @@ class SchemeTraits:
         formats = framework.weights, framework.gradients, framework.main_weights, framework.moments
         update = framework.update.states, framework.update.gradient_buckets, framework.fused_gradients
         sharded = (
-            framework.quantised_gathers,
+            framework.update.quantised_weights,
             framework.gathers_apart,
             framework.root_stays_gathered,
             framework.reentrant_units,
@@ -363,10 +366,6 @@ class Framework(FrameworkPart):
     dummy_gradients: bool = False
     """Where GEMMs accumulate weight gradients in their buffers, autograd is given a dummy tensor for each shape of
     a weight, which stays (`get_dummy_wgrad` in transformer_engine/pytorch/module/base.py, from 2.3 on)."""
-    quantised_gathers: bool = False
-    """Weights of linear layers that a recipe quantises are gathered, and stay where they are whole, in the format of
-    the recipe (`--fp8-param-gather` of Megatron-LM, `enable_fsdp_float8_all_gather` of torchao); without a recipe in
-    16 bits."""
     fp8_activation_inputs: bool = False
     """Inputs of the activation between the linear layers of MLPs and experts are saved in 8 bits for the backward pass
     (`activation_func_fp8_input_store` of Megatron-Core; DeepSeek-V3, arXiv 2412.19437, section 3.3.2)."""

@@ -191,7 +191,7 @@ class MatrixOptions(BaseModel):
     """Columns of Dion's basis over the shorter side (`rank_fraction`)."""
 
     def make_update(
-        self, method: str, owners: str, gradient: int, main: int, moment: float, weight: int
+        self, method: OptimizerName, owners: str, gradient: int, main: int, moment: float, weight: int
     ) -> MatrixUpdate:
         """Returns the update of matrices.
 
@@ -203,6 +203,7 @@ class MatrixOptions(BaseModel):
         copy. Compiled ones (`muon_update_pre_orthogonalize` of microsoft/dion, dion/muon.py): momentum and cast;
         norm, division; decay and sum.
         """
+        passes: tuple[tuple[float, float], tuple[float, float]]
         if self.compiled:
             passes = (gradient + moment, moment + 2), (main + 2, main + weight)
             inner, kernels, temporaries = (2.0 + 2, 2.0), (1, 2), 6.0

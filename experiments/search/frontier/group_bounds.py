@@ -448,7 +448,7 @@ def least_weight_bytes(job: Job) -> float:
     """Returns the least bytes in which a weight of a job is stored and gathered."""
     stored, framework = job.train.frozen_weights, job.framework
     compute = BYTES[framework.weights]
-    if framework.quantised_gathers:
+    if framework.update.quantised_weights:
         compute = min(compute, GATHERED_FORMATS.get(framework.quantised, compute))
     return float(compute if stored is None else min(compute, STORED_FORMATS[stored].codes))
 

@@ -222,7 +222,7 @@ def gather_once(scheme: FSDP, stage_ops: StageOps) -> StageOps:
         return scheme.reduces(param) if param.trained else ()
 
     width = BYTES[scheme.framework.weights]
-    sizes = stage_ops.of_params([count_gathered(scheme.framework, param) for param in params]).astype(int)
+    sizes = stage_ops.of_params([count_gathered(scheme, param) for param in params]).astype(int)
     elements = stage_ops.of_params([param.size for param in params]).astype(int)
     gathered = stage_ops.of_params([scheme.converts or bool(shards(param)) for param in params]).astype(bool)
     accumulated = stage_ops.of_params([bool(reduces(param)) for param in params]).astype(bool)
@@ -276,7 +276,7 @@ def _gathers(
     for axes, side in _by_axes(stage_ops, units, axes_of).items():
         ops = [
             unit_ops.setdefault((axes, size), replace(scheme.gather(axes, size, phase, "every"), when="first"))
-            for size in _sizes(stage_ops, side, partial(count_gathered, scheme.framework))
+            for size in _sizes(stage_ops, side, partial(count_gathered, scheme))
         ]
         gathers.append(replace(side, ops=ops))
     return gathers

@@ -104,7 +104,7 @@ DAILY: dict[str, dict[str, Any]] = {
     "quantised gathers": {
         **TINY,
         "precision": "fp8-tensorwise",
-        "framework": {"name": "megatron-core", "set": {"quantised_gathers": True}},
+        "framework": {"name": "megatron-core", "set": {"update": {"quantised_weights": True}}},
         "plan": {"tp": [1, 2], "pp": [1, 2], "zero": "auto"},
     },
     "muon": {**TINY, "optimizer": "muon", "plan": {"tp": [1, 2], "pp": [1, 2], "zero": [0, 1, 3]}},

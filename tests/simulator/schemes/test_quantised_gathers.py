@@ -27,7 +27,7 @@ def forecast(
     job = {
         "model": MODEL,
         "cluster": {"gpu": gpu, "gpus": 8},
-        "framework": {"name": name, "set": {"quantised_gathers": quantised}},
+        "framework": {"name": name, "set": {"update": {"quantised_weights": quantised}}},
         "batch": {"global": 8, "micro": 1},
         "precision": recipe,
         "plan": plan,

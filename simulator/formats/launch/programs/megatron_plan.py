@@ -725,7 +725,7 @@ GATHERS = ("fp8_param_gather", "fp8_param", "fp8_params", "fp4_param_gather", "f
 def read_gathers(reading: Reading) -> None:
     """Reads whether weights are gathered in the format of the recipe."""
     if reading.take_switch(*GATHERS):
-        reading.set_key("framework.set.quantised_gathers", True, *GATHERS)
+        reading.set_key("framework.set.update.quantised_weights", True, *GATHERS)
 
 
 def read_fp8_attention(reading: Reading) -> None:
@@ -738,10 +738,10 @@ def write_recipe(keys: SomeKeys, format_name: str) -> tuple[str, Keys]:
     """Writes the 16- or 32-bit format of a compute format, and the settings of its recipe. format_name: a setting."""
     compute = keys.get("precision.compute", "bf16")
     if compute == "nvfp4":
-        gathers = {"fp4_param_gather": True} if keys.get("framework.set.quantised_gathers") else {}
+        gathers = {"fp4_param_gather": True} if keys.get("framework.set.update.quantised_weights") else {}
         return "bf16", {format_name.replace("8", "4"): "e2m1", **gathers}
     recipe = next((word for word, ours in RECIPES.items() if ours == compute), None)
     if recipe is None:
         return (compute if compute in ("bf16", "fp16", "fp32") else "bf16"), {}
-    gathers = {"fp8_param_gather": True} if keys.get("framework.set.quantised_gathers") else {}
+    gathers = {"fp8_param_gather": True} if keys.get("framework.set.update.quantised_weights") else {}
     return "bf16", {format_name: "hybrid", **({} if recipe == "delayed" else {"fp8_recipe": recipe}), **gathers}

@@ -318,7 +318,7 @@ def _write_converters(keys: SomeKeys) -> Keys:
         return {}
     section = "quantize.linear.float8"
     more: Keys = {f"{section}.recipe_name": "rowwise"} if compute == "fp8-rowwise" else {}
-    if keys.get("framework.set.quantised_gathers") and compute == "fp8-tensorwise":
+    if keys.get("framework.set.update.quantised_weights") and compute == "fp8-tensorwise":
         more = {f"{section}.enable_fsdp_float8_all_gather": True}
     return {"model.converters": [section], **more}
 

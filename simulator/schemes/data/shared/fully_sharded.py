@@ -362,7 +362,7 @@ def _gathered_params(
             second = scheme.secondary_shards(param) if isinstance(scheme, KeepsSecondaryShards) and not stays else None
             if second is not None and not forward:
                 axes = second
-            size = count_gathered(scheme.framework, param)
+            size = count_gathered(scheme, param)
             groups = ((axes, size),) if axes or away else ()
             gathered.append((param, GatheredWeights(groups, size if second != () else 0)))
     return gathered
