@@ -184,7 +184,7 @@ def lower_matrices(scope: Scope, module: Update, behind: Sequence[Op]) -> tuple[
     update = module.matrices
     assert update is not None
     shares = list(_share_out(scope, module.params, update))
-    kind = _DionRound if update.method == "dion" else _Round
+    kind = _DionRound if update.method == "dion" else _UpdateRound
     rounds = [kind(scope, update, axes, share, behind) for axes, share in shares]
     ops: list[Op] = []
     for place, each in enumerate(rounds):
@@ -280,7 +280,7 @@ def _gather(listed: Sequence[Listed], ranks: int, elements: float, update: Matri
     return Share(computed, elements / ranks, update.width * missing)
 
 
-class _Round:
+class _UpdateRound:
     """The ops of a round: momentum and what is moved, the updates, and what is moved back."""
 
     def __init__(
@@ -387,7 +387,7 @@ class _Round:
         yield from (gram, *sums * self.update.steps, *others)
 
 
-class _DionRound(_Round):
+class _DionRound(_UpdateRound):
     """The ops of Dion: products of shards or of whole matrices, and decompositions that ranks share out."""
 
     def compute(self) -> list[Op]:
