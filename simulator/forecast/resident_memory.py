@@ -23,7 +23,7 @@ from meshcast.simulator.ir.capabilities import (
 )
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import MatrixUpdate
-from meshcast.simulator.ir.ops import BYTES, Param, StoredFormat
+from meshcast.simulator.ir.ops import BYTES, GATHERED_FORMATS, KEPT_FORMATS, TRANSPOSED, Param, StoredFormat
 from meshcast.simulator.job.framework import Framework
 from meshcast.simulator.lowering.scope import count_shards, shards_at_rest, traits_of
 from meshcast.simulator.lowering.update import by_axes
@@ -95,9 +95,9 @@ def find_matrix_update(plan: Plan) -> MatrixUpdate | None:
         owners = "gather-all"
     if owners == "all" and framework.update.optimizer == "dion":
         owners = "replicas"
-    formats = framework.gradients, framework.main_weights, framework.moments
+    gradient, main, moment = (BYTES[each] for each in (framework.gradients, framework.main_weights, framework.moments))
     weight = BYTES[framework.adapters.weights or framework.weights] if framework.main_copy_bytes else 0
-    return options.make_update(framework.update.optimizer, owners, *(BYTES[each] for each in formats), weight)
+    return options.make_update(framework.update.optimizer, owners, gradient, main, moment, weight)
 
 
 class DeviceParams(tuple[tuple[Param, int], ...]):
@@ -304,7 +304,7 @@ def state_bytes(plan: Plan, params: DeviceParams, owned: float | None = None) ->
             states["parameters"] += size * (codes / at_rest["parameters"] + constants)
             continue
         main = 0 if cut else framework.main_copy_bytes
-        states["parameters"] += size * (full if cut else trained) / at_rest["parameters"]
+        states["parameters"] += size * (full if cut else _kept_bytes(plan, param, trained)) / at_rest["parameters"]
         states["gradients"] += size * BYTES[framework.gradients] / at_rest["gradients"]
         if keeps_bucket(param):
             states["gradients"] += size * compute / at_rest["gradients"]
@@ -313,6 +313,16 @@ def state_bytes(plan: Plan, params: DeviceParams, owned: float | None = None) ->
         states["optimizer"] += size * main / at_rest["optimizer"]
         states["optimizer"] += size / param.size * moment_bytes(framework, param, at_rest["optimizer"])
     return states
+
+
+def _kept_bytes(plan: Plan, param: Param, usual: float) -> float:
+    """Returns the bytes of an element of a trained weight that is whole, or gathered into a copy. usual: in the format
+    of the computation."""
+    if not plan.job.framework.update.quantised_weights or param.recipe not in KEPT_FORMATS:
+        return usual
+    kept = KEPT_FORMATS[param.recipe]
+    transposed = kept == GATHERED_FORMATS[param.recipe] and plan.job.cluster.gpu.architecture in TRANSPOSED
+    return kept + transposed
 
 
 def moment_bytes(framework: Framework, param: Param, shards: float) -> float:

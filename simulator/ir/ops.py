@@ -54,6 +54,21 @@ bitsandbytes/nn/modules.py, Int8Params). int4: GPTQ and AWQ, a scale in 16 bits 
 128. nf4: an fp32 maximum for each block of 64 (bitsandbytes/functional.py, quantize_4bit; also fp4); nf4-double: these
 maxima in 8 bits, with an fp32 maximum for 256 of them (compress_statistics; QLoRA, arXiv 2305.14314, section 3)."""
 
+GATHERED_FORMATS: Mapping[str, float] = {
+    **dict.fromkeys(("fp8", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise"), 1.0),
+    **{"mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16},
+}
+"""Bytes of an element of a weight that is gathered in the format of its recipe, scales included. Scales of a row are
+those of whole rows, which shards do not have: `fp8-rowwise` gathers 16 bits (torchao, float8/config.py)."""
+
+KEPT_FORMATS: Mapping[str, float] = {**GATHERED_FORMATS, "fp8-blockwise": 2.0, "mxfp8": 2 + 2 / 32, "nvfp4": 1 + 2 / 16}
+"""Bytes of an element of a weight that stays in the format of its recipe: with blocks along rows, and along columns for
+the product of its transpose."""
+
+TRANSPOSED = ("ada", "hopper")
+"""Architectures whose products in 8 bits take one order of the operands alone, so that a weight stays transposed, too
+(Transformer Engine, common/util/cuda_runtime.cpp and pytorch/tensor/float8_tensor.py)."""
+
 Message = tuple[int, int, int]
 """Sending rank, receiving rank, bytes."""
 
@@ -406,6 +421,7 @@ class Param:
     view, trained: the view of the mesh that shards its operator; whether it has a gradient and optimizer states.
     matrix: local elements of a matrix of a linear layer; 0 of other parameters.
     shape: local rows and columns of a matrix, also of an embedding; () of vectors and other tensors.
+    recipe: quantisation recipe of the GEMMs that read it; empty: none.
     split: of a matrix of a linear layer, the axes that shard it, each with the side: 0 for rows, 1 for columns.
     in_layer: whether it belongs to a layer; otherwise to the embedding, the final norm or the output layer.
     stored: the format in which it is stored; None: that of the computation.
@@ -426,6 +442,7 @@ class Param:
     shape: tuple[int, ...] = ()
     stored: StoredFormat | None = None
     split: tuple[tuple[str, int], ...] = ()
+    recipe: str = ""
 
     def count_moved(self, nbytes: float) -> int:
         """Returns the elements of `nbytes` bytes that a collective of the whole weight moves."""

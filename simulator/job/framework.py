@@ -157,6 +157,9 @@ class UpdateMemory(FrameworkPart):
     """The optimizer; a job sets it with `optimizer`."""
     matrices: MatrixOptions = MatrixOptions()
     """How Muon updates the matrices of linear layers."""
+    quantised_weights: bool = False
+    """Updated weights of linear layers that a recipe quantises are gathered, and stay where they are whole, in the
+    format of the recipe (`--fp8-param-gather` of Megatron-LM, `enable_fsdp_float8_all_gather` of torchao)."""
 
     moments_as_weights: bool = False
     """The moments have the format of the main weights, whichever that is (optimizers of PyTorch make them by
@@ -294,6 +297,7 @@ class SchemeTraits:
     states: OptimizerStates
     gradient_buckets: bool
     fused_gradients: bool
+    quantised_weights: bool
     gathers_apart: bool
     root_stays_gathered: bool
     reentrant_units: bool
@@ -306,7 +310,12 @@ class SchemeTraits:
         """Returns what schemes read of a framework."""
         formats = framework.weights, framework.gradients, framework.main_weights, framework.moments
         update = framework.update.states, framework.update.gradient_buckets, framework.fused_gradients
-        sharded = framework.gathers_apart, framework.root_stays_gathered, framework.reentrant_units
+        sharded = (
+            framework.update.quantised_weights,
+            framework.gathers_apart,
+            framework.root_stays_gathered,
+            framework.reentrant_units,
+        )
         units = framework.memory.hooks_hold_inputs, framework.adapters.units, framework.compile
         return cls(*formats, framework.overlap, framework.bucket, *update, *sharded, *units)
 

@@ -135,8 +135,8 @@ OPTIMIZER_STATES: Mapping[OptimizerName, OptimizerStates] = {
     "lion": OptimizerStates(1),
     "lion-8bit": OptimizerStates(1, IN_8_BITS),
     "sgd": OptimizerStates(0),
-    # Square, sum, means of rows and columns, their product, that with the gradient, norm, two scales, sum, cast, norm of
-    # the weights (`Adafactor.step`).
+    # Square, sum, means of rows and columns, their product, that with the gradient, norm, two scales, sum, cast, norm
+    # of the weights (`Adafactor.step`).
     "adafactor": OptimizerStates(0, factored=True, passes=(40, 24)),
     "muon": OptimizerStates(2, of_matrix=1),
     "dion": OptimizerStates(2, of_matrix=1, basis=True),
@@ -191,7 +191,7 @@ class MatrixOptions(BaseModel):
     """Columns of Dion's basis over the shorter side (`rank_fraction`)."""
 
     def make_update(
-        self, method: str, owners: str, gradient: int, main: int, moment: float, weight: int
+        self, method: OptimizerName, owners: str, gradient: int, main: int, moment: float, weight: int
     ) -> MatrixUpdate:
         """Returns the update of matrices.
 
@@ -203,6 +203,7 @@ class MatrixOptions(BaseModel):
         copy. Compiled ones (`muon_update_pre_orthogonalize` of microsoft/dion, dion/muon.py): momentum and cast;
         norm, division; decay and sum.
         """
+        passes: tuple[tuple[float, float], tuple[float, float]]
         if self.compiled:
             passes = (gradient + moment, moment + 2), (main + 2, main + weight)
             inner, kernels, temporaries = (2.0 + 2, 2.0), (1, 2), 6.0

@@ -73,7 +73,7 @@ def _list_fragment(fragment: Fragment) -> Hashable:
 
 
 def _list_param(param: Param, numbers: _Numbers) -> Hashable:
-    sizes = param.size, param.total, param.matrix, param.shape, param.stored
+    sizes = param.size, param.total, param.matrix, param.shape, param.stored, param.split, param.recipe
     shared = param.partial, param.copies, param.view, param.tied, param.trained, param.in_layer
     return param.name, sizes, shared, numbers.add(param.ready), numbers.add(param.used)
 

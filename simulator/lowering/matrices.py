@@ -184,7 +184,7 @@ def lower_matrices(scope: Scope, module: Update, behind: Sequence[Op]) -> tuple[
     update = module.matrices
     assert update is not None
     shares = list(_share_out(scope, module.params, update))
-    kind = _DionRound if update.method == "dion" else _Round
+    kind = _DionRound if update.method == "dion" else _UpdateRound
     rounds = [kind(scope, update, axes, share, behind) for axes, share in shares]
     ops: list[Op] = []
     for place, each in enumerate(rounds):
@@ -256,10 +256,10 @@ def _buckets(listed: Sequence[Listed], together: int) -> Iterable[Counter[Matrix
             shapes[matrix] += number * layers
         yield from (Counter({matrix: number}) for matrix, number in shapes.items())
         return
-    layers = [run for run in _by_layers(listed) for _ in range(run[0].layers)]
-    for first in range(0, len(layers), together):
+    every_layer = [run for run in _by_layers(listed) for _ in range(run[0].layers)]
+    for first in range(0, len(every_layer), together):
         bucket: Counter[Matrix] = Counter()
-        for entry in chain.from_iterable(layers[first : first + together]):
+        for entry in chain.from_iterable(every_layer[first : first + together]):
             bucket[entry.matrix] += entry.number
         yield bucket
 
@@ -280,7 +280,7 @@ def _gather(listed: Sequence[Listed], ranks: int, elements: float, update: Matri
     return Share(computed, elements / ranks, update.width * missing)
 
 
-class _Round:
+class _UpdateRound:
     """The ops of a round: momentum and what is moved, the updates, and what is moved back."""
 
     def __init__(
@@ -343,7 +343,7 @@ class _Round:
         return [*ops, self._pass("update matrices", self.share.elements, self.update.passes[1], ops or self.ready)]
 
     def _pass(self, name: str, elements: float, nbytes: tuple[float, float], after: Sequence[Op] = ()) -> Op:
-        work = Memory("matrix-pass", *(round(elements * each) for each in nbytes))
+        work = Memory("matrix-pass", round(elements * nbytes[0]), round(elements * nbytes[1]))
         op = self.scope.op(name, work, after or self.behind, "U")
         op.tag, op.launches = IN_TURN, float(self.update.kernels[0] * self.share.computed.total())
         return op
@@ -372,21 +372,22 @@ class _Round:
             nbytes = self.update.nbytes
             yield from [Collective("all_gather", nbytes * rows * columns, axes)] * number
             yield Memory("matrix-pass", nbytes * elements, nbytes * elements)
-        yield Memory("matrix-pass", *(round(elements * each) for each in self.update.inner))
+        read, written = self.update.inner
+        yield Memory("matrix-pass", round(elements * read), round(elements * written))
         short, long = sorted((rows, columns))
         sums: list[Work] = []
         if axes and self.update.tensor == "distributed":
-            side, *others = {side for _, side in matrix.split}
-            if others:
+            side, *further = {side for _, side in matrix.split}
+            if further:
                 rule = "tensor ranks share both sides of a matrix, and products are summed over shares of one"
                 raise PlanError("optimizer.tensor", rule, "Use duplicated or blockwise", "distributed")
-            short, long = matrix[1 - side], matrix[side]
+            short, long = (columns, rows) if side == 0 else (rows, columns)
             sums = [Collective("all_reduce", 2 * short**2, axes)] * number
         gram, *others = newton_schulz(short, long, number, self.update)
         yield from (gram, *sums * self.update.steps, *others)
 
 
-class _DionRound(_Round):
+class _DionRound(_UpdateRound):
     """The ops of Dion: products of shards or of whole matrices, and decompositions that ranks share out."""
 
     def compute(self) -> list[Op]:
@@ -398,14 +399,17 @@ class _DionRound(_Round):
                 rule = "tensor ranks share matrices, whose bases they would have to sum"
                 raise PlanError("optimizer", rule, "Use tp: 1, or muon", "dion")
             # Replicas turn matrices so that they are tall; shards are of the columns.
-            rows, columns = matrix[:2] if shards > 1 else (max(matrix[:2]), min(matrix[:2]))
+            rows, columns = matrix.rows, matrix.columns
+            if shards == 1:
+                rows, columns = max(rows, columns), min(rows, columns)
             rank = math.ceil(self.update.rank * min(rows, columns))
             before, behind = approximate(rows, columns, rank, number, shards)
             nbytes = self.update.nbytes * rows * rank * number
             scatters = [Collective("reduce_scatter", nbytes, self.axes)] if shards > 1 else []
             gathers = [Collective("all_gather", nbytes, self.axes)] if ranks > 1 else []
             bases = [*orthonormalise(rows, rank, math.ceil(number / ranks))]
-            for work in (*before, *scatters, *bases, *gathers, *behind):
+            works: list[Work] = [*before, *scatters, *bases, *gathers, *behind]
+            for work in works:
                 op = self.scope.op("basis", work, [*self.ready, *ops[-1:]], "U", OpPlace(self.view))
                 op.tag, op.launches = IN_TURN, float(number) if isinstance(work, Gemm) else 1.0
                 ops.append(op)

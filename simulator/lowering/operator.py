@@ -99,6 +99,7 @@ def _make_param(scope: Scope, operator: Operator, weight: Tensor, at: LocalShape
         shape=tuple(sides.values()) if len(sides) == 2 else (),
         stored=operator.stored if isinstance(operator, Linear) and weight in operator.matrices else None,
         split=tuple((axis, [*sides].index(dim)) for axis, dim in layout.items() if dim in sides) if linear else (),
+        recipe=operator.quantised if isinstance(operator, Linear) and linear else "",
     )
 
 

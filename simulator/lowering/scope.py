@@ -314,7 +314,7 @@ class Scope:
 
 traits_of: Callable[[Param], Hashable] = attrgetter(
     *("name", "size", "total", "partial", "tied", "copies", "view", "trained", "matrix", "in_layer", "shape", "stored"),
-    "split",
+    *("split", "recipe"),
 )
 """Returns all of a parameter but its ops: what schemes, updates and states depend on."""
 

@@ -407,9 +407,9 @@ def check_matrices(plan: Plan) -> None:
     if update.optimizer == "dion" and "optimizer" in shards and not cut:
         rule = "ranks have shares of the states of whole weights, which no program updates with dion"
         raise PlanError("optimizer", rule, "Use data/ddp or data/fsdp, or muon", update.optimizer)
-    is_wrong, rule, able = wrong.get(replicas, (False, "", ""))
+    is_wrong, rule, others = wrong.get(replicas, (False, "", ""))
     if is_wrong:
-        raise PlanError("optimizer.replicas", rule, f"Write {able}, or leave it out", replicas)
+        raise PlanError("optimizer.replicas", rule, f"Write {others}, or leave it out", replicas)
 
 
 def check_experts(plan: Plan) -> None:

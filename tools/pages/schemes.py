@@ -58,6 +58,11 @@ ELSEWHERE = (
     ("USP", "arXiv:2405.07719", "`sequence/ulysses` over one axis, `sequence/ring` over another"),
     ("LoongTrain", "arXiv:2406.18485", "the same, with `sequence/ring` in two levels"),
     ("Llama 3, 4-D", "arXiv:2407.21783", "`examples/llama3-405b-128k-dgx-h100.yaml`"),
+    ("Muon", "https://kellerjordan.github.io/posts/muon/", "`optimizer: muon` ([job](job.md#optimizer))"),
+    ("Moonlight, distributed Muon", "arXiv:2502.16982", "`optimizer: {name: muon, replicas: gather}`"),
+    ("SOAP", "arXiv:2409.11321", "`optimizer: soap`"),
+    ("Distributed Shampoo", "arXiv:2309.06497", "`optimizer: shampoo`"),
+    ("Dion", "arXiv:2504.05295", "`optimizer: dion`"),
     ("DeepSpeed, partitioned activations", "arXiv:1910.02054", "`partition` of `memory/recompute-full`"),
 )
 """Systems that are no scheme of their own: name, publication, and where they are."""

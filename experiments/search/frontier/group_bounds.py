@@ -28,7 +28,7 @@ from meshcast.simulator.bounds.pipeline_table import (
 )
 from meshcast.simulator.bounds.schedule_bound import Mode, StageTimes, has_bound
 from meshcast.simulator.bounds.unit_prices import UnitLayout, add_recomputed
-from meshcast.simulator.ir.ops import BYTES, STORED_FORMATS
+from meshcast.simulator.ir.ops import BYTES, GATHERED_FORMATS, STORED_FORMATS
 from meshcast.simulator.job.job import Job
 
 COLUMNS = ("places", "schemes", "seconds", "nbytes", "points")
@@ -446,7 +446,10 @@ class GroupBounds:
 
 def least_weight_bytes(job: Job) -> float:
     """Returns the least bytes in which a weight of a job is stored and gathered."""
-    stored, compute = job.train.frozen_weights, BYTES[job.framework.weights]
+    stored, framework = job.train.frozen_weights, job.framework
+    compute = BYTES[framework.weights]
+    if framework.update.quantised_weights:
+        compute = min(compute, GATHERED_FORMATS.get(framework.quantised, compute))
     return float(compute if stored is None else min(compute, STORED_FORMATS[stored].codes))
 
 

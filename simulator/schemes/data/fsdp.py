@@ -41,6 +41,8 @@ PyTorch, torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`offload_to_cpu`).
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -52,7 +54,7 @@ from meshcast.simulator.ir.modules import Stage
 from meshcast.simulator.ir.ops import BYTES, Op, Param, SideOps, StageOps, UnitRun
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import RECOMPUTES, ClosedForm, LowerStage, Paper, SchemeOptions
-from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
+from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting, count_gathered
 from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
 
 
@@ -220,7 +222,8 @@ def gather_once(scheme: FSDP, stage_ops: StageOps) -> StageOps:
         return scheme.reduces(param) if param.trained else ()
 
     width = BYTES[scheme.framework.weights]
-    sizes = stage_ops.of_params([param.count_moved(width) for param in params]).astype(int)
+    sizes = stage_ops.of_params([count_gathered(scheme, param) for param in params]).astype(int)
+    elements = stage_ops.of_params([param.size for param in params]).astype(int)
     gathered = stage_ops.of_params([scheme.converts or bool(shards(param)) for param in params]).astype(bool)
     accumulated = stage_ops.of_params([bool(reduces(param)) for param in params]).astype(bool)
     backward = any(unit_run.fragment.backward for unit_run in stage_ops.unit_runs)
@@ -230,7 +233,8 @@ def gather_once(scheme: FSDP, stage_ops: StageOps) -> StageOps:
         again=_gathers(scheme, stage_ops, units[::-1], shards, "B") if scheme.options.reshard and backward else [],
         behind=stage_ops.behind + _reductions(scheme, stage_ops, units[::-1], reduces),
         whole_weights=stage_ops.whole_weights + int(sizes[gathered].sum()) * width,
-        whole_gradients=stage_ops.whole_gradients + int(sizes[accumulated].sum()) * BYTES[scheme.framework.gradients],
+        whole_gradients=stage_ops.whole_gradients
+        + int(elements[accumulated].sum()) * BYTES[scheme.framework.gradients],
     )
 
 
@@ -258,9 +262,9 @@ def _by_axes(stage_ops: StageOps, units: list[np.ndarray], axes_of: Callable[[Pa
     return sides
 
 
-def _sizes(stage_ops: StageOps, side: SideOps, width: float) -> list[int]:
-    """Counts the elements of the parameters of each op, as a collective of weights of `width` bytes counts them."""
-    sizes = stage_ops.of_params([param.count_moved(width) for param, _ in stage_ops.params()]).astype(int)
+def _sizes(stage_ops: StageOps, side: SideOps, count: Callable[[Param], int]) -> list[int]:
+    """Counts the elements of the parameters of each op. count: those of a parameter."""
+    sizes = stage_ops.of_params([count(param) for param, _ in stage_ops.params()]).astype(int)
     return np.add.reduceat(sizes[side.params], side.starts).tolist()
 
 
@@ -272,7 +276,7 @@ def _gathers(
     for axes, side in _by_axes(stage_ops, units, axes_of).items():
         ops = [
             unit_ops.setdefault((axes, size), replace(scheme.gather(axes, size, phase, "every"), when="first"))
-            for size in _sizes(stage_ops, side, BYTES[scheme.framework.weights])
+            for size in _sizes(stage_ops, side, partial(count_gathered, scheme))
         ]
         gathers.append(replace(side, ops=ops))
     return gathers
@@ -286,7 +290,7 @@ def _reductions(
     for axes, side in _by_axes(stage_ops, units, axes_of).items():
         steps: dict[int, list[Op]] = defaultdict(list)
         chains: dict[int, list[Op]] = {}
-        for size in _sizes(stage_ops, side, BYTES[scheme.framework.gradients]):
+        for size in _sizes(stage_ops, side, attrgetter("size")):
             if size not in chains:
                 chains[size] = [replace(op, when="last") for op in scheme.reduce_unit(axes, size)]
             for step, op in enumerate(chains[size]):

@@ -101,6 +101,12 @@ DAILY: dict[str, dict[str, Any]] = {
     "orders of the mesh": {**COPIES, "batch": {"global": 32, "micro": 1, "sequence": 2048}, "plan": ORDERS},
     "full recomputation": stated(COPIES, [1, 2], recompute="full"),
     "offload": stated(COPIES, [1, 2], offload=["activations", "optimizer"]),
+    "quantised gathers": {
+        **TINY,
+        "precision": "fp8-tensorwise",
+        "framework": {"name": "megatron-core", "set": {"update": {"quantised_weights": True}}},
+        "plan": {"tp": [1, 2], "pp": [1, 2], "zero": "auto"},
+    },
     "muon": {**TINY, "optimizer": "muon", "plan": {"tp": [1, 2], "pp": [1, 2], "zero": [0, 1, 3]}},
     "tensor schemes": {**LONG, "plan": {"tp": [1, 4], "pp": [1, 2], "tp_scheme": [None, "async-tp", "summa-2d"]}},
     "options of schemes": {

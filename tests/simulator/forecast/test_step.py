@@ -125,7 +125,7 @@ def test_what_schemes_may_know_of_a_parameter() -> None:
     param = Param("w", 2, 4, ("dp",), Op("ready"), Op("used"))
     others: dict[str, Any] = {"size": 3, "total": 5, "name": "v", "partial": (), "view": "experts", "matrix": 2}
     others |= {"tied": True, "copies": (("tp",), 2), "trained": False, "in_layer": False, "shape": (1, 2)}
-    others |= {"stored": StoredFormat(0.5), "split": (("tp", 1),)}
+    others |= {"stored": StoredFormat(0.5), "split": (("tp", 1),), "recipe": "mxfp8"}
     assert {*others} == {field.name for field in fields(Param)} - {"ready", "used"}
     assert all(traits_of(replace(param, **{name: value})) != traits_of(param) for name, value in others.items())
     assert traits_of(replace(param, ready=Op("other"))) == traits_of(param)

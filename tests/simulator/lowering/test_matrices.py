@@ -231,8 +231,8 @@ def test_sides_that_are_too_large_have_no_factor() -> None:
 
 @pytest.mark.parametrize("rank", [1.0, 0.25])
 def test_dion_shares_decompositions(rank: float) -> None:
-    """2 m n r FLOPs with the basis, as many for the new one, twice as many for momentum and weights: by all replicas, or
-    by shards of a matrix; the decompositions of 28 matrices on 8 ranks by each for some."""
+    """2 m n r FLOPs with the basis, as many for the new one, twice as many for momentum and weights: by all replicas,
+    or by shards of a matrix; the decompositions of 28 matrices on 8 ranks by each for some."""
     optimizer = {"name": "dion", "rank": rank}
     plans = ({"dp": 8, "zero": 0}, {"fsdp": True})
     whole, shards = (forecast(optimizer, plan=plan) for plan in plans)

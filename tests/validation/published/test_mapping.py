@@ -206,7 +206,7 @@ def test_a_program_may_have_steps_of_less_overhead() -> None:
         ({"grad_dtype": None}, "grad_dtype", ""),
         ({"main_weights": None}, "main_weights", ""),
         ({"optimizer": None}, "optimizer", ""),
-        ({"optimizer": "muon"}, "optimizer", ""),
+        ({"optimizer": "lamb"}, "optimizer", ""),
         ({"model__attention": None}, "model.attention", ""),
         ({"model__positions": None}, "model.positions", ""),
         ({"stack_version": None}, "stack_version", ""),
@@ -232,6 +232,14 @@ def test_unstated_fields_are_listed_and_widen_the_interval(changes: dict[str, An
     stated = list_open_settings(load_job(map_run(row(stack=changes.get("stack", "megatron-core"))).job))
     is_open = set(list_open_settings(load_job(mapped.job))) > set(stated)
     assert (sigma(mapped) > 0) != is_open if SIGMA.get(field, 1.0) else field == "stack"
+
+
+@pytest.mark.parametrize(("stated", "ours"), [("adam", "adam"), ("adamw", "adam"), ("muon", "muon"), ("lamb", "adam")])
+def test_the_optimizer_of_a_run_is_that_of_its_job(stated: str, ours: str) -> None:
+    """Of those that are not described it is Adam, and that is assumed."""
+    mapped = map_run(row(optimizer=stated))
+    assert mapped.job["optimizer"] == ours
+    assert ("optimizer" in mapped.assumed) == (stated == "lamb")
 
 
 def test_assumptions_add_up_as_independent_ones_do() -> None:

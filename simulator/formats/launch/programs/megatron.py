@@ -38,6 +38,7 @@ from meshcast.simulator.formats.launch.programs.megatron_plan import (
     DEGREES,
     EAGER_LOSS,
     TRAITS,
+    read_fp8_attention,
     read_loss,
     read_plan,
     read_recipe,
@@ -270,6 +271,7 @@ def read_precision(reading: Reading) -> None:
     """Reads the format of the GEMMs, of gradients and of the states of the optimizer."""
     half = "bf16" if reading.take_switch("bf16") else "fp16" if reading.take_switch("fp16") else "fp32"
     read_recipe(reading, half)
+    read_fp8_attention(reading)
     in_fp32 = reading.take_switch("accumulate_allreduce_grads_in_fp32")
     in_bf16 = reading.take_switch("grad_reduce_in_bf16")
     main = reading.take_word("main_grads_dtype") or "fp32"

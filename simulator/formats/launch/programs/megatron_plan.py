@@ -705,6 +705,7 @@ def read_recipe(reading: Reading, base: str) -> None:
         if variant not in ("", "nvfp4"):
             reading.approximate(reading.take("fp4_recipe"), f"the recipe nvfp4 is forecast, not {variant}")
         reading.set_key("precision.compute", "nvfp4", "fp4_format", "fp4", base)
+        read_gathers(reading)
     elif fp8 not in ("", "false"):
         if recipe not in RECIPES:
             known = ", ".join(RECIPES)
@@ -713,16 +714,34 @@ def read_recipe(reading: Reading, base: str) -> None:
             )
         names = ("fp8_recipe", "fp8_format", "fp8", "fp8_hybrid", "fp8_e4m3", base)
         reading.set_key("precision.compute", RECIPES.get(recipe, "fp8-delayed"), *names)
+        read_gathers(reading)
     else:
         reading.set_key("precision.compute", base, base)
+
+
+GATHERS = ("fp8_param_gather", "fp8_param", "fp8_params", "fp4_param_gather", "fp4_param")
+
+
+def read_gathers(reading: Reading) -> None:
+    """Reads whether weights are gathered in the format of the recipe."""
+    if reading.take_switch(*GATHERS):
+        reading.set_key("framework.set.update.quantised_weights", True, *GATHERS)
+
+
+def read_fp8_attention(reading: Reading) -> None:
+    """Reads whether attention is computed in 8 bits."""
+    if reading.take_switch("fp8_dot_product_attention"):
+        reading.set_key("framework.set.attention_library", "cudnn-fp8", "fp8_dot_product_attention")
 
 
 def write_recipe(keys: SomeKeys, format_name: str) -> tuple[str, Keys]:
     """Writes the 16- or 32-bit format of a compute format, and the settings of its recipe. format_name: a setting."""
     compute = keys.get("precision.compute", "bf16")
     if compute == "nvfp4":
-        return "bf16", {format_name.replace("8", "4"): "e2m1"}
+        gathers = {"fp4_param_gather": True} if keys.get("framework.set.update.quantised_weights") else {}
+        return "bf16", {format_name.replace("8", "4"): "e2m1", **gathers}
     recipe = next((word for word, ours in RECIPES.items() if ours == compute), None)
     if recipe is None:
         return (compute if compute in ("bf16", "fp16", "fp32") else "bf16"), {}
-    return "bf16", {format_name: "hybrid", **({} if recipe == "delayed" else {"fp8_recipe": recipe})}
+    gathers = {"fp8_param_gather": True} if keys.get("framework.set.update.quantised_weights") else {}
+    return "bf16", {format_name: "hybrid", **({} if recipe == "delayed" else {"fp8_recipe": recipe}), **gathers}

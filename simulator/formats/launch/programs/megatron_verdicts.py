@@ -54,7 +54,7 @@ APPROXIMATIONS: Verdicts = {
     ),
     **judge(
         Approximation("attention is forecast in 16 bits", SLOW),
-        "fp8_dot_product_attention|fp8_multi_head_attention|fp8_output_proj",
+        "fp8_multi_head_attention|fp8_output_proj",
     ),
     "no_fp8_wgrad|fp8_wgrad": Approximation("weight gradients are forecast in the format of the recipe"),
     **judge(
@@ -119,7 +119,7 @@ APPROXIMATIONS: Verdicts = {
         "(no_)?align_.*",
     ),
     **judge(
-        Approximation("weights are gathered in 16 bits", f"{SLOW}, {LARGE}"),
+        NoInfluence("no recipe quantises"),
         "fp8_param_gather|fp4_param_gather|fp8_param|fp4_param",
     ),
     **judge(

@@ -35,6 +35,8 @@ from meshcast.simulator.formats.launch.programs.megatron_plan import (
     DEGREES,
     EAGER_LOSS,
     GROUPS,
+    read_fp8_attention,
+    read_gathers,
     read_loss,
     read_optimizer_kind,
     read_plan,
@@ -495,9 +497,8 @@ def interpret_configuration(reading: Reading) -> None:
     reading.set_key("framework.name", "nemo")
     _read_untuned_recipe(reading)
     _read_packed_samples(reading)
-    if reading.take_switch("fp8_dot_product_attention"):
-        reading.set_key("framework.set.attention_library", "cudnn-fp8", "fp8_dot_product_attention")
     _read_precision(reading)
+    read_fp8_attention(reading)
     read_adapters(reading)
     if graphs := read_graphs(reading):
         reading.set_key("framework.set.cuda_graphs", graphs, *NAMES)
@@ -628,6 +629,8 @@ def _read_precision(reading: Reading) -> None:
     named = reading.take_word(*names).replace("-", "_")
     if named in RECIPES:
         reading.set_key("precision.compute", RECIPES[named], *names)
+        if RECIPES[named] not in ("bf16", "fp16"):
+            read_gathers(reading)
         reading.ignore(reading.take("precision"), f"{named} counts")
     elif named in ("", "megatronmixedprecision", "mixedprecisionconfig"):
         _read_trainer_precision(reading)
@@ -658,6 +661,8 @@ def _read_trainer_precision(reading: Reading) -> None:
         reading.set_key("precision.compute", "fp8-delayed" if on else base, "fp8" if on else "precision")
         for name in ("fp8_hybrid", "fp8_e4m3"):
             reading.ignore(reading.take(name), "both formats take the same time" if on else "fp8 is off")
+        if on:
+            read_gathers(reading)
     else:
         read_recipe(reading, base)
     if word and reading.keys["precision.compute"] == base:

@@ -77,7 +77,6 @@ VERDICTS: Verdicts = {
     BASE: Decision("what it returns does not stand in a file here: put its file beside", ("--assume-defaults",)),
     r"call\.\w+(\.\w+)*": Approximation("what this call does to the configuration is not read"),
     r"call\..*": Decision("which way the function takes does not follow from its text", ("--assume-defaults",)),
-    r".*\.enable_fsdp_float8_all_gather": Approximation("weights are gathered in 16 bits", TOO_SLOW),
     r"(quantize|float8|mx|converters)\..*fqns": Approximation("all products of the layers are quantised", TOO_FAST),
     r"quantize\.(grouped_mm|moe)\..*": Approximation("experts are computed in the format of the other layers"),
     r"(quantize|float8|mx|converters)\..*emulate": Decision("products are emulated", ("precision.compute=bf16",)),

@@ -533,6 +533,9 @@ def _read_recipe(reading: Reading, converters: list[str]) -> None:
         recipe = reading.take_word(*names) or usual
         kind = "fp8-rowwise" if recipe.startswith("rowwise") else "fp8-tensorwise"
         reading.set_key("precision.compute", kind, *CONVERTERS, *names)
+        gathers = [f"{section}.enable_fsdp_float8_all_gather" for section in sections]
+        if reading.take_switch(*gathers) and kind == "fp8-tensorwise":
+            reading.set_key("framework.set.update.quantised_weights", True, *gathers)
 
 
 def _read_loss(reading: Reading) -> None:

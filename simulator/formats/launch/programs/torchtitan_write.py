@@ -316,8 +316,11 @@ def _write_converters(keys: SomeKeys) -> Keys:
         return {"model.converters": ["quantize.linear.mx"]}
     if not compute.startswith("fp8"):
         return {}
-    rowwise = {"quantize.linear.float8.recipe_name": "rowwise"} if compute == "fp8-rowwise" else {}
-    return {"model.converters": ["quantize.linear.float8"], **rowwise}
+    section = "quantize.linear.float8"
+    more: Keys = {f"{section}.recipe_name": "rowwise"} if compute == "fp8-rowwise" else {}
+    if keys.get("framework.set.update.quantised_weights") and compute == "fp8-tensorwise":
+        more = {f"{section}.enable_fsdp_float8_all_gather": True}
+    return {"model.converters": [section], **more}
 
 
 def _write_mode(keys: SomeKeys) -> Keys:

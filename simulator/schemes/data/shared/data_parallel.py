@@ -19,8 +19,18 @@ import numpy as np
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.capabilities import ShardsStates
 from meshcast.simulator.ir.modules import Module, Operator, Stage, Update
-from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Op, Param, SideOps, StageOps, TensorUse
-from meshcast.simulator.ir.scheme import LowerModule, LowerStage
+from meshcast.simulator.ir.ops import (
+    BYTES,
+    GATHERED_FORMATS,
+    Collective,
+    Fragment,
+    Op,
+    Param,
+    SideOps,
+    StageOps,
+    TensorUse,
+)
+from meshcast.simulator.ir.scheme import LowerModule, LowerStage, Scheme
 from meshcast.simulator.ir.settings import OptionValues
 from meshcast.simulator.lowering.scope import traits_of
 from meshcast.simulator.schemes.data.shared.reduce_buckets import count_bucket_bytes, hold_buckets
@@ -72,6 +82,20 @@ class DataSetting:
     def small(self, least: int) -> int:
         """Counts the elements of all parameters that have fewer than `least`."""
         return sum(elements for elements in self.parameter_elements if elements < least)
+
+
+def count_gathered(scheme: Scheme, param: Param, sharded: bool = True) -> int:
+    """Returns the elements of a weight that a collective moves, as of weights in the format of the computation.
+
+    sharded: whether weights are sharded between their uses. Otherwise those in MXFP8, whose blocks lie along rows and
+        along columns, are gathered in 16 bits and then quantised (`_post_param_sync` of Megatron-Core's
+        param_and_grad_buffer.py).
+    """
+    framework = scheme.framework
+    width, recipe = BYTES[framework.weights], param.recipe if framework.quantised_weights and param.trained else ""
+    if recipe not in GATHERED_FORMATS or (recipe == "mxfp8" and not sharded):
+        return param.count_moved(width)
+    return round(param.size * GATHERED_FORMATS[recipe] / width)
 
 
 MakeOps = Callable[[tuple[str, ...], Sizes], Sequence[Op]]
@@ -170,7 +194,7 @@ class DataScheme(ShardsStates):
 
     def _gather_group(self, param: Param) -> tuple[tuple[str, ...], int]:
         """Returns the axes of the all-gather of updated weights, and their elements."""
-        return self.axes_gathered_once(param), param.size
+        return self.axes_gathered_once(param), count_gathered(self, param, sharded=False)
 
     @property
     def lowering_key(self) -> Hashable:

@@ -34,7 +34,7 @@ from meshcast.simulator.ir.ops import (
 )
 from meshcast.simulator.ir.scheme import RECOMPUTES, LowerModule, LowerStage
 from meshcast.simulator.lowering.offload import IN, OUT, update_on_host
-from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, split_axes
+from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme, count_gathered, split_axes
 from meshcast.simulator.schemes.data.shared.gather_plan import (
     Gather,
     GatheredModule,
@@ -362,7 +362,7 @@ def _gathered_params(
             second = scheme.secondary_shards(param) if isinstance(scheme, KeepsSecondaryShards) and not stays else None
             if second is not None and not forward:
                 axes = second
-            size = param.count_moved(BYTES[scheme.framework.weights])
+            size = count_gathered(scheme, param)
             groups = ((axes, size),) if axes or away else ()
             gathered.append((param, GatheredWeights(groups, size if second != () else 0)))
     return gathered
