@@ -113,7 +113,7 @@ def slots(table: Timetable) -> int:
 
 V_SHAPES = [use for use in of_family("pipeline") if issubclass(find_scheme(use), VShape)]
 
-INTERLEAVED = ("pipeline/interleaved-1f1b", "pipeline/interleaved-zb")
+INTERLEAVED = ("pipeline/grouped-interleaved", "pipeline/interleaved-1f1b", "pipeline/interleaved-zb")
 
 STREAMING = [use for use in of_family("pipeline") if use != "pipeline/hanayo"]
 """All schedules but waves, whose devices at both ends have two stages in a row."""

@@ -8,7 +8,7 @@ that the simulator does not support are refused by the simulator.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -375,7 +375,7 @@ def _plan(spec: Spec, launched: LaunchedSettings, assumptions: Assumptions) -> d
     if pp > 1:
         schemes.append(_pipeline(spec, launched, assumptions))
     elif launched.overlaps:
-        schemes.append({"use": "pipeline/1f1b", "over": "pp", "overlap_passes": True})
+        schemes.append({"use": "pipeline/1f1b", "over": "pp", **_overlap(launched)})
     sharding = (
         assumptions.value_or_usual("sharding", spec.sharding, SHARDING_WORDS[chosen_scheme(short, "data")])
         if dp * cp > 1
@@ -474,10 +474,17 @@ def _pipeline(spec: Spec, launched: LaunchedSettings, assumptions: Assumptions) 
     schedule = assumptions.value_or_usual("schedule", spec.schedule, "interleaved" if chunks > 1 else "1f1b")
     entry = {"use": f"pipeline/{SCHEDULES.get(schedule, schedule)}", "over": "pp", "chunks": chunks}
     if launched.overlaps and "overlap_passes" in _options(str(entry["use"])):
-        entry["overlap_passes"] = True
+        entry |= _overlap(launched)
     if schedule in ROUNDS_IN_FLIGHT:
         entry["memory_limit"] = ROUNDS_IN_FLIGHT[schedule] * spec.width("pp")
     return entry
+
+
+def _overlap(launched: LaunchedSettings) -> dict[str, bool]:
+    """Returns the options of a schedule whose passes overlap: weight gradients are delayed as its recipe says."""
+    schedule = launched.plan.get("schedule")
+    delayed = isinstance(schedule, Mapping) and bool(schedule.get("delay_weight_gradients"))
+    return {"overlap_passes": True, **({"delay_weight_gradients": True} if delayed else {})}
 
 
 def _experts(spec: Spec, dispatcher: str, schemes: list[dict[str, Any]]) -> dict[str, int]:

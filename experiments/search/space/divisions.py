@@ -9,7 +9,7 @@ from typing import NamedTuple
 UNEVEN_ENDS = "uneven-ends"
 """Lists in which the first and the last stage have fewer layers than the others, where nothing divides the layers."""
 
-ANY_CHUNKS = ("interleaved-1f1b", "breadth-first", "hanayo")
+ANY_CHUNKS = ("interleaved-1f1b", "interleaved-zb", "grouped-interleaved", "breadth-first", "hanayo")
 """Schedules with two or more chunks a device."""
 
 TWO_CHUNKS = ("zb-v", "dualpipe-v", "v-half", "v-min", "v-zb")

@@ -91,6 +91,10 @@ DAILY: dict[str, dict[str, Any]] = {
     "fewer layers at the ends": LAYERS,
     "zero and fsdp": stated(LAYERS, [1, 2, 5], zero=1, fsdp=True),
     "zb-h1": stated(LAYERS, [1, 2, 5], zero=0, sequence_parallel=False, schedule="zb-h1"),
+    "split passes of chunks": {
+        **TINY,
+        "plan": {"tp": [1, 2], "pp": 2, "chunks": [2, 4], "schedule": ["interleaved-zb", "grouped-interleaved"]},
+    },
     "framework": {
         **LAYERS,
         "plan": {"tp": [1, 2], "pp": [1, 2], "zero": 1},

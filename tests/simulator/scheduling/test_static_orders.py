@@ -157,6 +157,10 @@ GROUPED = {
                    "B4 W4 B5 W5",
                    "F0 F1 f0 b0 w0 f1 b1 w1 F2 B0 W0 F3 B1 W1 f2 b2 w2 f3 b3 w3 F4 B2 W2 F5 B3 W3 f4 b4 w4 f5 b5 w5 "
                    "B4 W4 B5 W5"],
+    (4, 4, 2, 1): ["F0 F1 f0 F2 f1 F3 b0 w0 f2 b1 w1 f3 B0 W0 b2 w2 B1 W1 b3 w3 B2 W2 B3 W3",
+                   "F0 F1 f0 F2 f1 b0 w0 F3 f2 b1 w1 B0 W0 f3 b2 w2 B1 W1 b3 w3 B2 W2 B3 W3",
+                   "F0 F1 f0 F2 b0 w0 f1 F3 b1 w1 f2 B0 W0 b2 w2 f3 B1 W1 b3 w3 B2 W2 B3 W3",
+                   "F0 F1 f0 b0 w0 F2 f1 b1 w1 F3 B0 W0 f2 b2 w2 B1 W1 f3 b3 w3 B2 W2 B3 W3"],
     (4, 5, 2, 3): ["F0 F1 F2 f0 f1 f2 F3 b0 w0 F4 b1 w1 b2 w2 f3 B0 W0 f4 B1 W1 B2 W2 b3 w3 b4 w4 B3 W3 B4 W4",
                    "F0 F1 F2 f0 f1 f2 b0 w0 F3 b1 w1 F4 b2 w2 B0 W0 f3 B1 W1 f4 B2 W2 b3 w3 b4 w4 B3 W3 B4 W4",
                    "F0 F1 F2 f0 f1 b0 w0 f2 b1 w1 F3 b2 w2 F4 B0 W0 B1 W1 f3 B2 W2 f4 b3 w3 b4 w4 B3 W3 B4 W4",

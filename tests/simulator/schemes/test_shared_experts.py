@@ -9,7 +9,7 @@ import pytest
 
 from meshcast.simulator.ir.ops import COMPUTE, Op
 from meshcast.simulator.program.program import one_of
-from meshcast.simulator.schemes.expert.shared.shared_expert_overlap import move_behind
+from meshcast.simulator.schemes.expert.shared.shared_expert_overlap import move_behind, moves_tokens
 from tests.contract.played import PAID, Played, play_job
 
 MOE = {"experts": 16, "top_k": 4, "expert_ffn": 512, "shared_experts": 1}
@@ -49,8 +49,8 @@ def test_shared_experts_run_beside_dispatch_and_combine(scheme: str, tp: int) ->
     plain, beside = (play(scheme, tp, overlap_shared=overlap) for overlap in (False, True))
     usual, ops = layer_ops(plain), layer_ops(beside)
     assert Counter((op.name, op.work) for op in ops) == Counter((op.name, op.work) for op in usual)
-    assert all(not near(usual, op) for op in usual if op.stream == "expert")
-    exchanges = [op for op in ops if op.stream == "expert"]
+    assert all(not near(usual, op) for op in usual if moves_tokens(op))
+    exchanges = [op for op in ops if moves_tokens(op)]
     assert [near(ops, op) for op in exchanges] == [
         ["shared.up", "shared.act"],
         ["shared.down"],

@@ -21,7 +21,7 @@ from typing import Any
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.modules import CompositeModule, Layer, Module, MoE, SharedExperts
 from meshcast.simulator.ir.operators import Linear
-from meshcast.simulator.ir.ops import Fragment, Op
+from meshcast.simulator.ir.ops import Collective, Exchange, Fragment, Op
 from meshcast.simulator.ir.scheme import LowerModule
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 
@@ -60,7 +60,7 @@ def run_beside_exchanges(fragment: Fragment, block: MoE, stream: str) -> None:
         return
     first, last = shared[:-1], shared[-1:]
     for ops, way, order in ((fragment.forward, "F", (first, last)), (fragment.backward, "BW", (last, first))):
-        exchanges = [op for op in ops if op.stream == stream and op.phase in way]
+        exchanges = [op for op in ops if op.stream == stream and op.phase in way and moves_tokens(op)]
         if len(exchanges) < 2:
             continue
         moved = {
@@ -70,6 +70,11 @@ def run_beside_exchanges(fragment: Fragment, block: MoE, stream: str) -> None:
             if op.phase in way and op.name.removeprefix("d").removeprefix("w") in names
         }
         ops[:] = move_behind(ops, moved)
+
+
+def moves_tokens(op: Op) -> bool:
+    """Says whether an op on the stream of exchanges is one of tokens, not of the map of their routing."""
+    return isinstance(op.work, Exchange) or (isinstance(op.work, Collective) and op.work.operation == "all_to_all")
 
 
 def _names(shared: CompositeModule) -> list[str]:
