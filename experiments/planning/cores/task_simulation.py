@@ -171,7 +171,7 @@ class TaskSimulation:
         makes, read = self.placements[source], self.placements[target]
         for reader in range(len(read.devices)):
             samples = read.spans(reader)[0]
-            for maker in range(len(made.devices)):
+            for maker in range(len(makes.devices)):
                 own, channels = makes.spans(maker)
                 if common := _overlap(samples, own):
                     yield maker, reader, float(common * (channels[1] - channels[0])) * self.output[source]
