@@ -96,9 +96,9 @@ class VarunaPlanner(Planner):
         if not plans:
             raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory")
         best = min(plans, key=lambda plan: plan.seconds)
-        plan = {"depth": best.depth, "replicas": best.replicas, "micro": best.micro}
+        stated = {"depth": best.depth, "replicas": best.replicas, "micro": best.micro}
         proof = PlanProof(best.seconds, best.seconds, "simulation of every depth")
-        return Proposal(plan, best.seconds, len(plans), proof, "stages are sections between cut-points of a profile")
+        return Proposal(stated, best.seconds, len(plans), proof, "stages are sections between cut-points of a profile")
 
 
 PROFILE = frozenset({"batch", "gpus_per_node", "forward", "backward", "peak", "outputs", "send", "long_send", "sums"})
