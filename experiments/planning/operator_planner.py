@@ -19,7 +19,7 @@ class LayoutPlanner(Planner):
     dims: dims that it may shard; empty: all.
     """
 
-    modes = ("ours",)
+    modes: ClassVar[tuple[str, ...]] = ("ours",)
     dims: ClassVar[frozenset[str]] = frozenset()
 
     def allows(self, name: str, layout: Dims) -> bool:

@@ -246,12 +246,13 @@ class StageKnapsacks:
 
     def choose(self, stage: int, first: int, last: int) -> list[Unit]:
         """Returns what a stage recomputes of each of its layers."""
-        layers, best = range(first, last + 1), (np.inf, [()] * (last - first + 1))
+        layers = range(first, last + 1)
+        best: tuple[float, list[Unit]] = (np.inf, [()] * (last - first + 1))
         for peak, knapsack in self.levels:
             room = int(self.parts(stage, peak, knapsack.part)[first, last])
             least = knapsack.least_seconds(layers)
             if room >= 0 and least[min(room, len(least) - 1)] < best[0]:
-                best = least[min(room, len(least) - 1)], knapsack.choose(layers, room)
+                best = float(least[min(room, len(least) - 1)]), knapsack.choose(layers, room)
         return best[1]
 
 

@@ -1,35 +1,182 @@
-"""FlexFlow: a Metropolis walk over the layouts of operators, from data parallelism and from a random plan.
+"""FlexFlow: a Metropolis walk over the placements of operators, from data parallelism and from another plan, judged by
+the simulated execution.
 
 Proposals, acceptance and returns to the best plan are those of Jia et al. 2019 (arXiv 1807.05358, section 6.2) and of
-the released optimiser. Here a proposal is priced by the table, not by a task graph; the best plan is forecast as a
-whole.
+the released optimiser. On a profile an operator is divided along samples and channels over any number of GPUs that
+follow each other, from any GPU on, and a proposal is executed by the simulation of tasks, from the first one on that it
+moves (`cores.task_simulation`). The authors' simulator was not run: it needs their runtime. In a job, whose operators
+are all on all GPUs, a proposal is another layout of an operator, and the engine forecasts the step: some hundred
+proposals, so a second walk, whose proposals the additive table prices, finds the other start.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import is_over
 from meshcast.experiments.planning.cores.local_search import LocalSearch, Ranked
-from meshcast.experiments.planning.operator_planner import OperatorPlanner
+from meshcast.experiments.planning.cores.task_simulation import (
+    OperatorPlacement,
+    Placements,
+    TaskSimulation,
+    link_bandwidths,
+)
+from meshcast.experiments.planning.graph import LayerGraph
+from meshcast.experiments.planning.operator_planner import OperatorPlanner, write_plan
+from meshcast.experiments.planning.planner import Proposal, SpaceOptimum
+from meshcast.experiments.planning.pricing.job import require_job
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.planning.table import Assignment, FactorTable, Optimum
+from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
+
+JUDGED = 50
+"""Proposals that the table prices for every one that the engine forecasts."""
 
 
 class FlexFlow(OperatorPlanner):
     paper = Paper("arXiv:1807.05358", "Beyond Data and Model Parallelism for Deep Neural Networks", 2019)
-    restrictions = ("cut a pipeline", "give layers layouts of their own", "place operators on subsets of the GPUs")
+    restrictions = (
+        "cut a pipeline",
+        "give layers of a job layouts of their own",
+        "place operators of a job on subsets of the GPUs",
+    )
+    modes = ("paper", "ours")
+
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        return self._place(problem, budget) if problem.mode == "paper" else self._lay_out(problem, budget)
+
+    def bound_space(self, problem: Problem, proposal: Proposal, budget: SearchBudget) -> SpaceOptimum | None:
+        """Returns None: no solver knows the optimum of a simulated step."""
+        return None
+
+    def _place(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        graph, levels = problem.graph(), getattr(problem, "levels", ())
+        if not levels or not {"forward", "backward", "parameters", "activations"} <= graph.figures.keys():
+            rule = "FlexFlow needs the passes, parameters and outputs of operators, and the levels of the network"
+            raise PlanError(f"problem {problem.name}", rule, "Choose a profile of PipeDream and give levels")
+        links = link_bandwidths([level.width for level in levels], [level.bandwidth for level in levels])
+        walk = PlacementWalk(graph, links, problem.gpus, problem.memory, budget)
+        best = walk.run()
+        if not math.isfinite(best.seconds):
+            raise self.nothing_fits(problem, "Give more devices, or more memory")
+        operators = [
+            {"node": node, "samples": at.samples, "channels": at.channels, "devices": [*at.devices]}
+            for node, at in sorted(best.placements.items())
+        ]
+        reason = "operators are on GPUs of their own"
+        return Proposal({"operators": operators}, best.seconds, walk.visited, None, reason)
+
+    def _lay_out(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        (axes,) = self.meshes(problem)
+        table, job = problem.operators(axes, self.allows), require_job(problem)
+        data = {name: _most_by_samples(options) for name, options in table.choices.items()}
+        cheap = walk_table(table, budget.steps, data, budget.seed, problem.memory)
+        draw = random.Random(budget.seed)
+
+        def judge(assignment: Assignment) -> float:
+            return job.step_seconds(write_plan(problem, table, assignment, axes))
+
+        def propose(search: LocalSearch[Assignment]) -> Iterator[Ranked[Assignment]]:
+            names = [name for name, options in table.choices.items() if len(options) > 1]
+            steps = budget.steps // JUDGED if names else 0
+            for step in range(steps):
+                if step % max(1, steps // 10) == 0:
+                    search.now = search.best
+                name, now = draw.choice(names), search.now.state
+                other = draw.randrange(len(table.choices[name]) - 1)
+                changed = {**now, name: other + (other >= now[name])}
+                yield search.price(changed)
+
+        def accept(tried: Ranked[Assignment], now: Ranked[Assignment]) -> bool:
+            if tried.rank <= now.rank:
+                return True
+            worse = (tried.rank - now.rank) / now.rank
+            return draw.random() < math.exp(-20.0 * min(worse, 30.0))
+
+        search = LocalSearch(judge, propose, accept)
+        best = search.run(data, cheap.assignment)
+        if not math.isfinite(best.rank):
+            raise self.nothing_fits(problem, "Give more GPUs, or more micro-batches")
+        plan = write_plan(problem, table, best.state, axes)
+        return Proposal(plan, best.rank, search.visited + cheap.visited)
 
     def solve(self, table: FactorTable, problem: Problem, budget: SearchBudget) -> Optimum | None:
-        data = {name: _most_by_samples(options) for name, options in table.choices.items()}
-        walks = [walk_table(table, budget.steps, start, budget.seed, problem.memory) for start in (data, None)]
-        best = min(walks, key=lambda walk: (table.cost(walk.assignment).nbytes > problem.memory, walk.value))
-        return self.price_fitting(table, problem, best.assignment, sum(walk.visited for walk in walks))
+        """Returns the best of the table alone, which is a start of the judged walk."""
+        return walk_table(table, budget.steps, None, budget.seed, problem.memory)
+
+
+class PlacedOperators(NamedTuple):
+    """Placements of all operators with the seconds of their step; infinite: they do not fit [s]."""
+
+    placements: Placements
+    seconds: float
+
+
+class PlacementWalk:
+    """The Metropolis walk over placements of operators on some GPUs.
+
+    links: bandwidth between every two GPUs [bytes/s]. memory: of a GPU, for weights [bytes].
+    visited: placements that were simulated.
+    """
+
+    def __init__(
+        self,
+        graph: LayerGraph,
+        links: Mapping[tuple[int, int], float],
+        gpus: int,
+        memory: float,
+        budget: SearchBudget,
+    ) -> None:
+        self.simulation, self.gpus, self.memory, self.budget = TaskSimulation(graph, links), gpus, memory, budget
+        self.draw, self.visited = random.Random(budget.seed), 0
+        self.nodes = range(len(graph.names))
+        shapes = [(s, c) for s in range(1, gpus + 1) for c in range(1, gpus // s + 1)]
+        weights = graph.figures["parameters"].tolist()
+        self.shapes = [[shape for shape in shapes if weights[node] or shape[1] == 1] for node in self.nodes]
+
+    def run(self) -> PlacedOperators:
+        """Returns the best placements from data parallelism, and from drawn ones."""
+        data = dict.fromkeys(self.nodes, OperatorPlacement(self.gpus, 1, tuple(range(self.gpus))))
+        drawn = {node: self.draw_placement(node) for node in self.nodes}
+        best = PlacedOperators(data, math.inf)
+        for start in (data, drawn):
+            best = min(best, self._walk(start), key=lambda step: step.seconds)
+        return best
+
+    def draw_placement(self, node: int) -> OperatorPlacement:
+        samples, channels = self.draw.choice(self.shapes[node])
+        first = self.draw.randint(0, self.gpus - samples * channels)
+        return OperatorPlacement(samples, channels, tuple(range(first, first + samples * channels)))
+
+    def _price(self, seconds: float) -> float:
+        self.visited += 1
+        return seconds if self.simulation.weights_nbytes(self.gpus) <= self.memory else math.inf
+
+    def _walk(self, start: Placements) -> PlacedOperators:
+        simulation, steps = self.simulation, self.budget.steps // 2
+        now = self._price(simulation.simulate(start))
+        best = PlacedOperators(dict(start), now)
+        cold = 20.0 / simulation.seconds if simulation.seconds else 1.0
+        for step in range(steps):
+            if is_over():
+                break
+            if step % max(1, steps // 100) == 0 and best.seconds < now:
+                now = self._price(simulation.simulate(best.placements))
+            node, before = self.draw.choice(self.nodes), simulation.save()
+            tried = self._price(simulation.change(node, self.draw_placement(node)))
+            if tried <= now or self.draw.random() < math.exp(-min(700.0, cold * (tried - now))):
+                now = tried
+                if now < best.seconds:
+                    best = PlacedOperators(dict(simulation.placements), now)
+            else:
+                simulation.restore(before)
+        return best
 
 
 def _most_by_samples(options: Sequence[Any]) -> int:

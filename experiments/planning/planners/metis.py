@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, permutations
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from meshcast.experiments.planning.cores.ordered_stages import Partition, partit
 from meshcast.experiments.planning.planner import Planner, Proposal, SpaceOptimum
 from meshcast.experiments.planning.pricing.kind_stages import KindStages, StageChoice, bound_stages, propose_cheapest
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, require_kinds
-from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.problem import Changes, Problem, SearchBudget
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.ir.scheme import Paper
@@ -44,7 +43,7 @@ class Metis(Planner):
 
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         mixed = require_kinds(problem)
-        best: tuple[float, dict[str, Any]] | None = None
+        best: tuple[float, Changes] | None = None
         visited, whole = 0, True
         for stages, groups in self._space(mixed):
             for choices, partition in self._balance(stages, groups):

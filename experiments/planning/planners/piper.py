@@ -54,7 +54,9 @@ def read_variants(settings: Settings, graph: LayerGraph, edges: list[tuple[int, 
         figures = np.zeros((4, len(graph.names), cells[1].max() + 1))
         figures[[0, 3]] = np.inf
         figures[:, cells[0], cells[1]] = variants[:, 3:].T
-        by_degree[degree] = LayerVariants(*figures, _sent_bytes(settings, edges, degree))
+        seconds, parameters, in_flight, fixed = figures
+        sent = _sent_bytes(settings, edges, degree)
+        by_degree[degree] = LayerVariants(seconds, parameters, in_flight, fixed, sent)
     return by_degree
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, permutations, product
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from meshcast.experiments.planning.clock import is_over
 from meshcast.experiments.planning.planner import Planner, Proposal
 from meshcast.experiments.planning.pricing.kind_stages import KindStages, propose_cheapest
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, PricedNodes, require_kinds
-from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.problem import Changes, Problem, SearchBudget
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.divisors import list_divisors
 from meshcast.simulator.ir.scheme import Paper
@@ -41,7 +40,7 @@ class Sailor(Planner):
 
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         mixed = require_kinds(problem)
-        best: tuple[float, dict[str, Any]] | None = None
+        best: tuple[float, Changes] | None = None
         visited, whole = 0, True
         for candidate in self._space(mixed):
             if is_over():
@@ -73,7 +72,7 @@ class Sailor(Planner):
         shares: Sequence[int],
         layers: list[int],
         replicas: int,
-    ) -> tuple[float, dict[str, Any]] | None:
+    ) -> tuple[float, Changes] | None:
         """Returns the step and the job of stages on the kinds in order, as many on each; None if they do not fit."""
         ends = np.cumsum(layers).tolist()
         degrees: list[int] = []

@@ -30,7 +30,7 @@ SHARES = (1.0, 0.92, 0.84, 0.67, 0.5, 0.34, 0.25)
 """Shares of recomputed layers that the released tuner knows."""
 
 
-class Schedule(NamedTuple):
+class SlapoSchedule(NamedTuple):
     """The values of the primitives of a schedule, of which a tuner takes one each.
 
     degrees: of tensor parallelism (`shard`); empty: all powers of two inside a node.
@@ -83,8 +83,8 @@ class Slapo(Planner):
     modes = ("paper", "ours")
     unit = "s of a step; of a profile s per sample"
 
-    def __init__(self, schedule: Schedule | None = None) -> None:
-        self.schedule = schedule or Schedule()
+    def __init__(self, schedule: SlapoSchedule | None = None) -> None:
+        self.schedule = schedule or SlapoSchedule()
 
     def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
         return self._tune_profile(problem) if problem.mode == "paper" else self._tune_job(problem)

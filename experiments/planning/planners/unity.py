@@ -1,5 +1,9 @@
 """Unity: parallelisation by rewrites of the graph, jointly with the placement of its operators on axes of the mesh.
 
+In a problem of paper mode the graph of operators itself is rewritten, too: algebraic substitutions (`cores.algebra`),
+best-first with the same pruning, each graph at the price of its best partition, so both are chosen together. In a job
+the operators are those of its model: no kernel of the engine computes a rewritten graph.
+
 Graphs are searched best-first from data parallelism and from the whole model on every GPU; each has the price of
 its best placement. If the fastest plan does not fit, memory gets a share of the objective, by ten bisections (Unger et
 al. 2022, "Unity", OSDI 2022; flexflow/FlexFlow, `src/runtime/graph.cc`).
@@ -10,15 +14,24 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from meshcast.experiments.planning.clock import is_over
+from meshcast.experiments.planning.cores.algebra import (
+    AlgebraicGraph,
+    AlgebraicMachine,
+    list_substitutions,
+    read_graph,
+)
 from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.cores.local_search import LocalSearch, Ranked
 from meshcast.experiments.planning.operator_planner import OperatorPlanner, physical_mesh
-from meshcast.experiments.planning.problem import Problem, SearchBudget
+from meshcast.experiments.planning.planner import Proposal
+from meshcast.experiments.planning.problem import Problem, SearchBudget, settings_of
 from meshcast.experiments.planning.table import Factor, FactorTable, Optimum
+from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.scheme import Paper
 
 ALPHA = 1.2
@@ -41,9 +54,25 @@ class Unity(OperatorPlanner):
     restrictions = (
         "cut a pipeline",
         "give layers layouts of their own",
-        "fuse or replace operators",
+        "fuse or replace operators of a job",
         "place branches on heterogeneous GPUs",
     )
+    modes = ("paper", "ours")
+
+    def choose_plan(self, problem: Problem, budget: SearchBudget) -> Proposal:
+        if problem.mode != "paper":
+            return super().choose_plan(problem, budget)
+        settings = settings_of(problem)
+        if not {"operators", *RATES} <= settings.keys():
+            rule = f"Unity needs the operators of a graph, and {', '.join(RATES)} of its devices"
+            raise PlanError(f"problem {problem.name}", rule, "Give a graph of operators, see `cores.algebra`")
+        machine = AlgebraicMachine(problem.gpus, *(settings[name] for name in RATES))
+        best, visited = rewrite_algebra(read_graph(settings["operators"]), machine, max(1, budget.steps // 8))
+        operators = {
+            name: {"kind": operator.kind, "inputs": [*operator.inputs], "relu": operator.relu, "partition": option}
+            for (name, operator), option in zip(best.graph, best.partition, strict=True)
+        }
+        return Proposal({"operators": operators}, best.seconds, visited, None, "its operators are those of a graph")
 
     def meshes(self, problem: Problem) -> Iterator[Mapping[str, int]]:
         """Yields nodes and their GPUs; on a single node pairs of neighbours, too, so that a placement has a choice."""
@@ -74,6 +103,50 @@ class Unity(OperatorPlanner):
         if best is None:
             return Optimum({}, math.inf, visited)
         return Optimum(best.assignment, table.value(best.assignment), visited)
+
+
+RATES = ("flops", "memory_bandwidth", "link_bandwidth", "launch", "rows", "element")
+"""Settings of a problem with a graph of operators; see `AlgebraicMachine`."""
+
+
+class PartitionedGraph(NamedTuple):
+    """A graph of operators with the partition of each, as (layout of inputs, layout of output), and its seconds [s]."""
+
+    graph: AlgebraicGraph
+    partition: tuple[tuple[str, str], ...]
+    seconds: float
+
+
+def rewrite_algebra(
+    graph: AlgebraicGraph, machine: AlgebraicMachine, most: int, alpha: float = ALPHA
+) -> tuple[PartitionedGraph, int]:
+    """Returns the best graph that substitutions reach, with its best partition, and the number of graphs priced: those
+    of more than `alpha` times the best price are not rewritten further, and at most `most` are priced."""
+
+    def price(candidate: AlgebraicGraph) -> PartitionedGraph:
+        table = machine.table(candidate)
+        best = eliminate(table)
+        if best is None:
+            return PartitionedGraph(candidate, (), math.inf)
+        options = table.options(best.assignment)
+        partition = tuple((options[name].needs, options[name].makes) for name, _ in candidate)  # type: ignore[attr-defined]
+        return PartitionedGraph(candidate, partition, best.value)
+
+    best = price(graph)
+    queue, seen, visited = [(best.seconds, 0, graph)], {graph}, 1
+    while queue and visited < most and not is_over():
+        seconds, _, present = heapq.heappop(queue)
+        if seconds > alpha * best.seconds:
+            break
+        for rewritten in list_substitutions(present):
+            if rewritten in seen:
+                continue
+            seen.add(rewritten)
+            visited += 1
+            tried = price(rewritten)
+            best = min(best, tried, key=lambda candidate: candidate.seconds)
+            heapq.heappush(queue, (tried.seconds, visited, rewritten))
+    return best, visited
 
 
 class RewriteSearch:

@@ -96,9 +96,9 @@ class VarunaPlanner(Planner):
         if not plans:
             raise self.nothing_fits(problem, "Give more GPUs, or GPUs of more memory")
         best = min(plans, key=lambda plan: plan.seconds)
-        plan = {"depth": best.depth, "replicas": best.replicas, "micro": best.micro}
+        stated = {"depth": best.depth, "replicas": best.replicas, "micro": best.micro}
         proof = PlanProof(best.seconds, best.seconds, "simulation of every depth")
-        return Proposal(plan, best.seconds, len(plans), proof, "stages are sections between cut-points of a profile")
+        return Proposal(stated, best.seconds, len(plans), proof, "stages are sections between cut-points of a profile")
 
 
 PROFILE = frozenset({"batch", "gpus_per_node", "forward", "backward", "peak", "outputs", "send", "long_send", "sums"})
@@ -175,7 +175,6 @@ class VarunaSimulation:
         ]
         self.busy, self.sending = [False] * self.depth, [0] * self.depth
         self.waiting: list[deque[tuple[float, Action]]] = [deque() for _ in range(self.depth)]
-        self.recomputed = [False] * self.depth
         self.events: list[tuple[float, int, str, Action]] = []
         self.now = 0.0
 
@@ -203,12 +202,9 @@ class VarunaSimulation:
         if kind == "F" and stage < self.depth - 1:
             self.waiting[stage].append((self.messages[stage], Action(stage + 1, "F", k)))
         elif kind in "FR":
-            self.recomputed[stage] = kind == "R"
             self.ready[stage].add(Action(stage, "BW", k))
-        else:
-            self.recomputed[stage] = False
-            if stage:
-                self.waiting[stage].append((self.messages[stage - 1], Action(stage - 1, "R", k)))
+        elif stage:
+            self.waiting[stage].append((self.messages[stage - 1], Action(stage - 1, "R", k)))
 
     def _serve(self, stage: int) -> None:
         """Begins what a stage can: the next pass of its order, and messages."""
@@ -220,7 +216,7 @@ class VarunaSimulation:
                     ahead = order[place]
                     del order[place]
                     order.appendleft(ahead)
-            if order[0] in self.ready[stage] and not (order[0].kind in "FR" and self.recomputed[stage]):
+            if order[0] in self.ready[stage]:
                 action = order.popleft()
                 self.busy[stage] = True
                 self._add(self.seconds[stage][action.kind], "ended", action)

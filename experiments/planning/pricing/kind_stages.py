@@ -14,7 +14,7 @@ from meshcast.experiments.planning.cores.stage_dp import plan_stages
 from meshcast.experiments.planning.planner import Planner, PlanProof, Proposal
 from meshcast.experiments.planning.pricing.mixed import MixedProblem, PricedNodes, link_bandwidth
 from meshcast.experiments.planning.pricing.pipelines import range_bytes
-from meshcast.experiments.planning.problem import Problem
+from meshcast.experiments.planning.problem import Changes, Problem
 from meshcast.experiments.planning.stages import StageTable
 from meshcast.hardware.errors import PlanError
 
@@ -107,14 +107,14 @@ class KindStages:
             messages += self.problem.message_nbytes(int(choice.plan["dp"])) / bandwidth
         return sum(seconds) + (self.problem.microbatches - 1) * max(seconds) + messages + once
 
-    def write(self, choices: Sequence[StageChoice], layers: Sequence[int]) -> dict[str, Any]:
+    def write(self, choices: Sequence[StageChoice], layers: Sequence[int]) -> Changes:
         """Returns the changes of the job that execute the stages."""
         entries = [{**choice.plan, "layers": held} for choice, held in zip(choices, layers, strict=True)]
         return self.problem.entries_plan(entries, self.more)
 
 
 def propose_cheapest(
-    planner: Planner, problem: Problem, best: tuple[float, dict[str, Any]] | None, visited: int, whole: bool
+    planner: Planner, problem: Problem, best: tuple[float, Changes] | None, visited: int, whole: bool
 ) -> Proposal:
     """Returns the cheapest plan of an enumeration, proven if that was whole. Raises PlanError without a plan."""
     if best is None:

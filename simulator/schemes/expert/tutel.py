@@ -59,7 +59,7 @@ class Tutel(TwoLevelScheme, TriesAlternatives):
         model of it."""
         parallelism: Literal["model", "data", "auto"] = "model"
         """Among the ranks that share an expert: model gathers tokens, data weights; auto: that of the fastest layer."""
-        two_level: Annotated[int, Field(ge=2, strict=True)] | Literal["auto"] | None = None
+        two_level: Annotated[int, Field(ge=2, strict=True)] | Literal["auto"] | None = None  # type: ignore[assignment]
         """Ranks of a node, which exchange among themselves first; null: all ranks exchange at once; auto: that of both
         with the fastest layer, with as many ranks of a node as share its all-to-alls."""
 

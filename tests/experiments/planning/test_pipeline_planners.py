@@ -144,7 +144,7 @@ def test_a_stage_recomputes_as_little_as_it_must() -> None:
     assert chosen[0] == set() and chosen[1] <= {"norm", "act"} and "layer" not in chosen[2] and "layer" in chosen[3]
 
 
-@pytest.mark.parametrize("model", ["gpt3-5b", "deepseek-v2-lite"])
+@pytest.mark.parametrize("model", ["gpt3-5b", pytest.param("deepseek-v2-lite", marks=pytest.mark.slow)])
 def test_units_of_layers_of_several_kinds_are_chosen(model: str) -> None:
     """Where memory is short the plan recomputes parts of layers, and the engine plays it near its objective."""
     job = {"model": {"preset": model, "layers": 8}, "cluster": "dgx-a100:1", "batch": {"global": 64, "micro": 8}}

@@ -11,7 +11,7 @@ import pytest
 from meshcast.experiments.planning.cores.elimination import eliminate
 from meshcast.experiments.planning.cores.ilp import solve_table
 from meshcast.experiments.planning.planner import find_planner
-from meshcast.experiments.planning.planners.slapo import Schedule, Slapo, walk_grid
+from meshcast.experiments.planning.planners.slapo import Slapo, SlapoSchedule, walk_grid
 from meshcast.experiments.planning.planners.unity import RewriteSearch, Unity
 from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.planning.profile import ProfileProblem
@@ -142,7 +142,7 @@ def test_slapo_tunes_a_job_by_forecasts() -> None:
 def test_a_schedule_says_what_slapo_tunes() -> None:
     """Stages, kernels and forbidden combinations: no better than all forecasts of the grid, which the user narrows."""
     problem, budget = problem_of(gpus=4, layers=4), SearchBudget()
-    schedule = Schedule(degrees=(1, 2), stages=(1, 2), replace=(False, True), checkpoint=(1.0, 0.5))
+    schedule = SlapoSchedule(degrees=(1, 2), stages=(1, 2), replace=(False, True), checkpoint=(1.0, 0.5))
     tuned = Slapo(schedule).plan(problem, budget)
     space = Slapo(schedule).find_space_optimum(problem, tuned, budget)
     assert space is not None and space.forecast and space.value <= tuned.value * (1 + 1e-12) <= 1.1 * space.value
