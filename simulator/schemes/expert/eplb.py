@@ -19,7 +19,6 @@ References: https://github.com/deepseek-ai/EPLB, eplb.py (`replicate_experts`, `
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -46,7 +45,7 @@ class Eplb(BalancedScheme):
         return self.reserved_replicas  # a rank has no further slots, whichever of its experts it owns
 
     @staticmethod
-    def decide(options: Any, held: Placement, past: Sequence[Routing], times: LayerTimes) -> Placement:
+    def decide(options: "Eplb.Options", held: Placement, past: Sequence[Routing], times: LayerTimes) -> Placement:
         if len(past) % options.interval:
             return held
         recent = np.mean([routing.shares(times.experts) for routing in past[-options.interval :]], axis=0)
