@@ -22,7 +22,7 @@ MAX_PROCESSES = 1_000
 Whole = Annotated[int, Field(strict=True, ge=0, le=1_000_000_000)]
 
 CheckpointKind = Literal["none", "full", "sharded", "asynchronous", "in-memory", "just-in-time"]
-ElasticPolicy = Literal["none", "fewer-replicas", "templates", "reroute", "redundant"]
+ElasticPolicy = Literal["none", "fewer-replicas", "templates", "reroute", "redundant", "quorum"]
 Distribution = Literal["normal", "lognormal", "exponential"]
 
 
@@ -133,9 +133,10 @@ class Recovery(JobPart):
     """What to do while nodes are missing. none: wait. fewer-replicas: restart from a checkpoint with fewer replicas, or
     ones of another depth. templates: pipelines that lost nodes go on with fewer stages. reroute: micro-batches of
     missing ranks go to their peers in other replicas. redundant: the neighbour computes the stage of a missing node;
-    with more of them the run goes on with fewer replicas."""
+    with more of them the run goes on with fewer replicas. quorum: the other replicas go on with their own
+    micro-batches, and a replica that is back fetches the states from one of them."""
     reconfigure_s: Seconds = 60.0
-    """Pause in which templates, reroute and redundant adapt."""
+    """Pause in which templates, reroute, redundant and quorum adapt."""
     redundancy_overhead: Annotated[float, Field(strict=True, ge=0, le=10)] = 0.0
     """Of redundant: share by which every step is longer."""
     most_lost_replicas: Count = 4

@@ -12,6 +12,10 @@ redundant: every node also computes the stage of the node after it, in the bubbl
     that node fails. Once the loss of more than `MAX_EXPOSED` of the nodes would be fatal, the run goes on with fewer
     pipelines, and the other nodes replace those that fail (Bamboo, Thorpe et al. 2023, NSDI, arXiv 2204.12013). If two
     neighbours fail, it starts again from a checkpoint.
+quorum: the replicas that are there agree on who takes part in a step, each with its own micro-batches, and drop a step
+    in which one fails. A replica that lost a node starts again, and fetches the states from a healthy one, while the
+    others go on (torchft, https://github.com/meta-pytorch/torchft, torchft/manager.py, `use_async_quorum`). Its steps
+    train fewer tokens: as many as of a whole step take R / (R - k) steps with k of R replicas missing.
 """
 
 from __future__ import annotations
@@ -58,6 +62,8 @@ class Elasticity:
     batches: micro-batches of a step, of all replicas.
     outside: time of a step outside its pipelines [s].
     most_missing: nodes that may be missing at most, where there are pipelines of other depths.
+    rejoin: from the moment at which a node is there until its replica takes part, while the others go on [s]; 0: it
+        takes part at once.
     """
 
     step_s: tuple[float, ...]
@@ -71,6 +77,7 @@ class Elasticity:
     batches: int = 0
     outside: float = 0.0
     most_missing: int = 0
+    rejoin: float = 0.0
 
     @property
     def nodes(self) -> int:
@@ -97,6 +104,8 @@ class Elasticity:
         """Replicas whose work others have to do while these nodes are missing."""
         if self.policy == "redundant":
             return self.replicas - (self.nodes - len(nodes)) // self.replica_nodes
+        if self.policy == "quorum" and self.nodes_per_replica >= 1:
+            return len({node // self.replica_nodes for node in nodes})
         if self.policy in ("fewer-replicas", "templates") or self.nodes_per_replica < 1:
             return math.ceil(len(nodes) / self.nodes_per_replica - 1e-9)
         places = Counter(node % self.replica_nodes for node in nodes)

@@ -18,7 +18,7 @@ from meshcast.simulator.runs.checkpoints import StateSize, StoreRates, make_tier
 from meshcast.simulator.runs.endless import refuse_endless
 from meshcast.simulator.runs.failure_log import read_failure_log
 from meshcast.simulator.runs.failures import FailingUnits, FailureLog, FailureSource
-from meshcast.simulator.runs.replicas import ForecastSteps, make_elasticity
+from meshcast.simulator.runs.replicas import ForecastSteps, make_elasticity, with_healing
 from meshcast.simulator.runs.stragglers import Episodes, Jitter
 from meshcast.simulator.runs.training import MAX_EVENTS, RunSetting
 
@@ -158,8 +158,11 @@ def make_run(report: Report, known: ForecastSteps | None = None) -> RunPlan:
     conditions, jitter = read_conditions(job), make_jitter(job, report.play.plan.passes.period)
     step = report.step_time * jitter.mean_duration()
     size = state_size(report, conditions.checkpoints)
+    elasticity = make_elasticity(report, conditions.recovery, known)
+    if elasticity.policy == "quorum":
+        elasticity = with_healing(elasticity, size, job.cluster, conditions.restart)
     setting = RunSetting(
-        elasticity=make_elasticity(report, conditions.recovery, known),
+        elasticity=elasticity,
         steps=steps,
         horizon=math.inf if run.days is None else run.days * 86_400,
         jitter=jitter,

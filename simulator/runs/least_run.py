@@ -73,7 +73,7 @@ class LeastRun:
         trained = job.model.parameters if job.adapters is None else job.adapters.parameters(job.model)
         size = StateSize(float(trained) * saved_bytes(job, keys), 2)
         tiers = make_tiers(keys, size, conditions.store, job.cluster, conditions.mtbf, 1.0)
-        keeps = conditions.recovery.elastic in ("templates", "reroute", "redundant")
+        keeps = conditions.recovery.elastic in ("templates", "reroute", "redundant", "quorum")
         restart = conditions.restart + min((tier.load for tier in tiers), default=0.0)
         self.recovery = conditions.detection + (min(restart, conditions.recovery.reconfigure_s) if keeps else restart)
         """Least time from a failure until a step runs again [s]."""

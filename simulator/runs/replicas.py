@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from meshcast.hardware.cluster import Cluster
@@ -12,9 +12,10 @@ from meshcast.hardware.records import dataclass
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.job.job import Job
-from meshcast.simulator.job.run_keys import Recovery
+from meshcast.simulator.job.run_keys import ElasticPolicy, Recovery
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.report import Report
+from meshcast.simulator.runs.checkpoints import StateSize
 from meshcast.simulator.runs.elastic import Elasticity, PipelineTime
 from meshcast.simulator.scheduling.schedule import PipelineShape
 
@@ -24,10 +25,12 @@ class ForecastSteps:
     """Forecasts of a plan without some of its replicas or nodes, as far as they are known.
 
     fewer: duration of a step by the number of missing replicas [s].
+    alone: the same where the others have no more micro-batches than before [s].
     pipelines: times of pipelines of other depths; None before they are forecast.
     """
 
     fewer: dict[int, float] = field(default_factory=dict)
+    alone: dict[int, float] = field(default_factory=dict)
     pipelines: tuple[PipelineTime, ...] | None = None
     shared: SharedWork = field(default_factory=SharedWork)
 
@@ -58,14 +61,7 @@ def make_elasticity(report: Report, recovery: Recovery, known: ForecastSteps | N
         outside = max(step - whole.fixed - batches * whole.each, 0.0) if whole else 0.0
         pipelines = known.pipelines if whole else ()
     if not pipelines:
-        for missing in range(1, most + 1):
-            if missing not in known.fewer:
-                rest = load_job(drop_replicas(job, axis, missing, batches), base=job.folder)
-                known.fewer[missing] = simulate(rest, shared_work=known.shared).step_time
-            longer = known.fewer[missing]
-            if recovery.elastic == "reroute":
-                longer -= _filled_bubble(longer - step, shape, replicas, missing)
-            steps.append(max(longer, steps[-1]))
+        steps += time_fewer_replicas(report, recovery.elastic, axis, most, known)
     return Elasticity(
         step_s=tuple(steps),
         policy=recovery.elastic,
@@ -79,6 +75,43 @@ def make_elasticity(report: Report, recovery: Recovery, known: ForecastSteps | N
         outside=outside,
         most_missing=math.floor(most * nodes + 1e-9),
     )
+
+
+def time_fewer_replicas(
+    report: Report, policy: ElasticPolicy, axis: str, most: int, known: ForecastSteps
+) -> list[float]:
+    """Returns the durations of a step without 1, 2 .. `most` replicas, none shorter than that before [s].
+
+    axis: of the replicas; known: forecasts of the plan; others are added.
+    """
+    job, shape, steps = report.job, report.play.plan.shape, [report.step_time]
+    replicas, alone = job.plan.mesh[axis], policy == "quorum"
+    times = known.alone if alone else known.fewer
+    for missing in range(1, most + 1):
+        if missing not in times:
+            rest = load_job(drop_replicas(job, axis, missing, shape.m, alone), base=job.folder)
+            times[missing] = simulate(rest, shared_work=known.shared).step_time
+        longer = times[missing]
+        if alone:  # of as many tokens as a whole step trains
+            longer *= replicas / (replicas - missing)
+        if policy == "reroute":
+            longer -= _filled_bubble(longer - report.step_time, shape, replicas, missing)
+        steps.append(max(longer, steps[-1]))
+    return steps[1:]
+
+
+def with_healing(elasticity: Elasticity, size: StateSize, cluster: Cluster, restart: float) -> Elasticity:
+    """Returns the policy in which a replica that is back starts again and fetches the states from another.
+
+    restart: until its processes run [s]. Raises PlanError where no other replica has all states.
+    """
+    if size.copies < 2:
+        rule = "a replica fetches its states from another, and the replicas shard theirs"
+        remedy = "Write plan.zero: 0, or shard the states over a part of the replicas (plan.shard)"
+        raise PlanError("run.recovery.elastic", rule, remedy, elasticity.policy)
+    part = size.nbytes * elasticity.replicas / cluster.gpus
+    network = cluster.scale_out.bandwidth
+    return replace(elasticity, rejoin=restart + (part / network if network else 0.0))
 
 
 def _filled_bubble(longer: float, shape: PipelineShape, replicas: int, missing: int) -> float:
@@ -168,16 +201,17 @@ def _replica_axis(job: Job) -> str:
     return axis
 
 
-def drop_replicas(job: Job, axis: str, missing: int, batches: int) -> dict[str, Any]:
+def drop_replicas(job: Job, axis: str, missing: int, batches: int, alone: bool = False) -> dict[str, Any]:
     """Returns the job with fewer replicas, in long form. The others share all micro-batches of a step; where they do
     not divide them, every replica has as many as that with the most.
 
     axis: of the mesh, whose positions are replicas.
     batches: micro-batches of a replica.
+    alone: whether the others have their own micro-batches alone.
     """
     before = job.plan.mesh[axis]
     left = before - missing
-    each = -(-batches * before // left)
+    each = batches if alone else -(-batches * before // left)
     fields = job.to_dict()
     fields["plan"]["mesh"] = {**fields["plan"]["mesh"], axis: left}
     for view in fields["plan"].get("views", {}).values():

@@ -181,6 +181,8 @@ class TrainingProcess:
         self.state = Snapshot()
         self._saved = [_Saved(tier) for tier in setting.tiers]
         self._missing: set[int] = set()
+        self._starting: set[int] = set()
+        self._healed: set[int] = set()
         self._spares = setting.spares or 0
         self._slowdowns: list[float] = []
         self._pauses: list[_Pace] = []
@@ -398,11 +400,31 @@ class TrainingProcess:
 
     def _take_spares(self) -> None:
         self._arrived = False
+        if self.setting.elasticity.rejoin:
+            self._start_spares()
+            return
         if self.setting.spares is None:
             self._missing.clear()
         for node in sorted(self._missing)[: self._spares]:
             self._missing.remove(node)
             self._spares -= 1
+
+    def _start_spares(self) -> None:
+        """Takes nodes into the run whose replicas have the states, and starts processes on other nodes."""
+        self._missing -= self._healed
+        self._starting -= self._healed
+        self._healed.clear()
+        waiting = sorted(self._missing - self._starting)
+        for node in waiting if self.setting.spares is None else waiting[: self._spares]:
+            self._spares -= self.setting.spares is not None
+            self._starting.add(node)
+            self.env.process(self._heal(node))
+
+    def _heal(self, node: int) -> Generator[simpy.Event, object, None]:
+        yield self.env.timeout(self.setting.elasticity.rejoin)
+        self._healed.add(node)
+        self._arrived = True
+        self._interrupt(_Pace())
 
     def _rejoin(self) -> Waiting:
         """Takes nodes that have come back into the run."""
@@ -411,6 +433,8 @@ class TrainingProcess:
         self._take_spares()
         if policy.policy == "redundant" and policy.step_seconds(before) == policy.step_seconds(self._missing):
             return None  # they wait beside the pipelines
+        if policy.rejoin and before == self._missing:
+            return None  # their processes start beside the others
         if policy.policy not in ("none", "fewer-replicas"):
             return (yield from self._spend("restart", policy.reconfigure))
         regular = [saved for saved in self._saved if saved.tier.every]

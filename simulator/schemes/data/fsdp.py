@@ -30,15 +30,21 @@ recomputed units around which checkpoints are reentrant (`reentrant_units` of th
 are stored: the sharded weights are those that the optimizer updates, in its format. So are weights that no other rank
 has (of experts over all ranks), which are converted for their passes without a message.
 
-Not modelled: kernels of these conversions; `no_sync` of full sharding alone (gradients unreduced, weights all-gathered
-in every micro-batch); that torchtitan keeps the last layer between its passes; padding of shards; copies into
-contiguous buffers once per step; the host's sums of offloaded gradients.
+With `double_buffer` whole weights of layers, and whole gradients, lie in two buffers each, which stay through the
+passes of a step: 2 (w + g) bytes for w bytes of weights of a layer and g of gradients, also while none is whole. Layers
+of another size than most have memory of their own when they need it.
+
+Not modelled: the multiprocessors that collectives of registered buffers (`nccl_ub`) leave to others; kernels of these
+conversions; `no_sync` of full sharding alone (gradients unreduced, weights all-gathered in every micro-batch); that
+torchtitan keeps the last layer between its passes; padding of shards; copies into contiguous buffers once per step; the
+host's sums of offloaded gradients.
 
 References: Zhao et al. 2023, arXiv 2304.11277, section 3; Rajbhandari et al. 2020 (ZeRO stage 3), arXiv 1910.02054;
-PyTorch, torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`offload_to_cpu`).
+PyTorch, torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`offload_to_cpu`); buffers: Megatron FSDP,
+megatron/core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py (`FixedPoolAllocator`).
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -51,11 +57,11 @@ from meshcast.hardware.errors import PlanError
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import ConvertsWeights, KeepsSecondaryShards, UpdatesMatrices
 from meshcast.simulator.ir.modules import Stage
-from meshcast.simulator.ir.ops import BYTES, Op, Param, SideOps, StageOps, UnitRun
+from meshcast.simulator.ir.ops import BYTES, Op, Param, SideOps, StageOps, TensorUse, UnitRun
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import RECOMPUTES, ClosedForm, LowerStage, Paper, SchemeOptions
 from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting, count_gathered
-from meshcast.simulator.schemes.data.shared.fully_sharded import ShardedScheme
+from meshcast.simulator.schemes.data.shared.fully_sharded import GRADIENTS, ShardedScheme
 
 
 class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights, UpdatesMatrices):
@@ -77,6 +83,8 @@ class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights, UpdatesMatrices
         across_microbatches: bool | None = None
         """Weights stay gathered and gradients unreduced through all micro-batches of a step (in FSDP2 neither
         `reshard_after_backward` nor `requires_gradient_sync`). Default: under a pipeline that overlaps, on the GPU."""
+        double_buffer: bool = False
+        """Whole weights and gradients of layers lie in two buffers each, for good (`fsdp_double_buffer`)."""
         offload: bool = False
         """Shards of weights, gradients and optimizer states lie in host memory (`CPUOffloadPolicy`)."""
 
@@ -90,6 +98,9 @@ class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights, UpdatesMatrices
     def check_job(self, job: Any) -> None:
         if self.options.across_microbatches:
             check_gathers_once(self, job)
+        if self.options.double_buffer and self.across_microbatches:
+            rule = "all weights are whole through a step with a pipeline, which two buffers do not hold"
+            raise PlanError(f"{self.use}.double_buffer", rule, "Set across_microbatches: false, or leave it out", True)
 
     def offloaded_to(self, state: str) -> Mapping[str, float]:
         return {"cpu": 1.0} if self.options.offload else {}
@@ -103,6 +114,7 @@ class FSDP(ShardedScheme, KeepsSecondaryShards, ConvertsWeights, UpdatesMatrices
         if self.across_microbatches:
             return gather_once(self, inner(stage))
         stage_ops = super().lower_stage(stage, inner)
+        stage_ops = use_double_buffers(self, stage_ops) if self.options.double_buffer else stage_ops
         return hold_inputs(stage_ops) if self.holds_inputs else stage_ops
 
     def accumulation_shards(self, param: Param) -> tuple[str, ...]:
@@ -190,6 +202,34 @@ def hold_inputs(stage_ops: StageOps) -> StageOps:
         follows = True
     held = tuple((nbytes, name) for nbytes, name in ((inputs, "activations"), (gradients, "workspace")) if nbytes)
     return replace(stage_ops, unit_runs=runs[::-1], held=held)
+
+
+def use_double_buffers(scheme: FSDP, stage_ops: StageOps) -> StageOps:
+    """Returns `stage_ops` in which whole weights and gradients of most layers take no memory of their own, but two
+    buffers of that size take it from the first pass of a step to the last."""
+    widths = BYTES[scheme.framework.weights], BYTES[scheme.framework.gradients]
+    counts = Counter[tuple[int, int]]()
+    for unit_run in stage_ops.unit_runs:
+        params = [param for param in unit_run.fragment.params if param.in_layer and scheme.reduces(param)]
+        whole = sum(param.size for param in params), sum(param.size for param in params if param.trained)
+        if whole[0]:
+            counts[whole] += unit_run.count
+    if not counts or scheme.mesh.size(scheme.over) == 1:
+        return stage_ops
+    (usual, _), *_ = counts.most_common(1)
+    weights, gradients = (size * width for size, width in zip(usual, widths, strict=True))
+
+    def is_held(use: TensorUse) -> bool:
+        if use.category == "parameters":
+            return use.key.startswith("weights ") and use.nbytes == weights
+        return use.category == "gradients" and use.key.startswith(GRADIENTS[:9]) and use.nbytes == gradients
+
+    runs = []
+    for unit_run in stage_ops.unit_runs:
+        uses = [use for use in unit_run.fragment.tensor_uses if not is_held(use)]
+        runs.append(replace(unit_run, fragment=replace(unit_run.fragment, tensor_uses=uses)))
+    whole_weights, whole_gradients = stage_ops.whole_weights + 2 * weights, stage_ops.whole_gradients + 2 * gradients
+    return replace(stage_ops, unit_runs=runs, whole_weights=whole_weights, whole_gradients=whole_gradients)
 
 
 Axes = tuple[str, ...]

@@ -23,10 +23,10 @@ from dataclasses import replace
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.capabilities import ChangesKernels
 from meshcast.simulator.ir.modules import MLP, CompositeModule, Module, MoE
-from meshcast.simulator.ir.ops import Fragment, Memory, Op, Param, TensorUse
+from meshcast.simulator.ir.ops import Communication, Fragment, Memory, Op, Param, TensorUse
 from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, MemoryScheme, Paper, SchemeOptions
 from meshcast.simulator.ir.settings import LayerSetting
-from meshcast.simulator.lowering.rewrite import split_work
+from meshcast.simulator.lowering.rewrite import split_work, working_predecessors
 from meshcast.simulator.schemes.memory.shared.recompute import recompute
 
 
@@ -45,12 +45,25 @@ class TiledMlp(MemoryScheme, ChangesKernels):
     def lower(self, module: Module, inner: LowerModule) -> Fragment:
         if not isinstance(module, MLP | MoE):
             return inner(module)
-        return _Tiling(module, recompute(module, inner), self.options.tiles).divide()
+        return _Tiling(module, _drop_unread(recompute(module, inner)), self.options.tiles).divide()
 
     def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:
         # A layer of a GPT: of its 24 b s h^2 + 4 b s^2 h FLOPs the MLP has 16 b s h^2.
         h, s = setting.h, setting.s
         yield ClosedForm("recomputed_forward_share", 16 * h / (24 * h + 4 * s), "section 3.1: MLPs run forward twice")
+
+
+def _drop_unread(whole: Fragment) -> Fragment:
+    """Returns a recomputed MLP without communication of the repetition whose result nothing waits for: that behind its
+    last product."""
+    backward = whole.backward
+    while True:
+        waited = {other for op in backward for other in working_predecessors(op)}
+        unread = {op for op in backward if op.phase == "R" and isinstance(op.work, Communication)} - waited
+        if not unread:
+            return replace(whole, backward=backward)
+        backward = [op for op in backward if op not in unread]
+        whole = replace(whole, tensor_uses=[use for use in whole.tensor_uses if use.op not in unread])
 
 
 class _Tiling:
@@ -61,9 +74,9 @@ class _Tiling:
 
     def __init__(self, module: CompositeModule, whole: Fragment, tiles: int) -> None:
         self.whole, self.tiles = whole, tiles
-        read = {tensor.name for child in module.children for tensor in child.inputs}
+        read = {tensor.name for operator in module.operators() for tensor in operator.ins}
         outputs = {tensor.name for operator in module.operators() for tensor in operator.outs}
-        self.results = {tensor.name for tensor in module.children[-1].outputs} - read
+        self.results = outputs - read
         self.inside = outputs - self.results
         self.operators = {operator.name for operator in module.operators()}
         self.issued = {*whole.forward, *whole.backward}
@@ -123,7 +136,8 @@ class _Tiling:
 
     def _move_param(self, param: Param) -> Param:
         ready = self._copies_of(param.ready)
-        return replace(param, used=self._copy(param.used, 0), ready=ready[-1])
+        last = ready[0] if len(ready) == 1 else Op(param.ready.name, after=ready, phase=param.ready.phase)
+        return replace(param, used=self._copy(param.used, 0), ready=last)
 
     def _join_results(self, divided: Fragment) -> None:
         """Adds the copy that joins the results of the tiles. It is repeated with them: autograd saves the input of the
@@ -138,13 +152,14 @@ class _Tiling:
         divided.forward.append(join)
         for name in self.results & divided.exit.keys():
             divided.exit[name] = join
-        writes = [use for use in divided.tensor_uses if use.key in results and use.made]
-        makers = [op for op in divided.forward if op in {use.op for use in writes}]
-        divided.tensor_uses = [replace(use, op=join) if use in writes else use for use in divided.tensor_uses]
-        divided.tensor_uses += [
+        forward = set(divided.forward)
+        makers = [op for op in divided.forward if op in {use.op for use in divided.tensor_uses if use.key in results}]
+        kept = [use for use in divided.tensor_uses if not (use.key in results and use.op in forward)]
+        kept += [TensorUse(key, size, join, True) for key, size in results.items()]
+        divided.tensor_uses = kept + [
             TensorUse(f"results of {op.name}", nbytes // len(makers), user, user is op)
             for op in makers
             for user in (op, join)
         ]
         if divided.backward:  # so that no recomputation around it ends before
-            divided.tensor_uses += [TensorUse("tiles", 0, join, True), TensorUse("tiles", 0, divided.backward[0])]
+            divided.tensor_uses += [TensorUse("tiles", 1, join, True), TensorUse("tiles", 1, divided.backward[0])]

@@ -1,5 +1,7 @@
 """Runs that go on while nodes are missing."""
 
+import math
+
 import pytest
 
 from meshcast.simulator.runs.elastic import Elasticity, PipelineTime
@@ -65,11 +67,12 @@ def test_restarted_runs_choose_the_depth_of_their_pipelines() -> None:
     assert found.step_seconds(range(11)) == pytest.approx(1 + 16 * 2 + 0.5), "of 5 nodes two pipelines of 2"
 
 
-def run(name, *failures: Failure, spares: int = 0, steps: int = 400) -> SimulatedRun:
+def run(name, *failures: Failure, spares: int = 0, steps: int = 400, rejoin: float = 0.0) -> SimulatedRun:
     tiers = (CheckpointTier(50, 0.0, 0.0, 3.0),)
     source = (FailureLog(failures),)
+    elasticity = policy(name, rejoin=rejoin)
     setting = RunSetting(
-        policy(name), steps, sources=source, tiers=tiers, detection=2.0, restart=7.0, spares=spares, repair=1e9
+        elasticity, steps, sources=source, tiers=tiers, detection=2.0, restart=7.0, spares=spares, repair=1e9
     )
     return simulate_run(setting, 0, 0)
 
@@ -97,6 +100,22 @@ def test_other_replicas_hold_the_states(name: str) -> None:
     assert found.time_s["lost_work"] == pytest.approx(0.5)
     assert found.time_s["restart"] == pytest.approx(2 * 5.0)
     assert found.time_s["elasticity"] == pytest.approx(62 * 0.5)  # from 127.5 to 220.5
+
+
+@pytest.mark.parametrize(("spares", "back"), [(0, 220.5), (1, 122.5)])
+def test_a_replica_heals_while_the_others_go_on(spares: int, back: float) -> None:
+    """From the moment on at which a node is there: repaired, or a spare once the failure is known."""
+    found = run("quorum", FAILURE, spares=spares, rejoin=21.0)
+    assert found.time_s["lost_work"] == pytest.approx(0.5)
+    assert found.time_s["restart"] == pytest.approx(2 * 5.0)
+    steps = math.ceil((back + 21.0 - 127.5) / 1.5)
+    assert found.time_s["elasticity"] == pytest.approx(steps * 0.5)
+
+
+def test_all_nodes_of_a_replica_are_missed_together() -> None:
+    found = policy("quorum")
+    assert [found.missing_replicas(nodes) for nodes in ({0, 1, 3}, {3, 4}, {0, 5, 10})] == [1, 2, 3]
+    assert found.goes_on({0, 7}) and not found.goes_on({0, 5, 10})
 
 
 def test_software_failures_restart_all_policies() -> None:

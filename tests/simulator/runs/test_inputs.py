@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import load
 from meshcast.simulator import load_job, simulate
 from meshcast.simulator.costs.stragglers import slowest_pace
@@ -125,6 +126,19 @@ def test_steps_of_fewer_replicas_are_forecast(policy: str) -> None:
     filled = 3 * (longer - usual) / 6 if policy == "reroute" else 0.0  # the bubble, by 3 of 6 further micro-batches
     assert one == pytest.approx(longer - filled, rel=1e-9)
     assert usual < one < two < 2.2 * usual
+
+
+def test_replicas_of_a_quorum_keep_their_micro_batches_and_fetch_states_from_each_other() -> None:
+    """Three of four train three quarters of the tokens of a step; each GPU fetches what it holds."""
+    whole = {"tp": 2, "pp": 4, "zero": 0}
+    found = plan({"recovery": {"elastic": "quorum", "warm_up_s": 10, "scheduling_s": 20}}, plan=whole)
+    elasticity, job = found.setting.elasticity, found.report.job
+    direct = {**JOB, "cluster": "dgx-h100:3", "batch": {"global": 3 * 16}, "plan": whole}
+    assert elasticity.step_s[1] == pytest.approx(max(simulate(direct).step_time * 4 / 3, elasticity.step_s[0]))
+    held = 12 * job.model.parameters / (2 * 4)
+    assert elasticity.rejoin == pytest.approx(30 + held / job.cluster.scale_out.bandwidth, rel=1e-6)
+    with pytest.raises(PlanError, match="the replicas shard theirs"):
+        plan({"recovery": {"elastic": "quorum"}}, plan={**whole, "zero": 1})
 
 
 def test_replicas_that_train_on_their_own_meet_after_a_period() -> None:

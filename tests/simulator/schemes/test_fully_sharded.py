@@ -58,3 +58,25 @@ def test_two_units_are_whole_at_a_time(unit: int) -> None:
     layer = next(unit_run for unit_run in played.stage_ops(0).unit_runs if unit_run.name == "layer")
     each = 2 * sum(param.size for param in layer.fragment.params) / unit
     assert played.category_peak(0, "parameters") == pytest.approx(2 * unit * each, rel=0.01)
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_two_buffers_stay_through_the_passes(batches: int) -> None:
+    """Where no layer is whole, in the embedding, they take their memory all the same; no message changes."""
+    model = {**GPT, "layers": 6, "hidden": 64, "vocab": 8}
+    plain, buffered = (
+        play_job(job_on({"dp": 2}, {"use": "data/fsdp", "over": "dp", **options}, samples=2 * batches, model=model))
+        for options in ({}, {"double_buffer": True})
+    )
+    layer = next(unit_run for unit_run in plain.stage_ops(0).unit_runs if unit_run.name == "layer")
+    elements = sum(param.size for param in layer.fragment.params)
+    for operation in ("all_gather", "reduce_scatter"):
+        assert moved(plain, operation) == moved(buffered, operation)
+    stage_ops = buffered.stage_ops(0)
+    assert (stage_ops.whole_weights, stage_ops.whole_gradients) == (2 * 2 * elements, 2 * 4 * elements)
+    kept = [use for unit_run in stage_ops.unit_runs for use in unit_run.fragment.tensor_uses]
+    assert not [use for use in kept if use.key.startswith("weights ") and use.nbytes == 2 * elements]
+    assert [peak.left for peak in buffered.peaks] == [peak.left for peak in plain.peaks]
+    least = 2 * 2 * elements
+    assert buffered.category_peak(0, "parameters") >= max(least, plain.category_peak(0, "parameters") * 0.99)
+    assert [op.name for _, op in plain.instances()] == [op.name for _, op in buffered.instances()]

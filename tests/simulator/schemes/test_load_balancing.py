@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stages import lower_stages
 from meshcast.simulator.ir.ops import Collective, Op, SideOps
+from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.routing import Placement, Routing
 from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.loading.load import load_job
@@ -21,9 +23,11 @@ from meshcast.simulator.program.program import one_of
 from meshcast.simulator.schemes.expert.shared.load_balancing import BalancedScheme
 from tests.simulator.schemes.small_jobs import job_on
 
+place_copies = sys.modules[find_scheme("expert/eplb").__module__].place_copies
 P, E, H, F = 8, 16, 1024, 2048
 WEIGHTS = 2 * H * F
-BALANCED = ("smartmoe", "flexmoe", "prophet")
+BALANCED = ("smartmoe", "flexmoe", "prophet", "eplb")
+IN_INTERVALS = ("smartmoe", "eplb")
 SHARED = SharedWork()
 
 SKEWED = {"zipf": 0.8, "drift": 0.06, "steps": 6}
@@ -68,7 +72,9 @@ def collectives(sides: list[SideOps]) -> list[tuple[Op, Collective]]:
 # ------------------------------------------------------------------------------------------- the policies
 
 
-@pytest.mark.parametrize(("use", "options"), [("smartmoe", {"interval": 2}), ("flexmoe", {}), ("prophet", {})])
+@pytest.mark.parametrize(
+    ("use", "options"), [("smartmoe", {"interval": 2}), ("flexmoe", {}), ("prophet", {}), ("eplb", {"interval": 1})]
+)
 def test_drifting_skewed_loads_take_less_than_under_the_static_plan(use: str, options: dict[str, Any]) -> None:
     static, balanced = steps("all-to-all", SKEWED), steps(use, SKEWED, **options)
     assert balanced[0] == pytest.approx(static[0], rel=1e-2), "nothing is known before the first step"
@@ -82,7 +88,7 @@ def test_even_loads_cost_the_exchange_of_counts(use: str) -> None:
     static, balanced = (simulate(job(one, even), shared_work=SHARED) for one in ("all-to-all", use))
     for one, other in zip(static.times_of_step_kinds, balanced.times_of_step_kinds, strict=True):
         assert one < other < 1.01 * one
-    reserved = 2 * (WEIGHTS + F + H) * 18 if use == "flexmoe" else 0
+    reserved = 2 * (WEIGHTS + F + H) * 18 if use in ("flexmoe", "eplb") else 0
     assert balanced.peak_allocated - static.peak_allocated == pytest.approx(reserved, abs=1e3)
 
 
@@ -98,7 +104,7 @@ def test_smartmoe_does_not_follow_a_drift_that_is_faster_than_its_interval() -> 
 @pytest.mark.parametrize("use", BALANCED)
 def test_policies_know_the_steps_before_the_first_that_is_forecast(use: str) -> None:
     whole, late = SKEWED, SKEWED | {"warmup": 2, "steps": 4}
-    options = {"interval": 2} if use == "smartmoe" else {}
+    options = {"interval": 2} if use in IN_INTERVALS else {}
     assert steps(use, late, **options) == steps(use, whole, **options)[2:]
 
 
@@ -111,7 +117,7 @@ def test_a_policy_sees_no_later_step(use: str, tmp_path: Path) -> None:
     for i, end in enumerate(ends):
         path = tmp_path / f"{i}.json"
         path.write_text(json.dumps([*common.tolist(), *end.tolist()]))
-        options = {"interval": 1} if use == "smartmoe" else {}
+        options = {"interval": 1} if use in IN_INTERVALS else {}
         found.append([scheme_at(use, {"trace": str(path)}, step, **options).placements_of(E) for step in range(4)])
     assert found[0][:3] == found[1][:3]
     assert found[0][2][1] != Placement.in_order(P, E)
@@ -128,6 +134,26 @@ def test_smartmoe_moves_only_what_pays() -> None:
         scheme = plan.schemes[1]
         assert isinstance(scheme, BalancedScheme)
         assert (scheme.placements_of(E)[1] != Placement.in_order(P, E)) == moves
+
+
+@pytest.mark.parametrize(("ranks", "replicas"), [(4, 1), (8, 2), (16, 1)])
+def test_eplb_fills_all_slots_and_evens_out_the_loads(ranks: int, replicas: int) -> None:
+    """No other numbers of copies have a smaller load of the busiest copy, and ranks differ by less than such a copy."""
+    loads = np.random.default_rng(5).zipf(1.5, 2 * ranks).clip(1, 50).astype(float)
+    hosts = place_copies(loads, ranks, replicas).hosts
+    copies = np.array([len(each) for each in hosts])
+    assert all(len({*each}) == len(each) for each in hosts) and copies.min() == 1
+    assert copies.sum() == len(loads) + ranks * replicas
+    slots = np.bincount([rank for each in hosts for rank in each], minlength=ranks)
+    assert slots.tolist() == [2 + replicas] * ranks
+    each = loads / copies
+    for giver in np.flatnonzero(copies > 1):
+        assert max(loads[giver] / (copies[giver] - 1), each.max()) >= each.max()
+        taker = int(np.argmax(each))
+        assert loads[giver] / (copies[giver] - 1) >= each[taker] - 1e-9 or copies[taker] == ranks
+    of_rank = [sum(each[expert] for expert, mine in enumerate(hosts) if rank in mine) for rank in range(ranks)]
+    assert max(of_rank) - min(of_rank) <= each.max() + 1e-9
+    assert np.bincount([mine[0] for mine in hosts], minlength=ranks).max() <= 2 + replicas
 
 
 def test_flexmoe_keeps_to_its_slots() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshcast.simulator.ir.ops import Collective, Gemm, StageOps
+from meshcast.simulator.ir.ops import Gemm, StageOps
 from tests.contract.played import Played, play_job
 from tests.draws import drawn_grid
 
@@ -79,14 +79,18 @@ def test_what_is_inside_is_there_for_a_tile_at_a_time(tiles: int) -> None:
     assert tiled == single / tiles
 
 
-def test_gradients_are_reduced_behind_the_last_tile() -> None:
-    found = play_job(job(4))
-    ends = found.times.end
-    last = max(ends[n] for n, op in found.instances(0) if op.phase == "W" and op.name.endswith("tile 3"))
-    sums = [n for n, op in found.instances(0) if isinstance(op.work, Collective) and op.name == "reduce grads"]
-    assert last <= max(found.times.begin[n] for n in sums)
-    whole = play_job(job(None))
-    assert len(sums) == len([n for n, op in whole.instances(0) if op.name == "reduce grads"])
+def test_gradients_are_reduced_behind_all_tiles() -> None:
+    """As many reductions as without tiles."""
+    found, whole = play_job(job(4)), play_job(job(None))
+    sums = [[op for _, op in played.instances(0) if op.name == "reduce grads"] for played in (found, whole)]
+    assert len(sums[0]) == len(sums[1]) > 0
+    flat = found.flat
+    waited = [
+        {flat.ops[other].name.rpartition(" tile ")[2] for other in flat.after[n] if " tile " in flat.ops[other].name}
+        for n, op in found.instances(0)
+        if op.name in ("pack grads", "reduce grads")
+    ]
+    assert [tiles for tiles in waited if tiles] == [{"0", "1", "2", "3"}] * LAYERS
 
 
 def test_experts_run_in_tiles() -> None:

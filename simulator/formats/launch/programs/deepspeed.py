@@ -107,6 +107,25 @@ def _write_infinity(keys: SomeKeys) -> Keys:
     return settings
 
 
+def _write_super_offload(keys: SomeKeys) -> Keys:
+    """Writes updates of the host during the backward pass, which it makes where gradients are not clipped."""
+    settings: Keys = {f"{Z}.offload_optimizer.device": "cpu", f"{Z}.offload_optimizer.super_offload": True}
+    if (ratio := keys.get("plan.data.ratio", 1)) != 1:
+        settings[f"{Z}.offload_optimizer.ratio"] = ratio
+    return settings if keys.get("plan.data.clips") else settings | {"deepspeed.gradient_clipping": 0.0}
+
+
+def _write_zenflow(keys: SomeKeys) -> Keys:
+    """Writes which columns the GPU updates, and how often the host the others."""
+    usual = {"topk_ratio": 0.1, "update_interval": 4, "overlap_step": False}
+    section = {f"{Z}.zenflow.{name}": keys.get(f"plan.data.{name}", value) for name, value in usual.items()}
+    return {f"{Z}.offload_optimizer.device": "cpu", **section}
+
+
+HOST_UPDATES = {"zero-infinity": _write_infinity, "super-offload": _write_super_offload, "zenflow": _write_zenflow}
+"""What writes the settings of data schemes whose optimizer states lie on the host."""
+
+
 def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Writes the settings of a job by their dotted names in the file."""
     data, dp = str(keys.get("plan.data", "ddp")), keys.get("plan.dp", 1)
@@ -115,15 +134,15 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     for (name, key), kind in ((BUFFERS, bool), (SEQUENCE_FORMAT, str)):
         if key in keys:
             settings[name] = kind(keys[key])
-    stage = {"ddp": 0, "zero-1": 1, "zero-2": 2, "zero-offload": 2}.get(data, 3)
+    stage = {"ddp": 0, "zero-1": 1, "zero-2": 2, "zero-offload": 2, "zenflow": 2}.get(data, 3)
     settings[f"{Z}.stage"] = stage
     settings[f"{Z}.overlap_comm"] = keys.get("framework.set.overlap.dp", False)
     if data == "zero-offload" or (
         data in ("zero-1", "zero-2", "zero-3") and "optimizer" in keys.get("plan.offload", ())
     ):
         settings[f"{Z}.offload_optimizer.device"] = "cpu"
-    elif data == "zero-infinity":
-        settings |= _write_infinity(keys)
+    elif data in HOST_UPDATES:
+        settings |= HOST_UPDATES[data](keys)
     elif data == "zero-plus-plus":
         each = keys.get("cluster.gpus_per_node", 8)
         settings[f"{Z}.zero_hpz_partition_size"] = each if keys.get("plan.data.hpz", True) else 1
@@ -140,7 +159,8 @@ def write_settings(keys: Mapping[str, Any]) -> dict[str, Any]:
     if compute in ("bf16", "fp16"):
         settings[f"deepspeed.{compute}.enabled"] = True
     settings["deepspeed.data_types.grad_accum_dtype"] = keys.get("precision.gradients", "fp32")
-    settings |= {"deepspeed.optimizer.type": "AdamW", "deepspeed.gradient_clipping": 1.0}
+    settings["deepspeed.optimizer.type"] = "AdamW"
+    settings.setdefault("deepspeed.gradient_clipping", 1.0)
     return {name.removeprefix("deepspeed."): value for name, value in settings.items()}
 
 

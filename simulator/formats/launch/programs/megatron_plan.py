@@ -91,6 +91,10 @@ LAST = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
 OFFLOADED = ("fine_grained_activation_offloading", "cpu_offloading")
 """Settings that offload activations."""
 
+REGISTERED = ("use_nccl_ub", "nccl_ub")
+BUFFERED = ("fsdp_double_buffer", "megatron_fsdp_max_pool_double_buffer")
+"""Settings that let Megatron FSDP keep two buffers for weights and gradients of layers."""
+
 BY_LAYER = (
     *("cpu_offloading_activations", "cpu_offloading_weights", "cpu_offloading_double_buffering"),
     "cpu_offloading_retain_pinned_cpu_buffers",
@@ -438,6 +442,7 @@ def _read_data(reading: Reading) -> None:
         reading.set_key(
             "plan.data", SHARDING.get(strategy, "fsdp"), "data_parallel_sharding_strategy", "use_megatron_fsdp"
         )
+        _read_double_buffer(reading)
     elif reading.take_switch("use_torch_fsdp2"):
         reading.set_key("plan.data", "fsdp", "use_torch_fsdp2")
     elif reading.take_switch("use_distributed_optimizer"):
@@ -449,6 +454,17 @@ def _read_data(reading: Reading) -> None:
     reading.take("use_distributed_optimizer", "use_torch_fsdp2")
     if reading.keys["plan.data"] not in ("zero-1", "fsdp"):
         reading.keys.pop("plan.replicate", None)
+
+
+def _read_double_buffer(reading: Reading) -> None:
+    """Reads whether whole weights and gradients lie in buffers for good, as those that are registered with NCCL do."""
+    registered = next((name for name in REGISTERED if reading.take_switch(name)), None)
+    buffered = any([reading.take_switch(name) for name in BUFFERED])
+    if (registered or buffered) and reading.keys["plan.data"] == "fsdp":
+        reading.set_key("plan.data.double_buffer", True, *BUFFERED, *REGISTERED)
+    if registered:
+        why = "collectives take as many multiprocessors as without registered buffers"
+        reading.approximate(reading.take(registered), why, SLOW)
 
 
 def _read_context(reading: Reading) -> None:
@@ -590,6 +606,8 @@ def write_plan(keys: SomeKeys) -> Keys:
         settings["use_distributed_optimizer"] = True
     elif data in SHARDING.values() and data != "ddp":
         settings["use_megatron_fsdp"] = True
+        if keys.get("plan.data.double_buffer"):
+            settings["fsdp_double_buffer"] = True
         settings["data_parallel_sharding_strategy"] = next(word for word, ours in SHARDING.items() if ours == data)
     stated = keys.get("plan.sequence.comm") if keys.get("plan.sequence") == "megatron-cp" else None
     if (comm := stated or MESSAGES.get(keys.get("plan.sequence", ""), "p2p")) != "p2p":

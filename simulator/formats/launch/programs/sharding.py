@@ -259,6 +259,8 @@ def _read_devices(reading: Reading, stage: int) -> None:
     if reading.take_switch(f"{Z}.cpu_offload"):
         devices["optimizer"] = devices["optimizer"] or "cpu"
     grouped = _read_groups(reading, stage)
+    if not grouped and (_read_super_offload(reading, stage, devices) or _read_zenflow(reading, stage, devices)):
+        return
     if stage == 3 and not grouped and {"cpu", "nvme"} & set(devices.values()):
         _set_infinity(reading, devices)
     elif devices["optimizer"] in ("cpu", "nvme"):
@@ -267,6 +269,48 @@ def _read_devices(reading: Reading, stage: int) -> None:
             reading.set_key("plan.offload", ("optimizer",), *offload)
         else:
             reading.set_key("plan.data", "zero-offload", *offload, f"{Z}.stage")
+
+
+def _read_super_offload(reading: Reading, stage: int, devices: Mapping[str, str]) -> bool:
+    """Reads updates of the host during the backward pass, and returns whether the file asks for them.
+
+    devices: where what is offloaded to.
+    """
+    name, clipping = f"{Z}.offload_optimizer.super_offload", reading.take("deepspeed.gradient_clipping")
+    fits = stage == 3 and devices["optimizer"] == "cpu" and devices["param"] not in ("cpu", "nvme")
+    if not (fits and reading.take_switch(name)):
+        return False
+    reading.set_key("plan.data", "super-offload", name, f"{Z}.stage", f"{Z}.offload_optimizer.device")
+    _read_ratio(reading, devices["optimizer"])
+    clips = clipping is not None and not is_null(clipping.value) and str(clipping.value) not in ("0", "0.0")
+    reading.set_key("plan.data.clips", clips, "deepspeed.gradient_clipping")
+    return True
+
+
+def _read_zenflow(reading: Reading, stage: int, devices: Mapping[str, str]) -> bool:
+    """Reads which columns the GPU updates, and how often the host the others; returns whether the file says so.
+
+    devices: where what is offloaded to.
+    """
+    section = f"{Z}.zenflow."
+    if (
+        stage not in (1, 2)
+        or devices["optimizer"] != "cpu"
+        or not any(name.startswith(section) for name in reading.stated)
+    ):
+        return False
+    reading.set_key("plan.data", "zenflow", f"{Z}.offload_optimizer.device", f"{Z}.stage")
+    if (ratio := reading.take(f"{section}topk_ratio")) is not None:
+        reading.set_key("plan.data.topk_ratio", float(read_number(ratio)), f"{section}topk_ratio")
+    interval = reading.take(f"{section}update_interval")
+    if interval is not None and str(interval.value) != "auto":
+        reading.set_key("plan.data.update_interval", read_count(interval), f"{section}update_interval")
+    else:
+        why = "the host updates its states every 4 steps; DeepSpeed decides by the gradients when it does"
+        reading.approximate(interval, why, "the forecast may be too fast or too slow")
+    if reading.take_switch(f"{section}overlap_step"):
+        reading.set_key("plan.data.overlap_step", True, f"{section}overlap_step")
+    return True
 
 
 def _read_groups(reading: Reading, stage: int) -> bool:
@@ -315,7 +359,7 @@ def _read_ratio(reading: Reading, device: str) -> None:
 
 def _read_coordinator(reading: Reading, stage: int) -> None:
     """Reads how stage 3 gathers weights."""
-    if reading.keys["plan.data"] in ("zero-3", "zero-infinity", "zero-plus-plus"):
+    if reading.keys["plan.data"] in ("zero-3", "zero-infinity", "super-offload", "zero-plus-plus"):
         reading.read_rows(COORDINATOR)
         reading.keys.pop(BUCKET.key, None)
     if reading.keys["plan.data"] == "zero-3":

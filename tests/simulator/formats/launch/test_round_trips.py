@@ -365,6 +365,20 @@ def test_what_a_model_does_not_have_is_no_key() -> None:
     assert None not in flatten_model(load_model("llama3-8b")).values()
 
 
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        {"use": "super-offload", "ratio": 0.9},
+        {"use": "super-offload", "clips": True},
+        {"use": "zenflow", "topk_ratio": 0.05, "overlap_step": True},
+        {"use": "zero-infinity", "parameters": "gpu", "ratio": 0.4},
+    ],
+)
+def test_deepspeed_is_told_which_states_the_host_updates_and_when(scheme: dict[str, Any]) -> None:
+    job = {"model": "gpt2-1.5b", "cluster": "dgx-h100:1", "framework": "deepspeed", "plan": {"dp_scheme": scheme}}
+    assert_round_trip(load(job), "deepspeed")
+
+
 def test_deepspeed_is_told_of_optimizer_states_on_the_host() -> None:
     job = {"model": "gpt2-1.5b", "cluster": "dgx-h100:1", "framework": "deepspeed"}
     told = export({**job, "plan": {"zero": 2, "offload": ["optimizer"]}}, "deepspeed")
