@@ -39,7 +39,7 @@ convolution."""
 
 
 @dataclass(frozen=True)
-class Block:
+class ConvolutionBlock:
     """Convolutions with batch norms of a block, for an image.
 
     parameters: of kernels and norms.
@@ -53,7 +53,7 @@ class Block:
     elements: int = 0
     sums: int = 0
 
-    def convolve(self, kernel: int, inputs: int, outputs: int, side: int) -> Block:
+    def convolve(self, kernel: int, inputs: int, outputs: int, side: int) -> ConvolutionBlock:
         """Returns the block with a further convolution of `kernel` x `kernel` pixels, whose result has side x side
         positions, and its batch norm."""
         weights = kernel**2 * inputs * outputs
@@ -95,10 +95,10 @@ class ResNet(Config):
         kinds = {block: {"other": _price(block, side**2)} for block in blocks}
         return {**shape, "layers": len(blocks), **variant_fields(blocks, kinds)}
 
-    def _blocks(self) -> Iterator[Block]:
+    def _blocks(self) -> Iterator[ConvolutionBlock]:
         """Yields every residual block in turn."""
         side, inputs = IMAGE // 2, self.stem
-        start = Block().convolve(7, self.colours, self.stem, side)
+        start = ConvolutionBlock().convolve(7, self.colours, self.stem, side)
         side //= 2  # pooled
         for stage, (width, depth) in enumerate(zip(self.widths, self.depths, strict=True)):
             for place in range(depth):
@@ -106,9 +106,9 @@ class ResNet(Config):
                 if place == 0 and (stage or self.first_shrinks):
                     side //= 2
                 yield self._block(start, inputs, width, before, side)
-                start, inputs = Block(), width
+                start, inputs = ConvolutionBlock(), width
 
-    def _block(self, block: Block, inputs: int, width: int, before: int, side: int) -> Block:
+    def _block(self, block: ConvolutionBlock, inputs: int, width: int, before: int, side: int) -> ConvolutionBlock:
         if self.layer_type == "basic":
             block = block.convolve(3, inputs, width, side).convolve(3, width, width, side)
         else:
@@ -120,7 +120,7 @@ class ResNet(Config):
         return replace(block, sums=width * side**2)
 
 
-def _price(block: Block, tokens: int) -> dict[str, object]:
+def _price(block: ConvolutionBlock, tokens: int) -> dict[str, object]:
     """Returns `Other` of a block: its FLOPs and bytes for a token."""
     moved = BYTES * (NORM_PASSES * block.elements + SUM_PASSES * block.sums)
     price = {"flops": block.flops, "moved": moved, "saved": BYTES * SAVED * block.elements}
