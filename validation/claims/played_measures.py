@@ -121,7 +121,9 @@ def measure_between(report: Report, *words: str) -> Quantity:
 
 def measure_contended(report: Report) -> Quantity:
     """Returns the seconds of a step whose communication shares links and multiprocessors."""
-    return float(FIGURES["step_time_s"].compute(simulate(report.job, engine="shared")))
+    seconds = FIGURES["step_time_s"].compute(simulate(report.job, engine="shared"))
+    assert seconds is not None
+    return float(seconds)
 
 
 def list_most(report: Report, category: str) -> Quantity:

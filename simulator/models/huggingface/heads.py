@@ -29,6 +29,8 @@ def read_head(config: Mapping[str, object], reader: str, fields: dict[str, objec
         if reader in ENCODERS or both:
             return _replace_head({"classes": _count_classes(config), "pool": "token"}, "dense", "bias")
         return _replace_head({"classes": _count_classes(config)})
+    if name.endswith("ForImageClassification"):
+        return _replace_head({"classes": _count_classes(config), "pool": "mean"}, "bias")
     if name.endswith("ForTokenClassification"):
         if both:
             rule = "it has the encoder alone, which is not described"

@@ -165,6 +165,7 @@ SUPPORTED = DECODERS | {
     "roberta-prelayernorm": "encoder.PreNormRoBERTa",
     "bert-generation": "encoder.BERTGeneration",
     "xlm": "encoder.XLM",
+    "resnet": "convnets.ResNet",
     "llava": "vision.Llava",
     "emu3": "vision.Emu3",
     "gemma3": "vision.Gemma3",

@@ -12,7 +12,9 @@ its reduce-scatter, and weights are all-gathered within a group. (F-1)/F (g + w)
 
 Programs that give whole parameters to ranks have no equal shards to gather: after the update the owners broadcast
 (`weights`), rank after rank its flat share (InternEvo), or parameter after parameter (ZeroRedundancyOptimizer
-of PyTorch). N or P broadcasts take the sum of (latency + bytes / bandwidth), the latency N or P times.
+of PyTorch). N or P broadcasts take the sum of (latency + bytes / bandwidth), the latency N or P times. With whole
+parameters the gradients are all-reduced, by DDP around ZeroRedundancyOptimizer or by DeepSpeed's first stage 1: 1.5
+times the bytes of DDP.
 
 References: Rajbhandari et al. 2020, arXiv 1910.02054, section 5.1. Megatron-Core calls it the distributed optimizer:
 docs/user-guide/features/dist_optimizer.md, megatron/core/distributed/param_and_grad_buffer.py. Broadcasts: InternLM/
@@ -43,6 +45,12 @@ class Zero1(DataScheme, KeepsBuckets, UpdatesMatrices):
     def keeps_bucket(self, param: Param) -> bool:
         return self.framework.gradient_buckets and self.mesh.size(self.reduces(param)) > 1
 
+    def reductions(self, axes: tuple[str, ...], elements: int, phase: str, when: str) -> list[Op]:
+        if self.options.weights != "broadcast parameters":
+            return super().reductions(axes, elements, phase, when)
+        work = Collective("all_reduce", elements * BYTES[self.framework.gradients], axes)
+        return [Op("reduce grads", "data", work, [], phase, when)]
+
     @property
     def gathers_ahead_of_use(self) -> bool:
         return super().gathers_ahead_of_use and self.options.weights == "all-gather"
@@ -65,7 +73,9 @@ class Zero1(DataScheme, KeepsBuckets, UpdatesMatrices):
     def closed_forms(self, setting: DataSetting) -> Iterable[ClosedForm]:
         f, r = setting.n, setting.replicas
         weights = (f - 1) / f if self.options.weights == "all-gather" else ceil(log2(f))
-        sharded = (f - 1) / f * setting.grad_bytes + weights * setting.weight_bytes
-        among = 2 * (r - 1) / r * setting.grad_bytes / f
-        yield ClosedForm("sent_per_step", sharded + among, "section 7.2.1; along a tree of broadcasts log2 f times w")
+        reduced = (f - 1) / f + 2 * (r - 1) / r / f
+        if self.options.weights == "broadcast parameters":
+            reduced = 2 * (f * r - 1) / (f * r)
+        sent = reduced * setting.grad_bytes + weights * setting.weight_bytes
+        yield ClosedForm("sent_per_step", sent, "section 7.2.1; along a tree of broadcasts log2 f times w")
         yield ClosedForm("state_bytes_per_parameter", 2 + 4 + 12 / f, "section 5.1 with fp32 gradients")

@@ -31,6 +31,7 @@ VISION: dict[str, dict[str, Any]] = _TABLE["vision"]
 VISION_COUNTS: dict[str, int] = _TABLE["vision_counts"]
 ENCODER_DECODERS: dict[str, dict[str, Any]] = _TABLE["encoder_decoders"]
 ENCODER_DECODER_COUNTS: dict[str, int] = _TABLE["encoder_decoder_counts"]
+RESNET: dict[str, Any] = {"model_type": "resnet", "architectures": ["ResNetForImageClassification"], "num_labels": 1000}
 ROUND_TRIP: dict[str, dict[str, Any]] = _TABLE["presets"]
 
 GPT2, LLAMA, NEOX, OPT, BLOOM, FOUNDRY, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, V2, V2_LITE, V3, GEMMA = (

@@ -21,6 +21,7 @@ from tests.simulator.models.configs import (
     ENCODER_DECODERS,
     LLAMA,
     MPT,
+    RESNET,
     ROUND_TRIP,
     VISION,
     unfold,
@@ -65,7 +66,14 @@ def test_configs_give_the_presets(name: str) -> None:
 def test_every_kind_is_tried() -> None:
     tried = {
         config["model_type"]
-        for config in (*ROUND_TRIP.values(), *CONFIGS.values(), *VISION.values(), *ENCODER_DECODERS.values(), *TYPES)
+        for config in (
+            *ROUND_TRIP.values(),
+            *CONFIGS.values(),
+            *VISION.values(),
+            *ENCODER_DECODERS.values(),
+            *TYPES,
+            RESNET,
+        )
     }
     assert tried == set(SUPPORTED)
 
