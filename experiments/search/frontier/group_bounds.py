@@ -131,7 +131,7 @@ class GroupBounds:
         """Returns a lower bound of the step time of a group without lowering its layers [s]: that of its passes by the
         works of their operators; where these are not known, that of the kernels of its lowered layers."""
         least, modes = self.prices.least_times(group), self._modes(group)
-        if least is None or modes is None:
+        if least is None or not modes:
             return self.prices.bound_kernels(group)
         times, of_layer = least.times[group.micro], least.of_layer
         layout = UnitLayout(np.zeros(len(times.path)), {}, {}, of_layer, None)
@@ -144,7 +144,7 @@ class GroupBounds:
         waiting [s]; 0 if there is none."""
         units, layout = self.prices.times_without_recompute(group), self.prices.unit_layout(group)
         modes = self._modes(group)
-        if units is None or layout is None or modes is None:
+        if units is None or layout is None or not modes:
             return 0.0
         return self._bound_sums(group, modes, units, layout)
 

@@ -18,7 +18,7 @@ import numpy as np
 from meshcast.hardware.remembered import remember
 from meshcast.simulator.bounds.collectives import LARGE
 from meshcast.simulator.bounds.micro_batches import NotAffine, ScaledWorks, check_affine
-from meshcast.simulator.bounds.operators.unit_steps import OperatorWorks, PlacedWork, Step, UnitSteps, Wait
+from meshcast.simulator.bounds.operators.unit_steps import OperatorStep, OperatorWorks, PlacedWork, UnitSteps, Wait
 from meshcast.simulator.bounds.schedule_bound import FORWARD, PASSES, WEIGHTS, WHOLE, StageTimes
 from meshcast.simulator.bounds.unit_prices import list_unit_stages, price_new_gradients
 from meshcast.simulator.engine.maxplus import NEVER
@@ -45,7 +45,7 @@ ADD_OPS_TO_STAGES = (Scheme.lower_stage, DataScheme.lower_stage, ExpertScheme.lo
 ROUTER = "router"
 """The kernel after which a host that waits for it goes on."""
 
-Steps = tuple[list[Step], list[Step]]
+Steps = tuple[list[OperatorStep], list[OperatorStep]]
 """Of the forward and of the backward pass of a unit."""
 
 Units = tuple[list[Stage], np.ndarray]
@@ -190,14 +190,14 @@ class _StepWorks:
         """Returns the least seconds of a GEMM [sizes] [s], whole or cut."""
         assert self._overlap is not None
         seconds = self._kernels(small, large)[0]
-        cuts = (_cut(self._overlap, self._axes, product, phase) for product in (small, large))
+        cuts = (_cut_product(self._overlap, self._axes, product, phase) for product in (small, large))
         for parts in zip(*cuts, strict=True):
             both = zip(*parts, strict=True)
             seconds = np.minimum(seconds, sum((self._kernels(a, b)[0] for a, b in both), self.none))
         return seconds
 
 
-def _cut(overlap: TensorOverlap, axes: tuple[str, ...], product: Gemm, phase: str) -> list[list[Work]]:
+def _cut_product(overlap: TensorOverlap, axes: tuple[str, ...], product: Gemm, phase: str) -> list[list[Work]]:
     """Returns the parts of a GEMM that a scheme overlaps with the all-gather before it, and with the reduce-scatter
     behind it."""
     ranks, every = overlap.mesh.size(axes), []
@@ -268,7 +268,7 @@ class _Pass:
         """By how much it puts off the compute stream and the host [2, sizes] [s]."""
         return np.stack([self._end[0], self._host[1]])
 
-    def play(self, small: Sequence[Step], large: Sequence[Step]) -> None:
+    def play(self, small: Sequence[OperatorStep], large: Sequence[OperatorStep]) -> None:
         """Plays its steps. small, large: at sizes 1 and 2."""
         check_affine(len(small) == len(large))
         came, waits = self._never, None

@@ -42,7 +42,7 @@ class Wait(NamedTuple):
     collectives: Sequence[PlacedWork]
 
 
-class Step(NamedTuple):
+class OperatorStep(NamedTuple):
     """The works of an operator in a pass, in turn.
 
     phase: F forward, B gradient of inputs, W gradient of weights.
@@ -64,23 +64,23 @@ class UnitSteps:
     def __init__(self, scope: Scope, known: dict[Hashable, OperatorWorks], degrees: Hashable) -> None:
         self.scope, self._known, self._degrees = scope, known, degrees
 
-    def list_steps(self, unit: Unit) -> tuple[list[Step], list[Step]]:
+    def list_steps(self, unit: Unit) -> tuple[list[OperatorStep], list[OperatorStep]]:
         """Returns the steps of the forward and of the backward pass of a unit, in the order of their issue."""
         scope, operators = self.scope, unit.operators()
         scope.enter(unit)
         number_of = {tensor.name: number for number, operator in enumerate(operators) for tensor in operator.outs}
-        forward: list[Step] = []
+        forward: list[OperatorStep] = []
         works = [self._find_works(operator, bool(scope.inputs_with_gradient(operator))) for operator in operators]
         for operator, (ahead, *_) in zip(operators, works, strict=True):
             inputs = [tensor for tensor in operator.ins if tensor.name in number_of]
-            forward.append(Step("F", [self._wait(number_of[t.name], operator, t) for t in inputs], ahead))
+            forward.append(OperatorStep("F", [self._wait(number_of[t.name], operator, t) for t in inputs], ahead))
         readers: dict[str, list[tuple[int, Operator, Tensor]]] = defaultdict(list)
-        backward: list[Step] = []
+        backward: list[OperatorStep] = []
         for operator, (_, *behind) in zip(reversed(operators), reversed(works), strict=True):
             waits = [self._wait_for_gradient(t, *reader) for t in operator.outs for reader in readers[t.name]]
             for tensor in scope.inputs_with_gradient(operator):
                 readers[tensor.name].append((len(backward), operator, tensor))
-            backward += [Step(phase, waits, placed) for phase, placed in zip("BW", behind, strict=True)]
+            backward += [OperatorStep(phase, waits, placed) for phase, placed in zip("BW", behind, strict=True)]
         return forward, backward
 
     def _find_works(self, operator: Operator, moving: bool) -> OperatorWorks:

@@ -126,8 +126,8 @@ def hold_bounds(groups: GroupBounds, point: Point) -> tuple[float, float] | None
     together = groups.bound_before_states(group, pipeline, family), bounds.bound_points(group, pipeline, family)
     for bound in (closest, *together):
         assert bound is not None and bound[0] <= seconds and bound[1] <= nbytes, point
-    least = bounds.prices.bound_kernels(group), groups.bound_passes(group), bounds.bound_chains(group, pipeline)
-    assert max(least) <= seconds, point
+    of_group = bounds.prices.bound_kernels(group), groups.bound_operators(group), groups.bound_passes(group)
+    assert max(*of_group, bounds.bound_chains(group, pipeline)) <= seconds, point
     coarse, _ = groups.open(group)
     assert coarse is not None, point
     while coarse is not None:

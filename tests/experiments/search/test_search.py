@@ -345,13 +345,13 @@ def test_an_interrupted_search_leaves_open_what_it_has_not_decided(units: int, m
 def test_groups_that_enter_some_at_a_time_are_searched_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     let_enter(monkeypatch, 1)
     search, bounded, before = Search([open_space(SMALL)]), list[LayerGroup](), list[int]()
-    bound = search.clusters[0].bounds.prices.bound_kernels
+    bound = search.clusters[0].groups.bound_operators
 
     def note(group: LayerGroup) -> float:
         bounded.append(group)
         return bound(group)
 
-    monkeypatch.setattr(search.clusters[0].bounds.prices, "bound_kernels", note)
+    monkeypatch.setattr(search.clusters[0].groups, "bound_operators", note)
     search.run(lambda certificate: before.append(len(bounded)) if certificate.exact == 1 else None)
     assert 0 < before[0] < len(bounded) == search.certificate.groups == len({*bounded})
     assert [plan.values for plan in search.best] == [plan.values for plan in search_small().best]
@@ -378,7 +378,7 @@ def test_an_interrupted_search_says_what_is_proven(monkeypatch: pytest.MonkeyPat
     assert not certificate.complete and certificate.exact == 2 and search.best
     assert min(certificate.open_bound, certificate.incumbent) <= search_small().certificate.incumbent
     search = Search([open_space(SMALL)])
-    monkeypatch.setattr(search.clusters[0].bounds.prices, "bound_kernels", interrupt)
+    monkeypatch.setattr(search.clusters[0].groups, "bound_operators", interrupt)
     assert search.run().gap == 1.0
 
 

@@ -1,0 +1,66 @@
+"""Durations of passes from the works of operators, against those of lowered units."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from meshcast.experiments.search.frontier.bounds import PointBounds
+from meshcast.experiments.search.frontier.group_bounds import GroupBounds
+from meshcast.experiments.search.frontier.plan_search import ROUNDING
+from meshcast.experiments.search.space.space import LayerGroup, Space
+from meshcast.simulator.bounds.schedule_bound import FORWARD, WHOLE
+from tests.experiments.search.test_bounds import JOBS, LARGE_JOBS, draw_spaces, space_of
+
+UNKNOWN = {"adapters", "streams"}
+"""Jobs under whose programs something else may lower modules."""
+
+
+def draw_groups(space: Space, seed: int, number: int) -> list[LayerGroup]:
+    groups = space.groups()
+    return random.Random(seed).sample(groups, min(number, len(groups)))
+
+
+@pytest.mark.parametrize("name", [*JOBS, *LARGE_JOBS])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+def test_lowered_units_take_no_less_than_their_operators(name: str, seed: int) -> None:
+    bounds = PointBounds(space_of(name))
+    for group in draw_groups(bounds.space, seed, 6):
+        least, lowered = bounds.prices.least_times(group), bounds.prices.times(group._replace(recompute="none"))
+        assert least is not None or lowered is None or group.names_schemes or name in UNKNOWN, group
+        if least is None or lowered is None:
+            continue
+        times, ends = least.times[group.micro], (0, -1)  # the compute stream first, the host last
+        for action in (FORWARD, WHOLE):
+            found, wanted = times.stream[:, action][:, ends], lowered.stream[:, action][:, ends]
+            assert (found[:, 0] <= wanted[:, 0] * (1 + ROUNDING)).all(), group
+            kernels, every = times.busy[:, action, 0], lowered.busy[:, action, 0]
+            assert (kernels <= every * (1 + ROUNDING)).all(), group
+            assert kernels.sum() >= 0.5 * every.sum(), group
+
+
+@pytest.mark.parametrize("name", [*JOBS, *LARGE_JOBS])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+def test_bounds_of_operators_are_below_those_of_passes(name: str, seed: int) -> None:
+    check_groups(GroupBounds((bounds := PointBounds(space_of(name))).space, bounds), seed, 6)
+
+
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 60))])
+def test_bounds_of_operators_of_drawn_jobs_are_below_those_of_passes(seed: int) -> None:
+    check_groups(GroupBounds((bounds := PointBounds(next(draw_spaces(seed)))).space, bounds), seed, 4)
+
+
+def check_groups(groups: GroupBounds, seed: int, number: int) -> None:
+    for group in draw_groups(groups.space, seed, number):
+        if (passes := groups.bound_passes(group)) and groups.bounds.prices.least_times(group) is not None:
+            assert groups.bound_operators(group) <= passes * (1 + ROUNDING), group
+
+
+def test_what_is_known_of_other_degrees_changes_no_bound() -> None:
+    """Kernels outside of experts are shared by all degrees of these, collectives are not: their axes differ."""
+    space = space_of("mixtral")
+    several = GroupBounds(space, PointBounds(space))
+    for group in draw_groups(space, 7, 12):
+        alone = GroupBounds(space, PointBounds(space))
+        assert several.bound_operators(group) == pytest.approx(alone.bound_operators(group), rel=1e-12), group
