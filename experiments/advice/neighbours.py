@@ -178,7 +178,9 @@ class PlanNeighbours:
 
     def _make(self, key: str, fields: Change, after: object, numerics: bool = False) -> PlanChange:
         """Returns a change. key: its field, whose value now is that of the plan in short form."""
-        return PlanChange(key, fields, self.now.get(FIELDS[key]), after, numerics)
+        before = self.now.get(FIELDS[key])
+        every = key in (name_field(RECOMPUTED_LAYERS), name_field(COPIES)) and before is None
+        return PlanChange(key, fields, "all" if every else before, after, numerics)
 
     def _is_other(self, name: str, value: object) -> bool:
         """Returns whether a field of a point has another value in the job, where it makes a difference."""
@@ -206,8 +208,9 @@ class PlanNeighbours:
 
     def _list_pipelines(self) -> Iterator[PlanChange]:
         """Yields other numbers of stages: with the schedule and chunks of the plan, and with others."""
-        plain: Change = {SCHEDULE: None, CHUNKS_FIELD: None, PARTITION: "even"}
-        stated = {key: value for key, value in plain.items() if self.base.plan.get(key.removeprefix("plan.")) != value}
+        usual = {SCHEDULE: None, CHUNKS_FIELD: None, PARTITION: "even"}
+        plan = {f"plan.{key}": value for key, value in self.base.plan.items() if value is not None}
+        stated = {key: value for key, value in usual.items() if plan.get(key, value) != value}
         for stages in self.space.values["pp"]:
             if not self._is_other("pp", stages):
                 continue

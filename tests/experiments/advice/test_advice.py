@@ -1,4 +1,4 @@
-"""What `advise` proposes is run by the program, can be told to it, is worth what is said, and is as good as a search."""
+"""What `advise` proposes is run by the program, is worth what is said, and is as good as a search."""
 
 from __future__ import annotations
 
