@@ -91,9 +91,11 @@ class Adviser:
         best, patch, unpatched = self._choose([*singles, *pairs, *triples])
         together, limit = list[AdvisedPlan](), same[0].seconds if same else math.inf
         for combined in (pairs, triples):
-            if combined and self._gains(combined[0]) and combined[0].seconds < limit:
-                together.append(self._make_plan(combined[0]))
-                limit = combined[0].seconds
+            faster = [trial for trial in combined if self._gains(trial) and trial.seconds < limit]
+            first = next((trial for trial in faster[:ATTEMPTS] if self._is_said(trial)), None)
+            if first is not None:
+                together.append(self._make_plan(first))
+                limit = first.seconds
         return ShownAdvice(
             self._now,
             tuple(self._rank(singles)),

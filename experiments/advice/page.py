@@ -86,7 +86,8 @@ def _list_changes(advice: Advice) -> list[RenderableType]:
     """Returns the table of changes, alone and together, then what each is to the program, or to the job file."""
     plans = [*advice.changes, *advice.together]
     if not plans:
-        return [Text(f"No change saves {LEAST_GAIN:.1%} of the step and fits.")]
+        edited = ", and can be told by edits of this file" if advice.best is not None else ""
+        return [Text(f"No change saves {LEAST_GAIN:.1%} of the step and fits{edited}.")]
     terms = [name for name in TERMS if any(abs(plan.terms[name]) > SMALL * advice.now.step_time for plan in plans)]
     measured = any(plan.measured_runs for plan in plans)
     columns: tuple[tuple[Words, Format], ...] = (
