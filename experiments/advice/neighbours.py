@@ -56,7 +56,8 @@ COMPILE = "framework.set.compile"
 *_, EXPERT_RANKS = (key for key in PLAN_KEYS.values() if key.part == "ranks")
 (SEQUENCES,) = choosing_keys("tensor")
 (RECOMPUTED,) = choosing_keys("memory")
-RECOMPUTED_LAYERS, OFFLOADED = option_keys("memory")
+RECOMPUTED_LAYERS = next(key for key in option_keys("memory") if key.option == "layers")
+OFFLOADED = next(key for key in option_keys("memory") if key.option == "what")
 STATES, *_ = choosing_keys("data")
 COPIES = next(key for key in PLAN_KEYS.values() if key.flat == "replicate")
 DIVIDED = PLAN_KEYS[PIPELINE_NUMBERS[1]]
