@@ -119,7 +119,7 @@ class Adviser:
     def _count_combinations(self) -> int:
         """Returns the most pairs, and the most triples, that are tried: fewer where a forecast takes long."""
         seconds = measure_size(self._now.play.plan).seconds / USUAL_SECONDS
-        return max(LEAST_COMBINATIONS, int(COMBINATIONS / max(1.0, self._cost / 3, seconds)))
+        return max(LEAST_COMBINATIONS, int(COMBINATIONS / max(1.0, self._cost / 2, seconds)))
 
     def _check_kept(self, fields: set[str]) -> None:
         """Raises PlanError for a field to keep that no job has, or that no change sets. fields: that changes set."""
