@@ -92,7 +92,8 @@ class Adviser:
         best, patch, unpatched = self._choose([*singles, *pairs, *triples])
         together, limit = list[AdvisedPlan](), same[0].seconds if same else math.inf
         for combined in (pairs, triples):
-            faster = [trial for trial in combined if self._gains(trial) and trial.seconds < limit]
+            least = limit - LEAST_EFFECT * self._now.step_time  # each change has an effect
+            faster = [trial for trial in combined if self._gains(trial) and trial.seconds < least]
             first = next((trial for trial in faster[:ATTEMPTS] if self._is_said(trial)), None)
             if first is not None:
                 together.append(self._make_plan(first))

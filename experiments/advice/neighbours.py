@@ -93,6 +93,13 @@ class PlanChange:
     numerics: bool = False
 
     @property
+    def idle(self) -> frozenset[str]:
+        """The fields that make no difference with it: those of a degree that becomes 1."""
+        if self.after != 1 or self.key not in OF_DEGREES:
+            return frozenset()
+        return OF_DEGREES[self.key]
+
+    @property
     def grows(self) -> bool:
         """Whether it makes a number larger."""
         return isinstance(self.before, int) and isinstance(self.after, int) and self.after > self.before
@@ -383,6 +390,16 @@ def name_field(key: PlanKey) -> str:
 
 
 CHUNKS_FIELD = name_field(DIVIDED)
+
+OF_DEGREES: Mapping[str, frozenset[str]] = {
+    "plan.pp": frozenset((SCHEDULE, CHUNKS_FIELD, PARTITION, FIELD_OF["overlap_pp"], FIELD_OF["mesh_order"])),
+    "plan.tp": frozenset(
+        (*(name_field(key) for key in PLAN_KEYS.values() if key.degree == "tp"), FIELD_OF["overlap_tp"])
+    ),
+    "plan.cp": frozenset(name_field(key) for key in PLAN_KEYS.values() if key.degree == "cp"),
+    "plan.ep": frozenset((f"plan.{SCHEME_KEYS['expert']}",)),
+}
+"""Fields that a degree above 1 gives an effect."""
 
 
 def name_flat_key(field: str) -> str:
