@@ -24,6 +24,7 @@ from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.forecast.step import forecast_step
 from meshcast.simulator.formats.launch.launch_file import read_launch_file
+from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.locate import locate_errors
 from meshcast.simulator.loading.load import load_job, read_job
 from meshcast.simulator.plan.size import measure_size
@@ -91,9 +92,12 @@ class Adviser:
         best, patch, unpatched = self._choose([*singles, *pairs, *triples])
         together, limit = list[AdvisedPlan](), same[0].seconds if same else math.inf
         for combined in (pairs, triples):
-            if combined and self._gains(combined[0]) and combined[0].seconds < limit:
-                together.append(self._make_plan(combined[0]))
-                limit = combined[0].seconds
+            least = limit - LEAST_EFFECT * self._now.step_time  # each change has an effect
+            faster = [trial for trial in combined if self._gains(trial) and trial.seconds < least]
+            first = next((trial for trial in faster[:ATTEMPTS] if self._is_said(trial)), None)
+            if first is not None:
+                together.append(self._make_plan(first))
+                limit = first.seconds
         return ShownAdvice(
             self._now,
             tuple(self._rank(singles)),
@@ -116,7 +120,7 @@ class Adviser:
     def _count_combinations(self) -> int:
         """Returns the most pairs, and the most triples, that are tried: fewer where a forecast takes long."""
         seconds = measure_size(self._now.play.plan).seconds / USUAL_SECONDS
-        return max(LEAST_COMBINATIONS, int(COMBINATIONS / max(1.0, self._cost / 3, seconds)))
+        return max(LEAST_COMBINATIONS, int(COMBINATIONS / max(1.0, self._cost / 2, seconds)))
 
     def _check_kept(self, fields: set[str]) -> None:
         """Raises PlanError for a field to keep that no job has, or that no change sets. fields: that changes set."""
@@ -279,10 +283,26 @@ def advise(
     Raises PlanError, ModelError or CatalogError for a wrong job, and for one whose plans no search takes.
     """
     loaded = load_job(job, changes, base)
-    words = None
-    if not isinstance(job, Mapping):
-        listed = [changes] if isinstance(changes, str) else list(changes) if not isinstance(changes, Mapping) else []
-        launch = read_job(job, listed).launch
-        words = LaunchWords(read_launch_file(Path(job)), launch, loaded) if launch is not None else None
-    with locate_errors(*loaded.origin):
-        return Adviser(ChangeableJob(loaded), words, SharedWork(calibration), keep).advise(watch)
+    listed = [changes] if isinstance(changes, str) else [*changes] if not isinstance(changes, Mapping) else []
+    file = None if isinstance(job, Mapping) else Path(job)
+    return advise_on(loaded, file, listed, keep=keep, calibration=calibration, watch=watch)
+
+
+def advise_on(
+    job: Job,
+    file: Path | None = None,
+    changes: Sequence[str] = (),
+    *,
+    keep: Sequence[str] = (),
+    calibration: Calibration | None = None,
+    watch: Watch = iter,
+) -> Advice:
+    """Returns what to change in a job that is loaded.
+
+    file: from which it is, a launch file or a job file; None: a mapping. changes: with which it was read.
+    keep, calibration, watch: see `advise`.
+    """
+    launch = read_job(file, changes).launch if file is not None else None
+    words = LaunchWords(read_launch_file(file), launch, job) if file is not None and launch is not None else None
+    with locate_errors(*job.origin):
+        return Adviser(ChangeableJob(job), words, SharedWork(calibration), keep).advise(watch)

@@ -61,9 +61,8 @@ class LaunchWords:
         try:
             text = export_job(job, form.name, load_in_folder, accept).text
             silent = LaunchOptions(assume_defaults=True)
-            back = import_text(
-                text, "exported file", form.name, written["cluster"], written["model"], job.folder, options=silent
-            )
+            cluster, model = written["cluster"], written["model"]
+            back = import_text(text, "exported file", form.name, cluster, model, folder=job.folder, options=silent)
         except MeshcastError:
             return None
         sections = {name: back.job.get(name, {}) for name in ("framework", "precision")}

@@ -56,7 +56,8 @@ COMPILE = "framework.set.compile"
 *_, EXPERT_RANKS = (key for key in PLAN_KEYS.values() if key.part == "ranks")
 (SEQUENCES,) = choosing_keys("tensor")
 (RECOMPUTED,) = choosing_keys("memory")
-RECOMPUTED_LAYERS, OFFLOADED, *_ = option_keys("memory")
+RECOMPUTED_LAYERS = next(key for key in option_keys("memory") if key.option == "layers")
+OFFLOADED = next(key for key in option_keys("memory") if key.option == "what")
 STATES, *_ = choosing_keys("data")
 COPIES = next(key for key in PLAN_KEYS.values() if key.flat == "replicate")
 DIVIDED = PLAN_KEYS[PIPELINE_NUMBERS[1]]
@@ -90,6 +91,13 @@ class PlanChange:
     before: object
     after: object
     numerics: bool = False
+
+    @property
+    def idle(self) -> frozenset[str]:
+        """The fields that make no difference with it: those of a degree that becomes 1."""
+        if self.after != 1 or self.key not in OF_DEGREES:
+            return frozenset()
+        return OF_DEGREES[self.key]
 
     @property
     def grows(self) -> bool:
@@ -178,7 +186,9 @@ class PlanNeighbours:
 
     def _make(self, key: str, fields: Change, after: object, numerics: bool = False) -> PlanChange:
         """Returns a change. key: its field, whose value now is that of the plan in short form."""
-        return PlanChange(key, fields, self.now.get(FIELDS[key]), after, numerics)
+        before = self.now.get(FIELDS[key])
+        every = key in (name_field(RECOMPUTED_LAYERS), name_field(COPIES)) and before is None
+        return PlanChange(key, fields, "all" if every else before, after, numerics)
 
     def _is_other(self, name: str, value: object) -> bool:
         """Returns whether a field of a point has another value in the job, where it makes a difference."""
@@ -206,8 +216,9 @@ class PlanNeighbours:
 
     def _list_pipelines(self) -> Iterator[PlanChange]:
         """Yields other numbers of stages: with the schedule and chunks of the plan, and with others."""
-        plain: Change = {SCHEDULE: None, CHUNKS_FIELD: None, PARTITION: "even"}
-        stated = {key: value for key, value in plain.items() if self.base.plan.get(key.removeprefix("plan.")) != value}
+        usual = {SCHEDULE: None, CHUNKS_FIELD: None, PARTITION: "even"}
+        plan = {f"plan.{key}": value for key, value in self.base.plan.items() if value is not None}
+        stated = {key: value for key, value in usual.items() if plan.get(key, value) != value}
         for stages in self.space.values["pp"]:
             if not self._is_other("pp", stages):
                 continue
@@ -379,6 +390,16 @@ def name_field(key: PlanKey) -> str:
 
 
 CHUNKS_FIELD = name_field(DIVIDED)
+
+OF_DEGREES: Mapping[str, frozenset[str]] = {
+    "plan.pp": frozenset((SCHEDULE, CHUNKS_FIELD, PARTITION, FIELD_OF["overlap_pp"], FIELD_OF["mesh_order"])),
+    "plan.tp": frozenset(
+        (*(name_field(key) for key in PLAN_KEYS.values() if key.degree == "tp"), FIELD_OF["overlap_tp"])
+    ),
+    "plan.cp": frozenset(name_field(key) for key in PLAN_KEYS.values() if key.degree == "cp"),
+    "plan.ep": frozenset((f"plan.{SCHEME_KEYS['expert']}",)),
+}
+"""Fields that a degree above 1 gives an effect."""
 
 
 def name_flat_key(field: str) -> str:

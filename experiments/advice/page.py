@@ -17,8 +17,8 @@ from meshcast.simulator.report.formatting import describe_field, format_probabil
 
 NUMBERS = ("one", "two", "three")
 
-SMALL = 5e-4
-"""Largest change of a part of the step that has no column [s]."""
+SMALL = 0.005
+"""Largest change of a part of the step, over the step, that has no column."""
 
 MOST = 6
 """Settings of a change that are listed; ``--json`` has all."""
@@ -86,25 +86,31 @@ def _list_changes(advice: Advice) -> list[RenderableType]:
     """Returns the table of changes, alone and together, then what each is to the program, or to the job file."""
     plans = [*advice.changes, *advice.together]
     if not plans:
-        return [Text(f"No change saves {LEAST_GAIN:.1%} of the step and fits.")]
-    terms = [name for name in TERMS if any(abs(plan.terms[name]) >= SMALL for plan in plans)]
+        edited = ", and can be told by edits of this file" if advice.best is not None else ""
+        return [Text(f"No change saves {LEAST_GAIN:.1%} of the step and fits{edited}.")]
+    terms = [name for name in TERMS if any(abs(plan.terms[name]) > SMALL * advice.now.step_time for plan in plans)]
+    measured = any(plan.measured_runs for plan in plans)
     columns: tuple[tuple[Words, Format], ...] = (
         ("step", format_seconds),
         (("saved", "%"), ".1p"),
         *(((name, "ms"), "+,.0f") for name in terms),
         ("GiB", ",.1f"),
         (("fits", "%"), format_chance),
-        (("published", "runs"), ","),
+        *([("runs", ",")] if measured else []),
     )
     table = Table(
-        Column("", align="right"), "change", *formatted_numbers(*columns, wrap="never", low=True), edges=False
+        Column("", align="right"),
+        Column("change", width=14),
+        *formatted_numbers(*columns, wrap="never", low=True),
+        edges=False,
+        dense=True,
     )
     settings = []
     for number, plan in enumerate(plans, 1):
         if number == len(advice.changes) + 1:
             table.end_section()
-        figures = plan.trial.seconds, plan.gain, *(1e3 * plan.terms[name] or 0.0 for name in terms)
-        need = plan.report.peak_allocated / GIB, plan.trial.probability, plan.measured_runs
+        figures = plan.trial.seconds, plan.gain, *(round(1e3 * plan.terms[name]) for name in terms)
+        need = plan.report.peak_allocated / GIB, plan.trial.probability, *([plan.measured_runs] if measured else [])
         table.add(str(number), _name_changes(plan), *figures, *need)
         settings.append(labelled_line(f"{number:>2}", _join(_list_words(plan))))
     table.notes = list(_list_notes(advice))
@@ -126,7 +132,9 @@ def _name_change(change: PlanChange) -> str:
 
 
 def _list_notes(advice: Advice) -> Iterator[str]:
-    yield "ms: change of the parts of the step, a minus is saved. published runs: of such a plan, by others."
+    measured = any(plan.measured_runs for plan in (*advice.changes, *advice.together))
+    runs = "runs: published ones of such a plan" if measured else "nobody has published a run of any of these plans"
+    yield f"ms: change of the parts of the step, a minus is saved. {runs}."
     if any(plan.trial.numerics for plan in advice.changes):
         yield f"{MARK} changes what is computed; figures are for as many tokens. It is not among those together."
 

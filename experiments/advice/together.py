@@ -95,6 +95,9 @@ class Together:
         return Ratios(prod([part.seconds for part in parts]), prod([part.held for part in parts]))
 
     def _go_together(self, numbers: Numbers) -> bool:
-        """Returns whether singles are about different fields, and none contradicts another."""
+        """Returns whether singles are about different fields, of which all act, and none contradicts another."""
         changes = [self._singles[number] for number in numbers]
-        return len({change.key for change in changes}) == len(changes) and merge_fields(changes) is not None
+        keys = {change.key for change in changes}
+        if len(keys) < len(changes) or any(change.idle & keys for change in changes):
+            return False
+        return merge_fields(changes) is not None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+from meshcast.experiments.cli.best_plan import load_with_plan
 from meshcast.experiments.cli.console import AsJson, Changes, check_place, check_suffix, emit_or_show, track, writing
 from meshcast.experiments.cli.launch import LaunchFileOptions, tell_launch
 from meshcast.experiments.options import argument, option
@@ -31,15 +32,16 @@ class AdviseOptions(LaunchFileOptions):
 
 def advise(options: AdviseOptions) -> None:
     """Tries every change of a single field, and the best of them together; shows what each is worth."""
-    from meshcast.experiments.advice.adviser import advise as find_advice
+    from meshcast.experiments.advice.adviser import advise_on
     from meshcast.experiments.advice.page import page
     from meshcast.experiments.advice.patched_file import write_patched
 
     if options.write is not None:
         _check_write(options.job, options.write)
     tell_launch(options.job, options.change)
-    advice = find_advice(
-        options.job, options.change, keep=options.keep, watch=lambda changes: track(changes, "forecasting")
+    job = load_with_plan(options.job, options.change)
+    advice = advise_on(
+        job, options.job, options.change, keep=options.keep, watch=lambda changes: track(changes, "forecasting")
     )
     written: list[Path] = []
     if options.write is not None and advice.best is not None:

@@ -90,8 +90,8 @@ def diff_edits(edits: Mapping[str, tuple[str, str]]) -> list[str]:
     """Returns the lines of a unified diff. edits: see `list_edits`."""
     return [
         line
-        for name, texts in edits.items()
-        for line in unified_diff(*map(split_lines, texts), name, name, lineterm="")
+        for name, (old, new) in edits.items()
+        for line in unified_diff(split_lines(old), split_lines(new), name, name, lineterm="")
     ]
 
 

@@ -66,6 +66,6 @@ def test_the_page_has_the_edits_and_no_file_without_write(folder: Path) -> None:
     kept = read_files(folder)
     done = run("advise", "run.sh")
     assert done.exit_code == 0 and read_files(folder) == kept
-    for words in ("what to change", "in the words of Megatron-LM", "three together:", "--- run.sh", "+++ run.sh"):
+    for words in ("what to change", "in the words of Megatron-LM", " together:", "--- run.sh", "+++ run.sh"):
         assert words in done.stdout, done.stdout
     assert all(len(line) <= 110 for line in done.stdout.partition("--- run.sh")[0].splitlines())
