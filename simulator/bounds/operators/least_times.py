@@ -34,11 +34,12 @@ from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from meshcast.simulator.schemes.pipeline.shared.weight_gradients import PutsOffWeightGradients
 from meshcast.simulator.schemes.tensor.shared.tensor_overlap import GemmCollective, TensorOverlap
 
-ADD_OPS = (Scheme.lower, DataScheme.lower, ExpertScheme.lower, TensorOverlap.lower)
+ADD_OPS = (Scheme.lower, DataScheme.lower, ExpertScheme.lower, TensorOverlap.lower, PutsOffWeightGradients.lower)
 """What lowers modules under schemes that change no kernels but those of experts with uneven loads, and GEMMs that are
-cut to overlap their collectives."""
+cut to overlap their collectives; where no weight gradients are put off."""
 
 ADD_OPS_TO_STAGES = (Scheme.lower_stage, DataScheme.lower_stage, ExpertScheme.lower_stage)
 
@@ -132,6 +133,8 @@ def least_times(
 def _only_adds(plan: Plan, stages: Sequence[Stage]) -> bool:
     """Returns whether lowering only adds to the works of the operators of a plan."""
     adds = all(type(s).lower in ADD_OPS and type(s).lower_stage in ADD_OPS_TO_STAGES for s in plan.schemes)
+    schedules = (scheme for scheme in plan.schemes if isinstance(scheme, PutsOffWeightGradients))
+    adds = adds and not any(scheme.options.delay_weight_gradients or scheme.defers_output for scheme in schedules)
     experts = [scheme for scheme in plan.schemes if isinstance(scheme, ExpertScheme)]
     layers = [part for stage in stages for part in every_module(stage) if isinstance(part, MoE)] if experts else []
     even = not any(scheme.marks_of(layer) for scheme in experts for layer in layers)
