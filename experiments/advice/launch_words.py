@@ -103,7 +103,7 @@ class LaunchWords:
         if not self.is_written:
             place = self._launch.places.get(self._find_place(change.key), "")
             name = place.rpartition(" ")[2]
-            return (name,) if name else ()
+            return (f"{name}, so that {change.key} is {write_value(change.after)}",) if name else ()
         try:
             return tuple(map(describe_setting, self.edit(job).changes))
         except MeshcastError:
