@@ -26,6 +26,7 @@ from functools import cached_property
 
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import (
+    COMPUTE,
     Collective,
     Communication,
     Exchange,
@@ -187,10 +188,13 @@ class Flow:
         )
 
     def unawaited_messages(self) -> Iterator[str]:
-        """Messages that no kernel and no result names, directly or through further messages."""
-        for op in self.ops:
+        """Messages that no kernel and no result names, directly or through further messages; nobody needs those that
+        bring the result of a layer that is computed again, behind its last kernel."""
+        again = [place for place, op in enumerate(self.ops) if op.phase == "R" and op.stream == COMPUTE]
+        for place, op in enumerate(self.ops):
             arrives = is_message(op) or (isinstance(op.work, HostCopy) and op.work.back)
-            if arrives and not any(self._consumes(one) for one in (op, *self.downstream(op))):
+            discarded = op.phase == "R" and place > max(again, default=0)
+            if arrives and not discarded and not any(self._consumes(one) for one in (op, *self.downstream(op))):
                 yield f"nobody waits for {op}"
 
     def _consumes(self, op: Op) -> bool:

@@ -200,7 +200,7 @@ class _StepWorks:
         return seconds
 
 
-def _cut_product(overlap: TensorOverlap, axes: tuple[str, ...], product: Gemm, phase: str) -> list[list[Work]]:
+def _cut_product(overlap: TensorOverlap, axes: tuple[str, ...], product: Gemm, phase: str) -> list[list[Gemm]]:
     """Returns the parts of a GEMM that a scheme overlaps with the all-gather before it, and with the reduce-scatter
     behind it."""
     ranks, every = overlap.mesh.size(axes), []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -92,7 +92,7 @@ class ResNet(Config):
         shape |= {"bidirectional": True, "gated": False, "norm": "layernorm0", "tied": False}
         shape |= {"output": {"classes": CLASSES, "pool": "mean"}, "head": ("bias",)}
         blocks = list(self._blocks())
-        kinds = {block: {"other": _price(block, side**2)} for block in blocks}
+        kinds: dict[Hashable, dict[str, object]] = {block: {"other": _price(block, side**2)} for block in blocks}
         return {**shape, "layers": len(blocks), **variant_fields(blocks, kinds)}
 
     def _blocks(self) -> Iterator[ConvolutionBlock]:
