@@ -9,7 +9,7 @@ collectives these run in turn.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -34,12 +34,22 @@ from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme
+from meshcast.simulator.schemes.expert.shared.shared_expert_overlap import OverlapsSharedExperts
 from meshcast.simulator.schemes.pipeline.shared.weight_gradients import PutsOffWeightGradients
 from meshcast.simulator.schemes.tensor.shared.tensor_overlap import GemmCollective, TensorOverlap
 
-ADD_OPS = (Scheme.lower, DataScheme.lower, ExpertScheme.lower, TensorOverlap.lower, PutsOffWeightGradients.lower)
+MOVES_OPS: Mapping[type[Scheme], tuple[str, ...]] = {
+    PutsOffWeightGradients: ("delay_weight_gradients", "deferred_output_gradients"),
+    OverlapsSharedExperts: ("overlap_shared",),
+}
+"""Options with which schemes issue ops in another order."""
+
+ADD_OPS = (
+    *(Scheme.lower, DataScheme.lower, ExpertScheme.lower, TensorOverlap.lower),
+    *(kind.lower for kind in MOVES_OPS),
+)
 """What lowers modules under schemes that change no kernels but those of experts with uneven loads, and GEMMs that are
-cut to overlap their collectives; where no weight gradients are put off."""
+cut to overlap their collectives; without options that move ops."""
 
 ADD_OPS_TO_STAGES = (Scheme.lower_stage, DataScheme.lower_stage, ExpertScheme.lower_stage)
 
@@ -133,8 +143,12 @@ def least_times(
 def _only_adds(plan: Plan, stages: Sequence[Stage]) -> bool:
     """Returns whether lowering only adds to the works of the operators of a plan."""
     adds = all(type(s).lower in ADD_OPS and type(s).lower_stage in ADD_OPS_TO_STAGES for s in plan.schemes)
-    schedules = (scheme for scheme in plan.schemes if isinstance(scheme, PutsOffWeightGradients))
-    adds = adds and not any(scheme.options.delay_weight_gradients or scheme.defers_output for scheme in schedules)
+    moving = (
+        (s, option) for s in plan.schemes for kind in MOVES_OPS if isinstance(s, kind) for option in MOVES_OPS[kind]
+    )
+    adds = adds and all(
+        (value := getattr(scheme.options, option)) is False or value is None for scheme, option in moving
+    )
     experts = [scheme for scheme in plan.schemes if isinstance(scheme, ExpertScheme)]
     layers = [part for stage in stages for part in every_module(stage) if isinstance(part, MoE)] if experts else []
     even = not any(scheme.marks_of(layer) for scheme in experts for layer in layers)
