@@ -122,7 +122,7 @@ class Gemm:
     def bytes(self) -> float:
         """Least traffic to memory: each operand read once, the result written (and read when accumulated) once."""
         out = self.m * self.n * BYTES[self.out_dtype] * (2 if self.accumulate else 1)
-        right = self.k * self.n * max(1.0, self.part)
+        right = self.k * self.n * (1.0 + (self.part - 1.0) * (self.part > 1.0))
         return 1.0 * self.batch * ((self.m * self.k + right) * BYTES[self.dtype] + out)
 
 

@@ -150,7 +150,7 @@ COMMANDS = (
     "calibrate campaign measured --out out/machine",
     f"check small.yaml --jobs 1 --seed 3 {SCRIPT}",
     # --yes lifts the limits of size: only beside files that are small, in words that change no batch, model or noise
-    *(f"{command} small.yaml --yes" for command in ("predict", "why", "collectives", "report", "check")),
+    *(f"{command} small.yaml --yes" for command in ("predict", "why", "collectives", "report", "check", "advise")),
     *(f"{command} small.yaml --yes" for command in ("export --to nemo", "plot timeline", "scale --gpus 8")),
     *("run run.yaml --yes", "compare small.yaml job.yaml --yes", "import run.sh --yes", "search search.yaml --yes"),
     "plan small.yaml --with optcnn --seconds 1 --steps 50 --memory-risk 5% --yes",

@@ -29,7 +29,13 @@ EXPECTED: tuple[Outcome, ...] = ("right", "asked", "refused")
 SCHEDULES = {"interleaved": "interleaved-1f1b", "looped-bfs": "breadth-first"}
 """Names of schedules by those of the corpus, where they differ."""
 
-STAGES = {"zero-offload": "zero-2", "zero-infinity": "zero-3", "mics": "zero-3", "zero-plus-plus": "zero-3"}
+STAGES = {
+    "zero-offload": "zero-2",
+    "zero-infinity": "zero-3",
+    "mics": "zero-3",
+    "zero-plus-plus": "zero-3",
+    "zenflow": "zero-2",
+}
 """What data-parallel ranks share out, by data schemes that say more."""
 
 RECOMPUTED = {"operators": "selective-op"}
@@ -211,7 +217,7 @@ def _read_sharding(keys: dict[str, Any]) -> dict[str, Any]:
     if data == "fsdp" and keys.get("plan.data.reshard") is False:
         sharding = "fsdp-grad-op"
     offload = set(keys.get("plan.offload", ()))
-    if data in ("zero-offload", "zero-infinity"):
+    if data in ("zero-offload", "zero-infinity", "zenflow"):
         offload.add("optimizer")
     if keys.get("plan.data.parameters", "gpu") != "gpu":
         offload.add("parameters")

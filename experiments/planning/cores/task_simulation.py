@@ -138,11 +138,11 @@ class TaskSimulation:
         self._replay(begin)
         return self.seconds
 
-    def save(self) -> SavedSimulation:
+    def keep_state(self) -> SavedSimulation:
         """Returns the present state, to come back to after a change."""
         return SavedSimulation(dict(self.placements), self.tasks, self.runs, self.order)
 
-    def restore(self, saved: SavedSimulation) -> None:
+    def restore_state(self, saved: SavedSimulation) -> None:
         self.placements, self.tasks, self.runs, self.order = saved
 
     # ------------------------------------------------------------------------------------------- tasks

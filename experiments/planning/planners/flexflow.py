@@ -168,14 +168,14 @@ class PlacementWalk:
                 break
             if step % max(1, steps // 100) == 0 and best.seconds < now:
                 now = self._price(simulation.simulate(best.placements))
-            node, before = self.draw.choice(self.nodes), simulation.save()
+            node, before = self.draw.choice(self.nodes), simulation.keep_state()
             tried = self._price(simulation.change(node, self.draw_placement(node)))
             if tried <= now or self.draw.random() < math.exp(-min(700.0, cold * (tried - now))):
                 now = tried
                 if now < best.seconds:
                     best = PlacedOperators(dict(simulation.placements), now)
             else:
-                simulation.restore(before)
+                simulation.restore_state(before)
         return best
 
 

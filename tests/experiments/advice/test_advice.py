@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import os
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -45,12 +45,13 @@ def advice_on(name: str) -> Advice:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of launch files, which is the working directory."""
     made = tmp_path_factory.mktemp("launches")
     write_launches(made)
-    os.chdir(made)
-    return made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made)
+        yield made
 
 
 def plans_of(advice: Advice) -> list[AdvisedPlan]:

@@ -64,7 +64,7 @@ def test_counts_have_half_and_twice_as_alternatives() -> None:
 def test_a_plan_in_long_form_leaves_only_options_open() -> None:
     plan = {"mesh": {"dp": 16}, "schemes": [{"use": "data/fsdp", "over": "dp", "reshard": True}]}
     found = {name for name in names({**JOB, "plan": plan}) if name.startswith("plan.")}
-    options = ("backward_prefetch", "across_microbatches", "offload")
+    options = ("backward_prefetch", "across_microbatches", "offload", "double_buffer")
     assert found == {f"plan.schemes.data/fsdp.{option}" for option in options}
 
 

@@ -62,7 +62,7 @@ def test_a_change_is_simulated_as_the_whole(seed: int) -> None:
     simulation, replayed, tasks = walk.simulation, 0, 0
     simulation.simulate({node: walk.draw_placement(node) for node in walk.nodes})
     for step in range(30):
-        before, seconds = simulation.save(), simulation.seconds
+        before, seconds = simulation.keep_state(), simulation.seconds
         node, simulation.replayed = walk.draw.choice(walk.nodes), 0
         changed = simulation.change(node, walk.draw_placement(node))
         whole = TaskSimulation(graph, TWO_BY_TWO)
@@ -70,7 +70,7 @@ def test_a_change_is_simulated_as_the_whole(seed: int) -> None:
         assert simulation.tasks == whole.tasks and simulation.runs == whole.runs
         replayed, tasks = replayed + simulation.replayed, tasks + len(whole.tasks)
         if step % 3 == 0:
-            simulation.restore(before)
+            simulation.restore_state(before)
             assert simulation.seconds == seconds
     assert replayed < 0.95 * tasks
 
