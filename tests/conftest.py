@@ -35,6 +35,15 @@ def pytest_collection() -> None:
     gc.disable()
 
 
+FORKING = ("tests/validation/distributed/", "tests/validation/reference/")
+"""Tests that fork ranks from their process, in which no thread of autograd may have begun."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts tests that fork first: after a trace or a planner that learns, their ranks could not go backward."""
+    items.sort(key=lambda item: not item.nodeid.startswith(FORKING))
+
+
 def pytest_collection_finish() -> None:
     """Freezes imported and collected objects, so that the rounds of garbage collection in a long run skip them."""
     gc.freeze()
