@@ -203,7 +203,7 @@ RANK = re.compile(
 
 RANKS = re.compile(
     r"#\s+Ranks\s+(\d{1,9}) to (\d{1,9})\s+Group\s+(\d{1,9}) on (\d{1,9}) hosts? (\S++)"
-    r"(?:(?! devices ).)*+ devices [^\[]*+\[[^\]]*+\]\s*(.*)"
+    r"(?:(?! devices ).)* devices [^\[]*+\[[^\]]*+\]\s*(.*)"
 )
 """A line of `nccl_tests_table` for all ranks of equal hosts."""
 
