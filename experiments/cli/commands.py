@@ -44,7 +44,7 @@ COMMANDS = {
     "run": CommandEntry("run.run", "Simulate a training run: failures, checkpoints, days and money.", FORECAST),
     "sweep": CommandEntry(
         "sweep.sweep",
-        "Forecast a job at every point of a grid. The same command resumes an interrupted sweep.",
+        "Forecast a job at every point of a grid. Run again, it goes on.",
         FORECAST,
     ),
     "merge": CommandEntry("sweep.merge", "Join the shards of a sweep into the file of the whole sweep.", FORECAST),
@@ -57,7 +57,7 @@ COMMANDS = {
     ),
     "advise": CommandEntry(
         "advise.advise",
-        "Say what to change: every change of one field, and the best together.\n\nOf a launch file in the words of its "
+        "Say what to change in a plan, one field at a time and together.\n\nOf a launch file in the words of its "
         "program, with the edits.",
         PLAN,
     ),

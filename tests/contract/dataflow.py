@@ -172,9 +172,9 @@ class Flow:
                     yield f"{op} reads {key} and does not wait until it comes in"
                 if writers and not earlier and source is None and key not in self.run.allocated_before:
                     yield f"{op} reads {key} before {self.ops[writers[0]]} writes it"
-                late = [one for one in earlier if not self.waits(op, one) and not self._starts_early(op, one)]
+                late = [writer for writer in earlier if not (self.waits(op, writer) or self._starts_early(op, writer))]
                 # Of several messages that bring the same, one is enough.
-                brought = any(is_message(one) for one in earlier if one not in late)
+                brought = any(is_message(writer) for writer in earlier if writer not in late)
                 for writer in late:
                     if not (brought and is_message(writer)):
                         yield f"{op} reads {key} and does not wait for {writer}"
@@ -190,11 +190,13 @@ class Flow:
     def unawaited_messages(self) -> Iterator[str]:
         """Messages that no kernel and no result names, directly or through further messages; nobody needs those that
         bring the result of a layer that is computed again, behind its last kernel."""
-        again = [place for place, op in enumerate(self.ops) if op.phase == "R" and op.stream == COMPUTE]
-        for place, op in enumerate(self.ops):
+        forward = [op for op in self.ops if op.phase == "F"]
+        kernels = [place for place, op in enumerate(forward) if op.stream == COMPUTE]
+        results = {f"re {op.name}" for op in forward[max(kernels, default=-1) + 1 :]}
+        for op in self.ops:
             arrives = is_message(op) or (isinstance(op.work, HostCopy) and op.work.back)
-            discarded = op.phase == "R" and place > max(again, default=0)
-            if arrives and not discarded and not any(self._consumes(one) for one in (op, *self.downstream(op))):
+            discarded = op.phase == "R" and op.name in results
+            if arrives and not discarded and not any(map(self._consumes, (op, *self.downstream(op)))):
                 yield f"nobody waits for {op}"
 
     def _consumes(self, op: Op) -> bool:
@@ -223,8 +225,8 @@ class Flow:
                 # Of what is computed again, a slice keeps the key that it had.
                 names = {without_layout(key), without_layout(key.removesuffix("~"))}
                 first = self.place[op] + is_message(op)
-                later = [one for name in names for one in readers[name] if self.place[one] >= first]
-                read = any(self._consumes(one) for one in later) if is_message(op) else bool(later)
+                later = [reader for name in names for reader in readers[name] if self.place[reader] >= first]
+                read = any(map(self._consumes, later)) if is_message(op) else bool(later)
                 if not read and not {key, key.removesuffix("~")} & outgoing:
                     unread.append(key)
             # The loss is the end of a model. A kernel of a forward pass may write more than is read; a kernel that runs
@@ -259,7 +261,7 @@ class Flow:
             if op not in done:
                 yield f"no parameter waits for {op}"
             if isinstance(op.work, Gemm) and op.work.layout == "nt" and not op.work.accumulate:
-                if not any(adds_gradients(one) for one in self.downstream(op)):
+                if not any(map(adds_gradients, self.downstream(op))):
                     yield f"nothing adds the weight gradient that {op} computes"
 
 

@@ -70,7 +70,7 @@ def dispatch_calls(setting: ExpertLayer, use: str) -> list[Dispatch]:
 
 
 def network_bytes(setting: ExpertLayer, use: str) -> float:
-    return sum(one.network_bytes for one in dispatch_calls(setting, use))
+    return sum(call.network_bytes for call in dispatch_calls(setting, use))
 
 
 def scale_up_bytes(setting: ExpertLayer, use: str) -> float:
