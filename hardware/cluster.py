@@ -367,6 +367,15 @@ class Cluster(Strict):
         return self.over_host and any(fact is not None and not fact.value for fact in facts)
 
     @cached_property
+    def of_peer_copies(self) -> Cluster:
+        """The cluster as copies see it that a program makes by CUDA's peer access: itself, unless NCCL goes through the
+        memory of the host where they go directly."""
+        facts = self.node.peer_copies, self.gpu.peer_access
+        if not self.staged or not (facts[0] and facts[0].value) or (facts[1] and not facts[1].value):
+            return self
+        return self.model_copy(update={"node": self.node.model_copy(update={"peer_access": None})})
+
+    @cached_property
     def layout(self) -> Hashable:
         """What the reaches of messages and groups depend on (`hardware.topology`): clusters that differ in the rates of
         GPUs and links alone have the same, unless messages share links between blocks."""

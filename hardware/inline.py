@@ -72,6 +72,7 @@ class ByGPU(Strict):
             nics=self._nics(per_node, usual, notes, int(scale_up.domain or per_node) if scale_up else 1),
             host=usual.host if usual and int(usual.gpus) == per_node else None,
             peer_access=usual.peer_access if usual else None,
+            peer_copies=usual.peer_copies if usual else None,
             staging=usual.staging if usual and int(usual.gpus) == per_node else None,
         )
         return Cluster(

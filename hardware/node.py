@@ -155,6 +155,8 @@ class Node(Strict):
             src/graph/paths.cc of NVIDIA/nccl @5067397): there data is copied to the memory of the host and from there.
             None: they do, as below switches.
         staging: rate of that for all GPUs of the node together; None: unknown.
+        peer_copies: where NCCL does not: whether what a program itself copies or stores to other GPUs, by CUDA's peer
+            access, goes directly over PCIe. None: it does not.
     """
 
     name: str = "inline"
@@ -166,6 +168,7 @@ class Node(Strict):
     host: Host | None = None
     peer_access: BooleanFact | None = None
     staging: Together | None = None
+    peer_copies: BooleanFact | None = None
     note: str = ""
 
     @property

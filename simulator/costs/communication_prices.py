@@ -43,9 +43,14 @@ class CommunicationPrices:
             *(network.assumed if cluster.gpus > cluster.local_gpus else ()),
         )
         self._message_prices: dict[tuple[int, tuple[Reach, ...]], Estimate] = {}
+        self._copies = self
+        if (peers := cluster.of_peer_copies) is not cluster:
+            self._copies = CommunicationPrices(RankPlaces(peers, places.mesh), calibration, speed, rings)
 
     def price(self, work: Communication) -> Estimate:
         """Returns how long a collective, exchange or message takes."""
+        if self._copies is not self and _copies_itself(work):
+            return self._copies.price(work)
         match work:
             case Collective(operation="shift"):
                 return slowest(self._price_shift(work, reach) for reach in self._places.shift_reaches(work))
@@ -57,6 +62,8 @@ class CommunicationPrices:
 
     def use(self, work: Communication) -> Use:
         """Returns the shares of links and multiprocessors that communication occupies when it runs alone."""
+        if self._copies is not self and _copies_itself(work):
+            return self._copies.use(work)
         match work:
             case Collective(operation="shift"):
                 reach = max(self._places.shift_reaches(work), key=lambda pair: sum(self._price_shift(work, pair)[::2]))
@@ -129,6 +136,11 @@ class CommunicationPrices:
         """Returns `use` with the multiprocessors that the work states, if it does."""
         multiprocessors = self._places.cluster.gpu.multiprocessors
         return use if work.sms is None else replace(use, multiprocessors=work.sms / multiprocessors)
+
+
+def _copies_itself(work: Communication) -> bool:
+    """Returns whether a program writes to other GPUs itself, by copy engines or its own kernels, without NCCL."""
+    return isinstance(work, Collective) and work.sms is not None
 
 
 def slowest(prices: Iterable[Estimate]) -> Estimate:

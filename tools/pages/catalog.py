@@ -81,6 +81,7 @@ SECTIONS: Sequence[tuple[str, str, Sequence[tuple[str, str]]]] = (
             ("rails", "nics.rail_optimised"),
             ("peer access over PCIe", "peer_access"),
             ("through the memory of the host", "staging"),
+            ("copies of a program's own to peers", "peer_copies"),
             ("memory of the host", "host.memory"),
             ("its size", "host.capacity"),
             ("links to the host", "host.uplinks"),

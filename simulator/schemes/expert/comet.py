@@ -53,7 +53,8 @@ class Comet(ExpertScheme):
         dispatch: Literal["auto", "all-to-all", "all-gather"] = "auto"
         """How tokens come to the ranks of their experts: auto as fewer bytes are sent."""
         sms: int = Field(default=28, ge=0, strict=True)
-        """Multiprocessors of a fused kernel that communicate; flux on Hopper: 28 of 132."""
+        """Multiprocessors of a fused kernel that communicate; flux on Hopper: 28 of 132, on GPUs before it: 3
+        (FLUX_RS_BLOCKS of src/moe_gather_rs/ths_op/gemm_grouped_v2_gather_rs.cc)."""
         wave: int = Field(default=132, ge=1, strict=True)
         """Tiles computed at a time where no multiprocessor communicates; 132 as on an H100."""
 

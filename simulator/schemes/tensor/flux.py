@@ -14,7 +14,8 @@ all-gather and GEMM take max(T, C + T/p), as the tiles of the shard that arrives
 same rows are a single kernel. GEMM and reduce-scatter, whose tiles finish in n waves, take max(T + C/n, T/n + C):
 nothing is sent before the first wave has finished, and the last is sent after the GEMM. The bytes sent are those of the
 collective, sent directly to their owners. The tiles received from all ranks take the place of the GEMM's result, so
-the buffers are those of an all-gather and a reduce-scatter.
+the buffers are those of an all-gather and a reduce-scatter. Copy engines and the GEMM itself write them: no kernel of
+NCCL takes multiprocessors, and on PCIe they go where CUDA's peer access leads.
 
 Not modelled: the multiprocessors and stalls that remote stores cost the warp-specialised kernels on Hopper, the tuning
 of tile and chunk sizes, the other paths across nodes (NVSHMEM). All of a GEMM's tiles are of the same size.
@@ -65,7 +66,7 @@ class Flux(ShardedRowsOverlap):
         assert isinstance(product.work, Gemm)
         waves = wave_count(product.work, self.options.wave)
         if waves == 1:
-            sent = replace(op, work=replace(pair.work, operation="all_to_all"), after=[product])
+            sent = replace(op, work=replace(pair.work, operation="all_to_all", sms=0), after=[product])
             rewrite.swap(op, [sent, sum_shards(pair, [sent])])
             return
         first, rest = split_kernel(product, 1 / waves)
@@ -74,7 +75,7 @@ class Flux(ShardedRowsOverlap):
         last = pair.work.nbytes // waves
         # The two parts of the transfer follow each other on their stream.
         before, behind = (
-            replace(op, name=f"{op.name} {part}", work=replace(pair.work, operation="all_to_all", nbytes=nbytes))
+            replace(op, name=f"{op.name} {part}", work=replace(pair.work, operation="all_to_all", nbytes=nbytes, sms=0))
             for part, nbytes in (("streamed", pair.work.nbytes - last), ("last", last))
         )
         before.after, behind.after = [first], [rest]

@@ -173,3 +173,20 @@ def test_eight_l20_of_flux():
     assert not any("peer access" in one for one in costs.assumed), "its node states the rate of its host"
     assert 0.3 < costs.estimate(Collective("all_gather", MIB, ("tp",))).sigma < 0.7
     assert 0.9 < costs.estimate(Gemm(4096, 6144, 12288)).seconds / 5.746e-3 < 1.1
+
+
+@pytest.mark.parametrize("operation", ["shift", "all_to_all"])
+def test_copies_that_a_program_makes_itself_go_where_the_driver_lets_them(operation):
+    never = BooleanFact(value=False, kind="assumed", source="a test")
+    through = load_cluster("l20-8:1")
+    plain = {"node": through.node.model_copy(update={"peer_copies": None})}
+    locked = {"node": through.node.model_copy(update={"gpu": through.gpu.model_copy(update={"peer_access": never})})}
+    direct = {"node": through.node.model_copy(update={"peer_access": None})}
+
+    def seconds(changes, sms) -> float:
+        costs = Costs(through.model_copy(update=changes), Mesh({"tp": 8}))
+        return costs.estimate(Collective(operation, 2**30, ("tp",), sms=sms)).seconds
+
+    by_nccl, itself = seconds({}, None), seconds({}, 0)
+    assert itself == pytest.approx(seconds(direct, 0)) and itself < by_nccl / 2
+    assert seconds(plain, 0) == seconds(locked, 0) == by_nccl
