@@ -15,6 +15,7 @@ from meshcast.experiments.render.markdown import render_table
 from meshcast.experiments.render.terminal.claims import tabulate_counts, validate_claims, word_verdict
 from meshcast.experiments.views.table import Column, Table
 from meshcast.hardware.documents.output_file import write_file
+from tools.pages.systems import tabulate_systems
 
 HEAD = """\
 # Claims of the papers
@@ -25,6 +26,15 @@ pipeline cases with given times of passes, or as runs of planners, and its relat
 *cannot be judged*. Claims whose source was not read are marked *recalled* and not counted. `meshcast validate claims
 --claim ID` shows the jobs of one.
 The format of the files is on the page [validation](validation.md#claims-of-papers).
+"""
+
+SYSTEMS = """\
+## Systems
+
+Every system that can be forecast or planned with: its file, its idea, the golden job and the file of tests that names
+it most (every scheme is in `tests/contract`, too), and how its claims are judged: those of its paper, else of others that
+use it.
+
 """
 
 
@@ -38,6 +48,7 @@ def page(answer: dict[str, Any]) -> str:
             "hold or deviate by 25 % at most.\n"
         )
     parts.append(render_table(tabulate_counts(summary)))
+    parts.append(SYSTEMS + render_table(tabulate_systems(rows)))
     for family in summary["by_family"]:
         parts.append(f"## {family.capitalize()}\n")
         of_family = [row for row in rows if row["family"] == family]

@@ -1,17 +1,20 @@
 """Writes docs/schemes.md, the page of all schemes: idea, paper, options, what is modelled, and the closed forms.
 
 It is made from the files of the schemes alone: their docstrings, options with the sentences below them, and
-`ClosedForm` calls. ``make docs-schemes`` runs ``python -m tools.pages.schemes docs/schemes.md``.
+`ClosedForm` calls. Cards of optimizers, of the assignment of samples and of runs that lose nodes are docstrings, too.
+``make docs-schemes`` runs ``python -m tools.pages.schemes docs/schemes.md``.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from meshcast.experiments.render.markdown import render_table
 from meshcast.experiments.views.table import Table
@@ -19,6 +22,9 @@ from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.schemas import ModelField
 from meshcast.simulator.ir.registry import describe_scheme, find_scheme, scheme_docstring, scheme_names
 from meshcast.simulator.ir.scheme import FAMILIES, Paper, Scheme
+from meshcast.simulator.job.optimizers import OPTIMIZER_STATES, MatrixOptions
+
+ROOT = Path(__file__).resolve().parents[2]
 
 HEAD = """# Schemes
 
@@ -67,6 +73,44 @@ ELSEWHERE = (
 )
 """Systems that are no scheme of their own: name, publication, and where they are."""
 
+
+class Card(NamedTuple):
+    """A card of what is no scheme: a file whose docstring is its text.
+
+    title: as a job names it, or what the file is about.
+    files: whose docstrings follow each other.
+    section: under which it stands.
+    urls: of the publications.
+    word: key and value of the jobs that use it; empty: it is no single system.
+    """
+
+    title: str
+    files: tuple[str, ...]
+    section: str
+    urls: tuple[str, ...] = ()
+    word: str = ""
+
+
+CARDS = (
+    Card("States of optimizers", ("simulator/job/optimizers.py",), "Optimizers"),
+    Card("optimizer: muon", ("simulator/lowering/matrices.py",), "Optimizers",
+         ("https://kellerjordan.github.io/posts/muon/", "https://arxiv.org/abs/2502.16982"), "optimizer muon"),
+    Card("optimizer: soap, shampoo, dion", ("simulator/lowering/preconditioners.py",), "Optimizers",
+         ("https://arxiv.org/abs/2409.11321", "https://arxiv.org/abs/2309.06497", "https://arxiv.org/abs/2504.05295"),
+         "optimizer soap"),
+    Card("samples.join: dp-balanced", ("simulator/job/assigners/dp_balanced.py",), "Assignment of samples", (),
+         "join dp-balanced"),
+    Card("samples.join: wlb", ("simulator/job/assigners/wlb.py",), "Assignment of samples",
+         ("https://arxiv.org/abs/2503.17924",), "join wlb"),
+    Card("samples.join: hybrid-cp", ("simulator/job/assigners/hybrid_cp.py",), "Assignment of samples", (),
+         "join hybrid-cp"),
+    Card("samples.join: flexsp", ("simulator/job/assigners/flexsp.py",), "Assignment of samples",
+         ("https://arxiv.org/abs/2412.01523",), "join flexsp"),
+    Card("What a run does while nodes are missing", ("simulator/runs/elastic.py",), "Runs that lose nodes"),
+    Card("Checkpoints", ("simulator/runs/checkpoints.py",), "Runs that lose nodes"),
+)  # fmt: skip
+"""Cards of optimizers, of ways to assign samples, and of runs that lose nodes."""
+
 TITLES = {
     "pipeline": "Pipeline schedules",
     "tensor": "Tensor parallelism",
@@ -87,6 +131,9 @@ def page() -> str:
     for family in FAMILIES:
         parts.append(f"\n## {TITLES[family]}\n")
         parts += [_scheme(use) for use in names if use.startswith(f"{family}/")]
+    for section in dict.fromkeys(card.section for card in CARDS):
+        parts.append(f"\n## {section}\n")
+        parts += [_card(card) for card in CARDS if card.section == section]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -140,6 +187,53 @@ def _scheme(use: str) -> str:
     return "\n".join([*parts, ""])
 
 
+def _card(card: Card) -> str:
+    """Writes a card of docstrings: the idea, the text, where it is from; of optimizers their states and options."""
+    parts = [f"### {card.title}\n"]
+    for file in card.files:
+        text, _, sources = _docstring(file).partition("\n\nReferences:")
+        first, _, rest = text.partition("\n\n")
+        parts += [" ".join(first.split()), "", _body(_word_terms(rest))]
+        parts += [f"Sources: {' '.join(sources.split())}\n"] if sources else []
+        parts.append(f"In `{file}`.\n")
+    if card.title == CARDS[0].title:
+        parts.append(_states_of_optimizers())
+        options = [(f"`{name}`", _default(field), text) for (name, text), field in _matrix_options()]
+        parts.append(render_table(Table("option of matrices", "default", "what it says", rows=options)))
+    return "\n".join(parts)
+
+
+def _word_terms(text: str) -> str:
+    """Makes a list of lines ``word: what it is``, which go on indented."""
+    return re.sub(r"^([a-z][a-z-]*): ", r"- *\1*: ", text, flags=re.MULTILINE)
+
+
+def _states_of_optimizers() -> str:
+    """Writes a table of the states of every optimizer."""
+    table = Table("optimizer", "states as large as a tensor", "of a matrix", "bytes of an element of a state")
+    for name, states in OPTIMIZER_STATES.items():
+        matrix = "" if states.of_matrix is None else str(states.of_matrix)
+        matrix += ", squares of both sides" if states.squares else ", a basis" if states.basis else ""
+        factored = "sums over rows and columns" if states.factored else str(states.tensors)
+        table.add(f"`{name}`", factored, matrix, f"{states.nbytes:.4g}" if states.nbytes else "as the moments")
+    return render_table(table)
+
+
+def _matrix_options() -> Iterator[tuple[tuple[str, str], ModelField]]:
+    sentences = dict(_sentences(MatrixOptions))
+    for name, field in MatrixOptions.model_fields.items():
+        yield (name, sentences.get(name, "")), field
+
+
+def _docstring(file: str) -> str:
+    return ast.get_docstring(ast.parse((ROOT / file).read_text("utf-8"))) or ""
+
+
+def describe_file(file: str) -> str:
+    """Returns the first sentence of a file."""
+    return " ".join(_docstring(file).partition("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+
+
 def _body(text: str) -> str:
     """Writes the paragraphs of a docstring in Markdown; indented paragraphs are drawings and become blocks of text."""
     written = []
@@ -177,13 +271,18 @@ def _paper(paper: Paper) -> str:
     return f"{paper.title}, {paper.year}, {_link(paper)}."
 
 
+PLACES = {"arXiv": "https://arxiv.org/abs/", "doi": "https://doi.org/"}
+
+
+def paper_url(paper: Paper) -> str:
+    """Returns the address of a publication, or what stands in its place."""
+    kind, _, number = paper.ref.partition(":")
+    return PLACES[kind] + number if kind in PLACES else paper.ref
+
+
 def _link(paper: Paper) -> str:
     kind, _, number = paper.ref.partition(":")
-    if kind == "arXiv":
-        return f"[arXiv {number}](https://arxiv.org/abs/{number})"
-    if kind == "doi":
-        return f"[doi {number}](https://doi.org/{number})"
-    return f"<{paper.ref}>"
+    return f"[{kind} {number}]({paper_url(paper)})" if kind in PLACES else f"<{paper.ref}>"
 
 
 if __name__ == "__main__":
