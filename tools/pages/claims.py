@@ -32,7 +32,7 @@ SYSTEMS = """\
 ## Systems
 
 Every system that can be forecast or planned with: its file, its idea, the golden job and the file of tests that names
-it most (every scheme is in `tests/contract`, too), and how its claims are judged: those of its paper, else of others that
+it most (`tests/contract` has every scheme, too), and how its claims are judged: those of its paper, else of others that
 use it.
 
 """
