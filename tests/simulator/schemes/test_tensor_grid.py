@@ -43,10 +43,16 @@ def grid(use: str, sides: Iterable[int], **options: object) -> tuple[Mesh, Schem
 
 
 def lowered(
-    use: str, sides: Iterable[int], model: Model, samples: int, ends: bool = False, regather: bool = False
+    use: str,
+    sides: Iterable[int],
+    model: Model,
+    samples: int,
+    ends: bool = False,
+    regather: bool = False,
+    **options: object,
 ) -> tuple[StageOps, Mesh]:
     """A layer, between embedding and loss where `ends`."""
-    mesh, scheme = grid(use, sides)
+    mesh, scheme = grid(use, sides, **options)
     blocks = Architecture(model, samples, model.seq, model.vocab)
     return Lowering(mesh, [scheme], regather).run(blocks.stage(range(1), ends, ends)), mesh
 
@@ -72,6 +78,23 @@ def test_a_llama_layer_broadcasts_the_published_bytes_forward(q: int, mib: int) 
     assert sum(param.size for param in params_of(stage_ops)) == pytest.approx(218.104e6 / q**2, rel=1e-2)
     assert of_products(forward_ops(stage_ops), mesh) == pytest.approx(mib * MIB, rel=1e-12)
     assert of_products(backward_ops(stage_ops), mesh) == pytest.approx(2 * mib * MIB, rel=1e-12)
+
+
+@pytest.mark.parametrize("use", ["tensor/summa-2d", "tensor/tesseract"])
+def test_without_overlap_the_same_bytes_move_one_after_another_through_half_of_the_buffers(use: str) -> None:
+    (usual, mesh), (plain, _) = (lowered(use, TWOS[use], llama(), 8, overlap=overlap) for overlap in (True, False))
+    for ops_of in (forward_ops, backward_ops):
+        assert of_products(ops_of(plain), mesh) == of_products(ops_of(usual), mesh) > 0
+        ops = [op for op in ops_of(plain) if " rows " in op.name or " weight " in op.name or isinstance(op.work, Gemm)]
+        products = Counter(op.name.split()[-2] for op in ops)
+        for product in products:
+            chain = [op for op in ops if op.name.split()[-2] == product and op.phase == ops[0].phase]
+            assert all(before in op.after for before, op in zip(chain, chain[1:], strict=False)), product
+    held, half = (
+        sum({use.key: use.nbytes for use in stage.tensor_uses if use.category == "buffers"}.values())
+        for stage in (usual.unit_runs[0].fragment, plain.unit_runs[0].fragment)
+    )
+    assert half == held / 2 > 0
 
 
 def test_a_llama_layer_on_a_cube_of_eight_sends_188_mib_each_way() -> None:

@@ -9,7 +9,9 @@ multiplies by the transposed embedding table, B^T.
 
 The blocks of the next step are broadcast during the GEMM of the current step, into the second of two buffers per
 operand. Rows and columns have communicators, and so streams, each (Colossal-AI, parallel_2d/_operation.py):
-blocks go along both at the same time. A rank accumulates its block of a weight gradient after the last step.
+blocks go along both at the same time. With `overlap` off each broadcast, GEMM and reduction of a product waits for the
+one before, and a block has a single buffer, as in the authors' own program (xuqifan897/Optimus, summa/mpu/layers.py).
+A rank accumulates its block of a weight gradient after the last step.
 
 References: van de Geijn and Watts 1997, doi:10.1002/(SICI)1096-9128(199704)9:4<255::AID-CPE250>3.0.CO;2-2; the three
 products as in Xu et al. 2021, arXiv 2104.05343, section 3.
@@ -25,7 +27,7 @@ from meshcast.simulator.ir.layout import required_layout
 from meshcast.simulator.ir.modules import Module, Operator
 from meshcast.simulator.ir.operators import Embedding, Head, Linear
 from meshcast.simulator.ir.ops import BYTES, Collective, Fragment, Gemm, Memory, Op, TensorUse, Work
-from meshcast.simulator.ir.scheme import LowerModule, Rule
+from meshcast.simulator.ir.scheme import LowerModule, Rule, SchemeOptions
 from meshcast.simulator.lowering.rewrite import Rewrite, split_work
 from meshcast.simulator.schemes.tensor.shared.tensor_grid import TensorGrid, contracted_and_produced, width_dims
 
@@ -51,6 +53,10 @@ class Summa(TensorGrid):
     """
 
     square = ("row", "col")
+
+    class Options(SchemeOptions):
+        overlap: bool = True
+        """Blocks of the next step move during the GEMM of a step; otherwise nothing overlaps, as in Optimus' code."""
 
     def layouts(self, operator: Operator) -> Rule:
         if self.follows_view(operator):
@@ -89,7 +95,9 @@ class Summa(TensorGrid):
                 ops += _accumulate(op, ops[-1], reduced, module.outs[0].dtype)
             rewrite.swap(op, ops)
             # Two buffers per block: one is read, the other received. Both gradients share them.
-            nbytes = 2 * sum(block.nbytes for block in (*broadcast, *([reduced] if reduced else [])))
+            nbytes = (1 + self.options.overlap) * sum(
+                block.nbytes for block in (*broadcast, *([reduced] if reduced else []))
+            )
             key = f"{'d:' if op.phase in 'BW' else ''}blocks of {module.name}"
             buffers += [TensorUse(key, nbytes, step, step is ops[0], "buffers") for step in ops]
         rewrite.apply()
@@ -120,6 +128,8 @@ class Summa(TensorGrid):
 
         dtype: format of partial results that are reduced.
         """
+        if not self.options.overlap:
+            return self._multiply_in_turn(op, dtype, broadcast, reduced)
         ops: list[Op] = []
         kernels: list[Op] = []
         sums: list[Op] = []
@@ -149,6 +159,25 @@ class Summa(TensorGrid):
                 behind, stream = [kernels[step], *sums[-1:]], self._stream(reduced)
                 sums.append(replace(op, name=name, stream=stream, work=to, after=behind))
                 ops.append(sums[step])
+        return ops
+
+    def _multiply_in_turn(
+        self, op: Op, dtype: str, broadcast: Sequence[OperandBlock], reduced: OperandBlock | None
+    ) -> list[Op]:
+        """Makes the ops of a product as `_multiply_in_steps`, each of which waits for the one before."""
+        ops: list[Op] = []
+
+        def issue(name: str, stream: str, work: Work) -> None:
+            ops.append(replace(op, name=name, stream=stream, work=work, after=[*op.after, *ops[-1:]]))
+
+        for step, work in enumerate(self._step_works(op.work, dtype, reduced)):
+            for block in broadcast:
+                moved = Collective("broadcast", block.nbytes, block.axes)
+                issue(f"broadcast {block.name} {op.name} {step}", self._stream(block), moved)
+            issue(f"{op.name} {step}", op.stream, work)
+            if reduced:
+                to = Collective("reduce", reduced.nbytes, reduced.axes)
+                issue(f"reduce {reduced.name} {op.name} {step}", self._stream(reduced), to)
         return ops
 
     def _stream(self, block: OperandBlock) -> str:
