@@ -14,6 +14,8 @@ M / n experts; ranks are counted likewise. For T tokens of h elements of w bytes
 the network and T h w ranks (1 - n/P) over NVLink. The gradient of a combine is a dispatch, that of a dispatch a
 combine: four exchanges per layer and micro-batch.
 
+Not modelled: the kernel that counts tokens for ranks (`get_dispatch_layout`), the wait of the host for how many arrive.
+
 `over` as in expert/all-to-all. Buffers of received tokens hold 16 bits per element.
 
 References: DeepSeek-AI 2024 (DeepSeek-V3), arXiv 2412.19437, sections 2.1.2 and 3.2.2; the kernels:
@@ -40,7 +42,8 @@ class DeepEP(OverlapsSharedExperts, DeduplicatedDispatch):
         most: int = Field(default=4, ge=1, strict=True)
         """Most nodes that hold experts of a token; at most the nodes of the group."""
         sms: int = Field(default=24, ge=1, strict=True)
-        """Multiprocessors that the kernels occupy."""
+        """Multiprocessors that the kernels occupy; 24 as in DeepEP's README and tests, 20 where nothing is set
+        (`Buffer.num_sms`)."""
 
     def dispatch_format(self, phase: str) -> str:
         return str(self.options.gradients if phase == "B" else self.options.dispatch)

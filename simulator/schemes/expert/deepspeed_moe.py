@@ -18,8 +18,10 @@ The paper has hierarchical all-to-alls for inference, DeepSpeed's training code 
 would gain there. Coordination in training is TED's dropping of duplicate tokens (`drop_tokens` of mappings.py).
 DeepSpeed 0.19.6 copies tokens by index in place of the one-hot products: `einsum: null`.
 
-Not modelled: `min_capacity`; the gates' masks in fp32; TED's checkpointing without repeated collectives (section 5.2);
-distillation (MoS). Every layer has the same number of expert ranks, where the paper gives each another (4.1.3).
+Not modelled: `min_capacity`; the gates' masks in fp32; the sort over the tokens of an expert by which a top-1 gate
+chooses those that keep their slots (`use_rts`, on by default); TED's checkpointing without repeated collectives
+(section 5.2); distillation (MoS). Every layer has the same number of expert ranks, where the paper gives each another
+(section 4.1.3).
 
 References: Rajbhandari et al. 2022, arXiv 2201.05596, sections 4.1, 5.2 and 5.3; Singh et al. 2023 (DeepSpeed-TED),
 arXiv 2303.06318, section 5.1; https://github.com/deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py and mappings.py.

@@ -12,6 +12,8 @@ All-to-alls of k T h elements, of which a rank sends (P-1)/P on average. For the
 each expert, sum(128 ceil(n / 128) - n) rows are padding; a capacity factor c that drops nothing pads (c - 1) k T. With
 a single rank for all experts nothing is exchanged, and the GEMMs are those of any grouped kernel.
 
+Not modelled: the kernels that sort tokens and make the topology of the sparse blocks anew for every batch.
+
 References: Gale et al. 2022 (MegaBlocks), arXiv 2211.15841, sections 4 and 5.
 """
 

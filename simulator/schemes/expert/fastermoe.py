@@ -9,8 +9,8 @@ experts compute the tokens of the step before.
     kernels       C0   C1   C2      C3
 
 Ranks exchange the counts of their tokens, 8 bytes for each expert, as in expert/fastmoe, and all-gather them for the
-policy, which the host applies: it waits for both. The host's other work in a layer, a call of Python for every step and
-shadow, is not modelled.
+policy, which the host applies: it waits for both. It calls the experts once for every step, and launches all of their
+kernels anew (`_compute_fn` of cuda/fastermoe/smart_schedule.h); of what else it does in a layer nothing is modelled.
 
 With B tokens on the most loaded rank, hidden size h and W weights of D bytes per expert, a layer takes about 3 B 2 W /
 bw_mm + 4 B h D / bw_net; i shadows reduce B to the most loaded rank without these experts and cost i W D / bw_net

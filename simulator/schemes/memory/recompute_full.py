@@ -12,6 +12,8 @@ With `partition` each tensor-parallel rank keeps 1/p of a layer's input where al
 parallelism), on its GPU or in host memory, and all-gathers it before the layer is computed again (Pa and Pa+cpu of
 ZeRO-R, `partition_activations` of DeepSpeed, `distribute_saved_activations` of Megatron).
 
+Not modelled: states of random generators, which checkpoints read and set again around a layer with dropout.
+
 References: Chen et al. 2016, arXiv 1604.06174; Korthikanti et al. 2022, arXiv 2205.05198, section 5; partitioned
 checkpoints: Rajbhandari et al. 2020, arXiv 1910.02054, section 6.1.
 """

@@ -19,6 +19,11 @@ pair takes (p-1) max(c, e) + e seconds in one direction; in two, p e or, whichev
 a step, all pulls before it and all GEMMs behind it. The bytes sent are those of the collective. Each pair needs a
 buffer that other ranks pull from: a shard for an all-gather, those of two steps for a reduce-scatter.
 
+Not modelled: GEMMs of neighbouring shards are issued on two streams in turn, so that the next one fills what the last
+wave of the one before leaves idle (`_pipelined_multi_all_gather_and_consume` of torch/distributed/_symmetric_memory);
+the barriers of the group before and behind each pair; PyTorch's kernels that need no split (`_fused_all_gather_matmul_
+native`).
+
 References: PyTorch 2024, https://discuss.pytorch.org/t/209487 (async tensor parallelism in PyTorch); the loop: Wang et
 al. 2023, doi 10.1145/3567955.3567959, section 5.
 """

@@ -181,9 +181,14 @@ def wait_for_tokens_only(expert_round: ExpertRound) -> None:
 def exchange_between_groups(rewrite: Rewrite, expert_round: ExpertRound, ranks: int, size: int) -> Op:
     """Splits a round into shifted steps: in step j each group of `size` ranks sends to group (i + j) mod n.
 
-    Step 0 stays within a group; a group of a single rank moves nothing. Returns the first kernel of the last step.
+    Step 0 stays within a group; a group of a single rank moves nothing. The host launches every step by itself. Returns
+    the first kernel of the last step.
     """
+    whole = {op: op.launches for op in expert_round.ops}
     out, *inside, back = chunk_round(rewrite, expert_round, (1,) * (ranks // size))
+    for op, steps in zip(expert_round.ops, (out, *inside, back), strict=True):
+        for step in steps:
+            step.launches = whole[op]
     for steps in (out, back):
         for step, op in enumerate(steps):
             assert isinstance(op.work, Collective)
