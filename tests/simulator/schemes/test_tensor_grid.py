@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 from math import ceil, log2
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_without_overlap_the_same_bytes_move_one_after_another_through_half_of_t
         products = Counter(op.name.split()[-2] for op in ops)
         for product in products:
             chain = [op for op in ops if op.name.split()[-2] == product and op.phase == ops[0].phase]
-            assert all(before in op.after for before, op in zip(chain, chain[1:], strict=False)), product
+            assert all(before in op.after for before, op in pairwise(chain)), product
     held, half = (
         sum({use.key: use.nbytes for use in stage.tensor_uses if use.category == "buffers"}.values())
         for stage in (usual.unit_runs[0].fragment, plain.unit_runs[0].fragment)
