@@ -16,7 +16,7 @@ MAKERS = (
     *("experiments.search.search_job", "experiments.search.heterogeneous.block_search"),
     *("experiments.search.frontier.bounds", "experiments.search.frontier.branch_and_bound"),
     *("experiments.search.space.limits", "experiments.planning.pricing.job"),
-    *("experiments.explain.fitting_changes", "experiments.explain.sensitivity"),
+    *("experiments.advice.adviser", "experiments.explain.fitting_changes", "experiments.explain.sensitivity"),
     *("simulator.forecast.simulate", "simulator.forecast.step", "simulator.forecast.planning"),
 )
 """Modules that make a store where none is given."""

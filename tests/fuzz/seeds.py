@@ -7,7 +7,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from contextlib import chdir, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from tests.experiments.cli.samples import JOB, ROOT
 from tests.simulator.formats.samples import event, kernel, launch
 from tests.simulator.formats.test_nccl_tests import TABLE
 from tests.validation.calibration.test_recorded import file as write_collectives
-from tools.inputs.corpus import PublicFile, load_corpus
+from tools.inputs.corpus import load_corpus
 
 Seeds = Callable[[Path], list[bytes]]
 """Makes the valid files; its argument is the working folder."""
@@ -289,15 +288,10 @@ OTHER_NAMES = {"llamafactory": "llama-factory", "trainer": "hf-trainer", "megatr
 """Names of programs in the corpus, where they are not those of their formats."""
 
 
-@cache
-def _load_corpus() -> tuple[PublicFile, ...]:
-    return tuple(load_corpus())
-
-
 def suffix_of_program(program: str) -> str:
     """The ending of most of the launch files of a program."""
     name = OTHER_NAMES.get(program, program)
-    return Counter(Path(entry.path).suffix for entry in _load_corpus() if entry.program == name).most_common(1)[0][0]
+    return Counter(Path(entry.path).suffix for entry in load_corpus() if entry.program == name).most_common(1)[0][0]
 
 
 def of_corpus(program: str = "", suffix: str = "", most: int = 40) -> Seeds:
@@ -305,7 +299,7 @@ def of_corpus(program: str = "", suffix: str = "", most: int = 40) -> Seeds:
 
     def write(folder: Path) -> list[bytes]:
         ending, name = suffix or suffix_of_program(program), OTHER_NAMES.get(program, program)
-        entries = [one for one in _load_corpus() if one.path.endswith(ending) and name in ("", one.program)]
+        entries = [one for one in load_corpus() if one.path.endswith(ending) and name in ("", one.program)]
         for entry in entries:
             for beside, text in entry.states_beside.items():
                 (folder / beside).parent.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ from tests.strategies import EVERY_EXAMPLE
 
 pytestmark = pytest.mark.golden
 
-LARGEST_REPLAY = inf if EVERY_EXAMPLE else 10_000
+LARGEST_REPLAY = inf if EVERY_EXAMPLE else 2_000
 """Ops of the largest step that is replayed."""
 
 

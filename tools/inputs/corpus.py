@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -189,6 +190,7 @@ class CorpusFile(Strict):
     entries: Annotated[list[PublicFile], Field(min_length=1)]
 
 
+@cache
 def load_corpus(folder: Path = CORPUS) -> tuple[PublicFile, ...]:
     """Returns the entries of all files of a folder, by file name.
 

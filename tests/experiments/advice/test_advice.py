@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from meshcast.simulator.job.program_rules import broken_rules
 from meshcast.simulator.loading.load import load_job, set_field
 from meshcast.simulator.report.peak_errors import FITS, FITS_AT_ALL
 from tests.draws import drawn
-from tests.experiments.advice.files import LAUNCHES, Launch, list_cases, write_launches
+from tests.experiments.advice.files import LAUNCHES, Launch, list_cases
 
 CASES = Path(__file__).resolve().parents[4] / "shared" / "cases"
 """Launch files that people brought, which are beside some copies of the project."""
@@ -38,20 +36,9 @@ JOB: dict[str, Any] = {
 }
 
 
-@cache
 def advice_on(name: str) -> Advice:
     """Advice on a launch file of the current folder."""
     return advise(LAUNCHES[name].name, LAUNCHES[name].changes)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder of launch files, which is the working directory."""
-    made = tmp_path_factory.mktemp("launches")
-    write_launches(made)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(made)
-        yield made
 
 
 def plans_of(advice: Advice) -> list[AdvisedPlan]:

@@ -9,16 +9,8 @@ import pytest
 import yaml
 
 from tests.draws import drawn
-from tests.experiments.advice.files import LAUNCHES, write_launches
+from tests.experiments.advice.files import LAUNCHES
 from tests.experiments.cli.samples import answer, run
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of launch files, which is the working directory."""
-    write_launches(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def read_files(folder: Path) -> dict[str, str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from meshcast.experiments.planning.planner import Proposal, find_planner
 from meshcast.experiments.planning.pricing.job import JobProblem
+from meshcast.experiments.planning.problem import SearchBudget
 from tests.experiments.shared_work import one_work
 
 __all__ = ["one_work"]
@@ -29,3 +31,9 @@ def problem_of(model: str = "gpt3-5b", gpus: int = 8, layers: int = 4, **batch: 
 @cache
 def gpt() -> JobProblem:
     return problem_of()
+
+
+@cache
+def propose(name: str) -> Proposal:
+    """Returns what a planner proposes for four layers of GPT-3 5B on eight GPUs."""
+    return find_planner(name)().plan(gpt(), SearchBudget())

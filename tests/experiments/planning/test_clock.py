@@ -21,7 +21,7 @@ from meshcast.hardware.errors import PlanError
 from tests.draws import drawn
 
 JOB = {
-    "model": {"preset": "gpt2-124m", "layers": 2},
+    "model": {"preset": "gpt2-124m", "layers": 1},
     "cluster": {"node": "dgx-h100", "nodes": 1, "gpus": 4},
     "batch": {"global": 8, "micro": 2},
     "plan": {"tp": 2},

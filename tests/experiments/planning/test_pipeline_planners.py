@@ -147,8 +147,10 @@ def test_a_stage_recomputes_as_little_as_it_must() -> None:
 @pytest.mark.parametrize("model", ["gpt3-5b", pytest.param("deepseek-v2-lite", marks=pytest.mark.slow)])
 def test_units_of_layers_of_several_kinds_are_chosen(model: str) -> None:
     """Where memory is short the plan recomputes parts of layers, and the engine plays it near its objective."""
-    job = {"model": {"preset": model, "layers": 8}, "cluster": "dgx-a100:1", "batch": {"global": 64, "micro": 8}}
-    problem = JobProblem({**job, "plan": {"tp": 8} if model == "gpt3-5b" else {"tp": 1, "dp": 8, "ep": 8}})
+    gpus = 4 if model == "gpt3-5b" else 8
+    job = {"model": {"preset": model, "layers": 8}, "cluster": {"node": "dgx-a100", "nodes": 1, "gpus": gpus}}
+    job |= {"batch": {"global": 64, "micro": 8}}
+    problem = JobProblem({**job, "plan": {"tp": 4} if model == "gpt3-5b" else {"tp": 1, "dp": 8, "ep": 8}})
     rich = find_planner("adapipe")().plan(problem, SearchBudget())
     problem.memory = 0.45 * problem.forecast(rich.plan).peak_device
     short = find_planner("adapipe")().plan(problem, SearchBudget())

@@ -26,7 +26,7 @@ from meshcast.experiments.planning.problem import SearchBudget
 from meshcast.experiments.planning.profile import ProfileProblem
 from meshcast.experiments.planning.stages import PlannedStage, StageOption, StageTable
 from tests.draws import drawn
-from tests.experiments.planning.conftest import gpt, problem_of
+from tests.experiments.planning.conftest import gpt, problem_of, propose
 from tests.experiments.planning.random_tables import (
     GraphProblem,
     cut_layers,
@@ -76,7 +76,7 @@ def test_the_defaults_of_nnscaler_bound_stages_and_their_forward_passes() -> Non
 
 def test_one_stage_of_nnscaler_is_an_integer_program_under_constraints() -> None:
     """Without constraints no worse than the one-axis program; a constraint leaves a smaller space."""
-    free = NnScaler().plan(gpt(), SearchBudget())
+    free = propose("nnscaler")
     program = solve_table(gpt().operators({"x": 8}), gpt().memory)
     assert program is not None and free.value <= program.value * (1 + 1e-9)
     planner = NnScaler({"up": {"f"}, "qkv": {"a"}})

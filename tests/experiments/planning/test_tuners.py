@@ -141,7 +141,7 @@ def test_slapo_tunes_a_job_by_forecasts() -> None:
 
 def test_a_schedule_says_what_slapo_tunes() -> None:
     """Stages, kernels and forbidden combinations: no better than all forecasts of the grid, which the user narrows."""
-    problem, budget = problem_of(gpus=4, layers=4), SearchBudget()
+    problem, budget = problem_of(gpus=4, layers=2), SearchBudget()
     schedule = SlapoSchedule(degrees=(1, 2), stages=(1, 2), replace=(False, True), checkpoint=(1.0, 0.5))
     tuned = Slapo(schedule).plan(problem, budget)
     space = Slapo(schedule).find_space_optimum(problem, tuned, budget)

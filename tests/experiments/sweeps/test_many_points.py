@@ -17,11 +17,11 @@ from meshcast.simulator.report.report import Report
 from tests.experiments.sweeps.sweeps import JOB
 
 VARY = {
-    "plan.tp": [1, 2, 3],
+    "plan.tp": [2, 3],
     "plan.pp": [1, 2],
     "plan.chunks": [1, 2, 5],
     "batch.micro": [1, 2],
-    "plan.zero": [0, 1, 3],
+    "plan.zero": [0, 3],
     "framework": ["megatron-core", "colossalai"],
 }
 

@@ -25,8 +25,9 @@ def draw_groups(space: Space, seed: int, number: int) -> list[LayerGroup]:
 @pytest.mark.parametrize("name", [*JOBS, *LARGE_JOBS])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
 def test_lowered_units_take_no_less_than_their_operators(name: str, seed: int) -> None:
-    bounds = PointBounds(space_of(name))
-    for group in draw_groups(bounds.space, seed, 6):
+    """By streams and by kernels, and so in the bounds of a group."""
+    groups = GroupBounds((bounds := PointBounds(space_of(name))).space, bounds)
+    for group in draw_groups(bounds.space, seed, 4):
         least, lowered = bounds.prices.least_times(group), bounds.prices.times(group._replace(recompute="none"))
         assert least is not None or lowered is None or group.names_schemes or name in UNKNOWN, group
         if least is None or lowered is None:
@@ -38,23 +39,19 @@ def test_lowered_units_take_no_less_than_their_operators(name: str, seed: int) -
             kernels, every = times.busy[:, action, 0], lowered.busy[:, action, 0]
             assert (kernels <= every * (1 + ROUNDING)).all(), group
             assert kernels.sum() >= 0.5 * every.sum(), group
-
-
-@pytest.mark.parametrize("name", [*JOBS, *LARGE_JOBS])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
-def test_bounds_of_operators_are_below_those_of_passes(name: str, seed: int) -> None:
-    check_groups(GroupBounds((bounds := PointBounds(space_of(name))).space, bounds), seed, 6)
+        check_group(groups, group)
 
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 60))])
 def test_bounds_of_operators_of_drawn_jobs_are_below_those_of_passes(seed: int) -> None:
-    check_groups(GroupBounds((bounds := PointBounds(next(draw_spaces(seed)))).space, bounds), seed, 4)
+    groups = GroupBounds((bounds := PointBounds(next(draw_spaces(seed)))).space, bounds)
+    for group in draw_groups(groups.space, seed, 4):
+        check_group(groups, group)
 
 
-def check_groups(groups: GroupBounds, seed: int, number: int) -> None:
-    for group in draw_groups(groups.space, seed, number):
-        if (passes := groups.bound_passes(group)) and groups.bounds.prices.least_times(group) is not None:
-            assert groups.bound_operators(group) <= passes * (1 + ROUNDING), group
+def check_group(groups: GroupBounds, group: LayerGroup) -> None:
+    if (passes := groups.bound_passes(group)) and groups.bounds.prices.least_times(group) is not None:
+        assert groups.bound_operators(group) <= passes * (1 + ROUNDING), group
 
 
 def test_what_is_known_of_other_degrees_changes_no_bound() -> None:

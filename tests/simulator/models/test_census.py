@@ -80,7 +80,7 @@ def test_a_recorded_trace_has_the_parameters_and_products_of_its_type_and_a_fore
     assert forecast(describe(record, TRACED[kind])) > 0
 
 
-@pytest.mark.parametrize("kind", drawn(READ, keep=16))
+@pytest.mark.parametrize("kind", drawn(READ, keep=32))
 def test_a_type_with_a_reader_has_a_forecast(kind: str) -> None:
     assert forecast(from_config(READ[kind])) > 0
 

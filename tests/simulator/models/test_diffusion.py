@@ -24,7 +24,7 @@ from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
 from meshcast.simulator.models.model import count_patches
 from tests.contract.played import Played, play_job
-from tests.simulator.models.lowered import PLANS, describe_job, play
+from tests.simulator.models.lowered import describe_job, play
 
 RELEASED = [json.loads(line) for line in Path(__file__).with_name("diffusers.jsonl").read_text().splitlines()]
 
@@ -247,30 +247,14 @@ def test_a_layer_saves_what_autograd_does(name: str) -> None:
 def test_memory_is_given_back_and_recomputation_keeps_the_stream_alone(kind: str) -> None:
     variants = {"variants": ()} if "variants" in KINDS[kind] else {}
     plans: list[Any] = [{}, {"recompute": "full"}, {"recompute": "selective"}]
-    played = [[run(kind, plan, layers=layers, **variants) for layers in (4, 6)] for plan in plans]
+    played = [[run(kind, plan, layers=layers, **variants) for layers in (2, 3)] for plan in plans]
     for pair in played:
         assert [sum(nbytes for _, nbytes, _ in each.changes(0)) for each in pair] == [0, 0]
     kept, full, selective = (
-        (pair[1].category_peak(0, "activations") - pair[0].category_peak(0, "activations")) / 2 for pair in played
+        pair[1].category_peak(0, "activations") - pair[0].category_peak(0, "activations") for pair in played
     )
     tokens = SEQ - TEXT if load_model(describe(kind)).cross_attention else SEQ
     assert full == 2 * tokens * H < selective < kept
-
-
-SPLITS: list[dict[str, Any]] = [
-    *PLANS.values(),
-    *[{"cp": 2, "dp": 4}, {"pp": 4, "dp": 2}, {"pp": 2, "dp": 4, "recompute": "full"}],
-    {"pp": 2, "cp": 2, "tp": 2, "schedule": "interleaved-1f1b", "chunks": 2},
-]
-
-
-@pytest.mark.parametrize("plan", SPLITS, ids=str)
-@pytest.mark.parametrize("kind", ["dit", "flux", "wan"])
-def test_the_engines_agree(kind: str, plan: dict[str, Any]) -> None:
-    matrices, simpy = (
-        play(describe(kind), plan, gpus=8, batch=32, engine=engine).step.span for engine in ("matrices", "simpy")
-    )
-    assert 0 < matrices == pytest.approx(simpy, rel=1e-9)
 
 
 # ------------------------------------------------------------------------------------------ whole jobs

@@ -87,7 +87,7 @@ def test_memory_is_that_of_the_rank_with_most_tokens_at_a_time() -> None:
     assert mixed.peak_allocated == pytest.approx(large.peak_allocated)
 
 
-@pytest.mark.parametrize("plan", drawn([{}, {"zero": 0}, {"tp": 2, "dp": 2}], keep=1), ids=str)
+@pytest.mark.parametrize("plan", drawn([{}, {"zero": 0}, {"tp": 2, "dp": 2}], keep=2), ids=str)
 def test_engines_agree(plan: dict[str, Any]) -> None:
     rounds = ([[0], [1], [2, 3], [2]], [[1, 1], [4, 2], [4], *[[2]] * 4]) if "tp" not in plan else ([[1], [2, 3], [4]],)
     one, shared = load_job(in_rounds(*rounds, plan=plan)), SharedWork()

@@ -111,17 +111,20 @@ class Lent(Schedule):
 
 
 def test_transfers_are_put_before_the_pass_that_the_other_device_runs_then() -> None:
+    """Its passes begin later by a hop, and passes backward on the first device by another."""
     shape, back, nothing = PipelineShape(2, 3), (1.0, 1.0), (0.0, 0.0)
-    quick, slow = (
-        [
-            " ".join(map(str, order))
-            for order in Lent(("pp",)).orders(shape, PassDurations((1.0, second), back, nothing, nothing))
-        ]
-        for second in (0.5, 4.0)
-    )
-    assert quick[0] == slow[0] == "0F0 0E0 0F1 0E1 0F2 0L0 0L1 0BW0 0BW1 0BW2"
-    assert quick[1] == "0K0 1F0 0K1 1F1 1F2 1BW0 0G0 0G1 1BW1 1BW2"
-    assert slow[1] == "0K0 0K1 1F0 1F1 1F2 1BW0 0G0 0G1 1BW1 1BW2"
+    both = [
+        [" ".join(map(str, order)) for order in Lent(("pp",)).orders(shape, durations)]
+        for durations in (
+            PassDurations((1.0, f), back, nothing, nothing, hop) for f, hop in ((0.5, 0), (4, 0), (0.5, 2))
+        )
+    ]
+    assert [first for first, _ in both] == ["0F0 0E0 0F1 0E1 0F2 0L0 0L1 0BW0 0BW1 0BW2"] * 3
+    assert [second for _, second in both] == [
+        "0K0 1F0 0K1 1F1 1F2 1BW0 0G0 0G1 1BW1 1BW2",
+        "0K0 0K1 1F0 1F1 1F2 1BW0 0G0 0G1 1BW1 1BW2",
+        "0K0 0K1 1F0 1F1 1F2 1BW0 1BW1 1BW2 0G0 0G1",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,11 @@ from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan
 from tests.contract.measure import saved
 from tests.draws import drawn
+from tests.validation.activations.apart import track
+from tests.validation.activations.families import FAMILIES, POLICIES, UNFUSED
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
-
-from tests.validation.activations.families import FAMILIES, POLICIES, UNFUSED  # noqa: E402
-from tests.validation.activations.tracked import kept_by_a_layer  # noqa: E402
 
 COMBINATIONS = [
     (family, policy, precision)
@@ -62,12 +61,12 @@ def test_a_layer_keeps_the_bytes_that_torch_tracks(
 ) -> None:
     plan = plan_of(family, policy, precision)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
-    tracked = apart.submit(kept_by_a_layer, plan.job.model, family not in UNFUSED, policy, dtype)
+    tracked = apart.submit(track, "kept_by_a_layer", plan.job.model, family not in UNFUSED, policy, dtype)
     assert tracked.result() == kept_on_a_rank(plan)
 
 
 @pytest.mark.parametrize(("family", "policy"), drawn(DIVIDED, [("qwen3", "none"), ("opt", "operators")]))
 def test_so_does_a_layer_that_tensor_ranks_divide(family: str, policy: str, apart: ProcessPoolExecutor) -> None:
     plan = plan_of(family, policy, "bf16", ranks=2)
-    tracked = apart.submit(kept_by_a_layer, plan.job.model, True, policy, torch.bfloat16, 2)
+    tracked = apart.submit(track, "kept_by_a_layer", plan.job.model, True, policy, torch.bfloat16, 2)
     assert tracked.result() == kept_on_a_rank(plan)

@@ -9,12 +9,11 @@ import pytest
 
 from meshcast.simulator import Report, simulate
 from tests.draws import drawn
+from tests.validation.activations.apart import track
 from tests.validation.activations.families import LLAMA
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
-
-from tests.validation.activations.tracked import track_gradients, tracked_peak  # noqa: E402
 
 RANKS = 8
 
@@ -33,7 +32,7 @@ def test_ddp_holds_gradients_twice_or_once(views: bool, apart: ProcessPoolExecut
     shape = {**LLAMA, "seq": 8}
     settings = {"update": {"gradient_buckets": not views}}
     report = forecast(shape, "data/ddp", settings, 2, precision={"compute": "fp32"})
-    tracked = apart.submit(track_gradients, shape, views).result()
+    tracked = apart.submit(track, "track_gradients", shape, views).result()
     assert report.play.peaks[0].by["gradients"] == pytest.approx(tracked, rel=0.02)
 
 
@@ -44,4 +43,4 @@ def test_the_peak_under_fsdp_is_the_tracked_one(layers: int, seq: int, apart: Pr
     composed = {"memory": {"composed": ["rms-norm", "activation", "views"]}}
     report = forecast(shape, "data/fsdp", composed, 1, batch={"micro": 1, "global": RANKS})
     peak = report.to_dict()["memory"]["stages"][0]["peak_allocated_gib"] * 2**30
-    assert peak == pytest.approx(apart.submit(tracked_peak, shape, RANKS).result(), rel=0.03)
+    assert peak == pytest.approx(apart.submit(track, "tracked_peak", shape, RANKS).result(), rel=0.03)
