@@ -53,6 +53,9 @@ def size(options: SizeCommandOptions) -> None:
 
     files, paper = plan_figures(options.plot, options.width, ("size",))
     if options.html is not None:
+        from meshcast.experiments.render.bokeh.library import check_library
+
+        check_library()
         check_suffix(options.html, (".html", ".htm"), "the page", "--html")
         check_place(options.html, "--html")
     if options.jobs_to is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from meshcast.experiments.sizing.kinds import NodeKind
+from meshcast.experiments.sizing.kinds import SizedNode
 from meshcast.experiments.sizing.question import SizeQuestion
 from meshcast.experiments.sizing.sized_cluster import CHANCE, SizedCluster
 from meshcast.hardware.records import dataclass
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class OtherMfu:
     """What the answer would be if steps had another duration.
 
     mfu: factor on the model FLOPs utilization.
@@ -47,11 +47,11 @@ class KindAnswer:
     largest_without: the largest cluster on which no plan fits; None: all sizes that were looked at have one.
     """
 
-    kind: NodeKind
+    kind: SizedNode
     chosen: SizedCluster | None
     nearest: SizedCluster | None
     clusters: Sequence[SizedCluster]
-    sensitivity: Sequence[Sensitivity] = ()
+    sensitivity: Sequence[OtherMfu] = ()
     largest_without: SizedCluster | None = None
 
     @cached_property
@@ -162,9 +162,3 @@ class SizeAnswer:
             for cluster in answer.clusters
         ]
         return pandas.DataFrame(rows)
-
-    def _repr_html_(self) -> str:
-        from meshcast.experiments.render.terminal.forecast import to_html
-        from meshcast.experiments.sizing.page import page
-
-        return to_html(page(self))

@@ -39,16 +39,14 @@ class BatchLimits:
     reason: str
 
     def choose(self, gpus: int) -> int:
-        """Returns the batch for a number of GPUs: the largest that is a power of two times their odd part, so that
-        replicas of many degrees divide it; the largest power of two, or the largest, where that is out of them."""
-        if self.least == self.most:
-            return self.most
+        """Returns the batch for a number of GPUs, which replicas of many degrees divide: of the multiples of their odd
+        part, or where there is none of all, that with the largest power of two in it; the largest of several."""
         odd = gpus // (gpus & -gpus)
         for factor in (odd, 1):
-            if factor <= self.most:
-                batch = factor << int(math.log2(self.most // factor))
-                if batch >= self.least:
-                    return int(batch)
+            first, last = -(-self.least // factor), self.most // factor
+            if first <= last:
+                power = next(power for power in range(last.bit_length(), -1, -1) if (last >> power) << power >= first)
+                return int(factor * ((last >> power) << power))
         return self.most
 
 

@@ -17,7 +17,7 @@ from meshcast.hardware.records import dataclass
 
 
 @dataclass(frozen=True)
-class NodeKind:
+class SizedNode:
     """A kind of node.
 
     name: as the user calls it.
@@ -50,7 +50,7 @@ def _resize(written: Mapping[str, Any], nodes: int, gpus_per_node: int) -> dict[
 
 def list_kinds(
     options: SizeOptions, cluster: Any, folder: Path, price: float | None, of_command: bool
-) -> tuple[NodeKind, ...]:
+) -> tuple[SizedNode, ...]:
     """Returns the kinds of nodes of a question: those of the options, else that of the cluster of the job.
 
     cluster: as the job states it; None: it does not. price: of a GPU and hour by the job. Raises PlanError for none,
@@ -80,7 +80,7 @@ def list_kinds(
         known = lists.get(name) or lists.get(single.node.name) or next(iter(list_prices(single.node.name)), None)
         if price is not None:
             known = NodePrice(price, "run.price_per_gpu_hour of the job")
-        found.append(NodeKind(name, single, written, stated.get(name, known)))
+        found.append(SizedNode(name, single, written, stated.get(name, known)))
     return tuple(found)
 
 

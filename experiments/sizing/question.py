@@ -9,9 +9,10 @@ from pathlib import Path
 
 from meshcast.experiments.search.space.fields import has_open_fields
 from meshcast.experiments.sizing.batches import BatchLimits, limit_by_law, read_limits
-from meshcast.experiments.sizing.kinds import NodeKind, list_kinds
+from meshcast.experiments.sizing.kinds import SizedNode, list_kinds
 from meshcast.experiments.sizing.options import SizeOptions
 from meshcast.hardware.documents.plain_data import Fields, SomeFields
+from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import read_yaml
 from meshcast.hardware.records import dataclass
@@ -27,17 +28,8 @@ SEQUENCE = 8192
 MICRO = [1, 2, 4]
 """Sequences of a micro-batch that are tried where the job does not state them."""
 
-PLAN: Fields = {
-    "pp": "auto",
-    "cp": "auto",
-    "ep": "auto",
-    "schedule": ["1f1b", "interleaved-1f1b"],
-    "chunks": "auto",
-    "zero": "auto",
-    "recompute": "auto",
-}
-"""Fields of the plan that are open where the job states none, beside tensor parallelism inside of a node: those of
-Megatron-LM. ``plan: auto`` has more."""
+PLAN = Path(__file__).with_name("open_plan.yaml")
+"""The plan that is searched where a job states none."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +53,7 @@ class SizeQuestion:
     model: Model
     base: Path
     origin: JobOrigin
-    kinds: tuple[NodeKind, ...]
+    kinds: tuple[SizedNode, ...]
     tokens: float
     days: float | None
     budget: float | None
@@ -75,7 +67,7 @@ class SizeQuestion:
         """Parameters that a token passes."""
         return self.model.active_parameters_at(self.job["batch"]["sequence"])
 
-    def describe_job(self, kind: NodeKind, nodes: int) -> Fields:
+    def describe_job(self, kind: SizedNode, nodes: int) -> Fields:
         """Returns the job on so many nodes, as plain data; its plan may be open."""
         job = copy.deepcopy(self.job)
         gpus = nodes * kind.gpus_per_node
@@ -197,7 +189,7 @@ def _fill_plan(data: Fields, assumed: list[str]) -> None:
     """Opens the plan of a job that states none. Raises PlanError for a plan of a single number of GPUs."""
     plan = data.get("plan")
     if not plan:
-        data["plan"] = dict(PLAN)
+        data["plan"] = dict(read_shipped(PLAN).data)
         assumed.append("the best of the plans of Megatron-LM at each size, tensor parallelism inside a node (plan)")
     elif isinstance(plan, Mapping):
         for key in ("mesh", "dp", "stages", "replicas"):
@@ -219,7 +211,7 @@ def _find_limits(batch: SomeFields, options: SizeOptions, tokens: float, shape: 
     return limit_by_law(shape.model.active_parameters_at(sequence), tokens, sequence)
 
 
-def _check_budget(options: SizeOptions, kinds: Sequence[NodeKind], where: str) -> None:
+def _check_budget(options: SizeOptions, kinds: Sequence[SizedNode], where: str) -> None:
     """Raises PlanError for a budget and a kind of node without a price."""
     unpriced = [kind.name for kind in kinds if kind.price is None]
     if options.budget is not None and unpriced:

@@ -6,14 +6,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshcast.experiments.runs.seeds import open_simulator
-from meshcast.experiments.sizing.answer import KindAnswer, Sensitivity, SizeAnswer
-from meshcast.experiments.sizing.kinds import NodeKind
+from meshcast.experiments.sizing.answer import KindAnswer, OtherMfu, SizeAnswer
+from meshcast.experiments.sizing.kinds import SizedNode
 from meshcast.experiments.sizing.options import MOST_GPUS, SizeOptions
 from meshcast.experiments.sizing.question import SizeQuestion, read_question
 from meshcast.experiments.sizing.sized_cluster import Simulate, SizedCluster
 from meshcast.experiments.sizing.sizer import Sizer, Watch
 from meshcast.hardware.documents.plain_data import SomeFields
 from meshcast.simulator.forecast.workers import collect_garbage_rarely, count_cores
+
+
+class ShownSizeAnswer(SizeAnswer):
+    """A `SizeAnswer` that shows itself in notebooks as the page of ``meshcast size``."""
+
+    def _repr_html_(self) -> str:
+        from meshcast.experiments.render.terminal.forecast import to_html
+        from meshcast.experiments.sizing.page import page
+
+        return to_html(page(self))
+
 
 AROUND = (0.5, 2.0, 4.0)
 """Sizes of the front beside those that were looked at, over that of the answer."""
@@ -67,13 +78,13 @@ def answer_question(
 ) -> SizeAnswer:
     """Answers a question. workers, watch: see `size`. remembers: whether plans are kept for later questions."""
     with open_simulator(workers or count_cores()) as simulator, collect_garbage_rarely():
-        return SizeAnswer(
+        return ShownSizeAnswer(
             question, [_answer_kind(question, kind, simulator.run, watch, remembers) for kind in question.kinds]
         )
 
 
 def _answer_kind(
-    question: SizeQuestion, kind: NodeKind, simulate: Simulate, watch: Watch, remembers: bool
+    question: SizeQuestion, kind: SizedNode, simulate: Simulate, watch: Watch, remembers: bool
 ) -> KindAnswer:
     sizer = Sizer(question, kind, simulate, watch, remembers)
     if question.days is not None:
@@ -85,7 +96,7 @@ def _answer_kind(
     if chosen is None:
         nearest = min(sizer.planned, key=lambda cluster: cluster.rough_days, default=None)
     middle = chosen or nearest
-    sensitivity: list[Sensitivity] = []
+    sensitivity: list[OtherMfu] = []
     if middle is not None:
         for factor in AROUND:
             sizer.look_at(sizer.find_size(middle.nodes * factor))
@@ -105,9 +116,9 @@ def _is_shown(cluster: SizedCluster, middle: SizedCluster | None) -> bool:
     return middle is not None and AROUND[0] <= cluster.nodes / middle.nodes <= AROUND[-1] and cluster.can_end()
 
 
-def _vary(sizer: Sizer, chosen: SizedCluster, days: float, mfu: float) -> Sensitivity:
+def _vary(sizer: Sizer, chosen: SizedCluster, days: float, mfu: float) -> OtherMfu:
     """Returns the answer if steps took as long as at another MFU."""
     slower = 1 / mfu
     longer = chosen.days_at(slower)
     cost = None if chosen.sure_cost is None else chosen.sure_cost * longer / chosen.sure_days
-    return Sensitivity(mfu, sizer.find_smallest(days, slower), longer, cost)
+    return OtherMfu(mfu, sizer.find_smallest(days, slower), longer, cost)

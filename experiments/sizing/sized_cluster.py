@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from meshcast.experiments.sizing.kinds import NodeKind
+from meshcast.experiments.sizing.kinds import SizedNode
 from meshcast.hardware.documents.plain_data import Fields
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.report.formatting import describe_plan
@@ -26,6 +26,9 @@ CHANCE = 0.9
 CERTAIN = 1.25
 """Times by which the limit exceeds the expected length of a run before a size is taken to keep it unsimulated, on the
 way to the smallest one, which is simulated."""
+
+EXCESS = 1.05
+"""Times by which the expected length of a run, which is its least, exceeds a limit that nine of ten do not keep."""
 
 Simulate = Callable[[RunPlan], list[SimulatedRun]]
 
@@ -43,7 +46,7 @@ class SizedCluster:
 
     def __init__(
         self,
-        kind: NodeKind,
+        kind: SizedNode,
         nodes: int,
         job: Fields | None,
         plan: RunPlan | None,
@@ -109,23 +112,31 @@ class SizedCluster:
         low, high = self.answer.days_interval_90
         mean = self.answer.days
         end = high if days >= mean else low
-        spread = abs(math.log(end / mean)) / NormalDist().inv_cdf(QUANTILES[1])
-        return NormalDist().cdf(math.log(days / mean) / spread) if spread else float(days >= mean)
+        sigma = abs(math.log(end / mean)) / NormalDist().inv_cdf(QUANTILES[1])
+        return NormalDist().cdf(math.log(days / mean) / sigma) if sigma else float(days >= mean)
 
     def keeps(self, days: float, slower: float = 1.0, roughly: bool = False) -> bool:
         """Returns whether nine of ten runs end within so many days.
 
         slower: factor on the duration of steps. roughly: whether runs that are expected to be far shorter need not be
-        simulated. A run without failures that is too long needs no simulation: failures make none shorter.
+        simulated. Runs that are too long without failures, or are expected to be far longer, are not.
         """
         if self.plan is None:
             return False
         if not self.is_simulated:
             if self.plan.setting.quiet_s * min(slower, 1.0) > days * DAY:
                 return False
-            if roughly and expect_run(self.plan.setting).seconds * max(slower, 1.0) * CERTAIN < days * DAY:
+            if self.expected_days * min(slower, 1.0) > EXCESS * days:
+                return False
+            if roughly and self.expected_days * max(slower, 1.0) * CERTAIN < days:
                 return True
         return self.can_end() and self.days_at(slower) <= days
+
+    @cached_property
+    def expected_days(self) -> float:
+        """Days that are expected of a run, at least."""
+        assert self.plan is not None
+        return expect_run(self.plan.setting).seconds / DAY
 
     def can_end(self) -> bool:
         """Simulates the runs; returns whether all end. If one does not, the cluster has no plan from then on."""
@@ -141,7 +152,7 @@ class SizedCluster:
         """Days of a run: simulated if they are, else expected."""
         if self.plan is None:
             return math.inf
-        return self.sure_days if self.is_simulated else expect_run(self.plan.setting).seconds / DAY
+        return self.sure_days if self.is_simulated else self.expected_days
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the cluster in the answer of ``size --json``."""

@@ -15,7 +15,7 @@ from meshcast.experiments.search.certificate.result import SearchResult, rank
 from meshcast.experiments.search.certificate.smallest_need import find_smallest
 from meshcast.experiments.search.remembered_plans import find_remembered, read_remembered, remember
 from meshcast.experiments.search.search_job import open_search
-from meshcast.experiments.sizing.kinds import NodeKind
+from meshcast.experiments.sizing.kinds import SizedNode
 from meshcast.experiments.sizing.question import SizeQuestion
 from meshcast.experiments.sizing.sized_cluster import Simulate, SizedCluster
 from meshcast.hardware.documents.plain_data import Fields
@@ -34,6 +34,9 @@ PER_OCTAVE = 16
 
 SLACK = 0.03
 """Share by which an unseen size may need less GPU time for a token than all that were looked at."""
+
+FAR = 1.5
+"""Ratio of sizes from which on a larger cluster that takes longer is no matter of what divides what."""
 
 USUAL_MFU = 0.4
 """At which the first size would meet the limit; any value finds the same answer."""
@@ -60,7 +63,7 @@ class Sizer:
     """
 
     def __init__(
-        self, question: SizeQuestion, kind: NodeKind, simulate: Simulate, watch: Watch, remembers: bool = True
+        self, question: SizeQuestion, kind: SizedNode, simulate: Simulate, watch: Watch, remembers: bool = True
     ) -> None:
         self.question, self.kind = question, kind
         self.sizes = list_sizes(max(1, question.most_gpus // kind.gpus_per_node))
@@ -139,8 +142,8 @@ class Sizer:
         high: position of a size that keeps it.
         """
         low, high, guess = -1, len(self.sizes) if high is None else high, self._guess(days)
-        without: set[int] = set()
-        while remaining := [at for at in range(low + 1, high) if at not in without]:
+        without, top = set[int](), high
+        while remaining := [at for at in range(low + 1, min(high, top)) if at not in without]:
             at = min(remaining, key=lambda at: abs(at - guess))
             cluster = self.look_at(self.sizes[at])
             if cluster.plan is None and not self._is_too_small(cluster):
@@ -149,12 +152,19 @@ class Sizer:
                 continue
             if cluster.keeps(days, slower, roughly=at - low > 1):
                 high = at
+            elif self._is_past_fastest(cluster):
+                top = at
             else:
                 low = at
-            guess = self._find_next(cluster, days, slower, low, high)
+            guess = self._find_next(cluster, days, slower, low, min(high, top))
         if high < len(self.sizes) and not self.look_at(self.sizes[high]).keeps(days, slower):
             return self._bisect(days, slower)  # it was taken to be far shorter, and is simulated now
         return high
+
+    def _is_past_fastest(self, cluster: SizedCluster) -> bool:
+        """Returns whether a cluster takes longer than a far smaller one: more nodes make no run shorter from there."""
+        smaller = [other for other in self.planned if FAR * other.nodes <= cluster.nodes]
+        return cluster.plan is not None and any(other.rough_days <= cluster.rough_days for other in smaller)
 
     def _is_too_small(self, cluster: SizedCluster) -> bool:
         """Returns whether a cluster without a plan is smaller than all with one: it lacks memory."""
