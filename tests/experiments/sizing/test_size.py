@@ -37,7 +37,7 @@ def draw_question(seed: int) -> SizeQuestion:
     rng = random.Random(seed)
     batch = {"global": rng.choice([48, 96, 120, 128]), "micro": 1}
     job = {**JOB, "batch": batch, "run": {**JOB["run"], "failures": {"mtbf_factor": rng.choice([0.01, 1.0])}}}
-    asked: dict[str, Any] = {"days": rng.uniform(0.4, 6.0)} if seed % 4 else {"budget": rng.uniform(700, 4000)}
+    asked: dict[str, Any] = {"days": rng.uniform(2.0, 10.0)} if seed % 4 else {"budget": rng.uniform(4e3, 16e3)}
     return read_question(job, SizeOptions(node=("dgx-h100",), most_gpus=96, price=("dgx-h100=2.5",), **asked))
 
 
@@ -73,15 +73,15 @@ def test_failures_are_those_of_run(tmp_path: Path) -> None:
     names = ("days", "days_interval_90", "cost", "cost_interval_90", "energy_mwh", "goodput")
     assert {name: chosen[name] for name in names} == {name: alone[name] for name in names}
     assert chosen["failures"] == sum(alone["failures"].values()) > 0
-    assert chosen["sure_days"] <= 3 < chosen["days_interval_90"][1]
+    assert chosen["sure_days"] <= 6 < chosen["days_interval_90"][1]
     assert chosen["job"]["cluster"] == f"dgx-h100:{chosen['nodes']}"
 
 
 def test_days_and_money_answer_to_deadlines_and_prices() -> None:
-    sized = {days: meshcast.size(JOB, days=days, node=["dgx-h100"], workers=1) for days in (1.5, 3.0)}
-    (fast,), (slow,) = (sized[days].kinds for days in (1.5, 3.0))
+    sized = {days: meshcast.size(JOB, days=days, node=["dgx-h100"], workers=1) for days in (3.5, 6.0)}
+    (fast,), (slow,) = (sized[days].kinds for days in (3.5, 6.0))
     assert fast.chosen is not None and slow.chosen is not None and fast.chosen.nodes > slow.chosen.nodes
-    dear = meshcast.size(JOB, days=3.0, node=["dgx-h100", "hgx-h200"], price=["dgx-h100=5.9"], workers=1)
+    dear = meshcast.size(JOB, days=6.0, node=["dgx-h100", "hgx-h200"], price=["dgx-h100=5.9"], workers=1)
     cost = dear.kinds[0].chosen and dear.kinds[0].chosen.sure_cost
     assert slow.kind.price is not None and slow.kind.price.value == 2.95 and slow.chosen.sure_cost is not None
     assert cost == pytest.approx(2 * slow.chosen.sure_cost)
