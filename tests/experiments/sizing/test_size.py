@@ -21,7 +21,8 @@ from meshcast.experiments.sizing.sizer import Sizer, list_sizes
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.prices import list_prices
 from tests.draws import drawn
-from tests.experiments.cli.samples import answer, run
+from tests.excerpts import follow_page
+from tests.experiments.cli.samples import ROOT, answer, run
 
 MODEL = {"layers": 4, "hidden": 1024, "heads": 16, "vocab": 32000, "seq": 1024}
 JOB: dict[str, Any] = {
@@ -175,3 +176,9 @@ def test_wrong_questions_are_refused(changes: dict[str, Any], said: str) -> None
 def test_plans_of_one_number_of_gpus_are_refused() -> None:
     with pytest.raises(PlanError, match=r"plan\.dp: a plan with it is one of a single number of GPUs"):
         meshcast.size({**JOB, "plan": {"dp": 8}}, days=3, node=["dgx-h100"])
+
+
+@pytest.mark.slow
+def test_the_page_of_docs_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert follow_page((ROOT / "docs" / "size.md").read_text("utf-8")) == 1
