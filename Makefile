@@ -117,8 +117,8 @@ docs-peak-errors: $(BASE) ## write how far published peaks of memory lie from th
 docs-regimes: $(BASE) ## write how far steps of published runs lie from their forecasts: make docs-regimes RUNS="runs.jsonl more.jsonl"
 	$(BIN)/python -m tools.data.regimes $(RUNS)
 
-docs-excerpts: $(DEV) ## write what the commands print into docs/tutorial.md and docs/sweeps.md; a minute
-	$(BIN)/python -m tests.excerpts docs/tutorial.md docs/sweeps.md
+docs-excerpts: $(DEV) ## write what the commands print into docs/tutorial.md, docs/sweeps.md and docs/size.md; a minute
+	$(BIN)/python -m tests.excerpts docs/tutorial.md docs/sweeps.md docs/size.md
 
 docs-figures: $(BASE) ## write docs/figures.md from the table in simulator/report/figures.py
 	$(BIN)/python -m tools.pages.figures docs/figures.md

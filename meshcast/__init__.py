@@ -6,7 +6,7 @@
 True
 
 `load_job` reads a job, `simulate` forecasts it, `sweep` forecasts a grid, `search` finds the best plan, `advise` says
-what to change. Errors are `MeshcastError`. docs/python.md shows all of it.
+what to change, `size` how many nodes it takes. Errors are `MeshcastError`. docs/python.md shows all of it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from meshcast.experiments.render.notebook.sweep import SweepResult, sweep
     from meshcast.experiments.search.certificate.result import SearchResult
     from meshcast.experiments.search.search_job import search
+    from meshcast.experiments.sizing.answer import SizeAnswer
+    from meshcast.experiments.sizing.size import size
     from meshcast.hardware import load_cluster
     from meshcast.hardware.errors import MeshcastError
     from meshcast.simulator import Job, SharedWork, load_job
@@ -36,6 +38,7 @@ __all__ = [
     "Report",
     "SearchResult",
     "SharedWork",
+    "SizeAnswer",
     "SweepResult",
     "__version__",
     "advise",
@@ -43,6 +46,7 @@ __all__ = [
     "load_job",
     "search",
     "simulate",
+    "size",
     "sweep",
 ]
 
@@ -53,12 +57,14 @@ _HOMES = {
     "Report": ("meshcast.experiments.render.notebook.report", "ForecastReport"),
     "SearchResult": ("meshcast.experiments.search.certificate.result", "SearchResult"),
     "SharedWork": ("meshcast.simulator.forecast.shared_work", "SharedWork"),
+    "SizeAnswer": ("meshcast.experiments.sizing.answer", "SizeAnswer"),
     "SweepResult": ("meshcast.experiments.render.notebook.sweep", "SweepResult"),
     "advise": ("meshcast.experiments.advice.adviser", "advise"),
     "load_cluster": ("meshcast.hardware", "load_cluster"),
     "load_job": ("meshcast.simulator.loading.load", "load_job"),
     "search": ("meshcast.experiments.search.search_job", "search"),
     "simulate": ("meshcast.experiments.render.notebook.report", "simulate"),
+    "size": ("meshcast.experiments.sizing.size", "size"),
     "sweep": ("meshcast.experiments.render.notebook.sweep", "sweep"),
 }
 """Module and name of everything public but the version."""

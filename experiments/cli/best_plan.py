@@ -6,22 +6,20 @@ is not searched again.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshcast.experiments.cli.commands import INTERRUPTED, TOO_LARGE
 from meshcast.experiments.render.terminal.say import say
+from meshcast.experiments.search.remembered_plans import find_remembered, read_remembered, remember
 
 if TYPE_CHECKING:
     from meshcast.experiments.search.certificate.result import SearchResult
-    from meshcast.hardware.documents.plain_data import Fields
     from meshcast.simulator.costs.calibration.calibration import Calibration
     from meshcast.simulator.job.job import Job
-    from meshcast.simulator.loading.load import ReadJob
 
 
 @contextmanager
@@ -58,8 +56,7 @@ def load_with_plan(job: Path, changes: tuple[str, ...] = ()) -> Job:
     read = read_job(job, changes)
     if not has_open_fields(read.data):
         return load_job(job, changes)
-    kept = _find_remembered(read)
-    words, found = _read_remembered(kept)
+    words, found = read_remembered(find_remembered(read.data, read.folder))
     if found is None:
         from meshcast.experiments.search.output.page import describe_proof
         from meshcast.simulator.costs.calibration.calibration import Calibration
@@ -69,32 +66,6 @@ def load_with_plan(job: Path, changes: tuple[str, ...] = ()) -> Job:
         words, found = describe_proof(result), result.best[0].job
     say(f"meshcast: {words}", err=True)
     return load_job(found, base=job.parent)
-
-
-def _find_remembered(read: ReadJob) -> Path:
-    """Returns the file that the best plan of a job is remembered in: its name depends on all that the plan does."""
-    from meshcast.experiments.sweeps.fingerprint import identify_job
-    from meshcast.hardware.documents.output_file import user_caches
-
-    return user_caches() / "plans" / f"{identify_job(read.data, read.folder)}.json"
-
-
-def _read_remembered(kept: Path) -> tuple[str, Fields | None]:
-    """Returns how a remembered plan was found, and the job with it; None: it is not remembered."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        data = json.loads(kept.read_text("utf-8"))
-        return f"{data['search']} (remembered)", dict(data["job"])
-    return "", None
-
-
-def _remember(kept: Path, result: SearchResult) -> None:
-    """Remembers the best plan; without a place for it the next command searches again."""
-    from meshcast.experiments.search.output.page import describe_proof
-    from meshcast.hardware.documents.output_file import write_file
-
-    with suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_file(kept, json.dumps({"search": describe_proof(result), "job": result.best[0].job}))
 
 
 def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, strict: bool) -> SearchResult | None:
@@ -118,7 +89,7 @@ def find_plan(job: Path, changes: tuple[str, ...], calibration: Calibration, str
         result = run_with_progress(open_search(job, top=1, changes=changes, calibration=calibration))
     if result.best:
         if result.certificate.complete and calibration is Calibration.shipped():
-            _remember(_find_remembered(read), result)
+            remember(find_remembered(read.data, read.folder), result)
         return result
     certificate = result.certificate
     if not certificate.complete:

@@ -55,6 +55,11 @@ COMMANDS = {
         "other one is better in the model.",
         PLAN,
     ),
+    "size": CommandEntry(
+        "size.size",
+        "Find the smallest cluster for a deadline or a budget.\n\nOf each kind of node, with days, money and energy.",
+        PLAN,
+    ),
     "advise": CommandEntry(
         "advise.advise",
         "Say what to change in a plan, one field at a time and together.\n\nOf a launch file in the words of its "

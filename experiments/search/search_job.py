@@ -146,10 +146,12 @@ def open_search(
     changes: tuple[str, ...] = (),
     base: str | Path | None = None,
     calibration: Calibration | None = None,
+    shared: SharedWork | None = None,
 ) -> Search:
     """Returns the search of a job, before its plans are counted.
 
-    changes: to make first, such as ``plan.tp=auto``. limits: by default what the program of the job runs.
+    changes: to make first, such as ``plan.tp=auto``. limits: by default what the program of the job runs. shared: work
+    of forecasts on other clusters, in place of `calibration`.
     """
     read, limits = read_job(job, changes), limits or Limits(program=True)
     folder = read.folder if base is None else Path(base)
@@ -171,7 +173,7 @@ def open_search(
         ]
         check_clusters(spaces)
         start = _read_start(job, changes, base)
-        return Search(spaces, within, top, objectives, SharedWork(calibration), origin, run_fields, start)
+        return Search(spaces, within, top, objectives, shared or SharedWork(calibration), origin, run_fields, start)
 
 
 def _read_start(job: str | Path | Mapping[str, object], changes: Sequence[str], base: str | Path | None) -> Job | None:

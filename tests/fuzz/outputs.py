@@ -88,6 +88,10 @@ OUTPUTS = {
     "search": Output(
         "search search.yaml --workers 2 --out out/plans.parquet --plot out/plans.pdf --jobs-to out/jobs", repeats=False
     ),
+    "size": Output(
+        "size small.yaml --tokens 1B --days 9 --most-gpus 8 --plot out/s.pdf --html out/s.html --jobs-to out/jobs",
+        package="bokeh",
+    ),
     "plot": Output("plot memory small.yaml --out out/memory.png"),
     "planners": Output("plan small.yaml --with galvatron --seconds 1 --plot out/regret.png", repeats=False),
     "curves": Output("run run.yaml --plot out/run.png", _write_run),
@@ -111,10 +115,10 @@ OUTPUTS = {
 """Commands by what they write. Of ``calibrate --device``, which takes minutes, there is only what a campaign's fit and
 `measure` share with it."""
 
-WRITTEN = {"--out", "--plot", "--trace", "--snapshot", "--jobs-to", "--write"}
+WRITTEN = {"--out", "--plot", "--trace", "--snapshot", "--jobs-to", "--write", "--html"}
 """Options that name what a command writes."""
 
-READ = {"--calibration", "--jobs", "--compare", "--data", "--job", "--against"}
+READ = {"--calibration", "--jobs", "--compare", "--data", "--job", "--against", "--prices"}
 """Options that name what a command reads."""
 
 

@@ -109,6 +109,10 @@ COMMANDS = (
     "search search.yaml --out out/plans.parquet --plot out/plans.svg --width page",
     f"search run.sh {SCRIPT} --set plan=auto",
     "search heterogeneous.yaml --heterogeneous --runs 1 --top 1",
+    "size small.yaml --tokens 1 --days 9 --budget 9 --node dgx-h100 --batch 1K --most-gpus 8 --price dgx-h100=2 --json",
+    f"size small.yaml --tokens 1B --days 9 --most-gpus 8 --plot out/s.png --width page --html out/s.html {SCRIPT}",
+    "size run.yaml --tokens 1B --days 9 --most-gpus 8 --prices prices.yaml --workers 1 --set plan.tp=2 --jobs-to out",
+    "size small.yaml --tokens 1M --days 9 --most-gpus 8 --yes",
     "report small.yaml --out out/report.html --no-sensitivity --title A --set plan.pp=1",
     f"report run.sh {SCRIPT} --out out/report.html",
     "scale small.yaml --gpus 8,16,24 --strong --over dp --json",
@@ -363,7 +367,11 @@ READERS: dict[str, Reader] = {
         "predict FILE --json --every-round --engine shared", "search search.yaml --compare FILE --json --workers 1"
     ),
     **list_readers("yaml", "given.yaml", jobs_slow, share=0.05)(
-        "why FILE --json", "why FILE", "advise FILE --json", "plan FILE --with optcnn --steps 50 --seconds 1 --json"
+        "size FILE --tokens 1M --days 9 --most-gpus 8 --workers 1 --json",
+        "why FILE --json",
+        "why FILE",
+        "advise FILE --json",
+        "plan FILE --with optcnn --steps 50 --seconds 1 --json",
     ),
     **list_readers("yaml", "given.yaml", as_yaml(seeds.SMALL), share=0.05)(
         "report FILE --no-sensitivity --out out.html",
@@ -373,6 +381,9 @@ READERS: dict[str, Reader] = {
     ),
     **list_readers("yaml", "given.yaml", as_yaml(seeds.LAPTOP))(
         *(f"measure {kind} FILE {LAPTOP}" for kind in ("kernels", "stages", "distributed", "collectives"))
+    ),
+    **list_readers("yaml", "given.yaml", as_yaml({"dgx-h100": 2.5}, seeds.PRICES), share=0.05)(
+        "size small.yaml --tokens 1M --days 9 --most-gpus 8 --workers 1 --json --prices FILE"
     ),
     **list_readers("jsonl", "given.jsonl", as_lines(*JOBS), share=0.5)("predict --jobs FILE"),
     **list_readers("yaml", "given.yaml", as_yaml(seeds.RUN), share=0.5)(

@@ -150,6 +150,10 @@ KINDS = {"kind": ["asynchronous", "in-memory"], "every_s": "auto"}
 SEARCH_RUNS: dict[str, Any] = {**SMALL, "plan": {"tp": [1, 2]}, "run": {"steps": 200, "seeds": 1, "checkpoints": KINDS}}
 """A job with open fields of its plan and of its run."""
 LENGTHS = "tokens\n" + "20\n9\n" * 8
+PRICES = {
+    "title": "a seller",
+    "offers": [{"node": "dgx-h100", "region": "a", "value": 2, "kind": "peak", "source": "b"}],
+}
 FAILURES = "time_h,component,nodes,repair_h,remark\n0.5,gpu,1,24,replaced\n2.25,software,,,NCCL\n5,end,,,\n"
 SCRIPT = """#!/bin/bash
 TP=${TP:-2}
@@ -223,6 +227,7 @@ def prepare(folder: Path) -> None:
         "table": route({"counts": "counts.csv"}),
         "steps": route({"trace": "trace-counts.json"}),
         "claims": CLAIMS,
+        "prices": PRICES,
     }
     for name, job in {**others, "sweep": SWEEP}.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(job), "utf-8")

@@ -71,7 +71,7 @@ def test_a_seed_gives_the_same_file_again(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- every command, every file it takes
 
 COMMANDS_OF_ALL: dict[str, Any] = {name: load_command(name) for name in NAMES}
-OUTPUTS = {"out", "plot", "trace", "snapshot", "jobs_to"}
+OUTPUTS = {"out", "plot", "trace", "snapshot", "jobs_to", "html"}
 """Parameters that name what is written."""
 
 WORDS_OR_FILES = {("list", "name"), ("export", "name"), ("export", "kind"), ("plot", "what"), ("plot", "names")}

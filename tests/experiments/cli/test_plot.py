@@ -64,7 +64,7 @@ def test_every_command_that_draws_has_a_width() -> None:
     fields = {name: find_options(name).model_fields for name in COMMANDS}
     drawing = {name for name in COMMANDS if "plot" in fields[name] or name == "plot"}
     assert all("width" in fields[name] for name in drawing)
-    assert drawing == {"predict", "plot", "run", "scale", "compare", "why", "plan", "search", "validate"}
+    assert drawing == {"predict", "plot", "run", "scale", "compare", "why", "plan", "search", "size", "validate"}
 
 
 @pytest.mark.slow
