@@ -248,22 +248,26 @@ class PlanParts(NamedTuple):
 
     def play(self, notes: Notes) -> tuple[float, np.ndarray]:
         """Plays the step, and returns its end [s] and the peaks of memory (see `find_peaks`). notes: filled in."""
-        order, kinds = self.table.order, self.maker.kinds
+        order, kinds = self.table.order, self.maker.pack(notes.device >= 0)
         behind, peaks = np.zeros((self.devices, 2)), np.zeros((self.devices, 2, len(CATEGORIES) + 1))
-        span = play_passes(order, self.pass_of, kinds, self._sends(), self.host, not self.overlap, behind, notes)
-        lists = 2 * kinds.matrices.shape[2] + 2 * self.devices
+        span = play_passes(
+            order, self.pass_of, kinds, self._sends(kinds.issue), self.host, not self.overlap, behind, notes
+        )
+        lists = 2 * self.maker.size + 2 * self.devices
         span = max(span, play_updates(*self.states.updates, behind, notes, lists))
         find_peaks(order, self.pass_of, kinds, self.messages, self.overlap, peaks)
         return span, peaks
 
-    def _sends(self) -> np.ndarray:
-        """Returns by slot seconds and latency of its message, and when the host has launched it behind its pass."""
-        issued = self.maker.kinds.issue[self.pass_of] + self.host if self.host else np.full(len(self.pass_of), NEVER)
-        return np.column_stack([self.messages.prices[:, :2], issued])
+    def _sends(self, issue: np.ndarray) -> np.ndarray:
+        """Returns by slot seconds and latency of its message, and when the host has launched it behind its pass. issue:
+        see `PassKinds`."""
+        sends = self.messages.prices.copy()
+        sends[:, 2] = issue[self.pass_of] + self.host if self.host else NEVER
+        return sends
 
     def count_runs(self) -> np.ndarray:
         """Counts how often every device runs each kind of pass [devices, kinds]."""
-        kinds = len(self.maker.kinds.issue)
+        kinds = self.maker.count
         places = self.table.devices[self.table.stages] * kinds + self.pass_of
         runs = np.bincount(places, self.table.turns, self.devices * kinds)
         return runs.reshape(self.devices, kinds)
@@ -306,7 +310,7 @@ class PlanParts(NamedTuple):
 
     def measure(self, notes: Notes, streams: Streams) -> dict[str, float]:
         """Returns the `LoopFigures.lengths` of what was noted."""
-        size, names = self.maker.kinds.matrices.shape[2], streams.names
+        size, names = self.maker.size, streams.names
         of_streams = [LEVELS.index(axis_of_stream(names[at])) if at in names else 0 for at in range(size)]
         waits, of_updates = LEVELS.index(HOST), self.states.levels
         levels = np.concatenate([

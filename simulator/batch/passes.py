@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 
 from meshcast.hardware.records import dataclass
-from meshcast.hardware.remembered import remember, remembered_by
+from meshcast.hardware.remembered import remember, remembered, remembered_by
 from meshcast.simulator.batch.blocks import BlockArrays, Marks, SideArrays, Streams, flatten_block
 from meshcast.simulator.batch.loops.arrays import HOST, PassKinds
 from meshcast.simulator.batch.loops.matrices import multiply
@@ -97,12 +97,12 @@ class PricedForm:
         matrix = reduce(
             lambda early, late: multiply(late, early), (part.power(size, launch, count) for part, count in parts)
         )
-        used = np.zeros(size, bool)
-        used[self.streams] = True
+        used = np.zeros(size)
+        used[self.streams] = 1.0
         issue = launch * sum(part.launches * count for part, count in parts)
         numbers = numbers if form.forward else numbers[::-1]
         memory = _add_memory(form.inputs, parts, results)
-        return PassArrays(self, counts, numbers, sum(params), matrix, used, issue, memory)
+        return PassArrays(self, counts, numbers, sum(params), np.vstack([matrix, used]), issue, memory)
 
 
 @dataclass(eq=False)
@@ -111,7 +111,7 @@ class PassArrays:
 
     counts, numbers: by part, its copies and its first parameter.
     params: number of all parameters.
-    matrix, used, issue, memory: see `PassKinds`.
+    matrix, issue, memory: see `PassKinds`.
     """
 
     form: PricedForm
@@ -119,7 +119,6 @@ class PassArrays:
     numbers: list[int]
     params: int
     matrix: np.ndarray
-    used: np.ndarray
     issue: float
     memory: np.ndarray
 
@@ -134,7 +133,7 @@ class PassArrays:
     @cached_property
     def ops(self) -> np.ndarray:
         """Number of its ops, by stream."""
-        total = np.zeros(len(self.used), np.int64)
+        total = np.zeros(self.matrix.shape[1], np.int64)
         for part, count in zip(self.form.parts, self.counts, strict=True):
             for stream, ops in part.ops.items():
                 total[stream] += count * ops
@@ -208,14 +207,24 @@ class PassMaker:
         """Whether any pass offloads anything."""
         return any(task.form.copies_to_host for task, _, _ in self._kinds)
 
-    @cached_property
-    def kinds(self) -> PassKinds:
-        """All kinds."""
+    @property
+    def count(self) -> int:
+        """Number of kinds."""
+        return len(self._kinds)
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates of states."""
+        return self._kinds[0][0].matrix.shape[1]
+
+    @remembered
+    def pack(self, every: bool) -> PassKinds:
+        """Returns all kinds. every: whether any may be walked; otherwise those with side ops alone."""
         tasks = [task for task, _, _ in self._kinds]
-        pack, matrices = _Pack(), np.array([[*task.matrix, task.used] for task in tasks])
+        pack, matrices = _Pack(), np.array([task.matrix for task in tasks])
         for number, side in self._sides():
             matrices[number, -1, (side.stream, HOST)] = 1.0
-        rows = np.array([pack.add(*each) for each in self._kinds])
+        rows = np.array([pack.add(*each) if every or each[1] or each[2] else -1 for each in self._kinds])
         memory, issue = np.array([task.memory for task in tasks]), np.array([task.issue for task in tasks])
         room = np.array((max(task.form.ops for task in tasks), max(task.params for task in tasks)))
         return PassKinds(matrices, issue, memory, rows, *pack.arrays(), room)
