@@ -183,7 +183,7 @@ class BatchForecaster:
         """Returns the form of a pass of a kind of stage."""
 
         def price() -> PricedForm:
-            make = partial(make_form, form, backward > 0, costs.estimate, growth, self.shared.blocks)
+            make = partial(make_form, form, backward > 0, growth, self.shared.blocks)
             blocks = self._blocks
             if form.sides is not None:  # no other stage has its blocks
                 blocks = remember(form.priced, "blocks", lambda: PricedBlocks(self._streams))

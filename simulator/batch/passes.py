@@ -13,12 +13,13 @@ from meshcast.hardware.remembered import remember, remembered, remembered_by
 from meshcast.simulator.batch.blocks import BlockArrays, Marks, SideArrays, Streams, flatten_block
 from meshcast.simulator.batch.loops.arrays import HOST, PassKinds
 from meshcast.simulator.batch.loops.matrices import multiply
+from meshcast.simulator.batch.loops.peaks import add_profiles
 from meshcast.simulator.batch.stages import LAYERS, StageForm
 from meshcast.simulator.costs.power import PowerModel
 from meshcast.simulator.ir.ops import Work
 from meshcast.simulator.program.block import FREE, SUMS, Block, BlockPrices, CompiledBlocks, Price
 from meshcast.simulator.program.categories import KINDS
-from meshcast.simulator.program.memory_profile import Growth, Profile
+from meshcast.simulator.program.memory_profile import CATEGORIES, Growth, Profile
 from meshcast.simulator.program.task import Flow, make_task
 from meshcast.simulator.report.joules import block_joules, side_joules
 from meshcast.simulator.scheduling.schedule import ActionKind
@@ -49,12 +50,10 @@ class TaskForm:
         return remember(arrays.forms, (self, parts), lambda: PricedForm(self, parts))
 
 
-def make_form(
-    stage: StageForm, backward: bool, price: Price, growth: Growth | None, blocks: CompiledBlocks
-) -> TaskForm:
-    """Makes the form of a pass from that of its stage. price: any."""
+def make_form(stage: StageForm, backward: bool, growth: Growth | None, blocks: CompiledBlocks) -> TaskForm:
+    """Makes the form of a pass from that of its stage."""
     kind = ActionKind.BACKWARD if backward else ActionKind.FORWARD
-    task = make_task(stage.with_layers(LAYERS), kind, price, blocks, again=False, growth=growth)
+    task = make_task(stage.with_layers(LAYERS), kind, _leave_free, blocks, again=False, growth=growth)
     # Backward passes run the units in reverse order.
     counts = [stage.layers_of(run, 0) for run in stage.runs][:: -1 if backward else 1]
     parts = [(part.block, marks, n) for part, marks, n in zip(task.parts, task.marks, counts, strict=True)]
@@ -66,6 +65,11 @@ def make_form(
             grown = sum(growth(param) for param in run.fragment.params if param.trained)
             freed[count == 0] += (count or 1) * grown
     return TaskForm(parts, task.forward, task.inputs, results, (freed[0], freed[1]))
+
+
+def _leave_free(work: Work) -> tuple[float, float, float]:
+    """Returns no time, where prices are not asked for."""
+    return FREE
 
 
 class PricedForm:
@@ -101,8 +105,25 @@ class PricedForm:
         used[self.streams] = 1.0
         issue = launch * sum(part.launches * count for part, count in parts)
         numbers = numbers if form.forward else numbers[::-1]
-        memory = _add_memory(form.inputs, parts, results)
+        memory = self._add_memory(counts, results)
         return PassArrays(self, counts, numbers, sum(params), np.vstack([matrix, used]), issue, memory)
+
+    @cached_property
+    def _memory(self) -> np.ndarray:
+        """What its input and each of its parts leaves and holds at its peak, by category and in sum [parts, 2,
+        categories + 1] [bytes]."""
+        profiles = [Profile.step(nbytes, category) for nbytes, category in self.form.inputs]
+        profiles += [part.prices.block.memory for part in self.parts]
+        return np.array([((*part.net, part.grown), (*part.top, part.peak)) for part in profiles])
+
+    def _add_memory(self, counts: Sequence[int], results: Sequence[Flow]) -> np.ndarray:
+        """Returns what a pass leaves and holds at its peak; see `PassKinds`. counts: copies of its parts."""
+        times = np.array([*[1] * len(self.form.inputs), *counts], float)
+        memory = add_profiles(self._memory, times)
+        for nbytes, category in results:
+            memory[0, CATEGORIES.index(category)] -= nbytes
+        memory[:, -1] = memory[:, :-1].sum(axis=1)
+        return memory
 
 
 @dataclass(eq=False)
@@ -176,19 +197,6 @@ def _list_works(block: Block) -> tuple[list[Work], list[int]]:
     places: dict[Work, int] = {}
     of_ops = [-1 if op.work is None else places.setdefault(op.work, len(places)) for op in block.ops]
     return list(places), of_ops
-
-
-def _add_memory(
-    inputs: Sequence[Flow], parts: Sequence[tuple[BlockArrays, int]], results: Sequence[Flow]
-) -> np.ndarray:
-    """Returns what a task leaves, and holds at its peak, by category and in sum [2, categories + 1] [bytes]; see
-    `Profile.in_series`."""
-    profiles = [(Profile.step(nbytes, category), 1) for nbytes, category in inputs]
-    profiles += [(part.prices.block.memory, count) for part, count in parts]
-    profiles += [(Profile.step(-nbytes, category), 1) for nbytes, category in results]
-    whole = Profile.in_series(profiles)
-    rows = np.array([whole.net, whole.top])
-    return np.column_stack([rows, rows.sum(axis=1)])
 
 
 class PassMaker:
