@@ -8,7 +8,7 @@ stage, the size of a forecast. All other rules do not ask for them, and hold as 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,8 +33,13 @@ from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 
 SCHEDULE = SCHEME_KEYS["pipeline"]
 
-WITHIN_STAGES = frozenset(("tp", "cp", *(name for name, key in PLAN_KEYS.items() if key.chooses)))
+DEGREES = "tp", "cp"
+"""Keys of a plan that decide how many ranks are left for replicas and pipeline devices."""
+
+WITHIN_STAGES = frozenset((*DEGREES, *(name for name, key in PLAN_KEYS.items() if key.chooses)))
 """Keys of a plan that decide nothing about its pipeline but how many devices are left for it."""
+
+BATCH_KEYS = {"global", "micro", "sequence"}
 
 KNOWN_KEYS = WITHIN_STAGES.union(PIPELINE_NUMBERS, (SCHEDULE,))
 """Keys of the plans that are derived."""
@@ -87,9 +92,8 @@ class Families:
     def __init__(self, shared: SharedWork, base: str | Path | None = None) -> None:
         """shared: parts of plans of earlier jobs. base: folder of relative paths in jobs."""
         self.shared, self._base = shared, base
-        self._families: dict[str, _JobFamily] = {}
-        self._models: dict[str, Model] = {}
-        self._schedules: dict[tuple[str, int, int], Schedule] = {}
+        self._relatives: dict[Hashable, _Relatives] = {}
+        self._count = 0
 
     def plan(self, job: SomeFields) -> ResolvedPlan | Refused:
         """Returns the resolved plan of a job."""
@@ -97,67 +101,88 @@ class Families:
         if split is None:
             plan = self._try(job)
             return plan if isinstance(plan, Refused) else ResolvedPlan(plan, is_plain(plan))
-        common, rest, pipeline, numbers = split
-        if len(self._families) > MAX_FAMILIES:
-            self._families.clear()
-            self._models.clear()
-            self._schedules.clear()
-        family, resolve = remember(self._families, rest, _JobFamily), partial(self._resolve, job, common)
-        base = family.plans.get(numbers.devices)
-        if base is None and family.breaks_batch(numbers):
+        common, stage, numbers = split
+        if self._count > MAX_FAMILIES:
+            self._relatives.clear()
+            self._count = 0
+        relatives = remember(self._relatives, common, _Relatives)
+        resolve = partial(self._resolve, job, relatives)
+        degrees = tuple(_freeze(job["plan"].get(key, 1)) for key in DEGREES)
+        places = relatives.places.get(degrees)
+        if places is not None and relatives.breaks_batch(places, numbers):
             return Refused(job, resolve=resolve)
-        key = pipeline, numbers.devices, numbers.pieces if numbers.devices > 1 else 1
-        if base is None or key not in self._schedules:
-            plan = self._try(job, common)
+        if stage not in relatives.families:
+            self._count += 1
+        family = remember(relatives.families, stage, lambda: _JobFamily(relatives))
+        base = family.plans.get(numbers.devices)
+        key = job["plan"].get(SCHEDULE), numbers.devices, numbers.pieces if numbers.devices > 1 else 1
+        if base is None or key not in relatives.schedules:
+            plan = self._try(job, relatives)
             if isinstance(plan, Refused):
                 return plan
             plain = is_plain(plan)
             if plain and _is_derivable(plan):
-                family.add(plan)
-                self._schedules.setdefault(key, plan.schedule)
+                family.plans.setdefault(plan.shape.p, plan)
+                relatives.places[degrees], relatives.total = (
+                    plan.ranks.replicas * plan.shape.p,
+                    plan.job.batch.total or 0,
+                )
+                relatives.schedules.setdefault(key, plan.schedule)
             return ResolvedPlan(plan, plain)
-        derived = family.derive(base, self._schedules[key], numbers, job)
+        derived = family.derive(base, relatives.schedules[key], numbers, job)
         return Refused(job, resolve=resolve) if derived is None else ResolvedPlan(derived, plain=True)
 
-    def _try(self, job: SomeFields, common: str = "") -> Plan | Refused:
+    def _try(self, job: SomeFields, relatives: _Relatives | None = None) -> Plan | Refused:
         try:
-            return self._resolve(job, common)
+            return self._resolve(job, relatives)
         except MeshcastError as error:
             return Refused(job, error)
 
-    def _resolve(self, job: SomeFields, common: str) -> Plan:
-        """Resolves a job. common: what it has in common with others, whose model it has; empty: not known."""
-        known = self._models.get(common)
+    def _resolve(self, job: SomeFields, relatives: _Relatives | None) -> Plan:
+        """Resolves a job. relatives: those whose model it has; None: not known."""
+        known = relatives.model if relatives else None
         loaded = load_job(job if known is None else {**job, "model": known}, base=self._base)
         if known is not None:
             loaded.as_written["model"] = job["model"]
-        elif common and not (isinstance(job["model"], str) and is_preset(job["model"])):  # which are loaded already
-            self._models[common] = loaded.model
+        elif relatives and not (isinstance(job["model"], str) and is_preset(job["model"])):  # which are loaded already
+            relatives.model = loaded.model
         return resolve_plan(loaded, self.shared)
 
 
-class _JobFamily:
-    """Jobs that differ in their `Numbers` alone. plans: a resolved plan for each number of devices."""
+class _Relatives:
+    """Jobs that differ in their plans and micro-batches alone.
+
+    families: by what decides about stages.
+    model: of all, once it is loaded and no preset.
+    places: ranks for replicas and pipeline devices, by `DEGREES`.
+    total: samples of a batch.
+    schedules: by their name, pipeline devices and pieces.
+    layers: of every stage, by the number of stages; None: there are not enough.
+    shapes: whether a shape of a pipeline keeps the rules, with its schedule.
+    """
 
     def __init__(self) -> None:
+        self.families: dict[Hashable, _JobFamily] = {}
+        self.model: Model | None = None
+        self.places: dict[Hashable, int] = {}
+        self.total = 0
+        self.schedules: dict[Hashable, Schedule] = {}
+        self.layers: dict[int, tuple[int, ...] | None] = {}
+        self.shapes: dict[tuple[PipelineShape, Schedule], bool] = {}
+
+    def breaks_batch(self, places: int, numbers: Numbers) -> bool:
+        """Says whether the batch of a plan is certainly no whole number of micro-batches."""
+        return places % numbers.devices == 0 and self.total % (numbers.micro * (places // numbers.devices)) > 0
+
+
+class _JobFamily:
+    """Relatives that differ in their `Numbers` alone. plans: a resolved plan for each number of devices."""
+
+    def __init__(self, relatives: _Relatives) -> None:
         self.plans: dict[int, Plan] = {}
-        self._places = self._total = 0
-        self._layers: dict[int, tuple[int, ...] | None] = {}
+        self._relatives = relatives
         self._jobs: dict[tuple[int, int], Job | None] = {}
         self._schemes: dict[tuple[int, Schedule], tuple[Scheme, ...]] = {}
-        self._shapes: dict[tuple[PipelineShape, Schedule], bool] = {}
-
-    def add(self, plan: Plan) -> None:
-        """Adds a resolved plan."""
-        self.plans.setdefault(plan.shape.p, plan)
-        self._places, self._total = plan.ranks.replicas * plan.shape.p, plan.job.batch.total or 0
-
-    def breaks_batch(self, numbers: Numbers) -> bool:
-        """Says whether the batch of a plan is certainly no whole number of micro-batches: other degrees leave the same
-        ranks for replicas and pipeline devices."""
-        if not self._places or self._places % numbers.devices:
-            return False
-        return self._total % (numbers.micro * (self._places // numbers.devices)) > 0
 
     def derive(self, base: Plan, schedule: Schedule, numbers: Numbers, stated: SomeFields) -> Plan | None:
         """Returns the plan of other numbers; None if it breaks a rule.
@@ -166,41 +191,45 @@ class _JobFamily:
         schedule: that of as many devices and chunks, of any plan.
         stated: the job.
         """
-        microbatches, left = divmod(self._total, numbers.micro * self._places // numbers.devices)
+        relatives, p = self._relatives, base.shape.p
+        microbatches, left = divmod(relatives.total, numbers.micro * base.ranks.replicas)
         if left:
             return None
-        shape = PipelineShape(numbers.devices, microbatches, schedule.chunks_per_device())
-        layers = remember(self._layers, shape.stages, partial(_spread_layers, base, shape.stages))
-        job = remember(self._jobs, (shape.p, numbers.micro), partial(_change_micro, base, numbers.micro))
+        shape = PipelineShape(p, microbatches, schedule.chunks_per_device())
+        layers = remember(relatives.layers, shape.stages, partial(_spread_layers, base, shape.stages))
+        job = remember(self._jobs, (p, numbers.micro), partial(_change_micro, base, numbers.micro))
         if layers is None or job is None:
             return None
-        schemes = remember(self._schemes, (shape.p, schedule), partial(_change_schedule, base, schedule))
+        schemes = remember(self._schemes, (p, schedule), partial(_change_schedule, base, schedule))
         written = {**job.as_written, "plan": stated["plan"], "batch": stated["batch"]}
         job = job.model_copy(update={"as_written": written, "id": stated.get("id")})
         plan = replace(base, job=job, schemes=schemes, shape=shape, layers=layers)
-        return plan if remember(self._shapes, (shape, schedule), partial(_takes_shape, plan)) else None
+        return plan if remember(relatives.shapes, (shape, schedule), partial(_takes_shape, plan)) else None
 
 
-def _split(job: SomeFields) -> tuple[str, str, str, Numbers] | None:
-    """Splits a job into what is no part of its plan, what its family has in common, what its pipeline depends on, and
-    its numbers; None if it states more than plans are derived for."""
+def _split(job: SomeFields) -> tuple[Hashable, Hashable, Numbers] | None:
+    """Splits a job into what is no part of its plan, what decides about its stages, and its numbers; None if it states
+    more than plans are derived for."""
     plan, batch = job.get("plan"), job.get("batch")
     if not isinstance(plan, Mapping) or not isinstance(batch, Mapping) or not plan.keys() <= KNOWN_KEYS:
         return None
     devices, pieces = (plan.get(key, 1) for key in PIPELINE_NUMBERS)
     numbers = Numbers(devices, pieces, batch.get("micro", 1))
-    if batch.keys() != {"global", "micro", "sequence"} or any(type(number) is not int for number in numbers):
+    if batch.keys() != BATCH_KEYS or any(type(number) is not int for number in numbers):
         return None
     if min(numbers) < 1 or "framework" in job or (SCHEDULE in plan and PIPELINE_NUMBERS[1] not in plan):
         return None
-    stage = {key: value for key, value in plan.items() if key not in PIPELINE_NUMBERS}
-    rest = {key: value for key, value in job.items() if key not in ("plan", "batch", "id")}
     try:
-        common = json.dumps((rest, batch["global"], batch["sequence"]), sort_keys=True)
-        of_stage = json.dumps(stage, sort_keys=True)
+        rest = frozenset([(key, _freeze(job[key])) for key in job if key not in ("plan", "batch", "id")])
+        common = rest, _freeze(batch["global"]), _freeze(batch["sequence"])
+        return common, frozenset([(key, _freeze(plan[key])) for key in plan if key not in PIPELINE_NUMBERS]), numbers
     except TypeError:
         return None
-    return common, common + of_stage, f"{common}{plan.get(SCHEDULE)}", numbers
+
+
+def _freeze(value: object) -> Hashable:
+    """Returns a key for plain data. Raises TypeError for what is none."""
+    return (type(value), value) if isinstance(value, str | int | float) else json.dumps(value, sort_keys=True)
 
 
 def _is_derivable(plan: Plan) -> bool:

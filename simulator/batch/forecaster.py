@@ -22,7 +22,7 @@ from meshcast.simulator.batch.plain import inner_schemes, is_plain
 from meshcast.simulator.batch.played import LoopFigures, LoopForecast
 from meshcast.simulator.batch.stages import Sides, StageForm, StageForms
 from meshcast.simulator.batch.states import LEVELS, RestingDevices, make_states
-from meshcast.simulator.batch.tables import Layout, TableArrays, flatten_timetable, lay_out
+from meshcast.simulator.batch.tables import Layout, TableArrays, lay_out, make_table
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.costs.power import PowerModel
 from meshcast.simulator.costs.regimes import least_known
@@ -37,7 +37,6 @@ from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.categories import HOST, KINDS, axis_of_stream
 from meshcast.simulator.program.memory_profile import CATEGORIES, Growth
 from meshcast.simulator.program.task import price_side
-from meshcast.simulator.program.timetable import Timetable
 from meshcast.simulator.report.breakdown import slowest_device
 from meshcast.simulator.report.report import Report
 
@@ -73,7 +72,7 @@ class BatchForecaster:
         self._streams, self._forms, self._messages = Streams(), StageForms(self.shared), MessagePrices()
         self._blocks = PricedBlocks(self._streams)
         self._costs: dict[Hashable, Costs] = {}
-        self._tables: RecentResults[Timetable, TableArrays | None] = RecentResults(
+        self._tables: RecentResults[Hashable, TableArrays | None] = RecentResults(
             lambda table: table.nbytes if table else 0.0
         )
         self._states: dict[Hashable, RestingDevices] = {}
@@ -132,8 +131,9 @@ class BatchForecaster:
     def _find_parts(self, plan: Plan) -> PlanParts | None:
         """Returns what a plan is played of; None if its stages or its timetable show that it is not plain."""
         costs = self._find_costs(plan)
-        timetable = self.shared.timetable(plan.schedule, plan.passes.played_shape)
-        table = remember(self._tables, timetable, partial(flatten_timetable, timetable))
+        schedule, shape = plan.schedule, plan.shape
+        key = schedule.use, schedule.options, shape
+        table = remember(self._tables, key, partial(make_table, schedule, shape))
         if table is None:
             return None
         shares = plan.job.framework.scatter_gather_tensors_in_pipeline
@@ -144,7 +144,7 @@ class BatchForecaster:
         sides = [self._forms.sides(plan, form, layers) for form, (_, layers) in held]
         if any(beside is None for beside in sides):
             return None
-        states = self._find_states(plan, costs, timetable, layout, forms)
+        states = self._find_states(plan, costs, layout, forms)
         host = host_launch_seconds(plan)
         pass_of, maker = self._find_passes(plan, costs, layout, forms, [each for each in sides if each], host)
         if states.offloads or maker.copies_to_host:
@@ -183,7 +183,7 @@ class BatchForecaster:
         """Returns the form of a pass of a kind of stage."""
 
         def price() -> PricedForm:
-            make = partial(make_form, form, backward > 0, costs.estimate, growth, self.shared.blocks)
+            make = partial(make_form, form, backward > 0, growth, self.shared.blocks)
             blocks = self._blocks
             if form.sides is not None:  # no other stage has its blocks
                 blocks = remember(form.priced, "blocks", lambda: PricedBlocks(self._streams))
@@ -200,9 +200,7 @@ class BatchForecaster:
 
         return remember(sides.priced, (backward, costs), price) if besides else []
 
-    def _find_states(
-        self, plan: Plan, costs: Costs, timetable: Timetable, layout: Layout, forms: list[StageForm]
-    ) -> RestingDevices:
+    def _find_states(self, plan: Plan, costs: Costs, layout: Layout, forms: list[StageForm]) -> RestingDevices:
         """Returns what the devices of a plan do and hold beside their passes."""
         framework = plan.job.framework
         schemes = tuple(scheme for scheme in inner_schemes(plan) if scheme.family != "memory")
@@ -212,7 +210,7 @@ class BatchForecaster:
         def make() -> RestingDevices:
             ops = [form.with_layers(layers) for form, (_, layers) in zip(forms, layout.stages, strict=True)]
             stages = [ops[number] for number in layout.of_stage.tolist()]
-            return make_states(plan, stages, costs, timetable, self.shared)
+            return make_states(plan, stages, costs, self.shared)
 
         return remember(self._states, key, make)
 
@@ -250,22 +248,26 @@ class PlanParts(NamedTuple):
 
     def play(self, notes: Notes) -> tuple[float, np.ndarray]:
         """Plays the step, and returns its end [s] and the peaks of memory (see `find_peaks`). notes: filled in."""
-        order, kinds = self.table.order, self.maker.kinds
+        order, kinds = self.table.order, self.maker.pack(notes.device >= 0)
         behind, peaks = np.zeros((self.devices, 2)), np.zeros((self.devices, 2, len(CATEGORIES) + 1))
-        span = play_passes(order, self.pass_of, kinds, self._sends(), self.host, not self.overlap, behind, notes)
-        lists = 2 * kinds.matrices.shape[2] + 2 * self.devices
+        span = play_passes(
+            order, self.pass_of, kinds, self._sends(kinds.issue), self.host, not self.overlap, behind, notes
+        )
+        lists = 2 * self.maker.size + 2 * self.devices
         span = max(span, play_updates(*self.states.updates, behind, notes, lists))
         find_peaks(order, self.pass_of, kinds, self.messages, self.overlap, peaks)
         return span, peaks
 
-    def _sends(self) -> np.ndarray:
-        """Returns by slot seconds and latency of its message, and when the host has launched it behind its pass."""
-        issued = self.maker.kinds.issue[self.pass_of] + self.host if self.host else np.full(len(self.pass_of), NEVER)
-        return np.column_stack([self.messages.prices[:, :2], issued])
+    def _sends(self, issue: np.ndarray) -> np.ndarray:
+        """Returns by slot seconds and latency of its message, and when the host has launched it behind its pass. issue:
+        see `PassKinds`."""
+        sends = self.messages.prices.copy()
+        sends[:, 2] = issue[self.pass_of] + self.host if self.host else NEVER
+        return sends
 
     def count_runs(self) -> np.ndarray:
         """Counts how often every device runs each kind of pass [devices, kinds]."""
-        kinds = len(self.maker.kinds.issue)
+        kinds = self.maker.count
         places = self.table.devices[self.table.stages] * kinds + self.pass_of
         runs = np.bincount(places, self.table.turns, self.devices * kinds)
         return runs.reshape(self.devices, kinds)
@@ -308,7 +310,7 @@ class PlanParts(NamedTuple):
 
     def measure(self, notes: Notes, streams: Streams) -> dict[str, float]:
         """Returns the `LoopFigures.lengths` of what was noted."""
-        size, names = self.maker.kinds.matrices.shape[2], streams.names
+        size, names = self.maker.size, streams.names
         of_streams = [LEVELS.index(axis_of_stream(names[at])) if at in names else 0 for at in range(size)]
         waits, of_updates = LEVELS.index(HOST), self.states.levels
         levels = np.concatenate([

@@ -17,15 +17,19 @@ from meshcast.simulator.ir.ops import Transfer
 class Hops(NamedTuple):
     """The messages between devices of a timetable: whether backward, and the stages from which and to which.
 
+    stages: number of all stages.
     groups: the number of the links that each crosses.
     ends: devices at the ends of one of each group.
+    priced: prices and bytes of all messages by the bytes of each; see `SlotMessages`, here by way and stage.
     """
 
+    stages: int
     way: np.ndarray
     stage: np.ndarray
     other: np.ndarray
     groups: list[int]
     ends: list[tuple[int, int]]
+    priced: dict[bytes, tuple[np.ndarray, np.ndarray]]
 
 
 class MessagePrices:
@@ -44,14 +48,20 @@ class MessagePrices:
         """
         hops = remember(self._hops, (costs, table.route), lambda: _find_hops(costs, table, axis))
         nbytes = np.where(hops.way > 0, backward[hops.other], forward[hops.stage])
-        keys = list(zip(hops.groups, nbytes.tolist(), strict=True))
-        known = {key: costs.estimate(Transfer(key[1], axis, *hops.ends[key[0]])) for key in dict.fromkeys(keys)}
-        prices, moved = np.zeros((2, len(forward), 3)), np.zeros((2, len(forward), 2))
-        if keys:
-            prices[hops.way, hops.stage] = [(known[key].seconds, known[key].latency, known[key].sigma) for key in keys]
-            moved[hops.way, hops.stage, 0] = moved[hops.way, hops.other, 1] = nbytes
+        prices, moved = remember(hops.priced, nbytes.tobytes(), lambda: _price_hops(costs, hops, axis, nbytes))
         of_slot = table.backward, table.stages
         return SlotMessages(prices[of_slot], moved[of_slot])
+
+
+def _price_hops(costs: Costs, hops: Hops, axis: str, nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns prices and bytes of messages. nbytes: of each."""
+    keys = list(zip(hops.groups, nbytes.tolist(), strict=True))
+    known = {key: costs.estimate(Transfer(key[1], axis, *hops.ends[key[0]])) for key in dict.fromkeys(keys)}
+    prices, moved = np.zeros((2, hops.stages, 3)), np.zeros((2, hops.stages, 2))
+    if keys:
+        prices[hops.way, hops.stage] = [(known[key].seconds, known[key].latency, known[key].sigma) for key in keys]
+        moved[hops.way, hops.stage, 0] = moved[hops.way, hops.other, 1] = nbytes
+    return prices, moved
 
 
 def _find_hops(costs: Costs, table: TableArrays, axis: str) -> Hops:
@@ -67,4 +77,4 @@ def _find_hops(costs: Costs, table: TableArrays, axis: str) -> Hops:
             ends.append(pair)
         groups.append(numbers[reaches])
     way, stage, other = np.array(hops, np.int64).reshape(-1, 3).T
-    return Hops(way, stage, other, groups, ends)
+    return Hops(len(devices), way, stage, other, groups, ends, {})

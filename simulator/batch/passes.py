@@ -9,16 +9,17 @@ from itertools import accumulate
 import numpy as np
 
 from meshcast.hardware.records import dataclass
-from meshcast.hardware.remembered import remember, remembered_by
+from meshcast.hardware.remembered import remember, remembered, remembered_by
 from meshcast.simulator.batch.blocks import BlockArrays, Marks, SideArrays, Streams, flatten_block
 from meshcast.simulator.batch.loops.arrays import HOST, PassKinds
 from meshcast.simulator.batch.loops.matrices import multiply
+from meshcast.simulator.batch.loops.peaks import add_profiles
 from meshcast.simulator.batch.stages import LAYERS, StageForm
 from meshcast.simulator.costs.power import PowerModel
 from meshcast.simulator.ir.ops import Work
 from meshcast.simulator.program.block import FREE, SUMS, Block, BlockPrices, CompiledBlocks, Price
 from meshcast.simulator.program.categories import KINDS
-from meshcast.simulator.program.memory_profile import Growth, Profile
+from meshcast.simulator.program.memory_profile import CATEGORIES, Growth, Profile
 from meshcast.simulator.program.task import Flow, make_task
 from meshcast.simulator.report.joules import block_joules, side_joules
 from meshcast.simulator.scheduling.schedule import ActionKind
@@ -49,12 +50,10 @@ class TaskForm:
         return remember(arrays.forms, (self, parts), lambda: PricedForm(self, parts))
 
 
-def make_form(
-    stage: StageForm, backward: bool, price: Price, growth: Growth | None, blocks: CompiledBlocks
-) -> TaskForm:
-    """Makes the form of a pass from that of its stage. price: any."""
+def make_form(stage: StageForm, backward: bool, growth: Growth | None, blocks: CompiledBlocks) -> TaskForm:
+    """Makes the form of a pass from that of its stage."""
     kind = ActionKind.BACKWARD if backward else ActionKind.FORWARD
-    task = make_task(stage.with_layers(LAYERS), kind, price, blocks, again=False, growth=growth)
+    task = make_task(stage.with_layers(LAYERS), kind, _leave_free, blocks, again=False, growth=growth)
     # Backward passes run the units in reverse order.
     counts = [stage.layers_of(run, 0) for run in stage.runs][:: -1 if backward else 1]
     parts = [(part.block, marks, n) for part, marks, n in zip(task.parts, task.marks, counts, strict=True)]
@@ -66,6 +65,11 @@ def make_form(
             grown = sum(growth(param) for param in run.fragment.params if param.trained)
             freed[count == 0] += (count or 1) * grown
     return TaskForm(parts, task.forward, task.inputs, results, (freed[0], freed[1]))
+
+
+def _leave_free(work: Work) -> tuple[float, float, float]:
+    """Returns no time, where prices are not asked for."""
+    return FREE
 
 
 class PricedForm:
@@ -97,12 +101,29 @@ class PricedForm:
         matrix = reduce(
             lambda early, late: multiply(late, early), (part.power(size, launch, count) for part, count in parts)
         )
-        used = np.zeros(size, bool)
-        used[self.streams] = True
+        used = np.zeros(size)
+        used[self.streams] = 1.0
         issue = launch * sum(part.launches * count for part, count in parts)
         numbers = numbers if form.forward else numbers[::-1]
-        memory = _add_memory(form.inputs, parts, results)
-        return PassArrays(self, counts, numbers, sum(params), matrix, used, issue, memory)
+        memory = self._add_memory(counts, results)
+        return PassArrays(self, counts, numbers, sum(params), np.vstack([matrix, used]), issue, memory)
+
+    @cached_property
+    def _memory(self) -> np.ndarray:
+        """What its input and each of its parts leaves and holds at its peak, by category and in sum [parts, 2,
+        categories + 1] [bytes]."""
+        profiles = [Profile.step(nbytes, category) for nbytes, category in self.form.inputs]
+        profiles += [part.prices.block.memory for part in self.parts]
+        return np.array([((*part.net, part.grown), (*part.top, part.peak)) for part in profiles])
+
+    def _add_memory(self, counts: Sequence[int], results: Sequence[Flow]) -> np.ndarray:
+        """Returns what a pass leaves and holds at its peak; see `PassKinds`. counts: copies of its parts."""
+        times = np.array([*[1] * len(self.form.inputs), *counts], float)
+        memory = add_profiles(self._memory, times)
+        for nbytes, category in results:
+            memory[0, CATEGORIES.index(category)] -= nbytes
+        memory[:, -1] = memory[:, :-1].sum(axis=1)
+        return memory
 
 
 @dataclass(eq=False)
@@ -111,7 +132,7 @@ class PassArrays:
 
     counts, numbers: by part, its copies and its first parameter.
     params: number of all parameters.
-    matrix, used, issue, memory: see `PassKinds`.
+    matrix, issue, memory: see `PassKinds`.
     """
 
     form: PricedForm
@@ -119,7 +140,6 @@ class PassArrays:
     numbers: list[int]
     params: int
     matrix: np.ndarray
-    used: np.ndarray
     issue: float
     memory: np.ndarray
 
@@ -134,7 +154,7 @@ class PassArrays:
     @cached_property
     def ops(self) -> np.ndarray:
         """Number of its ops, by stream."""
-        total = np.zeros(len(self.used), np.int64)
+        total = np.zeros(self.matrix.shape[1], np.int64)
         for part, count in zip(self.form.parts, self.counts, strict=True):
             for stream, ops in part.ops.items():
                 total[stream] += count * ops
@@ -179,19 +199,6 @@ def _list_works(block: Block) -> tuple[list[Work], list[int]]:
     return list(places), of_ops
 
 
-def _add_memory(
-    inputs: Sequence[Flow], parts: Sequence[tuple[BlockArrays, int]], results: Sequence[Flow]
-) -> np.ndarray:
-    """Returns what a task leaves, and holds at its peak, by category and in sum [2, categories + 1] [bytes]; see
-    `Profile.in_series`."""
-    profiles = [(Profile.step(nbytes, category), 1) for nbytes, category in inputs]
-    profiles += [(part.prices.block.memory, count) for part, count in parts]
-    profiles += [(Profile.step(-nbytes, category), 1) for nbytes, category in results]
-    whole = Profile.in_series(profiles)
-    rows = np.array([whole.net, whole.top])
-    return np.column_stack([rows, rows.sum(axis=1)])
-
-
 class PassMaker:
     """Gathers the kinds of passes of a plan."""
 
@@ -208,14 +215,24 @@ class PassMaker:
         """Whether any pass offloads anything."""
         return any(task.form.copies_to_host for task, _, _ in self._kinds)
 
-    @cached_property
-    def kinds(self) -> PassKinds:
-        """All kinds."""
+    @property
+    def count(self) -> int:
+        """Number of kinds."""
+        return len(self._kinds)
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates of states."""
+        return self._kinds[0][0].matrix.shape[1]
+
+    @remembered
+    def pack(self, every: bool) -> PassKinds:
+        """Returns all kinds. every: whether any may be walked; otherwise those with side ops alone."""
         tasks = [task for task, _, _ in self._kinds]
-        pack, matrices = _Pack(), np.array([[*task.matrix, task.used] for task in tasks])
+        pack, matrices = _Pack(), np.array([task.matrix for task in tasks])
         for number, side in self._sides():
             matrices[number, -1, (side.stream, HOST)] = 1.0
-        rows = np.array([pack.add(*each) for each in self._kinds])
+        rows = np.array([pack.add(*each) if every or each[1] or each[2] else -1 for each in self._kinds])
         memory, issue = np.array([task.memory for task in tasks]), np.array([task.issue for task in tasks])
         room = np.array((max(task.form.ops for task in tasks), max(task.params for task in tasks)))
         return PassKinds(matrices, issue, memory, rows, *pack.arrays(), room)

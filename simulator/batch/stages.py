@@ -103,7 +103,7 @@ class StageForms:
 
         def find() -> int:
             self._kept.append((job.framework, job.model, job.plan))
-            lowering = make_lowering(plan, self.shared.units)
+            lowering = make_lowering(plan, self.shared.units, keeps_modules=True)
             architecture = plan.model_parts.architecture
             whole = lowering.unit_key, architecture.model, architecture.vocab, job.framework
             return remember(self._numbers, whole, lambda: len(self._numbers))
@@ -121,7 +121,7 @@ class StageForms:
         return remember(self._sharded, (*key, layers, scheme), lambda: self._lower_sharded(plan, kind, layers))
 
     def _lower(self, plan: Plan, kind: StageKind) -> StageForm:
-        lowering = make_lowering(plan, self.shared.units)
+        lowering = make_lowering(plan, self.shared.units, keeps_modules=True)
         stage = plan.model_parts.architecture.stage(range(LAYERS * kind.layers), kind.first, kind.last)
         within = plan.schemes.index(find_data_scheme(plan)) + 1
         lowered = lowering.run(stage, kind.embeds, within)
@@ -131,7 +131,7 @@ class StageForms:
         return StageForm(ops.unit_runs, number, ops.message_nbytes, has_backward(ops))
 
     def _lower_sharded(self, plan: Plan, kind: StageKind, layers: int) -> StageForm:
-        lowering = make_lowering(plan, self.shared.units)
+        lowering = make_lowering(plan, self.shared.units, keeps_modules=True)
         stage = plan.model_parts.architecture.stage(range(layers), kind.first, kind.last)
         ops = scatter_gather(lowering, stage, lowering.run(stage, kind.embeds), *kind.gathers)
         traits = tuple((run.count, *map(traits_of, run.fragment.params)) for run in ops.unit_runs)

@@ -26,9 +26,7 @@ from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.build import build_updates
 from meshcast.simulator.program.categories import EXPOSED, HOST, axis_of
 from meshcast.simulator.program.flatten import FlatProgram, flatten_updates
-from meshcast.simulator.program.program import Program
 from meshcast.simulator.program.task import Task
-from meshcast.simulator.program.timetable import Timetable
 from meshcast.simulator.report.forecast import OutsideSteps
 from meshcast.simulator.report.joules import task_joules
 
@@ -84,15 +82,12 @@ class RestingDevices:
         return np.array([task_joules(task, model) for task in self.tasks])
 
 
-def make_states(
-    plan: Plan, stages: Sequence[StageOps], costs: Costs, table: Timetable, shared: SharedWork
-) -> RestingDevices:
+def make_states(plan: Plan, stages: Sequence[StageOps], costs: Costs, shared: SharedWork) -> RestingDevices:
     """Returns what the devices of a plan do and hold beside their passes."""
     every_params = device_params(plan, stages)
     updates = lower_updates(plan, stages, every_params, shared.units, shared.stages)
     tails, meetings = build_updates(updates, [costs.estimate] * plan.shape.p, shared.blocks)
-    host, overlap = host_launch_seconds(plan), plan.job.framework.overlap.pp
-    flat = flatten_updates(Program(table, [], [], [], tails, meetings, overlap, host))
+    flat = flatten_updates(tails, meetings, host_launch_seconds(plan))
     resting = resident_of_devices(plan, every_params, None, shared.states)
     loads = [0.0] * len(resting)
     outside = count_outside_steps(plan, every_params, shared.states, shared.outside)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
@@ -10,8 +10,22 @@ import numpy as np
 
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.batch.loops.arrays import Order
-from meshcast.simulator.program.timetable import Timetable
-from meshcast.simulator.scheduling.schedule import ActionKind
+from meshcast.simulator.batch.loops.order import sort_actions
+from meshcast.simulator.program.timetable import read_fields
+from meshcast.simulator.scheduling.schedule import (
+    ACTION_KINDS,
+    Action,
+    ActionArray,
+    ActionKind,
+    Orders,
+    PipelineShape,
+    Schedule,
+)
+
+Neighbours = tuple[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]]
+"""By stage, other stages."""
+
+FORWARD, BACKWARD = ACTION_KINDS.index(ActionKind.FORWARD), ACTION_KINDS.index(ActionKind.BACKWARD)
 
 
 @dataclass(eq=False)
@@ -46,42 +60,122 @@ class TableArrays:
         return self.order.rows.nbytes + self.order.slot.nbytes + 9 * self.stages.nbytes
 
 
-def flatten_timetable(table: Timetable) -> TableArrays | None:
-    """Returns the arrays of a timetable; None if it has other actions, or stages with several neighbours."""
-    if not _is_plain(table):
+def make_table(schedule: Schedule, shape: PipelineShape) -> TableArrays | None:
+    """Returns the timetable of a schedule as arrays, equal to those of `simulator.program.timetable.timetable`; None if
+    it has other actions, stages with several neighbours, or orders that are refused there.
+
+    Raises PlanError for a shape that the schedule does not support.
+    """
+    if shape.slices > 1 or shape.forward_only or shape.classes or shape.batch_loss:
         return None
-    stages = table.stages
-    slots = [(slot.stage, slot.kind == ActionKind.BACKWARD, slot.first, slot.last) for slot in table.slots]
-    stage, backward, first, last = np.array(slots, np.int64).T
-    ways = enumerate((stages.successors, stages.predecessors))
-    links = [(way, sender, other) for way, others in ways for sender, each in enumerate(others) for other in each]
-    hops = tuple(hop for hop in links if stages.elsewhere(*hop[1:]))
-    ports, targets = np.full((2, len(slots)), -1)
-    for way, sender, other in hops:
-        sent = (stage == sender) & (backward == way)
-        ports[sent], targets[sent] = way, stages.devices[other]
-    order, route = _flatten_order(table, ports, targets), (hops, tuple(stages.devices))
-    devices, turns = np.array(stages.devices), np.array(table.turns)
-    return TableArrays(order, stage, backward, first > 0, last > 0, devices, turns, ports, targets, route)
+    schedule.check(shape)
+    orders, stages = schedule.orders(shape), range(shape.stages)
+    devices = [schedule.device(shape, stage) for stage in stages]
+    before = [tuple(schedule.predecessors(shape, stage)) for stage in stages]
+    behind = [tuple(other for other in stages if stage in before[other]) for stage in stages]
+    if any(schedule.sums_early(shape, stage) for stage in stages) or max(map(len, (*before, *behind))) > 1:
+        return None
+    columns = _read_passes(orders)
+    if columns is None or not _is_complete(shape, devices, columns):
+        return None
+    need = _find_needs(shape, (before, behind), *columns[1:])
+    sequence = sort_actions(columns[0], need)
+    if len(sequence) < len(need):
+        return None
+    slots, slot = _find_slots(*columns[1:3])
+    return _flatten(devices, (behind, before), Order(columns[0], slot, sequence), need, slots)
 
 
-def _is_plain(table: Timetable) -> bool:
-    """Says whether a timetable has plain forward and backward passes alone, whose stages have single neighbours."""
-    kinds, stages = {slot.kind for slot in table.slots}, table.stages
-    neighbours = *stages.successors, *stages.predecessors
-    if not kinds <= {ActionKind.FORWARD, ActionKind.BACKWARD} or any(len(others) > 1 for others in neighbours):
+def _read_passes(orders: Orders) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+    """Returns where the actions of each device begin, and of all actions the stage, whether it is a backward pass, and
+    the micro-batch; None if any is something else."""
+    if not all(isinstance(order, ActionArray) or {*map(type, order)} <= {Action} for order in orders):
+        return None
+    every = [order.fields if isinstance(order, ActionArray) else read_fields(order) for order in orders]
+    stage, kind, microbatch, piece = np.concatenate(every, axis=1)
+    backward = kind == BACKWARD
+    if piece.any() or not (backward | (kind == FORWARD)).all():
+        return None
+    starts = np.cumsum([0, *(fields.shape[1] for fields in every)])
+    return starts, stage, backward.astype(np.int64), microbatch
+
+
+def _is_complete(
+    shape: PipelineShape, devices: list[int], columns: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+) -> bool:
+    """Says whether every pass occurs once, on its device, and backward passes behind forward passes.
+
+    columns: see `_read_passes`.
+    """
+    starts, stage, backward, microbatch = columns
+    if len(stage) != 2 * shape.stages * shape.m or stage.min() < 0 or stage.max() >= shape.stages:
         return False
-    if table.leads.any() or table.further_needs or table.extra_results or table.joined or table.update_interval:
+    if microbatch.min() < 0 or microbatch.max() >= shape.m:
         return False
-    return stages.backwards_per_forward == 1 and not any(slot.variant for slot in table.slots)
+    numbers = np.full((shape.stages, 2, shape.m), -1)
+    numbers[stage, backward, microbatch] = np.arange(len(stage))
+    owner, (forward, behind) = np.repeat(np.arange(shape.p), np.diff(starts)), numbers.swapaxes(0, 1)
+    return bool((numbers >= 0).all() and (forward < behind).all() and (np.array(devices)[stage] == owner).all())
 
 
-def _flatten_order(table: Timetable, ports: np.ndarray, targets: np.ndarray) -> Order:
-    """Returns the order of all passes. ports, targets: see `TableArrays`."""
-    actions = table.sequence_array
-    slots = table.slot_array[actions]
-    columns = actions, table.need_array[actions], slots, table.device_array[actions], ports[slots], targets[slots]
-    return Order(np.array(table.starts), table.slot_array, np.column_stack(columns).astype(np.int32))
+def _find_needs(
+    shape: PipelineShape, neighbours: Neighbours, stage: np.ndarray, backward: np.ndarray, microbatch: np.ndarray
+) -> np.ndarray:
+    """Returns by action the one whose result it needs: on another stage; -1: none.
+
+    neighbours: by stage, those from which forward and backward passes receive.
+    """
+    numbers = np.empty((shape.stages, 2, shape.m), np.int64)
+    numbers[stage, backward, microbatch] = np.arange(len(stage))
+    first = np.array([[others[0] if others else -1 for others in way] for way in neighbours])[backward, stage]
+    return np.where(first >= 0, numbers[first, backward, microbatch], -1)
+
+
+def _find_slots(stage: np.ndarray, backward: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the slots: stage, and whether it is a backward pass, the first and the last of its kind on its stage
+    [slots, 4]; and the slot of every action."""
+    turn, numbers = 2 * stage + backward, np.arange(len(stage))
+    first, last = np.empty((2, turn.max() + 1), np.int64)
+    # Where an index occurs several times, the last assignment stays.
+    first[turn[::-1]], last[turn] = numbers[::-1], numbers
+    code = 4 * turn + 2 * (first[turn] == numbers) + (last[turn] == numbers)
+    present = np.zeros(4 * len(first), bool)
+    present[code] = True
+    codes = np.flatnonzero(present)
+    slots = np.column_stack([codes // 8, codes // 4 % 2, codes // 2 % 2, codes % 2])
+    return slots, (np.cumsum(present) - 1)[code]
+
+
+def _flatten(
+    devices: list[int], neighbours: Neighbours, order: Order, need: np.ndarray, slots: np.ndarray
+) -> TableArrays:
+    """Returns a timetable.
+
+    neighbours: by stage, those to which forward and backward passes send.
+    order: with the numbers of actions as rows.
+    need: by action, see `NEED`.
+    slots: see `_find_slots`.
+    """
+    stage, backward, first, last = slots.T
+    hops = _find_hops(devices, neighbours)
+    of_stages = np.full((2, 2, len(devices)), -1)
+    for hop in hops:
+        of_stages[:, hop[0], hop[1]] = hop[0], devices[hop[2]]
+    ports, targets = of_stages[:, backward, stage]
+    owners = np.repeat(np.arange(len(order.starts) - 1), np.diff(order.starts))
+    rows = np.column_stack(
+        [np.arange(len(need)), need, order.slot, owners, ports[order.slot], targets[order.slot]]
+    ).astype(np.int32)[order.rows]
+    whole, at = Order(order.starts, order.slot.astype(np.int32), rows), np.array(devices)
+    ends, turns = (first > 0, last > 0), np.bincount(order.slot)
+    return TableArrays(whole, stage, backward, *ends, at, turns, ports, targets, (hops, tuple(devices)))
+
+
+def _find_hops(devices: list[int], neighbours: Neighbours) -> tuple[tuple[int, int, int], ...]:
+    """Returns all messages to other devices, as `TableArrays.route` has them. neighbours: see `_flatten`."""
+    links = enumerate(neighbours)
+    hops = [(way, stage, other) for way, others in links for stage, each in enumerate(others) for other in each]
+    return tuple(hop for hop in hops if devices[hop[1]] != devices[hop[2]])
 
 
 class StageKind(NamedTuple):

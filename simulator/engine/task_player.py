@@ -545,7 +545,7 @@ class _Player:
             free = [device.free, device.free_second, *device.streams[1:streams]]
             ends += free + device.ports
             begins.append(max(*free, *device.seen))
-        flat = flatten_updates(self.program)
+        flat = flatten_updates(self.program.updates, self.program.meetings, self.program.host)
         tail = longest_path(flat, {key: begins[key[0]] for key in flat.queues}, self.hosted)
         span = float(max(*ends, tail.span))
         return Play(self.table.starts, self.log, self.second, self.host, self.sent_extra, tail, flat, span, repetition)

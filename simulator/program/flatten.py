@@ -27,6 +27,10 @@ MAX_OPS = 3_000_000
 420 MB, 3.4 s with `sweep`, 5.9 s on SimPy)."""
 
 
+Meeting = Sequence[tuple[int, int]]
+"""Device and place of each of the ops that begin together; see `Program.meetings`."""
+
+
 @dataclass
 class FlatProgram:
     """Lists with an entry for each op instance: one execution of an op.
@@ -196,37 +200,81 @@ def check_ops(program: Program, most: int, what: str) -> None:
         raise PlanError("batch.global", rule, f"Draw, trace or verify a step with fewer micro-batches; {YES}")
 
 
-def flatten_updates(program: Program) -> FlatProgram:
-    """Flattens the updates alone, once for all programs with the same ones."""
+def flatten_updates(updates: Sequence[Task], meetings: Sequence[Meeting], host: float) -> FlatProgram:
+    """Flattens the updates of all devices alone, once for all programs with the same ones.
+
+    meetings, host: see `Program`.
+    """
 
     def make() -> FlatProgram:
-        flattening = _StepFlattening(program)
+        flattening = _UpdateFlattening(updates, meetings, host)
         flattening.add_updates()
         return flattening.flat
 
-    if not program.updates:
+    if not updates:
         return make()
-    key = "flat updates", tuple(program.updates), tuple(map(tuple, program.meetings)), program.host
-    flat: FlatProgram = remember(program.updates[0].engine_results, key, make)
+    key = "flat updates", tuple(updates), tuple(map(tuple, meetings)), host
+    flat: FlatProgram = remember(updates[0].engine_results, key, make)
     return flat
 
 
-class _StepFlattening:
-    """A step while it is flattened.
+class _UpdateFlattening:
+    """The updates of a step while they are flattened.
 
-    result: by number of a result, the instances after which it exists.
-    second_result: of the second action of an overlapped pair, those of its result.
     waiting: by device, sends that its next kernel waits for.
     tails: by device, instances that its update waits for.
     """
 
+    def __init__(self, updates: Sequence[Task], meetings: Sequence[Meeting], host: float) -> None:
+        self.updates, self.meetings, self.host, self.flat = updates, meetings, host, FlatProgram()
+        self.waiting: list[tuple[int, ...]] = [()] * len(updates)
+        self.tails: list[tuple[int, ...]] = []
+
+    def add_updates(self) -> None:
+        """Adds the updates: each begins when its device has finished all actions, and a collective over the pipeline
+        axis when all of its devices have reached it.
+        """
+        self.tails = list(self.waiting)
+        for (device, _), queue in self.flat.queues.items():
+            self.tails[device] += (queue[-1],)
+        self.flat.updates = [[] for _ in self.updates]
+        meeting_at = {at: number for number, meeting in enumerate(self.meetings) for at in meeting}
+        while any([self._advance_update(device, meeting_at) for device in range(len(self.updates))]):
+            pass
+
+    def _advance_update(self, device: int, meeting_at: dict[tuple[int, int], int]) -> bool:
+        """Adds the ops of an update up to a collective that not all of its devices have reached.
+
+        Returns whether there were any.
+        """
+        task, added, host = self.updates[device], self.flat.updates[device], self.host
+        # Flattened once: it is asked for whenever a step is played.
+        update = remember(task.engine_results, ("flat", host), partial(flatten_task, task, host))
+        begin = len(added)
+        for op, seconds, latency, issue, after in update.ops[begin:]:
+            number = meeting_at.get((device, len(added)))
+            meeting = () if number is None else self.meetings[number]
+            if any(len(self.flat.updates[other]) < place for other, place in meeting):
+                break
+            waits = *(added[place] for place in after), *(self.flat.updates[d][place - 1] for d, place in meeting)
+            added.append(self.flat.add(op, seconds, latency, issue, waits or self.tails[device], device))
+        return len(added) > begin
+
+
+class _StepFlattening(_UpdateFlattening):
+    """A step while it is flattened.
+
+    result: by number of a result, the instances after which it exists.
+    second_result: of the second action of an overlapped pair, those of its result.
+    """
+
     def __init__(self, program: Program) -> None:
-        self.program, self.table, self.flat = program, program.timetable, FlatProgram()
+        super().__init__(program.updates, program.meetings, program.host)
+        self.program, self.table = program, program.timetable
         self.tasks: dict[Task, FlatTask] = {}
         self.result: list[tuple[int, ...]] = [()] * self.table.results
         self.second_result: dict[int, tuple[int, ...]] = {}
-        self.waiting: list[tuple[int, ...]] = [()] * program.devices
-        self.tails: list[tuple[int, ...]] = []
+        self.waiting = [()] * program.devices
 
     def add_action(self, action: int) -> None:
         """Adds the ops of an action and the messages that carry its result."""
@@ -280,41 +328,11 @@ class _StepFlattening:
             kind = table.slots[table.slot[action]].kind
             phase = "F" if kind in (ActionKind.FORWARD, ActionKind.AHEAD, ActionKind.OUTPUTS) else "B"
             op = Op(f"send {table.actions[action]}", send.stream, send.work, [], phase)
-            instance = self.flat.add(op, send.seconds, send.latency, self.program.host, result, device)
+            instance = self.flat.add(op, send.seconds, send.latency, self.host, result, device)
             self.flat.sent.append((instance, device, send.target))
             self.result[number] = (instance,)
             if not self.program.overlap_sends:
                 self.waiting[device] += (instance,)
 
     def _flat_task(self, task: Task) -> FlatTask:
-        return remember(self.tasks, task, partial(flatten_task, task, self.program.host))
-
-    def add_updates(self) -> None:
-        """Adds the updates: each begins when its device has finished all actions, and a collective over the pipeline
-        axis when all of its devices have reached it.
-        """
-        self.tails = list(self.waiting)
-        for (device, _), queue in self.flat.queues.items():
-            self.tails[device] += (queue[-1],)
-        self.flat.updates = [[] for _ in self.program.updates]
-        meeting_at = {at: number for number, meeting in enumerate(self.program.meetings) for at in meeting}
-        while any([self._advance_update(device, meeting_at) for device in range(len(self.program.updates))]):
-            pass
-
-    def _advance_update(self, device: int, meeting_at: dict[tuple[int, int], int]) -> bool:
-        """Adds the ops of an update up to a collective that not all of its devices have reached.
-
-        Returns whether there were any.
-        """
-        task, added, host = self.program.updates[device], self.flat.updates[device], self.program.host
-        # Flattened once: it is asked for whenever a step is played.
-        update = remember(task.engine_results, ("flat", host), partial(flatten_task, task, host))
-        begin = len(added)
-        for op, seconds, latency, issue, after in update.ops[begin:]:
-            number = meeting_at.get((device, len(added)))
-            meeting = () if number is None else self.program.meetings[number]
-            if any(len(self.flat.updates[other]) < place for other, place in meeting):
-                break
-            waits = *(added[place] for place in after), *(self.flat.updates[d][place - 1] for d, place in meeting)
-            added.append(self.flat.add(op, seconds, latency, issue, waits or self.tails[device], device))
-        return len(added) > begin
+        return remember(self.tasks, task, partial(flatten_task, task, self.host))

@@ -177,7 +177,7 @@ def timetable(
     return _TimetableMaker(schedule, shape, stated, update_interval).build()
 
 
-def _read_fields(order: Sequence[ScheduleItem]) -> np.ndarray:
+def read_fields(order: Sequence[ScheduleItem]) -> np.ndarray:
     """Returns the fields of the actions of an order, as an `ActionArray` has them; an unknown kind has the number
     -1."""
     stages, kinds, microbatches, slices = list(zip(*actions_of(order), strict=True)) or [(), (), (), ()]
@@ -220,7 +220,7 @@ class _TimetableMaker:
 
     def _read_actions(self) -> None:
         """Makes an array of each field of the actions. Raises ScheduleError for a field out of its range."""
-        every = [order.fields if isinstance(order, ActionArray) else _read_fields(order) for order in self.orders]
+        every = [order.fields if isinstance(order, ActionArray) else read_fields(order) for order in self.orders]
         self.starts = [0, *np.cumsum([fields.shape[1] for fields in every]).tolist()]
         self.count = self.starts[-1]
         self.stage, self.kind, self.microbatch, self.slice = np.concatenate(every, axis=1)

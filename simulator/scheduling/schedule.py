@@ -582,10 +582,13 @@ def passes_in_groups(
     left, parts = microbatches % group, []
     for begin, end, size in ((0, microbatches - left, group), (microbatches - left, microbatches, left)):
         if begin < end:
-            numbers = np.arange(begin, end).reshape(-1, 1, size, 1)
-            fields = np.array(stages)[:, None, None], ACTION_KINDS.index(kind), numbers, np.array(slices)
-            parts.append(np.reshape(np.broadcast_arrays(*fields), (4, -1)))
-    return np.concatenate(parts, axis=1)
+            fields = np.empty((4, (end - begin) // size, len(stages), size, len(slices)), int)
+            fields[0] = np.array(stages)[:, None, None]
+            fields[1] = ACTION_KINDS.index(kind)
+            fields[2] = np.arange(begin, end).reshape(-1, 1, size, 1)
+            fields[3] = slices
+            parts.append(fields.reshape(4, -1))
+    return np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
 
 
 def actions_of(items: Iterable[ScheduleItem]) -> list[Action]:

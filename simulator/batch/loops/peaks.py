@@ -51,3 +51,25 @@ def add_up(memory: np.ndarray, runs: np.ndarray, left: np.ndarray) -> None:
     for kind in range(len(runs)):
         for c in range(len(left)):
             left[c] += runs[kind] * memory[kind, 0, c]
+
+
+@compile_loop
+def add_profiles(parts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Returns what successive parts leave and hold at their peak, by category; see `Profile.in_series`.
+
+    parts: what a copy of each leaves and holds at its peak, by category and in sum [parts, 2, categories + 1].
+    counts: copies of each.
+    """
+    total = parts.shape[2] - 1
+    result, held, highest = np.zeros((2, total + 1)), 0.0, 0.0
+    for part in range(len(parts)):
+        # What grows from copy to copy is highest in the last.
+        before = counts[part] - 1 if parts[part, 0, total] > 0 else 0.0
+        if held + before * parts[part, 0, total] + parts[part, 1, total] > highest:
+            highest = held + before * parts[part, 0, total] + parts[part, 1, total]
+            for c in range(total):
+                result[1, c] = result[0, c] + before * parts[part, 0, c] + parts[part, 1, c]
+        for c in range(total):
+            result[0, c] += counts[part] * parts[part, 0, c]
+        held += counts[part] * parts[part, 0, total]
+    return result

@@ -12,12 +12,12 @@ import pytest
 
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator import SharedWork, load_job
-from meshcast.simulator.batch import blocks, forecaster, passes
+from meshcast.simulator.batch import blocks, forecaster, passes, tables
 from meshcast.simulator.batch import grid as grids
 from meshcast.simulator.batch.families import Refused
 from meshcast.simulator.batch.forecaster import BatchForecaster
 from meshcast.simulator.batch.grid import Answered, forecast_jobs
-from meshcast.simulator.batch.loops import arrays, busy, matrices, peaks, play
+from meshcast.simulator.batch.loops import arrays, busy, matrices, order, peaks, play
 from meshcast.simulator.batch.loops.compiled import HAS_COMPILER
 from meshcast.simulator.batch.plain import is_plain
 from meshcast.simulator.batch.played import LoopForecast
@@ -172,7 +172,7 @@ def test_compiled_loops_do_what_plain_python_does() -> None:
     plan = resolve_plan(load_job(small_grid()[-1] | {"plan": {"pp": 4, "chunks": 3, "tp": 2, "zero": 1}}))
     compiled = BatchForecaster().report(plan, plain=True)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (arrays, matrices, play, busy, peaks, blocks, passes, forecaster):
+        for module in (arrays, matrices, order, play, busy, peaks, blocks, passes, forecaster, tables):
             for name, loop in vars(module).items():
                 if hasattr(loop, "py_func"):
                     patch.setattr(module, name, loop.py_func)
