@@ -36,6 +36,7 @@ from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 from meshcast.simulator.schemes.expert.shared.shared_expert_overlap import OverlapsSharedExperts
 from meshcast.simulator.schemes.pipeline.shared.weight_gradients import PutsOffWeightGradients
+from meshcast.simulator.schemes.sequence.shared.skewed_attention import SkewedAttention
 from meshcast.simulator.schemes.tensor.shared.tensor_overlap import GemmCollective, TensorOverlap
 
 MOVES_OPS: Mapping[type[Scheme], tuple[str, ...]] = {
@@ -45,11 +46,11 @@ MOVES_OPS: Mapping[type[Scheme], tuple[str, ...]] = {
 """Options with which schemes issue ops in another order."""
 
 ADD_OPS = (
-    *(Scheme.lower, DataScheme.lower, ExpertScheme.lower, TensorOverlap.lower),
+    *(Scheme.lower, DataScheme.lower, ExpertScheme.lower, TensorOverlap.lower, SkewedAttention.lower),
     *(kind.lower for kind in MOVES_OPS),
 )
-"""What lowers modules under schemes that change no kernels but those of experts with uneven loads, and GEMMs that are
-cut to overlap their collectives; without options that move ops."""
+"""What lowers modules under schemes that change no kernels but those of experts with uneven loads, attention that only
+takes longer, and GEMMs that are cut to overlap their collectives; without options that move ops."""
 
 ADD_OPS_TO_STAGES = (Scheme.lower_stage, DataScheme.lower_stage, ExpertScheme.lower_stage)
 
