@@ -1,4 +1,4 @@
-"""Attention of sequences that are divided as a whole: ranks have unequal pairs of tokens, and all wait for the rank with
+"""Attention of sequences that are divided as a whole: ranks have unequal pairs of tokens, and all wait for the one with
 most."""
 
 from collections.abc import Hashable
