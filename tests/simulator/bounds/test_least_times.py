@@ -39,6 +39,23 @@ def test_lowered_units_take_no_less_than_their_operators(name: str, seed: int) -
             kernels, every = times.busy[:, action, 0], lowered.busy[:, action, 0]
             assert (kernels <= every * (1 + ROUNDING)).all(), group
             assert kernels.sum() >= 0.5 * every.sum(), group
+            layers = times.path[1:-1, action], lowered.path[1:-1, action]
+            assert (times.path[:, action] <= lowered.path[:, action] * (1 + ROUNDING)).all(), group
+            assert layers[0].sum() >= 0.4 * layers[1].sum(), group
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("name", [*JOBS, *LARGE_JOBS])
+def test_lowered_units_hold_no_less_than_their_operators_save(name: str, recompute: str) -> None:
+    bounds = PointBounds(space_of(name))
+    for group in draw_groups(bounds.space, 0, 4):
+        group = group._replace(recompute=recompute, offload=())
+        saved, held = bounds.prices.least_saved(group), bounds.prices.unit_memory(group)
+        if saved is None or held is None:
+            continue
+        assert (saved <= held * (1 + ROUNDING)).all(), group
+        if recompute == "none":
+            assert saved[1:-1].sum() >= 0.3 * held[1:-1].sum(), group
 
 
 @pytest.mark.parametrize("name", ["cp", "llama3", "deepseek"])
