@@ -136,6 +136,16 @@ class PipelineTable:
         every = np.maximum(once, reduced + gathered)
         return np.asarray(np.maximum.reduceat(np.maximum(np.maximum(last, every), passes[:, None]), self._starts))
 
+    def pass_seconds(self, units: StageTimes) -> np.ndarray:
+        """Returns lower bounds of the time of all passes, as `step_seconds` has them without collectives [pipelines]
+        [s]."""
+        if not self.size:
+            return np.zeros(0)
+        passes = np.zeros(self._held.shape[1])
+        for mode, rows in self._modes.items():
+            passes[rows], _ = self._passes(mode, rows, units)
+        return np.asarray(np.maximum.reduceat(passes, self._starts))
+
     def _passes(self, mode: Mode, rows: np.ndarray, units: StageTimes) -> tuple[np.ndarray, np.ndarray]:
         """Returns when devices are done with all passes, and begin the last backward pass, at the earliest [devices]
         [s]: `bound_devices` of sums of units."""

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -34,6 +34,11 @@ Bound = TypeVar("Bound")
 
 MAX_STAGES = 5_000
 """Pipelines with priced stages that are kept: a few KiB each."""
+
+
+def kinds_of(group: LayerGroup) -> tuple[Hashable, ...]:
+    """Returns what the operators of the units of a group follow from, but for the size of their micro-batches."""
+    return *group.degrees, group.sequence_parallel, group.overlap_tp
 
 
 class PriceBounds:
@@ -114,7 +119,7 @@ class PriceBounds:
 
     # --------------------------------------------------------------------------------------- operators
 
-    @remembered_by(lambda bounds, group: (group.degrees, group.sequence_parallel, group.overlap_tp))
+    @remembered_by(lambda bounds, group: kinds_of(group))
     def least_times(self, group: LayerGroup) -> LeastTimes | None:
         """Returns the least durations of the passes of every kind of unit of a group from the works of its operators,
         without recomputation, for any micro-batches; None if there are none, or if the group breaks a rule."""
@@ -134,9 +139,21 @@ class PriceBounds:
         out_of_place = fused or not self.space.loaded.framework.fused_gradients
         return least_times(plan, lambda: make(2), self._known_times, degrees, self.shared, out_of_place)
 
+    def least_saved(self, group: LayerGroup) -> np.ndarray | None:
+        """Returns what the forward pass of a unit leaves at least, by its operators [kinds] [bytes], in the order of
+        `unit_memory`; None if nothing is known of them."""
+        if (least := self.least_times(group)) is None:
+            return None
+        whole, without_attention = least.saved[group.micro]
+        if "activations" in group.offload or group.recompute not in ("none", "selective", "full"):
+            return 0.0 * whole
+        if group.recompute == "full":  # every kind of layer once more, recomputed
+            return np.concatenate([whole[:-1], 0.0 * whole[1:-1], whole[-1:]])
+        return np.asarray(whole if group.recompute == "none" else without_attention)
+
     # ----------------------------------------------------------------------------------------- kernels
 
-    @remembered_by(lambda bounds, group: (group.degrees, group.sequence_parallel, group.overlap_tp))
+    @remembered_by(lambda bounds, group: kinds_of(group))
     def kind_of_units(self, group: LayerGroup) -> LayerGroup:
         """Returns the group, with micro-batches of one sequence, whose kernels take no longer: norms are sharded,
         nothing is recomputed.

@@ -32,8 +32,9 @@ from meshcast.experiments.search.frontier.clusters import (
     count_runs,
     stated_values,
 )
-from meshcast.experiments.search.frontier.group_bounds import Known, OpenGroup
-from meshcast.experiments.search.frontier.near_plans import Point, find_near_plans
+from meshcast.experiments.search.frontier.early_plans import MOST_IN_VAIN, WORTH, choose_early
+from meshcast.experiments.search.frontier.group_bounds import Known, OpenGroup, group_by_overlap
+from meshcast.experiments.search.frontier.near_plans import Point, find_near_plans, forecast_early
 from meshcast.experiments.search.frontier.objectives import ClusterUse, Incumbents
 from meshcast.experiments.search.frontier.plan_runs import PlanRuns
 from meshcast.experiments.search.frontier.plan_search import (
@@ -122,8 +123,11 @@ class Search(PlanSearch):
         )
         super().__init__(spaces, work, incumbents, certificate, top, origin)
         self.start = start
-        self._near: dict[tuple[int, Point], ForecastPlan] = {}
-        """Plans near that of the job that fit and that the search has not come to, by cluster and point."""
+        self._early: dict[tuple[int, Point], ForecastPlan] = {}
+        """Plans that fit and were forecast before the search has come to them, by cluster and point: near that of the
+        job, or in groups with small bounds."""
+        self._in_vain: int | None = None
+        """Early forecasts in groups that gave no better plan since the last one that did; None before the first."""
         self._number = itertools.count()
         self._heap: list[_Waiting] = []
         self._taken: _Waiting | None = None
@@ -182,10 +186,14 @@ class Search(PlanSearch):
             if cluster.runs is not None or elsewhere or (self.start is None and not cluster.has_many_units):
                 continue
             for point, plan in find_near_plans(cluster, self.start, self.shared, self.incumbents):
-                self._near[id(cluster), point] = plan
-                self.note(plan.values)
-                self._note_step(plan)
+                self._add_plan(cluster, point, plan)
                 progress(self.certificate)
+
+    def _add_plan(self, cluster: SearchedCluster, point: Point, plan: ForecastPlan) -> None:
+        """Adds a plan that fits and that the search has not come to."""
+        self._early[id(cluster), point] = plan
+        self.note(plan.values)
+        self._note_step(plan)
 
     def list_groups(self) -> list[tuple[SearchedCluster, LayerGroup]]:
         return [(cluster, group) for cluster in self.clusters for group in cluster.sizes]
@@ -207,7 +215,7 @@ class Search(PlanSearch):
         entered = self.list_groups() if groups is None else groups
         points = sum(cluster.sizes[group] for cluster, group in entered) + sum(certificate.excluded.values())
         numbers = {(id(cluster), group) for cluster, group in entered}
-        self._near = {key: plan for key, plan in self._near.items() if (key[0], key[1][0]) in numbers}
+        self._early = {key: plan for key, plan in self._early.items() if (key[0], key[1][0]) in numbers}
 
         read = 0.0
 
@@ -225,24 +233,24 @@ class Search(PlanSearch):
             runs = certificate.runs
             if self._refused is not None and runs and runs.invalid and not runs.simulated:
                 raise self._refused
-            certificate.time_bound += sum(map(self._count, self._heap)) - len(self._near)
-            self._add_near()
+            certificate.time_bound += sum(map(self._count, self._heap)) - len(self._early)
+            self._add_early()
             certificate.complete = True
         except KeyboardInterrupt:
-            # Plans near that of the job may be among those that are cut: they count once, as forecast.
+            # Plans that were forecast early may be among those that are cut: they count once, as forecast.
             cut = sum(self._count(waiting) for waiting in self._heap if waiting.value >= self.incumbents.limit)
-            certificate.time_bound += max(cut - len(self._near), 0)
-            self._add_near()
+            certificate.time_bound += max(cut - len(self._early), 0)
+            self._add_early()
             certificate.open = points - certificate.decided
         self._state_open_bounds()
         certificate.cpu = time.process_time() - began + self.simulator.cpu
         return certificate
 
-    def _add_near(self) -> None:
-        """Adds the plans near that of the job that the search has not come to: they were forecast, too."""
-        self.forecasts += self._near.values()
-        self.certificate.exact += len(self._near)
-        self._near = {}
+    def _add_early(self) -> None:
+        """Adds the plans that the search has not come to: they were forecast, too."""
+        self.forecasts += self._early.values()
+        self.certificate.exact += len(self._early)
+        self._early = {}
 
     def _divide(self, groups: Groups, others: OtherProcesses | None, report: Callable[[], None]) -> None:
         """Takes up what has the smallest bound until no bound is better than the best plans.
@@ -259,7 +267,9 @@ class Search(PlanSearch):
                 self._outside = None
             exact = certificate.exact
             while self._heap and self._heap[0].value < self.incumbents.limit:
-                if self._outside is not None and (certificate.exact > exact or certificate.incumbent < math.inf):
+                # Of the first groups a plan is forecast in any case: it is better than one near no bound.
+                known = certificate.incumbent < math.inf if number > 1 else self._in_vain == 0
+                if self._outside is not None and (certificate.exact > exact or known):
                     break
                 for values in others.receive() if others is not None else ():
                     self.note(values)
@@ -303,7 +313,7 @@ class Search(PlanSearch):
     def _count(self, waiting: _Waiting) -> int:
         """Returns the number of points of an item of the queue."""
         item = waiting.item
-        if isinstance(item, LayerGroup | _GroupOfPasses):
+        if isinstance(item, LayerGroup | _FittingGroup | _GroupOfPasses):
             return waiting.cluster.sizes[item if isinstance(item, LayerGroup) else item.group]
         if item is None or isinstance(item, _Candidate):
             return 0
@@ -349,11 +359,18 @@ class Search(PlanSearch):
         elif isinstance(item, _Pipelines):
             self._bound_next(cluster, item, seconds, nbytes)
         elif isinstance(item, OpenGroup):
-            self._refine(cluster, item, seconds, nbytes)
+            self._refine(cluster, item, seconds, nbytes, others)
         elif isinstance(item, _GroupOfPasses):
             self._open(cluster, item.group, seconds, nbytes)
+        elif isinstance(item, _FittingGroup):
+            least = max(seconds, cluster.groups.bound_passes(item.group))
+            self._push(cluster, _GroupOfPasses(item.group), least, nbytes)
         elif isinstance(item, LayerGroup):
-            self._push(cluster, _GroupOfPasses(item), max(seconds, cluster.groups.bound_passes(item)), nbytes)
+            least = max(seconds, cluster.groups.bound_fitting(item) or 0.0)
+            if least < math.inf:
+                self._push(cluster, _FittingGroup(item), least, nbytes)
+            else:
+                self.certificate.memory_bound += self._count(waiting)
 
     def _leave_dominated(self, waiting: _Waiting) -> _Waiting:
         """Returns what is left of an item without plans that the front dominates; its `item` is None without any."""
@@ -383,7 +400,9 @@ class Search(PlanSearch):
         if opened is not None:
             self._push(cluster, opened, *opened.least(0, seconds, nbytes))
 
-    def _refine(self, cluster: SearchedCluster, opened: OpenGroup, seconds: float, nbytes: float) -> None:
+    def _refine(
+        self, cluster: SearchedCluster, opened: OpenGroup, seconds: float, nbytes: float, others: OtherProcesses | None
+    ) -> None:
         """Bounds the pipelines of a group more closely, or leaves out those that do not fit in memory."""
         refined = cluster.groups.refine(opened)
         left = opened.left - (refined.left if refined is not None else 0)
@@ -396,9 +415,31 @@ class Search(PlanSearch):
             return
         whole = Known.PASSES if opened.group.recompute != "none" else Known.MEMORY
         if refined.known is whole:
+            self._forecast_early(cluster, refined, others)
             self._push_pipelines(cluster, _Pipelines(refined), seconds, nbytes)
         else:
             self._push(cluster, refined, *refined.least(0, seconds, nbytes))
+
+    def _forecast_early(self, cluster: SearchedCluster, opened: OpenGroup, others: OtherProcesses | None) -> None:
+        """Forecasts a plan of a group with a small bound before the search comes to it."""
+        alone = len(self.certificate.objectives) == 1 and cluster.runs is None and not opened.by_memory
+        if not alone or (self._in_vain or 0) >= MOST_IN_VAIN:
+            return
+        least = self.incumbents.bounds(float(opened.seconds[0]), 0.0, cluster.use)[0]
+        if least > self.incumbents.best * (1 - WORTH):
+            return
+        for point in choose_early(cluster, opened):
+            if (id(cluster), point) in self._early:
+                continue
+            before = self.incumbents.best
+            if (plan := forecast_early(cluster, point, self.shared, self.incumbents)) is not None and plan.fits:
+                self._add_plan(cluster, point, plan)
+                if others is not None and self.incumbents.is_kept(plan.values):
+                    others.send(plan.values)
+            if self.incumbents.best < before:
+                self._in_vain = 0
+                return
+            self._in_vain = 1 + (self._in_vain or 0)
 
     def _push_pipelines(self, cluster: SearchedCluster, pipelines: _Pipelines, seconds: float, nbytes: float) -> None:
         opened, at = pipelines.opened, pipelines.at
@@ -454,7 +495,7 @@ class Search(PlanSearch):
         if forecast is None or not forecast[0].fits:
             return
         plan, report = forecast
-        if self._near.pop((id(cluster), (*point,)), None) is not None:  # its values are known
+        if self._early.pop((id(cluster), (*point,)), None) is not None:  # its values are known
             return
         if cluster.runs is None:
             self.note(plan.values)
@@ -504,17 +545,15 @@ def divide_groups(groups: Groups) -> list[Groups]:
     ]
 
 
-def group_by_overlap(steps: Sequence[StepChoice]) -> list[list[StepChoice]]:
-    """Returns choices with a data scheme by what of its collectives overlaps, and by its units."""
-    families: dict[tuple[Any, ...], list[StepChoice]] = {}
-    for step in steps:
-        families.setdefault((step.overlap_dp, step.updated_weights, step.options), []).append(step)
-    return [*families.values()]
-
-
 def _use_of(cluster: SearchedCluster, item: _Item | None) -> ClusterUse:
     """Returns what bounds of an item depend on besides its step and memory."""
     return item.use if isinstance(item, _Candidate) else cluster.use
+
+
+class _FittingGroup(NamedTuple):
+    """A group, bounded by the operators of its layers in pipelines that may fit in memory."""
+
+    group: LayerGroup
 
 
 class _GroupOfPasses(NamedTuple):
@@ -577,7 +616,18 @@ class _Pipelines:
         return int(self.opened.points[self.at :].sum())
 
 
-_Item = LayerGroup | _GroupOfPasses | OpenGroup | _Pipelines | _OnePipeline | _Family | _Variants | _Point | _Candidate
+_Item = (
+    LayerGroup
+    | _FittingGroup
+    | _GroupOfPasses
+    | OpenGroup
+    | _Pipelines
+    | _OnePipeline
+    | _Family
+    | _Variants
+    | _Point
+    | _Candidate
+)
 """What waits in the queue."""
 
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshcast.experiments.search.frontier.bounds import PointBounds
+from meshcast.experiments.search.frontier.bounds import PointBounds, kinds_of
 from meshcast.experiments.search.space.data_schemes import gathers_once, layers_of_unit
 from meshcast.experiments.search.space.space import NODE, LayerGroup, Pipeline, Place, Space, StepChoice
 from meshcast.hardware.records import dataclass
-from meshcast.hardware.remembered import remembered, remembered_by
+from meshcast.hardware.remembered import remember, remembered, remembered_by
 from meshcast.hardware.units import GIB
 from meshcast.simulator.bounds.collectives import LARGE, AxesOfGroups, collective_rates, copy_rates
 from meshcast.simulator.bounds.least_states import ParameterCosts, least_states
@@ -30,6 +30,9 @@ from meshcast.simulator.bounds.schedule_bound import Mode, StageTimes, has_bound
 from meshcast.simulator.bounds.unit_prices import UnitLayout, add_recomputed
 from meshcast.simulator.ir.ops import BYTES, GATHERED_FORMATS, STORED_FORMATS
 from meshcast.simulator.job.job import Job
+
+MAX_PASSES = 100
+"""Groups of whose pipelines the time of all passes is kept: those that differ in what they hold follow each other."""
 
 COLUMNS = ("places", "schemes", "seconds", "nbytes", "points")
 """What an `OpenGroup` has of every pipeline with a data scheme."""
@@ -113,6 +116,11 @@ class OpenGroup:
         return self.table.pipelines[self.places[at]]
 
 
+def _what_operators_do(bounds: GroupBounds, group: LayerGroup) -> Hashable:
+    """Returns what the works of the operators of a group follow from."""
+    return *kinds_of(group), group.micro, group.recompute == "full"
+
+
 class GroupBounds:
     """Bounds all pipelines of a group at once.
 
@@ -126,18 +134,53 @@ class GroupBounds:
         shards = [shard for shard in space.values["shard"] if shard is not None]
         pairs += [(name, shard) for name in space.values["data"] if name in space.with_copies for shard in shards]
         self._schemes = {pair: number for number, pair in enumerate(pairs)}
+        self._known_passes: dict[Hashable, np.ndarray] = {}
 
+    @remembered_by(_what_operators_do)
     def bound_operators(self, group: LayerGroup) -> float:
         """Returns a lower bound of the step time of a group without lowering its layers [s]: that of its passes by the
         works of their operators; where these are not known, that of the kernels of its lowered layers."""
-        least, modes = self.prices.least_times(group), self._modes(group)
-        if least is None or not modes:
+        modes, known = self._modes(group), self._operators(group)
+        if known is None or not modes:
             return self.prices.bound_kernels(group)
-        times, of_layer = least.times[group.micro], least.of_layer
-        layout = UnitLayout(np.zeros(len(times.path)), {}, {}, of_layer, None)
-        if group.recompute == "full":
-            times, layout = add_recomputed(times, least.longest[group.micro]), layout.with_recomputed()
-        return self._bound_sums(group, modes, times, layout)
+        return self._bound_sums(group, modes, *known)
+
+    def _operators(self, group: LayerGroup) -> tuple[StageTimes, UnitLayout] | None:
+        """Returns the least durations of the passes of the units of a group, and their kinds, without lowering them;
+        None if they are not known."""
+        if (least := self.prices.least_times(group)) is None:
+            return None
+        times, layout = least.times[group.micro], UnitLayout(np.zeros(least.kinds), {}, {}, least.of_layer, None)
+        if group.recompute != "full":
+            return times, layout
+        return add_recomputed(times, least.longest[group.micro]), layout.with_recomputed()
+
+    @remembered_by(lambda bounds, group: (_what_operators_do(bounds, group), group.recompute, group.offload))
+    def bound_fitting(self, group: LayerGroup) -> float | None:
+        """Returns a lower bound of the step time of those plans of a group that may fit in memory [s], without lowering
+        its layers; infinite if none may; None if nothing is known of the operators.
+
+        A pipeline holds the activations of its schedule: what operators save, where it is recomputed nothing. It takes
+        the time of its passes, the waiting for each other included. So groups in which only pipelines with long waits
+        fit are seen to be slow before they are opened. States and data-parallel collectives count as nothing.
+        """
+        known, saved = self._operators(group), self.prices.least_saved(group)
+        if known is None or saved is None:
+            return None
+        times, layout = known
+        table = self._table(group, layout)
+        states = np.zeros((table.units.size, 1))
+        nbytes = table.units.memory(saved, layout.elements, states)[:, 0]
+        fits = nbytes + self.space.loaded.framework.memory.context_gib * GIB <= self.space.capacity
+        seconds = self._pass_seconds(group, table, times)[fits]
+        return float(seconds.min(initial=np.inf)) + self.space.loaded.framework.step_overhead_s
+
+    def _pass_seconds(self, group: LayerGroup, table: GroupPipelines, times: StageTimes) -> np.ndarray:
+        """Returns lower bounds of the time of all passes of the pipelines of a group [pipelines] [s], by the operators
+        of its layers."""
+        return remember(
+            self._known_passes, _what_operators_do(self, group), lambda: table.units.pass_seconds(times), MAX_PASSES
+        )
 
     def bound_passes(self, group: LayerGroup) -> float:
         """Returns a lower bound of the step time of a group from the passes of its units, over all devices without
@@ -442,6 +485,14 @@ class GroupBounds:
         kept = step.data == "fsdp" and not each and known
         both = (least_weight_bytes(self.space.loaded), BYTES[framework.gradients]) if kept else (0, 0)
         return ParameterCosts(nbytes, both, reductions, gathers, each, often, layers)
+
+
+def group_by_overlap(steps: Sequence[StepChoice]) -> list[list[StepChoice]]:
+    """Returns choices with a data scheme by what of its collectives overlaps, and by its units."""
+    families: dict[Hashable, list[StepChoice]] = {}
+    for step in steps:
+        families.setdefault((step.overlap_dp, step.updated_weights, step.options), []).append(step)
+    return [*families.values()]
 
 
 def least_weight_bytes(job: Job) -> float:

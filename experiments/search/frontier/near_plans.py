@@ -28,7 +28,7 @@ from meshcast.experiments.search.space.space import (
 )
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.forecast.shared_work import SharedWork
-from meshcast.simulator.forecast.step import StepAndMemory, forecast_step
+from meshcast.simulator.forecast.step import forecast_step
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
 
@@ -86,17 +86,14 @@ def find_near_plans(
         if point in seen or not holds(point):
             continue
         seen.add(point)
-        changes, plan = space.changes(*point), space.job_of(*point)
-        forecast = _forecast(plan, space, shared)
+        plan = forecast_early(cluster, point, shared, incumbents)
         forecasts += 1
-        if forecast is not None:
-            fits = has_memory(space, forecast)
-            cost = forecast.step_time if fits else forecast.peak_device
-            heapq.heappush(waiting, look_around(values, not fits, cost))
-            if fits:
+        if plan is not None:
+            cost = plan.forecast.step_time if plan.fits else plan.forecast.peak_device
+            heapq.heappush(waiting, look_around(values, not plan.fits, cost))
+            if plan.fits:
                 fitting += 1
-                objectives = incumbents.values(forecast, cluster.use)
-                yield point, ForecastPlan(changes, plan, 0.0, forecast, fits, objectives)
+                yield point, plan
         if fitting == enough or forecasts == MAX_FORECASTS:
             return
 
@@ -134,12 +131,18 @@ def _choose_small(space: Space, groups: Collection[LayerGroup]) -> list[Values]:
     return [*starts.values()] or [least]
 
 
-def _forecast(plan: Values, space: Space, shared: SharedWork) -> StepAndMemory | None:
-    """Returns the forecast of a plan; None if it breaks a rule."""
+def forecast_early(
+    cluster: SearchedCluster, point: Point, shared: SharedWork, incumbents: Incumbents
+) -> ForecastPlan | None:
+    """Returns the forecast of a point, without a bound; None if it breaks a rule. incumbents: of the search."""
+    space = cluster.space
+    changes, job = space.changes(*point), space.job_of(*point)
     try:
-        return forecast_step(load_job(plan, base=space.base), shared)
+        forecast = forecast_step(load_job(job, base=space.base), shared, energy="energy" in incumbents.names)
     except MeshcastError:
         return None
+    fits, values = has_memory(space, forecast), incumbents.values(forecast, cluster.use)
+    return ForecastPlan(changes, job, 0.0, forecast, fits, values)
 
 
 def _list_neighbours(space: Space, values: Values) -> Iterator[Values]:

@@ -125,6 +125,11 @@ class Incumbents:
         return values in self._values
 
     @property
+    def best(self) -> float:
+        """The first objective of the best plan; infinite without one."""
+        return self._values[0][0] if self._values else math.inf
+
+    @property
     def limit(self) -> float:
         """The bound of a single objective from which on no plan is better by more than the gap, or kept."""
         if not self._values or len(self.names) > 1:

@@ -9,7 +9,7 @@ collectives these run in turn.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +18,14 @@ import numpy as np
 from meshcast.hardware.remembered import remember
 from meshcast.simulator.bounds.collectives import LARGE
 from meshcast.simulator.bounds.micro_batches import NotAffine, ScaledWorks, check_affine
-from meshcast.simulator.bounds.operators.unit_steps import OperatorStep, OperatorWorks, PlacedWork, UnitSteps, Wait
+from meshcast.simulator.bounds.operators.unit_steps import (
+    OperatorWorks,
+    PassSteps,
+    PlacedWork,
+    UnitSteps,
+    UnitWork,
+    Wait,
+)
 from meshcast.simulator.bounds.schedule_bound import FORWARD, PASSES, WEIGHTS, WHOLE, StageTimes
 from meshcast.simulator.bounds.unit_prices import list_unit_stages, price_new_gradients
 from meshcast.simulator.engine.maxplus import NEVER
@@ -36,6 +43,7 @@ from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertScheme
 from meshcast.simulator.schemes.expert.shared.shared_expert_overlap import OverlapsSharedExperts
 from meshcast.simulator.schemes.pipeline.shared.weight_gradients import PutsOffWeightGradients
+from meshcast.simulator.schemes.sequence.shared.skewed_attention import SkewedAttention
 from meshcast.simulator.schemes.tensor.shared.tensor_overlap import GemmCollective, TensorOverlap
 
 MOVES_OPS: Mapping[type[Scheme], tuple[str, ...]] = {
@@ -45,19 +53,20 @@ MOVES_OPS: Mapping[type[Scheme], tuple[str, ...]] = {
 """Options with which schemes issue ops in another order."""
 
 ADD_OPS = (
-    *(Scheme.lower, DataScheme.lower, ExpertScheme.lower, TensorOverlap.lower),
+    *(Scheme.lower, DataScheme.lower, ExpertScheme.lower, TensorOverlap.lower, SkewedAttention.lower),
     *(kind.lower for kind in MOVES_OPS),
 )
-"""What lowers modules under schemes that change no kernels but those of experts with uneven loads, and GEMMs that are
-cut to overlap their collectives; without options that move ops."""
+"""What lowers modules under schemes that change no kernels but those of experts with uneven loads, attention that only
+takes longer, and GEMMs that are cut to overlap their collectives; without options that move ops."""
 
 ADD_OPS_TO_STAGES = (Scheme.lower_stage, DataScheme.lower_stage, ExpertScheme.lower_stage)
 
 ROUTER = "router"
 """The kernel after which a host that waits for it goes on."""
 
-Steps = tuple[list[OperatorStep], list[OperatorStep]]
-"""Of the forward and of the backward pass of a unit."""
+FREE, LAUNCHED, ENTERED = range(3)
+"""What times of a pass count from: the compute stream is free, the host begins, the input is there."""
+
 
 Units = tuple[list[Stage], np.ndarray]
 """Each kind of unit of a plan alone in a stage, and the kind of every layer."""
@@ -69,11 +78,19 @@ class LeastTimes(NamedTuple):
     of_layer: the kind of every layer.
     times, longest: by size of a micro-batch, the durations, and the longest kernel of the forward pass of every kind
         [kinds] [s].
+    saved: by size, what the forward pass of every kind leaves, with nothing and with attention recomputed [2, kinds]
+        [bytes].
     """
 
     of_layer: np.ndarray
     times: dict[int, StageTimes]
     longest: dict[int, np.ndarray]
+    saved: dict[int, np.ndarray]
+
+    @property
+    def kinds(self) -> int:
+        """Number of kinds of units."""
+        return next(iter(self.saved.values())).shape[1]
 
 
 class KnownTimes:
@@ -126,7 +143,7 @@ def least_times(
     def find(one: Stage, two: Stage) -> KindTimes:
         def make() -> KindTimes:
             pairs = zip(one.units, two.units, strict=True)
-            return _of_kind(works, [(a.count, steps.list_steps(a), steps.list_steps(b)) for a, b in pairs])
+            return _of_kind(works, [(a.count, steps.list_work(a), steps.list_work(b)) for a, b in pairs])
 
         if any(operator.view for unit in one.units for operator in unit.operators()):
             return make()
@@ -176,6 +193,11 @@ class _StepWorks:
         self.launch = 0.0 if host.graphed else launch
         """Time of the host to launch an op of the framework [s]."""
         self.none = np.zeros(len(known.sizes))
+
+    def scale(self, small: Sequence[float], large: Sequence[float]) -> np.ndarray:
+        """Returns figures at all sizes from those at sizes 1 and 2 [figures, sizes]."""
+        first, second = np.array(small, float), np.array(large, float)
+        return first[:, None] + np.outer(second - first, self._more)
 
     def is_hidden(self, stream: str) -> bool:
         """Returns whether the collectives of a stream may be hidden by the kernels beside them."""
@@ -236,35 +258,44 @@ class KindTimes(NamedTuple):
     """Least seconds of a kind of unit.
 
     late: by how much a pass puts off the compute stream and the host, forward and backward [2, 2, sizes] [s].
+    path: from the input of a pass to its result, forward and backward [2, sizes] [s].
     busy: of the works on each stream, by stream and pass [sizes] [s].
     longest: the longest kernel of the forward pass [sizes] [s].
+    saved: as in `LeastTimes`, but for tensors at the ends of units [2, sizes] [bytes].
+    ends: its input and its output [2, sizes] [bytes].
     """
 
     late: np.ndarray
+    path: np.ndarray
     busy: dict[tuple[str, int], np.ndarray]
     longest: np.ndarray
+    saved: np.ndarray
+    ends: np.ndarray
 
 
-def _of_kind(works: _StepWorks, units: Iterable[tuple[int, Steps, Steps]]) -> KindTimes:
-    """Returns the seconds of the units of a stage. units: the number of equal ones, and their steps at sizes 1 and
+def _of_kind(works: _StepWorks, units: Sequence[tuple[int, UnitWork, UnitWork]]) -> KindTimes:
+    """Returns the seconds of the units of a stage. units: the number of equal ones, and their works at sizes 1 and
     2."""
-    late, longest = np.zeros((2, 2, len(works.none))), works.none
+    (late, path), longest = (np.zeros((2, *shape, len(works.none))) for shape in ((2,), ())), works.none
     busy: dict[tuple[str, int], np.ndarray] = defaultdict(lambda: works.none)
     for count, small, large in units:
-        for number, (first, second) in enumerate(zip(small, large, strict=True)):
+        for number, (first, second) in enumerate(zip(small.passes, large.passes, strict=True)):
             played = _Pass(works)
             played.play(first, second)
             late[number] += count * np.maximum(played.late, 0.0)
+            path[number] += count * np.maximum(played.path(first.results), 0.0)
             for stream, seconds in played.busy.items():
                 busy[stream, number] = busy[stream, number] + count * seconds
             if number == FORWARD:
                 longest = np.maximum(longest, played.longest)
-    return KindTimes(late, busy, longest)
+    saved = sum((count * works.scale(small.saved, large.saved) for count, small, large in units), 0.0 * path)
+    ends = [works.scale(small.ends, large.ends)[end] for end, (_, small, large) in enumerate((units[0], units[-1]))]
+    return KindTimes(late, path, busy, longest, saved, np.stack(ends))
 
 
 class _Pass:
-    """A pass of a unit, from whose begin on two things count, in turn: the kernels before it, and what the host does
-    before it.
+    """A pass of a unit: when its steps are done after each of three things, in turn (`FREE` and what follows): the
+    kernels before it, what the host does before it, and the arrival of its input.
 
     busy: seconds of the works on each stream [sizes] [s].
     longest: kernel [sizes] [s].
@@ -275,24 +306,29 @@ class _Pass:
         self.busy: dict[str, np.ndarray] = defaultdict(lambda: works.none)
         self._results: list[np.ndarray] = []
         self._moved: dict[object, np.ndarray] = {}
-        self._never = np.full((2, len(works.none)), NEVER)
-        self._end, self._host = self._never.copy(), self._never.copy()
-        """When the last kernel ends, and the host is done, after each of both begins [2, sizes] [s]."""
-        self._end[0] = self._host[1] = 0.0
+        self._never = np.full((3, len(works.none)), NEVER)
+        self._end, self._host, self._entry = self._never.copy(), self._never.copy(), self._never.copy()
+        """When the last kernel ends, the host is done, and the input is there, after each of three begins [3, sizes]
+        [s]."""
+        self._end[FREE] = self._host[LAUNCHED] = self._entry[ENTERED] = 0.0
 
     @property
     def late(self) -> np.ndarray:
         """By how much it puts off the compute stream and the host [2, sizes] [s]."""
-        return np.stack([self._end[0], self._host[1]])
+        return np.stack([self._end[FREE], self._host[LAUNCHED]])
 
-    def play(self, small: Sequence[OperatorStep], large: Sequence[OperatorStep]) -> None:
+    def path(self, results: Sequence[int]) -> np.ndarray:
+        """Returns the time from its input to its result [sizes] [s]. results: the numbers of the steps that make it."""
+        return np.maximum.reduce([self._never[ENTERED], *(self._results[number][ENTERED] for number in results)])
+
+    def play(self, small: PassSteps, large: PassSteps) -> None:
         """Plays its steps. small, large: at sizes 1 and 2."""
-        check_affine(len(small) == len(large))
+        check_affine(len(small.steps) == len(large.steps))
         came, waits = self._never, None
-        for first, second in zip(small, large, strict=True):
+        for first, second in zip(small.steps, large.steps, strict=True):
             check_affine(len(first.waits) == len(second.waits) and len(first.works) == len(second.works))
             if first.waits is not waits:  # both gradients of an operator wait for the same
-                came, waits = self._never, first.waits
+                came, waits = self._entry if first.enters else self._never, first.waits
                 for wait, other in zip(first.waits, second.waits, strict=True):
                     check_affine(wait.step == other.step and len(wait.collectives) == len(other.collectives))
                     came = np.maximum(came, self._move(wait, other))
@@ -302,7 +338,7 @@ class _Pass:
             self._results.append(ready)
 
     def _move(self, first: Wait, second: Wait) -> np.ndarray:
-        """Returns when the result of an earlier step has come to where it is waited for [2, sizes] [s]."""
+        """Returns when the result of an earlier step has come to where it is waited for [3, sizes] [s]."""
         came, before = self._results[first.step], self._moved.get(first.key)
         for placed, other in zip(first.collectives, second.collectives, strict=True):
             if before is None:
@@ -314,7 +350,7 @@ class _Pass:
         return came
 
     def _run(self, placed: PlacedWork, other: PlacedWork, phase: str, ready: np.ndarray) -> np.ndarray:
-        """Runs a piece of work whose inputs are there; returns when its result is there [2, sizes] [s]."""
+        """Runs a piece of work whose inputs are there; returns when its result is there [3, sizes] [s]."""
         works, (stream, work, launches) = self.works, placed
         check_affine(launches == other.launches)
         self._launch(launches)
@@ -343,14 +379,16 @@ class _Pass:
 
 
 def _to_times(of_layer: np.ndarray, kinds: Sequence[KindTimes], sizes: Sequence[int]) -> LeastTimes:
-    """Returns durations as `StageTimes`, in which backward passes are whole, and nothing is known of their ends."""
+    """Returns durations as `StageTimes`, in which backward passes are whole, and nothing is known of what waits for the
+    input of a pass, or makes its result."""
     others = {stream for kind in kinds for stream, _ in kind.busy} - {COMPUTE, HOST_STREAM}
     streams = [COMPUTE, *sorted(others), HOST_STREAM]
     busy = np.zeros((len(sizes), len(kinds), len(PASSES), len(streams)))
     late = np.zeros((len(sizes), len(kinds), len(PASSES), 2))
+    path = np.zeros((len(sizes), len(kinds), len(PASSES)))
     for number, kind in enumerate(kinds):
         for at, action in enumerate((FORWARD, WHOLE)):
-            late[:, number, action] = kind.late[at].T
+            late[:, number, action], path[:, number, action] = kind.late[at].T, kind.path[at]
         for (stream, at), seconds in kind.busy.items():
             busy[:, number, (FORWARD, WHOLE)[at], streams.index(stream)] = seconds
     # Both halves of a backward pass take no less than a whole one.
@@ -358,8 +396,10 @@ def _to_times(of_layer: np.ndarray, kinds: Sequence[KindTimes], sizes: Sequence[
     put_off = busy.copy()
     put_off[..., [0, -1]] = late
     nothing = np.zeros(busy.shape[1:])
-    times = {
-        size: StageTimes(put_off[i], busy[i], nothing[..., 0], nothing, nothing, 0.0) for i, size in enumerate(sizes)
-    }
+    times = {size: StageTimes(put_off[i], busy[i], path[i], nothing, nothing, 0.0) for i, size in enumerate(sizes)}
     longest = {size: np.array([kind.longest[i] for kind in kinds]) for i, size in enumerate(sizes)}
-    return LeastTimes(of_layer, times, longest)
+    saved, ends = (np.stack([getattr(kind, name) for kind in kinds], axis=1) for name in ("saved", "ends"))
+    # The input of a unit may be freed: no more than a layer gives on, but the last unit gives nothing.
+    saved[:, -1] -= ends[0, -1]
+    saved[:, 1:] += np.minimum(ends[0, 1:].min(axis=0) - ends[1, :-1].max(axis=0), 0.0)
+    return LeastTimes(of_layer, times, longest, {size: saved[:, :, i] for i, size in enumerate(sizes)})

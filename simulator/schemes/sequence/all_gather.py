@@ -18,43 +18,21 @@ arXiv 2310.03294; documents: Wang et al. 2025 (WLB-LLM), arXiv 2503.17924, secti
 parts of documents, which are slower.
 """
 
-from collections.abc import Hashable, Iterable
-from copy import copy
-from dataclasses import replace
-from typing import Literal, Self
+from collections.abc import Iterable
+from typing import Literal
 
-from meshcast.simulator.ir.capabilities import DividesSequences
-from meshcast.simulator.ir.modules import Module, Operator
-from meshcast.simulator.ir.operators import CoreAttention
-from meshcast.simulator.ir.ops import Attention, Fragment
-from meshcast.simulator.ir.scheme import ClosedForm, LowerModule, Paper, SchemeOptions, SequenceScheme
+from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from meshcast.simulator.ir.settings import SequenceSetting
+from meshcast.simulator.schemes.sequence.shared.skewed_attention import SkewedAttention
 
 
-class AllGather(SequenceScheme, DividesSequences):
+class AllGather(SkewedAttention):
     paper = Paper("arXiv:2407.21783", "The Llama 3 Herd of Models", 2024)
-    skew: float = 1.0
 
     class Options(SchemeOptions):
         sharding: Literal["documents", "sequence"] = "documents"
         """What is divided among ranks: every document of a sequence, or the sequence as a whole."""
-
-    def with_skew(self, skew: float) -> Self:
-        scheme = copy(self)
-        scheme.skew = skew
-        return scheme
-
-    @property
-    def lowering_key(self) -> Hashable:
-        return super().lowering_key, self.skew
-
-    def lower(self, module: Module, inner: LowerModule) -> Fragment:
-        fragment = inner(module)
-        if self.skew > 1 and isinstance(module, CoreAttention):
-            for op in (*fragment.forward, *fragment.backward):
-                if isinstance(op.work, Attention):
-                    op.work = replace(op.work, pace=op.work.pace * self.skew)
-        return fragment
 
     def layouts(self, operator: Operator) -> str | None:
         return "s" if operator.has("s") else None

@@ -131,6 +131,7 @@ def check_against_brute_force(job: dict[str, Any]) -> None:
     points = every_point(search.space, energy=False)
     steps = sorted(forecast.step_time for _, forecast in points if forecast is not None and forecast.fits)
     near = [seconds for seconds in steps if seconds < (1 + NEAR) * steps[0]][: search.top]
+    assert bool(search.best) == bool(near)
     assert [plan.forecast.step_time for plan in search.best[: len(near)]] == pytest.approx(near, rel=1e-12)
     certificate = search.certificate
     assert certificate.complete and certificate.gap == 0.0 and certificate.open == 0

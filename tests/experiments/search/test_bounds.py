@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from meshcast.experiments.search.frontier.bounds import PointBounds
-from meshcast.experiments.search.frontier.branch_and_bound import group_by_overlap
-from meshcast.experiments.search.frontier.group_bounds import GroupBounds, Known
+from meshcast.experiments.search.frontier.group_bounds import GroupBounds, Known, group_by_overlap
 from meshcast.experiments.search.frontier.plan_search import ROUNDING
 from meshcast.experiments.search.space.space import LayerGroup, Pipeline, Space, StepChoice
 from meshcast.hardware.errors import MeshcastError
@@ -128,6 +127,8 @@ def hold_bounds(groups: GroupBounds, point: Point) -> tuple[float, float] | None
         assert bound is not None and bound[0] <= seconds and bound[1] <= nbytes, point
     of_group = bounds.prices.bound_kernels(group), groups.bound_operators(group), groups.bound_passes(group)
     assert max(*of_group, bounds.bound_chains(group, pipeline)) <= seconds, point
+    fitting = groups.bound_fitting(group) or 0.0
+    assert fitting <= seconds or forecast.peak_device > space.capacity, point
     coarse, _ = groups.open(group)
     assert coarse is not None, point
     while coarse is not None:

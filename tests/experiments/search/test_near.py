@@ -42,6 +42,14 @@ def test_it_has_plans_when_it_is_interrupted_at_once(tmp_path: Path) -> None:
     assert certificate.step == min(plan.forecast.step_time for plan in search.best)
 
 
+def test_plans_near_the_start_have_the_energy_that_is_searched_for(tmp_path: Path) -> None:
+    """With an energy of 0 they would be better than all others."""
+    open_stated(tmp_path)
+    search = open_search(tmp_path / "job.yaml", changes=CHANGES, objectives=("energy",))
+    certificate = run_on_workers(search, 1, AT_ONCE)
+    assert search.best and certificate.incumbent == min(plan.forecast.joules for plan in search.best) > 0.0
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_it_finds_what_one_without_a_plan_finds(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshcast.experiments.search.frontier.workers.PLANS_OF_A_PROCESS", 1)

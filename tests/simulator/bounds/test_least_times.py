@@ -11,6 +11,7 @@ from meshcast.experiments.search.frontier.group_bounds import GroupBounds
 from meshcast.experiments.search.frontier.plan_search import ROUNDING
 from meshcast.experiments.search.space.space import LayerGroup, Space
 from meshcast.simulator.bounds.schedule_bound import FORWARD, WHOLE
+from tests.experiments.search.spaces import open_space
 from tests.experiments.search.test_bounds import JOBS, LARGE_JOBS, draw_spaces, space_of
 
 UNKNOWN = {"adapters", "streams"}
@@ -39,7 +40,32 @@ def test_lowered_units_take_no_less_than_their_operators(name: str, seed: int) -
             kernels, every = times.busy[:, action, 0], lowered.busy[:, action, 0]
             assert (kernels <= every * (1 + ROUNDING)).all(), group
             assert kernels.sum() >= 0.5 * every.sum(), group
+            layers = times.path[1:-1, action], lowered.path[1:-1, action]
+            assert (times.path[:, action] <= lowered.path[:, action] * (1 + ROUNDING)).all(), group
+            assert layers[0].sum() >= 0.4 * layers[1].sum(), group
         check_group(groups, group)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("name", [*JOBS, *LARGE_JOBS])
+def test_lowered_units_hold_no_less_than_their_operators_save(name: str, recompute: str) -> None:
+    bounds = PointBounds(space_of(name))
+    for group in draw_groups(bounds.space, 0, 4):
+        group = group._replace(recompute=recompute, offload=())
+        saved, held = bounds.prices.least_saved(group), bounds.prices.unit_memory(group)
+        if saved is None or held is None:
+            continue
+        assert (saved <= held * (1 + ROUNDING)).all(), group
+        if recompute == "none":
+            assert saved[1:-1].sum() >= 0.3 * held[1:-1].sum(), group
+
+
+@pytest.mark.parametrize("name", ["cp", "llama3", "deepseek"])
+def test_shares_of_sequences_are_bounded_without_lowering(name: str) -> None:
+    """What a scheme may do to attention of uneven shares only takes longer."""
+    space = open_space((JOBS | LARGE_JOBS)[name], tp=[4], cp=[2])
+    group = next(iter(space.groups()))
+    assert PointBounds(space).prices.least_times(group) is not None
 
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 60))])
