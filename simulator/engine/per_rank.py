@@ -230,7 +230,7 @@ class _Unfolding:
         reshards = isinstance(sent, Transfer) and bool(sent.pairs)
         if sender == device or (self.meetings.are_alike(sender, device) and not reshards):
             return seen
-        return self.meetings.arrivals(sent, seen, sender, device)
+        return self.meetings.arrivals(sent, np.broadcast_to(seen, self.shapes[sender]), sender, device)
 
     def list_ops(self, piece: _Piece, number: int) -> list[_RankOp]:
         """Returns the ops of a piece."""
@@ -284,9 +284,11 @@ class _Unfolding:
 
 
 class _Wave:
-    """Pieces of equal ops while they are played: arrays of times [pieces, ranks] [s].
+    """Pieces of equal ops while they are played: arrays of times [pieces, ranks] [s], with a single entry along axes on
+    which all ranks have equal times, as behind a collective over them.
 
     ready: by stream, when it is free.
+    launched: the host has launched all ops before any stream is free.
     seen: by op, when its result is seen; None: nothing in the pieces waits for it any more.
     factor: of kernels; and the time of all of them at a factor of 1.
     drawn: factors of collectives and messages [pieces, factors].
@@ -299,6 +301,9 @@ class _Wave:
         streams = dict.fromkeys(op.stream for op in ops)
         self.ready = {stream: np.stack([step.ready[device, stream] for device in self.devices]) for stream in streams}
         self.clock = np.array([step.clock[device] for device in self.devices]).reshape(-1, *[1] * len(self.shape))
+        # By rounding, the sum of the launches may be less than the clock that adds them one by one.
+        latest = self.clock.max() + (1 + 1e-9) * sum(op.issue for op in ops)
+        self.launched = all(latest <= times.min() for times in self.ready.values())
         self.waited = np.zeros((len(pieces), *self.shape))
         self.seen: list[np.ndarray | None] = [None] * len(ops)
         self.ends = np.empty((len(pieces), len(ops))) if step.ends else None
@@ -329,18 +334,18 @@ class _Wave:
         for other in op.after:
             begin = np.maximum(begin, self.seen[other])  # type: ignore[arg-type]
         if arrivals:
-            begin = begin.copy()
+            begin = np.broadcast_to(begin, self.waited.shape).copy()
             for row, number in arrivals:
                 arrived = self.step.arrival(number, self.devices[row])
                 np.maximum(begin[row], arrived, out=begin[row, ...])
         if op.issue:
             self.clock = self.clock + op.issue
-            begin = np.maximum(begin, self.clock)
-        if not op.joined:
-            return begin
-        last = begin.max(axis=op.joined, keepdims=True)
-        self.waited += last - begin
-        return np.broadcast_to(last, begin.shape)
+            if not self.launched:
+                begin = np.maximum(begin, self.clock)
+        last = _find_last(begin, op.joined)
+        if last is not begin:
+            self.waited += last - begin
+        return last
 
     def _duration(self, op: _RankOp) -> np.ndarray | float:
         """Returns how long an op takes on each rank."""
@@ -354,8 +359,9 @@ class _Wave:
     def finish(self) -> None:
         """Notes what later pieces find."""
         step = self.step
+        ready = {stream: np.broadcast_to(times, self.waited.shape) for stream, times in self.ready.items()}
         for row, piece in enumerate(self.pieces):
-            for stream, times in self.ready.items():
+            for stream, times in ready.items():
                 step.ready[piece.device, stream] = times[row]
             step.clock[piece.device] = float(self.clock[row].reshape(()))
             step.waited[piece.device] += self.waited[row]
@@ -363,6 +369,19 @@ class _Wave:
                 step.busy[piece.device] += self.seconds * self.factor[row]
             if self.ends is not None:
                 step.ends[piece.start : piece.stop] = self.ends[row].tolist()
+
+
+def _find_last(times: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+    """Returns the largest of times over axes, which keep a single entry; the times themselves if that is all they have.
+
+    numpy reduces a short last axis entry by entry: that of the ranks of a node takes longer by far than its halves.
+    """
+    joined = [axis for axis in axes if times.shape[axis] > 1]
+    if times.ndim - 1 in joined:
+        while times.shape[-1] % 2 == 0:
+            times = np.maximum(times[..., ::2], times[..., 1::2])
+        joined = [axis for axis in joined if times.shape[axis] > 1]
+    return times.max(axis=tuple(joined), keepdims=True) if joined else times
 
 
 def _cut_into_pieces(program: Program, flat: FlatProgram, grids: Sequence[RankGrid]) -> list[_Piece]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import field
-from functools import partial
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,6 +58,7 @@ class FlatProgram:
     sent: list[tuple[int, int, int]] = field(default_factory=list)
 
     def add(self, op: Op, seconds: float, latency: float, issue: float, after: tuple[int, ...], device: int) -> int:
+        """Adds an instance, and returns its number."""
         self.ops.append(op)
         self.seconds.append(seconds)
         self.latency.append(latency)
@@ -65,6 +67,23 @@ class FlatProgram:
         self.device.append(device)
         self.queues[device, op.stream].append(len(self.ops) - 1)
         return len(self.ops) - 1
+
+    def add_task(self, task: FlatTask, device: int) -> list[tuple[int, ...]]:
+        """Adds all ops of a task, and returns the instances of the task that each waits for: `after` is still without
+        them."""
+        start, columns = len(self.ops), task.columns
+        self.ops += columns.ops
+        self.seconds += columns.seconds
+        self.latency += columns.latency
+        self.issue += columns.issue
+        self.device += [device] * len(columns.ops)
+        for stream, places in columns.queues.items():
+            self.queues[device, stream] += [start + place for place in places]
+        # Most ops wait for a single one, for which no comprehension runs.
+        return [
+            (start + places[0],) if len(places) == 1 else tuple([start + place for place in places])
+            for places in columns.after
+        ]
 
 
 FlatOp = tuple[Op, float, float, float, tuple[int, ...]]
@@ -84,6 +103,34 @@ class FlatTask:
     outside: list[set[int]]
     result: list[tuple[int, ...]]
     through: list[bool]
+
+    @cached_property
+    def columns(self) -> TaskColumns:
+        """Its ops by column."""
+        ops, *numbers, after = [*map(list, zip(*self.ops, strict=True))] or [[]] * 5
+        queues: dict[str, list[int]] = {}
+        for place, op in enumerate(ops):
+            queues.setdefault(op.stream, []).append(place)
+        roots = [place for place, places in enumerate(after) if not places]
+        return TaskColumns(ops, *numbers, after, queues, roots, COMPUTE in queues)
+
+
+class TaskColumns(NamedTuple):
+    """The columns of `FlatTask.ops`, which many actions of a step repeat.
+
+    queues: places by stream.
+    roots: places of the ops that wait for none of the task.
+    computes: whether any op is on the compute stream.
+    """
+
+    ops: list[Op]
+    seconds: list[float]
+    latency: list[float]
+    issue: list[float]
+    after: list[tuple[int, ...]]
+    queues: dict[str, list[int]]
+    roots: list[int]
+    computes: bool
 
 
 def flatten_task(task: Task, host: float) -> FlatTask:
@@ -281,15 +328,14 @@ class _StepFlattening(_UpdateFlattening):
         flat, device = self.flat, self.table.device_of[action]
         task = self._flat_task(self.program.tasks[self.table.slot[action]])
         received = [self._input_of(action + port) for port in range(len(task.result))]
-        start = flat.first[action] = len(flat.ops)
-        for i, (op, seconds, latency, issue, after) in enumerate(task.ops):
-            waits = tuple(start + place for place in after)
-            for instances, outside in zip(received, task.outside, strict=True):
-                if i in outside:
-                    waits += instances
-            if not after:
-                waits += self.waiting[device]
-            flat.add(op, seconds, latency, issue, waits, device)
+        flat.first[action] = len(flat.ops)
+        waits = flat.add_task(task, device)
+        for instances, outside in zip(received, task.outside, strict=True):
+            for place in outside if instances else ():
+                waits[place] += instances
+        for place in task.columns.roots if self.waiting[device] else ():
+            waits[place] += self.waiting[device]
+        flat.after += waits
         flat.behind[action] = len(flat.ops)
         self._send_result(action, self._result_of(action, task, received))
 
@@ -299,7 +345,7 @@ class _StepFlattening(_UpdateFlattening):
         if self.table.slots[slot].follows:
             return self.second_result.pop(action)
         # An action without computation passes the wait for its sends on to the next action.
-        if any(op.stream == COMPUTE for op, *_ in task.ops):
+        if task.columns.computes:
             self.waiting[device] = ()
         results = [
             (*(instances if through else ()), *(start + place for place in places))
