@@ -90,7 +90,7 @@ def fit(
     prior: known values, where the fit starts; a coefficient that the samples hardly determine stays near (a Gaussian
         prior, on the scale of the fit; see `PRIOR_WIDTH`). Without an entry every value is as likely.
     most: maximum number of evaluations.
-    seen: for a sample the rows that count, a mask; without an entry all do.
+    seen: for every sample the rows that count, a mask; without any all count.
     """
     problem = _Problem(model, samples, predict, held or {}, prior or {}, most, seen or {})
     best, free, solution = problem.start, list[Name](), None
@@ -150,14 +150,14 @@ class _Problem(Generic[S]):
         own = {
             library: {name: value for (name, of), value in at.items() if of == library} for library in self.libraries
         }
-        return Fit(common, {}, own, {})
+        return Fit(common, {}, own, {library: {} for library in self.libraries})
 
     def residuals(self, at: Mapping[Name, float]) -> np.ndarray:
         """Returns log(forecast / measured) of all rows that count."""
         values = self.split(at)
         models = {library: values.make_model(self.model, library) for library in self.libraries}
         ratios = ((s, np.log(self.predict(s, models[s.library]) / s.seconds)) for s in self.samples)
-        return np.concatenate([ratio[self.seen.get(s, ...)] for s, ratio in ratios])
+        return np.concatenate([ratio[self.seen[s]] if self.seen else ratio for s, ratio in ratios])
 
     def list_effective(self, at: Mapping[Name, float], free: Sequence[Name]) -> list[Name]:
         """Returns the coefficients, neither free nor held, that any residual depends on."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -35,12 +35,17 @@ LEAST_MOVE = 1e-3
 PRIOR_ROWS = 20
 """Rows that the sigma of the catalog weighs as much as: a few rows of one machine do not show the scatter of all."""
 
-Masks = Mapping[Any, np.ndarray]
+S = TypeVar("S", bound=Rows)
+
+Masks = Mapping[S, np.ndarray]
 """For a sample the rows that count, a mask."""
+
+Data = dict[str, Any]
+"""A section of a calibration file, or a part of it."""
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class SectionEvidence(Generic[S]):
     """What a section of a calibration file is learnt from.
 
     Attributes:
@@ -59,16 +64,16 @@ class Evidence:
     file: str
     section: str
     model: type
-    pairs: Sequence[tuple[Any, str]]
+    pairs: Sequence[tuple[S, str]]
     known: Fit
-    fit: Callable[[Masks], Fit]
-    price: Callable[[Any, Fit], RowForecasts]
-    data: Mapping[str, Any]
+    fit: Callable[[Masks[S]], Fit]
+    price: Callable[[S, Fit], RowForecasts]
+    data: Mapping[str, object]
     formats: Mapping[str, str]
     borrowed: float
 
     @property
-    def samples(self) -> list[Any]:
+    def samples(self) -> list[S]:
         """The samples without their sources."""
         return [sample for sample, _ in self.pairs]
 
@@ -114,10 +119,10 @@ class Learnt:
     before: float
     after: float | None
     moves: tuple[Move, ...]
-    data: Mapping[str, Any]
+    data: Mapping[str, object]
 
 
-def learn(evidence: Evidence) -> Learnt:
+def learn(evidence: SectionEvidence[S]) -> Learnt:
     """Returns what the rows of a section say, judged on rows held back."""
     before = _absolute_errors(evidence, evidence.known)
     count, median = len(before), _median_error(before)
@@ -125,7 +130,7 @@ def learn(evidence: Evidence) -> Learnt:
         return Learnt(evidence.file, evidence.section, count, median, None, (), {})
     after = _errors_held_back(evidence)
     moves: tuple[Move, ...] = ()
-    data: Mapping[str, Any] = {}
+    data: Mapping[str, object] = {}
     if _is_better(before - after):
         fitted = evidence.fit({})
         moves = tuple(_list_moves(evidence, fitted))
@@ -133,7 +138,7 @@ def learn(evidence: Evidence) -> Learnt:
     return Learnt(evidence.file, evidence.section, count, median, _median_error(after), moves, data)
 
 
-def _absolute_errors(evidence: Evidence, at: Fit) -> np.ndarray:
+def _absolute_errors(evidence: SectionEvidence[S], at: Fit) -> np.ndarray:
     """Returns |log(forecast / measured)| of all rows."""
     return np.concatenate([np.abs(np.log(evidence.price(s, at).seconds / s.seconds)) for s in evidence.samples])
 
@@ -152,7 +157,7 @@ def deal(samples: Sequence[Rows], parts: int) -> list[np.ndarray]:
     return dealt
 
 
-def _errors_held_back(evidence: Evidence) -> np.ndarray:
+def _errors_held_back(evidence: SectionEvidence[S]) -> np.ndarray:
     """Returns the same of every row by a fit that has not seen it."""
     samples = evidence.samples
     dealt = deal(samples, FOLDS)
@@ -166,12 +171,12 @@ def _errors_held_back(evidence: Evidence) -> np.ndarray:
 
 def _is_better(gains: np.ndarray) -> bool:
     """Returns whether the mean gain of unseen rows is more than chance explains: a paired, one-sided t-test."""
-    spread = float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
+    scatter = float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
     limit = import_optional("scipy.stats", "solvers", "learn").t.ppf(CONFIDENCE, len(gains) - 1)
-    return float(np.mean(gains)) > limit * spread
+    return float(np.mean(gains)) > limit * scatter
 
 
-def _list_moves(evidence: Evidence, fitted: Fit) -> list[Move]:
+def _list_moves(evidence: SectionEvidence[S], fitted: Fit) -> list[Move]:
     """Returns the coefficients that a fit has moved."""
     meanings = coefficients(evidence.model)
     parts = [("", evidence.known.values, fitted.values, fitted.errors)]
@@ -186,13 +191,13 @@ def _list_moves(evidence: Evidence, fitted: Fit) -> list[Move]:
     ]
 
 
-def _make_section(evidence: Evidence, fitted: Fit, moves: Sequence[Move]) -> dict[str, Any]:
+def _make_section(evidence: SectionEvidence[S], fitted: Fit, moves: Sequence[Move]) -> Data:
     """Returns the section as files state it: that in use, with the coefficients that have moved."""
-    section = copy.deepcopy(dict(evidence.data)) or _state_borrowed(evidence)
+    section: Data = copy.deepcopy({**evidence.data}) or _state_borrowed(evidence)
     rows, sources = count_rows(evidence.samples), dict.fromkeys(source for _, source in evidence.pairs)
-    told = f"{'; '.join(sources)}, {sum(rows.values()):,} rows"
+    of_rows = f"{'; '.join(sources)}, {sum(rows.values()):,} rows"
     common = section["common"]
-    common["learnt"] = "; ".join(part for part in (common.get("learnt"), told) if part)
+    common["learnt"] = "; ".join(part for part in (common.get("learnt"), of_rows) if part)
     for library in fitted.libraries:
         section["libraries"].setdefault(library, _state_library(evidence, library))
     for move in moves:
@@ -208,15 +213,13 @@ def _make_section(evidence: Evidence, fitted: Fit, moves: Sequence[Move]) -> dic
     return section
 
 
-def _state_borrowed(evidence: Evidence) -> dict[str, Any]:
+def _state_borrowed(evidence: SectionEvidence[S]) -> Data:
     """Returns the section of hardware without one: what it borrows, with the larger sigma of borrowed coefficients."""
-    known = coefficients(evidence.model)
-    section: dict[str, Any] = {
+    section: Data = {
         "common": {"rows": 0, "source": "borrowed", "coefficients": _state_values(evidence, evidence.known.values)},
         "libraries": {},
         "unnamed": {},
     }
-    assert set(evidence.known.values) <= set(known)
     for library in evidence.known.libraries:
         section["libraries"][library] = _state_library(evidence, library)
     for library, form in evidence.formats.items():
@@ -225,7 +228,7 @@ def _state_borrowed(evidence: Evidence) -> dict[str, Any]:
     return section
 
 
-def _state_values(evidence: Evidence, values: Mapping[str, float]) -> dict[str, Any]:
+def _state_values(evidence: SectionEvidence[S], values: Mapping[str, float]) -> Data:
     known = coefficients(evidence.model)
     return {
         name: {"value": round_digits(value), "sigma": evidence.borrowed, "meaning": known[name].meaning}
@@ -233,7 +236,7 @@ def _state_values(evidence: Evidence, values: Mapping[str, float]) -> dict[str, 
     }
 
 
-def _state_library(evidence: Evidence, library: str) -> dict[str, Any]:
+def _state_library(evidence: SectionEvidence[S], library: str) -> Data:
     """Returns a library that the section lacks: with the coefficients in use, and the sigmas of its rows by them."""
     samples = of_library(evidence.samples, library)
     sigmas = sigmas_of_all([(sample, evidence.price(sample, evidence.known)) for sample in samples])
@@ -247,7 +250,7 @@ def _state_library(evidence: Evidence, library: str) -> dict[str, Any]:
     }
 
 
-def _update_sigmas(section: dict[str, Any], evidence: Evidence, fitted: Fit, library: str) -> None:
+def _update_sigmas(section: Data, evidence: SectionEvidence[S], fitted: Fit, library: str) -> None:
     """Mixes the scatter of the rows around the fit into the sigmas of their library, by numbers of rows."""
     samples = of_library(evidence.samples, library)
     found = sigmas_of_all([(sample, evidence.price(sample, fitted)) for sample in samples])
