@@ -1,4 +1,4 @@
-"""A calibration learnt from measurements: it finds what rows show, keeps what they do not, and never harms by chance."""
+"""A calibration learnt from measurements: it finds what rows show, keeps what they do not, and harms by no chance."""
 
 from __future__ import annotations
 
