@@ -60,6 +60,7 @@ FLOORS = [
     "meshcast.validation.distributed",
     "meshcast.validation.stages",
     "meshcast.validation.calibration",
+    "meshcast.validation.learning",
     "meshcast.validation.published",
     "meshcast.validation.pipelines",
     "meshcast.validation.claims",

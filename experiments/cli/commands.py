@@ -103,6 +103,12 @@ COMMANDS = {
         "what is measured on this machine.",
         VALIDATE,
     ),
+    "learn": CommandEntry(
+        "learn.learn",
+        "Move coefficients by as much as your measurements say.\n\nOnly where rows that were held back are forecast "
+        "better.",
+        VALIDATE,
+    ),
     "init": CommandEntry("listing.init", "Write a first job, with a comment on every key.", FILES),
     "import": CommandEntry("imports.import_", "Convert launch files and measurements of other programs.", FILES),
     "export": CommandEntry("schedule.export", "Write a job as a launch file, or a schedule as a CSV file.", FILES),

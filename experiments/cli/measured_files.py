@@ -72,6 +72,26 @@ def check_calibration_folder(path: Path | None) -> Path | None:
     return path
 
 
+def tell_calibration(folder: Path | None) -> list[str]:
+    """Returns what the files of a calibration hold, a sentence each: what it was learnt from, or fitted to."""
+    if folder is None:
+        return []
+    from meshcast.simulator.costs.calibration.calibration import Calibration
+    from meshcast.simulator.costs.calibration.check import DEVICE, STEPS
+
+    sentences, calibration = [], Calibration.from_folder(folder)
+    for file in sorted(file for file in folder.glob("*.yaml") if file.name not in (DEVICE, f"{STEPS}.yaml")):
+        for name, section in calibration.sections(file.stem).items():
+            common, shipped = section["common"], Calibration.shipped().sections(file.stem).get(name)
+            if section == shipped:  # a learnt file repeats what it has not changed
+                continue
+            source = (
+                common.get("learnt") or f"{common.get('source', 'an unnamed source')}, {common.get('rows', 0):,} rows"
+            )
+            sentences.append(f"{file}: {name}, {'learnt from' if 'learnt' in common else 'fitted to'} {source}")
+    return sentences
+
+
 def load_long_form(path: Path, changes: Sequence[str]) -> dict[str, Any]:
     """Returns a job in long form, with paths relative to the working directory."""
     job = load_with_plan(path, tuple(changes)).to_dict()

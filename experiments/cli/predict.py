@@ -35,7 +35,7 @@ from meshcast.experiments.cli.launch import (
     show_open_questions,
     tell_launch,
 )
-from meshcast.experiments.cli.measured_files import Calibrations, check_calibration_folder
+from meshcast.experiments.cli.measured_files import Calibrations, check_calibration_folder, tell_calibration
 from meshcast.experiments.cli.selfcheck import Verify, check_verify, end_verify, verify_forecast
 from meshcast.experiments.options import argument, option
 from meshcast.experiments.render.matplotlib.style import Width
@@ -132,10 +132,11 @@ def predict(options: PredictOptions) -> None:
     played, replays = verify_forecast(report, options.verify)
     draw(played, files, paper)
     traces.write_files(played, options.trace, options.snapshot)
-    more = find_more(report, options.verbose, replays)
+    more, calibrated = find_more(report, options.verbose, replays), tell_calibration(options.calibration)
     if options.as_json:
         searched = describe_search(result) if result else {}
-        emit(report.to_dict() | searched | more.to_dict() | describe_launch(imported, bounded))
+        used = {"calibration": calibrated} if calibrated else {}
+        emit(report.to_dict() | searched | more.to_dict() | describe_launch(imported, bounded) | used)
     else:
         from meshcast.experiments.render.terminal.forecast import page, show
 
@@ -144,6 +145,8 @@ def predict(options: PredictOptions) -> None:
         show_open_questions(imported)
         show(page(report, list(files.values()), options.trace, options.snapshot, *more))
         show_approximations(imported, bounded)
+        for sentence in calibrated:
+            say(f"calibrated {sentence}")
     if result is not None:
         end_search(result)
     end_verify(replays)

@@ -150,6 +150,7 @@ COMMANDS = (
     "measure collectives laptop.yaml --device cpu --size 1024 --operation all_reduce --repeat 2 --out out/c.json",
     "measure campaign started.yaml --out started --minutes 1 --calibration machine --json",
     "calibrate collectives log.txt --only nvlink4 --out out/fitted --no-leave-out",
+    "learn log.txt --job small.yaml --set batch.micro=1 --calibration machine --out out/learnt --json",
     "calibrate --device cpu --processes 1 --out out/machine",
     "calibrate campaign measured --out out/machine",
     f"check small.yaml --jobs 1 --seed 3 {SCRIPT}",
@@ -360,6 +361,7 @@ READERS: dict[str, Reader] = {
         "collectives FILE --json",
         "export FILE --against run.sh",
         "import nccl-tests log.txt --json --job FILE --out out.json",
+        "learn log.txt --json --job FILE --out out",
         "validate trace trace.json --json --job FILE",
         "check FILE --json",
     ),
@@ -461,6 +463,7 @@ READERS: dict[str, Reader] = {
         "validate kernels kernels.csv --calibration calibration --json",
         "validate trace trace.json --job job.yaml --calibration calibration",
         f"measure collectives laptop.yaml {LAPTOP} --calibration calibration",
+        "learn kernels.csv --calibration calibration --out out --json",
         "import kineto trace.json --job job.yaml --calibration calibration --out out.json --json",
     ),
     # measurements
@@ -513,6 +516,9 @@ READERS: dict[str, Reader] = {
         f"calibrate collectives --data FILE {FIT}"
     ),
     **list_readers("json", "links.json", seeds.write_links, share=0.05)(f"calibrate collectives FILE {FIT}"),
+    **list_readers("csv", "given.csv", of_files(f"{DATA}/collectives.csv", 60), share=0.05)(
+        "learn FILE --out out --json"
+    ),
     **{
         name: Reader("json", name, "calibrate campaign measured --out out --json", of_measured(pattern, rows), 0.05)
         for name, pattern, rows in (

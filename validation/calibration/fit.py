@@ -81,6 +81,7 @@ def fit(
     held: Mapping[str, float] | None = None,
     most: int = 4000,
     prior: Mapping[Name, float] | None = None,
+    seen: Mapping[S, np.ndarray] | None = None,
 ) -> Fit:
     """Fits the coefficients of the cost model `model` to `samples`.
 
@@ -89,8 +90,9 @@ def fit(
     prior: known values, where the fit starts; a coefficient that the samples hardly determine stays near (a Gaussian
         prior, on the scale of the fit; see `PRIOR_WIDTH`). Without an entry every value is as likely.
     most: maximum number of evaluations.
+    seen: for every sample the rows that count, a mask; without any all count.
     """
-    problem = _Problem(model, samples, predict, held or {}, prior or {}, most)
+    problem = _Problem(model, samples, predict, held or {}, prior or {}, most, seen or {})
     best, free, solution = problem.start, list[Name](), None
     # A coefficient without effect stays at its start; one that has an effect after others have moved is freed then.
     for _ in range(ROUNDS):
@@ -115,6 +117,7 @@ class _Problem(Generic[S]):
     held: Mapping[str, float]
     prior: Mapping[Name, float]
     most: int
+    seen: Mapping[S, np.ndarray]
 
     @cached_property
     def known(self) -> Mapping[str, Coefficient]:
@@ -147,13 +150,14 @@ class _Problem(Generic[S]):
         own = {
             library: {name: value for (name, of), value in at.items() if of == library} for library in self.libraries
         }
-        return Fit(common, {}, own, {})
+        return Fit(common, {}, own, {library: {} for library in self.libraries})
 
     def residuals(self, at: Mapping[Name, float]) -> np.ndarray:
-        """Returns log(forecast / measured) of all rows."""
+        """Returns log(forecast / measured) of all rows that count."""
         values = self.split(at)
         models = {library: values.make_model(self.model, library) for library in self.libraries}
-        return np.concatenate([np.log(self.predict(s, models[s.library]) / s.seconds) for s in self.samples])
+        ratios = ((s, np.log(self.predict(s, models[s.library]) / s.seconds)) for s in self.samples)
+        return np.concatenate([ratio[self.seen[s]] if self.seen else ratio for s, ratio in ratios])
 
     def list_effective(self, at: Mapping[Name, float], free: Sequence[Name]) -> list[Name]:
         """Returns the coefficients, neither free nor held, that any residual depends on."""
@@ -214,6 +218,7 @@ def fit_further(
     samples: Sequence[S],
     predict: Callable[[S, Any], np.ndarray],
     prior: Mapping[Name, float] | None = None,
+    seen: Mapping[S, np.ndarray] | None = None,
 ) -> Fit:
     """Adds the coefficients of further libraries to a fit, library by library; those of the GPU or the link stay, but
     for the ones that a library has of its own."""
@@ -221,7 +226,7 @@ def fit_further(
     for library in sorted({sample.library for sample in samples} - {*libraries}):
         rest = [sample for sample in samples if sample.library == library]
         held = {name: value for name, value in first.values.items() if name not in rest[0].own}
-        more = fit(model, rest, predict, held=held, prior=prior)
+        more = fit(model, rest, predict, held=held, prior=prior, seen=seen)
         own = [name for name in rest[0].own if name in more.errors]
         libraries[library] = more.libraries[library] | {name: more.values[name] for name in own}
         errors[library] = more.library_errors[library] | {name: more.errors[name] for name in own}

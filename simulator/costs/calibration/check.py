@@ -27,10 +27,10 @@ SHAPE = "a section has common, libraries and unnamed, as meshcast calibrate writ
 
 KEYS = {
     "section": {"common", "libraries", "unnamed"},
-    "common": {"rows", "source", "coefficients"},
+    "common": {"rows", "source", "coefficients", "learnt"},
     "library": {"format", "rows", "source", "sigma", "sigma_short", "kinds", "coefficients", "tuned"},
     "sigmas": {"sigma", "sigma_short", "kinds"},
-    "coefficient": {"value", "sigma", "meaning"},
+    "coefficient": {"value", "sigma", "meaning", "before"},
     "architecture": {"sustained", "sustained_fp8", "power_per_multiprocessor"},
     "rate": {"value", "sigma", "rows", "meaning", "source"},
 }

@@ -87,17 +87,17 @@ def _fit_section(
     """Returns a section of the file whose other sections are `data`; prior: see `calibrate`."""
     samples, known, model = [sample for sample, _ in pairs], _with_gpu(calibration, gpu, data), KERNEL_MODELS[section]
     by = {sample: price_by(known, sample) for sample in samples}
-    values = _known_values(calibration, gpu, section, samples) if prior else {}
+    values = known_values(calibration, gpu, section, samples) if prior else {}
     fitted = _fit(model, samples, lambda sample, at: by[sample](at).seconds, values)
     prices = [(sample, by[sample](fitted.make_model(model, sample.library))) for sample in samples]
-    formats = {sample.library: _format(sample) for sample in samples}
-    unnamed = [_format(sample) for sample in samples if sample.tuned] or formats.values()
+    formats = {sample.library: format_of_sample(sample) for sample in samples}
+    unnamed = [format_of_sample(sample) for sample in samples if sample.tuned] or formats.values()
     entry = make_section(model, fitted, sigmas_by_library(prices), dict.fromkeys(unnamed, UNKNOWN), pairs, formats)
     for sample in samples:
         if not sample.tuned:
             entry["libraries"][sample.library]["tuned"] = False
     for form in entry["unnamed"]:
-        similar = [sample for sample in samples if _format(sample) == form]
+        similar = [sample for sample in samples if format_of_sample(sample) == form]
         similar = [sample for sample in similar if sample.tuned] or similar
         entry["unnamed"][form] = sigmas_of_all(
             _price_by_others(calibration, gpu, {**data, section: entry}, section, similar)
@@ -119,14 +119,14 @@ def _price_by_others(
     return prices
 
 
-def _known_values(
+def known_values(
     calibration: Calibration, gpu: str, section: str, samples: Sequence[KernelSample]
 ) -> dict[Name, float]:
     """Returns the coefficients of a section as `calibration` has them for the GPU and the libraries of the samples."""
     known = coefficients(KERNEL_MODELS[section])
     values: dict[Name, float] = {}
     for sample in samples:
-        model = calibration.kernel_model(load("gpus", gpu), section, sample.library, _format(sample)).model
+        model = calibration.kernel_model(load("gpus", gpu), section, sample.library, format_of_sample(sample)).model
         for name, coefficient in known.items():
             library = sample.library if coefficient.of == "library" else None
             values.setdefault((name, library), float(getattr(model, name)))
@@ -147,7 +147,7 @@ def _fit(
     return fit_further(fit(model, tuned or samples, predict, prior=prior), model, samples, predict, prior)
 
 
-def _format(sample: KernelSample) -> str:
+def format_of_sample(sample: KernelSample) -> str:
     return format_of(next((part.dtype for part in sample.parts if hasattr(part, "dtype")), "bf16"))
 
 
