@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from types import FrameType, ModuleType
+from types import FrameType
 
 from meshcast.import_path import drop_working_directory
 
@@ -20,16 +20,6 @@ INTERRUPTED = 130
 
 REPEATED = 1.0
 """Time after Ctrl-C in which another one is the same wish to end [s]."""
-
-
-UNREAD = {
-    "numpy._core._add_newdocs": (),
-    "numpy._core._add_newdocs_scalars": (),
-    "mpl_toolkits.mplot3d": ("Axes3D",),
-    "pyparsing.testing": ("pyparsing_test",),
-}
-"""Modules that numpy and matplotlib import for who reads their documentation, draws in space, or tests parsers, with the
-names that are taken from them: a tenth of the time of either's import."""
 
 
 def main() -> None:
@@ -55,18 +45,9 @@ def _run() -> None:
     atexit.register(gc.freeze)
     # pydantic would look through all installed packages for plugins of its own, of which meshcast needs none.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    leave_out_unread()
     from meshcast.experiments.cli.start import main as run
 
     run()
-
-
-def leave_out_unread() -> None:
-    """Puts empty modules in the place of `UNREAD`, but for those that are there already."""
-    for name, taken in UNREAD.items():
-        module = ModuleType(name)
-        vars(module).update(dict.fromkeys(taken))
-        sys.modules.setdefault(name, module)
 
 
 def record_interrupts() -> list[float]:
