@@ -35,6 +35,8 @@ def test_scaled_units_and_their_durations_are_those_that_are_lowered(name: str, 
         np.testing.assert_allclose(times[1], prices.longest_kernels, rtol=1e-12)
         kernels = sum(times[0].busy[:, [FORWARD, WHOLE], 0].sum(axis=1)[prices.of_layer])
         assert units.kernel_seconds(size, False) == pytest.approx(kernels, rel=1e-12)
+        again = (times[0].busy[:, FORWARD, 0] - times[1])[prices.of_layer].sum()
+        assert units.kernel_seconds(size, True) == pytest.approx(kernels + again, rel=1e-12)
 
 
 def compare(bounds: PointBounds, scaled: LoweredUnits, lowered: LoweredUnits, group: LayerGroup) -> None:
