@@ -18,7 +18,7 @@ from tests.experiments.search.test_bounds import JOBS, space_of
 
 @pytest.mark.parametrize("name", JOBS)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
-def test_scaled_units_are_those_that_are_lowered(name: str, seed: int) -> None:
+def test_scaled_units_and_their_durations_are_those_that_are_lowered(name: str, seed: int) -> None:
     bounds, rng = PointBounds(space_of(name)), random.Random(seed)
     group = rng.choice([one for one in bounds.space.groups() if one.tp <= 8])._replace(offload=())
     units = bounds.prices._units(group, False)
@@ -26,6 +26,17 @@ def test_scaled_units_are_those_that_are_lowered(name: str, seed: int) -> None:
         scaled, lowered = units.scale(size), units.lower(size)
         assert scaled is not None and lowered is not None, group
         compare(bounds, scaled, lowered, group)
+    assert len(units.sizes) > 2
+    for size in units.sizes:
+        times, prices = units._times(size), units.prices(size)
+        assert times is not None and prices is not None
+        for column in ("stream", "busy", "path", "from_input", "to_result"):
+            np.testing.assert_allclose(getattr(times[0], column), getattr(prices.unit_times, column), rtol=1e-12)
+        np.testing.assert_allclose(times[1], prices.longest_kernels, rtol=1e-12)
+        kernels = sum(times[0].busy[:, [FORWARD, WHOLE], 0].sum(axis=1)[prices.of_layer])
+        assert units.kernel_seconds(size, False) == pytest.approx(kernels, rel=1e-12)
+        again = (times[0].busy[:, FORWARD, 0] - times[1])[prices.of_layer].sum()
+        assert units.kernel_seconds(size, True) == pytest.approx(kernels + again, rel=1e-12)
 
 
 def compare(bounds: PointBounds, scaled: LoweredUnits, lowered: LoweredUnits, group: LayerGroup) -> None:
@@ -40,23 +51,6 @@ def compare(bounds: PointBounds, scaled: LoweredUnits, lowered: LoweredUnits, gr
     for one, other in zip(*both, strict=True):
         assert np.array_equal(one, other), group
     assert found.message_nbytes == wanted.message_nbytes
-
-
-@pytest.mark.parametrize("name", JOBS)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
-def test_durations_at_all_sizes_are_those_of_scaled_units(name: str, seed: int) -> None:
-    bounds, rng = PointBounds(space_of(name)), random.Random(seed)
-    group = rng.choice([group for group in bounds.space.groups() if group.tp <= 8])._replace(offload=())
-    units = bounds.prices._units(group, False)
-    assert len(units.sizes) > 2
-    for size in units.sizes:
-        times, prices = units._times(size), units.prices(size)
-        assert times is not None and prices is not None
-        for column in ("stream", "busy", "path", "from_input", "to_result"):
-            np.testing.assert_allclose(getattr(times[0], column), getattr(prices.unit_times, column), rtol=1e-12)
-        np.testing.assert_allclose(times[1], prices.longest_kernels, rtol=1e-12)
-        kernels = sum(times[0].busy[:, [FORWARD, WHOLE], 0].sum(axis=1)[prices.of_layer])
-        assert units.kernel_seconds(size, False) == pytest.approx(kernels, rel=1e-12)
 
 
 def test_chains_of_a_pipeline_last_as_long_as_the_passes_of_any_device() -> None:
