@@ -24,19 +24,14 @@ ALLOCATIONS = 200_000
 
 @contextmanager
 def collect_garbage_rarely() -> Iterator[None]:
-    """Looks for garbage in cycles after every `ALLOCATIONS` allocations only, and not among what was there before:
-    forecasts leave little of it, and what they share makes each search long. At the default a seventh of the time of
-    many forecasts is spent on it."""
-    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    """Looks for garbage in cycles after every `ALLOCATIONS` allocations only: forecasts leave little of it, and what
+    they share makes each search long. At the default a seventh of the time of many forecasts is spent on it."""
+    before = gc.get_threshold()
     gc.set_threshold(max(ALLOCATIONS, before[0]) if before[0] else 0, *before[1:])
-    if not frozen:
-        gc.freeze()
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        if not frozen:
-            gc.unfreeze()
 
 
 def count_cores() -> int:
