@@ -115,7 +115,7 @@ class Families:
             self._count += 1
         family = remember(relatives.families, stage, lambda: _JobFamily(relatives))
         base = family.plans.get(numbers.devices)
-        key = job["plan"].get(SCHEDULE), numbers.devices, numbers.pieces if numbers.devices > 1 else 1
+        key = _freeze(job["plan"].get(SCHEDULE)), numbers.devices, numbers.pieces if numbers.devices > 1 else 1
         if base is None or key not in relatives.schedules:
             plan = self._try(job, relatives)
             if isinstance(plan, Refused):

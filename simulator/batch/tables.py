@@ -72,7 +72,10 @@ def make_table(schedule: Schedule, shape: PipelineShape) -> TableArrays | None:
     orders, stages = schedule.orders(shape), range(shape.stages)
     devices = [schedule.device(shape, stage) for stage in stages]
     before = [tuple(schedule.predecessors(shape, stage)) for stage in stages]
-    behind = [tuple(other for other in stages if stage in before[other]) for stage in stages]
+    behind: list[tuple[int, ...]] = [()] * shape.stages
+    for stage, others in enumerate(before):
+        for other in others:
+            behind[other] = *behind[other], stage
     if any(schedule.sums_early(shape, stage) for stage in stages) or max(map(len, (*before, *behind))) > 1:
         return None
     columns = _read_passes(orders)

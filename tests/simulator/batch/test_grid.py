@@ -132,6 +132,16 @@ def test_grids_have_the_answers_and_the_refusals_of_single_forecasts(
     assert 4 < refused < len(jobs) - 4
 
 
+@pytest.mark.parametrize("wrong", [{"tp": [2]}, {"cp": {}}, {"schedule": ["gpipe"], "chunks": 1}, {"tp": True}])
+def test_values_of_a_wrong_kind_are_refused_as_in_single_forecasts(wrong: dict[str, Any]) -> None:
+    (right,) = random.Random(0).sample(small_grid(), 1)
+    jobs = [right, {**right, "plan": {"pp": 2, "tp": 1}}, {**right, "plan": {"pp": 2, **wrong}}]
+    mine = [*forecast_jobs(jobs)][-1]
+    with pytest.raises(MeshcastError) as single:
+        load_job(jobs[-1])
+    assert isinstance(mine, Refused) and str(mine.error) == str(single.value)
+
+
 def test_most_plans_of_a_grid_are_derived_and_played_by_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, played = [], []
     load, find = load_job, BatchForecaster._find_parts

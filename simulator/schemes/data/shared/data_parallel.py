@@ -351,6 +351,9 @@ def _side_ops(
     starts = ends - lengths
     # Backward a bucket starts with its last gradient; forward it must arrive before its first weight is used.
     order = np.argsort(-numbers[ends - 1] if backward else numbers[starts], kind="stable").tolist()
+    if len({op.stream for chain in chains for op in chain}) == 1:
+        yield _join_side_ops([chains[i] for i in order], [numbers[starts[i] : ends[i]] for i in order])
+        return
     legs = _split_by_stream(chains)
     last: dict[int, tuple[SideOps | None, int]] = dict.fromkeys(order, (None, -1))
     for place in range(max(map(len, legs))):
