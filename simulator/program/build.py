@@ -60,7 +60,13 @@ from meshcast.simulator.program.task import (
     price_side_ops,
 )
 from meshcast.simulator.program.timetable import Timetable
-from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, BATCH_LOSS, GRADIENT_SUMS, ActionKind
+from meshcast.simulator.scheduling.schedule import (
+    ACTIVATION_TRANSFERS,
+    BATCH_LOSS,
+    GRADIENT_SUMS,
+    SHARD_COLLECTIVES,
+    ActionKind,
+)
 
 FORWARD = (ActionKind.FORWARD, ActionKind.AHEAD)
 """Kinds of forward passes."""
@@ -83,6 +89,9 @@ MOVING = "pipeline-moves"
 
 SUMS = "pipeline-sums"
 """The stream of sums of gradients among the devices that hold copies of a stage."""
+
+SHARDS = "pipeline-shards"
+"""The stream of collectives among the devices that hold shards of the vocabulary."""
 
 
 def build(
@@ -197,6 +206,8 @@ class _Builder:
             return self._sum_gradients(slot)
         if slot.kind in BATCH_LOSS:
             return self._batch_loss(slot)
+        if slot.kind in SHARD_COLLECTIVES:
+            return self._join_shards(slot)
         if slot.partner is None:
             return self._alone(slot)
         return self._pair(self._alone(slot), self._alone(slot.partner), self.pipeline.devices[slot.stage])
@@ -473,6 +484,29 @@ class _Builder:
         # All devices are in the sum for as long as the slowest.
         part = price_block(block, 1, lambda work: max(self.prices[member](work) for member in members))
         return Task((part,), [], [])
+
+    def _join_shards(self, slot: Slot) -> Task:
+        """Returns a collective among the devices that hold shards of the vocabulary: all devices."""
+        messages = self.stage_ops(slot.stage, slot).shard_messages
+        assert messages is not None
+        if slot.kind == ActionKind.SPREAD:
+            return self._among_all("broadcast", (messages.shared,), slot.kind)
+        return self._among_all(
+            "all_reduce", messages.joined if slot.kind == ActionKind.JOIN else messages.gradients, slot.kind
+        )
+
+    @remembered
+    def _among_all(self, operation: str, every: tuple[int, ...], kind: str) -> Task:
+        """Returns collectives among all devices, one behind the other on a stream of their own. every: their bytes."""
+        members = range(self.timetable.shape.p)
+        phase = "F" if kind == ActionKind.JOIN else "B"
+        works = [self.messages.among(operation, nbytes, members) if nbytes else None for nbytes in every]
+        ops = [Op(f"{operation} of shards", SHARDS, work if len(members) > 1 else None, [], phase) for work in works]
+        block = Block(ops, [()] * len(ops), (Port((0,), (len(ops) - 1,), through=False),), [])
+        # All devices are in a collective for as long as the slowest.
+        part = price_block(block, 1, lambda work: max(price(work) for price in self.prices))
+        received = ((float(every[0]), "buffers"),) if kind == ActionKind.SPREAD and every[0] else ()
+        return Task((part,), [], [], received, received)
 
     @remembered_by(lambda builder, first, second, device: (first, second))
     def _pair(self, first: Task, second: Task, device: int) -> Task:

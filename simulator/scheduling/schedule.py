@@ -60,6 +60,12 @@ class ActionKind(StrEnum):
     """All gradients of a stage of which there are copies are complete on its device."""
     SUM = "S"
     """They are summed with those of the copies, while other passes run."""
+    SPREAD = "V"
+    """What the shards of the vocabulary read in their next pass is broadcast to the devices of all of them."""
+    JOIN = "J"
+    """What all shards of the vocabulary have computed of a micro-batch is all-reduced, forward."""
+    JOIN_GRADIENTS = "Q"
+    """The gradients that all shards of the output layer have computed of their input are all-reduced."""
 
 
 ACTION_KINDS = tuple(kind.value for kind in ActionKind)
@@ -74,6 +80,12 @@ each action needs that before of the others."""
 
 GRADIENT_SUMS = (ActionKind.COMPLETE, ActionKind.SUM)
 """The two actions of a sum of gradients during a step; none of them computes. `gradient_sums` puts them in."""
+
+SHARD_COLLECTIVES = (ActionKind.SPREAD, ActionKind.JOIN, ActionKind.JOIN_GRADIENTS)
+"""Collectives among the devices that hold shards of the vocabulary (`vocabulary`); none of them computes."""
+
+MEETINGS = (*GRADIENT_SUMS, *SHARD_COLLECTIVES)
+"""Actions whose collectives run on a stream of their own, and take no buffers of messages."""
 
 
 class Action(NamedTuple):
