@@ -16,7 +16,7 @@ from meshcast.simulator.program.flatten import FlatProgram
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.program.program import Program
 from meshcast.simulator.program.task import Task
-from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, MEETINGS, ActionKind
+from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, HOST_COPIES, MEETINGS, ActionKind
 
 GRADIENTS = CATEGORIES.index("gradients")
 
@@ -164,8 +164,9 @@ def in_flight(program: Program) -> np.ndarray:
         return np.array([slot.kind in kinds for slot in table.slots], bool)
 
     if program.overlap_sends:
-        meetings = present.intersection(MEETINGS)
-        numbers = np.flatnonzero(~are_of(MEETINGS)[slots]) if meetings else np.arange(len(slots))
+        between = (*MEETINGS, *HOST_COPIES)  # actions beside the passes
+        some = present.intersection(between)
+        numbers = np.flatnonzero(~are_of(between)[slots]) if some else np.arange(len(slots))
         before, behind = numbers[:-1], numbers[1:]
         follows = device_of[before] == device_of[behind]
         before, behind = before[follows], behind[follows]

@@ -21,6 +21,7 @@ from meshcast.simulator.ir.ops import (
     IN_TURN,
     Exchange,
     Fragment,
+    HostCopy,
     Memory,
     Op,
     SideOps,
@@ -28,6 +29,7 @@ from meshcast.simulator.ir.ops import (
     Transfer,
     UnitRun,
 )
+from meshcast.simulator.lowering.offload import IN, OUT
 from meshcast.simulator.program.block import (
     INPUT,
     Block,
@@ -64,6 +66,7 @@ from meshcast.simulator.scheduling.schedule import (
     ACTIVATION_TRANSFERS,
     BATCH_LOSS,
     GRADIENT_SUMS,
+    HOST_COPIES,
     SHARD_COLLECTIVES,
     ActionKind,
 )
@@ -208,6 +211,8 @@ class _Builder:
             return self._batch_loss(slot)
         if slot.kind in SHARD_COLLECTIVES:
             return self._join_shards(slot)
+        if slot.kind in HOST_COPIES:
+            return self._copy_to_host(slot)
         if slot.partner is None:
             return self._alone(slot)
         return self._pair(self._alone(slot), self._alone(slot.partner), self.pipeline.devices[slot.stage])
@@ -457,6 +462,25 @@ class _Builder:
             block = Block(ops, [(), waits, (0, 1), (2,)], (Port((2,), (3,), through=False),), [])
         priced = price_block(block, 1, self.prices[self.pipeline.owner(slot)])
         return Task((priced,), [], [], flows if takes else (), () if takes else flows)
+
+    @remembered_by(lambda builder, slot: (slot.stage, slot.variant, slot.kind))
+    def _copy_to_host(self, slot: Slot) -> Task:
+        """Returns one of the three actions of activations that rest in host memory: a copy there, from its place in the
+        device's order on, its end, and the copy back."""
+        saved = self._alone(Slot(slot.stage, "F", False, False, slot.variant)).memory.net
+        flows = tuple((float(nbytes), name) for nbytes, name in zip(saved, CATEGORIES, strict=True) if nbytes)
+        nbytes = round(sum(nbytes for nbytes, _ in flows))
+        taken, freed = tuple[Flow, ...](), tuple[Flow, ...]()
+        if slot.kind == ActionKind.HOST_FREED:
+            block, freed = one_op(Op("copied out", COMPUTE, None, [], "F")), flows
+        else:
+            back = slot.kind == ActionKind.HOST_IN
+            work = HostCopy(nbytes, back, activations=True) if nbytes else None
+            phase, taken = "B" if back else "F", flows if back else ()
+            copy = Op("copy in" if back else "copy out", IN if back else OUT, work, [], phase)
+            block = Block([Op("here", phase=phase), copy], [(), (0,)], (Port((1,), (1,), through=False),), [])
+        part = price_block(block, 1, self.prices[self.price_groups[self.pipeline.devices[slot.stage]]])
+        return Task((part,), [], [], taken, freed)
 
     def _sum_gradients(self, slot: Slot) -> Task:
         """Returns one of the two actions of a sum of gradients among the devices that hold a stage."""

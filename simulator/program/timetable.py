@@ -283,6 +283,7 @@ class _TimetableMaker:
         self._need_moves(need, further_needs, sources)
         self._need_gradients(need, further_needs, sources)
         self._need_shards(need, further_needs, sources)
+        self._need_host_copies(need, further_needs, sources)
         slots, slot = self._slots()
         sequence = self._sequence(sources)
         stages = PipelineStages(
@@ -418,6 +419,23 @@ class _TimetableMaker:
             if needed:
                 need[number], *others = more[number] = tuple(needed)
                 rest |= {number: tuple(others)} if others else {}
+
+    def _need_host_copies(
+        self, need: list[int], rest: dict[int, tuple[int, ...]], more: dict[int, tuple[int, ...]]
+    ) -> None:
+        """Adds the dependencies of activations in host memory: HOST_FREED and HOST_IN need HOST_OUT, and the backward
+        pass needs HOST_IN."""
+        for action in np.flatnonzero(self._is(ActionKind.HOST_FREED, ActionKind.HOST_IN)).tolist():
+            stage, unit = self.stage[action], self.unit[action]
+            out = int(self._actions(ActionKind.HOST_OUT)[stage, unit])
+            if out < 0:
+                raise self._incomplete()
+            need[action], more[action] = out, (out,)
+            if self.kind[action] == NUMBER[ActionKind.HOST_IN]:
+                back = int(self._gradient_action[stage, unit])
+                needed = more.get(back, (need[back],) if need[back] >= 0 else ())
+                need[back], *others = more[back] = (*needed, action)
+                rest |= {back: tuple(others)} if others else {}
 
     def _copies(self) -> list[tuple[int, ...]]:
         """Returns for each stage the devices that hold the same part of the model."""

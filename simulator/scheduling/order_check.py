@@ -10,6 +10,7 @@ from meshcast.simulator.scheduling.schedule import (
     ACTIVATION_TRANSFERS,
     BATCH_LOSS,
     GRADIENT_SUMS,
+    HOST_COPIES,
     SHARD_COLLECTIVES,
     Action,
     ActionKind,
@@ -20,7 +21,7 @@ from meshcast.simulator.scheduling.schedule import (
     actions_of,
 )
 
-PUT_IN = (*GRADIENT_SUMS, *BATCH_LOSS, *SHARD_COLLECTIVES)
+PUT_IN = (*GRADIENT_SUMS, *BATCH_LOSS, *SHARD_COLLECTIVES, *HOST_COPIES)
 """Kinds of actions that are no passes of a stage."""
 
 MAX_SHOWN = 8

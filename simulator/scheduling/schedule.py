@@ -66,6 +66,12 @@ class ActionKind(StrEnum):
     """What all shards of the vocabulary have computed of a micro-batch is all-reduced, forward."""
     JOIN_GRADIENTS = "Q"
     """The gradients that all shards of the output layer have computed of their input are all-reduced."""
+    HOST_OUT = "D"
+    """The activations of a forward pass are copied to host memory, from here on."""
+    HOST_FREED = "P"
+    """They are there, and their memory is free."""
+    HOST_IN = "U"
+    """They have memory again, and are copied back before their backward pass."""
 
 
 ACTION_KINDS = tuple(kind.value for kind in ActionKind)
@@ -83,6 +89,9 @@ GRADIENT_SUMS = (ActionKind.COMPLETE, ActionKind.SUM)
 
 SHARD_COLLECTIVES = (ActionKind.SPREAD, ActionKind.JOIN, ActionKind.JOIN_GRADIENTS)
 """Collectives among the devices that hold shards of the vocabulary (`vocabulary`); none of them computes."""
+
+HOST_COPIES = (ActionKind.HOST_OUT, ActionKind.HOST_FREED, ActionKind.HOST_IN)
+"""The three actions of activations that rest in host memory (`host_copies`); none of them computes."""
 
 MEETINGS = (*GRADIENT_SUMS, *SHARD_COLLECTIVES)
 """Actions whose collectives run on a stream of their own, and take no buffers of messages."""
@@ -217,6 +226,7 @@ class PassDurations:
         step then takes the makespan. Otherwise the next step begins on each device by itself, and a step takes the
         longest span of a device.
     stored: what a forward pass leaves in memory, in any unit; empty: the same on all stages.
+    copied: a copy of that between GPU and host memory; empty: not known.
     each: those of every micro-batch, where lengths differ; the fields above are then their means. Empty: all are alike.
     """
 
@@ -228,6 +238,7 @@ class PassDurations:
     kept_for_weights: tuple[float, ...] | None = None
     barrier: bool = False
     stored: tuple[float, ...] = ()
+    copied: tuple[float, ...] = ()
     each: tuple[PassDurations, ...] = ()
 
     def of(self, action: Action) -> float:
@@ -253,8 +264,9 @@ class PassDurations:
         them."""
         unit, again = (1.0,) * len(self.forward), tuple(float(seconds > 0) for seconds in self.recomputation)
         each = tuple(durations.equalised for durations in self.each)
+        equal = PassDurations(unit, unit, unit, again)
         return replace(
-            self, forward=unit, input_gradients=unit, weight_gradients=unit, recomputation=again, hop=0.0, each=each
+            equal, kept_for_weights=self.kept_for_weights, barrier=self.barrier, stored=self.stored, each=each
         )
 
 

@@ -274,6 +274,8 @@ def _read_short_groups(reading: Reading, pp: int) -> None:
     if group := reading.take_count("interleave_group_size"):
         reading.set_key("plan.pipeline", "grouped-interleaved", "interleave_group_size")
         reading.set_key("plan.pipeline.group", min(group, pp), "interleave_group_size")
+        if reading.take_switch("cpu_offload") and (count := reading.take_count("offload_chunk_num")):
+            reading.set_key("plan.pipeline.offloaded", count, "cpu_offload", "offload_chunk_num")
 
 
 def _read_shards_of_vocabulary(reading: Reading, pp: int) -> None:
