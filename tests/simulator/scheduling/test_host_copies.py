@@ -84,3 +84,13 @@ def test_memory_falls_by_what_is_copied_and_the_step_stays() -> None:
     sent = [op.work for _, op in copied.instances() if isinstance(op.work, HostCopy)]
     there, back = (sum(work.nbytes for work in sent if work.back == way) for way in (False, True))
     assert there == back > 0
+
+
+def test_a_backward_pass_waits_for_its_copy_back() -> None:
+    table = play(2).program.timetable
+    numbers = {action: number for number, action in enumerate(table.actions)}
+    back = [action for action in numbers if action.kind == ActionKind.HOST_IN]
+    assert back
+    for action in back:
+        backward = numbers[action._replace(kind="B")]
+        assert numbers[action] in (table.need[backward], *table.further_needs.get(backward, ()))
