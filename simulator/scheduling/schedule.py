@@ -93,6 +93,9 @@ SHARD_COLLECTIVES = (ActionKind.SPREAD, ActionKind.JOIN, ActionKind.JOIN_GRADIEN
 HOST_COPIES = (ActionKind.HOST_OUT, ActionKind.HOST_FREED, ActionKind.HOST_IN)
 """The three actions of activations that rest in host memory (`host_copies`); none of them computes."""
 
+BETWEEN_PASSES = (*ACTIVATION_TRANSFERS, *HOST_COPIES, *SHARD_COLLECTIVES)
+"""Actions that move data while passes run: none of them computes."""
+
 MEETINGS = (*GRADIENT_SUMS, *SHARD_COLLECTIVES)
 """Actions whose collectives run on a stream of their own, and take no buffers of messages."""
 
