@@ -20,7 +20,7 @@ from meshcast.simulator.program.categories import axis_of
 from meshcast.simulator.report.device_ops import device_ops
 from meshcast.simulator.report.formatting import name_device
 from meshcast.simulator.report.metrics import Metrics
-from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, actions_of
+from meshcast.simulator.scheduling.schedule import BETWEEN_PASSES, actions_of
 
 if TYPE_CHECKING:
     from meshcast.validation.pipelines.cases import ScheduleReplay
@@ -225,7 +225,7 @@ def replay_timelines(run: ScheduleReplay, devices: Sequence[int]) -> list[Device
         rows = [
             TimelineRow(begin[i], end[i], str(kind), stage, stages.index(stage), microbatch, parts[i])
             for i, (stage, kind, microbatch, *_) in enumerate(actions)
-            if kind not in ACTIVATION_TRANSFERS
+            if kind not in BETWEEN_PASSES
         ]
         timelines.append(make_timeline(device, f"device {device}", rows))
     return timelines

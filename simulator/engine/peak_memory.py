@@ -16,7 +16,7 @@ from meshcast.simulator.program.flatten import FlatProgram
 from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.program.program import Program
 from meshcast.simulator.program.task import Task
-from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, GRADIENT_SUMS, ActionKind
+from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, HOST_COPIES, MEETINGS, ActionKind
 
 GRADIENTS = CATEGORIES.index("gradients")
 
@@ -164,8 +164,9 @@ def in_flight(program: Program) -> np.ndarray:
         return np.array([slot.kind in kinds for slot in table.slots], bool)
 
     if program.overlap_sends:
-        sums = present.intersection(GRADIENT_SUMS)  # which take no buffers of messages
-        numbers = np.flatnonzero(~are_of(GRADIENT_SUMS)[slots]) if sums else np.arange(len(slots))
+        between = (*MEETINGS, *HOST_COPIES)  # actions beside the passes
+        some = present.intersection(between)
+        numbers = np.flatnonzero(~are_of(between)[slots]) if some else np.arange(len(slots))
         before, behind = numbers[:-1], numbers[1:]
         follows = device_of[before] == device_of[behind]
         before, behind = before[follows], behind[follows]
@@ -198,8 +199,8 @@ def over_time(
     changes = [(np.zeros(1), start_row)]
     ops = slice(0)
     for action, flying in zip(actions, in_flight(program)[actions.start : actions.stop].tolist(), strict=True):
-        if table.slots[table.slot[action]].kind in GRADIENT_SUMS:
-            continue  # Sums of gradients, which may end after later actions, take no further memory.
+        if table.slots[table.slot[action]].kind in MEETINGS:
+            continue  # They may end after later actions, and leave nothing in memory.
         task = program.tasks[table.slot[action]]
         # What follows in a pair is played with the action before.
         ops = slice(flat.first[action], flat.behind[action]) if task.parts else ops

@@ -15,7 +15,7 @@ from meshcast.simulator.engine.peak_memory import in_flight
 from meshcast.simulator.program.block import TensorKind
 from meshcast.simulator.program.program import Program
 from meshcast.simulator.program.task import Flow, Task
-from meshcast.simulator.scheduling.schedule import GRADIENT_SUMS
+from meshcast.simulator.scheduling.schedule import MEETINGS
 
 Place = tuple[int, int]
 """Of a tensor in a task: number of the part, and of the row in the tensors of all of its copies."""
@@ -144,7 +144,7 @@ def play_passes(replay: TensorReplay, program: Program, device: int) -> Iterator
     actions = range(*table.starts[device : device + 2])
     for action, flying in zip(actions, in_flight(program)[actions.start : actions.stop].tolist(), strict=True):
         slot = table.slots[table.slot[action]]
-        if slot.kind not in GRADIENT_SUMS:  # which take no further memory
+        if slot.kind not in MEETINGS:  # which take no further memory
             owner = slot.stage, table.actions[action].microbatch, table.actions[action].slice
             for place in replay.run(owner, program.tasks[table.slot[action]], flying):
                 yield action, place

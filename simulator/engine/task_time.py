@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshcast.simulator.engine.longest_path import longest_path
-from meshcast.simulator.ir.ops import StageOps, Transfer
+from meshcast.simulator.ir.ops import HostCopy, StageOps, Transfer
 from meshcast.simulator.program.block import CompiledBlocks, Price
 from meshcast.simulator.program.flatten import FlatProgram, flatten_task
 from meshcast.simulator.program.task import Task, make_task
@@ -37,16 +37,23 @@ def mean_durations(every: Sequence[PassDurations], weights: Sequence[int]) -> Pa
         float(np.average([durations.hop for durations in every], weights=weights)),
         mean(kept) if len(kept) == len(every) else None,
         stored=mean([durations.stored for durations in every]),
+        copied=mean([durations.copied for durations in every]),
     )
 
 
 def pass_durations(
-    stages: Sequence[StageOps], prices: Sequence[Price], axis: str, host: float, blocks: CompiledBlocks
+    stages: Sequence[StageOps],
+    prices: Sequence[Price],
+    axis: str,
+    host: float,
+    blocks: CompiledBlocks,
+    copies: bool = False,
 ) -> PassDurations:
     """Durations of the passes through every stage at its prices, each alone on its device, and of a hop between two;
     what forward passes store is in bytes.
 
     axis: that of the pipeline; empty: all stages are on a single device.
+    copies: with the copies of what forward passes store to host memory.
     """
     known: dict[tuple[StageOps, int, str], float] = {}
     left: dict[StageOps, float] = {}
@@ -67,4 +74,11 @@ def pass_durations(
             parts[stage_ops] = -grown[1] / grown[0] if grown[0] > 0 else 0.0
     kept = tuple(parts[stage_ops] for stage_ops in stages) if any(parts.values()) else None
     stored = tuple(left[stage_ops] for stage_ops in stages)
-    return PassDurations(lasts("F"), lasts("B"), lasts("W"), lasts("R"), hop, kept, stored=stored)
+    copied = _copy_seconds(stored, prices) if copies else ()
+    return PassDurations(lasts("F"), lasts("B"), lasts("W"), lasts("R"), hop, kept, stored=stored, copied=copied)
+
+
+def _copy_seconds(sizes: Sequence[float], prices: Sequence[Price]) -> tuple[float, ...]:
+    """Returns the duration of a copy of so many bytes of every stage to host memory [s]."""
+    works = [HostCopy(round(nbytes), activations=True) for nbytes in sizes]
+    return tuple(sum(price(work)[::2]) if work.nbytes else 0.0 for work, price in zip(works, prices, strict=True))

@@ -22,6 +22,7 @@ from meshcast.simulator.program.join import join_timetables
 from meshcast.simulator.program.program import EveryStageOps, Program, variants_of
 from meshcast.simulator.program.timetable import Timetable, timetable
 from meshcast.simulator.report.forecast import Forecast
+from meshcast.simulator.scheduling.host_copies import CopiesToHost
 from meshcast.simulator.scheduling.schedule import PassDurations, ScheduleItem
 
 
@@ -129,9 +130,10 @@ def _plan_durations(
     """Returns the durations that a schedule plans with."""
     stage_prices = [prices[plan.model_parts.device(stage)] for stage in range(plan.shape.stages)]
     axis = plan.ranks.pipeline_axis if plan.shape.p > 1 else ""
+    copies = isinstance(plan.schedule, CopiesToHost) and bool(plan.schedule.copied_stages(plan.shape))
     variants = {n: plan.shape.classes.count(n) for n in sorted({*plan.shape.classes})} or {0: 1}
     every = [
-        pass_durations([variants_of(stage)[n] for stage in stages], stage_prices, axis, host, shared.blocks)
+        pass_durations([variants_of(stage)[n] for stage in stages], stage_prices, axis, host, shared.blocks, copies)
         for n in variants
     ]
     durations = every[0]

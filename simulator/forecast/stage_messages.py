@@ -56,11 +56,11 @@ class CrossMeshMessages(StageMessages):
             return Transfer(nbytes, self.axis, begin, end)
         return self._pairwise(Transfer(nbytes, self.axis, source, target), source, target)
 
-    def all_reduce(self, nbytes: int, members: Sequence[int]) -> Collective:
+    def among(self, operation: str, nbytes: int, members: Sequence[int]) -> Collective:
         if self._on_one_mesh:
-            return super().all_reduce(nbytes, [self.plan.ranks.pipeline_of(member)[1] for member in members])
+            return super().among(operation, nbytes, [self.plan.ranks.pipeline_of(member)[1] for member in members])
         ranks = tuple(int(self.plan.ranks.of_device(member)[0]) for member in members)
-        return Collective("all_reduce", nbytes, (self.axis,), tuple(members), ranks=ranks)
+        return Collective(operation, nbytes, (self.axis,), tuple(members), ranks=ranks)
 
     def _part(self, branch: StageEnd, trunk: StageEnd) -> dict[str, Interval]:
         """Returns the interval of the sequence of the first stage of a trunk that a branch sends; empty if it is all of

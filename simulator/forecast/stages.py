@@ -15,7 +15,7 @@ from meshcast.simulator.forecast.resident_memory import DeviceParams, adds_apart
 from meshcast.simulator.forecast.shared_gradients import count_elements, sum_shared_gradients
 from meshcast.simulator.ir.capabilities import ShardsStates, schemes_with
 from meshcast.simulator.ir.modules import BatchLossUnit, GradientSum, MatrixUpdate, Stage, Update, UpdateWorkspace
-from meshcast.simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Op, StageOps
+from meshcast.simulator.ir.ops import BYTES, Collective, Exchange, Fragment, Op, ShardMessages, StageOps
 from meshcast.simulator.lowering.equal_ops import EqualOps
 from meshcast.simulator.lowering.lower import LoweredUnits, Lowering
 from meshcast.simulator.lowering.scatter_gather import scatter_gather
@@ -28,6 +28,12 @@ LoweredStage = StageOps | Sequence[StageOps]
 
 SIDE_OP_BYTES = 50
 """Of an entry of a list of side ops, most of which are the same op, roughly."""
+
+FP32_BYTES = 4
+"""Of a value in fp32."""
+
+SUMS_OF_TOKEN = 3
+"""Values of a token that shards of the output layer sum up."""
 
 KEY_BYTES = 4_000
 """Of what a stage or an update depends on, roughly."""
@@ -144,12 +150,14 @@ class StageRole(NamedTuple):
     idle: roles of schemes that are idle on it.
     gathers: see `_received_shares`.
     sums_early: whether its gradients are summed before the end of the step.
+    vocabulary: what shard of the vocabulary it holds: ``input``, ``output`` or none.
     """
 
     embeds: bool
     idle: Sequence[str]
     gathers: tuple[bool, bool]
     sums_early: bool
+    vocabulary: str = ""
 
 
 def _lower_pipeline(plan: Plan, units: LoweredUnits | None, known: StagesByKey, shared: LoweredStages) -> EveryStageOps:
@@ -183,7 +191,9 @@ def _find_role(plan: Plan, index: int, gathers: tuple[bool, bool]) -> StageRole:
     parts, schedule = plan.model_parts, plan.schedule
     holds_table = parts.device(index) in parts.holders(parts.with_embedding)
     embeds = holds_table and parts.of_stage(index) in parts.with_table
-    return StageRole(embeds, schedule.unused_roles(plan.shape, index), gathers, schedule.sums_early(plan.shape, index))
+    held = parts.shards.role(index) if parts.shards is not None else "layers"
+    idle, sums_early = schedule.unused_roles(plan.shape, index), schedule.sums_early(plan.shape, index)
+    return StageRole(embeds, idle, gathers, sums_early, "" if held == "layers" else held)
 
 
 def _lower_stage(
@@ -208,8 +218,29 @@ def _lower_stage(
         if role.sums_early:
             elements = count_elements(plan, stage_ops.params(), "optimizer")
             stage_ops.shared_gradients = elements * BYTES[plan.job.framework.gradients]
+        if role.vocabulary:
+            stage_ops.shard_messages = _count_shard_messages(plan, stage_ops, role.vocabulary)
     variants = [lowered[key] for key in keys]
     return variants if len(variants) > 1 else variants[0]
+
+
+def _count_shard_messages(plan: Plan, stage_ops: StageOps, role: str) -> ShardMessages:
+    """Counts the bytes of the collectives of a shard of the vocabulary, as the program of the paper sends them
+    (megatron/core/pipeline_parallel/vocab_parallel_schedule.py of sail-sg/VocabularyParallelism @6191c3bf).
+
+    What the output layer reads is broadcast in fp32, with a gradient of each token. All shards sum up three values of
+    fp32 for each token: the largest logit, the logit of the target, the sum of exponentials.
+    """
+    (unit_run,) = stage_ops.unit_runs
+    if role == "input":
+        return ShardMessages(unit_run.nbytes, (unit_run.nbytes,))
+    nbytes, shards = unit_run.nbytes_in, plan.model_parts.shards
+    assert shards is not None
+    elements = int(nbytes // BYTES[plan.job.framework.weights])
+    tokens = elements // plan.model_parts.model.hidden
+    sums = (FP32_BYTES * tokens,) * SUMS_OF_TOKEN
+    shared = FP32_BYTES * (elements + tokens)
+    return ShardMessages(shared, (*sums, nbytes)) if shards.early else ShardMessages(shared, sums, (nbytes,))
 
 
 def _units_of(slices: Sequence[Stage]) -> Hashable:

@@ -351,12 +351,14 @@ class Head(Linear):
 
     tied: whether it shares the matrix of the embedding.
     recomputed: whether the backward pass computes the logits again.
+    remade: bytes moved per logit to make the gradients of the logits again before that of the weights; 0: they stay.
 
     Logits in pieces are as many products, each of which reads the matrix, and adds to its gradient.
     """
 
     tied: bool = False
     recomputed: bool = False
+    remade: int = 0
 
     def _product(self, at: LocalShapes, m: int, n: int, k: int, layout: str, **how: object) -> Gemm:
         whole, pieces = super()._product(at, m, n, k, layout, **how), self.outs[0].pieces
@@ -368,6 +370,10 @@ class Head(Linear):
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
         again = self.forward(at) if self.recomputed else []
         return [*again, *super().backward_inputs(at)]
+
+    def backward_weights(self, at: LocalShapes) -> list[Work]:
+        again = [Memory("cross-entropy", self.remade * at.size(*self.outs), 0, backward=True)] if self.remade else []
+        return [*again, *super().backward_weights(at)]
 
 
 @dataclass(frozen=True, eq=False)

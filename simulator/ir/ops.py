@@ -533,6 +533,16 @@ class UnitRun:
     context_nbytes: int = 0
 
 
+class ShardMessages(NamedTuple):
+    """Bytes of a micro-batch on a rank in the collectives of a stage that holds a shard of the vocabulary, as pipeline
+    devices have: a broadcast to all of them, all-reduces one behind the other of what they compute forward, and of
+    gradients (`simulator.scheduling.vocabulary`)."""
+
+    shared: int
+    joined: tuple[int, ...]
+    gradients: tuple[int, ...] = ()
+
+
 @dataclass(eq=False, slots=True)
 class SideOps:
     """Ops of a scheme on a separate stream, concurrent with the runs of units: gradient reductions, weight gathers.
@@ -569,6 +579,7 @@ class StageOps:
     shared_gradients: bytes of gradients on a rank that are summed with those of other devices while passes run.
     batch_loss: the loss of a whole batch; its `nbytes` are of outputs that the stage makes, `nbytes_in` of others.
     held: what units of a backward pass leave in memory up to its end, in bytes and by category.
+    shard_messages: of a shard of the vocabulary; otherwise None.
     """
 
     unit_runs: list[UnitRun] = field(default_factory=list)
@@ -581,6 +592,7 @@ class StageOps:
     shared_gradients: int = 0
     batch_loss: UnitRun | None = None
     held: tuple[tuple[float, str], ...] = ()
+    shard_messages: ShardMessages | None = None
 
     @property
     def message_nbytes(self) -> int:

@@ -37,6 +37,9 @@ from meshcast.simulator.models.shapes import add_prefix, attend_along, make_stre
 from meshcast.simulator.models.stream_blocks import StreamBuilder, name_words
 from meshcast.simulator.models.transformer import ALONE, LayerKind, list_further_kinds
 
+SCALED_BYTES = 8
+"""Bytes moved per logit where a kernel multiplies exponentials in fp32 by a factor of each token."""
+
 
 class Architecture(RareBlockBuilder, StreamBuilder):
     """Builds the modules of the stages of a model for a micro-batch."""
@@ -208,6 +211,42 @@ class Architecture(RareBlockBuilder, StreamBuilder):
         """The unit from token ids to the residual stream."""
         modules, embedded = build_input(self)
         return self._unit(Unit, "embedding", modules, False, embedded)
+
+    def between_shards(self, layers: range, first: bool, last: bool) -> Stage:
+        """Builds the stage of these layers where embedding and output layer are elsewhere (`share_of_vocabulary`):
+        what follows the table is on the first, the final norm on the last."""
+        inner = self.stage(layers, False, False)
+        (table, *modules), embedded = build_input(self)
+        units = [*inner.units]
+        if first and modules:
+            unit = self._unit(Unit, "embedded", modules, True, embedded)
+            units.insert(0, replace(unit, residual_in=table.outputs[0]))
+        if last:
+            normed = self.act("norm.out")
+            norm = Norm("final_norm", (self.residual,), (normed,), self.norm_weights("final_norm"))
+            units.append(self._unit(Unit, "final norm", [norm], True, normed))
+        return replace(inner, units=tuple(units))
+
+    def share_of_vocabulary(self, role: str, early: bool = False) -> Stage:
+        """Builds the stage of a shard of the vocabulary, of which `vocab` are the rows: the table of the embedding
+        (role ``input``) or output layer and loss (``output``), whose exponentials are scaled by the sums of all shards.
+
+        early: gradients of the input are computed before, so that those of the logits are made twice.
+        """
+        if role == "input":
+            (table, *_), _ = build_input(self)
+            return Stage("stage", (self._unit(Unit, "embedding", [table], False, table.outputs[0], "share"),))
+        (_, *modules), x = self._predict(self.residual, owns=True), self.residual
+        (head, *behind), normed = modules, self.act("norm.out")
+        loss = behind[-1]
+        assert isinstance(head, Head) and isinstance(loss, Loss)
+        forward, backward = loss.traffic
+        if early:
+            head = replace(head, remade=SCALED_BYTES + backward)
+        else:
+            behind[-1] = replace(loss, traffic=(forward, SCALED_BYTES + backward))
+        entering = Boundary("entering", (x,), (normed,))
+        return Stage("stage", (self._unit(Unit, "ending", [entering, head, *behind], True, None, ("share", early)),))
 
     @cached_property
     def decoder(self) -> Architecture | None:

@@ -43,6 +43,7 @@ from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.shapes import Writing
 from meshcast.simulator.scheduling.no_flush import extend_to_steady_state
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
+from meshcast.simulator.scheduling.vocabulary import VocabularyShards, find_shards
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,8 +285,15 @@ class ModelParts:
 
     @property
     def count(self) -> int:
-        """Number of parts."""
+        """Number of parts that have layers, or the embedding or output layer as a whole."""
+        if (shards := self.shards) is not None:
+            return len(shards.layers)
         return self._plan.shape.stages // self._plan.schedule.directions
+
+    @cached_property
+    def shards(self) -> VocabularyShards | None:
+        """The stages that hold shards of the vocabulary, as parts behind those with layers; None: there are none."""
+        return find_shards(self._plan.schedule, self._plan.shape)
 
     # ------------------------------------------------------------------------------------------ places
 
@@ -313,7 +321,7 @@ class ModelParts:
     @cached_property
     def _holders(self) -> list[tuple[int, ...]]:
         """By part, the pipeline devices that hold it."""
-        devices: list[set[int]] = [set() for _ in range(self.count)]
+        devices: list[set[int]] = [set() for _ in range(self._plan.shape.stages // self._plan.schedule.directions)]
         for stage in range(self._plan.shape.stages):
             devices[self.of_stage(stage)].add(self.device(stage))
         return [tuple(sorted(holders)) for holders in devices]
@@ -355,10 +363,24 @@ class ModelParts:
 
     def stage(self, part: int, architecture: Architecture | None = None) -> Stage:
         """Returns the modules of a part. architecture: of a slice; of whole sequences by default."""
+        if (shards := self.shards) is not None:
+            return self._between_shards(shards, part, architecture or self.architecture)
         layers, last = self.layers_of(part), part == self.count - 1
         stage = (architecture or self.architecture).stage(layers, part == 0, last)
         repeats = self._plan.passes.microbatches_of_unit
         return replace(stage, microbatches=repeats) if repeats > 1 else stage
+
+    def _between_shards(self, shards: VocabularyShards, part: int, architecture: Architecture) -> Stage:
+        """Returns the modules of a part where all devices hold shards of the vocabulary."""
+        if part < self.count:
+            return architecture.between_shards(self.layers_of(part), part == 0, part == self.count - 1)
+        count = len(shards.outputs)
+        loss = self._plan.job.framework.loss
+        tokens = max(1, architecture.samples * architecture.seq // family_degree(self._plan.job.plan, "sequence"))
+        rows = self.vocab // count
+        builder = replace(architecture, vocab=rows, loss=loss.shape_of(tokens, rows, self.model.hidden))
+        builder = remember(self._plan.architectures, builder, lambda: builder)
+        return builder.share_of_vocabulary(shards.role(part), shards.early)
 
     def batch_loss(self, part: int) -> BatchLossUnit:
         """Returns the loss over the samples of a batch, on the stage that has a part."""
@@ -378,6 +400,7 @@ class ModelParts:
         if self._plan.vocab_rows:
             return self._plan.vocab_rows
         model, tensor_ranks = self._plan.job.model, self._plan.ranks.tensor_ranks
+        tensor_ranks *= len(self.shards.outputs) if self.shards is not None else 1
         if model.vocab % tensor_ranks == 0:
             return model.vocab
         return model.padded_vocab(self._plan.job.framework.vocab_multiple * tensor_ranks)

@@ -21,6 +21,7 @@ from meshcast.simulator.ir.ops import (
     IN_TURN,
     Exchange,
     Fragment,
+    HostCopy,
     Memory,
     Op,
     SideOps,
@@ -28,6 +29,7 @@ from meshcast.simulator.ir.ops import (
     Transfer,
     UnitRun,
 )
+from meshcast.simulator.lowering.offload import IN, OUT
 from meshcast.simulator.program.block import (
     INPUT,
     Block,
@@ -60,7 +62,14 @@ from meshcast.simulator.program.task import (
     price_side_ops,
 )
 from meshcast.simulator.program.timetable import Timetable
-from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, BATCH_LOSS, GRADIENT_SUMS, ActionKind
+from meshcast.simulator.scheduling.schedule import (
+    ACTIVATION_TRANSFERS,
+    BATCH_LOSS,
+    GRADIENT_SUMS,
+    HOST_COPIES,
+    SHARD_COLLECTIVES,
+    ActionKind,
+)
 
 FORWARD = (ActionKind.FORWARD, ActionKind.AHEAD)
 """Kinds of forward passes."""
@@ -83,6 +92,9 @@ MOVING = "pipeline-moves"
 
 SUMS = "pipeline-sums"
 """The stream of sums of gradients among the devices that hold copies of a stage."""
+
+SHARDS = "pipeline-shards"
+"""The stream of collectives among the devices that hold shards of the vocabulary."""
 
 
 def build(
@@ -197,6 +209,10 @@ class _Builder:
             return self._sum_gradients(slot)
         if slot.kind in BATCH_LOSS:
             return self._batch_loss(slot)
+        if slot.kind in SHARD_COLLECTIVES:
+            return self._join_shards(slot)
+        if slot.kind in HOST_COPIES:
+            return self._copy_to_host(slot)
         if slot.partner is None:
             return self._alone(slot)
         return self._pair(self._alone(slot), self._alone(slot.partner), self.pipeline.devices[slot.stage])
@@ -447,6 +463,25 @@ class _Builder:
         priced = price_block(block, 1, self.prices[self.pipeline.owner(slot)])
         return Task((priced,), [], [], flows if takes else (), () if takes else flows)
 
+    @remembered_by(lambda builder, slot: (slot.stage, slot.variant, slot.kind))
+    def _copy_to_host(self, slot: Slot) -> Task:
+        """Returns one of the three actions of activations that rest in host memory: a copy there, from its place in the
+        device's order on, its end, and the copy back."""
+        saved = self._alone(Slot(slot.stage, "F", False, False, slot.variant)).memory.net
+        flows = tuple((float(nbytes), name) for nbytes, name in zip(saved, CATEGORIES, strict=True) if nbytes)
+        nbytes = round(sum(nbytes for nbytes, _ in flows))
+        taken, freed = tuple[Flow, ...](), tuple[Flow, ...]()
+        if slot.kind == ActionKind.HOST_FREED:
+            block, freed = one_op(Op("copied out", COMPUTE, None, [], "F")), flows
+        else:
+            back = slot.kind == ActionKind.HOST_IN
+            work = HostCopy(nbytes, back, activations=True) if nbytes else None
+            phase, taken = "B" if back else "F", flows if back else ()
+            copy = Op("copy in" if back else "copy out", IN if back else OUT, work, [], phase)
+            block = Block([Op("here", phase=phase), copy], [(), (0,)], (Port((1,), (1,), through=False),), [])
+        part = price_block(block, 1, self.prices[self.price_groups[self.pipeline.devices[slot.stage]]])
+        return Task((part,), [], [], taken, freed)
+
     def _sum_gradients(self, slot: Slot) -> Task:
         """Returns one of the two actions of a sum of gradients among the devices that hold a stage."""
         device, stage_ops = self.pipeline.devices[slot.stage], self.stage_ops(slot.stage, slot)
@@ -473,6 +508,29 @@ class _Builder:
         # All devices are in the sum for as long as the slowest.
         part = price_block(block, 1, lambda work: max(self.prices[member](work) for member in members))
         return Task((part,), [], [])
+
+    def _join_shards(self, slot: Slot) -> Task:
+        """Returns a collective among the devices that hold shards of the vocabulary: all devices."""
+        messages = self.stage_ops(slot.stage, slot).shard_messages
+        assert messages is not None
+        if slot.kind == ActionKind.SPREAD:
+            return self._among_all("broadcast", (messages.shared,), slot.kind)
+        return self._among_all(
+            "all_reduce", messages.joined if slot.kind == ActionKind.JOIN else messages.gradients, slot.kind
+        )
+
+    @remembered
+    def _among_all(self, operation: str, every: tuple[int, ...], kind: str) -> Task:
+        """Returns collectives among all devices, one behind the other on a stream of their own. every: their bytes."""
+        members = range(self.timetable.shape.p)
+        phase = "F" if kind == ActionKind.JOIN else "B"
+        works = [self.messages.among(operation, nbytes, members) if nbytes else None for nbytes in every]
+        ops = [Op(f"{operation} of shards", SHARDS, work if len(members) > 1 else None, [], phase) for work in works]
+        block = Block(ops, [()] * len(ops), (Port((0,), (len(ops) - 1,), through=False),), [])
+        # All devices are in a collective for as long as the slowest.
+        part = price_block(block, 1, lambda work: max(price(work) for price in self.prices))
+        received = ((float(every[0]), "buffers"),) if kind == ActionKind.SPREAD and every[0] else ()
+        return Task((part,), [], [], received, received)
 
     @remembered_by(lambda builder, first, second, device: (first, second))
     def _pair(self, first: Task, second: Task, device: int) -> Task:

@@ -54,6 +54,10 @@ class StageMessages:
         """Returns a message from every rank of a device to the rank at the same place of another."""
         return Transfer(nbytes, self.axis, source, target)
 
+    def among(self, operation: str, nbytes: int, members: Sequence[int]) -> Collective:
+        """Returns a collective among the ranks at the same place of several devices."""
+        return Collective(operation, nbytes, (self.axis,), tuple(members))
+
     def all_reduce(self, nbytes: int, members: Sequence[int]) -> Collective:
         """Returns an all-reduce among the ranks at the same place of several devices."""
-        return Collective("all_reduce", nbytes, (self.axis,), tuple(members))
+        return self.among("all_reduce", nbytes, members)

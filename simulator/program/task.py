@@ -246,6 +246,8 @@ def make_task(
         task.results += ((gradients, "gradients"),)
     if kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENTS):
         task.results += stage_ops.held
+    if stage_ops.shard_messages is not None and stage_ops.unit_runs[-1].residual_out is None:
+        _join_output_shards(task, parts, kind, price)
     if kind == ActionKind.INPUT_GRADIENTS and inputs and not any(part.block.ops for part in parts):
         # The weight gradients that follow need what arrives, also where no input gradient is computed of it.
         parts.insert(0, price_block(one_op(Op("gradient arrives", COMPUTE, None, [], "B")), 1, price))
@@ -253,6 +255,20 @@ def make_task(
         task.numbers.insert(0, 0)
     task.parts = tuple(parts)
     return task
+
+
+def _join_output_shards(task: Task, parts: list[PricedBlock], kind: str, price: Price) -> None:
+    """Adds marks to a pass of a shard of the output layer, whose parts are `parts`: no gradient arrives at it, but it
+    needs what all shards have summed up; and collectives follow the whole pass."""
+    if kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENTS):
+        parts.insert(0, price_block(one_op(Op("sums arrive", COMPUTE, None, [], "B")), 1, price))
+        task.marks.insert(0, ())
+        task.numbers.insert(0, 0)
+    if kind != ActionKind.WEIGHT_GRADIENTS:
+        phase = "F" if kind == ActionKind.FORWARD else "B"
+        parts.append(price_block(one_op(Op("shard computed", COMPUTE, None, [], phase)), 1, price))
+        task.marks.append(())
+        task.numbers.append(0)
 
 
 def _bytes_at_ends(stage_ops: StageOps, kind: str) -> tuple[float, float]:

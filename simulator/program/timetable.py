@@ -28,6 +28,7 @@ from meshcast.simulator.scheduling.schedule import (
     ACTION_KINDS,
     ACTIVATION_TRANSFERS,
     BATCH_LOSS,
+    SHARD_COLLECTIVES,
     Action,
     ActionArray,
     ActionKind,
@@ -38,6 +39,7 @@ from meshcast.simulator.scheduling.schedule import (
     ScheduleItem,
     actions_of,
 )
+from meshcast.simulator.scheduling.vocabulary import find_shards
 
 NUMBER: dict[str, int] = {kind: number for number, kind in enumerate(ActionKind)}
 """The numbers that stand for kinds in arrays."""
@@ -280,6 +282,8 @@ class _TimetableMaker:
         need, further_needs, extra_results, sources = self._needs()
         self._need_moves(need, further_needs, sources)
         self._need_gradients(need, further_needs, sources)
+        self._need_shards(need, further_needs, sources)
+        self._need_host_copies(need, further_needs, sources)
         slots, slot = self._slots()
         sequence = self._sequence(sources)
         stages = PipelineStages(
@@ -399,6 +403,40 @@ class _TimetableMaker:
             need[action], *others = more[action] = complete[self.schedule.model_part(self.shape, self.stage[action])]
             rest[action] = tuple(others)
 
+    def _need_shards(self, need: list[int], rest: dict[int, tuple[int, ...]], more: dict[int, tuple[int, ...]]) -> None:
+        """Adds the dependencies between layers and the shards of the vocabulary on all devices."""
+        shards = find_shards(self.schedule, self.shape)
+        if shards is None:
+            return
+        columns = self.stage.tolist(), self.kind.tolist(), self.microbatch.tolist()
+        for number, (stage, kind, microbatch) in enumerate(zip(*columns, strict=True)):
+            needed = [need[number]] if need[number] >= 0 else []
+            for other, kinds in shards.needs(Action(stage, ACTION_KINDS[kind], microbatch)):
+                at = (int(self.action_at[other, NUMBER[each], microbatch]) for each in kinds)
+                needed.append(next((action for action in at if action >= 0), -1))
+            if -1 in needed:
+                raise self._incomplete()
+            if needed:
+                need[number], *others = more[number] = tuple(needed)
+                rest |= {number: tuple(others)} if others else {}
+
+    def _need_host_copies(
+        self, need: list[int], rest: dict[int, tuple[int, ...]], more: dict[int, tuple[int, ...]]
+    ) -> None:
+        """Adds the dependencies of activations in host memory: HOST_FREED and HOST_IN need HOST_OUT, and the backward
+        pass needs HOST_IN."""
+        for action in np.flatnonzero(self._is(ActionKind.HOST_FREED, ActionKind.HOST_IN)).tolist():
+            stage, unit = self.stage[action], self.unit[action]
+            out = int(self._actions(ActionKind.HOST_OUT)[stage, unit])
+            if out < 0:
+                raise self._incomplete()
+            need[action], more[action] = out, (out,)
+            if self.kind[action] == NUMBER[ActionKind.HOST_IN]:
+                back = int(self._gradient_action[stage, unit])
+                needed = more.get(back, (need[back],) if need[back] >= 0 else ())
+                need[back], *others = more[back] = (*needed, action)
+                rest |= {back: tuple(others)} if others else {}
+
     def _copies(self) -> list[tuple[int, ...]]:
         """Returns for each stage the devices that hold the same part of the model."""
         parts = [self.schedule.model_part(self.shape, stage) for stage in range(self.shape.stages)]
@@ -413,7 +451,7 @@ class _TimetableMaker:
         forwards = self._actions(ActionKind.FORWARD)
         forward, again = forwards[stage, unit], self._actions(ActionKind.RECOMPUTATION)[stage, unit]
         inputs = self._actions(ActionKind.INPUT_GRADIENTS)[stage, unit]
-        begins = self._is(ActionKind.FORWARD, ActionKind.KEEP, ActionKind.AHEAD, *BATCH_LOSS)
+        begins = self._is(ActionKind.FORWARD, ActionKind.KEEP, ActionKind.AHEAD, *BATCH_LOSS, *SHARD_COLLECTIVES)
         others = ActionKind.WEIGHT_GRADIENTS, ActionKind.RECOMPUTATION, ActionKind.LOAD
         needs = [-1, inputs, forward, self.move_at[stage, 0, unit, self.stripe]]
         last = np.select([begins, *map(self._is, others)], needs, np.maximum(forward, again))

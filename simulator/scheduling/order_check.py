@@ -10,6 +10,8 @@ from meshcast.simulator.scheduling.schedule import (
     ACTIVATION_TRANSFERS,
     BATCH_LOSS,
     GRADIENT_SUMS,
+    HOST_COPIES,
+    SHARD_COLLECTIVES,
     Action,
     ActionKind,
     Orders,
@@ -18,6 +20,9 @@ from meshcast.simulator.scheduling.schedule import (
     ScheduleItem,
     actions_of,
 )
+
+PUT_IN = (*GRADIENT_SUMS, *BATCH_LOSS, *SHARD_COLLECTIVES, *HOST_COPIES)
+"""Kinds of actions that are no passes of a stage."""
 
 MAX_SHOWN = 8
 """Devices that a message shows, and actions on either side of the marked action."""
@@ -42,7 +47,7 @@ def find_wrong_actions(
     for action in order:
         move = action.kind in ACTIVATION_TRANSFERS and counts[action] == 1
         move &= action._replace(kind="F", slice=0) in counts
-        wrong += [] if move or action.kind in (*GRADIENT_SUMS, *BATCH_LOSS) or action in expected else [action]
+        wrong += [] if move or action.kind in PUT_IN or action in expected else [action]
     return wrong
 
 

@@ -60,6 +60,18 @@ class ActionKind(StrEnum):
     """All gradients of a stage of which there are copies are complete on its device."""
     SUM = "S"
     """They are summed with those of the copies, while other passes run."""
+    SPREAD = "V"
+    """What the shards of the vocabulary read in their next pass is broadcast to the devices of all of them."""
+    JOIN = "J"
+    """What all shards of the vocabulary have computed of a micro-batch is all-reduced, forward."""
+    JOIN_GRADIENTS = "Q"
+    """The gradients that all shards of the output layer have computed of their input are all-reduced."""
+    HOST_OUT = "D"
+    """The activations of a forward pass are copied to host memory, from here on."""
+    HOST_FREED = "P"
+    """They are there, and their memory is free."""
+    HOST_IN = "U"
+    """They have memory again, and are copied back before their backward pass."""
 
 
 ACTION_KINDS = tuple(kind.value for kind in ActionKind)
@@ -74,6 +86,18 @@ each action needs that before of the others."""
 
 GRADIENT_SUMS = (ActionKind.COMPLETE, ActionKind.SUM)
 """The two actions of a sum of gradients during a step; none of them computes. `gradient_sums` puts them in."""
+
+SHARD_COLLECTIVES = (ActionKind.SPREAD, ActionKind.JOIN, ActionKind.JOIN_GRADIENTS)
+"""Collectives among the devices that hold shards of the vocabulary (`vocabulary`); none of them computes."""
+
+HOST_COPIES = (ActionKind.HOST_OUT, ActionKind.HOST_FREED, ActionKind.HOST_IN)
+"""The three actions of activations that rest in host memory (`host_copies`); none of them computes."""
+
+BETWEEN_PASSES = (*ACTIVATION_TRANSFERS, *HOST_COPIES, *SHARD_COLLECTIVES)
+"""Actions that move data while passes run: none of them computes."""
+
+MEETINGS = (*GRADIENT_SUMS, *SHARD_COLLECTIVES)
+"""Actions whose collectives run on a stream of their own, and take no buffers of messages."""
 
 
 class Action(NamedTuple):
@@ -205,6 +229,7 @@ class PassDurations:
         step then takes the makespan. Otherwise the next step begins on each device by itself, and a step takes the
         longest span of a device.
     stored: what a forward pass leaves in memory, in any unit; empty: the same on all stages.
+    copied: a copy of that between GPU and host memory; empty: not known.
     each: those of every micro-batch, where lengths differ; the fields above are then their means. Empty: all are alike.
     """
 
@@ -216,6 +241,7 @@ class PassDurations:
     kept_for_weights: tuple[float, ...] | None = None
     barrier: bool = False
     stored: tuple[float, ...] = ()
+    copied: tuple[float, ...] = ()
     each: tuple[PassDurations, ...] = ()
 
     def of(self, action: Action) -> float:
@@ -241,8 +267,9 @@ class PassDurations:
         them."""
         unit, again = (1.0,) * len(self.forward), tuple(float(seconds > 0) for seconds in self.recomputation)
         each = tuple(durations.equalised for durations in self.each)
+        equal = PassDurations(unit, unit, unit, again)
         return replace(
-            self, forward=unit, input_gradients=unit, weight_gradients=unit, recomputation=again, hop=0.0, each=each
+            equal, kept_for_weights=self.kept_for_weights, barrier=self.barrier, stored=self.stored, each=each
         )
 
 

@@ -7,7 +7,7 @@ from itertools import product
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule
+from meshcast.simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule, actions_of
 from meshcast.validation.pipelines import cases as pipeline
 from meshcast.validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
 from tests.contract.measure import remembered
@@ -105,6 +105,19 @@ def in_flight_b(setting: PipelineSetting, use: str) -> list[int]:
     return _replay(setting, use).in_flight("B")
 
 
+def layers_in_flight(setting: PipelineSetting, use: str) -> list[int]:
+    """Of the stages with layers alone: peak of forward passes whose backward pass has not ended."""
+    orders, p = _replay(setting, use).table.orders, setting.shape.p
+    peaks = []
+    for order in orders:
+        held = [0]
+        for action in actions_of(order):
+            if action.stage < p:
+                held.append(held[-1] + {"F": 1, "BW": -1}[action.kind])
+        peaks.append(max(held))
+    return peaks
+
+
 def period(setting: PipelineSetting, use: str) -> float | None:
     """Time between two updates of a schedule without a flush [s]."""
     return pipeline.period(_case(setting, use))
@@ -128,6 +141,7 @@ MEASURES = {
     "in_flight_w": in_flight_w,
     "most_in_flight_w": most_in_flight_w,
     "bubble_per_hop": bubble_per_hop,
+    "layers_in_flight": layers_in_flight,
     "period": period,
     "weight_versions": weight_versions,
 }

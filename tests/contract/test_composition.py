@@ -14,6 +14,7 @@ from meshcast.simulator.ir.capabilities import KeepsOwnStates, KeepsSecondarySha
 from meshcast.simulator.ir.ops import COMPUTE, HostUpdate, Memory
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.program import one_of
+from meshcast.simulator.scheduling.vocabulary import STAGES, ShardsVocabulary
 from tests.contract.composed import AXES, SCHEMES, chunks_for, job_with
 from tests.contract.measure import saved
 from tests.contract.played import Played, copies_of, play_job
@@ -78,8 +79,10 @@ def composed(request: pytest.FixtureRequest) -> Composed:
 
 def test_every_pass_is_made_once(composed: Composed) -> None:
     use, _, played = composed
-    shape, ways = played.plan.shape, played.plan.schedule.directions
-    assert (shape.p, shape.v) == (2, (2 if use == ALL_AT_ONCE else chunks_for(use)) * ways)
+    schedule, shape = played.plan.schedule, played.plan.shape
+    ways = schedule.directions
+    stages = STAGES if isinstance(schedule, ShardsVocabulary) else ways
+    assert (shape.p, shape.v) == (2, (2 if use == ALL_AT_ONCE else chunks_for(use)) * stages)
     kinds = Counter(action.kind for action in played.program.timetable.actions)
     assert (
         kinds["F"] == kinds["BW"] + kinds["W"] == shape.stages * played.plan.passes.played_shape.m * shape.slices / ways

@@ -13,7 +13,7 @@ from meshcast.simulator.ir.operators import Boundary
 from meshcast.simulator.ir.ops import BYTES, Attention, Collective, Op
 from meshcast.simulator.lowering.scope import Scope
 from meshcast.simulator.models.flops import forward_matmul_flops
-from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, GRADIENT_SUMS, Action
+from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, MEETINGS, Action
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
 from tests.contract.measure import backward_ops, forward_ops, params_of, side_ops_of
 from tests.contract.played import Played, copies_of, play_job, sent_between_stages, summed_over
@@ -109,7 +109,7 @@ def memory_returns_to_its_baseline(played: Played) -> None:
         assert min(peak.by.values()) >= 0
 
 
-ASIDE = (*ACTIVATION_TRANSFERS, *GRADIENT_SUMS, "O")
+ASIDE = (*ACTIVATION_TRANSFERS, *MEETINGS, "O")
 """Actions that are no passes."""
 
 

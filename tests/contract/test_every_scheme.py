@@ -28,6 +28,7 @@ from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule
+from meshcast.simulator.scheduling.vocabulary import ShardsVocabulary
 from tests.contract import of_data, of_experts, of_memory, of_overlap, of_pipeline, of_sequence, of_tensor
 from tests.contract.composed import DEFAULTS, SCHEMES, axes_for, entries_with
 from tests.contract.measure import backward_ops, catalog_model, forget, forward_ops, make, op_fields
@@ -243,11 +244,12 @@ def test_a_pipeline_of_one_device_only_computes(use: str) -> None:
 
 
 @pytest.mark.parametrize("use", sorted({*family("pipeline"), "pipeline/distmm"} - {"pipeline/from-file", *ANY_CHUNKS}))
-def test_a_schedule_of_one_chunk_or_two_refuses_three(use: str) -> None:
+def test_a_schedule_of_a_number_of_chunks_refuses_another(use: str) -> None:
     schedule = find_scheme(use)(options=find_scheme(use).Options(**chain_options(use)))
     assert isinstance(schedule, Schedule)
+    more = 4 if isinstance(schedule, ShardsVocabulary) else 3
     with pytest.raises(PlanError) as refused:
-        schedule.check(PipelineShape(4, 8, 3))
+        schedule.check(PipelineShape(4, 8, more))
     assert refused.value.where == "plan.chunks"
 
 

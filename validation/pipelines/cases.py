@@ -24,7 +24,7 @@ from meshcast.simulator.engine.longest_path import longest_path
 from meshcast.simulator.engine.steady_state import cycle
 from meshcast.simulator.engine.task_time import pass_durations
 from meshcast.simulator.ir.mesh import Mesh
-from meshcast.simulator.ir.ops import Fragment, Op, StageOps, Transfer, UnitRun
+from meshcast.simulator.ir.ops import Fragment, Op, ShardMessages, StageOps, Transfer, UnitRun
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.program.block import Block, BlockPrices, CompiledBlocks, Port, PricedBlock
 from meshcast.simulator.program.build import build
@@ -39,6 +39,7 @@ from meshcast.simulator.scheduling.no_flush import (
     peak_weight_versions,
 )
 from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, ActionKind, PipelineShape, Schedule, actions_of
+from meshcast.simulator.scheduling.vocabulary import find_shards
 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e15, allow_inf_nan=False)]
 PerStage = Seconds | list[Seconds]
@@ -88,6 +89,7 @@ class ScheduleCase(BaseModel):
     in_flight: int | None = None
     placement: str | None = None
     split_backward: bool | None = None
+    barriers: int | None = None
     memory_limit: float | None = None
     m_w: Shares | None = None
     """Share of the activations of a forward pass that stays from the end of B to the end of W (M_W over M_B of the
@@ -109,7 +111,7 @@ class FixedDuration:
 
 SCHEDULE_OPTIONS = (
     "slices", "waves", "group", "pairs", "concatenation", "policy", "in_flight", "memory_limit",
-    "placement", "split_backward", "path",
+    "placement", "split_backward", "barriers", "path",
 )  # fmt: skip
 """Keys of a case that are options of some schedules."""
 
@@ -359,6 +361,9 @@ def _stage(
     times = [time * shape.p * schedule.directions / shape.stages for time in values]
     loss = Op("loss", work=FixedDuration(case.t_loss or 0.0))  # type: ignore[arg-type]
     units = [_stage_ops(f"{stage}", *(share * time for time in times)) for share in slices]
+    shards = find_shards(schedule, shape)
+    if shards is not None and stage not in shards.layers:
+        return [replace(unit, shard_messages=ShardMessages(0, (0,), (0,))) for unit in units]
     return (
         [replace(unit, batch_loss=UnitRun("loss", Fragment([loss]))) for unit in units] if shape.batch_loss else units
     )

@@ -21,7 +21,7 @@ from meshcast.hardware.load import validate_data
 from meshcast.simulator.formats.torch_schedule import read_csv, write_csv
 from meshcast.simulator.ir.registry import find_scheme, is_scheme, scheme_names
 from meshcast.simulator.job.shorthand import SCHEDULES_ELSEWHERE
-from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, Action, Schedule, actions_of
+from meshcast.simulator.scheduling.schedule import BETWEEN_PASSES, Action, Schedule, actions_of
 from meshcast.validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _lanes(run: ScheduleReplay, device: int, unit: float) -> list[tuple[str, Cel
     actions = actions_of(table.orders[device])
     for number, (action, begin, end) in enumerate(zip(actions, run.begin[device], run.end[device], strict=True)):
         at, length = round(begin / unit), max(1, round((end - begin) / unit))
-        if action.kind in ACTIVATION_TRANSFERS:
+        if action.kind in BETWEEN_PASSES:
             transfers[at].append(str(action))
         elif table.slots[table.slot[table.starts[device] + number]].follows:
             passes[at] = (length, f"{passes[at][1]}+{_label(action, several)}", passes[at][2])

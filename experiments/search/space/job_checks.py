@@ -9,6 +9,7 @@ from meshcast.experiments.search.space.fields import AUTO, DATA_FIELD, check_par
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.job.job import Job
+from meshcast.simulator.scheduling.vocabulary import ShardsVocabulary
 
 CLOSED = ("dp", "stages", "replicas", "share", "mesh", "schemes")
 """Keys of a plan that the bounds do not know: degrees follow from those that a search may vary."""
@@ -32,9 +33,13 @@ def check_plan(plan: Any) -> None:
 
 
 def check_schedules(names: Sequence[str]) -> None:
-    """Refuses schedules that do not exist without an option."""
+    """Refuses schedules that do not exist without an option, and those of which there are no bounds."""
     for name in names:
-        options = find_scheme(f"pipeline/{name}").Options.model_fields
+        schedule = find_scheme(f"pipeline/{name}")
+        options = schedule.Options.model_fields
+        if issubclass(schedule, ShardsVocabulary):
+            rule = "the bounds of a search place the whole embedding and output layer on a stage each"
+            raise PlanError("plan.schedule", rule, "Leave it out, or use `meshcast sweep`", name)
         if needed := [key for key, field in options.items() if field.is_required()]:
             keys = ", ".join(needed)
             rule = f"it needs the option {keys}, and a search takes a schedule by its name, without options"

@@ -403,7 +403,9 @@ def _name_schedule(kept: SomeKeys) -> Keys:
     if chunks > 1 and (schedule == "interleaved-1f1b" or chunks != usual):
         short["chunks"] = chunks
     if options:
-        short["schedule"] = {"use": schedule, **options}
+        # The default of a number of chunks is not named: a change of the chunks takes that of theirs.
+        named = {"use": schedule} if schedule != usual_schedule(chunks) else {}
+        short["schedule"] = {**named, **options}
     elif schedule != usual_schedule(chunks):
         short["schedule"] = schedule
     return short

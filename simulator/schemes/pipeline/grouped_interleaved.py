@@ -14,32 +14,38 @@ devices (t_f, t_b, t_w: F, B and W of a micro-batch through all chunks of a devi
 
 With g = p, the default, the bubble is (p-1)(t_f + t_b)/v [s] for equal devices, and device i holds v p - i chunks;
 interleaved 1F1B has (p-1)(t_f + t_b + t_w)/v and (v+1) p - 1 - 2 i. A smaller g >= G holds (v-1) g + p - i, with a
-longer bubble where B is longer than F and W. Offloading of the first chunks' activations, which PipeOffload adds, is
-not described; memory/offload copies those of all layers.
+longer bubble where B is longer than F and W.
+
+The first chunks of a device live longest. With `offloaded` n the activations of the first n chunks rest in host memory:
+they are copied there behind their forward pass, and back a backward pass before their own, as long as the order of the
+passes has time for it (D: copy to the host, P: its memory is free, U: copy back). Half of the chunks find time if a
+copy takes no longer than F, B and W of a chunk. Not modelled: two GPUs that share a PCIe switch take turns.
 
 References: Wan et al. 2025, arXiv 2503.01328; sail-sg/zero-bubble @3fd87fd,
-megatron/core/pipeline_parallel/zerobubble/scheduler/group_interleaved_1f1b.py (--interleave-group-size).
+megatron/core/pipeline_parallel/zerobubble/scheduler/group_interleaved_1f1b.py and offloading.py
+(--interleave-group-size, --cpu-offload with --offload-chunk-num).
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import ceil, gcd
 
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.scheme import ClosedForm, Paper
+from meshcast.simulator.scheduling.host_copies import CopiesToHost, insert_host_copies
 from meshcast.simulator.scheduling.schedule import (
     Action,
+    Orders,
     PassDurations,
     PipelineSetting,
     PipelineShape,
-    Schedule,
 )
 
 ROUNDING = 1e-9
 """Of a ratio of sums of seconds: what is above a whole number by less is that number."""
 
 
-class GroupedInterleaved(Schedule):
+class GroupedInterleaved(CopiesToHost):
     paper = Paper(
         "arXiv:2503.01328", "PipeOffload: Improving Scalability of Pipeline Parallelism with Memory Optimization", 2025
     )
@@ -47,7 +53,9 @@ class GroupedInterleaved(Schedule):
     least_chunks = 2
     backward_kinds = ("B", "W")
 
-    class Options(Schedule.Options):
+    class Options(CopiesToHost.Options):
+        offloaded: int = Field(default=0, ge=0, strict=True)
+        """First chunks of each device whose activations rest in host memory between their passes."""
         group: int | None = Field(default=None, ge=1, strict=True)
         """Micro-batches that run through a chunk in a row, at most p, which is the default."""
 
@@ -59,10 +67,14 @@ class GroupedInterleaved(Schedule):
             rule = f"a group of {self.use} has at most as many micro-batches as the pipeline has devices, {shape.p}"
             raise PlanError("group", rule, f"{shape.p} would work, or use pipeline/interleaved-1f1b", group)
 
-    def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> list[list[Action]]:
+    def copied_stages(self, shape: PipelineShape) -> Collection[int]:
+        return range(min(self.options.offloaded, shape.v) * shape.p)
+
+    def orders(self, shape: PipelineShape, durations: PassDurations | None = None) -> Orders:
         least = ceil(shape.p / 2) if durations is None else _least_group(shape, durations)
         group = self.options.group or shape.p
-        return [_order(shape, device, group, least) for device in range(shape.p)]
+        orders = [_order(shape, device, group, least) for device in range(shape.p)]
+        return insert_host_copies(self, shape, orders, durations) if self.copied_stages(shape) else orders
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
         p, m, v = setting.shape.p, setting.shape.m, setting.shape.v

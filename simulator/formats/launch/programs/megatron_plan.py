@@ -73,6 +73,10 @@ SHARDING = {"no_shard": "ddp", "optim": "zero-1", "optim_grads": "zero-2", "opti
 MESSAGES = {"all-gather": "all_gather", "ulysses": "a2a"}
 """``cp_comm_type`` that is nearest to a sequence scheme of other programs."""
 
+SHARDED, TWO_BARRIERS, INTERLACED = "enable_vocab_parallel", "disable_backward_fusion", "use_interlaced_schedule"
+"""Settings of sail-sg/VocabularyParallelism that shard the vocabulary among stages, with two collectives in place of
+one, and with passes in which all stages wait."""
+
 GROUPS = ("microbatch_group_size_per_virtual_pipeline_stage", "microbatch_group_size_per_vp_stage")
 """Micro-batches of a group of the interleaved schedule, on the command line and in the configuration."""
 
@@ -258,6 +262,7 @@ def _read_pipeline(reading: Reading) -> None:
         _read_short_groups(reading, pp)
     elif chunks == 1:
         reading.take(*GROUPS)
+        _read_shards_of_vocabulary(reading, pp)
     _assume_partition(reading, pp * chunks)
     if reading.take_switch("deterministic_mode"):
         reading.set_key("framework.set.deterministic", True, "deterministic_mode")
@@ -269,6 +274,25 @@ def _read_short_groups(reading: Reading, pp: int) -> None:
     if group := reading.take_count("interleave_group_size"):
         reading.set_key("plan.pipeline", "grouped-interleaved", "interleave_group_size")
         reading.set_key("plan.pipeline.group", min(group, pp), "interleave_group_size")
+        if reading.take_switch("cpu_offload") and (count := reading.take_count("offload_chunk_num")):
+            reading.set_key("plan.pipeline.offloaded", count, "cpu_offload", "offload_chunk_num")
+
+
+def _read_shards_of_vocabulary(reading: Reading, pp: int) -> None:
+    """Reads vocabulary parallelism, and the layers of a last stage with a large output layer, of
+    sail-sg/VocabularyParallelism (@6191c3bf, megatron/training/arguments.py, get_num_layers_to_build)."""
+    name, last, layers = "enable_layer_redistribution", "final_stage_num_layers", reading.keys.get("model.layers")
+    if layers and pp > 1 and reading.take_switch(name) and (count := reading.take_count(last)) is not None:
+        each, more = divmod(layers - count, pp - 1)
+        split = [each] * (pp - 1 - more) + [each + 1] * more
+        reading.set_key("plan.partition", (*split, count), name, last)
+    if pp > 1 and reading.take_switch(SHARDED):
+        reading.set_key("plan.pipeline", "vocabulary-1f1b", SHARDED)
+        if reading.take_switch(TWO_BARRIERS):
+            reading.set_key("plan.pipeline.barriers", 2, TWO_BARRIERS)
+        if reading.take_switch(INTERLACED):
+            why = "passes of the vocabulary in which all stages wait for each other are not known"
+            reading.ask(reading.take(INTERLACED), why, "plan.schedule=vocabulary-1f1b")
 
 
 def _read_order_of_passes(reading: Reading) -> None:
@@ -663,6 +687,9 @@ def _write_activations(keys: SomeKeys) -> Keys:
 def _write_pipeline(keys: SomeKeys) -> Keys:
     settings: Keys = {}
     partition, pp = keys.get("plan.partition"), keys.get("plan.pp", 1)
+    if keys.get("plan.pipeline") == "vocabulary-1f1b":
+        two = {TWO_BARRIERS: True} if keys.get("plan.pipeline.barriers") == 2 else {}
+        settings |= {SHARDED: True, **two}
     chunks = keys.get("plan.pipeline.chunks", 1) if keys.get("plan.pipeline") == "interleaved-1f1b" else 1
     if partition == "ends-as-layers":
         settings |= {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}

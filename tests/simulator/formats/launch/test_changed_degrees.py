@@ -37,6 +37,13 @@ def test_chunks_follow_from_the_layers_of_a_virtual_stage(tmp_path: Path) -> Non
     assert chunks_of(load_job(ends)) == 3
 
 
+def test_a_schedule_with_options_follows_from_changed_chunks(tmp_path: Path) -> None:
+    path = write(tmp_path, "  --pipeline-model-parallel-size 2 --defer-embedding-wgrad-compute")
+    for chunks, use in ((1, "pipeline/1f1b"), (2, "pipeline/interleaved-1f1b")):
+        entries = {entry.use: entry.model_extra for entry in load_job(path, (f"plan.chunks={chunks}",)).plan.schemes}
+        assert (entries[use] or {})["deferred_output_gradients"] == 0
+
+
 def test_degrees_of_a_plan_in_long_form(tmp_path: Path) -> None:
     path = write(tmp_path, EXPERTS)
     assert load_job(path).plan.views == {"experts": {"edp": 1, "ep": 4, "etp": 2}}
