@@ -34,24 +34,24 @@ class CappedAttention(CoreAttention):
         works = super().forward(at)
         if self.kernel == "flash":
             return works
-        scores = 2 * self.scores(at)
+        scores = self.score_bytes(at)
         return [works[0], Memory("gelu", scores, scores), *works[1:]]
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
         works = super().backward_inputs(at)
         if self.kernel == "flash":
             return works
-        scores, after = 2 * self.scores(at), 3 + self.dropout
+        scores, after = self.score_bytes(at), 3 + self.dropout
         return [*works[:after], Memory("gelu", 2 * scores, scores, backward=True), *works[after:]]
 
     def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
-        capped = [] if self.kernel == "flash" else [("capped", 2 * self.scores(at), "workspace")]
+        capped = [] if self.kernel == "flash" else [("capped", self.score_bytes(at), "workspace")]
         return [*super().saved_buffers(at), *capped]
 
     def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
         if self.kernel == "flash" or not backward:
             return super().temporary_buffers(at, backward)
-        scores, softmax = 2 * self.scores(at), 2 + self.dropout
+        scores, softmax = self.score_bytes(at), 2 + self.dropout
         return [(0, softmax, scores), (softmax, softmax + 1, scores), (softmax + 1, softmax + 3, scores)]
 
 
