@@ -509,10 +509,6 @@ class CoreAttention(Operator):
         b, q, t, heads, _ = self._shape(at)
         return b * heads * q * t
 
-    def score_bytes(self, at: LocalShapes) -> int:
-        """Returns the bytes of all scores, in the format of the operands."""
-        return BYTES[self.ins[0].dtype] * self.scores(at)
-
     def heads_per_key(self, at: LocalShapes) -> int:
         """Returns the query heads that share a key head."""
         _, _, _, heads, kv_heads = self._shape(at)
@@ -523,7 +519,7 @@ class CoreAttention(Operator):
             return self._fused_kernel(at, backward=False)
         b, q, t, heads, _ = self._shape(at)
         d, v, dtype, scores = self.head_dim, self.value_dim, self.ins[0].dtype, self.scores(at)
-        held = self.score_bytes(at)
+        held = count_score_bytes(self, at)
         works: list[Work] = [Gemm(q, t, d, b * heads, dtype, what="scores"), Memory("softmax", held, held)]
         if self.dropout:
             works.append(Memory("dropout", held, held + scores))
@@ -542,7 +538,7 @@ class CoreAttention(Operator):
             Gemm(q, d, t, n, dtype, "nn", what="scores"),
             Gemm(t, d, q, n, dtype, "nt", what="scores"),
         ]
-        held = self.score_bytes(at)
+        held = count_score_bytes(self, at)
         drop: list[Work] = [Memory("dropout", held + scores, held)] if self.dropout else []
         softmax = Memory("softmax", 2 * held, held)
         return [*from_output, *drop, softmax, *to_inputs, *self._add_slice_gradients(at)]
@@ -567,16 +563,21 @@ class CoreAttention(Operator):
         if self.kernel == "flash":
             return sums
         scores = self.scores(at)
-        held = self.score_bytes(at)
+        held = count_score_bytes(self, at)
         dropped = [("dropped", held, "workspace"), ("mask", scores, "workspace")] if self.dropout else []
         return [("softmax", held, "workspace"), *dropped, *(sums if self.block is not None else [])]
 
     def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
         if self.kernel == "flash":
             return []
-        scores, softmax = self.score_bytes(at), 2 + self.dropout
+        scores, softmax = count_score_bytes(self, at), 2 + self.dropout
         # Forward the scores until the softmax; backward the gradients of the softmax result and of the scores.
         return [(0, softmax, scores), (softmax, softmax + 2, scores)] if backward else [(0, 1, scores)]
+
+
+def count_score_bytes(core: CoreAttention, at: LocalShapes) -> int:
+    """Returns the bytes of all scores, in the format of the operands."""
+    return BYTES[core.ins[0].dtype] * core.scores(at)
 
 
 class Activation(Operator):
