@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from meshcast.simulator.ir.layout import Tensor
 from meshcast.simulator.ir.modules import LocalShapes, Operator
-from meshcast.simulator.ir.operators import Activation, Boundary, CoreAttention, Norm
+from meshcast.simulator.ir.operators import Activation, Boundary, CoreAttention, Norm, count_score_bytes
 from meshcast.simulator.ir.ops import Memory, Work
 
 
@@ -34,24 +34,24 @@ class CappedAttention(CoreAttention):
         works = super().forward(at)
         if self.kernel == "flash":
             return works
-        scores = 2 * self.scores(at)
+        scores = count_score_bytes(self, at)
         return [works[0], Memory("gelu", scores, scores), *works[1:]]
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
         works = super().backward_inputs(at)
         if self.kernel == "flash":
             return works
-        scores, after = 2 * self.scores(at), 3 + self.dropout
+        scores, after = count_score_bytes(self, at), 3 + self.dropout
         return [*works[:after], Memory("gelu", 2 * scores, scores, backward=True), *works[after:]]
 
     def saved_buffers(self, at: LocalShapes) -> list[tuple[str, int, str]]:
-        capped = [] if self.kernel == "flash" else [("capped", 2 * self.scores(at), "workspace")]
+        capped = [] if self.kernel == "flash" else [("capped", count_score_bytes(self, at), "workspace")]
         return [*super().saved_buffers(at), *capped]
 
     def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
         if self.kernel == "flash" or not backward:
             return super().temporary_buffers(at, backward)
-        scores, softmax = 2 * self.scores(at), 2 + self.dropout
+        scores, softmax = count_score_bytes(self, at), 2 + self.dropout
         return [(0, softmax, scores), (softmax, softmax + 1, scores), (softmax + 1, softmax + 3, scores)]
 
 

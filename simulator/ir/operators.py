@@ -417,7 +417,8 @@ class CoreAttention(Operator):
     head_dim: width of a head of queries and keys.
     kernel: ``flash``: a fused kernel per pass, which saves the log-sum-exp of each row (4 bytes per row and head);
         ``unfused``: two batched GEMMs around softmax and dropout kernels over all scores (no causal saving), which save
-        the softmax, and with dropout its mask and result (2 + 1 + 2 bytes per score; arXiv 2205.05198, section 4.1).
+        the softmax, and with dropout its mask and result (2 + 1 + 2 bytes per score in 16 bits; arXiv 2205.05198,
+        section 4.1).
     dropout: whether there is dropout on the scores.
     value_dim: width of a head of values.
     window: number of latest positions that a query attends to (sliding window); None: all.
@@ -524,9 +525,10 @@ class CoreAttention(Operator):
             return self._fused_kernel(at, backward=False)
         b, q, t, heads, _ = self._shape(at)
         d, v, dtype, scores = self.head_dim, self.value_dim, self.ins[0].dtype, self.scores(at)
-        works: list[Work] = [Gemm(q, t, d, b * heads, dtype, what="scores"), Memory("softmax", 2 * scores, 2 * scores)]
+        held = count_score_bytes(self, at)
+        works: list[Work] = [Gemm(q, t, d, b * heads, dtype, what="scores"), Memory("softmax", held, held)]
         if self.dropout:
-            works.append(Memory("dropout", 2 * scores, 3 * scores))
+            works.append(Memory("dropout", held, held + scores))
         return [*works, Gemm(q, v, t, b * heads, dtype, what="scores")]
 
     def backward_inputs(self, at: LocalShapes) -> list[Work]:
@@ -542,8 +544,9 @@ class CoreAttention(Operator):
             Gemm(q, d, t, n, dtype, "nn", what="scores"),
             Gemm(t, d, q, n, dtype, "nt", what="scores"),
         ]
-        drop: list[Work] = [Memory("dropout", 3 * scores, 2 * scores)] if self.dropout else []
-        softmax = Memory("softmax", 4 * scores, 2 * scores)
+        held = count_score_bytes(self, at)
+        drop: list[Work] = [Memory("dropout", held + scores, held)] if self.dropout else []
+        softmax = Memory("softmax", 2 * held, held)
         return [*from_output, *drop, softmax, *to_inputs, *self._add_slice_gradients(at)]
 
     @property
@@ -566,15 +569,21 @@ class CoreAttention(Operator):
         if self.kernel == "flash":
             return sums
         scores = self.scores(at)
-        dropped = [("dropped", 2 * scores, "workspace"), ("mask", scores, "workspace")] if self.dropout else []
-        return [("softmax", 2 * scores, "workspace"), *dropped, *(sums if self.block is not None else [])]
+        held = count_score_bytes(self, at)
+        dropped = [("dropped", held, "workspace"), ("mask", scores, "workspace")] if self.dropout else []
+        return [("softmax", held, "workspace"), *dropped, *(sums if self.block is not None else [])]
 
     def temporary_buffers(self, at: LocalShapes, backward: bool) -> list[tuple[int, int, int]]:
         if self.kernel == "flash":
             return []
-        scores, softmax = 2 * self.scores(at), 2 + self.dropout
+        scores, softmax = count_score_bytes(self, at), 2 + self.dropout
         # Forward the scores until the softmax; backward the gradients of the softmax result and of the scores.
         return [(0, softmax, scores), (softmax, softmax + 2, scores)] if backward else [(0, 1, scores)]
+
+
+def count_score_bytes(core: CoreAttention, at: LocalShapes) -> int:
+    """Returns the bytes of all scores, in the format of the operands."""
+    return BYTES[core.ins[0].dtype] * core.scores(at)
 
 
 class Activation(Operator):

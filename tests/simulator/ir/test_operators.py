@@ -53,6 +53,23 @@ def operators_of(model: str, attention: str = "flash") -> list[Operator]:
     return found
 
 
+def test_scores_of_unfused_attention_have_the_width_of_its_operands() -> None:
+    (core,) = {
+        type(core): core for core in operators_of("gated", "unfused") if isinstance(core, CoreAttention)
+    }.values()
+    wide = replace(core, ins=tuple(replace(tensor, dtype="fp32") for tensor in core.ins))
+    masks = core.scores(WHOLE)
+    for works_of in (CoreAttention.forward, CoreAttention.backward_inputs):
+        for narrow, other in zip(works_of(core, WHOLE), works_of(wide, WHOLE), strict=True):
+            if isinstance(narrow, Memory):
+                assert isinstance(other, Memory)
+                mask = masks * (narrow.what == "dropout")
+                assert other.read + other.write - mask == 2 * (narrow.read + narrow.write - mask) > 0
+    kept, doubled = (dict((name, nbytes) for name, nbytes, _ in of.saved_buffers(WHOLE)) for of in (core, wide))
+    assert kept.pop("mask") == doubled.pop("mask") == masks
+    assert doubled == {name: 2 * nbytes for name, nbytes in kept.items()}
+
+
 # ---------------------------------------------------------------------------------------------------- kernels
 
 SIZES = st.integers(1, 64)

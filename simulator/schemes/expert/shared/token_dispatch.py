@@ -187,8 +187,8 @@ def exchange_between_groups(rewrite: Rewrite, expert_round: ExpertRound, ranks: 
     whole = {op: op.launches for op in expert_round.ops}
     out, *inside, back = chunk_round(rewrite, expert_round, (1,) * (ranks // size))
     for op, steps in zip(expert_round.ops, (out, *inside, back), strict=True):
-        for step in steps:
-            step.launches = whole[op]
+        for part in steps:
+            part.launches = whole[op]
     for steps in (out, back):
         for step, op in enumerate(steps):
             assert isinstance(op.work, Collective)
