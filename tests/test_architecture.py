@@ -81,6 +81,7 @@ FLOORS = [
     "meshcast.experiments.search.output",
     "meshcast.experiments.search",
     "meshcast.experiments.advice",
+    "meshcast.experiments.diagnosis",
     "meshcast.experiments.render.bokeh",
     "meshcast.experiments.planning",
     "tools.data",
