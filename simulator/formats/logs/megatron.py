@@ -49,7 +49,7 @@ class MegatronLog(LogFormat):
             )
         seconds = parse_positive(elapsed[2], where) * (1e-3 if elapsed[1] == "ms" else 1.0)
         fields = {name: parse_number(part[1]) for name, form in FIELDS.items() if (part := form.search(line))}
-        samples = fields.pop("samples", None)
+        samples = fields.get("samples")
         moment, resolution = find_moment(line)
         return Iteration(
             int(begin[1]),
@@ -59,5 +59,6 @@ class MegatronLog(LogFormat):
             skipped=sum(map(parse_count, SKIPPED.findall(line))),
             moment=moment,
             resolution=resolution,
-            **fields,
+            loss=fields.get("loss"),
+            tflops=fields.get("tflops"),
         )
