@@ -36,6 +36,7 @@ class DeepspeedLog(LogFormat):
     name = "deepspeed"
     program = "DeepSpeed"
     form = "global_step=N, RunningAvgSamplesPerSec=..., CurrSamplesPerSec=..."
+    hint = "amples"
 
     def read_iteration(self, line: str, where: str) -> Iteration | None:
         moment, resolution = find_moment(line)

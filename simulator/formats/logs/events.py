@@ -31,11 +31,13 @@ class EventWords:
 
     Attributes:
         kind: of the event.
+        hint: what every such line holds: it is looked for before the pattern.
         words: pattern; its groups ``seconds`` and ``count`` are read, where it has them.
         is_total: whether the count is that since the begin of the run, not since the last time.
     """
 
     kind: str
+    hint: str
     words: re.Pattern[str]
     is_total: bool = False
 
@@ -45,20 +47,31 @@ def _name_number(name: str) -> str:
 
 
 EVENTS = (
-    EventWords(SAVE, re.compile(r"\bsaving checkpoint at iteration +\d+")),
-    EventWords(SAVE, re.compile(rf"Finished saving the checkpoint.{{0,60}}?in {_name_number('seconds')} seconds")),
-    EventWords(SAVE, re.compile(r"\[Torch\] Checkpoint \S+ is about to be saved")),
-    EventWords(SAVE, re.compile(r"\bSaving (?:the |model )?checkpoint (?:at |to |\(or staging)")),
-    EventWords(EVALUATION, re.compile(r"\bvalidation loss at iteration +\d+")),
-    EventWords(EVALUATION, re.compile(r"\bvalidate step: +\d+")),
-    EventWords(EVALUATION, re.compile(rf"'eval_runtime': '?{_name_number('seconds')}")),
+    EventWords(SAVE, "saving checkpoint", re.compile(r"\bsaving checkpoint at iteration +\d+")),
+    EventWords(
+        SAVE,
+        "Finished saving",
+        re.compile(rf"Finished saving the checkpoint.{{0,60}}?in {_name_number('seconds')} seconds"),
+    ),
+    EventWords(SAVE, "is about to be saved", re.compile(r"\[Torch\] Checkpoint \S+ is about to be saved")),
+    EventWords(SAVE, "Saving ", re.compile(r"\bSaving (?:the |model )?checkpoint (?:at |to |\(or staging)")),
+    EventWords(EVALUATION, "validation loss", re.compile(r"\bvalidation loss at iteration +\d+")),
+    EventWords(EVALUATION, "validate step", re.compile(r"\bvalidate step: +\d+")),
+    EventWords(EVALUATION, "eval_runtime", re.compile(rf"'eval_runtime': '?{_name_number('seconds')}")),
     EventWords(
         COLLECTION,
-        re.compile(rf"\[GC\] Pe[r]?forming period\w+ GC collection(?:\.| took) {_name_number('seconds')} seconds"),
+        "[GC]",
+        re.compile(rf"\[GC\] Per?forming period\w+ GC collection(?:\.| took) {_name_number('seconds')} seconds"),
     ),
-    EventWords(RETRIES, re.compile(r"(?P<count>\d{1,12}) \w+ memory allocation retries"), is_total=True),
-    EventWords(RETRIES, re.compile(r"(?P<count>\d{1,12}) pytorch allocator cache flushes since last step")),
-    EventWords(SKIP, re.compile(r"OVERFLOW! Rank \d+ Skipping step|Overflow detected\. Skipping step")),
+    EventWords(
+        RETRIES, "allocation retries", re.compile(r"(?P<count>\d{1,12}) \w+ memory allocation retries"), is_total=True
+    ),
+    EventWords(
+        RETRIES, "cache flushes", re.compile(r"(?P<count>\d{1,12}) pytorch allocator cache flushes since last step")
+    ),
+    EventWords(
+        SKIP, "Skipping step", re.compile(r"OVERFLOW! Rank \d+ Skipping step|Overflow detected\. Skipping step")
+    ),
 )
 
 
@@ -73,7 +86,7 @@ class EventReader:
     def read(self, line: str, where: str, before: int) -> None:
         """Adds the event of a line, if there is one. before: index of the line of an iteration that follows."""
         for words in EVENTS:
-            stated = words.words.search(line)
+            stated = words.words.search(line) if words.hint in line else None
             if not stated:
                 continue
             parts = stated.groupdict()

@@ -37,6 +37,7 @@ class MegatronLog(LogFormat):
     name = "megatron"
     program = "Megatron-LM"
     form = "iteration N/M | elapsed time per iteration (ms): ..."
+    hint = "iteration"
 
     def read_iteration(self, line: str, where: str) -> Iteration | None:
         begin = ITERATION.search(line)

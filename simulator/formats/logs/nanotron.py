@@ -28,6 +28,7 @@ class NanotronLog(LogFormat):
     name = "nanotron"
     program = "nanotron"
     form = "iteration: N / M | time_per_iteration_ms: ... | tokens_per_sec: ..."
+    hint = "time_per_iteration_ms"
 
     def read_iteration(self, line: str, where: str) -> Iteration | None:
         begin, elapsed = ITERATION.search(line), SECONDS.search(line)

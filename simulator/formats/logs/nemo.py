@@ -34,6 +34,7 @@ class NemoLog(LogFormat):
     name = "nemo"
     program = "NeMo"
     form = "Training epoch E, iteration N/M | global_step: N | train_step_timing in s: ..."
+    hint = "train_step_timing in s"
 
     def read_iteration(self, line: str, where: str) -> Iteration | None:
         seconds, step = SECONDS.search(line), STEP.search(line)

@@ -38,7 +38,11 @@ class RankTimesReader:
 
     def read(self, line: str, where: str, index: int) -> None:
         """Adds the timer of a line, if there is one. index: of the line of an iteration that is before."""
-        if stated := BOTH.match(line):
+        if "MxRtt/Rnk" in line:
+            self._add_report(line, where, index)
+        elif not line.startswith((" ", "\t")):
+            return
+        elif stated := BOTH.match(line):
             self._add(stated[1], where, index, (parse_number(stated[2]), parse_number(stated[3])))
         elif stated := RANK.match(line):
             self._add_rank(int(stated[1]), parse_number(stated[2]), where, index)
@@ -46,8 +50,6 @@ class RankTimesReader:
             self._add(stated[1], where, index, (parse_number(stated[2]), parse_number(stated[2])))
         elif stated := NAME.match(line):
             self._name = stated[1]
-        elif "MxRtt/Rnk" in line:
-            self._add_report(line, where, index)
 
     def _add(self, name: str, where: str, index: int, milliseconds: tuple[float | None, float | None]) -> None:
         least, most = milliseconds

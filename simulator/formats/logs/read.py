@@ -40,7 +40,7 @@ def read_log(path: Path, form: str | None = None) -> TrainingLog:
     events, times = EventReader(), RankTimesReader()
     for where, row in rows if reader is not None else ():
         assert reader is not None
-        iteration = reader.read_iteration(row, where)
+        iteration = reader.read_iteration(row, where) if reader.hint in row else None
         if iteration is None:
             events.read(row, where, len(iterations))
             times.read(row, where, len(iterations) - 1)
@@ -63,7 +63,7 @@ def _detect(rows: Iterable[tuple[str, str]]) -> LogFormat | None:
     for where, row in rows:
         for name, reader in LOG_FORMATS.items():
             try:
-                if name not in whole and reader.read_iteration(row, where) is not None:
+                if reader.hint in row and name not in whole and reader.read_iteration(row, where) is not None:
                     whole.add(name)
             except PlanError:
                 cut.add(name)

@@ -39,6 +39,7 @@ class TorchtitanLog(LogFormat):
     name = "torchtitan"
     program = "torchtitan"
     form = "step: N  loss: ...  tps: ..."
+    hint = "step:"
 
     def read_iteration(self, line: str, where: str) -> Iteration | None:
         begin = STEP.search(line)

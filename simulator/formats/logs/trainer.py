@@ -27,6 +27,7 @@ class TrainerLog(LogFormat):
     name = "trainer"
     program = "Hugging Face Trainer"
     form = "3%|▎  | 30/1000 [01:02<33:20,  2.06s/it]"
+    hint = "%|"
 
     def read_iteration(self, line: str, where: str) -> Iteration | None:
         stated = BAR.search(line)

@@ -135,11 +135,13 @@ class LogFormat(ABC):
         name: of the format.
         program: full name of the program.
         form: how a line looks, for errors.
+        hint: what every line holds: it is looked for before the line is read.
     """
 
     name: str
     program: str
     form: str
+    hint: str
 
     @abstractmethod
     def read_iteration(self, line: str, where: str) -> Iteration | None:
