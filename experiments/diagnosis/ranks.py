@@ -109,6 +109,13 @@ class TracedRun:
         """Median of the traced steps of the slowest rank [s]."""
         return max(self.median(lambda step: step.seconds).values())
 
+    @cached_property
+    def compute_ratio(self) -> float:
+        """Computation of the slowest rank over its forecast."""
+        measured = self.median(lambda step: step.compared.real.account["compute"])
+        forecast = self.median(lambda step: step.compared.simulated.account["compute"])
+        return max(measured[rank] / forecast[rank] if forecast[rank] else 1.0 for rank in self.steps)
+
     def median(self, figure: Callable[[RankStep], float]) -> dict[int, float]:
         """Returns the median of a figure over the steps of every rank."""
         return {rank: statistics.median(map(figure, steps)) for rank, steps in self.steps.items()}

@@ -64,6 +64,8 @@ def measure_slowness(traced: TracedRun, report: Report, stream: str) -> tuple[fl
     """Returns the seconds of a step by which communication of a stream is slower than its links, on the worst stage,
     and the evidence; 0: it is not."""
     ratio_limit = max(LEAST_RATIO, math.exp(Z90 * _sigma(report)))
+    if not traced.on_gpu:  # processes move messages themselves: where they compute slowly, they send slowly, too
+        ratio_limit *= max(1.0, traced.compute_ratio)
     worst, evidence = 0.0, tuple[str, ...]()
     exposed = traced.measure_exposed(stream)
     for device, (measured, forecast) in traced.measure_busy(stream).items():

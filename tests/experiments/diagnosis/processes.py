@@ -1,5 +1,5 @@
-"""A training of the reference trainer on two processes, with a cause planted in it: real gloo, real traces, a log in the
-lines of a training program.
+"""A training of the reference trainer on two processes, with a cause planted in it: real gloo, real traces, a log in
+the lines of a training program.
 
 ``python -m torch.distributed.run ... processes.py FOLDER`` runs a rank of it; `run_processes` starts both.
 """
@@ -62,13 +62,13 @@ def make_loader(plant: str, step: float) -> Any:
 
 
 def plant_slow_link(module: Any) -> None:
-    """Makes gradients travel eight times: the link has an eighth of its bandwidth."""
+    """Makes gradients travel twenty times: the link has a twentieth of its bandwidth."""
     import torch
     import torch.distributed as dist
 
     def send_often(group: Any, bucket: Any) -> Any:
         buffer = bucket.buffer()
-        long = torch.cat([buffer] * 8)
+        long = torch.cat([buffer] * 20)
         work = dist.all_reduce(long, group=group, async_op=True)
         return work.get_future().then(lambda future: future.value()[0][: buffer.numel()] / dist.get_world_size(group))
 
@@ -176,13 +176,13 @@ def run_steps(folder: Path, plant: str, trainer: Any, step: Any) -> Iterator[str
         step(number)
         if plant == "garbage collection" and number % PERIOD == 0:
             took = collect_garbage()
-            yield f"[rank0]:[titan] {datetime.now()} - root - INFO - [GC] Performing periodic GC collection took {took:.2f} seconds"
+            yield f"{datetime.now()} - root - INFO - [GC] Performing periodic GC collection took {took:.2f} seconds"
         dist.barrier()
         now = time.monotonic()
         yield (
-            f" [{datetime.now():%Y-%m-%d %H:%M:%S.%f}] iteration {number:8d}/{STEPS:8d} | consumed samples: {16 * number:12d} | "
-            f"elapsed time per iteration (ms): {1e3 * (now - at):.1f} | learning rate: 8.6E-06 | global batch size:    16 | lm "
-            "loss: 6.1E+00 | number of skipped iterations:   0 | number of nan iterations:   0 |"
+            f" [{datetime.now():%Y-%m-%d %H:%M:%S.%f}] iteration {number:8d}/{STEPS:8d} | consumed samples: "
+            f"{16 * number:12d} | elapsed time per iteration (ms): {1e3 * (now - at):.1f} | learning rate: 8.6E-06 | "
+            "global batch size:    16 | lm loss: 6.1E+00 | number of skipped iterations:   0 | number of nan iterations:   0 |"
         )
         at = time.monotonic()
         if plant == "checkpoint saves" and number % PERIOD == 0:
