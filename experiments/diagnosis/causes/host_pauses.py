@@ -15,6 +15,9 @@ LONG = 0.01
 LEAST_PAUSE = 0.05
 """Share of the step that such gaps take."""
 
+LEAST_ON_CPU = 0.1
+"""The same where operators run on the host: of a step of small operators Python takes some percent between them."""
+
 HOST_WORK = {
     ALLOCATION: "memory is allocated or freed",
     COLLECTION: "garbage is collected",
@@ -37,7 +40,8 @@ class HostPauses(Detector):
             return
         paused = run.traced.median(sum_long)
         rank = max(paused, key=lambda rank: paused[rank])
-        if paused[rank] < max(LEAST_PAUSE * run.step, run.least):
+        share = LEAST_PAUSE if run.traced.on_gpu else LEAST_ON_CPU
+        if paused[rank] < max(share * run.step, run.least):
             return
         step = run.traced.steps[rank][-1]
         gaps = sorted((gap for gap in step.gaps if is_long(gap, step)), key=lambda gap: -gap.seconds)

@@ -19,6 +19,9 @@ LEAST_SLOWNESS = 0.05
 ALWAYS = 0.8
 """Share of the steps in which it is the same rank: chance has all of them in turn."""
 
+CERTAIN = 3.0
+"""Standard errors of the mean by which it is slower."""
+
 TIMERS = (ROUND_TRIP, "forward-compute", "backward-compute")
 """Timers whose time is a rank's own work, those that tell most first: a rank's ``forward-backward`` ends when all
 do."""
@@ -57,7 +60,8 @@ class SlowRank(Detector):
             wins = sum(
                 max(ranks, key=lambda rank: traced.steps[rank][step].dense_seconds) == slowest for step in range(count)
             )
-            if seconds >= max(LEAST_SLOWNESS * others, run.least) and wins >= ALWAYS * count:
+            surely = is_certain([_measure_lead(traced, ranks, slowest, step) for step in range(count)])
+            if seconds >= max(LEAST_SLOWNESS * others, run.least) and wins >= ALWAYS * count and surely:
                 words = f"rank {slowest} computes {format_seconds(computed[slowest])} a step, "
                 words += f"the other{'s' * (len(ranks) > 2)}"
                 steps = f"it is the slowest in {wins} of {count} traced steps"
@@ -89,6 +93,19 @@ class SlowRank(Detector):
         if seconds < max(LEAST_SLOWNESS * (slow - seconds), run.least):
             return None
         return self.make(run, seconds, f"{words}: {format_seconds(slow)}, others {format_seconds(slow - seconds)}")
+
+
+def is_certain(leads: Sequence[float]) -> bool:
+    """Returns whether a difference that is measured several times is `CERTAIN` times the error of its mean."""
+    if len(leads) < 2:
+        return True
+    return statistics.mean(leads) >= CERTAIN * statistics.stdev(leads) / len(leads) ** 0.5
+
+
+def _measure_lead(traced: TracedRun, ranks: Sequence[int], slowest: int, step: int) -> float:
+    """Returns the seconds by which a rank computes longer in a step than the others [s]."""
+    others = [traced.steps[rank][step].dense_seconds for rank in ranks if rank != slowest]
+    return traced.steps[slowest][step].dense_seconds - statistics.median(others)
 
 
 def _list_equal(run: RunEvidence, rank: int, ranks: Iterable[int]) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshcast.experiments.diagnosis.causes.slow_rank import is_certain
 from meshcast.experiments.diagnosis.detector import detectors
 from meshcast.experiments.diagnosis.explain import explain
 from meshcast.experiments.diagnosis.explanation import Explanation
@@ -133,6 +134,11 @@ def test_settings_of_the_launch_file_are_the_evidence(tmp_path: Path) -> None:
     assert "each 25th (" in garbage.evidence[0] and "run.sh:5 --manual-gc-interval" in garbage.evidence[0]
     # Saves that the log tells of are no pauses of another period that they share.
     assert garbage.seconds == pytest.approx(9 * 0.8 / STEPS, rel=0.1)
+
+
+def test_a_rank_that_is_slow_by_chance_is_none() -> None:
+    assert is_certain([0.3]) and is_certain([0.3, 0.31, 0.29, 0.3])
+    assert not is_certain([0.3, 0.01, 0.4, 0.02])
 
 
 def test_the_command(tmp_path: Path) -> None:
