@@ -182,8 +182,8 @@ def run_steps(folder: Path, plant: str, trainer: Any, step: Any) -> Iterator[str
         yield (
             f" [{datetime.now():%Y-%m-%d %H:%M:%S.%f}] iteration {number:8d}/{STEPS:8d} | consumed samples: "
             f"{16 * number:12d} | elapsed time per iteration (ms): {1e3 * (now - at):.1f} | learning rate: 8.6E-06 | "
-            "global batch size:    16 | lm loss: 6.1E+00 | number of skipped iterations:   0 | number of nan iterations: "
-            "  0 |"
+            "global batch size:    16 | lm loss: 6.1E+00 | number of skipped iterations:   0 | "
+            "number of nan iterations:   0 |"
         )
         at = time.monotonic()
         if plant == "checkpoint saves" and number % PERIOD == 0:
