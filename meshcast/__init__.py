@@ -6,7 +6,8 @@
 True
 
 `load_job` reads a job, `simulate` forecasts it, `sweep` forecasts a grid, `search` finds the best plan, `advise` says
-what to change, `size` how many nodes it takes. Errors are `MeshcastError`. docs/python.md shows all of it.
+what to change, `size` how many nodes it takes, `explain` why a run is slower. Errors are `MeshcastError`. docs/python.md
+shows all of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from meshcast.experiments.advice.advice import Advice
     from meshcast.experiments.advice.adviser import advise
+    from meshcast.experiments.diagnosis.explain import explain
+    from meshcast.experiments.diagnosis.explanation import Explanation
     from meshcast.experiments.render.notebook.report import ForecastReport as Report
     from meshcast.experiments.render.notebook.report import simulate
     from meshcast.experiments.render.notebook.sweep import SweepResult, sweep
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Advice",
+    "Explanation",
     "Job",
     "MeshcastError",
     "Report",
@@ -42,6 +46,7 @@ __all__ = [
     "SweepResult",
     "__version__",
     "advise",
+    "explain",
     "load_cluster",
     "load_job",
     "search",
@@ -52,6 +57,7 @@ __all__ = [
 
 _HOMES = {
     "Advice": ("meshcast.experiments.advice.advice", "Advice"),
+    "Explanation": ("meshcast.experiments.diagnosis.explanation", "Explanation"),
     "Job": ("meshcast.simulator.job.job", "Job"),
     "MeshcastError": ("meshcast.hardware.errors", "MeshcastError"),
     "Report": ("meshcast.experiments.render.notebook.report", "ForecastReport"),
@@ -60,6 +66,7 @@ _HOMES = {
     "SizeAnswer": ("meshcast.experiments.sizing.answer", "SizeAnswer"),
     "SweepResult": ("meshcast.experiments.render.notebook.sweep", "SweepResult"),
     "advise": ("meshcast.experiments.advice.adviser", "advise"),
+    "explain": ("meshcast.experiments.diagnosis.explain", "explain"),
     "load_cluster": ("meshcast.hardware", "load_cluster"),
     "load_job": ("meshcast.simulator.loading.load", "load_job"),
     "search": ("meshcast.experiments.search.search_job", "search"),

@@ -82,6 +82,7 @@ FLOORS = [
     "meshcast.experiments.search.output",
     "meshcast.experiments.search",
     "meshcast.experiments.advice",
+    "meshcast.experiments.diagnosis",
     "meshcast.experiments.render.bokeh",
     "meshcast.experiments.sizing",
     "meshcast.experiments.planning",

@@ -17,8 +17,9 @@ import pytest
 
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator import simulate
-from meshcast.simulator.formats import logs, nccl_tests, torch_schedule
+from meshcast.simulator.formats import nccl_tests, torch_schedule
 from meshcast.simulator.formats.kineto import read as read_trace
+from meshcast.simulator.formats.logs.read import read_log
 from meshcast.simulator.loading.load import load_job
 from meshcast.validation.traces.host_timeline import _subtract, host_timeline
 from meshcast.validation.traces.kernel_classes import classify
@@ -86,11 +87,11 @@ def test_what_is_too_much_or_of_no_kind_is_told_in_plain_words(name: str) -> Non
 
 
 def read_megatron(text: str) -> Callable[[Path], object]:
-    return lambda folder: logs.megatron(_write(folder, text))
+    return lambda folder: read_log(_write(folder, text), "megatron")
 
 
 def read_titan(text: str) -> Callable[[Path], object]:
-    return lambda folder: logs.torchtitan(_write(folder, text))
+    return lambda folder: read_log(_write(folder, text), "torchtitan")
 
 
 def read_table(head: str) -> Callable[[Path], object]:

@@ -38,7 +38,7 @@ class CommandEntry(NamedTuple):
 COMMANDS = {
     "predict": CommandEntry(
         "predict.predict",
-        "Forecast one step: how long it takes, where the time goes, and whether it fits in memory.",
+        "Forecast one step: how long it takes, and whether it fits.\n\nAlso where its time and memory go.",
         FORECAST,
     ),
     "run": CommandEntry("run.run", "Simulate a training run: failures, checkpoints, days and money.", FORECAST),
@@ -71,6 +71,12 @@ COMMANDS = {
     "why": CommandEntry(
         "explain.why",
         "Explain a forecast by its critical path.\n\nAlso by what better hardware and each assumed field are worth.",
+        EXPLAIN,
+    ),
+    "explain": CommandEntry(
+        "explain_run.explain",
+        "Say why a run is slower than its forecast.\n\nFrom its log, traces, nccl-tests or samples of GPUs, each cause "
+        "with its evidence.",
         EXPLAIN,
     ),
     "collectives": CommandEntry(

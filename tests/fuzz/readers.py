@@ -46,7 +46,8 @@ from tests.fuzz.seeds import (
     of_measured,
     suffix_of_program,
 )
-from tests.simulator.formats.test_logs import MEGATRON, TITAN
+from tests.simulator.formats.test_gpu_samples import DMON, QUERY
+from tests.simulator.formats.test_logs import MEGATRON, OTHERS, TITAN
 from tests.simulator.formats.test_nccl_tests import OLD, TABLE, document
 
 DATA = "tests/data"
@@ -89,6 +90,8 @@ COMMANDS = (
     "predict search.yaml --json --set plan.tp=auto",
     f"advise small.yaml --set plan.tp=1 --keep plan.pp --json {SCRIPT}",
     f"advise run.sh --write out/run.new.sh {SCRIPT}",
+    f"explain log.txt --job small.yaml --set plan.tp=1 --skip 1 --rank 0 {SCRIPT}",
+    "explain log.txt trace.json --job job.yaml --json",
     f"why small.yaml --set plan.tp=1 --plot out/why.png --width column {SCRIPT}",
     "run run.yaml --curves --set run.steps=50 --workers 1 --out out/runs.parquet --restart --plot out/ --width page",
     f"run run.sh {SCRIPT} --json",
@@ -156,6 +159,7 @@ COMMANDS = (
     f"check small.yaml --jobs 1 --seed 3 {SCRIPT}",
     # --yes lifts the limits of size: only beside files that are small, in words that change no batch, model or noise
     *(f"{command} small.yaml --yes" for command in ("predict", "why", "collectives", "report", "check", "advise")),
+    "explain log.txt --job small.yaml --yes",
     *(f"{command} small.yaml --yes" for command in ("export --to nemo", "plot timeline", "scale --gpus 8")),
     *("run run.yaml --yes", "compare small.yaml job.yaml --yes", "import run.sh --yes", "search search.yaml --yes"),
     "plan small.yaml --with optcnn --seconds 1 --steps 50 --memory-risk 5% --yes",
@@ -483,6 +487,7 @@ READERS: dict[str, Reader] = {
     **list_readers("trace", "trace.json", as_json(seeds.TRACE))(
         "validate trace FILE --json --job job.yaml",
         "validate trace FILE --job job.yaml",
+        "explain FILE --job job.yaml --rank 0",
         "import kineto FILE --json --job job.yaml --out out.json",
     ),
     **list_readers("text", "given.txt", as_text(TABLE, OLD))(
@@ -490,6 +495,11 @@ READERS: dict[str, Reader] = {
     ),
     **list_readers("json", "given.json", as_json(document()))("import nccl-tests FILE --json --out out.json"),
     **list_readers("text", "given.log", as_text(MEGATRON))("import megatron-log FILE --json --skip 1 --out out.json"),
+    **list_readers("text", "given.log", as_text(MEGATRON, TITAN, *OTHERS))(
+        "explain FILE --json", "explain FILE --job job.yaml"
+    ),
+    **list_readers("text", "samples.txt", as_text(DMON, QUERY))("explain FILE --job job.yaml --json"),
+    **list_readers("yaml", "given.yaml", as_yaml(seeds.SMALL), share=0.3)("explain log.txt --job FILE --json"),
     **list_readers("text", "titan.log", as_text(TITAN))(
         "import torchtitan-log FILE --json --skip 0 --tokens 65536 --gpus 8 --out out.json"
     ),

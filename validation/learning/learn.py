@@ -44,15 +44,15 @@ def learn_files(
     Raises PlanError for a file that nothing can be learnt from.
     """
     tables = [read_evidence(path, job) for path in paths]
-    found = list_evidence(tables)
-    if not found:
+    groups = list_evidence(tables)
+    if not groups:
         rule = "no row can be priced, or none names its library in the column source"
         raise PlanError(
             ", ".join(map(str, paths)), rule, f"meshcast validate says why rows are refused; learnt: {KINDS}"
         )
     learnt: list[Learnt] = []
     with np.errstate(all="ignore"):
-        for file, section, pairs in track(found, len(found), "sections"):
+        for file, section, pairs in track(groups, len(groups), "sections"):
             result = learn(make_evidence(calibration, file, section, pairs))
             learnt.append(result)
             if result.data:

@@ -253,10 +253,10 @@ def _state_library(evidence: SectionEvidence[S], library: str) -> Data:
 def _update_sigmas(section: Data, evidence: SectionEvidence[S], fitted: Fit, library: str) -> None:
     """Mixes the scatter of the rows around the fit into the sigmas of their library, by numbers of rows."""
     samples = of_library(evidence.samples, library)
-    found = sigmas_of_all([(sample, evidence.price(sample, fitted)) for sample in samples])
+    scatter = sigmas_of_all([(sample, evidence.price(sample, fitted)) for sample in samples])
     count = sum(len(sample.index) for sample in samples)
     entry = section["libraries"].get(library)
     for holder in [entry] if entry else section["unnamed"].values():
-        for key, sigma in found.items():
+        for key, sigma in scatter.items():
             squares = PRIOR_ROWS * holder[key] ** 2 + count * sigma**2
             holder[key] = round_digits(math.sqrt(squares / (PRIOR_ROWS + count)))

@@ -1,4 +1,4 @@
-"""Import of training logs: the steps that Megatron-LM or torchtitan logged become a measurement file."""
+"""Import of training logs: the steps that a training program logged become a measurement file."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meshcast.hardware.errors import PlanError
-from meshcast.simulator.formats import logs
+from meshcast.simulator.formats.logs.read import LOG_FORMATS, read_log
+from meshcast.simulator.formats.logs.training_log import Iteration
 from meshcast.validation.measurements.forecasts import forecasters, without_interval
 from meshcast.validation.measurements.imported_file import Origin
 from meshcast.validation.measurements.measurement import Machine, Measurement, MeasurementRow
 
 Framework = Literal["megatron", "torchtitan"]
 
-LOGS = {"megatron": ("Megatron-LM", logs.megatron), "torchtitan": ("torchtitan", logs.torchtitan)}
-"""Full name of each framework, and the reader of its logs."""
+LOGS: tuple[Framework, ...] = ("megatron", "torchtitan")
+"""Frameworks whose logs are imported."""
 
 WARMUP_LINES = 3
 """Default of `skip`: lines with compilation, first allocations and first connections."""
@@ -40,9 +41,8 @@ def import_training_log(
     """
     if framework not in LOGS:
         raise PlanError("framework", f"logs of {', '.join(LOGS)} can be read", "Name one of them", framework)
-    full_name, read = LOGS[framework]
-    instrument = f"log of {full_name}"
-    iterations = read(path)
+    instrument = f"log of {LOG_FORMATS[framework].program}"
+    iterations = read_log(path, framework).iterations
     if skip < 0 or skip >= len(iterations):
         most = len(iterations) - 1
         lines = f"{most + 1:,} lines" if most else "one line"
@@ -61,7 +61,7 @@ def import_training_log(
         MeasurementRow(
             name="step",
             forecasts={source.by: source.step for source in sources},
-            samples=tuple(_step_seconds(iteration, tokens, gpus) for iteration in kept),
+            samples=tuple(step_seconds(iteration, tokens, gpus) for iteration in kept),
             instrument=instrument,
             shape={"lines": len(kept), "first": kept[0].number, "last": kept[-1].number},
         )
@@ -91,15 +91,26 @@ def import_training_log(
     )
 
 
-def _step_seconds(iteration: logs.Iteration, tokens: int | None, gpus: int | None) -> float:
-    """Returns the seconds of an iteration: as logged, or from tokens/s of a GPU."""
+def step_seconds(
+    iteration: Iteration, tokens: int | None = None, gpus: int | None = None, samples: int | None = None
+) -> float:
+    """Returns the seconds of an iteration: as logged, or from a throughput.
+
+    tokens, samples: of a step. gpus: their number.
+    Raises PlanError where these are unknown and the log has no times.
+    """
     if iteration.seconds is not None:
         return iteration.seconds
-    if not tokens or not gpus:
+    if iteration.samples_per_s is not None and (iteration.samples or samples):
+        seconds = (iteration.samples or samples or 0) / iteration.samples_per_s
+    elif not tokens or not gpus or iteration.tokens_per_s is None:
         rule = "this log gives tokens/s of one GPU and no times; tokens per step and number of GPUs are unknown"
+        if iteration.samples_per_s is not None:
+            rule = "this log gives sequences/s and no times; the global batch is unknown"
         raise PlanError(iteration.where, rule, "Name the job of the run, or add --tokens and --gpus")
-    assert iteration.tokens_per_s is not None
-    if not isfinite(seconds := tokens / gpus / iteration.tokens_per_s):
+    else:
+        seconds = tokens / gpus / iteration.tokens_per_s
+    if not isfinite(seconds):
         rule = "a step at this throughput would take longer than a number can say"
         raise PlanError(iteration.where, rule, "Leave the line out, or correct it", iteration.tokens_per_s)
     return seconds

@@ -204,7 +204,7 @@ def attribute_communication(real: Timeline, forecast: Timeline) -> tuple[Timelin
             return slice_
         return replace(slice_, stream=home.get(slice_.kind, UNATTRIBUTED))
 
-    measured, played = (Timeline(tuple(map(attribute, side.slices)), side.span) for side in (real, forecast))
+    measured, played = (replace(side, slices=tuple(map(attribute, side.slices))) for side in (real, forecast))
     return measured, played, sorted(kind for kind in ambiguous if len(homes[kind]) > 1)
 
 

@@ -49,7 +49,7 @@ def gpu_timeline(trace: Trace, plan: Plan, rank: int, mark: Event | None) -> Tim
         raise PlanError("--step", "no kernel was launched in it", "Name another step", mark.name if mark else None)
     first = min(kernel.begin for kernel in kernels)
     slices = [_slice(trace, plan, rank, kernel, first) for kernel in kernels]
-    return Timeline(tuple(slices), max(kernel.end for kernel in kernels) - first)
+    return Timeline(tuple(slices), max(kernel.end for kernel in kernels) - first, first)
 
 
 def _slice(trace: Trace, plan: Plan, rank: int, kernel: Event, start: float) -> Slice:

@@ -50,7 +50,7 @@ def host_timeline(trace: Trace, mark: Event | None) -> Timeline:
         # The first slice of a class carries the count of all its operators.
         count = calls.pop(slice_.kind, 0) if slice_.stream == COMPUTE else 1
         counted.append(replace(slice_, begin=slice_.begin - first, calls=count))
-    return Timeline(tuple(counted), last - first)
+    return Timeline(tuple(counted), last - first, first)
 
 
 def _computes(event: Event, callers: tuple[str, ...]) -> bool:

@@ -43,10 +43,12 @@ class Timeline:
     """A device in a step.
 
     span: duration of the step [s].
+    start: moment of the trace at which it starts [s].
     """
 
     slices: tuple[Slice, ...]
     span: float
+    start: float = 0.0
 
     @cached_property
     def sums(self) -> dict[tuple[str, str], tuple[float, int]]:
@@ -63,6 +65,17 @@ class Timeline:
         compute = union_length(slice_ for slice_ in self.slices if slice_.stream == COMPUTE)
         busy = union_length(self.slices)
         return {"compute": compute, "exposed": busy - compute, "idle": max(0.0, self.span - busy)}
+
+    @cached_property
+    def exposed(self) -> dict[str, float]:
+        """Communication by stream without computation beside it [s]; where two run at once it counts for the first."""
+        before = [slice_ for slice_ in self.slices if slice_.stream == COMPUTE]
+        covered, exposed = union_length(before), {}
+        for stream in STREAMS:
+            if stream != COMPUTE and (mine := [slice_ for slice_ in self.slices if slice_.stream == stream]):
+                before += mine
+                exposed[stream], covered = union_length(before) - covered, union_length(before)
+        return exposed
 
     @property
     def calls(self) -> int:

@@ -1,0 +1,1 @@
+"""Causes of slow runs: a module each, with the detector that looks for it."""
