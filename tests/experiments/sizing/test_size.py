@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import meshcast
 from meshcast.experiments.runs.seeds import RunSimulator
@@ -182,3 +183,21 @@ def test_plans_of_one_number_of_gpus_are_refused() -> None:
 def test_the_page_of_docs_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert follow_page((ROOT / "docs" / "size.md").read_text("utf-8")) == 1
+
+
+PUBLISHED = yaml.safe_load((Path(__file__).parent / "published_trainings.yaml").read_text("utf-8"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_trainings_asked_backwards_give_their_gpus(name: str) -> None:
+    row = PUBLISHED[name]
+    question = read_question(row["job"], SizeOptions(days=row["days"], batch=row["batch"], most_gpus=4 * row["gpus"]))
+    (kind,) = answer_question(question, remembers=False).kinds
+    assert kind.chosen is not None and kind.chosen.gpus == row["answer"]
+    assert ("why" in row) or kind.chosen.gpus == pytest.approx(row["gpus"], rel=0.15)
+
+
+def test_rows_of_published_trainings_are_whole() -> None:
+    assert all({"source", "gpus", "days", "batch", "answer", "job"} <= {*row} for row in PUBLISHED.values())
+    assert [name for name, row in PUBLISHED.items() if "why" in row] == ["opt-175b", "falcon-180b"]
