@@ -148,7 +148,7 @@ def _find_tokens(data: Fields, options: SizeOptions, where: str) -> float:
         run["tokens"] = options.tokens
         run.pop("steps", None)
     if run.get("tokens") is None:
-        raise PlanError(where, "how many tokens are trained on is not stated", "Write 10T", None)
+        raise PlanError(where, "how many tokens are trained on is not stated", f"Write {where} 10T", None)
     for key in ("days", "steps"):
         if run.get(key) is not None:
             raise PlanError(f"run.{key}", "a question of size is about the tokens of a training", "Leave it out")
