@@ -70,11 +70,11 @@ def _draw_kind(
     points = [(cluster.sure_days, measure(cluster), cluster) for cluster in kind.clusters]
     axes.plot([x for x, _, _ in points], [y for _, y, _ in points], color=hue, linewidth=1.0, zorder=2)
     axes.scatter([x for x, _, _ in points], [y for _, y, _ in points], s=16, color=hue, marker=marker, zorder=3)
-    last = 0.0
+    last, ringed = 0.0, kind.chosen.sure_days if kind.chosen is not None else None
     for x, y, cluster in points:
         if cluster is kind.chosen:
             axes.scatter([x], [y], s=80, facecolors="none", edgecolors=palette.INK, linewidths=1.0, zorder=4)
-        if cluster is kind.chosen or (_is_apart(x, last) and _is_apart(x, kind.chosen and kind.chosen.sure_days)):
+        if cluster is kind.chosen or (_is_apart(x, last) and _is_apart(x, ringed)):
             left = cluster is kind.chosen  # of the deadline
             looks = {"fontsize": style.SMALL, "ha": "right" if left else "center", "color": hue}
             axes.annotate(f"{cluster.gpus:,}", (x, y), (-2 if left else 0, 7), textcoords="offset points", **looks)

@@ -172,7 +172,7 @@ def _fill_batch(data: Fields, folder: Path, assumed: list[str]) -> Job:
     if batch.get("lengths") is not None or batch.get("microbatches") is not None:
         rule = "a question of size takes micro-batches of one size, whose number follows"
         raise PlanError("batch", rule, "Write batch.sequence, and batch.global or limits", None)
-    shown = {"model": data.get("model"), "cluster": "dgx-h100:1", "plan": {}}
+    shown: Fields = {"model": data.get("model"), "cluster": "dgx-h100:1", "plan": {}}
     sequence = batch.get("sequence")
     if sequence is None:
         sequence = min(SEQUENCE, load_job(shown, base=folder).model.seq)

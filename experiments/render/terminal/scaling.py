@@ -8,7 +8,7 @@ from rich.text import Text
 from meshcast.experiments.render.terminal.tables import show_table
 from meshcast.experiments.sweeps.scaling import Curve, list_lengths
 from meshcast.experiments.views.scaling import make_scaling_curve
-from meshcast.experiments.views.table import Table, TableCell, formatted_numbers
+from meshcast.experiments.views.table import Format, Table, TableCell, formatted_numbers
 from meshcast.simulator.report.figures import shown_in
 
 FORMATS = {"days": ",.1f", "cost": ",.0f"}
@@ -21,7 +21,10 @@ def page(curve: Curve) -> RenderableType:
     if lengths:  # a page has room for either; efficiency says the same of a GPU
         figures = [figure for figure in figures if figure.name != "tokens_per_s_per_gpu"]
     sizes = ("GPUs", ","), ("batch", ","), ("tokens/s", ",.0f"), ("efficiency", ".1%")
-    heads = [*((figure.head, figure.cell) for figure in figures), *((name, FORMATS[name]) for name in lengths)]
+    heads: list[tuple[str, Format]] = [
+        *((figure.head, figure.cell) for figure in figures),
+        *((name, FORMATS[name]) for name in lengths),
+    ]
     columns = formatted_numbers(*sizes, *heads, wrap="never")
     table, steps = Table(*columns, "largest cost"), {step.gpus: step for step in scaling.steps}
     for gpus in scaling.gpus:

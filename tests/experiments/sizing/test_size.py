@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import meshcast
 from meshcast.experiments.runs.seeds import RunSimulator
 from meshcast.experiments.sizing.batches import BatchLimits, best_batch, read_limits
 from meshcast.experiments.sizing.options import SizeOptions
-from meshcast.experiments.sizing.question import SizeQuestion, read_question
+from meshcast.experiments.sizing.question import read_question
 from meshcast.experiments.sizing.size import answer_question
 from meshcast.experiments.sizing.sizer import Sizer, list_sizes
 from meshcast.hardware.errors import PlanError
@@ -34,29 +35,31 @@ JOB: dict[str, Any] = {
 }
 
 
-def draw_question(seed: int) -> SizeQuestion:
-    """Returns a question with another batch, deadline and budget, on clusters of up to 12 nodes."""
-    rng = random.Random(seed)
-    batch = {"global": rng.choice([48, 96, 120, 128]), "micro": 1}
-    job = {**JOB, "batch": batch, "run": {**JOB["run"], "failures": {"mtbf_factor": rng.choice([0.01, 1.0])}}}
-    asked: dict[str, Any] = {"days": rng.uniform(2.0, 10.0)} if seed % 4 else {"budget": rng.uniform(4e3, 16e3)}
-    return read_question(job, SizeOptions(node=("dgx-h100",), most_gpus=96, price=("dgx-h100=2.5",), **asked))
+def draw_job(rng: random.Random) -> dict[str, Any]:
+    """Returns the job with another batch and rate of failures."""
+    run = {**JOB["run"], "failures": {"mtbf_factor": rng.choice([0.01, 1.0])}}
+    return {**JOB, "batch": {"global": rng.choice([48, 96, 120, 128]), "micro": 1}, "run": run}
 
 
 @pytest.mark.parametrize("seed", drawn(range(20), keep=10))
 def test_the_answer_is_that_of_brute_force(seed: int) -> None:
-    question = draw_question(seed)
-    (found,) = answer_question(question, workers=1, remembers=False).kinds
+    """Of all clusters of up to 12 nodes, with a limit that one of them just keeps or just misses."""
+    rng = random.Random(seed)
+    options = SizeOptions(node=("dgx-h100",), most_gpus=96, price=("dgx-h100=2.5",), days=1)
+    question = read_question(draw_job(rng), options)
     every = Sizer(question, question.kinds[0], RunSimulator().run, lambda node, nodes: None, remembers=False)
     clusters = [every.look_at(nodes) for nodes in range(1, 13)]
     planned = [cluster for cluster in clusters if cluster.plan is not None]
-    if question.days is not None:
-        kept = [cluster for cluster in planned if cluster.sure_days <= question.days]
+    near, factor = rng.choice(planned), rng.choice([0.999, 1.001])
+    if seed % 4:
+        days, budget = near.sure_days * factor, None
+        kept = [cluster for cluster in planned if cluster.sure_days <= days]
         best = min(kept, key=lambda cluster: cluster.nodes, default=None)
     else:
-        assert question.budget is not None
-        kept = [cluster for cluster in planned if (cluster.sure_cost or math.inf) <= question.budget]
+        days, budget = None, (near.sure_cost or 0.0) * factor
+        kept = [cluster for cluster in planned if (cluster.sure_cost or math.inf) <= budget]
         best = min(kept, key=lambda cluster: cluster.sure_days, default=None)
+    (found,) = answer_question(replace(question, days=days, budget=budget), workers=1, remembers=False).kinds
     assert (found.chosen and found.chosen.nodes) == (best and best.nodes)
     if best is not None and found.chosen is not None:
         assert found.chosen.sure_days == best.sure_days and found.chosen.sure_cost == best.sure_cost
