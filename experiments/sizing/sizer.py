@@ -216,9 +216,9 @@ class Sizer:
                 low = at
             else:
                 high = at
-        found = [self.look_at(size) for size in self.sizes[low + 1 : low + 1 + PER_OCTAVE // 2]]
-        found = [cluster for cluster in [*self.planned, *found] if self._is_within(cluster, budget)]
-        best = min(found, key=lambda cluster: cluster.sure_days, default=None)
+        larger = [self.look_at(size) for size in self.sizes[low + 1 : low + 1 + PER_OCTAVE // 2]]
+        able = [cluster for cluster in [*self.planned, *larger] if self._is_within(cluster, budget)]
+        best = min(able, key=lambda cluster: cluster.sure_days, default=None)
         for at in range(low - 1, -1, -1):
             is_near = at >= low - PER_OCTAVE // 2
             if best is None or (not is_near and self._least_days(self.sizes[at]) >= best.sure_days):
