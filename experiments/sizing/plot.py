@@ -49,7 +49,7 @@ def cost_against_days(answer: SizeAnswer) -> Figure:
     axes.set_ylim(max(0.0, min(low, 0.8 * high)), high)  # a slope of a percent is to look like one
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_money(value) if value else "0"))
-    axes.xaxis.set_major_locator(MaxNLocator(4 if style.is_narrow() else 7, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(5 if style.is_narrow() else 7, steps=[1, 2, 5, 10]))
     axes.xaxis.set_minor_locator(MaxNLocator(1))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}" if value > 0 else ""))
     axes.tick_params(axis="x", which="minor", length=0, labelbottom=False)
@@ -77,7 +77,9 @@ def _draw_kind(
         if cluster is kind.chosen or (_is_apart(x, last) and _is_apart(x, ringed)):
             left = cluster is kind.chosen  # of the deadline
             looks = {"fontsize": style.SMALL, "ha": "right" if left else "center", "color": hue}
-            axes.annotate(f"{cluster.gpus:,}", (x, y), (-2 if left else 0, 7), textcoords="offset points", **looks)
+            axes.annotate(
+                f"{cluster.gpus:,}", (x, y), (-5, -12) if left else (0, 7), textcoords="offset points", **looks
+            )
             last = x
 
 
