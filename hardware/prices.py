@@ -63,12 +63,12 @@ def list_prices(node: str, lists: tuple[PriceList, ...] | None = None) -> list[N
     """Returns the prices of a kind of node, the lowest first. lists: of sellers; None: those of the catalog."""
     if lists is None:
         lists = tuple(load("prices", name) for name in catalog("prices"))
-    found = []
+    offers = []
     for seller in lists:
         for offer in seller.offers:
             if offer.node == node:
                 read = f", read {offer.checked}" if offer.checked else ""
                 note = f", {offer.note}" if offer.note else ""
                 words = f"{seller.title}, {offer.region}{read}{note} ({offer.source})"
-                found.append(NodePrice(offer.value, words, seller.currency))
-    return sorted(found, key=lambda price: price.value)
+                offers.append(NodePrice(offer.value, words, seller.currency))
+    return sorted(offers, key=lambda price: price.value)

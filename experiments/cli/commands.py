@@ -38,7 +38,7 @@ class CommandEntry(NamedTuple):
 COMMANDS = {
     "predict": CommandEntry(
         "predict.predict",
-        "Forecast one step: how long it takes, and whether it fits.\n\nAlso where its time and memory go.",
+        "Forecast one step: its time, where it goes, its memory.\n\nAlso of many jobs, one a line.",
         FORECAST,
     ),
     "run": CommandEntry("run.run", "Simulate a training run: failures, checkpoints, days and money.", FORECAST),

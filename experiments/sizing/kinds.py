@@ -75,13 +75,13 @@ def list_kinds(
             f"Add {flag} {unknown[0]}",
             unknown[0],
         )
-    found = []
+    priced = []
     for name, single, written in kinds:
         known = lists.get(name) or lists.get(single.node.name) or next(iter(list_prices(single.node.name)), None)
         if price is not None:
             known = NodePrice(price, "run.price_per_gpu_hour of the job")
-        found.append(SizedNode(name, single, written, stated.get(name, known)))
-    return tuple(found)
+        priced.append(SizedNode(name, single, written, stated.get(name, known)))
+    return tuple(priced)
 
 
 def _read_cluster(written: Any, folder: Path, flag: str) -> tuple[str, Cluster, Any]:

@@ -49,7 +49,7 @@ def cost_against_days(answer: SizeAnswer) -> Figure:
     axes.set_ylim(max(0.0, min(low, 0.8 * high)), high)  # a slope of a percent is to look like one
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_money(value) if value else "0"))
-    axes.xaxis.set_major_locator(MaxNLocator(4 if style.is_narrow() else 7, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(5 if style.is_narrow() else 7, steps=[1, 2, 5, 10]))
     axes.xaxis.set_minor_locator(MaxNLocator(1))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}" if value > 0 else ""))
     axes.tick_params(axis="x", which="minor", length=0, labelbottom=False)
@@ -70,14 +70,16 @@ def _draw_kind(
     points = [(cluster.sure_days, measure(cluster), cluster) for cluster in kind.clusters]
     axes.plot([x for x, _, _ in points], [y for _, y, _ in points], color=hue, linewidth=1.0, zorder=2)
     axes.scatter([x for x, _, _ in points], [y for _, y, _ in points], s=16, color=hue, marker=marker, zorder=3)
-    last = 0.0
+    last, ringed = 0.0, kind.chosen.sure_days if kind.chosen is not None else None
     for x, y, cluster in points:
         if cluster is kind.chosen:
             axes.scatter([x], [y], s=80, facecolors="none", edgecolors=palette.INK, linewidths=1.0, zorder=4)
-        if cluster is kind.chosen or (_is_apart(x, last) and _is_apart(x, kind.chosen and kind.chosen.sure_days)):
+        if cluster is kind.chosen or (_is_apart(x, last) and _is_apart(x, ringed)):
             left = cluster is kind.chosen  # of the deadline
             looks = {"fontsize": style.SMALL, "ha": "right" if left else "center", "color": hue}
-            axes.annotate(f"{cluster.gpus:,}", (x, y), (-2 if left else 0, 7), textcoords="offset points", **looks)
+            axes.annotate(
+                f"{cluster.gpus:,}", (x, y), (-5, -12) if left else (0, 7), textcoords="offset points", **looks
+            )
             last = x
 
 

@@ -148,7 +148,7 @@ def _find_tokens(data: Fields, options: SizeOptions, where: str) -> float:
         run["tokens"] = options.tokens
         run.pop("steps", None)
     if run.get("tokens") is None:
-        raise PlanError(where, "how many tokens are trained on is not stated", "Write 10T", None)
+        raise PlanError(where, "how many tokens are trained on is not stated", f"Write {where} 10T", None)
     for key in ("days", "steps"):
         if run.get(key) is not None:
             raise PlanError(f"run.{key}", "a question of size is about the tokens of a training", "Leave it out")
@@ -172,7 +172,7 @@ def _fill_batch(data: Fields, folder: Path, assumed: list[str]) -> Job:
     if batch.get("lengths") is not None or batch.get("microbatches") is not None:
         rule = "a question of size takes micro-batches of one size, whose number follows"
         raise PlanError("batch", rule, "Write batch.sequence, and batch.global or limits", None)
-    shown = {"model": data.get("model"), "cluster": "dgx-h100:1", "plan": {}}
+    shown: Fields = {"model": data.get("model"), "cluster": "dgx-h100:1", "plan": {}}
     sequence = batch.get("sequence")
     if sequence is None:
         sequence = min(SEQUENCE, load_job(shown, base=folder).model.seq)

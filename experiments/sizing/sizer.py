@@ -2,8 +2,8 @@
 
 Days fall with nodes, nearly: some numbers of nodes divide the layers, the heads or the batch worse than their
 neighbours. So the numbers are bisected, each next one where the last one would meet the limit at equal efficiency; then
-all smaller ones are looked at that would keep the limit at the best efficiency that any size has shown, and a little
-more.
+all smaller ones are looked at, or all where none was found, that would keep the limit at the best efficiency that any
+size has shown, and a little more.
 """
 
 from __future__ import annotations
@@ -121,27 +121,19 @@ class Sizer:
 
         slower: factor on the duration of steps.
         """
-        high = self._bisect(days, slower)
-        if high == len(self.sizes):
-            fastest = self._find_fastest()
-            if fastest is None or not fastest.keeps(days, slower):
-                return None
-            high = self.sizes.index(fastest.nodes)
-            high = self._bisect(days, slower, high)
-        for at in range(high - 1, -1, -1):
+        best = self._bisect(days, slower)
+        for at in range(best - 1, -1, -1):
             if self._least_days(self.sizes[at]) * slower > days:
                 break
             if self.look_at(self.sizes[at]).keeps(days, slower):
-                high = at
-        return self.look_at(self.sizes[high])
+                best = at
+        return self.look_at(self.sizes[best]) if best < len(self.sizes) else None
 
-    def _bisect(self, days: float, slower: float, high: int | None = None) -> int:
+    def _bisect(self, days: float, slower: float) -> int:
         """Returns the position in `sizes` of one that keeps the limit, whose smaller neighbour does not, sizes without
-        a plan left out; the number of sizes: there is none.
-
-        high: position of a size that keeps it.
+        a plan left out; the number of sizes: none was found.
         """
-        low, high, guess = -1, len(self.sizes) if high is None else high, self._guess(days)
+        low, high, guess = -1, len(self.sizes), self._guess(days)
         without, top = set[int](), high
         while remaining := [at for at in range(low + 1, min(high, top)) if at not in without]:
             at = min(remaining, key=lambda at: abs(at - guess))
@@ -197,21 +189,6 @@ class Sizer:
         at = self._place(cluster.nodes * cluster.rough_days * slower / days)
         return min(max(at, low + 1), high - 1)
 
-    def _find_fastest(self) -> SizedCluster | None:
-        """Returns the cluster of the fewest days: from the largest one that has a plan and was looked at, down as long
-        as days fall, by ever smaller steps."""
-        if not self.planned:
-            return None
-        best, step = self.sizes.index(self.planned[-1].nodes), PER_OCTAVE
-        while step:
-            near = [at for at in (best - step, best + step) if 0 <= at < len(self.sizes)]
-            other = min(near, key=lambda at: self.look_at(self.sizes[at]).rough_days, default=best)
-            if self.look_at(self.sizes[other]).rough_days < self.look_at(self.sizes[best]).rough_days:
-                best = other
-            else:
-                step //= 2
-        return min(self.planned, key=lambda cluster: cluster.rough_days)
-
     @property
     def planned(self) -> Sequence[SizedCluster]:
         """Clusters that were looked at and have a plan, by their size."""
@@ -225,7 +202,8 @@ class Sizer:
     def find_fastest_within(self, budget: float) -> SizedCluster | None:
         """Returns the cluster of the fewest days of those that keep a budget in nine of ten runs; None if none does.
 
-        Money rises with nodes, nearly, as efficiency falls.
+        Money rises with nodes, nearly, as efficiency falls: it is bisected, and sizes up to half as large again, and
+        half as small, as the largest that keeps the budget are looked at, too, and all smaller ones that may be faster.
         """
         low, high = -1, len(self.sizes)
         without: set[int] = set()
@@ -234,11 +212,22 @@ class Sizer:
             cluster = self.look_at(self.sizes[at])
             if cluster.plan is None:
                 without.add(at)
-            elif not cluster.can_end():
-                high = at
-            elif cluster.sure_cost is not None and cluster.sure_cost <= budget:
+            elif self._is_within(cluster, budget):
                 low = at
             else:
                 high = at
-        kept = [c for c in self.planned if c.is_simulated and c.sure_cost is not None and c.sure_cost <= budget]
-        return min(kept, key=lambda cluster: cluster.sure_days, default=None)
+        larger = [self.look_at(size) for size in self.sizes[low + 1 : low + 1 + PER_OCTAVE // 2]]
+        able = [cluster for cluster in [*self.planned, *larger] if self._is_within(cluster, budget)]
+        best = min(able, key=lambda cluster: cluster.sure_days, default=None)
+        for at in range(low - 1, -1, -1):
+            is_near = at >= low - PER_OCTAVE // 2
+            if best is None or (not is_near and self._least_days(self.sizes[at]) >= best.sure_days):
+                break
+            cluster = self.look_at(self.sizes[at])
+            if self._is_within(cluster, budget) and cluster.sure_days < best.sure_days:
+                best = cluster
+        return best
+
+    def _is_within(self, cluster: SizedCluster, budget: float) -> bool:
+        """Returns whether nine of ten runs keep a budget."""
+        return cluster.can_end() and cluster.sure_cost is not None and cluster.sure_cost <= budget

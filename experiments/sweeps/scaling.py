@@ -151,6 +151,13 @@ def _data_axis(job: Job) -> str:
     return axis
 
 
+def list_lengths(job: Job) -> list[str]:
+    """Returns which figures of a whole training a job has: days with `run.tokens`, and with a price the cost."""
+    if job.run.tokens is None:
+        return []
+    return ["days"] if job.run.price_per_gpu_hour is None else ["days", "cost"]
+
+
 def curve_rows(curve: Curve) -> list[dict[str, Any]]:
     """Returns the rows of the curve for ``scale --json``."""
     rows = []
@@ -163,6 +170,7 @@ def curve_rows(curve: Curve) -> list[dict[str, Any]]:
                 "tokens_per_s": point.tokens_per_s,
                 "efficiency": curve.efficiency(point),
                 "bottleneck": point.bottleneck,
+                **{name: getattr(report, name) for name in list_lengths(curve.job)},
                 # Memory figures are keys of the row itself, not of a `memory` inside it.
                 **nest((figure.where.removeprefix("memory."), figure.compute(report)) for figure in shown_in("points")),
             }

@@ -142,3 +142,13 @@ def test_command(tmp_path: Path) -> None:
     assert (answer["kind"], answer["axis"]) == ("weak", "dp")
     assert [point["gpus"] for point in answer["points"]] == [8, 16, 32]
     assert "Weak scaling" in CliRunner().invoke(app, words).stdout
+
+
+def test_points_of_a_training_have_its_days_and_cost() -> None:
+    run = {"tokens": 1e12, "price_per_gpu_hour": 2.0}
+    found = forecast_curve({**JOB, "run": run}, (8, 16), "weak")
+    for row in curve_rows(found):
+        assert row["days"] == pytest.approx(1e12 / row["tokens_per_s"] / 86_400)
+        assert row["cost"] == pytest.approx(row["days"] * 24 * row["gpus"] * 2)
+    (alone, _) = curve_rows(forecast_curve({**JOB, "run": {"tokens": 1e12}}, (8, 16), "weak"))
+    assert "cost" not in alone and "days" in alone and "days" not in curve_rows(forecast_curve(JOB, (8,), "weak"))[0]
