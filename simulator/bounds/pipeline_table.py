@@ -7,7 +7,7 @@ at least the sum of each entry on the diagonal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -171,12 +171,16 @@ class PipelineTable:
         returned = (begins + work @ (passes.forward + passes.inputs) - ends).max(axis=1) + passed @ passes.gradient
         return np.maximum((begins + sums).max(axis=1), returned), np.maximum((begins + opened).max(axis=1), 0.0)
 
-    def memory(self, grown: np.ndarray, elements: np.ndarray, each: np.ndarray) -> np.ndarray:
+    def memory(
+        self, grown: np.ndarray, elements: np.ndarray, each: np.ndarray, whole: np.ndarray | None = None
+    ) -> np.ndarray:
         """Returns the least memory of the fullest device [pipelines, choices] [bytes].
 
         grown: what the forward pass of a unit leaves for its backward pass [kinds] [bytes].
         elements: parameters of a unit [kinds].
         each: bytes of states of a parameter [pipelines, choices].
+        whole: bytes of the weights of a unit that a stage holds from its first forward to its last forward or backward
+            pass, beside the states [pipelines, choices, kinds]; None: none.
         """
         if not self.size:
             return np.zeros(each.shape)
@@ -184,7 +188,30 @@ class PipelineTable:
         every, others = self._held
         activations = every * (held @ grown) + others * (least @ np.maximum(grown, 0.0) + most @ np.minimum(grown, 0.0))
         states = (held @ elements)[:, None] * each[self._pipelines]
-        return np.asarray(np.maximum.reduceat(np.maximum(activations, 0.0)[:, None] + states, self._starts))
+        beside = np.maximum(activations, 0.0)[:, None]
+        if whole is not None:
+            beside = self._add_whole(beside, whole[self._pipelines])
+        return np.asarray(np.maximum.reduceat(beside + states, self._starts))
+
+    def _add_whole(self, activations: np.ndarray, whole: np.ndarray) -> np.ndarray:
+        """Returns the least of activations and whole weights together [devices, choices] [bytes].
+
+        With several stages activations may be most before or after the weights of any of them are there; of passes that
+        run as pairs both directions have begun. activations: [devices, 1]. whole: of a unit [devices, choices, kinds].
+        """
+        held, least = self._devices["held"], self._devices["least"]
+        stage, device = (np.einsum("dk,dck->dc", rows, whole) for rows in (least, held))
+        pairs, known = self._has_mode(lambda mode: mode.pairs), self._has_mode(lambda _: True)
+        alone = (held == least).all(axis=1)[:, None]
+        together = activations + np.where(pairs, device, np.where(alone, stage, 0.0))
+        return np.where(known, np.maximum(together, stage), activations)
+
+    def _has_mode(self, holds: Callable[[Mode], bool]) -> np.ndarray:
+        """Returns whether the schedule of a device has bounds, and something holds of its mode [devices, 1]."""
+        rows = np.zeros((self._held.shape[1], 1), bool)
+        for mode, numbers in self._modes.items():
+            rows[numbers] = holds(mode)
+        return rows
 
 
 def sum_passes(mode: Mode, units: StageTimes, counts: np.ndarray) -> float:

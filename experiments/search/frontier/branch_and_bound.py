@@ -126,8 +126,8 @@ class Search(PlanSearch):
         self._early: dict[tuple[int, Point], ForecastPlan] = {}
         """Plans that fit and were forecast before the search has come to them, by cluster and point: near that of the
         job, or in groups with small bounds."""
-        self._in_vain: int | None = None
-        """Early forecasts in groups that gave no better plan since the last one that did; None before the first."""
+        self._in_vain = 0
+        """Early forecasts in groups that gave no better plan since the last one that did."""
         self._number = itertools.count()
         self._heap: list[_Waiting] = []
         self._taken: _Waiting | None = None
@@ -267,9 +267,7 @@ class Search(PlanSearch):
                 self._outside = None
             exact = certificate.exact
             while self._heap and self._heap[0].value < self.incumbents.limit:
-                # Of the first groups a plan is forecast in any case: it is better than one near no bound.
-                known = certificate.incumbent < math.inf if number > 1 else self._in_vain == 0
-                if self._outside is not None and (certificate.exact > exact or known):
+                if self._outside is not None and (certificate.exact > exact or certificate.incumbent < math.inf):
                     break
                 for values in others.receive() if others is not None else ():
                     self.note(values)
@@ -423,12 +421,14 @@ class Search(PlanSearch):
     def _forecast_early(self, cluster: SearchedCluster, opened: OpenGroup, others: OtherProcesses | None) -> None:
         """Forecasts a plan of a group with a small bound before the search comes to it."""
         alone = len(self.certificate.objectives) == 1 and cluster.runs is None and not opened.by_memory
-        if not alone or (self._in_vain or 0) >= MOST_IN_VAIN:
+        if not alone or self._in_vain >= MOST_IN_VAIN:
             return
         least = self.incumbents.bounds(float(opened.seconds[0]), 0.0, cluster.use)[0]
         if least > self.incumbents.best * (1 - WORTH):
             return
-        for point in choose_early(cluster, opened):
+        points = choose_early(cluster, opened)
+        self._in_vain += not points
+        for point in points:
             if (id(cluster), point) in self._early:
                 continue
             before = self.incumbents.best
@@ -439,7 +439,7 @@ class Search(PlanSearch):
             if self.incumbents.best < before:
                 self._in_vain = 0
                 return
-            self._in_vain = 1 + (self._in_vain or 0)
+            self._in_vain += 1
 
     def _push_pipelines(self, cluster: SearchedCluster, pipelines: _Pipelines, seconds: float, nbytes: float) -> None:
         opened, at = pipelines.opened, pipelines.at

@@ -3,8 +3,6 @@ smallest of all, so that it has good plans early, and an interruption proves a s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from meshcast.experiments.search.frontier.clusters import SearchedCluster
@@ -22,17 +20,22 @@ MOST_IN_VAIN = 20
 """Forecasts in a row that gave no better plan, after which none is made early."""
 
 
-def choose_early(cluster: SearchedCluster, opened: OpenGroup) -> Iterator[Point]:
-    """Yields a point of the pipeline of a group with the smallest bound, and of the first that leaves room in memory.
+def choose_early(cluster: SearchedCluster, opened: OpenGroup) -> list[Point]:
+    """Returns two points of a group at most, those with the smallest bounds that may fit: of each data scheme the
+    pipeline with the smallest bound, and the first that leaves room in memory, are looked at.
 
     opened: the pipelines that may fit, in the order of their bounds of time.
     """
-    roomy = np.flatnonzero(opened.nbytes <= ROOMY * cluster.space.capacity)
-    for at in dict.fromkeys([0, *roomy[:1].tolist()]):
-        pipeline, best = opened.pipeline(at), (np.inf, None)
+    every = np.arange(len(opened.places))
+    roomy = every[opened.nbytes <= ROOMY * cluster.space.capacity]
+    first = [at[np.unique(opened.schemes[at], return_index=True)[1]] for at in (every, roomy)]
+    points = list[tuple[float, Point]]()
+    for at in np.unique(np.concatenate(first)).tolist():
+        pipeline = opened.pipeline(at)
         for steps in group_by_overlap(cluster.groups.steps(opened, at)):
-            bounds = cluster.groups.bound_before_states(opened.group, pipeline, steps)
-            if bounds is not None and bounds[1] <= cluster.space.capacity and bounds[0] < best[0]:
-                best = bounds[0], max(steps, key=lambda step: step.overlap_pp)
-        if best[1] is not None and cluster.space.admits(opened.group, pipeline, best[1]):
-            yield opened.group, pipeline, best[1]
+            step = max(steps, key=lambda step: step.overlap_pp)
+            bounds = cluster.groups.bound_before_states(opened.group, pipeline, [step])
+            if bounds is not None and bounds[1] <= cluster.space.capacity:
+                points.append((bounds[0], (opened.group, pipeline, step)))
+    points.sort(key=lambda bounded: bounded[0])
+    return [point for _, point in points[:2] if cluster.space.admits(*point)]

@@ -244,7 +244,8 @@ class GroupBounds:
         layout, grown = self.prices.unit_layout(group), self.prices.unit_memory(group)
         if layout is None or grown is None:
             return None
-        least = table.units.memory(grown, layout.elements, self._state_nbytes(group, table))
+        states, whole = self._state_nbytes(group, table), self._whole_weights(group, table, layout)
+        least = table.units.memory(grown, layout.elements, states, whole)
         return (least + self.space.loaded.framework.memory.context_gib * GIB)[opened.places, opened.schemes]
 
     def least_memory(self, group: LayerGroup) -> float:
@@ -422,6 +423,20 @@ class GroupBounds:
             for place, at in table.places.items():
                 parts[at, number] = self._shards(group, place, value)
         return whole + shared / parts
+
+    def _whole_weights(self, group: LayerGroup, table: GroupPipelines, layout: UnitLayout) -> np.ndarray | None:
+        """Returns the bytes of the weights of a unit that are gathered from the first to the last micro-batch
+        [pipelines, data schemes, kinds]: those of FSDP under a pipeline, where all choices overlap; None: none are."""
+        number, overlaps = self._schemes.get(("fsdp", None)), all(self.space.values["overlap_dp"])
+        known = "fsdp" in self.space.data_schemes.known and "activations" not in group.offload
+        if number is None or not known or not overlaps:
+            return None
+        nbytes = np.zeros((table.units.size, len(self._schemes), len(layout.elements)))
+        for place, at in table.places.items():
+            if place.pp > 1:
+                sharded = (sizes for axes, sizes in layout.matrices.items() if self._rates(group, place, axes)[0] > 0.0)
+                nbytes[at, number] = least_weight_bytes(self.space.loaded) * sum(sharded, 0 * layout.elements)
+        return nbytes
 
     def _whole_and_shared(self, group: LayerGroup, data: str) -> tuple[float, float]:
         """Returns the bytes of states of a parameter that a data scheme keeps on every rank, and that it shards."""

@@ -72,9 +72,9 @@ def find_near_plans(
         return _Neighbourhood(too_large, cost, next(number), _list_neighbours(space, values))
 
     if job is None:
-        starts, enough = _choose_small(space, groups), MAX_FORECASTS
+        starts = _choose_small(space, groups)
     else:
-        starts, enough = [_take_nearest(space, read_short_form(job, space.named).values)], ENOUGH
+        starts = [_take_nearest(space, read_short_form(job, space.named).values)]
     waiting = [_Neighbourhood(False, 0.0, next(number), iter([start])) for start in starts if start]
     waiting += [look_around(start) for start in starts if start]
     while waiting:
@@ -94,7 +94,7 @@ def find_near_plans(
             if plan.fits:
                 fitting += 1
                 yield point, plan
-        if fitting == enough or forecasts == MAX_FORECASTS:
+        if fitting == ENOUGH or forecasts == MAX_FORECASTS:
             return
 
 

@@ -189,6 +189,21 @@ def test_no_bound_is_above_its_forecast_at_many_points(name: str) -> None:
         hold_some(name, seed, 50)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "gpipe", "zb-h1", "hanayo", "dualpipe"])
+def test_weights_that_fsdp_keeps_gathered_are_held_by_a_pipeline(schedule: str) -> None:
+    """They count with all pipelines of a group at once, where all plans overlap data parallelism."""
+    plan = {"tp": [1, 2], "pp": [2, 4], "schedule": [schedule], "chunks": "auto", "zero": 1, "fsdp": True}
+    space = open_space({**MIXTRAL, "batch": {"global": 64, "micro": [1, 2], "sequence": 1024}}, **plan)
+    groups = GroupBounds(space, PointBounds(space))
+    held = [hold_bounds(groups, point) for point in islice(draw_points(space, 0), 6)]
+    assert all(ratios is not None for ratios in held)
+    opened, _ = groups.open(space.groups()[0])
+    assert opened is not None and (kept := groups.bound_memory(opened)) is not None
+    space.values["overlap_dp"] = (True, False)
+    assert (others := groups.bound_memory(opened)) is not None
+    assert (kept >= others).all() and ((kept > others).all() or schedule in ("interleaved-1f1b", "hanayo"))
+
+
 RARE: dict[str, Callable[[LayerGroup, Pipeline, StepChoice], bool]] = {
     "tensor parallel experts": lambda group, pipeline, step: group.etp is not None,
     "copies of shards": lambda group, pipeline, step: step.shard is not None,

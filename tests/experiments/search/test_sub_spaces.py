@@ -17,7 +17,10 @@ FIELDS: dict[str, list[Any]] = {
     "recompute": ["none", "selective", "full"], "partition": ["even", "ends-as-layers"], "offload": [[], ["optimizer"]],
     "sequence_parallel": [True, False], "order": ["pp-dp-cp-tp", "dp-pp-cp-tp"],
 }  # fmt: skip
-EXPERTS: dict[str, list[Any]] = {"ep": [1, 4, 8, 64], "etp": [1, 2]}
+EXPERTS: dict[str, list[Any]] = {"ep": [1, 2, 4, 8], "etp": [1, 2]}
+SMALL = {"tp": 8, "pp": 16, "recompute": "full"}
+"""A value of some fields with which plans need little memory."""
+
 NAMES = ("gpt3", "llama3", "mixtral", "deepseek")
 
 
@@ -28,6 +31,8 @@ def draw_sub_space(seed: int) -> dict[str, Any]:
     while True:
         fields = FIELDS | (EXPERTS if NAMES[seed % len(NAMES)] in ("mixtral", "deepseek") else {})
         plan = {name: rng.sample(values, rng.choice([1, 2, 2])) for name, values in fields.items()}
+        for name, value in SMALL.items():  # most plans of other values do not fit
+            plan[name] = [*dict.fromkeys([value, *plan[name][:1]])]
         if rng.random() < 0.3:
             plan |= {"zero": 1, "fsdp": True}
         drawn_job = {**job, "batch": {**job["batch"], "micro": rng.sample([1, 2, 3], 2)}, "plan": plan}
