@@ -22,7 +22,7 @@ REPEATED = 1.0
 """Time after Ctrl-C in which another one is the same wish to end [s]."""
 
 
-UNREAD = {
+UNREAD: dict[str, tuple[str, ...]] = {
     "numpy._core._add_newdocs": (),
     "numpy._core._add_newdocs_scalars": (),
     "mpl_toolkits.mplot3d": ("Axes3D",),
