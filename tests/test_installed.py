@@ -158,6 +158,17 @@ def test_the_version_names_the_commit(tmp_path: Path, monkeypatch: pytest.Monkey
     assert find(tmp_path) == "of the environment"
 
 
+def test_modules_that_a_command_leaves_out_are_there() -> None:
+    code = (
+        "from importlib import import_module\n"
+        "from meshcast.__main__ import UNREAD\n"
+        "for name, names in UNREAD.items():\n"
+        "    module = import_module(name)\n"
+        "    print(all(hasattr(module, taken) for taken in names))\n"
+    )
+    assert {*ask(Path(sys.executable), ["-c", code], ROOT, PYTHONPATH=str(ROOT)).split()} == {"True"}
+
+
 # ----------------------------------------------------------------------------------------- completion
 
 
