@@ -31,7 +31,7 @@ LOOK, PATIENCE = 0.2, 1.2
 def collect_garbage_rarely() -> Iterator[None]:
     """Looks for garbage in cycles after every `ALLOCATIONS` allocations only: forecasts leave little of it, and what
     they share makes each search long. At the default a seventh of the time of many forecasts is spent on it; never
-    looked for, it fills a hundred MB in 20,000 forecasts."""
+    looked for, it fills 80 MB in 8,000 forecasts."""
     before = gc.get_threshold()
     gc.set_threshold(ALLOCATIONS if before[0] else 0, *before[1:])
     try:
