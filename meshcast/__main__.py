@@ -21,6 +21,9 @@ INTERRUPTED = 130
 REPEATED = 1.0
 """Time after Ctrl-C in which another one is the same wish to end [s]."""
 
+AGAIN = 0.1
+"""Time after which a lost Ctrl-C is raised again [s]."""
+
 
 def main() -> None:
     """Runs the command.
@@ -53,6 +56,8 @@ def _run() -> None:
 def record_interrupts() -> list[float]:
     """Returns a list to which the time of every later SIGINT is added [s], before it raises KeyboardInterrupt.
 
+    Where that is lost, as in a function that a compiler calls, it is raised again.
+
     One that follows another within `REPEATED` does neither: a key that is pressed twice would end a search before its
     answer, and the interpreter in the middle of its exit.
     """
@@ -68,8 +73,21 @@ def record_interrupts() -> list[float]:
         if received:  # the interpreter gives handlers back while it ends, and the signal would be the exit code
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
+    def raise_again(lost: sys.UnraisableHookArgs) -> None:
+        if lost.exc_type is not KeyboardInterrupt or not received:
+            sys.__unraisablehook__(lost)
+            return
+        import threading
+
+        received[-1] -= REPEATED
+        kill = getattr(signal, "pthread_kill", lambda _, number: signal.raise_signal(number))  # not on Windows
+        timer = threading.Timer(AGAIN, kill, (threading.main_thread().ident, signal.SIGINT))  # wakes a wait, too
+        timer.daemon = True
+        timer.start()
+
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the caller handles or ignores it
         signal.signal(signal.SIGINT, interrupt)
+        sys.unraisablehook = raise_again
         atexit.register(ignore_at_the_end)
     return received
 

@@ -107,12 +107,12 @@ class FlatTask:
     @cached_property
     def columns(self) -> TaskColumns:
         """Its ops by column."""
-        ops, *numbers, after = [*map(list, zip(*self.ops, strict=True))] or [[]] * 5
+        ops, seconds, latency, issue, after = [*map(list, zip(*self.ops, strict=True))] or [[]] * 5
         queues: dict[str, list[int]] = {}
         for place, op in enumerate(ops):
             queues.setdefault(op.stream, []).append(place)
         roots = [place for place, places in enumerate(after) if not places]
-        return TaskColumns(ops, *numbers, after, queues, roots, COMPUTE in queues)
+        return TaskColumns(ops, seconds, latency, issue, after, queues, roots, COMPUTE in queues)
 
 
 class TaskColumns(NamedTuple):

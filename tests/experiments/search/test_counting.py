@@ -180,3 +180,19 @@ def test_an_interrupt_at_once_after_another_is_the_same(apart: float, raised: in
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (130, "") and done.stdout.split() == [f"{raised}", f"{raised}", "True"]
+
+
+def test_an_interrupt_that_a_callback_of_a_library_loses_is_raised_again() -> None:
+    code = (
+        "import ctypes, os, signal, sys, time\n"
+        "import meshcast.__main__ as command\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "command.record_interrupts()\n"
+        "@ctypes.CFUNCTYPE(None)\n"
+        "def notify():\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(0.01)\n"
+        "try:\n    notify()\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    sys.exit(command.INTERRUPTED)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (130, "")

@@ -142,12 +142,17 @@ def test_costs_of_layers_add_up_to_the_passes_of_the_model() -> None:
     assert len(costs.layers) == 4 and len({*costs.layers}) == 1 and min(costs.begin, costs.end) > 0
 
 
-def test_garbage_is_looked_for_as_before_behind_many_forecasts() -> None:
-    before = gc.get_threshold()
-    with pytest.raises(ValueError), collect_garbage_rarely():
-        assert gc.get_threshold()[0] == ALLOCATIONS
-        raise ValueError
-    assert gc.get_threshold() == before
+@pytest.mark.parametrize("usual", [700, 1_000_000])  # of Python, of a command
+def test_garbage_is_looked_for_as_before_behind_many_forecasts(usual: int) -> None:
+    found = gc.get_threshold()
+    gc.set_threshold(usual, *found[1:])
+    try:
+        with pytest.raises(ValueError), collect_garbage_rarely():
+            assert gc.get_threshold()[0] == ALLOCATIONS
+            raise ValueError
+        assert gc.get_threshold() == (usual, *found[1:])
+    finally:
+        gc.set_threshold(*found)
 
 
 def test_plans_that_do_not_fit_or_break_a_rule() -> None:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import time
+from concurrent.futures import BrokenExecutor
 from ctypes import c_byte
 
 import pytest
@@ -33,6 +34,22 @@ def test_running_work_ends_with_an_error(error: type[BaseException]) -> None:
             time.sleep(0.01)
         raise error
     assert isinstance(future.exception(), KeyboardInterrupt), "it worked on"
+
+
+def sleep() -> None:
+    """Does not look for a minute whether it is asked to stop."""
+    started.value = 1
+    time.sleep(60)
+
+
+def test_running_work_that_never_asks_is_ended() -> None:
+    begun = multiprocessing.RawValue("b", 0)
+    with pytest.raises(ValueError), open_pool(1, note, begun) as pool:
+        future = pool.submit(sleep)
+        while not begun.value:
+            time.sleep(0.01)
+        raise ValueError
+    assert isinstance(future.exception(), BrokenExecutor), "it was waited for"
 
 
 def test_work_outside_of_a_pool_is_never_asked_to_stop() -> None:
