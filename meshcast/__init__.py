@@ -6,8 +6,8 @@
 True
 
 `load_job` reads a job, `simulate` forecasts it, `sweep` forecasts a grid, `search` finds the best plan, `advise` says
-what to change, `size` how many nodes it takes, `explain` why a run is slower. Errors are `MeshcastError`. docs/python.md
-shows all of it.
+what to change, `size` how many nodes it takes, `explain` why a run is slower. Errors are `MeshcastError`.
+docs/python.md shows all of it.
 """
 
 from __future__ import annotations

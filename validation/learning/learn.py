@@ -25,7 +25,7 @@ Job = Mapping[str, object]
 LearnAnswer = dict[str, Any]
 """What ``meshcast learn --json`` prints: see `learn_files`."""
 
-Track = Callable[[Any, int, str], Iterable[Any]]
+Track = Callable[..., Iterable[Any]]
 """Shows progress: takes what is gone through, its number, and what it is."""
 
 
