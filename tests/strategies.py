@@ -20,6 +20,7 @@ from meshcast.simulator.ir.registry import find_scheme, scheme_names
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.scheduling.schedule import OverlappedPasses, PipelineShape, Schedule
+from meshcast.simulator.scheduling.vocabulary import ShardsVocabulary
 from tests.contract.played import Ideal
 
 EVERY_EXAMPLE = settings.get_current_profile_name() == "all"
@@ -176,8 +177,13 @@ def complete(use: str) -> bool:
     return installed(use) and not any(option.is_required() for option in find_scheme(use).Options.model_fields.values())
 
 
-EVERY = tuple(use for use in scheme_names() if use.startswith("pipeline/") and complete(use))
-"""All schedules without required options."""
+EVERY = tuple(
+    use
+    for use in scheme_names()
+    if use.startswith("pipeline/") and complete(use) and not issubclass(find_scheme(use), ShardsVocabulary)
+)
+"""All schedules without required options, but those whose ends are shards on all devices: these refuse most models, and
+have tests of their own (tests/simulator/scheduling/test_vocabulary.py)."""
 FREE = tuple(use for use in EVERY if not issubclass(find_scheme(use), RequiresRoles))
 """Those that need no other scheme."""
 WHOLE = tuple(use for use in FREE if "slices" not in find_scheme(use).Options.model_fields)

@@ -34,7 +34,7 @@ class EqualOps:
             tuple((self.find_fragment(run.fragment), *_list_run(run)) for run in stage_ops.unit_runs),
             _list_sides(sides),
             (stage_ops.whole_weights, stage_ops.whole_gradients, stage_ops.message_shares),
-            (stage_ops.shared_gradients, stage_ops.held),
+            (stage_ops.shared_gradients, stage_ops.held, stage_ops.shard_messages),
         )
         return self._stages.setdefault(key, stage_ops)
 

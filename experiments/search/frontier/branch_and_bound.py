@@ -32,7 +32,7 @@ from meshcast.experiments.search.frontier.clusters import (
     count_runs,
     stated_values,
 )
-from meshcast.experiments.search.frontier.early_plans import MOST_IN_VAIN, WORTH, choose_early
+from meshcast.experiments.search.frontier.early_plans import FEW, MOST_IN_VAIN, WORTH, choose_early
 from meshcast.experiments.search.frontier.group_bounds import Known, OpenGroup, group_by_overlap
 from meshcast.experiments.search.frontier.near_plans import Point, find_near_plans, forecast_early
 from meshcast.experiments.search.frontier.objectives import ClusterUse, Incumbents
@@ -421,7 +421,7 @@ class Search(PlanSearch):
     def _forecast_early(self, cluster: SearchedCluster, opened: OpenGroup, others: OtherProcesses | None) -> None:
         """Forecasts a plan of a group with a small bound before the search comes to it."""
         alone = len(self.certificate.objectives) == 1 and cluster.runs is None and not opened.by_memory
-        if not alone or self._in_vain >= MOST_IN_VAIN:
+        if not alone or len(opened.places) <= FEW or self._in_vain >= MOST_IN_VAIN:
             return
         least = self.incumbents.bounds(float(opened.seconds[0]), 0.0, cluster.use)[0]
         if least > self.incumbents.best * (1 - WORTH):

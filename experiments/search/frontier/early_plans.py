@@ -16,6 +16,9 @@ by 4 % in the median of drawn plans (docs/search.md)."""
 WORTH = 0.01
 """Share by which the bound of a group must be below the best plan for one of its points to be forecast early."""
 
+FEW = 4
+"""Pipelines of a group up to which it has no early plans: they are bounded one by one almost as soon."""
+
 MOST_IN_VAIN = 20
 """Forecasts in a row that gave no better plan, after which none is made early."""
 

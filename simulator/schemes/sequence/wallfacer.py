@@ -161,8 +161,8 @@ class _TeamAttention:
 
     def __init__(self, operator: CoreAttention, local: Fragment, steps: AttentionSteps, team: Axes, ranks: int) -> None:
         self.name, self.team, self.ranks = operator.name, team, ranks
-        self.shards, self.gathered = _memory_of_tensors(local), _memory_of_tensors(steps.step_fragments[0])
         q, k, v, o = steps.q, steps.k, steps.v, steps.o
+        self.shards, self.gathered = (_memory_of_tensors(part, o) for part in (local, steps.step_fragments[0]))
         out = self.fragment = Fragment(entry={t.name: Op(f"{t.name} in") for t in operator.ins})
         out.grad_entry = {o: Op(f"d{o} in", phase="B")}
         for name in (q, k, v):
@@ -232,7 +232,13 @@ class _TeamAttention:
         return self._scatter(o, rescaled, "F")
 
 
-def _memory_of_tensors(fragment: Fragment) -> dict[str, tuple[str, int]]:
-    """Returns the memory key and bytes of every tensor, and of gradients, with ``d:``."""
-    uses = (use for use in fragment.tensor_uses if "@" in use.key and "~" not in use.key)
-    return {use.key.partition("@")[0]: (use.key, use.nbytes) for use in uses}
+def _memory_of_tensors(fragment: Fragment, output: str) -> dict[str, tuple[str, int]]:
+    """Returns the memory key and bytes of every tensor, and of gradients, with ``d:``.
+
+    output: its gradient is that which the backward pass takes, also where this is kept as that of a cast behind it.
+    """
+    uses = [use for use in fragment.tensor_uses if "@" in use.key and "~" not in use.key]
+    back = {*fragment.backward}
+    taken = next(use for use in uses if use.op in back and use.key.startswith("d:") and not use.made)
+    memory = {use.key.partition("@")[0]: (use.key, use.nbytes) for use in uses}
+    return memory | {f"d:{output}": (taken.key, taken.nbytes)}
