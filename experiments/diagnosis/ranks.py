@@ -16,6 +16,7 @@ from meshcast.simulator.formats.kineto import ON_DEVICE, Event, Trace
 from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.report.report import Report
 from meshcast.validation.traces.comparison import Comparison, compare_step
+from meshcast.validation.traces.host_timeline import unite_spans
 from meshcast.validation.traces.timeline import Timeline, union_length
 
 MOST_STEPS = 8
@@ -217,18 +218,8 @@ def _join_host_work(trace: Trace) -> dict[str, Spans]:
     host = [event for event in trace.events if event.category not in ON_DEVICE]
     for kind, words in HOST_WORK:
         named = {name for name in {event.name for event in host} if words.search(name)}
-        spans = _join([*spans, *((event.begin, event.end) for event in host if event.name in named)])
+        spans = unite_spans([*spans, *((event.begin, event.end) for event in host if event.name in named)])
         joined[kind] = spans
-    return joined
-
-
-def _join(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    joined: list[tuple[float, float]] = []
-    for low, high in sorted(spans):
-        if joined and low <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(joined[-1][1], high)
-        else:
-            joined.append((low, high))
     return joined
 
 

@@ -131,8 +131,8 @@ class Costs:
     @property
     def regime(self) -> Regime:
         """How well the GPU is known: by a calibration of this GPU, of its architecture, or of another."""
-        lenders = self._calibration.lenders(self.cluster.gpu)
-        return GPU_REGIMES.get(lenders[0][1], "unknown") if lenders else "unknown"
+        distance = self._calibration.distance(self.cluster.gpu)
+        return "unknown" if distance is None else GPU_REGIMES.get(distance, "unknown")
 
     def assumed_hosts(self, works: Iterable[Work | None]) -> tuple[str, ...]:
         """Returns what had to be assumed of hosts and disks, if any of `works` uses them."""

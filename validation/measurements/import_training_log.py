@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -43,12 +43,7 @@ def import_training_log(
         raise PlanError("framework", f"logs of {', '.join(LOGS)} can be read", "Name one of them", framework)
     instrument = f"log of {LOG_FORMATS[framework].program}"
     iterations = read_log(path, framework).iterations
-    if skip < 0 or skip >= len(iterations):
-        most = len(iterations) - 1
-        lines = f"{most + 1:,} lines" if most else "one line"
-        rule = f"the log has {lines} of iterations, and at least one must remain"
-        raise PlanError("--skip", rule, f"Write 0 to {most:,}" if most else "Write --skip 0", skip)
-    kept = iterations[skip:]
+    kept = _skip_lines(iterations, skip)
     sources = forecasters(job, calibration) if job is not None else []
     if sources:
         report = sources[0].report
@@ -89,6 +84,16 @@ def import_training_log(
         settings={"skip": skip},
         notes=notes,
     )
+
+
+def _skip_lines(iterations: Sequence[Iteration], skip: int) -> Sequence[Iteration]:
+    """Returns the lines behind the first `skip`. Raises PlanError where none remains."""
+    if skip < 0 or skip >= len(iterations):
+        most = len(iterations) - 1
+        lines = f"{most + 1:,} lines" if most else "one line"
+        rule = f"the log has {lines} of iterations, and at least one must remain"
+        raise PlanError("--skip", rule, f"Write 0 to {most:,}" if most else "Write --skip 0", skip)
+    return iterations[skip:]
 
 
 def step_seconds(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +31,7 @@ def host_timeline(trace: Trace, mark: Event | None) -> Timeline:
     names = [event.name for event in (called if len(called) == len(run) else run)]
     kinds = [collective_of(name) or "other" for name in names]
     slices = [Slice("", kind, event.begin, event.seconds, event.name) for event, kind in zip(run, kinds, strict=True)]
-    communicating = _union(run)
+    communicating = unite_spans((event.begin, event.end) for event in run)
     for own_time in trace.self_times():
         if begin <= own_time.event.begin < end and _computes(own_time.event, own_time.callers):
             kind = _class_of(own_time.event, own_time.callers)
@@ -83,14 +83,14 @@ def _count_calls(trace: Trace, begin: float, end: float) -> dict[str, int]:
     return calls
 
 
-def _union(events: Sequence[Event]) -> list[tuple[float, float]]:
-    """Returns the union of the events' intervals, as sorted disjoint intervals."""
+def unite_spans(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Returns the union of intervals, as sorted disjoint intervals."""
     union: list[tuple[float, float]] = []
-    for event in sorted(events, key=lambda event: event.begin):
-        if union and event.begin <= union[-1][1]:
-            union[-1] = union[-1][0], max(union[-1][1], event.end)
+    for begin, end in sorted(spans):
+        if union and begin <= union[-1][1]:
+            union[-1] = union[-1][0], max(union[-1][1], end)
         else:
-            union.append((event.begin, event.end))
+            union.append((begin, end))
     return union
 
 

@@ -89,6 +89,9 @@ GPUs priced by another of their architecture (0.05 for memory-bound kernels to 0
 without any of their architecture (0.17 for GEMMs to 0.34 for those in 8 bits), 7,510 of 11 sections of links and 239 of
 3 networks."""
 
+WHOLE = frozenset(("gemm", "attention", "memory"))
+"""Sections that the kernels of any step need."""
+
 SHIPPED_VALUE = "as shipped: the calibration in use lacks it"
 SHIPPED_WHOLE = "as shipped: the calibration in use has no such section"
 """Where coefficients are from that a user's file lacks."""
@@ -219,6 +222,16 @@ class Calibration:
                 differs = _capability(gpu) != _capability(other)
                 candidates.append((bool(distance), place, differs, _rate_difference(gpu, other), name, distance))
         return tuple((name, distance) for *_, name, distance in sorted(candidates))
+
+    def distance(self, gpu: GPU) -> str | None:
+        """Returns how far the hardware is whose coefficients a GPU uses, a key of `BORROWED` or "" for its own; None
+        where no file lends any. A GPU of no shipped file is not known by what was learnt of some of its kernels alone.
+        """
+        lenders, own = self.lenders(gpu), self.sections(gpu.name)
+        learnt = any("learnt" in section.get("common", {}) for section in own.values())
+        if learnt and gpu.name not in Calibration.shipped().names() and not own.keys() >= WHOLE:
+            lenders = lenders[1:]
+        return lenders[0][1] if lenders else None
 
     # ------------------------------------------------------------------------------------------- models
 

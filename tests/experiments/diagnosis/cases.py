@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshcast.simulator import Report, simulate
+from meshcast.validation.traces.host_timeline import unite_spans
 from tests.experiments.diagnosis import written_logs as logs
 from tests.experiments.diagnosis.written_logs import WrittenRun, vary
-from tests.experiments.diagnosis.written_traces import LOADER, WrittenTrace, is_collective, join, spans_of
+from tests.experiments.diagnosis.written_traces import LOADER, WrittenTrace, is_collective, spans_of
 
 Files = Iterable[Path]
 Rng = np.random.Generator
@@ -328,13 +329,13 @@ def write_unequal(folder: Path, rng: Rng, key: str, factor: float, wanted: Calla
     files = []
     for rank in range(4):
         trace = WrittenTrace(forecast(key), folder / "own").vary(rng)
-        longer = join(spans_of(trace.kernels(wanted)))
+        longer = unite_spans(spans_of(trace.kernels(wanted)))
         extra = sum(high - low for low, high in longer) * (factor - 1)
         if rank == 2:
             trace.stretch(longer, factor)
         else:
-            compute = join(spans_of(trace.kernels(lambda name: not is_collective(name))))
-            waits = subtract(join(spans_of(trace.kernels(is_collective))), compute)
+            compute = unite_spans(spans_of(trace.kernels(lambda name: not is_collective(name))))
+            waits = subtract(unite_spans(spans_of(trace.kernels(is_collective))), compute)
             trace.stretch(waits, 1 + extra / sum(high - low for low, high in waits))
         files.append(trace.write(folder / f"rank-{rank}.json.gz", rank))
     return files

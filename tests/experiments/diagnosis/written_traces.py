@@ -12,6 +12,7 @@ import numpy as np
 
 from meshcast.simulator import Report
 from meshcast.simulator.report.trace import write_rank_traces
+from meshcast.validation.traces.host_timeline import unite_spans
 
 Rows = list[dict[str, Any]]
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
@@ -38,7 +39,7 @@ class WrittenTrace:
     def stretch(self, spans: Sequence[tuple[float, float]], factor: float) -> None:
         """Makes time pass more slowly within spans [us], so that all that lies in them takes `factor` times as long."""
         edges, moved, shift = [-1e18], [-1e18], 0.0
-        for low, high in join(spans):
+        for low, high in unite_spans(spans):
             edges += [low, high]
             moved += [low + shift, high + shift + (high - low) * (factor - 1)]
             shift += (high - low) * (factor - 1)
@@ -99,17 +100,6 @@ class WrittenTrace:
             self.data["distributedInfo"]["rank"] = rank
         path.write_bytes(gzip.compress(json.dumps(self.data).encode(), 1))
         return path
-
-
-def join(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Joins spans that overlap."""
-    joined: list[tuple[float, float]] = []
-    for low, high in sorted(spans):
-        if joined and low <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(joined[-1][1], high)
-        else:
-            joined.append((low, high))
-    return joined
 
 
 def spans_of(rows: Rows) -> list[tuple[float, float]]:

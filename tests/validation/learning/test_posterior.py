@@ -101,6 +101,27 @@ def test_a_learnt_file_prices_as_the_fit_and_keeps_all_other_libraries(tmp_path:
     assert learn(evidence).moves == ()  # what is learnt is known
 
 
+@pytest.mark.parametrize(
+    ("rows", "rate", "file"),
+    [
+        ([{**GEMM, "gpu": "h20", "m": m} for m in range(512, 16384, 512)], 148e12 * 0.6 / (2 * 8192 * 4096), "h20"),
+        ([{**ROW, "gpu": "mi300x", "interconnect": "Infinity Fabric", "bytes": b} for b in SIZES], 8e10, "infinity"),
+    ],
+)
+def test_hardware_without_a_file_of_its_own_learns_from_what_it_borrows(
+    tmp_path: Path, rows: list[dict[str, Any]], rate: float, file: str
+) -> None:
+    times = np.array([row.get("m", row.get("bytes")) for row in rows]) / rate + 3e-5
+    path = write_rows(tmp_path / "rows.csv", rows, times * 1e6)
+    assert learn_files([path], tmp_path / "mine", SHIPPED)["files"] == [str(tmp_path / "mine" / f"{file}.yaml")]
+    read_checked(tmp_path / "mine" / f"{file}.yaml")
+    after, before = (
+        float(np.median(forecast_errors(known, path)))
+        for known in (Calibration.from_folder(tmp_path / "mine"), SHIPPED)
+    )
+    assert after < 0.1 < before
+
+
 def test_a_few_rows_do_not_narrow_the_interval(tmp_path: Path) -> None:
     """Eight rows of one machine, all within 0.1 %, say little about how far other rows lie from the cost model."""
     rows = [{**ROW, "op": "all_gather", "bytes": b} for b in SIZES[-8:]]
