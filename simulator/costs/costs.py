@@ -131,7 +131,7 @@ class Costs:
     @property
     def regime(self) -> Regime:
         """How well the GPU is known: by a calibration of this GPU, of its architecture, or of another."""
-        distance = self._calibration.distance(self.cluster.gpu)
+        distance = self._calibration.find_distance(self.cluster.gpu)
         return "unknown" if distance is None else GPU_REGIMES.get(distance, "unknown")
 
     def assumed_hosts(self, works: Iterable[Work | None]) -> tuple[str, ...]:

@@ -223,7 +223,7 @@ class Calibration:
                 candidates.append((bool(distance), place, differs, _rate_difference(gpu, other), name, distance))
         return tuple((name, distance) for *_, name, distance in sorted(candidates))
 
-    def distance(self, gpu: GPU) -> str | None:
+    def find_distance(self, gpu: GPU) -> str | None:
         """Returns how far the hardware is whose coefficients a GPU uses, a key of `BORROWED` or "" for its own; None
         where no file lends any. A GPU of no shipped file is not known by what was learnt of some of its kernels alone.
         """
