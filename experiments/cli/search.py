@@ -46,7 +46,6 @@ def search(options: SearchCommandOptions) -> None:
     """Searches the best plan, and shows it with the proof that no other one is better in the model."""
     from meshcast.experiments.search.certificate.comparison_page import comparison_page
     from meshcast.experiments.search.output.page import page, run_with_progress
-    from meshcast.experiments.search.output.plot import draw
     from meshcast.experiments.search.output.rows import check_rows_place, write_rows
     from meshcast.experiments.search.search_job import run_search
 
@@ -63,6 +62,8 @@ def search(options: SearchCommandOptions) -> None:
         with writing(options.out, "--out"):
             write_rows(searched, result.best, options.out)
     for path in files.values():
+        from meshcast.experiments.search.output.plot import draw
+
         with writing_figure(path):
             draw(searched, result, path, paper)
     if options.jobs_to is not None:
