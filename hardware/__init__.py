@@ -35,6 +35,7 @@ from meshcast.hardware.load import (
 )
 from meshcast.hardware.mixed import ByGroups
 from meshcast.hardware.node import Node
+from meshcast.hardware.plugins import list_plugins, with_installed
 from meshcast.hardware.reliability import CheckpointStore, Reliability
 from meshcast.hardware.schemas import import_validation_error
 from meshcast.hardware.shared import shared_instance
@@ -84,6 +85,7 @@ def clusters() -> tuple[str, ...]:
     return catalog("clusters")
 
 
+@with_installed
 def load_cluster(spec: Any, where: str = "cluster", base: Path | str = ".") -> Cluster:
     """Returns the cluster that `spec` describes. Raises a CatalogError for any mistake in it.
 
@@ -128,7 +130,7 @@ def _cluster_of_nodes(node: str, count: str, where: str, spec: str) -> Cluster:
     if len(count) > 20 or int(count) * int(load("nodes", node).gpus) > MAX_GPUS:
         raise CatalogError(where, f"more than {MAX_GPUS:,} GPUs", "Write fewer nodes", spec)
     data = {"name": f"{node}:{int(count)}", "node": node, "nodes": int(count)}
-    return shared_instance(Cluster, data, lambda: validate_data(Cluster, data, where))
+    return shared_instance(_find_kind(data), data, lambda: validate_data(Cluster, data, where))
 
 
 def _cluster_of_words(word: str, where: str, spec: str) -> Cluster:
@@ -180,8 +182,12 @@ def _suggest_cluster(word: str) -> str:
 
 def _cluster_of_mapping(document: Document) -> Cluster:
     """Returns the cluster of a mapping, in any of its forms."""
-    kind = (Cluster, list_statuses()) if _names_files(document.data) else Cluster
-    return shared_instance(kind, document.data, lambda: _read(document))
+    return shared_instance(_find_kind(document.data), document.data, lambda: _read(document))
+
+
+def _find_kind(data: Any) -> object:
+    """Returns what kind of cluster is shared by equal descriptions: where files of the user are read, by these."""
+    return (Cluster, list_statuses()) if list_plugins() or _names_files(data) else Cluster
 
 
 def _names_files(data: Any) -> bool:

@@ -15,7 +15,7 @@ from meshcast.simulator.formats.launch.convert import export_job, import_text
 from meshcast.simulator.formats.launch.edits.setting_change import SettingChange
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
 from meshcast.simulator.formats.launch.launch_file import LaunchFile, LaunchOptions
-from meshcast.simulator.formats.launch.programs.registry import FORMATS
+from meshcast.simulator.formats.launch.programs.registry import find_format
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
 
@@ -28,7 +28,7 @@ class LaunchWords:
 
     def __init__(self, file: LaunchFile, launch: ImportedJob, job: Job) -> None:
         self.file, self._launch, self._job = file, launch, job
-        self.format = FORMATS[launch.form]
+        self.format = find_format(launch.form)
         self._edits: dict[int, EditedLaunch | MeshcastError] = {}
 
     @property

@@ -71,9 +71,9 @@ class ImportOptions(LaunchFileOptions):
 
 def import_(options: ImportOptions) -> None:
     """Converts a launch file to a job, measurements to a measurement file, or a log to rates of failures."""
-    from meshcast.simulator.formats.launch.programs.registry import FORMATS as LAUNCH_FORMATS
+    from meshcast.simulator.formats.launch.programs.registry import list_formats
 
-    form, known = options.form, (*LAUNCH_FORMATS, *FORMS, FAILURE_LOG)
+    form, known = options.form, (*list_formats(), *FORMS, FAILURE_LOG)
     is_detected = options.file is None
     file = options.file or _find_file(form, known)
     if not is_detected and form not in known:

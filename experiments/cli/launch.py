@@ -188,7 +188,7 @@ def tell_launch(job: Path, changes: Sequence[str]) -> ImportedJob | None:
     imported = read_job(job, changes).launch
     if imported is None:
         return None
-    from meshcast.simulator.formats.launch.programs.registry import FORMATS
+    from meshcast.simulator.formats.launch.programs.registry import find_format
     from meshcast.simulator.formats.launch.quoting import quote_yaml
 
     lines = [
@@ -199,7 +199,7 @@ def tell_launch(job: Path, changes: Sequence[str]) -> ImportedJob | None:
     for entry in imported.findings.approximated:
         lines.append(f"approximated {entry.shown}: {entry.why}{f'; {entry.errs}' if entry.errs else ''}")
     more = f"every setting, and the job it makes: meshcast import {job}"
-    for line in (f"{job} is read as a launch file of {FORMATS[imported.form].program}", *lines, more):
+    for line in (f"{job} is read as a launch file of {find_format(imported.form).program}", *lines, more):
         say(f"meshcast: {line}", err=True)
     return imported
 

@@ -26,7 +26,7 @@ from meshcast.simulator.formats.launch.edits.setting_change import SettingChange
 from meshcast.simulator.formats.launch.imported_job import ImportedJob
 from meshcast.simulator.formats.launch.keys import flatten_for_export
 from meshcast.simulator.formats.launch.launch_file import LaunchFile, parse_launch_text
-from meshcast.simulator.formats.launch.programs.registry import FORMATS
+from meshcast.simulator.formats.launch.programs.registry import find_format
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.job.program_rules import broken_rules
 from meshcast.simulator.loading.load import load_job, read_job_of_file
@@ -145,7 +145,7 @@ def compare_edited(wanted: Job, back: Job, file: str, form: str) -> tuple[bool, 
         return True, f"{file} with these edits is forecast as the job is: {figures[0]}{broken}"
     unsaid = compare_keys(flatten_for_export(wanted), flatten_for_export(back))
     keys = [f"{key} ({_word(mine)}; here {_word(theirs)})" for key, (mine, theirs) in unsaid.items()]
-    reason = f": {FORMATS[form].program} cannot be told {', '.join(keys)}" if keys else ", and no key says why"
+    reason = f": {find_format(form).program} cannot be told {', '.join(keys)}" if keys else ", and no key says why"
     return False, f"{file} with these edits is another job, {figures[1]}, not {figures[0]}{reason}{broken}"
 
 

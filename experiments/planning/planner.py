@@ -6,7 +6,6 @@ One planner a file, ``experiments/planning/planners/<name>.py``.
 from __future__ import annotations
 
 import importlib
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -18,6 +17,8 @@ from meshcast.experiments.planning.clock import limiting_time
 from meshcast.experiments.planning.problem import Problem, SearchBudget
 from meshcast.experiments.planning.stages import PlannedStage, StageTable
 from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.plugins import check_runs, find_files, remember_names, with_installed
+from meshcast.hardware.python_file import classes_of, import_file
 from meshcast.simulator.ir.scheme import Paper
 
 PLANNERS = Path(__file__).parent / "planners"
@@ -134,20 +135,34 @@ def write_stages(problem: Problem, table: StageTable, stages: tuple[PlannedStage
 
 
 def planner_names() -> list[str]:
-    return sorted(path.stem.replace("_", "-") for path in PLANNERS.glob("*.py") if path.stem != "__init__")
+    """Returns the names of all planners, those of plug-ins among them."""
+    return sorted((*_list_shipped(), *_find_added()))
 
 
+@cache
+def _list_shipped() -> tuple[str, ...]:
+    return tuple(path.stem.replace("_", "-") for path in PLANNERS.glob("*.py") if path.stem != "__init__")
+
+
+@remember_names
+def _find_added() -> Mapping[str, Path]:
+    """Returns the files of plug-ins by the names of their planners."""
+    return find_files("planners", ".py", _list_shipped())
+
+
+@with_installed
 @cache
 def find_planner(name: str) -> type[Planner]:
     """Returns the planner class in the file of `name`. Raises PlanError for a name without a file."""
     if name not in planner_names():
         raise PlanError("--with", "no such planner", nearest(name, planner_names()), name)
-    module = importlib.import_module(f"meshcast.experiments.planning.planners.{name.replace('-', '_')}")
-    classes = [
-        planner
-        for _, planner in inspect.getmembers(module, inspect.isclass)
-        if issubclass(planner, Planner) and planner.__module__ == module.__name__
-    ]
+    place = f"meshcast.experiments.planning.planners.{name.replace('-', '_')}"
+    if (added := _find_added().get(name)) is not None:
+        check_runs(added, f"planner {name}")
+        module = import_file(added, place)
+    else:
+        module = importlib.import_module(place)
+    classes = classes_of(module, Planner)  # type: ignore[type-abstract]
     if len(classes) != 1:
         raise PlanError(
             "--with", f"its file must define one planner, it defines {len(classes)}", "Keep one a file", name

@@ -21,6 +21,7 @@ from meshcast.hardware.documents.input_file import Unreadable, read_bytes
 from meshcast.hardware.documents.plain_data import SomeFields
 from meshcast.hardware.errors import MeshcastError
 from meshcast.hardware.load import FILES, read_yaml
+from meshcast.hardware.plugins import list_plugin_files
 from meshcast.simulator.batch.loops.compiled import HAS_COMPILER
 
 PACKAGES = {
@@ -43,7 +44,7 @@ MANY = 256
 seconds once for an installation. Their figures differ from those of single forecasts by rounding."""
 
 Fingerprint = dict[str, str]
-"""SHA-256 by kind of input: code, the kinds of `DATA`, job, points, and ``file NAME`` of each file of the job."""
+"""SHA-256 by kind of input: code, the kinds of `DATA`, plug-ins, job, points, ``file NAME`` of each file of the job."""
 
 Stats = dict[Path, tuple[int, int, int] | None]
 """Inode, size and time of change [ns] of files; None of a file that is gone."""
@@ -81,6 +82,7 @@ def fingerprint(sweep: Sweep, chunk: int, installation: Fingerprint | None = Non
             files[name] = _hash(read_bytes(path, LIMIT))
     return {
         **(installation or hash_installation()),
+        **_hash_plugins(),
         "job": _hash(json.dumps(sweep.job).encode()),
         "points": _hash(json.dumps(points).encode()),
         **({"loops": str(HAS_COMPILER)} if sweep.points >= MANY else {}),
@@ -94,7 +96,7 @@ def identify_job(job: SomeFields, base: Path) -> str:
     for name, path in _find_named_files(job, base):
         with suppress(Unreadable):
             files.append(f"{name} {_hash(read_bytes(path, LIMIT))}")
-    return _hash(json.dumps([hash_installation(), job, sorted(files)], sort_keys=True).encode())
+    return _hash(json.dumps([hash_installation() | _hash_plugins(), job, sorted(files)], sort_keys=True).encode())
 
 
 def stat_named_files(data: Any, base: Path) -> Stats:
@@ -118,6 +120,12 @@ def parse_fingerprint(data: Any) -> Fingerprint:
 def hash_installation() -> Fingerprint:
     """Hashes the code and the data files of meshcast, by kind: once per process, some hundredths of a second."""
     return _read_installation()[1]
+
+
+def _hash_plugins() -> Fingerprint:
+    """Hashes the files of plug-ins, if there are some."""
+    files = [f"{name} {_hash(path.read_bytes())}" for name, path in list_plugin_files()]
+    return {"plug-ins": _hash("\n".join(files).encode())} if files else {}
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.engine.play import ENGINES, Engine
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.step import play_job
+from meshcast.simulator.ir.registry import add_scheme
+from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.report import Report
@@ -22,6 +24,7 @@ def simulate(
     skip: bool = True,
     shared_work: SharedWork | None = None,
     calibration: Calibration | None = None,
+    schemes: Iterable[type[Scheme]] = (),
 ) -> Report:
     """Forecasts a training step, or the step of a forward-only job.
 
@@ -31,6 +34,8 @@ def simulate(
     skip: whether the engine may jump over a steady state that is proven to repeat, see `simulator.engine.play.play`.
     shared_work: lowered units, timetables and prices that many jobs share.
     calibration: the coefficients of all costs; by default those of `shared_work`, or those that ship with meshcast.
+    schemes: classes of the caller that the plan of the job names beside ours, `MySchedule` as `pipeline/my-schedule`,
+        until the process ends (`add_scheme`).
 
     Raises PlanError, ModelError or CatalogError for a wrong job. A job that does not fit in memory is no error.
     """
@@ -39,4 +44,6 @@ def simulate(
     shared = shared_work or SharedWork(calibration)
     if calibration not in (None, shared.calibration):
         raise ValueError("shared work was priced with another calibration")
+    for scheme in schemes:
+        add_scheme(scheme)
     return Report(*play_job(job if isinstance(job, Job) else load_job(job), shared, engine, skip))

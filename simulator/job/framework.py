@@ -11,9 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+from meshcast.hardware.documents.plain_data import Fields
 from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.errors import PlanError, nearest
-from meshcast.hardware.load import validate_data
+from meshcast.hardware.load import read_yaml, validate_data
+from meshcast.hardware.plugins import find_files, remember_names
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.schemas import BaseModel, ConfigDict, Field, model_validator
 from meshcast.hardware.shared import shared_instance
@@ -503,16 +505,33 @@ BESIDE_TRAITS = ("versions", "generations", "rules", "recipe", "when_determinist
 mode changes; all others are traits."""
 
 
-@cache
+@remember_names
 def framework_names() -> tuple[str, ...]:
-    """Returns the names of all frameworks."""
-    return tuple(sorted(f.name[:-5] for f in FILES.iterdir() if f.name.endswith(".yaml")))
+    """Returns the names of all frameworks, those of plug-ins among them."""
+    return tuple(sorted((*_list_shipped(), *_find_added())))
+
+
+@cache
+def _list_shipped() -> tuple[str, ...]:
+    return tuple(f.name[:-5] for f in FILES.iterdir() if f.name.endswith(".yaml"))
+
+
+@remember_names
+def _find_added() -> Mapping[str, Path]:
+    """Returns the files of plug-ins by the names of their frameworks."""
+    return find_files("frameworks", ".yaml", _list_shipped())
+
+
+def _read_profile(name: str) -> Fields:
+    """Returns the content of the file of a framework."""
+    added = _find_added().get(name)
+    return dict((read_shipped(FILES / f"{name}.yaml") if added is None else read_yaml(added, error=PlanError)).data)
 
 
 @cache
 def _file(name: str) -> dict[str, Any]:
     """Returns the content of a profile's file, on top of the traits of its `base`."""
-    content = dict(read_shipped(FILES / f"{name}.yaml").data)
+    content = _read_profile(name)
     if "base" not in content:
         return content
     base = {key: value for key, value in _file(content.pop("base")).items() if key not in BESIDE_TRAITS}
@@ -521,7 +540,7 @@ def _file(name: str) -> dict[str, Any]:
 
 def framework_base(name: str) -> str | None:
     """Returns the name of the profile on whose traits that of a framework stands; None if it states all of them."""
-    return read_shipped(FILES / f"{name}.yaml").data.get("base")
+    return _read_profile(name).get("base")
 
 
 @cache

@@ -254,11 +254,11 @@ def _pipeline_scheme(short: ShortPlan) -> Fields:
     schedule = options.pop("use", default)
     if str(schedule).endswith(".csv"):
         schedule, options = "from-file", {"path": schedule, **options}
-    try:
-        kind = find_scheme(f"pipeline/{str(schedule).removeprefix('pipeline/')}")
-    except PlanError:
+    use = f"pipeline/{str(schedule).removeprefix('pipeline/')}"
+    if not is_scheme(use):
         remedy = nearest(str(schedule).rpartition("/")[2], _names_of("pipeline"), SCHEDULES_ELSEWHERE)
-        raise PlanError("plan.schedule", "no such schedule", remedy, schedule) from None
+        raise PlanError("plan.schedule", "no such schedule", remedy, schedule)
+    kind = find_scheme(use)
     chunks = stated or kind.Options.model_fields["chunks"].default
     return {"use": f"pipeline/{kind.name}", "over": "pp", "chunks": chunks, **options}
 

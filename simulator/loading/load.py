@@ -16,6 +16,7 @@ from meshcast.hardware.documents.explain import valid_keys
 from meshcast.hardware.documents.plain_data import Fields, SomeFields, to_plain_data
 from meshcast.hardware.errors import PlanError, shorten
 from meshcast.hardware.load import read_yaml, validate_data
+from meshcast.hardware.plugins import add_plugins_beside, with_installed
 from meshcast.hardware.remembered import remember
 from meshcast.hardware.shared import MAX_DESCRIPTIONS, shared_flat
 from meshcast.hardware.units import read_digits
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from meshcast.simulator.formats.launch.launch_file import LaunchFile
 
 
+@with_installed
 def load_job(
     source: str | Path | SomeFields,
     changes: str | Iterable[str] | SomeFields = (),
@@ -79,6 +81,8 @@ def load_job(
     Raises PlanError, ModelError or CatalogError for the first mistake.
     """
     changed = _write_changes(changes)
+    beside = Path(source).parent if isinstance(source, str | Path) else Path()
+    add_plugins_beside(Path(base) if base is not None else beside)
     read = read_job(source, changed)
     data, text, where, folder, _ = read
     file = validate_data(JobFile, data, f"{where} " if changed else where, PlanError, text="" if changed else text)

@@ -24,9 +24,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshcast.hardware.documents.input_file import DESCRIPTION, Unreadable, parse_json, read_text
+from meshcast.hardware.documents.plain_data import Fields
 from meshcast.hardware.documents.shipped import read_shipped
 from meshcast.hardware.errors import ModelError, nearest
 from meshcast.hardware.load import Document, read_yaml
+from meshcast.hardware.plugins import find_files, remember_names, with_installed
 from meshcast.hardware.shared import shared_instance
 from meshcast.simulator.models.hub import HubModel, find_hub_model, hub_files, hub_models, read_hub_fields
 from meshcast.simulator.models.model import Model, error_place, explain_errors
@@ -61,10 +63,21 @@ NESTING = 8
 """Largest number of model files that build on each other; more are taken for a circle."""
 
 
-@cache
+@remember_names
 def presets() -> tuple[str, ...]:
-    """Returns the names of all presets (without aliases), by family and then by size."""
-    return tuple(sorted((file.name.removesuffix(".yaml") for file in PRESETS.glob("*.yaml")), key=_family_and_size))
+    """Returns the names of all presets (without aliases), those of plug-ins among them, by family and then by size."""
+    return tuple(sorted((*_list_shipped(), *_find_added()), key=_family_and_size))
+
+
+@cache
+def _list_shipped() -> tuple[str, ...]:
+    return tuple(file.name.removesuffix(".yaml") for file in PRESETS.glob("*.yaml"))
+
+
+@remember_names
+def _find_added() -> Mapping[str, Path]:
+    """Returns the files of plug-ins by the names of their models."""
+    return find_files("models", ".yaml", (*_list_shipped(), *ALIASES))
 
 
 def is_preset(name: str) -> bool:
@@ -120,7 +133,7 @@ def model_source(name: str) -> str:
         return model.source
     if not is_preset(name):
         raise ModelError("model", "no preset has this name", nearest(name, presets()), name)
-    return str(_preset(ALIASES.get(name, name))["source"])
+    return str(_find_added().get(name) or _preset(ALIASES.get(name, name))["source"])
 
 
 class ModelSizes(NamedTuple):
@@ -165,6 +178,7 @@ def find_id_of_shape(model: Model) -> str | None:
     return None
 
 
+@with_installed
 def load_model(spec: Any, where: str = "model", base: Path | str = ".") -> Model:
     """Returns the model that `spec` describes; equal fields give the same object.
 
@@ -179,7 +193,7 @@ def load_model(spec: Any, where: str = "model", base: Path | str = ".") -> Model
     """
     if isinstance(spec, Model):
         return spec
-    if isinstance(spec, str) and is_preset(spec):
+    if isinstance(spec, str) and is_preset(spec) and spec not in _find_added():
         return _load_preset(spec)
     fields = _fields(spec, where, Path(base), 0)
     fields.pop("source", None)
@@ -210,7 +224,7 @@ def _fields(spec: Any, where: str, base: Path, depth: int, text: str = "", seque
     """
     if isinstance(spec, str):
         if (known := find_model(spec)) and (is_preset(spec) or not os.path.exists(base / spec)):
-            return dict(_preset(known) if is_preset(known) else read_hub_fields(known))
+            return dict(_preset(known, depth) if is_preset(known) else read_hub_fields(known))
         return _from_file(_find(spec, where, base), where, depth, Path(spec) != Path("config.json"), sequence)
     if not isinstance(spec, Mapping):
         remedy = "Give a preset's name, the path of a config.json or model file, or a mapping of fields"
@@ -258,10 +272,16 @@ def _change_branches(branches: Any, changes: Mapping[Any, Any], where: str) -> l
     return [{**branch, **changes.get(branch.get("name"), {})} for branch in branches]
 
 
+def _preset(name: str, depth: int = 0) -> Fields:
+    """Returns the fields of a preset. depth: number of files that led here."""
+    added = _find_added().get(name)
+    return _read_shipped(name) if added is None else _from_file(added, str(added), depth)
+
+
 @cache
-def _preset(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = read_shipped(PRESETS / f"{name}.yaml", error=ModelError).data
-    return data
+def _read_shipped(name: str) -> Fields:
+    fields: Fields = read_shipped(PRESETS / f"{name}.yaml", error=ModelError).data
+    return fields
 
 
 def _find(spec: str, where: str, base: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -18,6 +18,7 @@ from meshcast.simulator.costs.calibration.calibration import Calibration
 from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate as simulate_step
+from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.report.breakdown import Breakdown
 from meshcast.simulator.report.report import Report
@@ -125,6 +126,7 @@ def simulate(
     skip: bool = True,
     shared_work: SharedWork | None = None,
     calibration: Calibration | None = None,
+    schemes: Iterable[type[Scheme]] = (),
 ) -> ForecastReport:
     """Returns the forecast of one training step, or of the step of a forward-only job.
 
@@ -134,11 +136,13 @@ def simulate(
     skip: whether the engine may jump over a steady state that is proven to repeat.
     shared_work: lowered units, timetables and prices that many jobs share; a loop over plans of one model is faster.
     calibration: the coefficients of all costs; by default those of `shared_work`, or those that ship with meshcast.
+    schemes: classes of the caller that the plan of the job names beside ours, `MySchedule` as `pipeline/my-schedule`;
+        later calls know them, too.
 
     Raises PlanError, ModelError or CatalogError for a wrong job. A job that does not fit in memory is no error.
     """
     used = calibration or (shared_work.calibration if shared_work is not None else None)
-    return ForecastReport.of(simulate_step(job, engine, skip, shared_work, calibration), used)
+    return ForecastReport.of(simulate_step(job, engine, skip, shared_work, calibration, schemes), used)
 
 
 def _draw(make: Callable[[], Figure], width: Width) -> Figure:

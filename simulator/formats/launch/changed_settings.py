@@ -22,7 +22,7 @@ from meshcast.simulator.formats.launch.imported_job import ImportedJob
 from meshcast.simulator.formats.launch.keys import drop_inactive, flatten_for_export, flatten_job
 from meshcast.simulator.formats.launch.launch_file import LaunchFile, LaunchOptions, parse_launch_text
 from meshcast.simulator.formats.launch.program import LaunchFormat
-from meshcast.simulator.formats.launch.programs.registry import FORMATS
+from meshcast.simulator.formats.launch.programs.registry import find_format
 from meshcast.simulator.formats.launch.table import Stated
 from meshcast.simulator.job.job import Job
 
@@ -35,7 +35,7 @@ def list_changed_settings(launch: ImportedJob, file: LaunchFile, before: Job, af
     after: the other job. Both jobs are written as launch files, so that only what differs in meaning counts: a flag
         that states a default, or the same by another name, is no change.
     """
-    form = FORMATS[launch.form]
+    form = find_format(launch.form)
     assert form.write is not None
     stated = {name: setting for name, setting in launch.settings.items() if setting.place}  # no default of a recipe
     texts = (form.write(flatten_for_export(job), []) for job in (before, after))

@@ -7,14 +7,14 @@ from meshcast.simulator.formats.launch.imported_job import OpenQuestions
 from meshcast.simulator.formats.launch.launch_file import REMEDY, LaunchFile
 from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
 from meshcast.simulator.formats.launch.programs.refused import find_idle_start, find_refused
-from meshcast.simulator.formats.launch.programs.registry import FORMATS, find_format
+from meshcast.simulator.formats.launch.programs.registry import find_format, list_formats
 from meshcast.simulator.formats.launch.verdicts import Question
 
 
 def weigh_programs(file: LaunchFile) -> dict[Evidence, list[LaunchFormat]]:
     """Returns the programs that a file may be of, by how sure that is."""
     weighed: dict[Evidence, list[LaunchFormat]] = {}
-    for program in FORMATS.values():
+    for program in list_formats().values():
         weighed.setdefault(program.recognise(file), []).append(program)
     weighed.pop(Evidence.NONE, None)
     return weighed
@@ -36,7 +36,7 @@ def detect_program(file: LaunchFile) -> LaunchFormat:
     if surest != Evidence.NONE and (idle := find_idle_start(file)) is not None:
         raise PlanError(file.where, f"it starts {idle}, which trains nothing", "Name the script of the training")
     if surest == Evidence.NONE:
-        known = ", ".join(program.program for program in FORMATS.values())
+        known = ", ".join(program.program for program in list_formats().values())
         starts = file.launch.entry if file.launch is not None else ""
         what = f"it starts {starts}, which is none of the programs" if starts else "it is no launch file of a program"
         raise PlanError(file.where, f"{what} that meshcast reads: {known}", REMEDY)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
 from meshcast.hardware.errors import PlanError, nearest
+from meshcast.hardware.plugins import find_files, may_run, remember_names
+from meshcast.hardware.python_file import import_file
 from meshcast.simulator.formats.launch.program import LaunchFormat
 from meshcast.simulator.formats.launch.programs.accelerate import ACCELERATE
 from meshcast.simulator.formats.launch.programs.axolotl import AXOLOTL
@@ -54,8 +60,30 @@ EXPORTS = tuple(name for name, program in FORMATS.items() if program.write is no
 """Names of the formats that a job can be exported to."""
 
 
+@remember_names
+def list_formats() -> Mapping[str, LaunchFormat]:
+    """Returns all formats by their names, those of plug-ins whose files may be run among them."""
+    formats = dict(FORMATS)
+    for name, path in find_files("programs", ".py", FORMATS).items():
+        if may_run(path):
+            formats[name] = _import_format(name, path)
+    return formats
+
+
+@cache
+def _import_format(name: str, path: Path) -> LaunchFormat:
+    """Returns the format that a file of a plug-in defines, which is called like its file."""
+    module = import_file(path, f"meshcast.simulator.formats.launch.programs.{path.stem}")
+    formats = [value for value in vars(module).values() if isinstance(value, LaunchFormat)]
+    if [form.name for form in formats] != [name]:
+        rule = f"it must define exactly one LaunchFormat, of the name {name}, and defines {len(formats)}"
+        raise PlanError(str(path), rule, f"Write for example PROGRAM = LaunchFormat({name!r}, ...)")
+    return formats[0]
+
+
 def find_format(name: str) -> LaunchFormat:
     """Returns the format of this name."""
-    if name not in FORMATS:
-        raise PlanError("FORM", "there is no format of this name", nearest(name, FORMATS), name)
-    return FORMATS[name]
+    formats = list_formats()
+    if name not in formats:
+        raise PlanError("FORM", "there is no format of this name", nearest(name, formats), name)
+    return formats[name]
