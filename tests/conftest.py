@@ -31,6 +31,16 @@ settings.register_profile("all", settings.get_profile("meshcast"), max_examples=
 settings.load_profile("meshcast")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_configure() -> None:
+    """In `make test-all` every job of the contract suite is lowered alone, and its pipelines are larger."""
+    if settings.get_current_profile_name() == "all":
+        from meshcast.validation.contract import of_pipeline, played
+
+        played.LIKE = None
+        of_pipeline.MOST_P, of_pipeline.MOST_M = 8, 24
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Imports and collects without garbage collection: almost all of these objects stay. Of all tests each process

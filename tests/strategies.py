@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,7 +20,8 @@ from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.scheduling.schedule import OverlappedPasses, PipelineShape, Schedule
 from meshcast.simulator.scheduling.vocabulary import ShardsVocabulary
-from tests.contract.played import Ideal
+from meshcast.validation.contract.composed import chain_options, complete
+from meshcast.validation.contract.played import Ideal
 
 EVERY_EXAMPLE = settings.get_current_profile_name() == "all"
 """Whether all examples are drawn, as in `make test-all` (--hypothesis-profile=all)."""
@@ -163,20 +163,6 @@ PIPELINES = ("pipeline/1f1b", "pipeline/gpipe", "pipeline/interleaved-1f1b")
 TENSORS = ("tensor/megatron", "tensor/megatron-sp")
 
 
-PACKAGES = {"pipeline/tessel": "ortools"}
-"""Packages that only an extra installs, by the scheme that needs them."""
-
-
-def installed(use: str) -> bool:
-    """Whether the package of an extra that a scheme needs is there; most need none."""
-    return use not in PACKAGES or importlib.util.find_spec(PACKAGES[use]) is not None
-
-
-def complete(use: str) -> bool:
-    """Whether a scheme can run without a required option, such as the file of an order."""
-    return installed(use) and not any(option.is_required() for option in find_scheme(use).Options.model_fields.values())
-
-
 EVERY = tuple(
     use
     for use in scheme_names()
@@ -223,11 +209,6 @@ def views_of(sizes: Sequence[int]) -> list[dict[str, int]]:
         for ep in divisors
         if ranks % (etp * ep) == 0 and nests(etp, ep)
     ]
-
-
-def chain_options(pipeline: str) -> dict[str, Any]:
-    """Options with which a schedule has a chain of stages: one branch, where it has branches."""
-    return {"branches": 1} if "branches" in find_scheme(pipeline).Options.model_fields else {}
 
 
 def accepted(pipeline: str, pp: int, chunks: int, most: int) -> list[int]:

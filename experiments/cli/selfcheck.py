@@ -58,6 +58,9 @@ class CheckOptions(LaunchFileOptions):
     ] = None
     jobs: Annotated[int | None, option("--jobs", "Jobs to draw; 50 if not given.", "N", min=1, max=100_000)] = None
     seed: Annotated[int | None, option("--seed", "Equal seeds draw equal jobs; 0 if not given.", "S")] = None
+    plugins: Annotated[
+        Path | None, option("--plugins", "Check the files of a folder of your own, whose code is run.", "FOLDER")
+    ] = None
     as_json: AsJson = False
 
 
@@ -68,7 +71,14 @@ def check(options: CheckOptions) -> None:
     from meshcast.validation.selfcheck.run import JOBS, check_report, has_violations, run_checks
 
     replays: Sequence[Replay] = ()
-    if options.job is None:
+    if options.plugins is not None:
+        if (options.job, options.jobs, options.seed) != (None, None, None):
+            raise PlanError("check", "--plugins checks a folder, not jobs", "Leave the others out")
+        from meshcast.experiments.planning.planner import find_planner
+        from meshcast.validation.contract.of_plugins import check_plugin
+
+        rows = check_plugin(options.plugins, {"planners": find_planner}, track)
+    elif options.job is None:
         rows = run_checks(options.jobs or JOBS, options.seed or 0, track)
     elif (options.jobs, options.seed) != (None, None):
         raise PlanError("check", "it takes a JOB, or draws jobs with --jobs and --seed", "Leave one of both out")

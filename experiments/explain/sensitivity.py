@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from meshcast.experiments.explain.assumed_fields import AssumedFieldEffect, assumed_fields, forecast_alternatives
+from meshcast.hardware.documents.plain_data import Fields
 from meshcast.hardware.records import dataclass
 from meshcast.hardware.units import GIB
 from meshcast.simulator.forecast.shared_work import SharedWork
@@ -69,7 +70,7 @@ class Sensitivities:
         total = sum(squares.values())
         return {source: squares[source] / total for source in sorted(squares, key=lambda name: -squares[name]) if total}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         """Returns the JSON answer."""
         answer = self.report.to_dict()
         return {

@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from meshcast.experiments.sweeps.fingerprint import Fingerprint, parse_fingerprint
 from meshcast.experiments.sweeps.output import Output, count_written, read_about, tell_changes
 from meshcast.experiments.sweeps.store import WHOLE, Shard, arrow_types, parse_shard, row_schema, summarize
+from meshcast.hardware.documents.plain_data import Fields
 from meshcast.hardware.errors import MeshcastError, PlanError
 
 if TYPE_CHECKING:
@@ -32,13 +33,13 @@ class ShardFile(NamedTuple):
 
     path: Path
     shard: Shard
-    about: dict[str, Any]
+    about: Fields
     fingerprint: Fingerprint
 
 
 def merge(
     paths: Sequence[Path], out: Path, watch: Callable[[int, int], None] = lambda done, points: None
-) -> tuple[list[str], dict[str, Any]]:
+) -> tuple[list[str], Fields]:
     """Joins the results of all shards of a sweep into `out`; returns the fields that vary and the summary of the rows.
 
     watch: called with the number of points that are joined and of all points.

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import Any
 
 import pytest
 
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.forecast.planning import resolve_plan
-from meshcast.simulator.forecast.step import play_forecast
 from meshcast.simulator.ir.capabilities import KeepsOwnStates, KeepsSecondaryShards, ShardsStates, schemes_with
 from meshcast.simulator.ir.ops import COMPUTE, HostUpdate, Memory
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.program import one_of
-from meshcast.simulator.scheduling.vocabulary import STAGES, ShardsVocabulary
-from tests.contract.composed import AXES, SCHEMES, chunks_for, job_with
-from tests.contract.measure import saved
-from tests.contract.played import Played, copies_of, play_job
-from tests.contract.step_dataflow import step_problems
+from meshcast.validation.contract.composed import AXES, chunks_for, complete_schemes, job_with
+from meshcast.validation.contract.laws import STEP_LAWS
+from meshcast.validation.contract.measure import saved_bytes
+from meshcast.validation.contract.played import Played, play_job
 from tests.draws import drawn_grid
 from tests.strategies import predicts_weights
 
@@ -68,7 +66,9 @@ Composed = tuple[str, dict[str, Any], Played]
 
 
 @pytest.fixture(
-    scope="module", params=drawn_grid((*SCHEMES, ALL_AT_ONCE), range(len(VARIANTS))), ids="{0[0]}-{0[1]}".format
+    scope="module",
+    params=drawn_grid((*complete_schemes(), ALL_AT_ONCE), range(len(VARIANTS))),
+    ids="{0[0]}-{0[1]}".format,
 )
 def composed(request: pytest.FixtureRequest) -> Composed:
     """A scheme, its job, and the step."""
@@ -77,31 +77,10 @@ def composed(request: pytest.FixtureRequest) -> Composed:
     return use, job, play_job(job)
 
 
-def test_every_pass_is_made_once(composed: Composed) -> None:
+@pytest.mark.parametrize("law", STEP_LAWS)
+def test_a_law_holds(composed: Composed, law: str) -> None:
     use, _, played = composed
-    schedule, shape = played.plan.schedule, played.plan.shape
-    ways = schedule.directions
-    stages = STAGES if isinstance(schedule, ShardsVocabulary) else ways
-    assert (shape.p, shape.v) == (2, (2 if use == ALL_AT_ONCE else chunks_for(use)) * stages)
-    kinds = Counter(action.kind for action in played.program.timetable.actions)
-    assert (
-        kinds["F"] == kinds["BW"] + kinds["W"] == shape.stages * played.plan.passes.played_shape.m * shape.slices / ways
-    )
-    assert kinds["B"] == kinds["W"]
-
-
-def test_data_flow(composed: Composed) -> None:
-    _, _, played = composed
-    assert step_problems(played) == []
-
-
-def test_memory_is_given_back_and_flops_are_conserved(composed: Composed) -> None:
-    _, _, played = composed
-    assert all(peak.left == 0 for peak in played.peaks)
-    wanted = played.wanted
-    assert played.flops("F", dispatch=False) == pytest.approx(wanted)
-    backward = {"gemm": 2 * wanted["gemm"], "attention": 2.5 * wanted["attention"]}
-    assert played.flops("B", "W", dispatch=False) == pytest.approx(backward)
+    assert [*STEP_LAWS[law](played, 2 if use == ALL_AT_ONCE else chunks_for(use))] == []
 
 
 def test_all_families_communicate_and_weights_are_updated(composed: Composed) -> None:
@@ -116,32 +95,13 @@ def test_all_families_communicate_and_weights_are_updated(composed: Composed) ->
     assert any(isinstance(op.work, Memory | HostUpdate) and op.phase == "U" for op in played.counts)
 
 
-def test_engines_agree(composed: Composed) -> None:
-    _, _, played = composed
-    by_matrices = play_forecast(played.plan, played.stages, played.program, engine="matrices")
-    assert by_matrices.step.span == pytest.approx(played.step.span, rel=1e-9)
-    assert [peak.total for peak in by_matrices.peaks] == [peak.total for peak in played.peaks]
-
-
 def test_full_recompute_keeps_the_inputs_of_layers_alone(composed: Composed) -> None:
     """Whatever a scheme does inside a layer, its result is discarded with the rest."""
     use, job, played = composed
     if {"use": "memory/recompute-full"} in job["plan"]["schemes"] and not use.startswith("pipeline/"):
         for stage_ops in map(one_of, played.stages):
-            assert all(saved(run) == run.nbytes for run in stage_ops.unit_runs if run.name == "layer")
+            assert all(saved_bytes(run) == run.nbytes for run in stage_ops.unit_runs if run.name == "layer")
             assert any(op.phase == "R" for run in stage_ops.unit_runs for op in run.fragment.backward)
-
-
-def test_all_parameters_are_held_as_often_as_is_declared(composed: Composed) -> None:
-    """Each way through the devices has weights of its own."""
-    _, _, played = composed
-    plan = played.plan
-    once = 0.0
-    for device in range(2):
-        for param in played.held(device):
-            assert param.size * played.ranks / copies_of(param, plan) == pytest.approx(param.total)
-            once += param.total
-    assert once == pytest.approx(plan.schedule.directions * plan.model_parts.model.parameters)
 
 
 def test_resting_states_are_sharded_as_declared(composed: Composed) -> None:
@@ -150,7 +110,7 @@ def test_resting_states_are_sharded_as_declared(composed: Composed) -> None:
     (scheme,) = schemes_with(played.plan.schemes, ShardsStates)
     for device in range(2):
         wanted: dict[str, float] = defaultdict(float)
-        for param in played.held(device):
+        for param in played.list_held(device):
             cut = {state: played.plan.mesh.size(scheme.shards_at_rest(state, param)) for state in STATES}
             main = 4 if cut["parameters"] > 1 and scheme.updates_weights else 0
             for state, nbytes in (("parameters", main or 2), ("gradients", 4), ("optimizer", 12 - main)):

@@ -15,8 +15,8 @@ from meshcast.simulator.lowering.scope import Scope
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.scheduling.schedule import ACTIVATION_TRANSFERS, MEETINGS, Action
 from meshcast.simulator.schemes.data.shared.data_parallel import DataScheme
-from tests.contract.measure import backward_ops, forward_ops, params_of, side_ops_of
-from tests.contract.played import Played, copies_of, play_job, sent_between_stages, summed_over
+from meshcast.validation.contract.measure import backward_ops, forward_ops, params_of, side_ops_of
+from meshcast.validation.contract.played import Played, copies_of, play_job, sent_between_stages, summed_over
 from tests.strategies import EVERY, FREE, WHOLE, changed, examples, jobs, jobs_of_all
 
 
@@ -171,7 +171,7 @@ def test_one_device_holds_a_tied_table_once() -> None:
     schemes = [{"use": "pipeline/interleaved-1f1b", "over": "pp", "chunks": 2}]
     plan = {"mesh": {"pp": 1}, "schemes": schemes}
     played = play_job({"model": model, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "plan": plan})
-    assert sum(param.size for param in played.held(0)) == played.plan.job.model.parameters
+    assert sum(param.size for param in played.list_held(0)) == played.plan.job.model.parameters
 
 
 def passes(played: Played, stage: int) -> int:

@@ -10,9 +10,9 @@ import pytest
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import Scheme
-from tests.contract.checked import layer_problems
-from tests.contract.composed import Options, with_options
-from tests.contract.measure import make
+from meshcast.validation.contract.checked import layer_problems
+from meshcast.validation.contract.composed import Options, with_options
+from meshcast.validation.contract.measure import make
 from tests.draws import drawn
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,23 +18,22 @@ from hypothesis import strategies as st
 from meshcast.hardware.errors import PlanError
 from meshcast.hardware.load import validate_data
 from meshcast.simulator.forecast.shared_work import SharedWork
-from meshcast.simulator.ir.capabilities import ChangesKernels, HoldsStates
-from meshcast.simulator.ir.mesh import Mesh
+from meshcast.simulator.ir.capabilities import ChangesKernels
 from meshcast.simulator.ir.moe_operators import EXPERTS
-from meshcast.simulator.ir.ops import COMPUTE, Gemm, StageOps
+from meshcast.simulator.ir.ops import COMPUTE
 from meshcast.simulator.ir.registry import find_scheme
-from meshcast.simulator.ir.scheme import FAMILIES, Paper, Scheme
-from meshcast.simulator.lowering.lower import Lowering
-from meshcast.simulator.models.architecture import Architecture
-from meshcast.simulator.models.model import Model
+from meshcast.simulator.ir.scheme import FAMILIES, Paper
 from meshcast.simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule
 from meshcast.simulator.scheduling.vocabulary import ShardsVocabulary
-from tests.contract import of_data, of_experts, of_memory, of_overlap, of_pipeline, of_sequence, of_tensor
-from tests.contract.composed import DEFAULTS, SCHEMES, axes_for, entries_with
-from tests.contract.measure import backward_ops, catalog_model, forget, forward_ops, make, op_fields
-from tests.contract.played import FREE, Ideal, Played, play_job, stated
+from meshcast.validation.contract import of_pipeline
+from meshcast.validation.contract.composed import DEFAULTS, complete_schemes, entries_with
+from meshcast.validation.contract.laws import MIXED, closed_form_problems, find_measures, identity_problems, offloads
+from meshcast.validation.contract.measure import op_fields
+from meshcast.validation.contract.played import FREE, Ideal, Played, play_job, state_orders
 from tests.draws import drawn, drawn_grid
 from tests.strategies import EVERY, SECONDS, SHARE, chain_options, examples, jobs_of_all
+
+SCHEMES = complete_schemes()
 
 every_scheme = pytest.mark.parametrize("use", SCHEMES)
 
@@ -103,43 +102,10 @@ def test_unknown_options_are_refused(use: str) -> None:
 
 # ------------------------------------------------------------------------------------------ closed forms
 
-FAMILY_SETTINGS = {
-    "pipeline": of_pipeline,
-    "tensor": of_tensor,
-    "sequence": of_sequence,
-    "expert": of_experts,
-    "data": of_data,
-    "memory": of_memory,
-}
-"""The module that measures the closed forms of a family."""
-
-ROLE_SETTINGS = {"overlap of tensor parallelism": of_overlap}
-"""The same of schemes whose role needs another module than their family."""
-
 
 def settings_of(use: str) -> Iterator[Any]:
     kind = find_scheme(use)
-    return measuring_module(kind).settings(kind)
-
-
-def measuring_module(kind: type[Scheme]) -> Any:
-    return ROLE_SETTINGS.get(kind.role, FAMILY_SETTINGS[kind.family])
-
-
-def check_closed_forms(use: str, setting: Any) -> set[str]:
-    """Asserts every closed form at one setting; returns the quantities that were measured."""
-    kind = find_scheme(use)
-    asked = set()
-    forget()
-    options = kind.Options(**dict(getattr(setting, "options", ())))
-    for closed_form in kind(options=options).closed_forms(setting):
-        measures = measuring_module(kind).MEASURES
-        assert closed_form.quantity in measures, f"nothing measures {closed_form.quantity}"
-        assert closed_form.where, "a closed form names its source"
-        measured = measures[closed_form.quantity](setting, use)
-        assert measured == pytest.approx(closed_form.value, rel=1e-9, abs=1e-9), (closed_form.quantity, setting)
-        asked.add(closed_form.quantity)
-    return asked
+    return find_measures(kind).settings(kind)
 
 
 @every_scheme
@@ -153,7 +119,7 @@ def test_its_closed_forms_hold(use: str) -> None:
     for number, setting in enumerate(settings):
         if 0 < enough <= number and min(asked.values(), default=0) >= 3:
             break
-        asked.update(check_closed_forms(use, setting))
+        assert closed_form_problems(use, setting, asked) == []
     assert asked, "a scheme states at least one closed form"
     assert min(asked.values()) >= 3, f"every closed form is measured at several settings: {asked}"
 
@@ -165,66 +131,16 @@ def test_its_closed_forms_hold_at_drawn_times(use: str, data: st.DataObject) -> 
     kind = find_scheme(use)
     assert issubclass(kind, Schedule)
     shape = data.draw(st.sampled_from(of_pipeline.shapes(kind)))
-    check_closed_forms(use, PipelineSetting(shape, data.draw(SECONDS), data.draw(SECONDS), data.draw(SECONDS)))
+    setting = PipelineSetting(shape, data.draw(SECONDS), data.draw(SECONDS), data.draw(SECONDS))
+    assert closed_form_problems(use, setting, Counter()) == []
 
 
 # ---------------------------------------------------------------------------------- degree one is nothing
 
 
-MIXED = {"experts": 4, "top_k": 2, "expert_ffn": 16, "shared_experts": 1, "first_dense": 1}
-"""Experts behind a first dense layer."""
-
-
-def offloads(use: str) -> bool:
-    """Whether a scheme moves states off the GPU by default, which it also does on one rank."""
-    scheme = find_scheme(use)()
-    return isinstance(scheme, HoldsStates) and bool(scheme.offloaded_to("optimizer"))
-
-
-def a_stage(mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> StageOps:
-    model = Model(layers=2, hidden=32, heads=4, vocab=64, seq=16, dropout=0.1, tied=False, moe=MIXED)
-    blocks = Architecture(model, 2, 16, 64, attention=attention)
-    return Lowering(mesh, schemes, True).run(blocks.stage(range(2), True, True))
-
-
-@cache
-def a_stage_without_schemes(attention: str) -> StageOps:
-    return a_stage(Mesh({"x": 1}), [], attention)
-
-
-def products(stage_ops: StageOps) -> Counter[tuple[str, float]]:
-    """Phases and FLOPs of all GEMMs."""
-    ops = (*forward_ops(stage_ops), *backward_ops(stage_ops))
-    return Counter((op.phase, op.work.flops) for op in ops if isinstance(op.work, Gemm))
-
-
 @pytest.mark.parametrize(("use", "attention"), drawn_grid(SCHEMES, ["flash", "unfused"]))
 def test_degree_one_is_the_identity(use: str, attention: str) -> None:
-    mesh = Mesh({"x": 1})
-    alone = a_stage_without_schemes(attention)
-    if use.startswith("memory/") or offloads(use):
-        # No axis, and a different thing to do: what it keeps out of memory it must bring back, or do again.
-        with_it = a_stage(mesh, [make(use, mesh, axes_for(use, "x"))], attention)
-        own, others = (
-            [op for op in forward_ops(stage_ops) if op.work and not op.stream.startswith("memory")]
-            for stage_ops in (with_it, alone)
-        )
-        if issubclass(find_scheme(use), ChangesKernels):
-            flops = [sum(op.work.flops for op in ops if isinstance(op.work, Gemm)) for ops in (own, others)]
-            assert flops[0] == pytest.approx(flops[1])
-            return
-        assert [op_fields(op) for op in own] == [op_fields(op) for op in others]
-        return
-    if use.startswith("expert/"):
-        again = Mesh({"x": 1}, {EXPERTS: {"edp": 1, "ep": 1}}, ["x"])
-        if issubclass(find_scheme(use), ChangesKernels):
-            assert products(a_stage(again, [make(use, again, ("ep",))], attention)) == products(alone)
-            return
-        assert catalog_model(a_stage(again, [make(use, again, ("ep",))], attention)) == catalog_model(alone)
-        return
-    axes = axes_for(use, "x")
-    several = Mesh(dict.fromkeys(axes or ["x"], 1))
-    assert catalog_model(a_stage(several, [make(use, several, axes)], attention)) == catalog_model(alone)
+    assert identity_problems(use, attention) == []
 
 
 ANY_CHUNKS = tuple(
@@ -303,7 +219,7 @@ def test_faster_links_never_slow_a_step(job: dict[str, Any], price: Ideal) -> No
     shared = SharedWork()
     played = play_job(job, price, shared=shared)
     assume(not played.by_a_clock)
-    slow, orders = played.times.span, stated(played)
+    slow, orders = played.times.span, state_orders(played)
 
     def span(price: Ideal) -> float:
         return play_job(job, price, engine="matrices", orders=orders, shared=shared).step.span

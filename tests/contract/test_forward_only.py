@@ -16,23 +16,23 @@ from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.timetable import Timetable, timetable
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule, VShape
-from tests.contract.composed import SCHEMES, job_with, of_family
-from tests.contract.of_pipeline import exists
-from tests.contract.played import PAID, Played, play_job
-from tests.contract.step_dataflow import step_problems
+from meshcast.validation.contract.composed import complete_schemes, job_with, of_family
+from meshcast.validation.contract.of_pipeline import exists
+from meshcast.validation.contract.played import PAID, Played, play_job
+from meshcast.validation.contract.step_dataflow import step_problems
 from tests.draws import drawn
 from tests.simulator.engine.engines import check_alike, play_by_engines
 from tests.strategies import chain_options, examples, jobs_of_all
 
 FORWARD_ONLY = {"train": {"mode": "forward-only"}}
 
-ONE_STEP = {use: {"period": 1} for use in SCHEMES if "period" in find_scheme(use).Options.model_fields}
+ONE_STEP = {use: {"period": 1} for use in complete_schemes() if "period" in find_scheme(use).Options.model_fields}
 """A period counts updates, of which there are none."""
 
 Both = tuple[dict[str, Any], Played, Played]
 
 
-@pytest.fixture(scope="module", params=drawn(SCHEMES, keep=6))
+@pytest.fixture(scope="module", params=drawn(complete_schemes(), keep=6))
 def both(request: pytest.FixtureRequest) -> Both:
     """The job, its step of training, and its forward-only step."""
     job = job_with(request.param, options=ONE_STEP)
@@ -62,7 +62,7 @@ def test_memory_holds_weights_and_what_later_operators_read(both: Both) -> None:
         assert not peak.by.get("gradients") and not peak.by.get("optimizer")
         assert peak.total < training.peaks[device].total
         weights = 0.0
-        for param in forward.held(device):
+        for param in forward.list_held(device):
             cut = forward.plan.mesh.size(data.shards_at_rest("parameters", param))
             weights += 2 * param.size / cut if not data.offloaded_to("parameters") else 0
             if isinstance(data, KeepsSecondaryShards) and (second := data.secondary_shards(param)) is not None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcast.simulator.ir.ops import Collective
-from tests.contract.measure import sent
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.measure import sent_bytes
+from meshcast.validation.contract.played import Played, play_job
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "vocab": 128, "seq": 64, "tied": False, "norm": "rmsnorm"}
 
@@ -37,12 +37,12 @@ def played(
 def sent_by(one: Played, family: str, device: int = 0) -> float:
     """Bytes that a rank of a device sends for one family of schemes."""
     ops = [op for _, op in one.instances(device) if op.stream.partition("-")[0] == family]
-    return sent([op for op in ops if isinstance(op.work, Collective)], one.plan.mesh)
+    return sent_bytes([op for op in ops if isinstance(op.work, Collective)], one.plan.mesh)
 
 
 def divided(one: Played) -> tuple[float, float]:
     """Elements of the weights of a rank that tensor ranks shard, and of those that each rank holds whole."""
-    held = [param for device in range(one.plan.shape.p) for param in one.held(device)]
+    held = [param for device in range(one.plan.shape.p) for param in one.list_held(device)]
     cut = sum(param.size for param in held if param.size < param.total)
     return cut, sum(param.size for param in held) - cut
 
@@ -67,7 +67,7 @@ def test_tensor_traffic_of_a_micro_batch_is_that_of_its_tokens(tp: int, dp: int,
     def layers(one: Played) -> float:
         ops = [op for _, op in one.instances() if op.stream == "tensor" and op.phase != "U"]
         inside = [op for op in ops if not any(word in op.name for word in ("embed", "placed", "loss", "norm.out"))]
-        return sent([op for op in inside if isinstance(op.work, Collective)], one.plan.mesh)
+        return sent_bytes([op for op in inside if isinstance(op.work, Collective)], one.plan.mesh)
 
     alone, many = played(tp=tp), played(pp, dp, cp, tp)
     assert layers(many) * cp == pytest.approx(layers(alone))

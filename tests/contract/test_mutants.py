@@ -24,8 +24,8 @@ from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import LowerModule, Scheme
 from meshcast.simulator.schemes.sequence.shared import attention_steps, ring_attention
 from meshcast.simulator.schemes.tensor.shared import pulled_shards
-from tests.contract.checked import layer_problems
-from tests.contract.measure import make
+from meshcast.validation.contract.checked import layer_problems
+from meshcast.validation.contract.measure import make
 
 RING, OVERLAP = "sequence/ring", "tensor/async-tp"
 

@@ -12,9 +12,9 @@ from meshcast.simulator.ir.scheme import LowerModule, MemoryScheme, Scheme
 from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
-from tests.contract.composed import SCHEMES, axes_for
-from tests.contract.measure import catalog_model, make
-from tests.contract.test_every_scheme import MIXED
+from meshcast.validation.contract.composed import axes_for, complete_schemes
+from meshcast.validation.contract.laws import MIXED
+from meshcast.validation.contract.measure import catalog_model, make
 from tests.draws import drawn
 
 OPTIONS: dict[str, dict[str, object]] = {
@@ -44,7 +44,7 @@ def lowered(scheme: Scheme, mesh: Mesh, layers: range) -> StageOps:
     return Lowering(mesh, [scheme], True).run(stage(layers))
 
 
-@pytest.mark.parametrize("use", SCHEMES)
+@pytest.mark.parametrize("use", complete_schemes())
 def test_lowering_assigns_nothing_to_a_scheme(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh, scheme = several(use)
     before = dict(vars(scheme))
@@ -58,7 +58,7 @@ def test_lowering_assigns_nothing_to_a_scheme(use: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "use", drawn([use for use in SCHEMES if use.startswith(("expert/", "memory/", "data/"))], keep=3)
+    "use", drawn([use for use in complete_schemes() if use.startswith(("expert/", "memory/", "data/"))], keep=3)
 )
 def test_interleaved_lowerings_with_one_scheme_are_independent(use: str) -> None:
     mesh, scheme = several(use)

@@ -14,9 +14,9 @@ import pytest
 from meshcast.simulator.forecast.step import play_forecast
 from meshcast.simulator.ir.moe_operators import EXPERTS
 from meshcast.simulator.ir.registry import find_scheme
-from tests.contract.composed import Options, job_with, of_family, with_options
-from tests.contract.played import Played, play_job
-from tests.contract.step_dataflow import StepFlow, step_problems
+from meshcast.validation.contract.composed import Options, job_with, of_family, with_options
+from meshcast.validation.contract.played import Played, play_job
+from meshcast.validation.contract.step_dataflow import StepFlow, step_problems
 from tests.draws import drawn, drawn_grid
 from tests.strategies import MODULES, changed
 

@@ -23,7 +23,7 @@ from meshcast.simulator import simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.report import Report
-from tests.strategies import installed
+from meshcast.validation.contract.composed import is_installed
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -90,7 +90,7 @@ def uses(name: str) -> tuple[str, ...]:
 
 def playable(name: str) -> bool:
     """Whether the packages are installed that the schemes of a job need."""
-    return all(map(installed, uses(name)))
+    return all(map(is_installed, uses(name)))
 
 
 def reports(names: Iterable[str]) -> Iterator[tuple[str, Report]]:

@@ -1,7 +1,6 @@
 """The files of the catalog, and the values in them."""
 
 import copy
-import math
 import pickle
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from meshcast.hardware import GPU, CatalogError, Cluster, Link, Node, Value, cat
 from meshcast.hardware.load import Bandwidth, LinkRate, Strict, quantity, read_yaml, validate_data
 from meshcast.hardware.reliability import CheckpointStore, Reliability
 from meshcast.hardware.sourced_values import sourced_values
+from meshcast.validation.contract.of_plugins import gpu_problems, node_problems
 
 ENTRIES = [
     (kind, name) for kind in ("gpus", "links", "nodes", "clusters", "reliability", "stores") for name in catalog(kind)
@@ -66,30 +66,11 @@ def test_values_are_listed_by_the_paths_of_their_fields() -> None:
 ACCELERATORS = [name for name in hardware.gpus() if load("gpus", name).architecture != "cpu"]
 """A core that stands in for a GPU has no matrix units."""
 
-NARROWER = ("fp32", "tf32", "fp16", "fp8", "fp4")
-"""Formats, from wide to narrow."""
-
 
 @pytest.mark.parametrize("name", ACCELERATORS)
 def test_gpus_are_consistent(name: str) -> None:
-    gpu: GPU = load("gpus", name)
-    assert (gpu.scale_up is None or gpu.scale_up in hardware.links()) and gpu.host.family in ("pcie", "nvlink")
-    if gpu.usual_node is not None:
-        node: Node = load("nodes", gpu.usual_node)
-        assert node.gpu.architecture == gpu.architecture
-        assert node.scale_up is None or node.scale_up.link.name == gpu.scale_up
-
-
-@pytest.mark.parametrize("name", ACCELERATORS)
-def test_peaks_are_dense_rates_of_matrix_units(name: str) -> None:
-    """A narrower format is never slower, and bf16 never faster than fp16, which TPUs lack. In a cycle a multiprocessor
-    makes a power of two FLOPs; a clock as devices report it may be above the one that peaks follow from."""
-    gpu: GPU = load("gpus", name)
-    known = [gpu.peak[kind] for kind in NARROWER if kind in gpu.peak]
-    assert known == sorted(known) and gpu.peak.get("bf16", 0) <= gpu.peak.get("fp16", math.inf)
-    if gpu.clock and gpu.clock.kind != "measured":
-        each = math.log2(gpu.peak["fp16"] / (gpu.multiprocessors * gpu.clock))
-        assert abs(each - round(each)) < math.log2(1.015)
+    assert [*gpu_problems(name)] == []
+    assert load("gpus", name).host.family in ("pcie", "nvlink")
 
 
 @pytest.mark.parametrize(
@@ -103,9 +84,9 @@ def test_formats_that_a_generation_lacks(kind: str, formats: set[str]) -> None:
 
 @pytest.mark.parametrize("name", hardware.nodes())
 def test_nodes_are_consistent(name: str) -> None:
+    assert [*node_problems(name)] == []
     node: Node = load("nodes", name)
     up = node.scale_up
-    assert node.gpus % node.domain == 0 or node.domain % node.gpus == 0, "domains fill nodes, or nodes fill domains"
     if up is not None:
         used = up.among(tuple(range(node.domain)))
         assert used == pytest.approx(1.0) or 2 / 3 <= used < 1 < up.link.links, "all links, but on half of a board"

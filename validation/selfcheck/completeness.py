@@ -33,13 +33,12 @@ def catalog_loads() -> Iterator[str]:
 def every_gpu_has_prices() -> Iterator[str]:
     """Kernels, collectives and messages have positive, finite prices on every node, alone and beside another."""
     for name in hardware.nodes():
-        node = load("nodes", name)
-        count = 2 if node.nics else 1
-        yield from _explain(f"nodes/{name}", partial(_price_all, name, count))
+        yield from _explain(f"nodes/{name}", partial(price_node, name))
 
 
-def _price_all(name: str, nodes: int) -> None:
-    cluster = hardware.load_cluster(f"{name}:{nodes}")
+def price_node(name: str) -> None:
+    """Prices kernels, collectives and messages of a node. Raises ValueError for a price that cannot be."""
+    cluster = hardware.load_cluster(f"{name}:{2 if load('nodes', name).nics else 1}")
     costs = Costs(cluster, Mesh({"dp": cluster.gpus}))
     dtype = next(dtype for dtype in ("bf16", "fp16", "fp32") if dtype in cluster.gpu.peak)
     works: list[Work] = [Gemm(4096, 4096, 4096, dtype=dtype), Memory("add", 1 << 24, 1 << 24)]

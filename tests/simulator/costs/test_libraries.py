@@ -16,7 +16,7 @@ from meshcast.simulator.costs.kernel_prices import KernelTraits
 from meshcast.simulator.costs.kernels.libraries import RELATIVE_LIBRARIES
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Attention, Gemm
-from tests.contract.played import play_job
+from meshcast.validation.contract.played import play_job
 
 LAYOUTS = ("tn", "nn", "nt")
 LONG = Attention(1, 8192, 8192, 32, 32, 128, 128)

@@ -23,7 +23,7 @@ from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory, Transfer, Work
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.flatten import FlatProgram, flatten
-from tests.contract.played import Ideal
+from meshcast.validation.contract.played import Ideal
 from tests.draws import drawn
 from tests.simulator.engine.links import NETWORK, UP
 from tests.strategies import EVERY_EXAMPLE, examples, jobs

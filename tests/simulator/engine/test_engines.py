@@ -15,8 +15,8 @@ from meshcast.simulator.engine.maxplus import Coordinates
 from meshcast.simulator.engine.play import ByMatrices
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.ops import HostLaunch
-from tests.contract.measure import side_ops_of
-from tests.contract.played import PAID, Ideal, Played, play_job
+from meshcast.validation.contract.measure import side_ops_of
+from meshcast.validation.contract.played import PAID, Ideal, Played, play_job
 from tests.draws import drawn
 from tests.simulator.engine.drawn_kinds import KINDS
 from tests.simulator.engine.engines import check_alike, check_reports, on_catalog, play_by_engines, simulate_by_engines

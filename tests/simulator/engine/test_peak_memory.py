@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from meshcast.simulator.ir.ops import Fragment, Memory, Op, TensorUse, UnitRun
 from meshcast.simulator.program.memory_profile import CATEGORIES, Profile, block_events, memory_events
-from tests.contract.of_tensor import LoweredLayer, activations_per_layer
-from tests.contract.played import Ideal, Played, play_job, summed_over
+from meshcast.validation.contract.of_tensor import LoweredLayer, activations_per_layer
+from meshcast.validation.contract.played import Ideal, Played, play_job, summed_over
 from tests.draws import drawn, drawn_grid
 from tests.simulator.engine.drawn_kinds import KINDS
 from tests.strategies import EVERY_EXAMPLE, examples, jobs
@@ -150,7 +150,7 @@ def test_resident_states_match_the_papers(job: dict[str, Any]) -> None:
     (data,) = played.plan.family("data")
     for device, peak in enumerate(played.peaks):
         wanted = dict.fromkeys(("parameters", "gradients", "optimizer"), 0.0)
-        for param in played.held(device):
+        for param in played.list_held(device):
             n = played.plan.mesh.size(summed_over(param, played.plan))
             sharded = data.use == "data/fsdp" and n > 1
             each = (4 / n, 4 / n, 8 / n) if sharded else (2, 4, 12 / (1 if data.use == "data/ddp" else n))
@@ -212,11 +212,11 @@ def test_activations_of_a_whole_plan(kind: str, recompute: str, t: int) -> None:
     played = gpt(layers, t, p, m, kind, recompute)
     for device in range(p):
         one = layers // p * LAYER[kind, recompute](t) + at_the_ends(played, device, kind, t)
-        assert played.kept(device) == pytest.approx((p - device) * one)
+        assert played.most_kept(device) == pytest.approx((p - device) * one)
         # At its end a forward pass holds what it is about to send as well.
         leaving = 2 * S * B * H / (t if kind == "sp" else 1) if device < p - 1 else 0
         assert played.category_peak(device, "activations") == pytest.approx((p - device) * one + leaving)
-    first = played.kept(0) - p * at_the_ends(played, 0, kind, t)
+    first = played.most_kept(0) - p * at_the_ends(played, 0, kind, t)
     assert first == pytest.approx(layers * LAYER[kind, recompute](t))
 
 
@@ -227,9 +227,9 @@ def test_interleaving_holds_more(p: int, v: int) -> None:
     played = gpt(layers, 1, p, 3 * p, "tp", "none", chunks=v)
     chunks = layers * (1 + (p - 1) / (p * v))  # of one layer each
     for device in range(1, p - 1):
-        assert played.kept(device) == pytest.approx((2 * (p - 1 - device) + (v - 1) * p + 1) * each)
+        assert played.most_kept(device) == pytest.approx((2 * (p - 1 - device) + (v - 1) * p + 1) * each)
     # Some of the first device's chunks are the first stage, with the embedding's own few bytes.
-    of_the_first = (played.kept(0) - chunks * each) / at_the_ends(played, 0, "tp", 1)
+    of_the_first = (played.most_kept(0) - chunks * each) / at_the_ends(played, 0, "tp", 1)
     assert 1 <= of_the_first <= chunks and of_the_first == pytest.approx(round(of_the_first))
 
 
@@ -275,7 +275,7 @@ def test_modern_layers_with_a_fused_kernel(gated_heads: tuple[bool, int], t: int
             "batch": {"global": B, "micro": B},
             "plan": {"tp": t},
         }
-        return play_job(job, engine="matrices").kept(0)
+        return play_job(job, engine="matrices").most_kept(0)
 
     cut = 4 + 4 * kv_heads / A + (6 if gated else 4) * ffn / H
     assert peak(3) - peak(2) == pytest.approx((S * B * H * (8 + cut) + 4 * A * B * S + 8 * B * S) / t)
@@ -317,7 +317,7 @@ def test_figure_1_of_the_sequence_parallelism_paper(
         plan = {"tp": 8, "pp": pp, "chunks": chunks, "recompute": recompute, "sequence_parallel": sequence_parallel}
         job = {"model": model, "cluster": f"dgx-a100:{pp}", "batch": batch, "plan": plan}
         played = play_job({**job, "framework": {"set": {"attention": "unfused"}}}, engine="matrices")
-        return played.kept(0) / 2**30
+        return played.most_kept(0) / 2**30
 
     assert activations(False, "none") == pytest.approx(whole, rel=0.02)
     assert activations(True, "selective") == pytest.approx(least, rel=0.02)

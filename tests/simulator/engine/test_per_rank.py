@@ -14,7 +14,7 @@ from meshcast.simulator import simulate
 from meshcast.simulator.engine.per_rank import Pace, unfold
 from meshcast.simulator.scheduling import list_scheduler
 from meshcast.simulator.scheduling.list_scheduler import reorder_at_run_time
-from tests.contract.played import Ideal, Played, play_job
+from meshcast.validation.contract.played import Ideal, Played, play_job
 from tests.draws import drawn_grid
 from tests.simulator.engine.test_heterogeneous_ranks import by_hand
 from tests.strategies import EVERY_EXAMPLE, examples

@@ -12,7 +12,7 @@ from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.ir.ops import STORED_FORMATS, Collective, Memory
 from meshcast.simulator.job.optimizers import OPTIMIZER_STATES
 from meshcast.simulator.report.report import Report
-from tests.contract.played import play_job
+from meshcast.validation.contract.played import play_job
 from tests.draws import drawn_grid
 
 H, F, LAYERS, SEQ, VOCAB = 1024, 4096, 4, 512, 32000

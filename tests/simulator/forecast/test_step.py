@@ -25,8 +25,8 @@ from meshcast.simulator.ir.ops import Op, Param, StoredFormat
 from meshcast.simulator.lowering.scope import traits_of
 from meshcast.simulator.report.figures import row_of
 from meshcast.simulator.report.report import Report
+from meshcast.validation.contract.played import PAID, Ideal, play_job
 from meshcast.validation.selfcheck.drawn_jobs import draw_jobs
-from tests.contract.played import PAID, Ideal, play_job
 from tests.draws import drawn
 from tests.golden.rewrite import names, playable, stored
 
@@ -189,7 +189,7 @@ def test_older_weights_of_a_pipeline_without_a_flush_take_two_bytes_each() -> No
     plan = {"mesh": {"pp": 2}, "schemes": [{"use": "pipeline/pipedream", "over": "pp"}]}
     played = play_job({"model": SMALL, "cluster": {"gpu": "h100-sxm", "gpus": 2}, "batch": {"global": 4}, "plan": plan})
     for device, params in enumerate(device_params(played.plan, played.stages)):
-        elements = sum(param.size for param in played.held(device))
+        elements = sum(param.size for param in played.list_held(device))
         stashed = [stashed_weight_bytes(played.plan, params, versions) for versions in (1, 2, 4)]
         assert stashed == [0, 2 * elements, 3 * 2 * elements]
 

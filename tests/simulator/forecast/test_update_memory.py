@@ -12,7 +12,7 @@ from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.ir.ops import Collective, Gemm, Memory, Op
 from meshcast.simulator.report.report import Report
-from tests.contract.played import play_job
+from meshcast.validation.contract.played import play_job
 
 MODEL: dict[str, Any] = {
     "layers": 6, "hidden": 1024, "heads": 8, "ffn": 4096, "vocab": 32000, "seq": 256, "norm": "rmsnorm",
@@ -95,7 +95,7 @@ def test_adam_reads_and_writes_every_state_once() -> None:
     job = {"model": MODEL, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 1}}
     played = play_job(job)
     works = [op.work for _, op in played.instances() if isinstance(op.work, Memory) and op.work.what == "adam"]
-    count = sum(param.size for param in played.held(0))
+    count = sum(param.size for param in played.list_held(0))
     assert [(work.read, work.write) for work in works] == [((4 + 4 + 8) * count, (2 + 4 + 8) * count)]
 
 

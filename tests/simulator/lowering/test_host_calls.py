@@ -12,7 +12,7 @@ from meshcast.simulator.ir.ops import Attention, Collective, Gemm, HostLaunch, M
 from meshcast.simulator.job.framework import Framework, load_framework
 from meshcast.simulator.program.program import one_of
 from meshcast.simulator.schemes.tensor.shared.tensor_overlap import PART_LAUNCHES, make_part
-from tests.contract.played import play_job
+from meshcast.validation.contract.played import play_job
 
 MEGATRON = load_framework("megatron-core")
 SHAPE = {"layers": 4, "hidden": 64, "heads": 4, "vocab": 128, "seq": 32, "gated": True}

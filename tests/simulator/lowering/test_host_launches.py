@@ -22,8 +22,8 @@ from meshcast.simulator.lowering.scope import EXPERT_LAUNCHES, PADDED_LAUNCHES
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.shapes import LossShape
 from meshcast.simulator.program.program import one_of
-from tests.contract.measure import backward_ops, forward_ops, lowered_stage
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.measure import backward_ops, forward_ops, lowered_stage
+from meshcast.validation.contract.played import Played, play_job
 
 EXPERTS, LAYERS = 8, 4
 OUTSIDE_EXPERTS: tuple[GraphModule, ...] = ("attn", "moe_router", "moe_preprocess")

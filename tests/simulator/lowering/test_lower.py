@@ -19,8 +19,8 @@ from meshcast.simulator.ir.scheme import TensorScheme
 from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
-from tests.contract.measure import backward_ops, forward_ops, lowered_stage, make, waits_for
-from tests.contract.played import play_job
+from meshcast.validation.contract.measure import backward_ops, forward_ops, lowered_stage, make, waits_for
+from meshcast.validation.contract.played import play_job
 from tests.draws import drawn_grid
 from tests.strategies import examples, models
 

@@ -18,8 +18,8 @@ from meshcast.simulator.ir.modules import Update
 from meshcast.simulator.ir.ops import COMPUTE, Fragment, Gemm, HostCopy, HostUpdate, Memory, Op, TensorUse
 from meshcast.simulator.lowering.offload import update_on_host
 from meshcast.simulator.lowering.update import UPDATE
-from tests.contract.measure import saved
-from tests.contract.played import Ideal, Played, play_job
+from meshcast.validation.contract.measure import saved_bytes
+from meshcast.validation.contract.played import Ideal, Played, play_job
 from tests.draws import drawn_grid
 
 OFFLOAD = {"use": "memory/offload"}
@@ -46,7 +46,7 @@ def copies(found: Played, back: bool) -> int:
 
 def of_a_layer(found: Played) -> float:
     """Bytes that a layer saves."""
-    return saved(next(unit_run for unit_run in found.stage_ops(0).unit_runs if unit_run.name == "layer"))
+    return saved_bytes(next(unit_run for unit_run in found.stage_ops(0).unit_runs if unit_run.name == "layer"))
 
 
 # ------------------------------------------------------------------------------------------- activations
@@ -71,10 +71,10 @@ def test_two_layers_are_on_the_gpu_at_a_time() -> None:
     for depth in (3, 4, 20):
         bare, run = play_job(small(depth)), play_job(with_offload(small(depth)))
         layer = of_a_layer(bare)
-        ends = bare.kept(0) - depth * layer
-        assert run.kept(0) == layer + ends
+        ends = bare.most_kept(0) - depth * layer
+        assert run.most_kept(0) == layer + ends
         peaks.append(run.category_peak(0, "activations"))
-        assert peaks[-1] <= 2 * layer + run.kept(0) - layer + ends
+        assert peaks[-1] <= 2 * layer + run.most_kept(0) - layer + ends
         assert bare.category_peak(0, "activations") >= depth * layer
     assert peaks[1] == peaks[2]
 
@@ -109,7 +109,7 @@ def test_the_last_layer_of_a_stage_is_offloaded_after_its_pass(layers: int, pp: 
         works = [op.work.back for _, op in run.instances(device) if isinstance(op.work, HostCopy)]
         assert (works.count(False), works.count(True)) == (count, count)
     # Two micro-batches in flight.
-    assert pp > 2 or run.kept(0) == bare.kept(0) - 2 * 4 * of_a_layer(bare)
+    assert pp > 2 or run.most_kept(0) == bare.most_kept(0) - 2 * 4 * of_a_layer(bare)
 
 
 # --------------------------------------------------------------------------------------------- optimizer

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from meshcast.simulator.loading.load import load_job
-from tests.contract.measure import saved
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.measure import saved_bytes
+from meshcast.validation.contract.played import Played, play_job
 from tests.draws import drawn_grid
 
 SEQUENCES = ["all-gather", "ring", "dist-flash-attn", "ulysses", "megatron-cp"]
@@ -36,7 +36,7 @@ def job(sequence: str | None, keep: bool, inside: bool = True, **model: Any) -> 
 
 def layer_bytes(played: Played) -> float:
     """Bytes that one layer keeps for its backward pass."""
-    return next(saved(unit_run) for unit_run in played.stage_ops(0).unit_runs if unit_run.name == "layer")
+    return next(saved_bytes(unit_run) for unit_run in played.stage_ops(0).unit_runs if unit_run.name == "layer")
 
 
 @pytest.mark.parametrize(("sequence", "inside"), drawn_grid([None, *SEQUENCES], [True, False]))

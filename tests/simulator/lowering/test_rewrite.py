@@ -22,7 +22,7 @@ from meshcast.simulator.ir.ops import (
     Work,
 )
 from meshcast.simulator.lowering.rewrite import Rewrite, replace_dependencies, split_work, working_predecessors
-from tests.contract.measure import waits_for
+from meshcast.validation.contract.measure import waits_for
 
 SIZES = st.integers(1, 10_000)
 WORK: st.SearchStrategy[Work] = st.one_of(

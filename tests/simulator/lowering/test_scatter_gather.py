@@ -8,7 +8,7 @@ import pytest
 
 from meshcast.simulator.ir.ops import Collective, Op, Transfer
 from meshcast.simulator.job.framework import framework_names, load_framework
-from tests.contract.played import Ideal, Played, play_job
+from meshcast.validation.contract.played import Ideal, Played, play_job
 
 FIELD = "scatter_gather_tensors_in_pipeline"
 B_S_H = 2 * 32 * 64 * 2

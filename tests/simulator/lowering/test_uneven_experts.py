@@ -18,9 +18,9 @@ from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.formats.expert_counts import read_counts, read_routing, read_trace
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory, Op
 from meshcast.simulator.ir.routing import Routing, slowest_rank
-from tests.contract.measure import sent
-from tests.contract.of_experts import ExpertLayer, sent_per_layer
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.measure import sent_bytes
+from meshcast.validation.contract.of_experts import ExpertLayer, sent_per_layer
+from meshcast.validation.contract.played import Played, play_job
 from tests.draws import drawn_grid
 
 S, H, E, K, F = 64, 32, 8, 2, 24
@@ -140,7 +140,7 @@ def test_uneven_routing_takes_longer_and_does_the_same(use: str, options: dict[s
     even, skewed, more = (play(use, routing={"zipf": s}, **options) for s in (0, 1, 2))
     assert even.flops("F") == skewed.flops("F") == skewed.wanted
     assert even.flops("B", "W") == skewed.flops("B", "W")
-    assert sent(on_experts(even), even.plan.mesh) == pytest.approx(sent(on_experts(skewed), even.plan.mesh))
+    assert sent_bytes(on_experts(even), even.plan.mesh) == pytest.approx(sent_bytes(on_experts(skewed), even.plan.mesh))
     assert even.times.span < skewed.times.span < more.times.span
     assert even.peaks[0].total < skewed.peaks[0].total < more.peaks[0].total
     products = [[op.work for op in at_experts(one) if isinstance(op.work, Gemm)] for one in (even, skewed)]
@@ -151,7 +151,7 @@ def test_uneven_routing_takes_longer_and_does_the_same(use: str, options: dict[s
 
 def test_memory_is_that_of_the_most_loaded_rank() -> None:
     """Saved tensors of the experts grow by rho, all others are unchanged."""
-    kept = [play("all-to-all", routing=routing).kept(0) for routing in ("balanced", SKEWED)]
+    kept = [play("all-to-all", routing=routing).most_kept(0) for routing in ("balanced", SKEWED)]
     rho = Routing(zipf=1.0).load(4, E).most_loaded
     at_home = K * S * (H + 3 * F) * 2
     assert kept[1] - kept[0] == pytest.approx((rho - 1) * at_home, abs=8)
@@ -274,7 +274,7 @@ def test_dense_dispatch_is_products_with_one_hot_matrices(group: int, groups: in
         assert more == pytest.approx(products * each)
     masks = 2 * S * (2 * K * S / groups) * 2
     results = 2 * K * S * H * 2
-    assert dense.kept(0) - bare.kept(0) == pytest.approx(masks + results, abs=2)
+    assert dense.most_kept(0) - bare.most_kept(0) == pytest.approx(masks + results, abs=2)
     assert all(peak.left == 0 for peak in dense.peaks)
     assert not any(op.name.endswith("permute") and isinstance(op.work, Memory) for _, op in dense.instances())
 
@@ -328,10 +328,10 @@ def test_folding_changes_only_the_traffic_of_experts() -> None:
         played = play("all-to-all", {"dp": 2, "cp": 2, "tp": 2}, view)
         outside = [op for _, op in played.instances() if op.stream in ("tensor", "sequence")]
         assert any(isinstance(op.work, Attention) for _, op in played.instances())
-        found.add(sent(outside, played.plan.mesh))
+        found.add(sent_bytes(outside, played.plan.mesh))
         assert math.prod(view.values()) == played.plan.mesh.world
     assert len(found) == 1
     meshes = [{"dp": 2, "cp": 1, "tp": 4}, {"dp": 2, "cp": 4, "tp": 1}, {"dp": 2, "cp": 2, "tp": 2}]
     lowered = [play("all-to-all", mesh, views[1]) for mesh in meshes]
-    totals = [8 * sent(on_experts(one), one.plan.mesh) for one in lowered]
+    totals = [8 * sent_bytes(on_experts(one), one.plan.mesh) for one in lowered]
     assert totals == pytest.approx([4 * K * 2 * S * H * 2 * 7 / 8] * 3)

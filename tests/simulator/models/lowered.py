@@ -6,7 +6,7 @@ from typing import Any
 
 from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.ir.ops import Op
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.played import Played, play_job
 
 
 def describe_job(model: Any, plan: Any = None, gpus: int = 1, batch: int = 1, **more: Any) -> dict[str, Any]:

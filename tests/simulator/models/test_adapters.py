@@ -16,8 +16,8 @@ from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.models.adapter_targets import Target
 from meshcast.simulator.models.adapters import PLAIN_LAUNCHES
 from meshcast.simulator.models.flops import causal, needed_flops, palm
-from tests.contract.measure import params_of, sent, side_ops_of
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.measure import params_of, sent_bytes, side_ops_of
+from meshcast.validation.contract.played import Played, play_job
 from tests.draws import drawn_grid
 from tests.strategies import examples
 
@@ -277,7 +277,7 @@ def test_tensor_ranks_exchange_no_more_than_the_latents(split: bool) -> None:
     def wire(targets: Sequence[str] | None) -> float:
         played = play_job(job(targets, 4, plan=plan, cluster=cluster, batch={"global": 1}))
         ops = [op for _, op in played.instances() if op.phase in "FB"]
-        return sent((op for op in ops if op.stream == "tensor"), played.plan.mesh)
+        return sent_bytes((op for op in ops if op.stream == "tensor"), played.plan.mesh)
 
     latents, wide = 2 * 32 * 4, 2 * 32 * 64
     spared = wide * (1 if split else 2) / 2  # the lowest layer hands no gradient of its input on

@@ -16,8 +16,8 @@ from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory, Op, U
 from meshcast.simulator.job.framework import QuantisedRecipe
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.model import Model
-from tests.contract.measure import params_of, saved
-from tests.contract.played import Played
+from meshcast.validation.contract.measure import params_of, saved_bytes
+from meshcast.validation.contract.played import Played
 from tests.simulator.models.lowered import play
 
 S, H, A, V = 16, 64, 4, 128
@@ -120,7 +120,7 @@ def test_each_further_token_is_a_layer_a_product_of_the_output_layer_and_a_loss(
     more = flops(ending) - flops(ops(plain, "ending"))
     assert more == count * (flops(ops(plain)) + 2 * S * 2 * H * H + 2 * S * H * V)
     model = played.plan.job.model
-    assert sum(param.size for param in played.held(0)) == model.parameters
+    assert sum(param.size for param in played.list_held(0)) == model.parameters
     each = plain.plan.job.model.layer_parameters() + 2 * H + 2 * H * H
     assert model.parameters - plain.plan.job.model.parameters == count * each
 
@@ -134,7 +134,7 @@ def test_logits_of_every_loss_wait_for_the_backward_pass() -> None:
 def test_the_last_stage_has_a_copy_of_the_embedding(pp: int, tied: bool, copies: int) -> None:
     """Where the embedding is on another device; its gradients are summed over both ends at the update."""
     played = run({"pp": pp}, pp, mtp=2, tied=tied)
-    held = sum(param.size for device in range(pp) for param in played.held(device))
+    held = sum(param.size for device in range(pp) for param in played.list_held(device))
     assert held == played.plan.job.model.parameters + copies * V * H
     sums = [op.work for _, op in played.instances() if op.name == "reduce" and isinstance(op.work, Collective)]
     assert sums == [Collective("all_reduce", 4 * V * H, ("pp",), (0, 1))] * 2 * copies
@@ -189,7 +189,7 @@ def test_a_parallel_residual_adds_both_branches_at_once() -> None:
     (work,) = [op.work for op in ops(run(parallel_residual=True)) if op.name == "residual"]
     assert work == Memory("residual", 3 * 2 * S * H, 2 * S * H)
     serial, parallel = (layer(run(parallel_residual=on)) for on in (False, True))
-    assert saved(serial) - saved(parallel) == 2 * S * H, "no stream between the branches"
+    assert saved_bytes(serial) - saved_bytes(parallel) == 2 * S * H, "no stream between the branches"
 
 
 def test_norms_of_the_embedding_and_of_queries_and_keys() -> None:

@@ -11,8 +11,8 @@ from meshcast.simulator.ir.ops import Collective, Memory
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
-from tests.contract.measure import params_of
-from tests.contract.played import Played
+from meshcast.validation.contract.measure import params_of
+from meshcast.validation.contract.played import Played
 from tests.simulator.models.lowered import PLANS, describe_job, forward_ops, play
 
 SMALL: dict[str, Any] = {

@@ -19,7 +19,7 @@ from meshcast.simulator.ir.ops import Attention, Gemm, Memory
 from meshcast.simulator.models.flops import forward_matmul_flops, palm
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.played import Played, play_job
 
 SEQ, HEADS, KV_HEADS, WIDTH, HIDDEN, LAYERS = 512, 8, 4, 32, 256, 2
 SHAPE: dict[str, Any] = {
@@ -230,7 +230,7 @@ def test_numbers_of_chosen_blocks_stay_for_the_backward_pass(kind: str) -> None:
     """32 bits of each for every group of heads that chooses."""
     blocks = KINDS[kind]
     groups = INDEX["heads"] if "index" in blocks else HEADS if "each_head" in blocks else KV_HEADS
-    few, many = (played(blocks | {"top_k": top_k}).kept(0) for top_k in (4, 6))
+    few, many = (played(blocks | {"top_k": top_k}).most_kept(0) for top_k in (4, 6))
     assert many - few == LAYERS * SEQ * groups * 4 * 2
 
 
@@ -280,8 +280,8 @@ def test_tensor_ranks_divide_heads_and_repeat_an_indexer(kind: str) -> None:
     again = both.ranks / 2 * sum(work.flops for work in list_kernels(both, "index.choose"))
     assert both.flops("F", "B")["attention"] - alone.flops("F", "B")["attention"] == pytest.approx(again)
     assert (again > 0) == ("index" in KINDS[kind])
-    sizes = {param.name: param.size for param in both.held(0)}
-    whole = {param.name: param.size for param in alone.held(0)}
+    sizes = {param.name: param.size for param in both.list_held(0)}
+    whole = {param.name: param.size for param in alone.list_held(0)}
     assert {name for name, size in sizes.items() if "index" in name and size == whole[name]} == {
         name for name in whole if "index" in name
     }
@@ -310,7 +310,7 @@ def test_a_choice_of_its_own_waits_for_long_sequences() -> None:
 def test_recomputation_repeats_the_forward_pass(kind: str) -> None:
     once, twice = (played(KINDS[kind], {"recompute": how}) for how in ("none", "full"))
     assert twice.flops("R")["attention"] == once.flops("F")["attention"] > 0
-    assert twice.kept(0) < once.kept(0)
+    assert twice.most_kept(0) < once.most_kept(0)
 
 
 def test_the_forecast_says_how_it_is_priced_and_has_a_wide_interval() -> None:

@@ -9,7 +9,7 @@ import pytest
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Attention
 from meshcast.simulator.report.report import Report
-from tests.contract.played import play_job
+from meshcast.validation.contract.played import play_job
 from tests.draws import drawn
 
 CP = {"mesh": {"dp": 2, "cp": 2}, "schemes": [{"use": "data/ddp", "over": "dp"}]}

@@ -14,8 +14,8 @@ from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.huggingface.readers import find_reader
 from meshcast.simulator.models.load import find_model, load_model, presets
 from meshcast.simulator.models.model import Model
-from tests.contract.measure import params_of
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.measure import params_of
+from meshcast.validation.contract.played import Played, play_job
 from tests.draws import drawn
 from tests.simulator.models.configs import CONFIGS, COUNTS, PRINTED, VISION
 from tests.simulator.models.counts import count_without_mtp
@@ -203,8 +203,8 @@ def test_all_parameters_are_held_and_sharded(name: str) -> None:
     layers = LAYERS.get(name, 4)
     whole = run(name, layers)
     model = whole.plan.job.model
-    held = sum(param.size for param in whole.held(0))
-    vocab = next(param.total for param in whole.held(0) if param.name == "embedding") // model.hidden
+    held = sum(param.size for param in whole.list_held(0))
+    vocab = next(param.total for param in whole.list_held(0) if param.name == "embedding") // model.hidden
     assert held - (vocab - model.vocab) * model.hidden * (1 if model.tied else 2) == model.parameters
 
 

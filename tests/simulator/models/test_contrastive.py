@@ -11,7 +11,7 @@ from meshcast.simulator.ir.ops import Collective, Gemm, Op
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.load import load_model
 from meshcast.simulator.scheduling.schedule import ActionKind
-from tests.contract.played import FREE, PAID, Ideal, Played, play_job
+from meshcast.validation.contract.played import FREE, PAID, Ideal, Played, play_job
 from tests.draws import drawn_grid
 
 WIDTH, LAYERS, HIDDEN = 32, 4, 48

@@ -23,7 +23,7 @@ from meshcast.simulator.models.flops import causal, forward_matmul_flops, palm
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
 from meshcast.simulator.models.model import count_patches
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.played import Played, play_job
 from tests.simulator.models.lowered import describe_job, play
 
 RELEASED = [json.loads(line) for line in Path(__file__).with_name("diffusers.jsonl").read_text().splitlines()]
@@ -131,7 +131,7 @@ def test_the_last_layer_of_a_text_lacks_what_comes_behind_attention() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_device_has_the_parameters_and_products_that_are_counted(kind: str) -> None:
     model, played = load_model(describe(kind)), run(kind)
-    assert sum(param.size for param in played.held(0)) == model.parameters
+    assert sum(param.size for param in played.list_held(0)) == model.parameters
     counted = forward_matmul_flops(model, SEQ, SEQ, causal=True)
     attention = counted.pop("attention")
     assert played.flops("F") == {"gemm": sum(counted.values()), "attention": pytest.approx(attention)}
@@ -156,7 +156,7 @@ def test_ranks_divide_the_products_of_tokens_and_each_computes_the_vectors_of_a_
         keys = {"latte": 2 * 4}.get(kind, 4)  # of each layer, of Latte of four frames in two
         again += 2 * TEXT * H * (48 + H) + (keys * 2 * TEXT * H * 2 * H if "cp" in plan else 0)
     assert played.flops("F") == {"gemm": sum(counted.values()) + again, "attention": pytest.approx(attention)}
-    held = played.held(0)
+    held = played.list_held(0)
     assert sum(param.total for param in held) == model.parameters
     parts = {
         "wq": "tp" in plan,
@@ -174,7 +174,7 @@ def test_ranks_divide_the_products_of_tokens_and_each_computes_the_vectors_of_a_
 def test_gradients_of_vectors_are_sums_over_the_tokens_of_all_ranks(kind: str) -> None:
     """They are reduced with those of other weights, and not layer by layer."""
     played = run(kind, {"cp": 2}, gpus=2)
-    modulating = [param for param in played.held(0) if "modulation" in param.name or "gate" in param.name]
+    modulating = [param for param in played.list_held(0) if "modulation" in param.name or "gate" in param.name]
     assert modulating and all(param.partial == ("cp",) for param in modulating)
 
 

@@ -9,7 +9,7 @@ import pytest
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Attention
 from meshcast.simulator.loading.load import load_job
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.played import Played, play_job
 
 
 def job(sequence: int = 1024, micro: int = 1, plan: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:

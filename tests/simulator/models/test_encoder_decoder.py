@@ -13,8 +13,8 @@ from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Memory
 from meshcast.simulator.models.flops import causal, forward_matmul_flops, palm
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
-from tests.contract.measure import params_of
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.measure import params_of
+from meshcast.validation.contract.played import Played, play_job
 from tests.simulator.models.configs import ENCODER_DECODER_COUNTS, ENCODER_DECODERS
 from tests.simulator.models.lowered import describe_job, play
 
@@ -121,7 +121,7 @@ def test_a_decoder_alone_holds_what_it_does_not_use() -> None:
     """``BartForCausalLM``: the weights of attention to an encoder are there, and nothing of them is computed."""
     model = from_config(BART | {"is_encoder_decoder": False})
     played = play_job(describe_job(model.model_dump(exclude_unset=True)))
-    assert sum(param.size for param in played.held(0)) == model.parameters
+    assert sum(param.size for param in played.list_held(0)) == model.parameters
     plain = model.model_copy(update={"other": None})
     assert model.parameters - plain.parameters == 3 * (4 * H * (H + 1) + 2 * H)
     assert forward_matmul_flops(model, 48, 48, causal=True) == forward_matmul_flops(plain, 48, 48, causal=True)
@@ -135,8 +135,8 @@ def test_parameters_by_hand() -> None:
     assert model.parameters == V * H + 2 * BUCKETS * A + encoder + decoder + 2 * H
     untied = load_model(describe(tied=False))
     assert untied.parameters - model.parameters == V * H
-    assert sum(param.size for param in run().held(0)) == model.parameters
-    assert sum(param.size for param in run(tied=False).held(0)) == untied.parameters
+    assert sum(param.size for param in run().list_held(0)) == model.parameters
+    assert sum(param.size for param in run(tied=False).list_held(0)) == untied.parameters
 
 
 def test_flops_by_hand() -> None:
@@ -251,7 +251,7 @@ def test_an_encoder_of_sounds_has_no_table(tied: bool) -> None:
     shared = sum_shared_gradients(played.plan, played.stages)
     assert [len(sums) for sums in shared] == ([0, 0, 1, 1] if tied else [0, 0, 0, 0])
     whole, model = run(tied=tied, encoder=sounds), load_model(describe(tied=tied, encoder=sounds))
-    assert sum(param.size for param in whole.held(0)) == model.parameters
+    assert sum(param.size for param in whole.list_held(0)) == model.parameters
     assert model.parameters - load_model(describe(tied=tied)).parameters == (3 * 12 + 1) * H
 
 

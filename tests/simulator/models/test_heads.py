@@ -18,7 +18,7 @@ from meshcast.simulator.ir.ops import Gemm, Memory
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.played import Played, play_job
 from tests.simulator.models.lowered import describe_job
 from tests.simulator.models.test_types import TYPES
 
@@ -87,7 +87,7 @@ OUTPUTS: list[dict[str, Any]] = [
 def test_a_device_has_the_parameters_and_products_that_are_counted(part: dict[str, Any]) -> None:
     """The backward pass has twice the products; those of pairs are beside those that the model counts."""
     model, played = load_model(SHAPE | part), run(**part)
-    assert sum(param.size for param in played.held(0)) == model.parameters
+    assert sum(param.size for param in played.list_held(0)) == model.parameters
     counted = forward_matmul_flops(model, 4 * 32, 32, causal=True)
     counted.pop("attention")
     works = [

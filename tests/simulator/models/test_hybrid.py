@@ -11,8 +11,8 @@ from meshcast.simulator.ir.ops import Collective, Gemm, Memory
 from meshcast.simulator.models.flops import causal, forward_matmul_flops, palm
 from meshcast.simulator.models.load import load_model
 from meshcast.simulator.models.model import LayerKind
-from tests.contract.measure import params_of
-from tests.contract.played import Played
+from meshcast.validation.contract.measure import params_of
+from meshcast.validation.contract.played import Played
 from tests.simulator.models.lowered import PLANS, backward_ops, forward_ops, play
 
 S, H, A, V, F = 64, 32, 4, 128, 48
@@ -123,7 +123,7 @@ def test_a_layer_is_one_norm_one_block_and_one_residual() -> None:
 
 def test_parameters_are_held() -> None:
     played = run()
-    assert sum(param.size for param in played.held(0)) == played.plan.job.model.parameters
+    assert sum(param.size for param in played.list_held(0)) == played.plan.job.model.parameters
 
 
 def test_activations_of_a_block() -> None:

@@ -11,8 +11,8 @@ from meshcast.simulator.ir.ops import Collective, Gemm, Memory, Op
 from meshcast.simulator.models.flops import forward_matmul_flops, palm
 from meshcast.simulator.models.load import load_model
 from meshcast.simulator.models.model import LayerKind
-from tests.contract.measure import params_of
-from tests.contract.played import Played
+from meshcast.validation.contract.measure import params_of
+from meshcast.validation.contract.played import Played
 from tests.simulator.models.lowered import backward_ops, describe_job, forward_ops, play
 
 S, H, A, V, F = 128, 32, 4, 128, 48
@@ -44,7 +44,7 @@ def test_parameters() -> None:
     for mixer, expected in ((DELTA, delta), (LIGHTNING, lightning)):
         model = load_model(MODEL | {"linear_attention": mixer})
         assert model.parameter_parts["layers"] == 4 * (mlp + norms) + 3 * expected + attention
-        assert sum(param.size for param in run(mixer).held(0)) == model.parameters
+        assert sum(param.size for param in run(mixer).list_held(0)) == model.parameters
 
 
 def test_kinds_and_defaults() -> None:

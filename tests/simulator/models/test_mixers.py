@@ -11,8 +11,8 @@ from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, Gemm, Memory
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.load import load_model
-from tests.contract.measure import params_of
-from tests.contract.played import Played
+from meshcast.validation.contract.measure import params_of
+from meshcast.validation.contract.played import Played
 from tests.draws import drawn_grid
 from tests.simulator.models.lowered import backward_ops, describe_job, forward_ops, play
 
@@ -65,7 +65,7 @@ def run(mixer: str, plan: Any = None, gpus: int = 1, **fields: Any) -> Played:
 def test_a_device_has_the_parameters_and_products_that_are_counted(mixer: str) -> None:
     """Backward passes have twice the products of forward passes."""
     model, played = load_model(SHAPE | MODELS[mixer]), run(mixer)
-    assert sum(param.size for param in played.held(0)) == model.parameters
+    assert sum(param.size for param in played.list_held(0)) == model.parameters
     counted = forward_matmul_flops(model, S, S, causal=True)
     attention = counted.pop("attention")
     products = sum(counted.values()) - counted["scan"]
@@ -77,7 +77,7 @@ def test_a_device_has_the_parameters_and_products_that_are_counted(mixer: str) -
 @pytest.mark.parametrize("mixer", MODELS)
 def test_stages_hold_all_parameters_between_them(mixer: str) -> None:
     played = run(mixer, {"pp": 2}, gpus=2)
-    held = [sum(param.size for param in played.held(device)) for device in (0, 1)]
+    held = [sum(param.size for param in played.list_held(device)) for device in (0, 1)]
     assert sum(held) == load_model(SHAPE | MODELS[mixer]).parameters and min(held) > 0
 
 

@@ -24,8 +24,8 @@ from meshcast.simulator.models.load import (
 )
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.models.names import split_name
+from meshcast.validation.contract.of_plugins import model_problems
 from tests.draws import drawn
-from tests.simulator.models.counts import count_without_mtp
 from tests.simulator.models.test_load import EXACT
 
 IDS = {name: meant for maker in hub_files() for name, meant in hub_models(maker).items()}
@@ -107,31 +107,7 @@ def test_an_id_of_the_table_is_of_the_size_that_it_says(name: str) -> None:
     if name in NAMED_LARGER:
         assert model.parameters == NAMED_LARGER[name]
         return
-    for size, digits in sizes_in(name):
-        assert any(abs(count - size) <= max(digits / 2, size / 8) for count in counts_of(model)), (
-            name,
-            model.parameters,
-        )
-
-
-def sizes_in(name: str) -> list[tuple[float, float]]:
-    """Returns the parameters that a name states, each with the value of its last digit: 6.9b is 6.9e9 and 1e8."""
-    plain = re.sub(r"(?<=\d)_(?=\d)", ".", name.partition("/")[2])
-    stated = re.findall(
-        r"(?<![A-Za-z0-9.])[aA]?(\d+(?:\.(\d+))?)([bB])(?![A-Za-z0-9])|(?<![A-Za-z0-9.])(\d{2,})()([mM])\b", plain
-    )
-    return [
-        (float(billions or millions) * (1e9 if billions else 1e6), (1e9 if billions else 1e6) * 10 ** -len(decimals))
-        for billions, decimals, _, millions, *_ in stated
-    ]
-
-
-def counts_of(model: Model) -> list[int]:
-    """Returns parameters and active ones, each with all tables of words, with one and with none."""
-    active = model.model_copy(update={"mtp": 0}).active_parameters
-    table = model.vocab * model.hidden
-    tables = (0, table) if model.tied else (0, table, 2 * table)
-    return [count - words for count in (count_without_mtp(model), active) for words in tables]
+    assert [*model_problems(name)] == []
 
 
 @pytest.mark.parametrize("name", drawn(SHAPES, keep=10))

@@ -11,7 +11,7 @@ from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
 from meshcast.simulator.models.model import Model
-from tests.contract.measure import params_of
+from meshcast.validation.contract.measure import params_of
 from tests.simulator.models.lowered import PLANS, backward_ops, forward_ops, play
 
 ULTRA = (

@@ -18,7 +18,7 @@ from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
 from meshcast.simulator.models.undescribed import name_unsent
-from tests.contract.played import Played, play_job, sent_between_stages
+from meshcast.validation.contract.played import Played, play_job, sent_between_stages
 
 TYPES = [json.loads(line) for line in Path(__file__).with_name("types.jsonl").read_text().splitlines()]
 SHIPPED = Calibration.shipped()
@@ -95,7 +95,7 @@ def mixed(played: Played) -> float:
 @pytest.mark.parametrize("part", PARTS, ids=str)
 def test_a_device_has_the_parameters_and_products_that_are_counted(part: dict[str, Any]) -> None:
     model, played = load_model({**SMALL, **part}), play(part)
-    assert sum(param.size for param in played.held(0)) == model.parameters
+    assert sum(param.size for param in played.list_held(0)) == model.parameters
     counted = forward_matmul_flops(model, 32, 32, causal=True)
     of_attention, flops = counted.pop("attention"), played.flops("F")
     assert flops["attention"] == pytest.approx(of_attention)
@@ -106,7 +106,7 @@ def test_a_device_has_the_parameters_and_products_that_are_counted(part: dict[st
 def test_sequence_parallel_ranks_repeat_only_what_every_rank_has_to_compute(part: dict[str, Any]) -> None:
     """The key that all heads share, and an indexer over all positions, are computed by both ranks; streams are not."""
     model, played = load_model({**SMALL, **part}), play(part, 2, tp=2, sequence_parallel=True)
-    held = played.held(0)
+    held = played.list_held(0)
     assert sum(param.total for param in held) == model.parameters
     repeated = [param for param in held if "windex" in param.name or (param.name == "wk" and model.compressed)]
     again = sum(param.size for param in repeated if "entries" not in param.name)
@@ -124,10 +124,10 @@ def test_streams_stay_in_memory_for_the_backward_pass() -> None:
     """A connection keeps its streams, its coefficients (8 + 16 numbers in fp32, and the mean square), and the result of
     the block; in place of it a residual addition keeps nothing."""
     plain, several, more = (play({**part, "layers": n}) for part, n in (({}, 1), (STREAMS, 1), (STREAMS, 2)))
-    one_more = play({"layers": 2}).kept(0) - plain.kept(0)
+    one_more = play({"layers": 2}).most_kept(0) - plain.most_kept(0)
     tokens, streams, coefficients = 32, 4 * 64 * 2, 4 * (24 + 1 + 20)
     # The input of the block's norm is the sum of the streams, which a plain layer keeps in its stream's place.
-    assert more.kept(0) - several.kept(0) - one_more == 2 * tokens * (streams + coefficients + 2 * 64)
+    assert more.most_kept(0) - several.most_kept(0) - one_more == 2 * tokens * (streams + coefficients + 2 * 64)
 
 
 def test_a_matrix_of_every_token_mixes_its_streams() -> None:
@@ -224,10 +224,10 @@ def test_biases_by_distance_take_memory_for_every_head_and_distance() -> None:
     """Of a layer with full attention all distances with a profile, of one with a window those of it."""
     shape = {"positions": "none", "window": 8, "full_every": 2, "distance_profiles": {"width": 6, "extent": 12}}
     several = play({**shape, "distance_profiles": {"width": 6, "extent": 28}})
-    assert several.kept(0) - play(shape).kept(0) == 32 * 4 * (28 - 12) * 2
+    assert several.most_kept(0) - play(shape).most_kept(0) == 32 * 4 * (28 - 12) * 2
     local = play({**shape, "full_every": 0})
     wide = play({**shape, "full_every": 0, "window": 16})
-    assert wide.kept(0) - local.kept(0) == 2 * 32 * 4 * (16 - 8) * 2
+    assert wide.most_kept(0) - local.most_kept(0) == 2 * 32 * 4 * (16 - 8) * 2
 
 
 BLT = next(config for config in TYPES if config["model_type"] == "blt")
@@ -270,7 +270,7 @@ def test_layers_that_share_a_block_hold_it_once_and_use_it_each() -> None:
 
 def test_every_stage_with_a_use_holds_the_shared_block() -> None:
     played = play({**SHARED, "shared_block": {"adapter_rank": 4}}, 2, pp=2)
-    names = [[param.name for param in played.held(device)] for device in (0, 1)]
+    names = [[param.name for param in played.list_held(device)] for device in (0, 1)]
     assert all(held.count("wshared.q") == 1 for held in names)
     assert any("the embedding that shared blocks read" in text for text in name_unsent(played.plan.job.model, 2))
 

@@ -14,7 +14,7 @@ from meshcast.simulator.ir.ops import Attention, Gemm
 from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.played import Played, play_job
 
 TYPES = [json.loads(line) for line in Path(__file__).with_name("types.jsonl").read_text().splitlines()]
 INDEX = {"heads": 4, "dim": 32, "top_k": 64}
@@ -78,7 +78,7 @@ def test_fewer_chosen_keys_are_faster_and_their_numbers_stay_in_memory() -> None
         job = job_of(INDEX | {"top_k": top_k})
         steps.append(simulate(job | {"model": job["model"] | long}).step_time)
     assert steps == sorted(steps) and steps[0] < 0.8 * steps[-1]
-    few, many = (played(INDEX | {"top_k": top_k}).kept(0) for top_k in (64, 128))
+    few, many = (played(INDEX | {"top_k": top_k}).most_kept(0) for top_k in (64, 128))
     assert many - few == 4 * 256 * 4 * (128 - 64)
 
 

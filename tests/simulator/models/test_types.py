@@ -32,7 +32,7 @@ from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
 from meshcast.simulator.models.undescribed import name_left_out
-from tests.contract.played import play_job
+from meshcast.validation.contract.played import play_job
 from tests.simulator.models.counts import count_without_mtp
 from tools.pages.models import compare_small, count_products
 
@@ -317,7 +317,7 @@ PARTS: list[dict[str, Any]] = [
 def test_a_device_has_the_parameters_and_products_that_are_counted(part: dict[str, Any]) -> None:
     model = load_model({**SMALL, **part})
     played = play_job({"model": {**SMALL, **part}, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 1}})
-    assert sum(param.size for param in played.held(0)) == model.parameters
+    assert sum(param.size for param in played.list_held(0)) == model.parameters
     counted = forward_matmul_flops(model, 32, 32, causal=True)
     attention = counted.pop("attention")
     assert played.flops("F") == {"gemm": sum(counted.values()), "attention": pytest.approx(attention)}
@@ -339,7 +339,7 @@ def test_a_convolution_saves_its_input_once_and_its_kernel_reads_it_where_kernel
 def test_adapters_are_those_of_the_layers_that_have_the_heads(part: dict[str, Any]) -> None:
     job = {"model": {**SMALL, **part}, "cluster": {"gpu": "h100-sxm", "gpus": 1}, "batch": {"global": 1}}
     played = play_job(job | {"train": {"mode": "lora", "rank": 4, "targets": ["attn_qkv", "attn_proj", "mlp_up"]}})
-    adapters, held = played.plan.job.adapters, played.held(0)
+    adapters, held = played.plan.job.adapters, played.list_held(0)
     assert adapters is not None
     assert sum(param.size for param in held if param.trained) == adapters.parameters(played.plan.job.model)
     assert sum(param.size for param in held if not param.trained) == played.plan.job.model.parameters
@@ -357,7 +357,7 @@ def test_tensor_ranks_divide_the_products_and_the_wide_parameters(
     counted = forward_matmul_flops(model, 32, 32, causal=True)
     attention = counted.pop("attention")
     assert played.flops("F") == {"gemm": sum(counted.values()), "attention": pytest.approx(attention)}
-    held = played.held(0)
+    held = played.list_held(0)
     assert sum(param.total for param in held) == model.parameters
     wide = {"wq", "wo", "wup", "wdown", "o.norm.weight", "act.norm.weight", "sinks", "wgate"}
     assert all(param.total == 2 * param.size for param in held if param.name in wide)
@@ -391,7 +391,7 @@ def test_what_a_pipeline_leaves_out_is_named_and_a_single_stage_leaves_nothing_o
 def test_stages_share_the_table_of_a_tied_output_layer_but_not_its_bias() -> None:
     shape = {**SMALL, "head": ["transform", "bias"], "tied": True}
     ends = [
-        play_job({"model": shape, "cluster": {"gpu": "h100-sxm", "gpus": 2}, "plan": {"pp": 2}}).held(device)
+        play_job({"model": shape, "cluster": {"gpu": "h100-sxm", "gpus": 2}, "plan": {"pp": 2}}).list_held(device)
         for device in (0, 1)
     ]
     assert [{param.name for param in held if param.tied} for held in ends] == [set(), {"head"}]

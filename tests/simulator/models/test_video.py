@@ -11,7 +11,7 @@ from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Op
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.flops import CONVENTIONS, forward_matmul_flops
 from meshcast.simulator.models.model import Model
-from tests.contract.measure import forward_ops, lowered_stage, make, sent
+from meshcast.validation.contract.measure import forward_ops, lowered_stage, make, sent_bytes
 
 VIDEO = {"layers": 2, "hidden": 64, "heads": 8, "vocab": 64, "seq": 96, "frames": 8}
 
@@ -69,7 +69,7 @@ def test_only_attention_within_frames_moves_tokens() -> None:
     for use, wanted in (("dsp", 2 * 3 / 4), ("ulysses", 4 * 3 / 4), ("ring", 2 * 3), ("all-gather", 2 * 3)):
         options = {"balance": "contiguous"} if use == "ring" else {}
         ops, mesh = collectives(f"sequence/{use}", **options)
-        assert sent(ops, mesh) == pytest.approx(wanted * tensor), use
+        assert sent_bytes(ops, mesh) == pytest.approx(wanted * tensor), use
 
 
 def test_attention_is_whole_in_both_layers() -> None:

@@ -13,8 +13,8 @@ from meshcast.simulator.models.flops import forward_matmul_flops
 from meshcast.simulator.models.huggingface import from_config
 from meshcast.simulator.models.load import load_model
 from meshcast.simulator.models.model import Model
-from tests.contract.measure import params_of
-from tests.contract.played import Played
+from meshcast.validation.contract.measure import params_of
+from meshcast.validation.contract.played import Played
 from tests.draws import drawn_grid
 from tests.simulator.models.configs import VISION, VISION_COUNTS
 from tests.simulator.models.lowered import PLANS, play
@@ -106,12 +106,12 @@ def test_layers_of_a_tower_run_over_all_inputs_and_the_projector_over_tokens() -
 @pytest.mark.parametrize("tower", [{}, {"merge_by": "mean", "projector": "linear"}, {"projector_norm": True}])
 def test_all_parameters_are_held(tower: dict[str, Any]) -> None:
     played = run(tower | ({"merge_by": "mean"} if "projector_norm" in tower else {}))
-    assert sum(param.size for param in played.held(0)) == played.plan.job.model.parameters
+    assert sum(param.size for param in played.list_held(0)) == played.plan.job.model.parameters
 
 
 def test_a_tied_output_layer_shares_the_embedding_of_the_texts() -> None:
     tied, untied = run({}), run({}, tied=False)
-    assert sum(one.size for one in untied.held(0)) - sum(one.size for one in tied.held(0)) == 128 * 32
+    assert sum(one.size for one in untied.list_held(0)) - sum(one.size for one in tied.list_held(0)) == 128 * 32
     tables = [param.name for param in params_of(tied.stages[0]) if "embedding" in param.name]
     assert tables == ["branch1.embedding"]
 

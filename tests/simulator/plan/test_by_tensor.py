@@ -19,7 +19,7 @@ from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.by_tensor import Budget, choose, stripe_shares, swap_budget
 from meshcast.simulator.plan.pricing import SavedTensors, StageTensors
 from meshcast.simulator.scheduling.activation_transfer import TensorChoice
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.played import Played, play_job
 from tests.draws import drawn_grid
 from tests.simulator.engine.engines import check_reports
 from tests.strategies import some

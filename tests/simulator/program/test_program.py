@@ -38,9 +38,9 @@ from meshcast.simulator.program.task import Task, make_task
 from meshcast.simulator.program.timetable import Timetable, timetable
 from meshcast.simulator.report.breakdown import breakdown
 from meshcast.simulator.scheduling.schedule import PassDurations, PipelineShape, Schedule
-from tests.contract.measure import backward_ops, forward_ops, side_ops_of
-from tests.contract.played import FREE, PAID, Ideal, Played, play_job
-from tests.contract.step_dataflow import step_problems
+from meshcast.validation.contract.measure import backward_ops, forward_ops, side_ops_of
+from meshcast.validation.contract.played import FREE, PAID, Ideal, Played, play_job
+from meshcast.validation.contract.step_dataflow import step_problems
 from tests.draws import drawn_grid
 from tests.strategies import changed, examples, jobs
 

@@ -29,7 +29,7 @@ from meshcast.simulator.scheduling.schedule import (
     ScheduleItem,
     actions_of,
 )
-from tests.contract.played import Ideal, Played, play_job, sent_between_stages
+from meshcast.validation.contract.played import Ideal, Played, play_job, sent_between_stages
 from tests.simulator.scheduling.schedules import job, make_schedule, played
 from tests.strategies import examples, shapes
 

@@ -38,8 +38,8 @@ from meshcast.simulator.scheduling.schedule import (
     ScheduleItem,
     actions_of,
 )
+from meshcast.validation.contract.played import Ideal, play_job
 from meshcast.validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
-from tests.contract.played import Ideal, play_job
 from tests.draws import drawn_grid
 from tests.simulator.engine.engines import WAYS, check_alike, play_by_engines
 from tests.simulator.scheduling.schedules import job_of, make_schedule

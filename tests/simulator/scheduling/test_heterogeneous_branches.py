@@ -17,7 +17,7 @@ from meshcast.simulator.lowering.scatter_gather import has_backward
 from meshcast.simulator.program.program import one_of
 from meshcast.simulator.program.timetable import timetable
 from meshcast.simulator.scheduling.schedule import PipelineShape
-from tests.contract.played import PAID, play_job
+from meshcast.validation.contract.played import PAID, play_job
 from tests.draws import drawn_grid
 from tests.simulator.plan.ideally import HOP, pass_seconds, play_ideally
 from tests.simulator.scheduling.schedules import make_schedule

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from meshcast.simulator.ir.ops import HostCopy
 from meshcast.simulator.program.timetable import timetable
 from meshcast.simulator.scheduling.schedule import ActionKind, PassDurations, PipelineShape, actions_of
-from tests.contract.played import PAID, Ideal, Played, play_job
+from meshcast.validation.contract.played import PAID, Ideal, Played, play_job
 from tests.simulator.scheduling.schedules import make_schedule
 
 COPIES = (ActionKind.HOST_OUT, ActionKind.HOST_FREED, ActionKind.HOST_IN)

@@ -26,8 +26,8 @@ from meshcast.simulator.scheduling.schedule import (
     ScheduleItem,
     actions_of,
 )
+from meshcast.validation.contract.played import play_job
 from meshcast.validation.pipelines.cases import answer
-from tests.contract.played import play_job
 from tests.draws import drawn_grid
 from tests.simulator.scheduling.schedules import job_of, make_schedule, pipeline, played
 from tests.strategies import SECONDS, examples

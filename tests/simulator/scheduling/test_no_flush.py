@@ -27,7 +27,7 @@ from meshcast.simulator.scheduling.no_flush import (
     peak_weight_versions,
 )
 from meshcast.simulator.scheduling.schedule import Action, PipelineShape, actions_of
-from tests.contract.played import FREE, PAID, play_job
+from meshcast.validation.contract.played import FREE, PAID, play_job
 from tests.draws import drawn_grid
 from tests.simulator.engine.engines import check_alike, play_by_engines
 from tests.simulator.scheduling.schedules import job, make_schedule, played

@@ -11,7 +11,7 @@ from meshcast.simulator import simulate
 from meshcast.simulator.program.timetable import timetable
 from meshcast.simulator.scheduling.no_flush import extend_to_steady_state, peak_weight_versions
 from meshcast.simulator.scheduling.schedule import PipelineShape, actions_of
-from tests.contract.played import FREE, PAID, play_job
+from meshcast.validation.contract.played import FREE, PAID, play_job
 from tests.draws import drawn
 from tests.simulator.engine.drawn_kinds import ZERO_BUBBLE, without_barrier
 from tests.simulator.scheduling.schedules import job, make_schedule

@@ -23,8 +23,8 @@ from meshcast.simulator.program.memory_profile import CATEGORIES
 from meshcast.simulator.program.timetable import timetable
 from meshcast.simulator.scheduling.schedule import PipelineShape, actions_of
 from meshcast.simulator.scheduling.sequence_slicing import choose_balanced_slices, choose_fastest_slices
-from tests.contract.measure import saved, side_ops_of
-from tests.contract.played import PAID, Ideal, play_job
+from meshcast.validation.contract.measure import saved_bytes, side_ops_of
+from meshcast.validation.contract.played import PAID, Ideal, play_job
 from tests.draws import drawn
 from tests.simulator.engine.drawn_kinds import sliced_jobs
 from tests.simulator.scheduling.schedules import make_schedule, played
@@ -233,9 +233,11 @@ def test_a_recomputed_layer_keeps_its_keys_and_values_for_later_slices() -> None
     full, without = layers(small(inner=[{"use": "memory/recompute-full"}])), layers(small())
     for unit_run, length in zip(full, LENGTHS, strict=True):
         stays = length * KV if length != LENGTHS[-1] else 0
-        assert saved(unit_run) == 2 * 64 * length + stays
+        assert saved_bytes(unit_run) == 2 * 64 * length + stays
     whole = layers({**small(), "plan": small([12, 12, 12, 12])["plan"]})
-    assert sum(map(saved, without)) == sum(map(saved, whole)), "the bytes kept of a token do not depend on its slice"
+    assert sum(map(saved_bytes, without)) == sum(map(saved_bytes, whole)), (
+        "the bytes kept of a token do not depend on its slice"
+    )
 
 
 @pytest.mark.parametrize(

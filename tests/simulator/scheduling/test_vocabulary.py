@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from meshcast.simulator.scheduling.schedule import ActionKind, PipelineShape, actions_of
 from meshcast.simulator.scheduling.vocabulary import find_shards
+from meshcast.validation.contract.played import Played, play_job
 from meshcast.validation.pipelines.cases import ScheduleCase, replay
-from tests.contract.played import Played, play_job
 from tests.simulator.scheduling.schedules import make_schedule
 from tests.strategies import SECONDS
 
@@ -80,9 +80,11 @@ def play(barriers: int = 1, **changes: Any) -> Played:
 
 def test_every_device_holds_an_equal_share_of_embedding_and_output_layer() -> None:
     played = play()
-    names = [sorted(param.name for param in played.held(device) if "layer" not in param.name) for device in range(4)]
+    names = [
+        sorted(param.name for param in played.list_held(device) if "layer" not in param.name) for device in range(4)
+    ]
     tables = [
-        {param.name: param.size for param in played.held(device) if param.name in ("wte", "head", "embedding")}
+        {param.name: param.size for param in played.list_held(device) if param.name in ("wte", "head", "embedding")}
         for device in range(4)
     ]
     assert all(table == tables[0] for table in tables), names

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshcast.simulator.ir.ops import COMPUTE, Collective
+from meshcast.validation.contract.played import PAID, Ideal, Played, play_job
 from meshcast.validation.pipelines.cases import ScheduleCase, answer, replay
-from tests.contract.played import PAID, Ideal, Played, play_job
 from tests.draws import drawn_grid
 from tests.simulator.engine.drawn_kinds import CONCATENATIONS
 from tests.simulator.scheduling.schedules import job_of, pipeline
@@ -53,8 +53,8 @@ def test_two_directions_hold_and_reduce_everything_twice(
     (use, sync), (data, cut) = of_pipeline, of_data
     two, one = run(use, data, dp=2, sync=sync, tied=tied), run("pipeline/1f1b", data, dp=2, tied=tied)
     model = two.plan.job.model
-    held = [sum(param.size for param in two.held(device)) for device in range(4)]
-    held_alone = sum(param.size for device in range(4) for param in one.held(device))
+    held = [sum(param.size for param in two.list_held(device)) for device in range(4)]
+    held_alone = sum(param.size for device in range(4) for param in one.list_held(device))
     # With tied embeddings the last stage shares the table of the other direction's first stage on its device.
     assert sum(held) == 2 * model.parameters
     for name in ("parameters", "gradients", "optimizer"):
@@ -69,7 +69,7 @@ def test_two_directions_hold_and_reduce_everything_twice(
 
 def test_pairs_of_chimera_hold_and_reduce_everything_as_often() -> None:
     four = play_job(job_of(pipeline("chimera", pairs=2)))
-    held = [sum(param.size for param in four.held(device)) for device in range(4)]
+    held = [sum(param.size for param in four.list_held(device)) for device in range(4)]
     assert sum(held) == 4 * four.plan.job.model.parameters
     for device in range(4):
         assert {work.members for work in summed(four, device)} == {(0, 1, 2, 3)}

@@ -13,8 +13,8 @@ from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.schemes.expert.shared.token_dispatch import find_rounds
-from tests.contract.measure import make, sent
-from tests.contract.of_experts import span
+from meshcast.validation.contract.measure import make, sent_bytes
+from meshcast.validation.contract.of_experts import span
 from tests.simulator.schemes.small_jobs import job_on
 
 H, F, E, K, S = 32, 32, 32, 2, 64
@@ -83,7 +83,7 @@ def taken(
 
 
 def all_sent(fragment: Fragment, mesh: Mesh) -> float:
-    return sent(of_tokens(fragment), mesh)
+    return sent_bytes(of_tokens(fragment), mesh)
 
 
 def job(use: str, *more: dict[str, Any], ep: bool = True, **options: Any) -> dict[str, Any]:

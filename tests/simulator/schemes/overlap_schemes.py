@@ -9,7 +9,7 @@ from meshcast.simulator.ir.ops import Fragment
 from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
-from tests.contract.measure import make
+from meshcast.validation.contract.measure import make
 
 ASYNC, FLUX, USERBUFFERS = "tensor/async-tp", "tensor/flux", "tensor/userbuffers"
 ALL = [ASYNC, FLUX, USERBUFFERS]

@@ -9,8 +9,8 @@ from meshcast.simulator.ir.ops import Attention, Collective, Op, UnitRun
 from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
-from tests.contract.measure import make, sent
-from tests.contract.of_sequence import of_family
+from meshcast.validation.contract.measure import make, sent_bytes
+from meshcast.validation.contract.of_sequence import of_family
 
 ORDERS = ("contiguous", "striped", "zigzag")
 
@@ -38,7 +38,9 @@ def layer(name: str, ranks: int, **options: Any) -> UnitRun:
 def sent_by(unit_run: UnitRun, *sizes: int) -> tuple[float, float]:
     """Bytes that a rank sends forward and backward."""
     mesh = Mesh({f"x{i}": ranks for i, ranks in enumerate(sizes)})
-    return sent(of_family(unit_run.fragment.forward), mesh), sent(of_family(unit_run.fragment.backward), mesh)
+    return sent_bytes(of_family(unit_run.fragment.forward), mesh), sent_bytes(
+        of_family(unit_run.fragment.backward), mesh
+    )
 
 
 def attending(unit_run: UnitRun, backward: bool = False) -> list[Op]:

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from meshcast.simulator.ir.ops import Collective, HostCopy, Op
-from tests.contract.played import Played
+from meshcast.validation.contract.played import Played
 
 H, V, LAYERS = 64, 128, 6
 LAYER = 2 * H + 12 * H * H

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import BYTES
-from tests.contract.played import Played, play_job
-from tests.contract.step_dataflow import step_problems
+from meshcast.validation.contract.played import Played, play_job
+from meshcast.validation.contract.step_dataflow import step_problems
 from tests.draws import drawn_grid
 from tests.simulator.engine.engines import check_alike, play_by_engines
 from tests.simulator.schemes.small_jobs import job_on
@@ -37,7 +37,7 @@ def moved(played: Played, operation: str, device: int = 0) -> int:
 
 def whole(played: Played, device: int, dtype: str) -> int:
     """Bytes of the whole parameters of a device in a format."""
-    return sum(param.size for param in played.held(device)) * BYTES[dtype]
+    return sum(param.size for param in played.list_held(device)) * BYTES[dtype]
 
 
 @pytest.mark.parametrize(("m", "schedule"), drawn_grid([4, 6, 9], ["1f1b", "zb-h1", *FORWARD_FIRST]))

@@ -11,8 +11,8 @@ import pytest
 from meshcast.simulator import simulate
 from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Op
-from tests.contract.measure import backward_ops, forward_ops, params_of
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.measure import backward_ops, forward_ops, params_of
+from meshcast.validation.contract.played import Played, play_job
 from tests.draws import drawn, drawn_grid
 from tests.simulator.schemes.drawn_tables import DrawnJob, draw_job
 

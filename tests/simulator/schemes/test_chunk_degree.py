@@ -14,7 +14,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Fragment, Gemm, Op
 from meshcast.simulator.schemes.expert.shared.chunk_degree import fastest_degree
 from meshcast.simulator.schemes.expert.shared.expert_parallel import chunked_round_s
-from tests.contract.of_experts import span
+from meshcast.validation.contract.of_experts import span
 from tests.simulator.schemes.expert_layers import layer, moved
 from tests.simulator.schemes.small_jobs import job_on
 

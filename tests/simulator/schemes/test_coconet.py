@@ -10,8 +10,8 @@ import pytest
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Memory
-from tests.contract.checked import layer_problems, lowered_layer
-from tests.contract.measure import listed, make, sent
+from meshcast.validation.contract.checked import layer_problems, lowered_layer
+from meshcast.validation.contract.measure import list_ops, make, sent_bytes
 
 MODEL_OF_CLAIM = {"layers": 4, "hidden": 3072, "heads": 32, "vocab": 51200, "seq": 1024, "dropout": 0.1}
 FORWARD = {"mode": "forward-only"}
@@ -34,8 +34,8 @@ def test_reductions_are_fused_with_what_follows_them(options: dict[str, Any], at
     )
     shards = [replace(work, read=work.read // p, write=work.write // p) for work in whole]
     assert fused == (shards if options.get("schedule") == "split" else [])
-    assert sent(with_it.forward, mesh) == pytest.approx(sent(alone.forward, mesh))
-    assert listed(with_it.backward)[1:] == listed(alone.backward)[1:], "backward passes stay as they are"
+    assert sent_bytes(with_it.forward, mesh) == pytest.approx(sent_bytes(alone.forward, mesh))
+    assert list_ops(with_it.backward)[1:] == list_ops(alone.backward)[1:], "backward passes stay as they are"
 
 
 def test_what_coconet_saves_is_at_most_the_shorter_of_gemm_and_all_reduce() -> None:

@@ -12,8 +12,8 @@ from meshcast.hardware import load_cluster
 from meshcast.simulator.costs.costs import Costs
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, Fragment, Gemm, Op
-from tests.contract.measure import sent
-from tests.contract.of_experts import span
+from meshcast.validation.contract.measure import sent_bytes
+from meshcast.validation.contract.of_experts import span
 from tests.simulator.schemes.expert_layers import TIMES, TOKENS, H, K, S, divided, layer, moved, taken
 
 
@@ -113,7 +113,7 @@ def test_tokens_come_in_the_way_that_sends_fewer_bytes() -> None:
         ways = {}
         for way in ("auto", "all-to-all", "all-gather"):
             ops = [op for op in divided("expert/comet", p, ep, dispatch=way).forward if op.stream == "expert"]
-            ways[way] = sent([op for op in ops if "chosen" not in op.name], mesh)
+            ways[way] = sent_bytes([op for op in ops if "chosen" not in op.name], mesh)
         assert ways["auto"] == min(ways.values()), (p, ep, ways)
 
 

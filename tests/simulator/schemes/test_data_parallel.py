@@ -11,7 +11,7 @@ import pytest
 from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.ir.ops import Collective
 from meshcast.simulator.program.memory_profile import CATEGORIES
-from tests.contract.played import FREE, Ideal, Played, play_job
+from meshcast.validation.contract.played import FREE, Ideal, Played, play_job
 from tests.draws import drawn_grid
 from tests.simulator.schemes.small_jobs import LAYER, H, V, job_on, moved
 from tests.simulator.schemes.small_jobs import MODEL as SIX_LAYERS

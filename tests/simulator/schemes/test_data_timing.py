@@ -20,8 +20,8 @@ from meshcast.simulator.ir.registry import find_scheme, scheme_names
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.program.program import Program
 from meshcast.simulator.report.report import Report
-from tests.contract.measure import sent
-from tests.contract.played import FREE, Ideal, Played, play_job, summed_over
+from meshcast.validation.contract.measure import sent_bytes
+from meshcast.validation.contract.played import FREE, Ideal, Played, play_job, summed_over
 from tests.simulator.schemes.small_jobs import GPT, job_on
 from tests.strategies import examples
 
@@ -120,7 +120,7 @@ def test_gathered_states_cost_their_bytes_and_are_stored_whole() -> None:
     cut, whole = (play_job(job("data/weight-update-sharding", keep_state=k)) for k in ("sharded", "gathered"))
     parameters = cut.plan.job.model.parameters
     states = 12 * parameters
-    one, other = (sent((op for _, op in played.instances()), played.plan.mesh) for played in (cut, whole))
+    one, other = (sent_bytes((op for _, op in played.instances()), played.plan.mesh) for played in (cut, whole))
     assert other - one == pytest.approx(3 / 4 * states)
     assert whole.resting(0)["optimizer"] == states == 4 * cut.resting(0)["optimizer"]
     adam = [{op.work for _, op in played.instances() if op.name == "adam"} for played in (cut, whole)]
@@ -159,11 +159,11 @@ def test_sums_begin_at_ticks_of_a_clock_that_the_backward_pass_starts(ticks: flo
 @examples(30)
 def test_fused_gradients_fit_into_the_buffer(fusion: int) -> None:
     played = play_job(job("data/horovod", 4, cycle=1.0, fusion=fusion), FREE)
-    sizes = {4 * param.size for param in played.held(0)}
+    sizes = {4 * param.size for param in played.list_held(0)}
     works = [op.work for _, op in on_data(played) if isinstance(op.work, Collective)]
     assert all(work.nbytes <= fusion or work.nbytes in sizes for work in works)
     if fusion == 0:
-        assert len(works) == len(played.held(0)) and len(on_data(played)) == len(works), "nothing is packed"
+        assert len(works) == len(played.list_held(0)) and len(on_data(played)) == len(works), "nothing is packed"
     assert sum(work.nbytes for work in works) == 4 * played.plan.job.model.parameters
 
 
@@ -176,7 +176,7 @@ def test_a_clock_reduces_each_gradient_over_the_ranks_that_see_other_tokens() ->
     for _, op in on_data(played):
         if isinstance(op.work, Collective):
             reduced[op.work.axes] += op.work.nbytes
-    for param in played.held(0):
+    for param in played.list_held(0):
         wanted[summed_over(param, played.plan)] += 4 * param.size
     assert reduced == wanted and len(reduced) == 2
 
@@ -185,7 +185,7 @@ def test_of_a_slow_clock_one_sum_follows_its_first_tick() -> None:
     price = Ideal(links=1e7)
     alone = play_job(job("data/ddp", 1), price).times.span
     slow = play_job(job("data/horovod", 4, cycle=10 * alone), price)
-    parameters, held = slow.plan.job.model.parameters, len(slow.held(0))
+    parameters, held = slow.plan.job.model.parameters, len(slow.list_held(0))
     backward = slow.times.begin[slow.flat.first[1]]
     copied = 2 * 8 * parameters / price.memory
     wanted = 10 * alone + (-(-held // 8) + 4 * parameters) / price.links + copied + update_of(slow)

@@ -8,7 +8,7 @@ import pytest
 
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Gemm, Memory, Op
-from tests.contract.of_tensor import LoweredLayer
+from meshcast.validation.contract.of_tensor import LoweredLayer
 
 HALVES = (("tensor/domino", ()),)
 

@@ -10,8 +10,8 @@ import pytest
 from meshcast.simulator.formats.expert_counts import read_routing
 from meshcast.simulator.ir.ops import Collective, Gemm, HostLaunch, Op
 from meshcast.simulator.ir.routing import Routing
-from tests.contract.played import Played, play_job
-from tests.contract.step_dataflow import step_problems
+from meshcast.validation.contract.played import Played, play_job
+from meshcast.validation.contract.step_dataflow import step_problems
 from tests.simulator.schemes.small_jobs import job_on
 
 MODEL = {"layers": 2, "hidden": 64, "heads": 8, "vocab": 128, "seq": 32}
@@ -119,6 +119,6 @@ def test_later_layers_have_more_experts_and_a_fixed_one_beside_them() -> None:
     assert [size["wrouter"] for size in sizes] == [64 * 8, 64 * 16]
     assert [size["wexpert.up"] for size in sizes] == [8 * 64 * 24, 16 * 64 * 24]
     assert [size["wcoefficient"] + size["bcoefficient"] for size in sizes] == [2 * 65] * 2
-    held = sum(param.total for param in one.held(0))
+    held = sum(param.total for param in one.list_held(0))
     assert held == one.plan.model_parts.model.parameters
     assert one.flops("F", dispatch=False)["gemm"] == pytest.approx(one.wanted["gemm"])

@@ -10,8 +10,8 @@ import pytest
 from meshcast.simulator import simulate
 from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.ir.ops import Collective, Fragment, Gemm, Memory, Op
-from tests.contract.measure import saved
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.measure import saved_bytes
+from meshcast.validation.contract.played import Played, play_job
 from tests.simulator.schemes.small_jobs import job_on
 
 S, H, E, K, F = 16, 32, 8, 2, 24
@@ -279,7 +279,7 @@ def test_kinds_of_layers_are_lowered_once_each(period: int, kinds: int) -> None:
 def kept(*more: dict[str, Any], **fields: Any) -> float:
     played = spread({"dp": 4}, {"edp": 1, "ep": 4}, *more, **fields)
     (unit_run,) = [unit_run for unit_run in played.stages[0].unit_runs if unit_run.name == "layer"]
-    return saved(unit_run, statistics=False)
+    return saved_bytes(unit_run, statistics=False)
 
 
 ATTENTION = S * H * 2 * 5 + 4 * S * 4
@@ -325,10 +325,10 @@ def test_gradients_of_experts_are_reduced_among_their_copies_only() -> None:
         for _, op in played.instances()
         if isinstance(op.work, Collective) and op.name == "reduce grads"
     }
-    experts = [param for param in played.held(0) if param.view]
+    experts = [param for param in played.list_held(0) if param.view]
     size = sum(param.size for param in experts)
     assert size == 3 * E * H * F // 4
-    other = sum(param.size for param in played.held(0) if not param.view)
+    other = sum(param.size for param in played.list_held(0) if not param.view)
     assert reduced == {("dp.0",): 4 * size, ("dp.0", "dp.1"): 4 * other}
     assert mesh.size(("dp.0", "dp.1")) == 4 and mesh.size("dp.0") == 2
     assert played.resting(0)["optimizer"] == 12 * (size / 2 + other / 4)
@@ -337,7 +337,7 @@ def test_gradients_of_experts_are_reduced_among_their_copies_only() -> None:
 def test_biases_of_divided_experts_are_no_partial_sums() -> None:
     """Behind the sum over the ranks that divide an expert each has the whole gradient of its last bias."""
     played = spread({"dp": 4}, {"edp": 2, "ep": 1, "etp": 2}, norm="layernorm")
-    partial = {param.name: param.partial for param in played.held(0) if param.view}
+    partial = {param.name: param.partial for param in played.list_held(0) if param.view}
     assert set(partial) == {f"{kind}expert.{name}" for kind in "wb" for name in ("gate", "up", "down")}
     assert set(partial.values()) == {("dp.0",)}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.contract.played import play_job
+from meshcast.validation.contract.played import play_job
 from tests.simulator.schemes.small_jobs import GPT, job_on, moved
 from tests.strategies import examples
 
@@ -47,7 +47,7 @@ def test_they_move_as_much_in_fewer_messages(
         assert len(several) <= len(one)
     assert played.flops("F") == alone.flops("F") and played.flops("B", "W") == alone.flops("B", "W")
     assert [peak.left for peak in played.peaks] == [0]
-    assert sum(param.size for param in played.held(0)) == sum(param.size for param in alone.held(0))
+    assert sum(param.size for param in played.list_held(0)) == sum(param.size for param in alone.list_held(0))
 
 
 @pytest.mark.parametrize("unit", [1, 2, 3])

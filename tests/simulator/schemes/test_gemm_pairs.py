@@ -17,7 +17,7 @@ from meshcast.simulator.lowering.rewrite import working_predecessors
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.schemes.tensor.shared.tensor_overlap import find_gemm_collectives
-from tests.contract.measure import listed, make
+from meshcast.validation.contract.measure import list_ops, make
 from tests.simulator.schemes.overlap_schemes import ALL, ASYNC, FLUX, USERBUFFERS, a_layer, every
 
 
@@ -61,7 +61,9 @@ def test_recomputed_gemms_are_overlapped_again() -> None:
 def test_a_scheme_without_pairs_is_left_as_it_is(use: str) -> None:
     for t, tensor in ((4, "megatron"), (1, "megatron-sp")):
         for one, other in zip(a_layer(t, tensor=tensor), a_layer(t, use, tensor=tensor), strict=True):
-            assert listed(one.forward) == listed(other.forward) and listed(one.backward) == listed(other.backward)
+            assert list_ops(one.forward) == list_ops(other.forward) and list_ops(one.backward) == list_ops(
+                other.backward
+            )
 
 
 def op(name: str, work: Any, *after: Op, stream: str = "compute", phase: str = "F") -> Op:
@@ -153,7 +155,7 @@ def test_a_sum_that_waits_for_its_turn_waits_for_no_weight_gradient_any_more() -
         assert new[-1].name == "add scatter"
     # Bulk overlap of userbuffers: the whole sum runs during the weight gradient.
     kept = make(USERBUFFERS, MESH).lower(Unit("unit", ()), lambda _: frag.copy()).backward
-    assert listed(kept) == listed(frag.backward)
+    assert list_ops(kept) == list_ops(frag.backward)
 
 
 @pytest.mark.parametrize(

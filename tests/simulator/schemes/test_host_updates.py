@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from meshcast.simulator.ir.ops import HostUpdate
-from tests.contract.played import Ideal, Played, play_job
+from meshcast.validation.contract.played import Ideal, Played, play_job
 from tests.draws import drawn_grid
 from tests.simulator.schemes.small_jobs import GPT, copied, job_on
 

@@ -12,8 +12,8 @@ from meshcast.simulator.costs.estimate import Estimate
 from meshcast.simulator.engine.play import ENGINES
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Op
-from tests.contract.of_experts import span
-from tests.contract.played import play_job
+from meshcast.validation.contract.of_experts import span
+from meshcast.validation.contract.played import play_job
 from tests.simulator.schemes.expert_layers import TIMES, E, F, K, all_sent, job, layer, moved
 from tests.simulator.schemes.small_jobs import job_on
 from tests.strategies import examples

@@ -16,8 +16,8 @@ from meshcast.simulator.ir.ops import COMPUTE, READ_BY_HOST, Collective, Exchang
 from meshcast.simulator.lowering.lower import launch_on_host
 from meshcast.simulator.lowering.rewrite import working_predecessors
 from meshcast.simulator.report.report import Report
-from tests.contract.measure import waits_for
-from tests.contract.played import play_job
+from meshcast.validation.contract.measure import waits_for
+from meshcast.validation.contract.played import play_job
 from tests.draws import drawn
 from tests.simulator.schemes.expert_layers import TIMES, E, F, H, K, all_sent, job, layer, moved, taken
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshcast.simulator.ir.ops import HostCopy, Op
-from tests.contract.played import Ideal, Played, play_job
+from meshcast.validation.contract.played import Ideal, Played, play_job
 from tests.draws import drawn_grid
 
 TOKENS, HIDDEN, LAYERS = 2 * 64, 64, 6

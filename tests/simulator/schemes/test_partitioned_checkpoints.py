@@ -6,12 +6,12 @@ import pytest
 
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, HostCopy
-from tests.contract.checked import lowered_layer
-from tests.contract.dataflow import run_problems
-from tests.contract.measure import make, sent
-from tests.contract.placement import Contents
-from tests.contract.played import Ideal, Played, play_job
-from tests.contract.step_dataflow import step_problems
+from meshcast.validation.contract.checked import lowered_layer
+from meshcast.validation.contract.dataflow import run_problems
+from meshcast.validation.contract.measure import make, sent_bytes
+from meshcast.validation.contract.placement import Contents
+from meshcast.validation.contract.played import Ideal, Played, play_job
+from meshcast.validation.contract.step_dataflow import step_problems
 from tests.draws import drawn_grid
 from tests.simulator.schemes.small_jobs import GPT, job_on
 
@@ -37,9 +37,9 @@ def test_every_layer_gathers_its_input_once_and_keeps_a_part(place: str, p: int)
     mesh, nbytes = played.plan.mesh, input_bytes()
     gathers = [op for _, op in played.instances() if op.name == "gather checkpoint"]
     assert len(gathers) == 2 * LAYERS
-    assert sent(gathers, mesh) == 2 * LAYERS * nbytes * (p - 1) / p
+    assert sent_bytes(gathers, mesh) == 2 * LAYERS * nbytes * (p - 1) / p
     others = [[op for _, op in one.instances() if isinstance(op.work, Collective)] for one in (plain, played)]
-    assert sent(others[1], mesh) == pytest.approx(sent(others[0], mesh) + sent(gathers, mesh))
+    assert sent_bytes(others[1], mesh) == pytest.approx(sent_bytes(others[0], mesh) + sent_bytes(gathers, mesh))
     copies = [op.work for _, op in played.instances() if isinstance(op.work, HostCopy)]
     assert sum(work.nbytes for work in copies) == (2 * 2 * LAYERS * nbytes / p if place == "cpu" else 0)
     # In the last layer's backward pass the inputs of the others are kept in parts, or not on the GPU.

@@ -12,9 +12,9 @@ from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Attention, Collective, UnitRun
 from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.models.model import Model
-from tests.contract.checked import layer_problems
-from tests.contract.measure import lowered_stage, make, sent, waits_for
-from tests.contract.of_sequence import of_family
+from meshcast.validation.contract.checked import layer_problems
+from meshcast.validation.contract.measure import lowered_stage, make, sent_bytes, waits_for
+from meshcast.validation.contract.of_sequence import of_family
 from tests.simulator.schemes.ring_layers import LLAMA
 
 MIB = 2**20
@@ -31,7 +31,9 @@ def under(use: str, *sizes: int, **model: Any) -> tuple[UnitRun, Mesh]:
 def sent_by(use: str, *sizes: int, **model: Any) -> tuple[float, float]:
     """Bytes that a rank sends forward and backward."""
     unit_run, mesh = under(use, *sizes, **model)
-    return sent(of_family(unit_run.fragment.forward), mesh), sent(of_family(unit_run.fragment.backward), mesh)
+    return sent_bytes(of_family(unit_run.fragment.forward), mesh), sent_bytes(
+        of_family(unit_run.fragment.backward), mesh
+    )
 
 
 def test_a_layer_of_llama_3_8b_sends_more_than_a_ring_of_its_few_keys() -> None:

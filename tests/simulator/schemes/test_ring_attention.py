@@ -14,7 +14,7 @@ from meshcast.simulator.ir.attention_mask import share_of_tiles
 from meshcast.simulator.ir.ops import Attention, Collective, Gemm, Op, UnitRun
 from meshcast.simulator.ir.routing import slowest_rank
 from meshcast.simulator.schemes.sequence.shared.attention_steps import mask_blocks
-from tests.contract.measure import listed, saved
+from meshcast.validation.contract.measure import list_ops, saved_bytes
 from tests.simulator.schemes.ring_layers import LLAMA, ORDERS, Entry, attending, layer, sent_by, under
 from tests.strategies import examples
 
@@ -95,13 +95,13 @@ def same(one: UnitRun, other: UnitRun) -> None:
     def plain(ops: Sequence[Op]) -> list[Any]:
         return [
             (name, stream.partition("-")[0], _anywhere(work), *more)
-            for name, stream, work, *more in listed(ops)
+            for name, stream, work, *more in list_ops(ops)
             if work is not None
         ]
 
     assert plain(one.fragment.forward) == plain(other.fragment.forward)
     assert plain(one.fragment.backward) == plain(other.fragment.backward)
-    assert saved(one) == saved(other)
+    assert saved_bytes(one) == saved_bytes(other)
 
 
 def _anywhere(work: Any) -> Any:
@@ -220,12 +220,12 @@ def test_no_order_changes_the_computation(order: str, p: int, n: int, inner: int
 def test_saved_activations_are_sharded_evenly(entries: list[Entry], kv_heads: int) -> None:
     """All activations are 1/p of those of one rank: buffers live within a pass."""
     unit_run = under(*entries, kv_heads=kv_heads)
-    assert saved(unit_run) == saved(under(kv_heads=kv_heads)) / 8
+    assert saved_bytes(unit_run) == saved_bytes(under(kv_heads=kv_heads)) / 8
 
 
 def test_ulysses_keeps_the_output_in_both_layouts() -> None:
     """Attention reads it as cut heads, the linear behind it as cut positions."""
-    assert saved(layer("ulysses", 8)) == (saved(under()) + 48 * 192 * 2) / 8
+    assert saved_bytes(layer("ulysses", 8)) == (saved_bytes(under()) + 48 * 192 * 2) / 8
 
 
 def test_a_ring_holds_two_chunks_of_keys_in_flight() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from meshcast.simulator.engine.play import ENGINES
 from meshcast.simulator.ir.ops import Collective
-from tests.contract.played import play_job
+from meshcast.validation.contract.played import play_job
 from tests.draws import drawn
 from tests.simulator.schemes.small_jobs import job_on
 

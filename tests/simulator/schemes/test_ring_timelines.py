@@ -11,9 +11,9 @@ from meshcast.simulator.ir.ops import COMPUTE, Attention, Collective, Gemm, Memo
 from meshcast.simulator.ir.routing import slowest_rank
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.report.tracing.lanes import THREADS
-from tests.contract.measure import forward_ops, lowered_stage, make, waits_for
-from tests.contract.of_experts import span
-from tests.contract.of_sequence import efficiency, of_family
+from meshcast.validation.contract.measure import forward_ops, lowered_stage, make, waits_for
+from meshcast.validation.contract.of_experts import span
+from meshcast.validation.contract.of_sequence import efficiency, of_family
 from tests.draws import drawn_grid
 from tests.ideal_costs import IdealCosts
 from tests.simulator.schemes.ring_layers import ORDERS, attending, layer, sent_by, under

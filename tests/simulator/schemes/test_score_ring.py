@@ -10,8 +10,8 @@ from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Gemm, UnitRun
 from meshcast.simulator.models.flops import causal
 from meshcast.simulator.models.model import Model
-from tests.contract.measure import lowered_stage, make, saved, sent
-from tests.contract.played import play_job
+from meshcast.validation.contract.measure import lowered_stage, make, saved_bytes, sent_bytes
+from meshcast.validation.contract.played import play_job
 from tests.simulator.schemes.small_jobs import job_on
 
 GPT = Model(layers=1, hidden=192, heads=24, vocab=64, seq=96, dropout=0.1)
@@ -31,7 +31,7 @@ def test_a_layer_sends_as_much_as_tensor_parallelism(ranks: int) -> None:
     totals = []
     for use in ("sequence/rsa", "tensor/megatron"):
         unit_run, mesh = layer(use, ranks)
-        totals.append(sent([*unit_run.fragment.forward, *unit_run.fragment.backward], mesh))
+        totals.append(sent_bytes([*unit_run.fragment.forward, *unit_run.fragment.backward], mesh))
     assert totals == pytest.approx([8 * (ranks - 1) / ranks * 96 * 192 * 2] * 2)
 
 
@@ -46,7 +46,7 @@ def test_products_are_those_of_one_rank(ranks: int) -> None:
 
 def test_saved_activations_are_divided() -> None:
     """Scores too: a rank has the rows of its own queries."""
-    assert saved(layer("sequence/rsa", 4)[0]) * 4 == saved(layer()[0])
+    assert saved_bytes(layer("sequence/rsa", 4)[0]) * 4 == saved_bytes(layer()[0])
 
 
 # ------------------------------------------------------------------------------------ projected keys and values
@@ -67,7 +67,7 @@ def test_projected_keys_are_summed_whatever_the_length(ranks: int, seq: int) -> 
     """All-reduces of keys and of values, b k h elements each, forward and backward: 4 (p-1)/p b k h a pass."""
     unit_run, mesh = projected(ranks, LINFORMER.model_copy(update={"seq": seq, "position_rows": seq}))
     for ops in (unit_run.fragment.forward, unit_run.fragment.backward):
-        assert sent([op for op in ops if op.stream == "sequence"], mesh) == 4 * (ranks - 1) / ranks * 16 * 192 * 2
+        assert sent_bytes([op for op in ops if op.stream == "sequence"], mesh) == 4 * (ranks - 1) / ranks * 16 * 192 * 2
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -76,7 +76,7 @@ def test_scores_and_projections_are_divided_and_projected_keys_are_not(ranks: in
     only 2 b k h elements are whole on every rank."""
     (one, _), (some, _) = projected(1), projected(ranks)
     whole = 2 * 16 * 192 * 2
-    assert saved(some) - whole == (saved(one) - whole) / ranks
+    assert saved_bytes(some) - whole == (saved_bytes(one) - whole) / ranks
     kept = {use.key.rpartition(".")[2]: use.nbytes for use in some.fragment.tensor_uses if use.key.startswith("core.")}
     scores = 24 * 96 * 16 // ranks
     assert (kept["softmax"], kept["mask"], kept["dropped"]) == (2 * scores, scores, 2 * scores)

@@ -18,8 +18,8 @@ from meshcast.simulator.ir.ops import Collective
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.report.trace import write_trace
 from meshcast.simulator.schemes.data.shared.gather_plan import GatheredWeights, find_modules
-from tests.contract.measure import lowered_stage, make
-from tests.contract.played import FREE, Ideal, play_job
+from meshcast.validation.contract.measure import lowered_stage, make
+from meshcast.validation.contract.played import FREE, Ideal, play_job
 from tests.draws import drawn_grid
 from tests.simulator.schemes.small_jobs import LAYER, LAYERS, UNITS, H, V, job_of, wire
 from tests.strategies import examples

@@ -12,9 +12,9 @@ from meshcast.simulator.forecast.stages import device_params, lower_stages
 from meshcast.simulator.ir.ops import Memory
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.schemes.data.zero_plus_plus import SCALE
-from tests.contract.measure import backward_ops, catalog_model
-from tests.contract.of_data import DataRanks, sent_across_nodes, sent_per_step, state_bytes_per_parameter
-from tests.contract.played import Ideal, play_job
+from meshcast.validation.contract.measure import backward_ops, catalog_model
+from meshcast.validation.contract.of_data import DataRanks, sent_across_nodes, sent_per_step, state_bytes_per_parameter
+from meshcast.validation.contract.played import Ideal, play_job
 from tests.simulator.schemes.small_jobs import LAYER, PSI, UNITS, data_ops, job_of, wire
 
 # --------------------------------------------------------------------------------------------------- copies of groups
@@ -162,10 +162,10 @@ def test_experts_are_cut_over_the_copies_that_they_have_in_a_group() -> None:
     job |= {"cluster": {"gpu": "h100-sxm", "gpus": 8}, "batch": {"global": 8}, "plan": plan}
     played = play_job({**job, "model": {**job["model"], "moe": moe}})
     (data,) = played.plan.family("data")
-    experts = [param for param in played.held(0) if param.view]
+    experts = [param for param in played.list_held(0) if param.view]
     assert experts and {data.shards_at_rest("parameters", param) for param in experts} == {()}
     assert {data.reduces(param) for param in experts} == {("replicate",)}
-    own, others = (sum(p.size for p in played.held(0) if bool(p.view) == view) for view in (True, False))
+    own, others = (sum(p.size for p in played.list_held(0) if bool(p.view) == view) for view in (True, False))
     summed = sum(op.work.nbytes for _, op in data_ops(played, "data-replicas"))  # type: ignore[union-attr]
     assert summed == 4 * (own + others // 4)
     assert sum(played.resting(0).values()) == pytest.approx(16 * own + 16 * others / 4)

@@ -10,7 +10,7 @@ import pytest
 from meshcast.simulator.ir.ops import COMPUTE, Op
 from meshcast.simulator.program.program import one_of
 from meshcast.simulator.schemes.expert.shared.shared_expert_overlap import move_behind, moves_tokens
-from tests.contract.played import PAID, Played, play_job
+from meshcast.validation.contract.played import PAID, Played, play_job
 
 MOE = {"experts": 16, "top_k": 4, "expert_ffn": 512, "shared_experts": 1}
 

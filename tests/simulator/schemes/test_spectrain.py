@@ -7,8 +7,8 @@ import pytest
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Memory
 from meshcast.simulator.scheduling.schedule import Action
+from meshcast.validation.contract.played import play_job
 from meshcast.validation.pipelines.cases import ScheduleCase, replay
-from tests.contract.played import play_job
 from tests.simulator.scheduling.schedules import job
 
 
@@ -29,7 +29,7 @@ def test_predictions_reach_to_the_end_of_a_micro_batch(p: int) -> None:
 def test_each_pass_predicts_all_weights_of_its_device() -> None:
     run = play_job(job("spectrain", 4, 8))
     for device in range(4):
-        held = sum(param.size for param in run.held(device))
+        held = sum(param.size for param in run.list_held(device))
         for name, read, write in (("newest weights", 4, 2), ("predict weights", 2 + 8, 2)):
             some = [op for _, op in run.instances(device) if op.name == name]
             passes = 2 * run.plan.passes.played_shape.m

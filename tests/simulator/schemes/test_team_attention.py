@@ -13,8 +13,8 @@ from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Attention, UnitRun
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.schemes.sequence.wallfacer import first_keys, team_blocks
-from tests.contract.measure import lowered_stage, make, sent
-from tests.contract.of_sequence import of_family
+from meshcast.validation.contract.measure import lowered_stage, make, sent_bytes
+from meshcast.validation.contract.of_sequence import of_family
 from tests.simulator.schemes.ring_layers import LLAMA
 
 MIB = 2**20
@@ -80,7 +80,7 @@ def test_a_layer_of_llama_3_8b_on_8_ranks_sends_the_known_bytes() -> None:
     """Teams of two: 20 MiB in the team without row sums, one hop of 8 MiB; half of the ranks fetch 8 MiB first."""
     forward = of_family(layer(2, 2, **LLAMA).fragment.forward)
     mesh = Mesh({"groups": 2, "ring": 2, "team": 2})
-    by_name = {op.name: sent([op], mesh) / MIB for op in forward}
+    by_name = {op.name: sent_bytes([op], mesh) / MIB for op in forward}
     tensors = [name for name in by_name if name.partition(" ")[0] in ("all_gather", "reduce_scatter")]
     assert sum(by_name[name] for name in tensors if name != "all_gather row sums") == 20
     assert (by_name["ring core"], by_name["place core"], by_name["all_gather row sums"]) == (8, 4, 0.25)

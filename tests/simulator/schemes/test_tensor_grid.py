@@ -26,9 +26,17 @@ from meshcast.simulator.models.model import LayerKind, Model
 from meshcast.simulator.program.block import resolve_dependencies
 from meshcast.simulator.program.flatten import FlatProgram
 from meshcast.simulator.program.memory_profile import memory_events
-from tests.contract.measure import backward_ops, catalog_model, forward_ops, make, params_of, sent, waits_for
-from tests.contract.of_tensor import LoweredLayer
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.measure import (
+    backward_ops,
+    catalog_model,
+    forward_ops,
+    make,
+    params_of,
+    sent_bytes,
+    waits_for,
+)
+from meshcast.validation.contract.of_tensor import LoweredLayer
+from meshcast.validation.contract.played import Played, play_job
 from tests.simulator.schemes.small_jobs import job_on
 from tests.strategies import examples
 
@@ -61,7 +69,9 @@ def lowered(
 def of_products(ops: Iterable[Op], mesh: Mesh) -> float:
     """Bytes sent of operands and results: all but the sums of norms."""
     found = [(op, op.work) for op in ops]
-    return sent([op for op, work in found if isinstance(work, Collective) and work.operation != "all_reduce"], mesh)
+    return sent_bytes(
+        [op for op, work in found if isinstance(work, Collective) and work.operation != "all_reduce"], mesh
+    )
 
 
 def llama(**more: Any) -> Model:
@@ -320,7 +330,7 @@ def test_broadcasts_hide_behind_the_product_before(q: int, links: float) -> None
     flat = FlatProgram()
     for op, after in zip(forward, resolve_dependencies(forward, None, None)[0], strict=True):
         assert op.work is not None
-        flat.add(op, sent([op], mesh) / links + op.work.flops / 1e6, 0.0, 0.0, after, 0)
+        flat.add(op, sent_bytes([op], mesh) / links + op.work.flops / 1e6, 0.0, 0.0, after, 0)
     product_ = 2 * 64 * 64 * 128 / q**3 / 1e6
     # Rows and columns broadcast at the same time.
     moved = max(64 * 64, 64 * 128) * 2 * log2(q) / q**2 / links

@@ -16,8 +16,8 @@ from meshcast.simulator.costs.kernel_prices import KernelTraits
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Collective, Gemm
 from meshcast.simulator.lowering.rewrite import wave_count
-from tests.contract.measure import listed, make, sent
-from tests.contract.of_overlap import GemmPair, gather_seconds, overlapped_ops, scatter_seconds, seconds
+from meshcast.validation.contract.measure import list_ops, make, sent_bytes
+from meshcast.validation.contract.of_overlap import GemmPair, gather_seconds, overlapped_ops, scatter_seconds, seconds
 from tests.simulator.schemes.overlap_schemes import ALL, ASYNC, FLUX, USERBUFFERS, every
 
 SECONDS = {True: gather_seconds, False: scatter_seconds}
@@ -59,9 +59,9 @@ def test_async_tp_in_both_directions_keeps_work_and_bytes_and_reaches_its_closed
     mesh, scheme = Mesh({"tp": setting.p}), make(ASYNC, Mesh({"tp": setting.p}), directions=2)
     ops, plain = overlapped_ops(setting, ASYNC, gathers, directions=2), setting.pair(gathers).forward
     assert sum(op.work.flops for op in ops if op.work) == pytest.approx(setting.gemm.flops)
-    assert sent(ops, mesh) == pytest.approx(sent(plain, mesh))
+    assert sent_bytes(ops, mesh) == pytest.approx(sent_bytes(plain, mesh))
     if setting.p == 1:
-        assert listed(ops) == listed(plain)
+        assert list_ops(ops) == list_ops(plain)
         return
     shifts = [op.work for op in ops if isinstance(op.work, Collective)]
     assert [(work.by, work.both_ways) for work in shifts] == [
@@ -101,7 +101,7 @@ def test_userbuffers_pipeline_a_sum_and_exchange_rows_in_a_ring() -> None:
     assert [(one.work.m, one.work.n) for one in products if isinstance(one.work, Gemm)] == [(96, 16)] * 3
     assert [one.work for one in sums] == [Collective("reduce_scatter", 3072, ("tp",), sms=24)] * 3
     # Columns that the parts do not divide stay whole.
-    assert listed(overlapped_ops(setting, USERBUFFERS, False, splits=5)) == listed(setting.pair(False).forward)
+    assert list_ops(overlapped_ops(setting, USERBUFFERS, False, splits=5)) == list_ops(setting.pair(False).forward)
 
 
 @either
@@ -138,9 +138,9 @@ def test_a_kernel_of_flux_takes_no_longer_in_parts(gathers: bool) -> None:
 def test_work_and_bytes_stay(use: str, gathers: bool, setting: GemmPair) -> None:
     ops, plain, mesh = overlapped_ops(setting, use, gathers), setting.pair(gathers).forward, Mesh({"tp": setting.p})
     assert sum(op.work.flops for op in ops if op.work) == pytest.approx(setting.gemm.flops)
-    assert sent(ops, mesh) == pytest.approx(sent(plain, mesh))
+    assert sent_bytes(ops, mesh) == pytest.approx(sent_bytes(plain, mesh))
     if setting.p == 1:
-        assert listed(ops) == listed(plain)
+        assert list_ops(ops) == list_ops(plain)
 
 
 def test_waves_count_tiles_that_hang_over_and_every_expert() -> None:

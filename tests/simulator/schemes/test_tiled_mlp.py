@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from meshcast.simulator.ir.ops import Gemm, StageOps
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.played import Played, play_job
 from tests.draws import drawn_grid
 
 HIDDEN, FFN, TOKENS, LAYERS = 64, 256, 2 * 64, 3

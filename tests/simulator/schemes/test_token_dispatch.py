@@ -22,8 +22,8 @@ from meshcast.simulator.ir.ops import Collective, Exchange, Op
 from meshcast.simulator.ir.routing import slowest_rank
 from meshcast.simulator.lowering.rewrite import split_work
 from meshcast.simulator.schemes.expert.hybrid_ep import exchange_buffer_bytes
-from tests.contract.of_experts import ExpertLayer
-from tests.contract.played import play_job
+from meshcast.validation.contract.of_experts import ExpertLayer
+from meshcast.validation.contract.played import play_job
 from tests.simulator.schemes.small_jobs import job_on
 
 V3 = Exchange("dispatch", 4096, 7168, 8, 256, ("ep",), "fp8")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshcast.simulator.ir.ops import Collective
 from meshcast.simulator.program.program import one_of
 from meshcast.simulator.scheduling.schedule import PipelineShape
-from tests.contract.played import PAID, Played, play_job
+from meshcast.validation.contract.played import PAID, Played, play_job
 from tests.simulator.scheduling.schedules import job, make_schedule
 from tests.simulator.scheduling.test_overlapped_passes import job as job_with_experts
 

@@ -10,7 +10,7 @@ from meshcast.simulator.engine.play import Engine
 from meshcast.simulator.ir.ops import Collective, HostLaunch
 from meshcast.simulator.job.framework import load_framework
 from meshcast.simulator.schemes.data.shared.gather_plan import BACKWARD_HOOKS, FORWARD_HOOKS
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.played import Played, play_job
 
 LAYERS, HIDDEN, RANK = 3, 64, 4
 MATRICES = 2 * 4 * LAYERS

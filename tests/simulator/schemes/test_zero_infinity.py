@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, Gemm, HostCopy, HostUpdate, Op
-from tests.contract.played import Played, play_job
+from meshcast.validation.contract.played import Played, play_job
 from tests.draws import drawn_grid
 from tests.simulator.schemes.small_jobs import GPT, copied, job_on
 from tests.strategies import examples
@@ -147,7 +147,7 @@ def test_tiles_do_the_same_work_in_less_memory(n: int, tiles: int, recompute: bo
         one["plan"]["schemes"].append({"use": "memory/recompute-full"})
     before, after = play_job(whole), play_job(tiled)
     assert gemms(after) == pytest.approx(gemms(before))
-    assert after.held(0) and sum(p.size for p in after.held(0)) == sum(p.size for p in before.held(0))
+    assert after.list_held(0) and sum(p.size for p in after.list_held(0)) == sum(p.size for p in before.list_held(0))
     assert copied(after, False) == pytest.approx(copied(before, False), rel=1e-2)
     assert after.peaks[0].left == 0
     if not recompute:  # else how often a module is gathered depends on `max_reuse_distance`

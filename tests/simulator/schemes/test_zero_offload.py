@@ -8,7 +8,7 @@ import pytest
 
 from meshcast.simulator import simulate
 from meshcast.simulator.ir.ops import Collective, HostUpdate, Op
-from tests.contract.played import Ideal, Played, play_job
+from meshcast.validation.contract.played import Ideal, Played, play_job
 from tests.draws import drawn_grid
 from tests.simulator.schemes.small_jobs import GPT, copied, job_on
 

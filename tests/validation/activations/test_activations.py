@@ -11,7 +11,7 @@ from meshcast.simulator.forecast.lowering import make_lowering
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.plan.plan import Plan
-from tests.contract.measure import saved
+from meshcast.validation.contract.measure import saved_bytes
 from tests.draws import drawn
 from tests.validation.activations.apart import track
 from tests.validation.activations.families import FAMILIES, POLICIES, UNFUSED
@@ -52,7 +52,7 @@ def plan_of(family: str, policy: str, precision: str, ranks: int = 1) -> Plan:
 def kept_on_a_rank(plan: Plan) -> float:
     """Bytes that a layer of a plan keeps."""
     (layer,) = [run for run in make_lowering(plan).run(plan.model_parts.stage(0)).unit_runs if run.name == "layer"]
-    return saved(layer)
+    return saved_bytes(layer)
 
 
 @pytest.mark.parametrize(("family", "policy", "precision"), drawn(COMBINATIONS, FIRST))

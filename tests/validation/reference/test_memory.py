@@ -12,7 +12,7 @@ from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.plan.plan import Plan
-from tests.contract.measure import saved
+from meshcast.validation.contract.measure import saved_bytes
 from tests.draws import drawn
 from tests.validation.reference.plans import GPT, LLAMA, MODELS, plan
 
@@ -64,7 +64,7 @@ def layer(
     x = torch.randn(2, tokens // 2, 128).to(next(stage.parameters()).dtype).requires_grad_()
     runs = Lowering(given.mesh, given.stage_schemes).run(given.model_parts.stage(0)).unit_runs
     (unit_run,) = [run for run in runs if run.name == "layer"]
-    return kept(lambda: stage.layers["0"](x), *stage.parameters()), saved(unit_run), tokens
+    return kept(lambda: stage.layers["0"](x), *stage.parameters()), saved_bytes(unit_run), tokens
 
 
 def spared_on_cpu(name: str, precision: str, tokens: int) -> int:

@@ -16,7 +16,7 @@ from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
 from meshcast.simulator.schemes.tensor.shared.tensor_grid import TensorGrid
-from tests.contract.measure import make, remembered, saved, sent
+from meshcast.validation.contract.measure import make, remembered, saved_bytes, sent_bytes
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class LoweredLayer(LayerSetting):
 
 
 @remembered
-def _lower_layer(setting: LayerSetting, use: str | None) -> tuple[UnitRun, Mesh]:
+def _lower_layer(setting: LoweredLayer, use: str | None) -> tuple[UnitRun, Mesh]:
     mesh = Mesh({f"tp{i}": n for i, n in enumerate(setting.grid)} or {"tp": setting.t})
     model = Model(layers=8, hidden=setting.h, heads=setting.a, vocab=512, seq=setting.s, dropout=0.1)
     schemes = [make(name, mesh, (), **dict(options)) for name, options in setting.more]
@@ -52,13 +52,15 @@ def sent_per_layer(setting: Any, scheme: str) -> float:
     unit_run, mesh = setting.layer(scheme)
     family = scheme.partition("/")[0]
     ops = [op for op in unit_run.fragment.forward + unit_run.fragment.backward if op.stream.partition("-")[0] == family]
-    return sent(ops, mesh)
+    return sent_bytes(ops, mesh)
 
 
 def _bytes_of_products(ops: list[Op], mesh: Mesh) -> float:
     """Bytes sent of operands and results: all but the sums of norms."""
     works = [(op, op.work) for op in ops if op.stream != COMPUTE]
-    return sent([op for op, work in works if isinstance(work, Collective) and work.operation != "all_reduce"], mesh)
+    return sent_bytes(
+        [op for op, work in works if isinstance(work, Collective) and work.operation != "all_reduce"], mesh
+    )
 
 
 def sent_by_products_forward(setting: LoweredLayer, scheme: str) -> float:
@@ -76,7 +78,7 @@ def parameters_per_layer(setting: LoweredLayer, scheme: str) -> float:
 
 
 def activations_per_layer(setting: LoweredLayer, scheme: str) -> float:
-    return saved(setting.layer(scheme)[0], statistics=False)
+    return saved_bytes(setting.layer(scheme)[0], statistics=False)
 
 
 def _with_scheme(setting: LoweredLayer, name: str) -> LoweredLayer:

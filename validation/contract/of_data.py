@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
-from typing import Any
 
+from meshcast.hardware.documents.plain_data import Fields
 from meshcast.simulator.engine.longest_path import longest_path
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.resident_memory import resident_bytes
@@ -26,10 +26,18 @@ from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.program.build import build
 from meshcast.simulator.program.flatten import flatten
 from meshcast.simulator.program.messages import StageMessages
+from meshcast.simulator.program.program import one_of
 from meshcast.simulator.program.timetable import timetable
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
 from meshcast.simulator.schemes.data.shared.data_parallel import DataSetting
-from tests.contract.measure import backward_ops, forward_ops, params_of, remembered, sent, side_ops_of
+from meshcast.validation.contract.measure import (
+    backward_ops,
+    forward_ops,
+    params_of,
+    remembered,
+    sent_bytes,
+    side_ops_of,
+)
 
 MODEL = Model(layers=2, hidden=64, heads=4, vocab=256, seq=32, tied=False)
 """A small GPT with an output layer of its own."""
@@ -79,11 +87,11 @@ class DataRanks(DataSetting):
         """The lowered stage, the plan and the updates under a scheme."""
         return _lower_stages(self, use)
 
-    def job(self, use: str) -> dict[str, Any]:
+    def job(self, use: str) -> Fields:
         kind = find_scheme(use)
         two = self.across > 1 or kind.least_axes > 1
         mesh = {"across": self.across, "dp": self.n // self.across} if two else {"dp": self.n}
-        entry: dict[str, Any] = {"use": use, "over": list(mesh), **dict(self.options)}
+        entry: Fields = {"use": use, "over": list(mesh), **dict(self.options)}
         if "replicate" in kind.names_axes:
             mesh = {"replicas": self.replicas, **mesh}
             entry["replicate"] = "replicas"
@@ -101,7 +109,7 @@ class DataRanks(DataSetting):
 def _lower_stages(setting: DataRanks, use: str) -> tuple[StageOps, Plan, list[Fragment]]:
     plan = resolve_plan(load_job(setting.job(use)))
     (stage_ops,), updates = lower_stages(plan)
-    return stage_ops, plan, updates
+    return one_of(stage_ops), plan, updates
 
 
 def step_collectives(setting: DataRanks, use: str) -> tuple[list[Op], Plan]:
@@ -115,7 +123,7 @@ def step_collectives(setting: DataRanks, use: str) -> tuple[list[Op], Plan]:
 def sent_per_step(setting: DataRanks, use: str) -> float:
     """Bytes that one rank sends in a step, mean over the steps of a period."""
     ops, plan = step_collectives(setting, use)
-    return sum(sent([op], plan.mesh) / (plan.passes.period if op.when == "period" else 1) for op in ops)
+    return sum(sent_bytes([op], plan.mesh) / (plan.passes.period if op.when == "period" else 1) for op in ops)
 
 
 def read_by_update(setting: DataRanks, use: str) -> int:
@@ -125,9 +133,9 @@ def read_by_update(setting: DataRanks, use: str) -> int:
     return adam.read
 
 
-def exposed(setting: DataRanks, use: str) -> float:
+def exposed_seconds(setting: DataRanks, use: str) -> float:
     """Seconds from the last gradient to the end of the last reduction, for equal layers of one bucket each."""
-    buckets, made, summed = setting.buckets, setting.bucket_backward_s, setting.bucket_reduce_s
+    buckets, backward_s, reduce_s = setting.buckets, setting.bucket_backward_s, setting.bucket_reduce_s
     mesh, model = Mesh({"dp": setting.n}), Model(layers=buckets, hidden=64, heads=4, vocab=256, seq=32)
     each = model.layer_parameters()
     framework = load_framework("megatron-core", {"bucket": {"elements": each, "elements_per_rank": 0.0}})
@@ -137,7 +145,7 @@ def exposed(setting: DataRanks, use: str) -> float:
     kernels = sum(op.stream == COMPUTE and op.work is not None for op in stage_ops.unit_runs[0].fragment.backward)
 
     def price(work: Work) -> tuple[float, float, float]:
-        return (summed if isinstance(work, Collective) else made / kernels), 0.0, 0.0
+        return (reduce_s if isinstance(work, Collective) else backward_s / kernels), 0.0, 0.0
 
     pipeline = find_scheme("pipeline/1f1b")()
     assert isinstance(pipeline, Schedule)
@@ -153,12 +161,12 @@ def across_nodes(setting: DataRanks, ops: Iterable[Op], plan: Plan) -> float:
     """Bytes that leave a node: in a ring over several nodes those that one rank sends; among ranks at the same place of
     their nodes those of every rank.
     """
-    found = 0.0
+    nbytes = 0.0
     for op in ops:
         assert isinstance(op.work, Collective)
         if "across" in op.work.axes:
-            found += sent([op], plan.mesh) * (1 if "dp" in op.work.axes else setting.n // setting.across)
-    return found
+            nbytes += sent_bytes([op], plan.mesh) * (1 if "dp" in op.work.axes else setting.n // setting.across)
+    return nbytes
 
 
 def sent_across_nodes(setting: DataRanks, use: str) -> float:
@@ -178,7 +186,7 @@ def state_bytes_per_parameter(setting: DataRanks, use: str) -> float:
     return sum(resident_bytes(plan, params).values()) / MODEL.parameters
 
 
-OPTION_VALUES: dict[str, tuple[Any, ...]] = {
+OPTION_VALUES: dict[str, tuple[object, ...]] = {
     "reshard": (False,),
     "offload": (True,),
     "layered": (False,),
@@ -228,5 +236,5 @@ MEASURES = {
     "sent_across_nodes": sent_across_nodes,
     "gathered_across_nodes": gathered_across_nodes,
     "read_by_update": read_by_update,
-    "exposed": exposed,
+    "exposed": exposed_seconds,
 }

@@ -15,7 +15,7 @@ every scheme it demands:
 4. No message has zero bytes, and no buffer that one reads or writes.
 5. A message on the stream of a family runs along the axes of that family (`misplaced_messages`).
 
-`tests.contract.placement` follows the data from rank to rank: each block and each gradient once, on the right rank.
+`placement` follows the data from rank to rank: each block and each gradient once, on the right rank.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from meshcast.simulator.ir.ops import (
     UnitRun,
 )
 from meshcast.simulator.ir.scheme import Scheme
-from tests.contract.measure import waits_for
+from meshcast.validation.contract.measure import waits_for
 
 STATES = ("parameters", "gradients", "optimizer")
 """Memory categories of model states: ops hold them, and `Param.used` and `Param.ready` order their readers."""
@@ -72,19 +72,19 @@ class Flow:
     def _bits_awaited(self, op: Op) -> int:
         """`op` and all that it waits for through `after`, a bit each. Ops that are issued later are left out: a pass
         does not wait for a later pass, and within a pass `misordered_ops` reports them."""
-        found, seen, left = self._bit.get(op, 0), {op}, [*op.after]
+        bits, seen, left = self._bit.get(op, 0), {op}, [*op.after]
         while left:
-            one = left.pop()
-            if one in seen:
+            source = left.pop()
+            if source in seen:
                 continue
-            seen.add(one)
-            if one in self.place:
-                found |= self._awaited.get(one, 0)
+            seen.add(source)
+            if source in self.place:
+                bits |= self._awaited.get(source, 0)
                 continue
-            found |= self._bit.get(one, 0)
+            bits |= self._bit.get(source, 0)
             # The gradient of the result comes in after the result has gone out.
-            left += [*one.after, *([self.exit] if one is self.grad_entry and self.exit is not None else [])]
-        return found
+            left += [*source.after, *([self.exit] if source is self.grad_entry and self.exit is not None else [])]
+        return bits
 
     def waits(self, op: Op, other: Op) -> bool:
         """Whether an op or mark waits for another, through `after` or through the order of streams."""
@@ -101,7 +101,7 @@ class Flow:
     @cached_property
     def _named_by(self) -> Mapping[Op, Sequence[Op]]:
         """Ops and marks by each op in their `after`."""
-        found: dict[Op, list[Op]] = defaultdict(list)
+        readers: dict[Op, list[Op]] = defaultdict(list)
         left = {*self.ops, *self.results}
         seen: set[Op] = set()
         while left:
@@ -109,8 +109,8 @@ class Flow:
             seen.add(op)
             left |= {*op.after} - seen
             for other in op.after:
-                found[other].append(op)
-        return found
+                readers[other].append(op)
+        return readers
 
     def users(self, op: Op) -> Iterator[Op]:
         """Ops and results that name `op` in their `after`, directly or through marks."""
@@ -122,23 +122,23 @@ class Flow:
 
     def downstream(self, op: Op) -> set[Op]:
         """Ops and marks that name `op` through any number of others."""
-        found: set[Op] = set()
+        reached: set[Op] = set()
         left = [*self._named_by.get(op, ())]
         while left:
             other = left.pop()
-            if other not in found:
-                found.add(other)
+            if other not in reached:
+                reached.add(other)
                 left += self._named_by.get(other, ())
-        return found
+        return reached
 
     @cached_property
     def uses(self) -> Mapping[str, Sequence[TensorUse]]:
         """Uses of memory by its key, without model states."""
-        found: dict[str, list[TensorUse]] = defaultdict(list)
+        by_key: dict[str, list[TensorUse]] = defaultdict(list)
         for use in self.fragment.tensor_uses:
             if use.op in self.place and use.category not in STATES:
-                found[use.key].append(use)
-        return found
+                by_key[use.key].append(use)
+        return by_key
 
     # ---------------------------------------------------------------------------------------------- rules
 
@@ -305,10 +305,10 @@ def misplaced_messages(ops: Iterable[Op], mesh: Mesh, schemes: Sequence[Scheme])
     for scheme in schemes:
         over[scheme.family] |= set(scheme.over)
     over["data"] = set().union(*over.values())
-    found = []
+    problems = []
     for op in ops:
         axes = mesh.parts(op.work.axes) if isinstance(op.work, Collective | Exchange) else ()
         family = op.stream.partition("-")[0]
         if family in over and not set(axes) <= over[family]:
-            found.append(f"{op} runs along {', '.join(axes)}, and {family} schemes along {sorted(over[family])}")
-    return found
+            problems.append(f"{op} runs along {', '.join(axes)}, and {family} schemes along {sorted(over[family])}")
+    return problems

@@ -1,6 +1,6 @@
 """Data flow of a whole step: what passes, stages, gradient buckets and updates wait for.
 
-`tests.contract.dataflow` looks into one unit. Between units the program of a step joins passes to passes: through
+`dataflow` looks into one unit. Between units the program of a step joins passes to passes: through
 messages between stages, through gathers and reductions beside the units (`SideOps`), and through the update at the end.
 `step_problems` demands of every plan:
 
@@ -9,7 +9,7 @@ messages between stages, through gathers and reductions beside the units (`SideO
 2. A reduction beside the units waits for the complete gradients of all its parameters; the first use of a parameter
    waits for its gather.
 3. The update of a device waits for all gradients and all reductions of the device.
-4. Each unit of each stage obeys the rules of `tests.contract.dataflow`, and so do the ops of the update.
+4. Each unit of each stage obeys the rules of `meshcast.validation.contract.dataflow`, and so do the ops of the update.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from meshcast.simulator.ir.ops import COMPUTE, Collective, Communication, Op, Pa
 from meshcast.simulator.program.flatten import FlatProgram
 from meshcast.simulator.program.task import PricedSideOps
 from meshcast.simulator.scheduling.schedule import Action
-from tests.contract.dataflow import run_problems, through_marks
-from tests.contract.played import Played
+from meshcast.validation.contract.dataflow import run_problems, through_marks
+from meshcast.validation.contract.played import Played
 
 
 def step_problems(played: Played) -> list[str]:
@@ -67,15 +67,15 @@ class StepFlow:
         """For each instance a bit for every instance that it waits for, itself included: those named, and those before
         it on its stream."""
         flat = self.flat
-        found: list[int] = []
+        awaited: list[int] = []
         on_stream: dict[tuple[int, str], int] = defaultdict(int)
         for number, op in enumerate(flat.ops):
             bits = 1 << number | on_stream[flat.device[number], op.stream]
             for other in flat.after[number]:
-                bits |= found[other]
-            found.append(bits)
+                bits |= awaited[other]
+            awaited.append(bits)
             on_stream[flat.device[number], op.stream] = bits
-        return found
+        return awaited
 
     def waits(self, number: int, other: int) -> bool:
         return bool(self.awaited[number] >> other & 1)
@@ -88,16 +88,16 @@ class StepFlow:
     @cached_property
     def instances(self) -> list[dict[Op, list[int]]]:
         """Instances of each op in every action. Overlapped passes have theirs in the first of their two actions."""
-        table, found = self.played.program.timetable, list[dict[Op, list[int]]]()
+        table, by_action = self.played.program.timetable, list[dict[Op, list[int]]]()
         for number in range(len(table.actions)):
             if table.slots[table.slot[number]].follows:
-                found.append(found[-1])
+                by_action.append(by_action[-1])
                 continue
             here: dict[Op, list[int]] = defaultdict(list)
             for at in self.played.ops(number):
                 here[self.flat.ops[at]].append(at)
-            found.append(here)
-        return found
+            by_action.append(here)
+        return by_action
 
     # --------------------------------------------------------------------------------------------- passes
 
@@ -143,8 +143,8 @@ class StepFlow:
     def _kernels(self, action: Action, number: int) -> list[int]:
         """Instances of the kernels of a pass, in issue order."""
         phases = {"F": "F", "R": "R", "B": "BR", "W": "W"}.get(action.kind, "BWR")
-        found = (at for op, some in self.instances[number].items() if self._is_kernel(op, phases) for at in some)
-        return sorted(found)
+        numbers = (at for op, some in self.instances[number].items() if self._is_kernel(op, phases) for at in some)
+        return sorted(numbers)
 
     @staticmethod
     def _is_kernel(op: Op, phases: str) -> bool:
@@ -214,10 +214,10 @@ class StepFlow:
             at = next(left[op])
             for param, copy, kernels in (params[number] for number in numbers.tolist()):
                 ends = kernels if ahead and backward else with_work(param.used if ahead else param.ready)
-                own = [one for place in places for one in self._instances_of(ends, place, copy)]
-                if ahead and not all(self.waits(one, at) for one in own):
+                touching = [one for place in places for one in self._instances_of(ends, place, copy)]
+                if ahead and not all(self.waits(one, at) for one in touching):
                     yield f"{param.name} of {action} is read before {op} has brought it"
-                elif not ahead and not all(self.waits(at, one) for one in own):
+                elif not ahead and not all(self.waits(at, one) for one in touching):
                     yield f"{op} of {action} does not wait for the gradient of {param.name}"
 
     def _params(self, action: Action, backward: bool) -> Iterator[tuple[Param, int, list[Op]]]:
@@ -245,9 +245,9 @@ class StepFlow:
                 yield f"{op} sends zero bytes"
         makers = {op for op in counts if makes_gradients(op)}
         for device, update in enumerate(flat.updates):
-            made = [at for at, op in self.played.instances(device) if op in makers]
+            gradients = [at for at, op in self.played.instances(device) if op in makers]
             for step in (at for at in update if "adam" in flat.ops[at].name):
-                for at in made:
+                for at in gradients:
                     if at < step and not self.waits(step, at):
                         yield f"the update of device {device} does not wait for {flat.ops[at]}"
 

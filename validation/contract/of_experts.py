@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-
-import pytest
+from math import isclose
 
 from meshcast.hardware import load_cluster
 from meshcast.hardware.topology import reach
 from meshcast.simulator.costs.collectives.dispatch import Dispatch
+from meshcast.simulator.ir.capabilities import AdaptsModel
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.moe_operators import EXPERTS
 from meshcast.simulator.ir.ops import READ_BY_HOST, Collective, Exchange, Gemm, Memory, Op, UnitRun
@@ -19,10 +19,11 @@ from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
+from meshcast.simulator.models.parts import MoEShape
 from meshcast.simulator.schemes.expert.shared.expert_parallel import ExpertSetting
 from meshcast.simulator.schemes.expert.shared.token_dispatch import find_rounds
-from tests.contract.measure import make, remembered, sent
-from tests.contract.of_tensor import sent_per_layer
+from meshcast.validation.contract.measure import make, remembered, sent_bytes
+from meshcast.validation.contract.of_tensor import sent_per_layer
 
 PLAIN = "expert/all-to-all"
 """The scheme whose rounds are neither split nor fused."""
@@ -34,7 +35,8 @@ class ExpertLayer(ExpertSetting):
 
     @property
     def model(self) -> Model:
-        moe = {"experts": self.experts, "top_k": self.top_k, "expert_ffn": self.expert_ffn, "capacity": self.capacity}
+        sizes = {"experts": self.experts, "top_k": self.top_k, "expert_ffn": self.expert_ffn}
+        moe = MoEShape.model_validate({**sizes, "capacity": self.capacity})
         seq = self.s * (1 if self.over == "dp" else self.ep)
         return Model(layers=1, hidden=self.h, heads=8, vocab=64, seq=seq, moe=moe)
 
@@ -44,12 +46,14 @@ class ExpertLayer(ExpertSetting):
 
 
 @remembered
-def _lower_layer(setting: ExpertSetting, use: str) -> tuple[UnitRun, Mesh]:
+def _lower_layer(setting: ExpertLayer, use: str) -> tuple[UnitRun, Mesh]:
     mesh = Mesh({setting.over: setting.ep}, {EXPERTS: {"edp": 1, "ep": setting.ep}}, [setting.over])
     others = {"dp": "data/ddp", "cp": "sequence/all-gather", "tp": "tensor/megatron-sp"}
     options = dict(setting.options) if use != PLAIN else {}
     schemes = [make(others[setting.over], mesh, (setting.over,)), make(use, mesh, ("ep",), **options)]
-    model = schemes[-1].adapt_model(setting.model)
+    experts = schemes[-1]
+    assert isinstance(experts, AdaptsModel)
+    model = experts.adapt_model(setting.model)
     blocks = Architecture(model, setting.b, model.seq, 64, setting.ep if setting.over == "dp" else 1)
     (unit_run,) = Lowering(mesh, schemes).run(blocks.stage(range(1), False, False)).unit_runs
     return unit_run, mesh
@@ -133,7 +137,7 @@ def padding(setting: ExpertLayer, use: str) -> float:
     product = _first_gemm(setting, use)
     rows = product.batch * product.m
     computed = sum(count * size for count, size in product.groups)
-    assert rows * product.pace == pytest.approx(computed)
+    assert isclose(rows * product.pace, computed, rel_tol=1e-6)
     return computed / rows - 1
 
 
@@ -141,7 +145,7 @@ def sent_by_the_busiest(setting: ExpertLayer, use: str) -> float:
     """Bytes that the rank with most to send or receive sends."""
     unit_run, mesh = setting.layer(use)
     ops = [op for op in (*unit_run.fragment.forward, *unit_run.fragment.backward) if op.stream == "expert"]
-    return sent([replace(op, work=slowest_rank(op.work)) for op in ops], mesh)
+    return sent_bytes([replace(op, work=slowest_rank(op.work)) for op in ops], mesh)
 
 
 def exchanges(setting: ExpertLayer, use: str) -> int:
@@ -189,8 +193,8 @@ def settings(kind: type[Scheme]) -> Iterator[ExpertLayer]:
                 yield ExpertLayer(8, s=56, capacity=capacity, options=(("node", 4), ("ratio", 3.0)))
         if "degree" in kind.Options.model_fields:
             for degree in (1, 4, 8):
-                options = (("degree", degree),)
-                yield ExpertLayer(8, s=64, exchange_s=exchange, compute_s=computing, options=options)
+                degrees = (("degree", degree),)
+                yield ExpertLayer(8, s=64, exchange_s=exchange, compute_s=computing, options=degrees)
 
 
 MEASURES = {

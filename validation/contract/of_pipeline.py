@@ -8,10 +8,9 @@ from itertools import product
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.scheduling.schedule import PipelineSetting, PipelineShape, Schedule, actions_of
+from meshcast.validation.contract.measure import remembered
 from meshcast.validation.pipelines import cases as pipeline
 from meshcast.validation.pipelines.cases import ScheduleCase, ScheduleReplay, replay
-from tests.contract.measure import remembered
-from tests.strategies import SHARE
 
 TIMES = [(1.0, 1.0, 1.0), (2.0, 2.0, 2.0), (1.0, 1.25, 0.75), (3.0, 2.0, 1.0), (0.5, 4.0, 0.125), (5.0, 0.25, 2.0)]
 
@@ -20,15 +19,15 @@ T_LOSS = 1.5
 """Time of a loss that couples the samples of a batch."""
 
 
-MOST_P, MOST_M = (8, 24) if SHARE == 1 else (4, 20)
+MOST_P, MOST_M = 4, 20
 """Devices and micro-batches of the largest shapes."""
 
 
 @cache
 def settings(kind: type[Schedule]) -> list[PipelineSetting]:
     """Shapes that the schedule exists for, with the triples of `TIMES` in turn."""
-    found = [shape for shape in shapes(kind) if shape.m in (*range(1, 9), 12, 15, 16, 20, 21, 24)]
-    return [PipelineSetting(shape, *TIMES[number % len(TIMES)]) for number, shape in enumerate(found, 1)]
+    chosen = [shape for shape in shapes(kind) if shape.m in (*range(1, 9), 12, 15, 16, 20, 21, 24)]  # type: ignore[arg-type]
+    return [PipelineSetting(shape, *TIMES[number % len(TIMES)]) for number, shape in enumerate(chosen, 1)]
 
 
 @cache
@@ -58,9 +57,10 @@ def _replay(setting: PipelineSetting, use: str, hop: float = 0.0) -> ScheduleRep
 def _case(setting: PipelineSetting, use: str, hop: float = 0.0) -> ScheduleCase:
     shape = setting.shape
     name = use.partition("/")[2]
-    times = {"t_f": setting.t_f, "t_b": setting.t_b, "t_w": setting.t_w}
+    times = {"t_f": setting.t_f, "t_b": setting.t_b, "t_w": setting.t_w, "hop": hop}
+    sizes = {"p": shape.p, "m": shape.m, "v": shape.v // directions_of(use)}
     loss = {"t_loss": T_LOSS} if shape.batch_loss else {}
-    return ScheduleCase(schedule=name, p=shape.p, m=shape.m, v=shape.v // directions_of(use), hop=hop, **times, **loss)
+    return ScheduleCase.model_validate({"schedule": name, **sizes, **times, **loss})
 
 
 def directions_of(use: str) -> int:

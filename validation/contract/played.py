@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
-from math import ceil, inf
+from math import ceil, inf, prod
 from operator import mul
 from typing import Any
 
-from hypothesis import settings
-
+from meshcast.hardware.documents.plain_data import SomeFields
 from meshcast.simulator.engine.longest_path import OpTimes
 from meshcast.simulator.engine.peak_memory import Peak
 from meshcast.simulator.engine.play import Engine, PlayedStep
@@ -24,7 +23,6 @@ from meshcast.simulator.forecast.shared_work import SharedWork
 from meshcast.simulator.forecast.stages import device_params
 from meshcast.simulator.forecast.step import play_forecast
 from meshcast.simulator.ir.layout import Dim, Tensor
-from meshcast.simulator.ir.moe_operators import EXPERTS
 from meshcast.simulator.ir.operators import Linear
 from meshcast.simulator.ir.ops import Attention, Gemm, HostLaunch, Memory, Op, Param, StageOps, Transfer, Work
 from meshcast.simulator.ir.routing import slowest_rank
@@ -37,7 +35,7 @@ from meshcast.simulator.program.memory_profile import block_events, memory_event
 from meshcast.simulator.program.program import EveryStageOps, Program, one_of
 from meshcast.simulator.program.task import Task
 from meshcast.simulator.scheduling.schedule import OverlappedPasses, ScheduleItem
-from tests.contract.measure import params_of
+from meshcast.validation.contract.measure import params_of
 
 
 @dataclass(frozen=True)
@@ -114,8 +112,8 @@ class Played:
 
     def stage_ops(self, stage: int, part: int = 0) -> StageOps:
         """The ops of a stage: of whole sequences, or of a slice of them."""
-        found = self.stages[stage]
-        return found if isinstance(found, StageOps) else found[part]
+        ops = self.stages[stage]
+        return ops if isinstance(ops, StageOps) else ops[part]
 
     def actions(self, device: int) -> range:
         """The numbers of a device's actions."""
@@ -139,7 +137,7 @@ class Played:
         """How often each op runs."""
         return Counter(self.flat.ops)
 
-    def held(self, device: int) -> list[Param]:
+    def list_held(self, device: int) -> list[Param]:
         """The parameters of a device, once for each layer that has them."""
         shape, schedule = self.plan.shape, self.plan.schedule
         return [
@@ -155,13 +153,13 @@ class Played:
 
     def flops(self, *phases: str, dispatch: bool = True) -> dict[str, float]:
         """FLOPs over all ranks by kind of work, of the given phases. dispatch: with GEMMs that only move tokens."""
-        found = {"gemm": 0.0, "attention": 0.0}
+        flops = {"gemm": 0.0, "attention": 0.0}
         for op, count in self.counts.items():
             if isinstance(op.work, Gemm) and op.work.what == "dispatch" and not dispatch:
                 continue
             if op.phase in phases and isinstance(op.work, Gemm | Attention):
-                found["gemm" if isinstance(op.work, Gemm) else "attention"] += count * op.work.flops * self.ranks
-        return found
+                flops["gemm" if isinstance(op.work, Gemm) else "attention"] += count * op.work.flops * self.ranks
+        return flops
 
     @property
     def wanted(self) -> dict[str, float]:
@@ -204,17 +202,17 @@ class Played:
             parts["shared heads"] = parts.get("shared heads", 0) + (
                 4 * tokens * tokens_of / seq * tower.hidden * (tower.head_dim or 0) * again * layers
             )
-        attention, lengths = parts.pop("attention"), self.plan.slice_lengths
+        attention, slices = parts.pop("attention"), self.plan.slice_lengths
         if not flash:  # a slice has the scores of all keys up to its end
-            attention *= sum(map(mul, lengths, accumulate(lengths))) / sum(lengths) ** 2
-        linear = sum(parts.values())
-        return {"gemm": linear, "attention": attention} if flash else {"gemm": linear + attention, "attention": 0.0}
+            attention *= sum(map(mul, slices, accumulate(slices))) / sum(slices) ** 2
+        gemm = sum(parts.values())
+        return {"gemm": gemm, "attention": attention} if flash else {"gemm": gemm + attention, "attention": 0.0}
 
     @property
     def _expert_ranks(self) -> int:
         """Ranks that hold one copy of the experts, each rank a part of it."""
-        view = self.plan.job.plan.views.get(EXPERTS)
-        return view.get("ep", 1) * view.get("etp", 1) if view else self.plan.mesh.size("tp")
+        view = self.plan.job.plan.views.get("experts")
+        return prod(size for axis, size in view.items() if axis != "edp") if view else self.plan.mesh.size("tp")
 
     # -------------------------------------------------------------------------------------- memory
 
@@ -239,13 +237,13 @@ class Played:
     def gathers_again(self, stage: int) -> bool:
         """Whether whole weights of a stage are freed after its forward passes and gathered again for its backward
         passes: where the latter are several and follow the former."""
-        own = [
+        kinds = [
             action.kind
             for action in self.program.timetable.actions
             if action.stage == stage and action.kind in ("F", "B", "BW")
         ]
-        backward = [kind for kind in own if kind != "F"]
-        return bool(self.stage_ops(stage).again) and own[-len(backward) :] == backward and len(backward) > 1
+        backward = [kind for kind in kinds if kind != "F"]
+        return bool(self.stage_ops(stage).again) and kinds[-len(backward) :] == backward and len(backward) > 1
 
     def weight_moves(self, stage: int) -> tuple[int, int]:
         """How often the sharded weights of a stage are gathered in a step, and its gradients reduced."""
@@ -261,9 +259,9 @@ class Played:
         step with a flush."""
         table = self.program.timetable
         stage = table.actions[action].stage
-        own = [number for number, action_of in enumerate(table.actions) if action_of.stage == stage]
-        forward = [number for number in own if table.actions[number].kind == "F"]
-        backward = [number for number in own if table.actions[number].kind == "BW"]
+        numbers = [number for number, action_of in enumerate(table.actions) if action_of.stage == stage]
+        forward = [number for number in numbers if table.actions[number].kind == "F"]
+        backward = [number for number in numbers if table.actions[number].kind == "BW"]
         apart = self.gathers_again(stage)
         weights = {
             1: [forward[0], *backward[: apart or 0]],
@@ -313,7 +311,7 @@ class Played:
         changes = [nbytes for _, nbytes, kind in self.changes(device) if kind == category]
         return max(accumulate(changes), default=0.0)
 
-    def kept(self, device: int, category: str = "activations") -> float:
+    def most_kept(self, device: int, category: str = "activations") -> float:
         """The most bytes of one category between two actions: tensors that wait for backward passes."""
         by_action: dict[int, float] = defaultdict(float)
         for action, nbytes, kind in self.changes(device):
@@ -321,12 +319,12 @@ class Played:
         return max(accumulate(by_action.values()))
 
 
-LIKE = None if settings.get_current_profile_name() == "all" else SharedWork()
-"""The lowered units of all jobs of a run; in `make test-all` every job is lowered alone."""
+LIKE: SharedWork | None = SharedWork()
+"""The lowered units of all jobs; None: every job is lowered alone."""
 
 
 def play_job(
-    job: Mapping[str, Any],
+    job: SomeFields,
     price: Any = PAID,
     changes: Iterable[str] = (),
     engine: Engine = "simpy",
@@ -344,11 +342,11 @@ def play_job(
     plan = resolve_plan(load_job(job, changes), shared, price)
     priced = replace(price, launch=hidden_launch_s(plan.job.framework)) if isinstance(price, Ideal) else price
     stages, program = build_program(plan, priced, shared, orders)
-    found = play_forecast(plan, stages, program, engine=engine)
-    return Played(plan, stages, program, found.step, found.peaks)
+    played = play_forecast(plan, stages, program, engine=engine)
+    return Played(plan, stages, program, played.step, played.peaks)
 
 
-def stated(played: Played) -> list[list[ScheduleItem]]:
+def state_orders(played: Played) -> list[list[ScheduleItem]]:
     """The orders of a job as its schedule states them: without the updates inside a run."""
     return [
         [turn for turn in order if isinstance(turn, OverlappedPasses) or turn.kind != "O"]
@@ -368,9 +366,10 @@ def equal_copies(param: Param, plan: Plan) -> int:
     tensor = [part for scheme in plan.family("tensor") for part in scheme.over]
     if param.view:
         # The bias behind the sum over the ranks that divide an expert.
-        return plan.mesh.size("etp") if param.name.endswith("bexpert.down") else 1
-    alike = plan.mesh.size(set(tensor) - set(param.partial))
-    return max(1, round(alike * param.size / param.total))
+        (expert,) = plan.family("expert")
+        return plan.mesh.size(expert.over[1:]) if param.name.endswith("bexpert.down") else 1
+    copies = plan.mesh.size(set(tensor) - set(param.partial))
+    return max(1, round(copies * param.size / param.total))
 
 
 def summed_over(param: Param, plan: Plan) -> tuple[str, ...]:
@@ -380,21 +379,21 @@ def summed_over(param: Param, plan: Plan) -> tuple[str, ...]:
     parts = [part for part in plan.mesh.parts(plan.mesh.named_axes) if plan.mesh.size(part) > 1]
     if param.view:
         (expert,) = plan.family("expert")
-        own = plan.mesh.parts(expert.axes)
-        return tuple(part for part in parts if part not in (*own, *plan.mesh.parts(plan.ranks.pipeline_axis)))
-    mine = plan.mesh.parts(("dp", "cp"))
-    return tuple(part for part in parts if part in mine)
+        sharded = plan.mesh.parts(expert.axes)
+        return tuple(part for part in parts if part not in (*sharded, *plan.mesh.parts(plan.ranks.pipeline_axis)))
+    data = plan.mesh.parts(("dp", "cp"))
+    return tuple(part for part in parts if part in data)
 
 
 def sent_between_stages(played: Played) -> dict[tuple[int, str], list[int]]:
     """Bytes of every message, by the virtual stage that sends it and the kind of action whose result it is."""
-    found: dict[tuple[int, str], list[int]] = {}
+    messages: dict[tuple[int, str], list[int]] = {}
     for number, _, _ in played.flat.sent:
         op = played.flat.ops[number]
         assert isinstance(op.work, Transfer)
         stage, kind = stage_and_kind(op.name.removeprefix("send "))
-        found.setdefault((stage, kind), []).append(op.work.nbytes)
-    return found
+        messages.setdefault((stage, kind), []).append(op.work.nbytes)
+    return messages
 
 
 def stage_and_kind(text: str) -> tuple[int, str]:

@@ -25,7 +25,7 @@ from meshcast.simulator.ir.modules import Module
 from meshcast.simulator.ir.operators import CoreAttention
 from meshcast.simulator.ir.ops import Attention, Collective, Fragment, HostCopy, Memory, Op
 from meshcast.simulator.ir.scheme import LowerModule, Scheme
-from tests.contract.dataflow import STATES, through_marks
+from meshcast.validation.contract.dataflow import STATES, through_marks
 
 HOME = "ring home"
 """The name of the last message of gradients that go round a whole ring, as in zhuzilin/ring-flash-attention."""
@@ -65,22 +65,25 @@ class Contents:
         for op in (*fragment.forward, *fragment.backward):
             read, written = [*reads[op]], [*writes[op]]
             if is_shift(op):
-                found = self._shift(op, read, written)
+                contents = self._shift(op, read, written)
             elif isinstance(op.work, Collective) and (op.work.operation == "reduce_scatter" or op.work.targets):
-                # Adds up what the ranks have, or brings each rank the parts of another one, whichever that is.
-                found = [(frozenset([key]), joined(self._parts_in(one, op) for one in read)) for key in written or [""]]
+                # Adds up what the ranks have, or brings each rank the parts of another key, whichever that is.
+                contents = [
+                    (frozenset([key]), join_contents(self._parts_in(key, op) for key in read))
+                    for key in written or [""]
+                ]
             elif isinstance(op.work, Memory) and op.work.what == "add":
-                found = [(frozenset({*read, *written} or {""}), self._sum(op, {*read, *written}))]
+                contents = [(frozenset({*read, *written} or {""}), self._sum(op, {*read, *written}))]
             else:
-                self.reads[op] = joined(self._parts_in(key) for key in read)
-                found = [(frozenset([key]), Counter({((op, tensor_of(key)), ()): 1})) for key in written or [""]]
-            self.results[op] = found
-            self._memory |= {key: content for keys, content in found for key in keys & {*written}}
+                self.reads[op] = join_contents(self._parts_in(key) for key in read)
+                contents = [(frozenset([key]), Counter({((op, tensor_of(key)), ()): 1})) for key in written or [""]]
+            self.results[op] = contents
+            self._memory |= {key: content for keys, content in contents for key in keys & {*written}}
 
     def of(self, end: Op) -> Content:
         """Parts that an op, or the ops behind a mark, have made, moved or added."""
         ops = [end] if end in self.results else [op for op in through_marks(end) if op in self.results]
-        return joined(content for op in dict.fromkeys(ops) for _, content in self.results[op])
+        return join_contents(content for op in dict.fromkeys(ops) for _, content in self.results[op])
 
     def _parts_in(self, key: str, reader: Op | None = None) -> Content:
         """Parts in the memory of a key: those that the last op which the reader names has put there, such as a sum,
@@ -97,28 +100,28 @@ class Contents:
         their keys differ in a number only; other memory that it reads goes into the other memory that it writes."""
         pairs = {key: [one for one in read if without_number(one) == without_number(key)] for key in written}
         rest = [key for key in read if not any(key in some for some in pairs.values())]
-        carried = {key: joined(self._parts_in(one, op) for one in pairs[key] or rest) for key in written}
+        carried = {key: join_contents(self._parts_in(one, op) for one in pairs[key] or rest) for key in written}
         if not written:
             # One of several messages into the same memory, which the first of them writes.
             sources = [self._parts_in(key, op) for key in read if key not in self._brought]
-            carried = {"": joined(sources or [self.of(one) for one in op.after])}
+            carried = {"": join_contents(sources or [self.of(one) for one in op.after])}
         self._brought |= {*written}
-        return [(frozenset([key]), self._moved(op, content)) for key, content in carried.items()]
+        return [(frozenset([key]), self._move(op, content)) for key, content in carried.items()]
 
-    def _moved(self, op: Op, carried: Content) -> Content:
+    def _move(self, op: Op, carried: Content) -> Content:
         assert isinstance(op.work, Collective)
         axes, ranks = op.work.axes, self.mesh.size(op.work.axes)
-        arrived, found = self._arrived[op.phase, without_number(op.name)], Content()
+        arrived, moved = self._arrived[op.phase, without_number(op.name)], Content()
         for (part, shift), count in carried.items():
             to = {**dict(shift), axes: (dict(shift).get(axes, 0) + op.work.by) % ranks}
             there = part, tuple(sorted((group, by) for group, by in to.items() if by))
-            found[there] += count
+            moved[there] += count
             arrived[there] += 1
             if op.work.by % ranks == 0 or (not there[1] and not op.name.startswith(HOME)):
                 self.problems.append(f"{op} brings a rank its own {name_of(part)}")
             elif arrived[there] > 1:
                 self.problems.append(f"{op} brings {name_of(part)} of one rank again")
-        return found
+        return moved
 
     def _sum(self, op: Op, keys: set[str]) -> Content:
         """Joins the parts that the ops which an addition names have put into the memory that it uses."""
@@ -127,7 +130,9 @@ class Contents:
             # An addition may also wait for gathers of weights, which bring no addend.
             is_addend = is_shift(source) or not isinstance(source.work, HostCopy | Collective)
             some = {*keys, ""} if is_addend else keys
-            total += joined(content for own, content in self.results.get(source, ()) if own & some or not keys)
+            total += join_contents(
+                content for inside, content in self.results.get(source, ()) if inside & some or not keys
+            )
         for (part, _), count in total.items():
             if count > 1:
                 self.problems.append(f"{op} adds {name_of(part)} {count} times")
@@ -145,11 +150,11 @@ def is_shift(op: Op) -> bool:
     return isinstance(op.work, Collective) and op.work.operation == "shift" and not op.work.targets
 
 
-def joined(contents: Iterable[Content]) -> Content:
-    found: Content = Counter()
+def join_contents(contents: Iterable[Content]) -> Content:
+    total: Content = Counter()
     for content in contents:
-        found.update(content)
-    return found
+        total.update(content)
+    return total
 
 
 def tensor_of(key: str) -> str:
@@ -182,12 +187,12 @@ POSITIONS: Mapping[str, Callable[[int, int, int], Sequence[int]]] = {
 def pairs_in_block(order: str, ranks: int, distance: int, n: int) -> float:
     """Pairs of queries and keys that a causal mask leaves of a block of n x n, in the mean over ranks; keys come from
     the rank `distance` places before that of the queries. A pair of equal positions counts half."""
-    found = 0.0
+    pairs = 0.0
     for rank in range(ranks):
         keys = POSITIONS[order]((rank - distance) % ranks, ranks, n)
         for query in POSITIONS[order](rank, ranks, n):
-            found += sum((key < query) + (key == query) / 2 for key in keys)
-    return found / ranks
+            pairs += sum((key < query) + (key == query) / 2 for key in keys)
+    return pairs / ranks
 
 
 class CoreWatch(Scheme):
@@ -210,12 +215,12 @@ class CoreWatch(Scheme):
 def attention_problems(core: CoreAttention, fragment: Fragment, mesh: Mesh, order: str, sequence: int) -> list[str]:
     """Violations in an attention core. order: of the positions on ranks, a key of `POSITIONS`, empty where several
     schemes cut them; sequence: its tokens."""
-    steps = AttentionSteps(core, fragment, Contents(fragment, mesh), order, sequence)
+    steps = CoreSteps(core, fragment, Contents(fragment, mesh), order, sequence)
     return [*steps.contents.problems, *(steps.problems() if steps.sizes and steps.ops["F"] else ())]
 
 
 @dataclass(frozen=True)
-class AttentionSteps:
+class CoreSteps:
     """The fused attention kernels of a core whose keys and values, or queries, are shifted round groups of ranks.
 
     contents: of the fragment. order, sequence: see `attention_problems`.
@@ -313,11 +318,11 @@ class AttentionSteps:
 
 def bytes_added(ops: Iterable[Op], mesh: Mesh) -> Mapping[str, float]:
     """Bytes that a rank adds to others in kernels and reductions, by phase, without recomputation."""
-    found: dict[str, float] = defaultdict(float)
+    added: dict[str, float] = defaultdict(float)
     for op in ops:
         if isinstance(op.work, Memory) and op.work.what == "add":
-            found[op.phase] += op.work.read - op.work.write
+            added[op.phase] += op.work.read - op.work.write
         elif isinstance(op.work, Collective) and op.work.operation in ("all_reduce", "reduce_scatter"):
             ranks = len(op.work.members or ()) or mesh.size(op.work.axes)
-            found[op.phase] += op.work.nbytes * (ranks - 1) / ranks
-    return {phase: nbytes for phase, nbytes in found.items() if phase != "R"}
+            added[op.phase] += op.work.nbytes * (ranks - 1) / ranks
+    return {phase: nbytes for phase, nbytes in added.items() if phase != "R"}

@@ -7,8 +7,8 @@ from meshcast.simulator.ir.ops import HostCopy
 from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
-from tests.contract.measure import backward_ops, forward_ops, make
-from tests.contract.of_tensor import LoweredLayer, activations_per_layer, settings
+from meshcast.validation.contract.measure import backward_ops, forward_ops, make
+from meshcast.validation.contract.of_tensor import LoweredLayer, activations_per_layer, settings
 
 __all__ = ["settings"]
 

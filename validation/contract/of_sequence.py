@@ -16,7 +16,7 @@ from meshcast.simulator.ir.settings import SequenceSetting
 from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
-from tests.contract.measure import make, remembered, sent
+from meshcast.validation.contract.measure import make, remembered, sent_bytes
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class SequenceLayer(SequenceSetting):
 
     def lower_stages(self, mesh: Mesh, schemes: Sequence[Scheme], attention: str = "flash") -> UnitRun:
         """The layer under `schemes`."""
-        video = {"frames": self.frames, "layers": 2} if self.frames > 1 else {"layers": 1}
         fields = {"hidden": self.h, "heads": self.heads, "kv_heads": self.kv_heads, "vocab": 64, "seq": self.s}
-        model = Model(**fields, **video)
+        fields |= {"frames": self.frames, "layers": 2} if self.frames > 1 else {"layers": 1}
+        model = Model.model_validate(fields)
         blocks = Architecture(model, self.b, self.s, 64, attention=attention)
         stage = blocks.stage(range(model.layers), False, False)
         first, *others = Lowering(mesh, schemes, self.regather).run(stage).unit_runs
@@ -95,12 +95,12 @@ def of_family(ops: Sequence[Op]) -> list[Op]:
 
 def sent_forward(setting: SequenceLayer, use: str) -> float:
     unit_run, mesh = setting.layer(use)
-    return sent(of_family(unit_run.fragment.forward), mesh)
+    return sent_bytes(of_family(unit_run.fragment.forward), mesh)
 
 
 def sent_backward(setting: SequenceLayer, use: str) -> float:
     unit_run, mesh = setting.layer(use)
-    return sent(of_family(unit_run.fragment.backward), mesh)
+    return sent_bytes(of_family(unit_run.fragment.backward), mesh)
 
 
 def sent_per_layer(setting: SequenceLayer, use: str) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from meshcast.simulator.engine.longest_path import longest_path
 from meshcast.simulator.ir.mesh import Mesh
@@ -14,9 +13,9 @@ from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.program.block import resolve_dependencies
 from meshcast.simulator.program.flatten import FlatProgram
 from meshcast.simulator.schemes.tensor.shared.tensor_overlap import OverlapSetting
-from tests.contract import of_tensor
-from tests.contract.measure import make, sent
-from tests.contract.of_tensor import LoweredLayer
+from meshcast.validation.contract import of_tensor
+from meshcast.validation.contract.measure import make, sent_bytes
+from meshcast.validation.contract.of_tensor import LoweredLayer
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def seconds(ops: Sequence[Op], setting: GemmPair) -> float:
     flat, mesh = FlatProgram(), Mesh({"tp": setting.p})
     for op, after in zip(ops, resolve_dependencies(ops, None, None)[0], strict=True):
         assert op.work is not None
-        op_seconds = sent([op], mesh) / setting.bytes_per_s + op.work.flops / setting.flop_per_s
+        op_seconds = sent_bytes([op], mesh) / setting.bytes_per_s + op.work.flops / setting.flop_per_s
         flat.add(op, op_seconds, 0.0, 0.0, after, 0)
     return longest_path(flat).span
 
@@ -71,7 +70,7 @@ def sent_per_layer(setting: GemmPair, use: str, tensor: str = "tensor/megatron-s
     return of_tensor.sent_per_layer(LoweredLayer(setting.p, 1, 64, 128, 8, setting.regather, more=((use, ()),)), tensor)
 
 
-OPTION_VALUES: dict[str, tuple[Any, ...]] = {"schedule": ("split", "fuse"), "chunks": (1, 3)}
+OPTION_VALUES: dict[str, tuple[object, ...]] = {"schedule": ("split", "fuse"), "chunks": (1, 3)}
 """Values of options that appear in closed forms."""
 
 

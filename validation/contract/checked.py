@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import pytest
-
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Fragment, Op, UnitRun
 from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.lowering.lower import Lowering
 from meshcast.simulator.models.architecture import Architecture
 from meshcast.simulator.models.model import Model
-from tests.contract.dataflow import misplaced_messages, run_problems
-from tests.contract.placement import POSITIONS, Contents, CoreWatch, attention_problems, bytes_added
+from meshcast.validation.contract.closeness import is_close
+from meshcast.validation.contract.dataflow import misplaced_messages, run_problems
+from meshcast.validation.contract.placement import POSITIONS, Contents, CoreWatch, attention_problems, bytes_added
 
 SEQUENCE = 48
 """Tokens of a sequence; 2, 3 and 4 ranks divide them into two parts each."""
@@ -32,19 +31,19 @@ def layer_problems(
     """Violations in a layer. make_schemes: new objects of the schemes, outermost first."""
     watch, schemes = CoreWatch(), make_schemes()
     run = lowered_layer(mesh, [watch, *schemes], regather, attention)
-    found = [*run_problems(run), *Contents(run.fragment, mesh).problems]
-    found += misplaced_messages(all_ops(run.fragment), mesh, schemes)
+    problems = [*run_problems(run), *Contents(run.fragment, mesh).problems]
+    problems += misplaced_messages(all_ops(run.fragment), mesh, schemes)
     orders = [getattr(scheme, "token_order", "") for scheme in schemes if scheme.family == "sequence"]
     order = orders[0] if len(orders) == 1 and orders[0] in POSITIONS else ""
     for core, fragment in watch.cores:
-        found += attention_problems(core, fragment, mesh, order, SEQUENCE)
+        problems += attention_problems(core, fragment, mesh, order, SEQUENCE)
     rewritten = [scheme for scheme in make_schemes() if scheme.most_axes != 0]
     if len(rewritten) < len(schemes):
         alone = lowered_layer(mesh, rewritten, regather, attention)
         added, wanted = (bytes_added(all_ops(one.fragment), mesh) for one in (run, alone))
-        if added != pytest.approx(wanted):
-            found.append(f"{added} bytes are added, and {wanted} without the schemes that have no axes")
-    return found
+        if not is_close(dict(added), dict(wanted), 1e-6):
+            problems.append(f"{added} bytes are added, and {wanted} without the schemes that have no axes")
+    return problems
 
 
 def all_ops(fragment: Fragment) -> list[Op]:

@@ -24,26 +24,27 @@ from meshcast.simulator.models.model import Model
 from meshcast.simulator.program.memory_profile import memory_events
 from meshcast.simulator.program.task import PricedSideOps
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 """Times (n-1)/n of the buffer that a ring sends per rank."""
 
 
-_REMEMBERED: list[Any] = []
+_FORGET: list[Callable[[], None]] = []
 
 
 def remembered(lower: Callable[P, T]) -> Callable[P, T]:
     """Caches a function of a setting for the closed forms that share it, until `forget`."""
     known = lru_cache(lower)
-    _REMEMBERED.append(known)
-    return known
+    _FORGET.append(known.cache_clear)
+    return known  # type: ignore[return-value]
 
 
 def forget() -> None:
     """Clears the cache of a setting."""
-    for lowering in _REMEMBERED:
-        lowering.cache_clear()
+    for clear in _FORGET:
+        clear()
 
 
 def make(use: str, mesh: Mesh, over: Sequence[str] = (), **options: object) -> Scheme:
@@ -99,7 +100,7 @@ def params_of(stage_ops: StageOps) -> list[Param]:
     ]
 
 
-def listed(ops: Iterable[Op]) -> list[tuple[Any, ...]]:
+def list_ops(ops: Iterable[Op]) -> list[tuple[object, ...]]:
     """Ops by work and phase, and the positions of their predecessors."""
     ops = list(ops)
     place = {op: i for i, op in enumerate(ops)}
@@ -110,15 +111,15 @@ def listed(ops: Iterable[Op]) -> list[tuple[Any, ...]]:
     return [(*op_fields(op), frozenset().union(*map(sources, op.after))) for op in ops]
 
 
-def op_fields(op: Op) -> tuple[Any, ...]:
+def op_fields(op: Op) -> tuple[object, ...]:
     """Work and phase of an op."""
     return op.name, op.stream, op.work, op.phase, op.when
 
 
-def catalog_model(stage_ops: StageOps) -> tuple[Any, ...]:
+def catalog_model(stage_ops: StageOps) -> tuple[object, ...]:
     """All of a stage but the identity of its ops."""
 
-    def of_link(unit_run: UnitRun) -> tuple[Any, ...]:
+    def of_link(unit_run: UnitRun) -> tuple[object, ...]:
         fragment = unit_run.fragment
         params = [(p.name, p.size, p.total) for p in fragment.params]
         tensor_uses = Counter((t.nbytes, t.op.name, t.made, t.category) for t in fragment.tensor_uses)
@@ -130,23 +131,23 @@ def catalog_model(stage_ops: StageOps) -> tuple[Any, ...]:
             unit_run.keys,
             unit_run.nbytes,
         )
-        return ends, listed(fragment.forward), listed(fragment.backward), params, tensor_uses
+        return ends, list_ops(fragment.forward), list_ops(fragment.backward), params, tensor_uses
 
-    return [of_link(unit_run) for unit_run in stage_ops.unit_runs], listed(
+    return [of_link(unit_run) for unit_run in stage_ops.unit_runs], list_ops(
         side_ops_of((*stage_ops.ahead, *stage_ops.behind))
     )
 
 
 def waits_for(op: Op) -> set[Op]:
     """All ops that `op` waits for, directly or through others."""
-    found: set[Op] = set()
+    awaited: set[Op] = set()
     left = list(op.after)
     while left:
         other = left.pop()
-        if other not in found:
-            found.add(other)
+        if other not in awaited:
+            awaited.add(other)
             left += other.after
-    return found
+    return awaited
 
 
 def shares_sent(operation: str, n: int) -> float:
@@ -156,23 +157,23 @@ def shares_sent(operation: str, n: int) -> float:
     return 1 if operation in ("shift", "push_pull") else SENT[operation] * (n - 1) / n
 
 
-def sent(ops: Iterable[Op], mesh: Mesh) -> float:
+def sent_bytes(ops: Iterable[Op], mesh: Mesh) -> float:
     """Bytes that one rank sends in the collectives among `ops`."""
-    found = 0.0
+    nbytes = 0.0
     for op in ops:
         assert op.work is None or op.stream == COMPUTE or isinstance(op.work, Collective)
         if isinstance(op.work, Collective):
             n = len(op.work.members or ()) or mesh.size(op.work.axes)
-            found += shares_sent(op.work.operation, n) * op.work.nbytes * (1 + op.work.both_ways)
-    return found
+            nbytes += shares_sent(op.work.operation, n) * op.work.nbytes * (1 + op.work.both_ways)
+    return nbytes
 
 
-def saved(unit_run: UnitRun, statistics: bool = True) -> float:
+def saved_bytes(unit_run: UnitRun, statistics: bool = True) -> float:
     """Bytes of one copy that wait for the backward pass at the end of the forward pass. An input was counted where it
-    was made, so the output counts here. statistics: those of norms, which closed forms leave out, are counted too.
+    was allocated, so the output counts here. statistics: those of norms, which closed forms leave out, are counted too.
     """
     fragment = unit_run.fragment
     uses = [use for use in fragment.tensor_uses if statistics or not use.key.rstrip("~").endswith(".statistics")]
     events = memory_events(uses, fragment.forward, fragment.backward, unit_run)
-    made = [event for op in fragment.forward for event in events.get(op, ())]
-    return sum(nbytes for _, _, nbytes, category in made if category == "activations")
+    allocated = [event for op in fragment.forward for event in events.get(op, ())]
+    return sum(nbytes for _, _, nbytes, category in allocated if category == "activations")

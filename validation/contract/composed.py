@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
+from meshcast.hardware.documents.plain_data import Fields
 from meshcast.simulator.ir.moe_operators import EXPERTS
 from meshcast.simulator.ir.registry import find_scheme, scheme_names
 from meshcast.simulator.ir.scheme import FAMILIES
 from meshcast.simulator.scheduling.schedule import PipelineShape, Schedule
-from tests.contract import of_pipeline
-from tests.contract.of_sequence import has_frames, kernels_for
-from tests.strategies import chain_options, complete
+from meshcast.validation.contract import of_pipeline
+from meshcast.validation.contract.of_sequence import has_frames, kernels_for
 
-SCHEMES = [use for use in scheme_names() if complete(use)]
-"""All schemes without required options. Those with some (a file) are tested where that file is."""
+PACKAGES = {"pipeline/tessel": "ortools"}
+"""Packages that only an extra installs, by the scheme that needs them."""
 
-Options = dict[str, Any]
+
+def is_installed(use: str) -> bool:
+    """Whether the package of an extra that a scheme needs is there; most need none."""
+    return use not in PACKAGES or importlib.util.find_spec(PACKAGES[use]) is not None
+
+
+def complete(use: str) -> bool:
+    """Whether a scheme can run without a required option, such as the file of an order."""
+    return is_installed(use) and not any(
+        option.is_required() for option in find_scheme(use).Options.model_fields.values()
+    )
+
+
+@cache
+def complete_schemes() -> tuple[str, ...]:
+    """Returns all schemes without required options. Those with some (a file) are checked where that file is."""
+    return tuple(use for use in scheme_names() if complete(use))
+
+
+Options = Fields
 
 AXES = {"pipeline": "pp", "data": "dp", "sequence": "cp", "tensor": "tp", "expert": "ep"}
 """Of every family, outermost first; that of the experts belongs to their view."""
@@ -33,6 +54,11 @@ DEFAULTS = {
     "expert": "expert/all-to-all",
     "memory": "memory/recompute-selective",
 }
+
+
+def chain_options(pipeline: str) -> Fields:
+    """Options with which a schedule has a chain of stages: one branch, where it has branches."""
+    return {"branches": 1} if "branches" in find_scheme(pipeline).Options.model_fields else {}
 
 
 def axes_for(use: str, name: str) -> tuple[str, ...]:
@@ -57,14 +83,14 @@ def chunks_for(use: str) -> int:
 
 def entries_with(
     use: str, size: int = 2, defaults: Mapping[str, str] = DEFAULTS
-) -> tuple[list[dict[str, Any]], dict[str, int]]:
+) -> tuple[list[Fields], dict[str, int]]:
     """The schemes of a plan with `use` in its family, all of its axes of `size`, and the mesh. A scheme without axes,
     in a family that has some, is added to the default of the family.
 
     defaults: scheme of each other family; a family without one is left out.
     """
     family = use.partition("/")[0]
-    entries: list[dict[str, Any]] = []
+    entries = list[Fields]()
     mesh: dict[str, int] = {}
     for name in FAMILIES:
         uses = [use] if name == family else [defaults[name]] if name in defaults else []
@@ -83,7 +109,7 @@ def entries_with(
 MOE = {"experts": 8, "top_k": 2, "expert_ffn": 24, "shared_experts": 1, "first_dense": 1, "every": 2}
 
 
-def job_with(use: str, overlap: bool = True, defaults: Mapping[str, str] = DEFAULTS, **more: Any) -> dict[str, Any]:
+def job_with(use: str, overlap: bool = True, defaults: Mapping[str, str] = DEFAULTS, **more: Any) -> Fields:
     """Four micro-batches through two devices, with experts on four ranks.
 
     more: `set`, of the framework; `options`, of schemes by their names; other fields of the job.
@@ -110,7 +136,7 @@ def job_with(use: str, overlap: bool = True, defaults: Mapping[str, str] = DEFAU
 
 
 def of_family(*families: str) -> list[str]:
-    return [use for use in SCHEMES if use.partition("/")[0] in families]
+    return [use for use in complete_schemes() if use.partition("/")[0] in families]
 
 
 def options_of(use: str) -> Iterator[Options]:
@@ -119,7 +145,7 @@ def options_of(use: str) -> Iterator[Options]:
     yield {}
     for name, field in kind.Options.model_fields.items():
         kinds = get_args(field.annotation) if isinstance(field.annotation, UnionType) else [field.annotation]
-        values: Sequence[Any] = ()
+        values: Sequence[object] = ()
         if get_origin(field.annotation) is Literal:
             values = get_args(field.annotation)
         elif bool in kinds:
