@@ -78,13 +78,18 @@ def schema(options: SchemaOptions) -> None:
 class InitOptions(Options):
     """Options of ``meshcast init``."""
 
-    file: Annotated[Path, argument("FILE", "File to write; - prints it.")] = Path("job.yaml")
+    file: Annotated[
+        Path, argument("FILE", "File to write; - prints it. In a folder of a plug-in: a file of its kind.")
+    ] = Path("job.yaml")
     force: Annotated[bool, option("--force", "Overwrite an existing file.")] = False
 
 
 def init(options: InitOptions) -> None:
-    """Writes a first job, with a comment on every key."""
-    text = Path(__file__).with_name("first_job.yaml").read_text("utf-8")
+    """Writes a first job, with a comment on every key, or a first file of a plug-in."""
+    from meshcast.experiments.cli.templates import find_template
+
+    template = find_template(options.file)
+    text = template or Path(__file__).with_name("first_job.yaml").read_text("utf-8")
     if str(options.file) == "-":
         print(text, end="", flush=True)
         return
@@ -94,4 +99,6 @@ def init(options: InitOptions) -> None:
         raise PlanError("FILE", "it exists already", remedy, str(options.file))
     with writing(options.file, "FILE"):
         write_file(options.file, text)
-    say(f"wrote {options.file}; now: meshcast predict {options.file}")
+    plugin = options.file.parents[2 if options.file.parent.parent.name == "schemes" else 1]
+    then = f"predict {options.file}" if template is None else f"check --plugins {plugin}"
+    say(f"wrote {options.file}; now: meshcast {then}")

@@ -43,7 +43,7 @@ class Paper:
 class ClosedForm:
     """A formula of the paper: a measured quantity that must equal a value.
 
-    quantity: name of a quantity that the contract suite measures (tests/contract).
+    quantity: name of a quantity that the contract measures (`validation.contract`).
     value: its value.
     where: section or equation of the paper, and what it says.
     """
@@ -183,7 +183,7 @@ class Scheme:
         return self.use, parts, tuple(self.mesh.size(axis) for axis in self.over), self.options
 
     def closed_forms(self, setting: Any) -> Iterable[ClosedForm]:
-        """Returns formulas of its paper that must hold at `setting` (see tests/contract) under ideal costs."""
+        """Returns formulas of its paper that must hold at `setting` (`validation.contract`) under ideal costs."""
         return ()
 
     @property

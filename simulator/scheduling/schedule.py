@@ -460,7 +460,7 @@ class Schedule(Scheme):
             raise PlanError("plan.chunks", rule, remedy, shape.v // self.directions)
 
     def closed_forms(self, setting: PipelineSetting) -> Iterable[ClosedForm]:
-        """Returns closed forms of the paper that hold at `setting`; tests/contract/of_pipeline.py lists the
+        """Returns closed forms of the paper that hold at `setting`; validation/contract/of_pipeline.py lists the
         quantities."""
         return ()
 

@@ -127,7 +127,7 @@ OUTPUTS = {
 WRITTEN = {"--out", "--plot", "--trace", "--snapshot", "--jobs-to", "--write", "--html"}
 """Options that name what a command writes."""
 
-READ = {"--calibration", "--jobs", "--compare", "--data", "--job", "--against", "--prices"}
+READ = {"--calibration", "--plugins", "--jobs", "--compare", "--data", "--job", "--against", "--prices"}
 """Options that name what a command reads."""
 
 

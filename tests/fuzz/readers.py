@@ -157,6 +157,7 @@ COMMANDS = (
     "calibrate --device cpu --processes 1 --out out/machine",
     "calibrate campaign measured --out out/machine",
     f"check small.yaml --jobs 1 --seed 3 {SCRIPT}",
+    "check --plugins plugin --json",
     # --yes lifts the limits of size: only beside files that are small, in words that change no batch, model or noise
     *(f"{command} small.yaml --yes" for command in ("predict", "why", "collectives", "report", "check", "advise")),
     "explain log.txt --job small.yaml --yes",
@@ -450,6 +451,7 @@ READERS: dict[str, Reader] = {
     "config.json": Reader("json", "config.json", f"{PLAIN} model=FILE", of_files("examples/*/config.json")),
     "gpu": Reader("yaml", "given.yaml", place_entry("{gpu: FILE, gpus: 16}"), of_files(f"{CATALOG}/gpus/[ahv]*")),
     "node": Reader("yaml", "given.yaml", place_entry("{node: FILE, nodes: 2}"), of_files(f"{CATALOG}/nodes/*[0-9]00*")),
+    "plugin": Reader("yaml", "plugin/gpus/x9.yaml", "check --plugins plugin", of_files(f"{CATALOG}/gpus/[ahv]*")),
     "link": Reader("yaml", "given.yaml", place_entry(NODE_OF_LINK), of_files(f"{CATALOG}/links/[inp]*")),
     "schedule of a job": Reader("csv", "given.csv", "predict from-file.yaml --json", as_text(seeds.COMPUTE_ONLY)),
     "counts of a job": Reader("json", "counts.json", "predict experts.yaml --json", as_json(seeds.COUNTS)),

@@ -243,6 +243,7 @@ def prepare(folder: Path) -> None:
     (folder / "calibration").mkdir()
     (folder / "calibration" / "v100-sxm2-32.yaml").write_bytes(of_files(f"{CALIBRATIONS}/v100-sxm2-32.yaml")(folder)[0])
     (folder / "out").mkdir()
+    (folder / "plugin" / "gpus").mkdir(parents=True)
     shutil.copytree(MEASURED / "calibration", folder / "machine", ignore=shutil.ignore_patterns("measured.json"))
     shutil.copytree(folder / "machine", folder / "started" / "calibration")
     shutil.copytree(MEASURED / "calibration", folder / "measured" / "calibration")

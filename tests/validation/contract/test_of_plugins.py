@@ -6,50 +6,22 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
 import meshcast
+from meshcast.experiments.cli.templates import find_template
 from meshcast.experiments.planning.planner import find_planner, planner_names
 from meshcast.experiments.sweeps.fingerprint import identify_job
 from meshcast.hardware import plugins
 from meshcast.hardware.errors import MeshcastError, PlanError
-from meshcast.hardware.load import CATALOG
 from meshcast.simulator.ir import registry
-from meshcast.simulator.models.load import PRESETS
 from meshcast.simulator.scheduling.schedule import Action, PipelineShape, Schedule
 from meshcast.validation.contract.of_plugins import check_file, check_plugin
 
-SCHEDULE = registry.scheme_file("pipeline/gpipe").read_text("utf-8")
-GPU = (CATALOG / "gpus" / "h100-sxm.yaml").read_text("utf-8")
-MODEL = (PRESETS / "llama3-8b.yaml").read_text("utf-8").replace("name: llama3-8b", "name: mine-8b")
-PROGRAM = dedent(
-    """
-    from meshcast.simulator.formats.launch.flat_settings import flatten_file
-    from meshcast.simulator.formats.launch.program import Evidence, LaunchFormat
-    from meshcast.simulator.formats.launch.table import SettingRow
-
-    ROWS = (SettingRow("mine.tp", "plan.tp"), SettingRow("mine.micro", "batch.micro"))
-
-    def recognise(file):
-        return Evidence.CERTAIN if isinstance(file.data, dict) and "mine" in file.data else Evidence.NONE
-
-    def interpret(reading):
-        reading.read_model("mine.model")
-        reading.read_rows(ROWS)
-
-    def read(file):
-        return flatten_file(file, example="mine:")
-
-    MINE = LaunchFormat("mine", "Mine", ".yaml", recognise, read, interpret, None)
-    """
-)
 FILES = {
-    "schemes/pipeline/forward_first.py": SCHEDULE,
-    "gpus/x9.yaml": GPU,
-    "models/mine-8b.yaml": MODEL,
-    "programs/mine.py": PROGRAM,
+    name: find_template(Path("mine") / name) or ""
+    for name in ("schemes/pipeline/forward_first.py", "gpus/x9.yaml", "models/mine-8b.yaml", "programs/mine.py")
 }
 JOB = {"model": "mine-8b", "cluster": {"gpu": "x9", "gpus": 8}, "plan": {"pp": 2}, "batch": {"global": 32}}
 
@@ -100,10 +72,9 @@ def test_files_of_a_plugin_hold_and_are_read_beside_ours(tmp_path: Path) -> None
     assert mine.job.cluster.gpu.name == "x9" and mine.job.model.name == "mine-8b"
     assert mine.step_time == pytest.approx(meshcast.simulate(ours).step_time, rel=0.2)  # its kernels are borrowed
     launch = tmp_path / "launch.yaml"
-    launch.write_text("mine: {tp: 2, micro: 1, model: mine-8b}", "utf-8")
-    assert (
-        meshcast.load_job(launch, ["cluster=dgx-h100:1", "batch.global=8", "batch.sequence=8192"]).plan.mesh["tp"] == 2
-    )
+    sizes = "tensor_parallel_size: 2, micro_batch_size: 1, global_batch_size: 8, sequence_length: 8192"
+    launch.write_text(f"mine: {{{sizes}, model: mine-8b}}", "utf-8")
+    assert meshcast.load_job(launch, "cluster=dgx-h100:1").plan.mesh["tp"] == 2
     after = identify_job(JOB, tmp_path)
     assert after != before, "what is remembered of a job is of its plug-ins"
 
