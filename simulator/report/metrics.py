@@ -131,7 +131,7 @@ class Metrics:
 
         return self._mean(account)
 
-    @cached_property
+    @property
     def parts(self) -> dict[str, float]:
         """Account of `step_time` on the slowest device [s]: the framework's constant time counts for the host."""
         parts = self.breakdown.parts

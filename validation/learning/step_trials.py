@@ -43,6 +43,7 @@ class LearningTrial:
     source, count: of the steps that were learnt from.
     held: how many steps were held back.
     before, after: their median errors without and with learning.
+    whole: the same by corrections that are not shortened by what is not certain.
     inside_before, inside_after: shares of them in their 90 % interval.
     width_before, width_after: medians of half of that, in logarithms.
     """
@@ -52,6 +53,7 @@ class LearningTrial:
     held: int
     before: float
     after: float
+    whole: float
     inside_before: float
     inside_after: float
     width_before: float
@@ -61,7 +63,8 @@ class LearningTrial:
 def try_sources(sources: Mapping[str, Sequence[SourceStep]], track: Track) -> Answer:
     """Returns what learning does to the steps of every source with enough of them.
 
-    `sources`: each with its `steps` and, for each number of steps learnt from, `errors`: means over draws of medians.
+    `sources`: each with its `steps` and, for each number of steps learnt from, `errors`: means over draws of medians;
+    `not_shortened`: the same by corrections that are not shortened by what is not certain.
     `draws`: how many of those with `KNOWN` steps held back were forecast worse, and by more than a point. `prior`: of
     all sources.
     """
@@ -75,6 +78,7 @@ def try_sources(sources: Mapping[str, Sequence[SourceStep]], track: Track) -> An
     return {
         "prior": asdict(prior),
         "counts": list(COUNTS),
+        "trials": TRIALS,
         "sources": [_describe(name, len(sources[name]), trials) for name in tried],
         "draws": count_draws(trials),
         "intervals": [*_describe_intervals(trials)],
@@ -101,9 +105,11 @@ def try_learning(name: str, seen: Sequence[SourceStep], held: Sequence[SourceSte
     )
     off = np.array([(step.bias, pull.middle) for step, pull in zip(held, said, strict=True)]) - ratios[:, None]
     inside = (np.abs(off) <= reach).mean(axis=0).tolist()
-    after = _median_error(np.array([pull.log_ratio for pull in said]) - ratios)
+    after, whole = (
+        _median_error(np.array([getattr(pull, name) for pull in said]) - ratios) for name in ("log_ratio", "middle")
+    )
     widths = np.median(reach, axis=0).tolist()
-    return LearningTrial(name, len(seen), len(held), _median_error(-ratios), after, *inside, *widths)
+    return LearningTrial(name, len(seen), len(held), _median_error(-ratios), after, whole, *inside, *widths)
 
 
 def _median_error(log_errors: np.ndarray) -> float:
@@ -125,10 +131,12 @@ def count_draws(trials: Iterable[LearningTrial]) -> Answer:
 def _describe(name: str, steps: int, trials: Sequence[LearningTrial]) -> Answer:
     of_source = [trial for trial in trials if trial.source == name]
     errors = {"0": fmean(trial.before for trial in of_source)}
+    whole = dict(errors)
     for count in COUNTS[1:]:
-        if drawn := [trial.after for trial in of_source if trial.count == count]:
-            errors[str(count)] = fmean(drawn)
-    return {"source": name, "steps": steps, "errors": errors}
+        if drawn := [trial for trial in of_source if trial.count == count]:
+            errors[str(count)] = fmean(trial.after for trial in drawn)
+            whole[str(count)] = fmean(trial.whole for trial in drawn)
+    return {"source": name, "steps": steps, "errors": errors, "not_shortened": whole}
 
 
 def _describe_intervals(trials: Sequence[LearningTrial]) -> Iterator[Answer]:

@@ -104,11 +104,12 @@ def trials_page(answer: LearnAnswer) -> RenderableType:
 def errors_table(answer: LearnAnswer) -> Table:
     """Returns the median error of the other steps of every source, by the number of steps that were learnt from."""
     counts = answer["counts"]
-    columns = (("steps", ""), *((f"{count} %", ".1p") for count in counts), ("5 / 0", ".2f"))
+    columns = (("steps", ""), *((f"{count} %", ".1p") for count in counts), ("5 / 0", ".2f"), ("whole", ".2f"))
     table = Table(Column("source", wrap="letters"), *formatted_numbers(*columns, wrap="never"), dense=True)
     for row in answer["sources"]:
         errors = [row["errors"].get(str(count)) for count in counts]
-        table.add(row["source"], row["steps"], *errors, row["errors"]["5"] / row["errors"]["0"])
+        ratios = (row[kind]["5"] / row["errors"]["0"] for kind in ("errors", "not_shortened"))
+        table.add(row["source"], row["steps"], *errors, *ratios)
     return table
 
 

@@ -116,7 +116,7 @@ def _check_steps(data: Mapping[str, object], where: str) -> None:
                 raise CatalogError(f"{place}.{key}", "must be a text", "Learn again", row.get(key))
         shares = _mapping(row.get("shares"), f"{place}.shares")
         for kind in shares:
-            if str(kind).partition(" ")[0] not in GROUPS:
+            if not isinstance(kind, str) or kind.partition(" ")[0] not in GROUPS:
                 raise CatalogError(f"{place}.shares", "there is no such kind of work", nearest(str(kind), GROUPS), kind)
             _check_number(shares, kind, 0.0, 1.0, f"{place}.shares")
         sizes = row.get("sizes")
