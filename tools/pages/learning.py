@@ -51,7 +51,7 @@ Median error of the steps that were not learnt from [%], by the number of those 
 {errors}
 
 In the median of these sources 5 steps leave {five:.0%} of the error ({whole:.0%} without shortening, which hurts too
-often), 20 leave {twenty:.0%} of that of their sources. Sources whose steps are all off in the same way gain from a few
+often){twenty}. Sources whose steps are all off in the same way gain from a few
 steps; where every step is off in its own way, as many are needed as there are ways.
 
 ## Whether learning hurts
@@ -71,8 +71,8 @@ Shares of the steps that were not learnt from in their 90 % interval, and half o
 ## The prior
 
 Standard deviations of the logarithm of a factor on a kind of work; of what the steps of a `source`, those of a `model`
-on a GPU, and those with `like` sizes have in common (`length`: distance in logarithms of sizes); scale of the `noise` of
-a step.
+on a GPU, and those with `like` sizes have in common (`length`: distance in logarithms of sizes); scale of the `noise`
+of a step.
 
 {prior}
 """
@@ -88,7 +88,7 @@ def describe_learning(answer: Answer) -> str:
         errors=render_table(errors_table(answer)).rstrip(),
         five=find_ratio(answer, "5"),
         whole=find_ratio(answer, "5", "not_shortened"),
-        twenty=find_ratio(answer, "20"),
+        twenty=f", 20 leave {find_ratio(answer, '20'):.0%} of that of their sources" if 20 in answer["counts"] else "",
         draws="\n".join(wrap(f"{describe_draws(answer).capitalize()}.", 119)),
         certain=CERTAIN,
         confirmed=CONFIRMED,
