@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: demo test test-all test-oldest-torch test-pythons fuzz kills mutants gpu lint bench golden snapshots docs docs-accuracy docs-catalog docs-claims docs-envelope docs-excerpts docs-figures \
-        docs-benchmark docs-performance docs-job docs-models docs-pages docs-peak-errors docs-plots docs-python docs-readme docs-regimes docs-schemes docs-site papers clean help
+        docs-benchmark docs-performance docs-job docs-learning docs-models docs-pages docs-peak-errors docs-plots docs-python docs-readme docs-regimes docs-schemes docs-site papers clean help
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -104,6 +104,9 @@ docs-claims: $(BASE) ## write docs/claims.md from the files in validation/claims
 
 docs-benchmark: $(BASE) ## write the tables of docs/planners.md from the jobs of examples/benchmark; ten minutes
 	$(BIN)/python -m tools.pages.benchmark docs/planners.md
+
+docs-learning: $(BASE) ## write docs/learning.md and the prior of steps: make docs-learning RUNS="runs.jsonl more.jsonl"; half an hour
+	$(BIN)/python -m tools.pages.learning $(RUNS) docs/learning.md
 
 docs-performance: $(DEV) ## write the table of docs/performance.md; as make bench
 	$(BIN)/python -m benchmarks.race docs/performance.md

@@ -21,9 +21,14 @@ from meshcast.hardware.errors import PlanError
 class LearnOptions(Options):
     """Options of ``meshcast learn``."""
 
-    files: Annotated[tuple[Path, ...], argument("FILES", "CSV tables, nccl-tests output, measurement files.")] = ()
+    files: Annotated[
+        tuple[Path, ...],
+        argument("FILES", "Training logs, tables of steps, kernels and collectives, nccl-tests output."),
+    ] = ()
     out: Annotated[Path, option("--out", "Folder for the calibration.", "FOLDER")] = Path("calibration")
-    job: Annotated[Path | None, option("--job", "A job on the cluster that nccl-tests ran on.", "JOB")] = None
+    job: Annotated[
+        Path | None, option("--job", "The job that a log is of, or on the cluster of nccl-tests.", "JOB")
+    ] = None
     change: ChangesOfJob = ()
     calibration: Calibrations = None
     as_json: AsJson = False
@@ -38,7 +43,7 @@ def learn(options: LearnOptions) -> None:
 
     paths = list_files((), options.files)
     if not paths:
-        raise PlanError("FILES", "no measurement is named", "Write meshcast learn all_reduce.txt --job job.yaml")
+        raise PlanError("FILES", "no measurement is named", "Write meshcast learn run.log --job job.yaml")
     check_writable_folder(options.out)
     if options.out.is_dir() and any(options.out.glob("*.yaml")) and options.calibration != options.out:
         rule = "it holds a calibration, which would be overwritten"

@@ -77,10 +77,11 @@ def tell_calibration(folder: Path | None) -> list[str]:
     if folder is None:
         return []
     from meshcast.simulator.costs.calibration.calibration import Calibration
-    from meshcast.simulator.costs.calibration.check import DEVICE, STEPS
+    from meshcast.simulator.costs.calibration.check import DEVICE, LEARNT_STEPS, STEPS
 
     sentences, calibration = [], Calibration.from_folder(folder)
-    for file in sorted(file for file in folder.glob("*.yaml") if file.name not in (DEVICE, f"{STEPS}.yaml")):
+    by_hand = DEVICE, f"{STEPS}.yaml", f"{LEARNT_STEPS}.yaml"
+    for file in sorted(file for file in folder.glob("*.yaml") if file.name not in by_hand):
         for name, section in calibration.sections(file.stem).items():
             common, shipped = section["common"], Calibration.shipped().sections(file.stem).get(name)
             if section == shipped:  # a learnt file repeats what it has not changed

@@ -31,6 +31,7 @@ KINDS = {
     "published": "published: training runs",
     "choice": "choice: the plans that would be chosen among measured ones",
     "fit": "fit: runs that the coefficients were fitted to, and those left out",
+    "learning": "learning: published runs of a source, after learning from some of them",
     "kernels": "kernels: a table of measured kernels",
     "collectives": "collectives: a table of measured collectives",
     "stages": "stages: torch work that `measure` timed",
@@ -50,6 +51,7 @@ TAKEN = {
     "distributed": DRAWN,
     "fit": ("--jobs", "--leave-out"),
     "kernels": (*DRAWN, "--calibration"),
+    "learning": ("--jobs",),
     "pipeline": (),
     "published": (*DRAWN, "--jobs", "--as-stranger"),
     "stages": DRAWN,
@@ -187,6 +189,15 @@ def _validate_fit(validation: ValidationRun) -> None:
     validation.end(missing, "runs are not answered")
 
 
+def _validate_learning(validation: ValidationRun) -> None:
+    """Learns from some runs of every source, and forecasts its others."""
+    from meshcast.experiments.render.terminal import learning as pages
+
+    answer, missing = pages.validate_learning(validation.paths, validation.options.workers)
+    validation.show(answer, lambda: pages.trials_page(answer))
+    validation.end(missing, "runs are not answered")
+
+
 def _validate_claims(validation: ValidationRun) -> None:
     """Judges the claims of papers."""
     from meshcast.experiments.planning.benchmark.claimed_plans import find_claimed_plan
@@ -250,6 +261,7 @@ VALIDATIONS: dict[str, Callable[[ValidationRun], None]] = {
     "choice": _validate_choice,
     "claims": _validate_claims,
     "fit": _validate_fit,
+    "learning": _validate_learning,
     "pipeline": _validate_pipeline,
     "published": _validate_published,
     "trace": _validate_trace,

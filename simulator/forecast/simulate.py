@@ -16,6 +16,7 @@ from meshcast.simulator.ir.scheme import Scheme
 from meshcast.simulator.job.job import Job
 from meshcast.simulator.loading.load import load_job
 from meshcast.simulator.report.report import Report
+from meshcast.simulator.report.step_features import find_features
 
 
 def simulate(
@@ -34,6 +35,8 @@ def simulate(
     skip: whether the engine may jump over a steady state that is proven to repeat, see `simulator.engine.play.play`.
     shared_work: lowered units, timetables and prices that many jobs share.
     calibration: the coefficients of all costs; by default those of `shared_work`, or those that ship with meshcast.
+        What it has learnt from measured steps corrects the forecast where it is named here; searches know no such
+        factor.
     schemes: classes of the caller that the plan of the job names beside ours, `MySchedule` as `pipeline/my-schedule`,
         until the process ends (`add_scheme`).
 
@@ -46,4 +49,7 @@ def simulate(
         raise ValueError("shared work was priced with another calibration")
     for scheme in schemes:
         add_scheme(scheme)
-    return Report(*play_job(job if isinstance(job, Job) else load_job(job), shared, engine, skip))
+    report = Report(*play_job(job if isinstance(job, Job) else load_job(job), shared, engine, skip))
+    if calibration is not None and (posterior := calibration.step_posterior) is not None:
+        report.correction = posterior.correct(find_features(report))
+    return report

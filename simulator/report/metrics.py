@@ -13,6 +13,7 @@ import numpy as np
 from meshcast.hardware.units import GIB
 from meshcast.simulator.costs.kernels.roofline import peak
 from meshcast.simulator.costs.regimes import KERNELS_OF_A_STEP, Regime, StepResidual, residuals
+from meshcast.simulator.costs.step_posterior import NOTHING_LEARNT, StepCorrection
 from meshcast.simulator.ir.operators import QUANTISED
 from meshcast.simulator.models import flops
 from meshcast.simulator.program.block import SUMS
@@ -32,6 +33,9 @@ Z90 = 1.645
 
 REGIME = "regime"
 """Name of the residual of the job's regime among the contributions to `Metrics.sigma`."""
+
+LEARNT = "learnt"
+"""Name of the residual where measured steps of the same source were learnt from, instead of that of the regime."""
 
 CAUSE = "sigmas."
 """Beginning of the names of the contributions that the job's framework states."""
@@ -53,11 +57,13 @@ class Metrics:
         happens that does not happen in each step; of steps that differ, that which needs most memory.
     step_kinds: steps of several kinds, `play` among them, each with its share of all steps; empty if all steps
         are equal. Times are the mean over them.
+    correction: what measured steps of the same source say of this one.
     """
 
     def __init__(self, play: Forecast, step_kinds: Sequence[tuple[float, Forecast]] = ()) -> None:
         self.play, self.step_kinds = play, step_kinds
         self.job = play.plan.job
+        self.correction: StepCorrection = NOTHING_LEARNT
 
     def _mean(self, of: Callable[[Forecast], T]) -> T:
         if not self.step_kinds:
@@ -72,18 +78,20 @@ class Metrics:
 
     @cached_property
     def seconds(self) -> float:
-        """Duration of a step without the framework's constant time [s]."""
+        """Duration of a step without the framework's constant time, as its parts are priced [s]."""
         return self._mean(lambda play: play.seconds)
 
     @property
     def step_time(self) -> float:
         """Duration of a step [s]: of training, or of the forward passes of a forward-only job."""
-        return self.seconds + self.job.framework.step_overhead_s
+        return self.correction.factor * (self.seconds + self.job.framework.step_overhead_s)
 
     @property
     def times_of_step_kinds(self) -> list[float]:
         """Durations of the steps of a plan whose steps differ [s]."""
-        return [play.seconds + self.job.framework.step_overhead_s for _, play in self.step_kinds]
+        return [
+            self.correction.factor * (play.seconds + self.job.framework.step_overhead_s) for _, play in self.step_kinds
+        ]
 
     def first_steps(self, count: int) -> list[float]:
         """Returns the durations of the first `count` steps of a run [s].
@@ -94,7 +102,8 @@ class Metrics:
         overhead, window = self.job.framework.step_overhead_s, self.play.window
         if self.play.plan.passes.steps > 1:
             return self.times_of_step_kinds[:count]
-        return [step + overhead for step in (window.first_steps(count) if window else [self.seconds] * count)]
+        steps = window.first_steps(count) if window else [self.seconds] * count
+        return [self.correction.factor * (step + overhead) for step in steps]
 
     @cached_property
     def sums(self) -> np.ndarray:
@@ -106,9 +115,14 @@ class Metrics:
         """The pipeline device that computes longest, which the breakdown describes."""
         return slowest_device(self.sums)
 
-    @cached_property
+    @property
     def breakdown(self) -> Breakdown:
-        """Account of `seconds` on the slowest device."""
+        """Account of the step without the framework's constant time on the slowest device."""
+        return self.correction.factor * self._account if self.correction.rows else self._account
+
+    @cached_property
+    def _account(self) -> Breakdown:
+        """The same as its parts are priced."""
         device = self.device
 
         def account(play: Forecast) -> Breakdown:
@@ -117,11 +131,11 @@ class Metrics:
 
         return self._mean(account)
 
-    @cached_property
+    @property
     def parts(self) -> dict[str, float]:
         """Account of `step_time` on the slowest device [s]: the framework's constant time counts for the host."""
         parts = self.breakdown.parts
-        return {**parts, HOST: parts[HOST] + self.job.framework.step_overhead_s}
+        return {**parts, HOST: parts[HOST] + self.correction.factor * self.job.framework.step_overhead_s}
 
     @property
     def regime(self) -> Regime:
@@ -144,8 +158,9 @@ class Metrics:
         parts = self.breakdown.parts
         busy = sum(parts[kind] for kind in (*COMPUTING, *EXPOSED))
         sums = zip(KINDS, self.sums[self.device].tolist(), strict=True)
+        whole = {LEARNT: self.correction.sigma} if self.correction.rows else {REGIME: self.residual.sigma}
         return {
-            REGIME: self.residual.sigma,
+            **whole,
             **{f"{CAUSE}{name}": sigma for name, sigma in {**self._open_effects, **self.job.framework.sigmas}.items()},
             **{
                 kind: parts[kind] / busy * weighted / seconds / math.sqrt(KERNELS_OF_A_STEP)
@@ -167,7 +182,9 @@ class Metrics:
     @cached_property
     def interval_90(self) -> tuple[float, float]:
         """Interval that should hold nine of ten measured steps [s]."""
-        return interval_90(self.step_time, self.residual.bias, self.sigma)
+        learnt = self.correction
+        bias = learnt.middle - learnt.log_ratio if learnt.rows else self.residual.bias
+        return interval_90(self.step_time, bias, self.sigma)
 
     @property
     def widest(self) -> dict[str, float]:
@@ -374,7 +391,9 @@ class Metrics:
         """Energy of a step; of steps that differ the mean."""
         every = self.step_kinds or [(1.0, self.play)]
         overhead = self.job.framework.step_overhead_s
-        parts = [(share, step_energy(play, play.seconds + overhead)) for share, play in every]
+        parts = [
+            (share, step_energy(play, self.correction.factor * (play.seconds + overhead))) for share, play in every
+        ]
         joules = sum(share * part.gpu_watts * part.seconds for share, part in parts)
         return replace(parts[0][1], seconds=self.step_time, gpu_watts=joules / self.step_time)
 

@@ -109,7 +109,7 @@ class Report(Metrics):
     @property
     def step_times(self) -> list[float]:
         """Durations of the steps under the job's `noise` [s]."""
-        return [step.span + self.job.framework.step_overhead_s for step in self.steps]
+        return [self.correction.factor * (step.span + self.job.framework.step_overhead_s) for step in self.steps]
 
     # --------------------------------------------------------------------------------------- words
 
@@ -386,12 +386,18 @@ class Report(Metrics):
             "assumed": self.assumed,
             "warnings": self.warnings,
             **({"broken_rules": [rule.to_dict() for rule in self.broken_rules]} if self.broken_rules else {}),
+            **({"learnt": self._describe_learnt()} if self.correction.rows else {}),
             **({"noise": self._noise()} if self.steps else {}),
             **({"steps": self._describe_steps()} if self.play.plan.passes.steps > 1 else {}),
             **({"batches": self._describe_batches()} if self.job.drawn else {}),
             **({"published": self._compare_published()} if self.job.published else {}),
         }
         return nest(sorted(values.items(), key=lambda item: _position(item[0])))
+
+    def _describe_learnt(self) -> dict[str, float]:
+        """Returns what measured steps of the same source have changed."""
+        learnt = self.correction
+        return {"steps": learnt.rows, "factor": learnt.factor, "priced_s": self.step_time / learnt.factor}
 
     def _stages(self) -> list[dict[str, Any]]:
         """Returns the peak memory of every stage, with its parts by category [GiB]; heterogeneous stages have names."""

@@ -477,7 +477,10 @@ READERS: dict[str, Reader] = {
         "validate published --json --jobs 1 --data FILE", "validate published --jobs 1 FILE --as-stranger"
     ),
     **list_readers("jsonl", "given.jsonl", of_files(f"{DATA}/published_runs.jsonl", 4), share=0.05)(
-        "validate choice --json --jobs 1 --data FILE", "validate fit --json --jobs 1 --data FILE"
+        "validate choice --json --jobs 1 --data FILE",
+        "validate fit --json --jobs 1 --data FILE",
+        "validate learning --json --jobs 1 --data FILE",
+        "learn FILE --out out --json",
     ),
     **list_readers("jsonl", "given.jsonl", as_lines(*EXAMPLES))("validate pipeline --json FILE"),
     **list_readers("yaml", "given.yaml", as_yaml(seeds.CLAIMS), share=0.3)("validate claims --json --jobs 1 FILE"),
@@ -529,6 +532,12 @@ READERS: dict[str, Reader] = {
     ),
     **list_readers("json", "links.json", seeds.write_links, share=0.05)(f"calibrate collectives FILE {FIT}"),
     **list_readers("csv", "given.csv", of_files(f"{DATA}/collectives.csv", 60), share=0.05)(
+        "learn FILE --out out --json"
+    ),
+    **list_readers("csv", "given.csv", as_text("job,step_time_s,plan.tp\nsmall.yaml,0.02,1\nsmall.yaml,0.02,2\n"))(
+        "learn FILE --out out --json"
+    ),
+    **list_readers("yaml", "given.yaml", as_text("steps: [{job: small.yaml, step_time_s: 0.02, set: {plan.tp: 1}}]\n"))(
         "learn FILE --out out --json"
     ),
     **{

@@ -12,22 +12,31 @@ from meshcast.validation.calibration.collectives import tables as collectives
 from meshcast.validation.calibration.collectives.recorded import Recorded, make_samples, read_recorded
 from meshcast.validation.calibration.kernels import tables as kernels
 from meshcast.validation.calibration.tables.table import LibraryTable
+from meshcast.validation.learning.steps import TimedJob
+from meshcast.validation.learning.timed_jobs import find_log, is_step_table, read_timed_jobs, time_log
 from meshcast.validation.measurements.import_nccl_tests import import_nccl_tests
 
-KINDS = "tables of kernels or collectives (CSV), output of nccl-tests, measurement files of collectives (JSON)"
+KINDS = (
+    "tables of kernels or collectives (CSV), output of nccl-tests, measurement files of collectives (JSON), "
+    "training logs, tables of step times (CSV, YAML), published runs (JSONL)"
+)
 """What can be learnt from, in words."""
 
 
-def read_evidence(path: Path, job: Mapping[str, object] | None) -> LibraryTable | Recorded:
-    """Returns the table of a file: its `samples`, each with a `source`.
+def read_evidence(path: Path, job: Mapping[str, object] | None) -> LibraryTable | Recorded | list[TimedJob]:
+    """Returns the table of a file: its `samples`, each with a `source`; or the steps of jobs.
 
-    job: whose cluster nccl-tests ran on; None: none is named. Raises PlanError for a file that is none of `KINDS`.
+    job: that a log is of, or whose cluster nccl-tests ran on; None: none is named. Raises PlanError for a file that is
+    none of `KINDS`.
     """
+    if path.suffix in (".yaml", ".yml", ".jsonl") or is_step_table(path):
+        return read_timed_jobs(path)
     if path.suffix == ".json" and not _is_nccl_json(path):
         return read_recorded(path)
     if ".csv" in path.suffixes:
         return _read_table(path)
-    return _read_nccl_tests(path, job)
+    log = find_log(path)
+    return [time_log(log, path, job)] if log is not None else _read_nccl_tests(path, job)
 
 
 def _is_nccl_json(path: Path) -> bool:

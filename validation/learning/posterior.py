@@ -131,7 +131,7 @@ def learn(evidence: SectionEvidence[S]) -> Learnt:
     after = _errors_held_back(evidence)
     moves: tuple[Move, ...] = ()
     data: Mapping[str, object] = {}
-    if _is_better(before - after):
+    if is_better(before - after):
         fitted = evidence.fit({})
         moves = tuple(_list_moves(evidence, fitted))
         data = _make_section(evidence, fitted, moves) if moves else {}
@@ -169,11 +169,11 @@ def _errors_held_back(evidence: SectionEvidence[S]) -> np.ndarray:
     return errors
 
 
-def _is_better(gains: np.ndarray) -> bool:
+def is_better(gains: np.ndarray) -> bool:
     """Returns whether the mean gain of unseen rows is more than chance explains: a paired, one-sided t-test."""
     scatter = float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
     limit = import_optional("scipy.stats", "solvers", "learn").t.ppf(CONFIDENCE, len(gains) - 1)
-    return float(np.mean(gains)) > limit * scatter
+    return bool(float(np.mean(gains)) > limit * scatter)
 
 
 def _list_moves(evidence: SectionEvidence[S], fitted: Fit) -> list[Move]:

@@ -22,6 +22,7 @@ from meshcast.validation.published.rows import PublishedRun, Spec, UnreadableLin
 
 Answer = dict[str, Any]
 Run = TypeVar("Run")
+Reply = TypeVar("Reply")
 
 CHUNK = 16
 """Runs per task of the process pool. Neighbours in a file are similar, so the runs of a chunk reuse lowered stages."""
@@ -36,11 +37,11 @@ def answers(runs: Sequence[PublishedRun | UnreadableLine], workers: int | None =
 
 
 def map_chunks(
-    answer_chunk: Callable[[Sequence[Run]], list[Answer]],
+    answer_chunk: Callable[[Sequence[Run]], list[Reply]],
     runs: Sequence[Run],
     workers: int | None = None,
     size: int = CHUNK,
-) -> Iterator[Answer]:
+) -> Iterator[Reply]:
     """Yields the answers of a function to all runs, in order, on several processes.
 
     answer_chunk: takes the runs of a chunk, of which there are `size`, and can be pickled.

@@ -150,7 +150,9 @@ def _play_again(report: Report, steps: Sequence[PlayedStep]) -> Report:
     forecasts = [replace(forecast, step=step) for forecast, step in zip(_forecasts(report), steps, strict=True)]
     shown = next(i for i, forecast in enumerate(_forecasts(report)) if forecast is report.play)
     shares = [share for share, _ in report.step_kinds]
-    return Report(forecasts[shown], list(zip(shares, forecasts, strict=False)))
+    again = Report(forecasts[shown], list(zip(shares, forecasts, strict=False)))
+    again.correction = report.correction
+    return again
 
 
 def _breakdowns(forecast: Forecast, reference: Forecast) -> Iterator[Figures]:

@@ -140,6 +140,8 @@ def page(
         labelled_line("limits", answer["limits"]),
         labelled_line("interval", _describe_interval(report)),
     ]
+    if learnt := answer.get("learnt"):
+        parts.append(labelled_line("learnt", _describe_learnt(learnt)))
     if noise := answer.get("noise"):
         parts.append(labelled_line("ranks", _describe_ranks(noise)))
     if steps := answer.get("steps"):
@@ -219,6 +221,15 @@ def _describe_interval(report: Report) -> str:
     stated = "regime" in report.job.as_written["framework"].get("set", {})
     why = STATED_REGIME if stated else REGIME_WORDS[report.regime]
     return f"{report.regime}: {why}; largest standard deviations: {widest}"
+
+
+def _describe_learnt(learnt: dict[str, float]) -> str:
+    """Returns what measured steps have changed."""
+    steps = f"{learnt['steps']:,} measured step{'s' if learnt['steps'] > 1 else ''}"
+    if learnt["factor"] == 1.0:
+        return f"from {steps}, too little to correct this forecast; its interval follows them"
+    change = f"{learnt['factor'] - 1:+.1%} on {learnt['priced_s']:.4g} s as priced"
+    return f"from {steps}: {change}, as far as that is certain"
 
 
 def _describe_ranks(noise: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -25,6 +25,8 @@ from meshcast.experiments.views.table import (
 )
 from meshcast.simulator.report.formatting import describe_value
 from meshcast.validation.measurements.jsonl import read_lines
+
+Step = TypeVar("Step")
 
 Answer = dict[str, Any]
 """An answer of ``--json``, or an object in it."""
@@ -110,7 +112,7 @@ def validate_published(
     from meshcast.validation.published.fit.as_stranger import forecast_strangers, leave_sources_out
     from meshcast.validation.published.summary import summarize_answers
 
-    runs = _read_runs(paths)
+    runs = read_runs(paths)
     forecasts = (forecast_strangers if as_stranger else answers)(runs, workers)
     rows = keep_until_interrupted(progress(forecasts, len(runs), "runs"))
     if as_stranger:
@@ -130,7 +132,7 @@ def validate_choice(
     """
     from meshcast.validation.published.choice import choose_plans, forecast_choices, group_plans, summarize_choices
 
-    runs = _read_runs(paths)
+    runs = read_runs(paths)
     rows = keep_until_interrupted(progress(forecast_choices(runs, workers), len(runs), "runs"))
     groups, plan_groups = choose_plans(runs, rows), group_plans(runs, rows)
     summary, missing = summarize_choices(groups), len(runs) - len(rows)
@@ -164,7 +166,7 @@ def fit_published(
     from meshcast.validation.published.fit.residuals import measure_residuals
     from meshcast.validation.published.rows import PublishedRun
 
-    runs = [run for run in _read_runs(paths) if isinstance(run, PublishedRun) and run.step_time is not None]
+    runs = [run for run in read_runs(paths) if isinstance(run, PublishedRun) and run.step_time is not None]
     forecasts = keep_until_interrupted(progress(forecast_derivatives(runs, workers), len(runs), "runs"))
     rows = [row for row in forecasts if row["shares"] is not None]
     classes = sorted({row["class"] for row in rows})
@@ -179,16 +181,16 @@ def fit_published(
     }, len(runs) - len(forecasts)
 
 
-def _read_runs(paths: Sequence[Path]) -> list[Any]:
+def read_runs(paths: Sequence[Path]) -> list[Any]:
     """Returns the runs of some files; without any those that ship with meshcast."""
     from meshcast.validation.published.rows import read_files, read_shipped
 
     return read_files(paths) if paths else list(read_shipped())
 
 
-def keep_until_interrupted(steps: Iterable[Answer]) -> list[Answer]:
+def keep_until_interrupted(steps: Iterable[Step]) -> list[Step]:
     """Returns all of some results, or those before an interruption."""
-    results: list[Answer] = []
+    results: list[Step] = []
     try:
         for result in steps:
             results.append(result)

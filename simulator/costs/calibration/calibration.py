@@ -37,10 +37,11 @@ from meshcast.hardware.errors import CatalogError
 from meshcast.hardware.gpu import GPU
 from meshcast.hardware.load import catalog, load, read_fields
 from meshcast.hardware.remembered import remembered
-from meshcast.simulator.costs.calibration.check import ASSUMED, DEVICE, STEPS, read_checked
+from meshcast.simulator.costs.calibration.check import ASSUMED, DEVICE, LEARNT_STEPS, STEPS, read_checked
 from meshcast.simulator.costs.calibration.cost_models import COST_MODELS, KERNEL_MODELS, LINK_MODELS, PROCESSES, family
 from meshcast.simulator.costs.coefficients import Coefficient, coefficients
 from meshcast.simulator.costs.collectives.links import LinkCostModels, NetworkCostModel
+from meshcast.simulator.costs.step_posterior import StepPosterior, read_posterior
 from meshcast.simulator.ir.ops import BYTES
 
 if TYPE_CHECKING:
@@ -292,6 +293,12 @@ class Calibration:
         assumption = f"rates of {tier.kind}: as shares of its ports' rate, those measured on InfiniBand"
         borrowed = (assumption,) if composed.distance else ()
         return Found(composed.model, (*borrowed, *composed.tell_gaps(tier.kind)))
+
+    @property
+    def step_posterior(self) -> StepPosterior | None:
+        """What measured steps of a user say of others; None: none were learnt from."""
+        steps = self.sections(LEARNT_STEPS).get("steps")
+        return read_posterior(steps) if steps else None
 
     @property
     def measures_steps(self) -> bool:

@@ -10,17 +10,22 @@ from meshcast.hardware.errors import CatalogError, nearest
 from meshcast.hardware.load import catalog, load, read_yaml
 from meshcast.simulator.costs.calibration.cost_models import COST_MODELS, family
 from meshcast.simulator.costs.coefficients import coefficients
+from meshcast.simulator.costs.step_posterior import GROUPS, SIZES
 
 STEPS = "steps"
 """The file, written by hand, of what a training step takes off the rates of kernels."""
 ASSUMED = "assumed"
 """The file, written by hand, of coefficients that no table shows."""
+LEARNT_STEPS = "learnt-steps"
+"""The file of measured steps, which ``meshcast learn`` writes."""
 DEVICE = "device.yaml"
 """The description of a measured device that is in no catalog, beside its calibration."""
 LARGEST_SIGMA = 300.0
 """A larger sigma makes intervals that are no numbers."""
 RATES = {"sustained": (1e-3, 10.0), "sustained_fp8": (1e-3, 10.0), "power_per_multiprocessor": (0.1, 1e3)}
 """Ranges of the values in `steps.yaml`."""
+STEP_SECONDS = 1e-7, 1e8
+"""Range of seconds of a step."""
 ROUNDING = 1e-3
 """Files hold four digits of a value."""
 SHAPE = "a section has common, libraries and unnamed, as meshcast calibrate writes them"
@@ -33,6 +38,8 @@ KEYS = {
     "coefficient": {"value", "sigma", "meaning", "before"},
     "architecture": {"sustained", "sustained_fp8", "power_per_multiprocessor"},
     "rate": {"value", "sigma", "rows", "meaning", "source"},
+    "steps": {"rows", "confirmed", "held_back"},
+    "step": {"name", "source", "measured_s", "forecast_s", "model", "shares", "sizes"},
 }
 """Keys of the mappings in a file, by what they describe; architecture and rate are those of `steps.yaml`."""
 
@@ -46,7 +53,7 @@ def check_folder(folder: Path) -> None:
     if not files:
         rule = "there is no calibration (*.yaml) in this folder"
         raise CatalogError("calibration", rule, "Name the --out of meshcast calibrate", str(folder))
-    known = {*catalog("gpus"), *map(family, catalog("links")), STEPS}
+    known = {*catalog("gpus"), *map(family, catalog("links")), STEPS, LEARNT_STEPS}
     if (folder / DEVICE).is_file():
         known.add(load("gpus", str(folder / DEVICE)).name)
     for file in files:
@@ -60,6 +67,9 @@ def read_checked(file: Path) -> dict[str, Any]:
     """Returns the data of a calibration file. Raises CatalogError where it yields no cost models."""
     read = read_yaml(file, str(file)).data
     data = {} if read is None else _mapping(read, str(file))
+    if file.stem == LEARNT_STEPS:
+        _check_steps(data, str(file))
+        return data
     for name, content in data.items():
         where = f"{file} {name}"
         section = _mapping(content, where, "architecture" if file.stem == STEPS else "section")
@@ -86,6 +96,34 @@ def read_checked(file: Path) -> dict[str, Any]:
         for form, sigmas in parts["unnamed"].items():
             _check_sigmas(_mapping(sigmas, f"{where}.unnamed.{form}", "sigmas"), f"{where}.unnamed.{form}")
     return data
+
+
+def _check_steps(data: Mapping[str, object], where: str) -> None:
+    """Raises CatalogError for measured steps that nothing follows from."""
+    steps = _mapping(data.get("steps"), f"{where} steps", "steps")
+    if not isinstance(steps.get("confirmed"), bool):
+        raise CatalogError(f"{where} steps.confirmed", "must be true or false", "Learn again", steps.get("confirmed"))
+    rows = steps.get("rows")
+    if not isinstance(rows, list) or not rows:
+        raise CatalogError(f"{where} steps.rows", "must be a list of measured steps", "Learn again", rows)
+    for number, content in enumerate(rows):
+        place = f"{where} steps.rows.{number}"
+        row = _mapping(content, place, "step")
+        for key in ("measured_s", "forecast_s"):
+            _check_number(row, key, *STEP_SECONDS, place)
+        for key in ("name", "source", "model"):
+            if not isinstance(row.get(key), str):
+                raise CatalogError(f"{place}.{key}", "must be a text", "Learn again", row.get(key))
+        shares = _mapping(row.get("shares"), f"{place}.shares")
+        for kind in shares:
+            if not isinstance(kind, str) or kind.partition(" ")[0] not in GROUPS:
+                raise CatalogError(f"{place}.shares", "there is no such kind of work", nearest(str(kind), GROUPS), kind)
+            _check_number(shares, kind, 0.0, 1.0, f"{place}.shares")
+        sizes = row.get("sizes")
+        if not isinstance(sizes, Mapping) or set(sizes) != set(SIZES):
+            raise CatalogError(f"{place}.sizes", f"has {', '.join(SIZES)}", "Learn again", sizes)
+        for name in SIZES:
+            _check_number(sizes, name, 1.0, 1e12, f"{place}.sizes")
 
 
 def _check_values(model: type, part: Mapping[str, Any], where: str) -> None:

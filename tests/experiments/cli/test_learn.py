@@ -38,6 +38,24 @@ def test_what_is_learnt_is_used_and_told(rows: Path, tmp_path: Path) -> None:
     assert learnt["calibration"] == [f"{mine}/nvlink4.yaml: ring, learnt from {section_source(mine)}"]
 
 
+def test_what_steps_say_corrects_a_forecast(tmp_path: Path) -> None:
+    job, rows = "examples/llama3-8b-dgx-h100.yaml", ["job,step_time_s,plan.tp"]
+    for tp in (1, 2, 4, 8):
+        plain = json.loads(run("predict", job, "--set", f"plan.tp={tp}", "--json").stdout)["step_time_s"]
+        rows.append(f"{Path(job).resolve()},{plain * 1.2},{tp}")
+    (table := tmp_path / "steps.csv").write_text("\n".join(rows))
+    mine = tmp_path / "mine"
+    page = run("learn", table, "--out", mine).stdout
+    assert "confirmed by steps held back" in page and "steps.csv: 4" in page
+    answer = json.loads(run("predict", job, "--calibration", mine, "--json").stdout)
+    learnt, (low, high) = answer["learnt"], answer["interval_90_s"]
+    assert learnt["steps"] == 4 and 1.1 < learnt["factor"] < 1.2
+    assert answer["step_time_s"] == pytest.approx(learnt["factor"] * learnt["priced_s"])
+    assert low < 1.2 * learnt["priced_s"] < high and "learnt" in answer["interval"]["widest"]
+    shown = run("predict", job, "--calibration", mine, "--verify")
+    assert "from 4 measured steps" in shown.stdout and shown.exit_code == 0
+
+
 def section_source(mine: Path) -> str:
     import yaml
 
