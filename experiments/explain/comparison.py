@@ -52,13 +52,13 @@ class ForecastComparison:
         return list_changes([report.job for report in self.reports])
 
     @property
-    def figures(self) -> dict[str, list[Any]]:
+    def figures(self) -> dict[str, list[float]]:
         """Headline figures by their names, a value a job."""
         answers = [report.to_dict() for report in self.reports]
         figures = {name: [FIGURES[name].read(answer) for answer in answers] for name in HEADLINES}
         for name in LENGTHS:
-            values = [FIGURES[name].compute(report) for report in self.reports]
-            if None not in values:
+            values = [value for report in self.reports if (value := FIGURES[name].compute(report)) is not None]
+            if len(values) == len(self.reports):
                 figures[name] = values
         return figures
 

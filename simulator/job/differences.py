@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
 
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.job.job import Job
@@ -36,7 +35,7 @@ class ChangedField:
     """
 
     field: str
-    values: tuple[Any, ...]
+    values: tuple[object, ...]
 
 
 def list_changes(jobs: Sequence[Job]) -> list[ChangedField]:
@@ -56,12 +55,11 @@ def label_jobs(jobs: Sequence[Job]) -> list[str]:
     chosen = _choose_fields(changes, len(jobs))
     keys = [change.field.rpartition(".")[2] for change in changes]
     labels = [", ".join(_phrase(change, job, keys) for change in chosen) for job in range(len(jobs))]
-    seen: dict[str, int] = {}
-    for number, label in enumerate(labels):
-        seen[label] = seen.get(label, 0) + 1
-        if labels.count(label) > 1 or not label:
-            labels[number] = f"{label or 'the same job'} ({seen[label]})"
-    return labels
+    labels = [label or "the same job" for label in labels]
+    return [
+        f"{label} ({labels[: job + 1].count(label)})" if labels.count(label) > 1 else label
+        for job, label in enumerate(labels)
+    ]
 
 
 def _choose_fields(changes: Sequence[ChangedField], jobs: int) -> Sequence[ChangedField]:
@@ -95,7 +93,9 @@ def _join_schemes(changes: Sequence[ChangedField]) -> list[ChangedField]:
             before = joined[field].values if field in joined else (None,) * len(change.values)
             used = [name if value else None for value in change.values]
             both = zip(before, used, strict=True)
-            joined[field] = ChangedField(field, tuple("+".join(filter(None, pair)) or None for pair in both))
+            joined[field] = ChangedField(
+                field, tuple("+".join(str(name) for name in pair if name) or None for pair in both)
+            )
         elif not name.endswith(".over"):
             joined[change.field] = change
     return list(joined.values())
@@ -115,19 +115,19 @@ def _phrase(change: ChangedField, job: int, keys: Sequence[str]) -> str:
     return f"no {name}" if value is None else f"{name} {words}"
 
 
-def write_value(value: Any) -> str:
+def write_value(value: object) -> str:
     """Returns the value of a field as it is shown."""
     if isinstance(value, float):
         return f"{value:g}"
     return "-" if value in (None, "") else value if isinstance(value, str) else json.dumps(value)
 
 
-def _list_fields(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _list_fields(value: object, path: str = "") -> Iterator[tuple[str, object]]:
     """Yields the leaves of nested mappings by their paths; the schemes of a plan by their names."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _list_fields(inner, f"{path}.{key}" if path else str(key))
-    elif path == SCHEMES:
+    elif path == SCHEMES and isinstance(value, list):
         for entry in value:
             use = entry["use"]
             yield f"{path}.{use}", "used"

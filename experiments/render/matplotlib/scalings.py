@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from string import ascii_uppercase
-from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -88,15 +88,16 @@ def scalings(labelled: Sequence[tuple[str, Curve]]) -> Figure:
 
 def _write_key(sheet: Sheet, y: float, label: str, row: int) -> None:
     """Writes a row of the legend."""
-    looks: dict[str, Any] = {"color": COLOURS[row], "marker": MARKS[row], "markersize": 3.6, "linewidth": 1.2}
     x = [(EDGE + inches) / sheet.width for inches in (0, 0.15, 0.3)]
-    height = 1 - (y - 0.035) / sheet.height
-    sheet.figure.add_artist(Line2D(x, [height] * 3, markevery=[1], **looks))
+    height, colour = 1 - (y - 0.035) / sheet.height, COLOURS[row]
+    sheet.figure.add_artist(
+        Line2D(x, [height] * 3, markevery=[1], color=colour, marker=MARKS[row], markersize=3.6, linewidth=1.2)
+    )
     sheet.text(EDGE + 0.4, y, truncate_words(label, sheet.width - EDGE - 0.5, style.TEXT))
 
 
 def _draw_curve(
-    axes: Any, steps: Sequence[ScaledStep], value: Callable[[ScaledStep], float], row: int, has_band: bool
+    axes: Axes, steps: Sequence[ScaledStep], value: Callable[[ScaledStep], float], row: int, has_band: bool
 ) -> None:
     """Draws a job. row: its number, which chooses colour and mark. has_band: whether its interval is drawn."""
     colour, x = COLOURS[row], [step.gpus for step in steps]
@@ -106,5 +107,5 @@ def _draw_curve(
     axes.plot(x, [value(step) for step in steps], color=colour, linewidth=1.2, zorder=2)
     for step in steps:
         face = colour if step.report.fits else "white"
-        looks = {"marker": MARKS[row], "color": face, "edgecolors": colour, "linewidths": 0.8}
-        axes.scatter(step.gpus, value(step), s=18, zorder=3, **looks)
+        looks = {"facecolors": face, "edgecolors": colour, "linewidths": 0.8}
+        axes.scatter(step.gpus, value(step), s=18, marker=MARKS[row], zorder=3, **looks)
