@@ -100,12 +100,12 @@ def _draw_curve(
     axes: Axes, steps: Sequence[ScaledStep], value: Callable[[ScaledStep], float], row: int, has_band: bool
 ) -> None:
     """Draws a job. row: its number, which chooses colour and mark. has_band: whether its interval is drawn."""
-    colour, x = COLOURS[row], [step.gpus for step in steps]
+    colour, counts = COLOURS[row], [step.gpus for step in steps]
     if has_band:
         band = [step.low for step in steps], [step.high for step in steps]
-        axes.fill_between(x, *band, color=colour, alpha=0.12, linewidth=0, zorder=0)
-    axes.plot(x, [value(step) for step in steps], color=colour, linewidth=1.2, zorder=2)
+        axes.fill_between(counts, *band, color=colour, alpha=0.12, linewidth=0, zorder=0)
+    axes.plot(counts, [value(step) for step in steps], color=colour, linewidth=1.2, zorder=2)
     for step in steps:
         face = colour if step.report.fits else "white"
-        looks = {"facecolors": face, "edgecolors": colour, "linewidths": 0.8}
-        axes.scatter(step.gpus, value(step), s=18, marker=MARKS[row], zorder=3, **looks)
+        x, y = step.gpus, value(step)
+        axes.scatter(x, y, s=18, marker=MARKS[row], facecolors=face, edgecolors=colour, linewidths=0.8, zorder=3)
