@@ -5,8 +5,9 @@
 >>> report.fits
 True
 
-`load_job` reads a job, `simulate` forecasts it, `sweep` forecasts a grid, `search` finds the best plan, `advise` says
-what to change, `size` how many nodes it takes, `explain` why a run is slower. Errors are `MeshcastError`.
+`load_job` reads a job, `simulate` forecasts it, `compare` says how forecasts differ, `sweep` forecasts a grid, `search`
+finds the best plan, `advise` says what to change, `size` how many nodes it takes, `explain` why a run is slower.
+Errors are `MeshcastError`.
 docs/python.md shows all of it.
 """
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from meshcast.experiments.advice.adviser import advise
     from meshcast.experiments.diagnosis.explain import explain
     from meshcast.experiments.diagnosis.explanation import Explanation
+    from meshcast.experiments.explain.comparison import ForecastComparison, compare
     from meshcast.experiments.render.notebook.report import ForecastReport as Report
     from meshcast.experiments.render.notebook.report import simulate
     from meshcast.experiments.render.notebook.sweep import SweepResult, sweep
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Advice",
     "Explanation",
+    "ForecastComparison",
     "Job",
     "MeshcastError",
     "Report",
@@ -46,6 +49,7 @@ __all__ = [
     "SweepResult",
     "__version__",
     "advise",
+    "compare",
     "explain",
     "load_cluster",
     "load_job",
@@ -58,6 +62,7 @@ __all__ = [
 _HOMES = {
     "Advice": ("meshcast.experiments.advice.advice", "Advice"),
     "Explanation": ("meshcast.experiments.diagnosis.explanation", "Explanation"),
+    "ForecastComparison": ("meshcast.experiments.explain.comparison", "ForecastComparison"),
     "Job": ("meshcast.simulator.job.job", "Job"),
     "MeshcastError": ("meshcast.hardware.errors", "MeshcastError"),
     "Report": ("meshcast.experiments.render.notebook.report", "ForecastReport"),
@@ -66,6 +71,7 @@ _HOMES = {
     "SizeAnswer": ("meshcast.experiments.sizing.answer", "SizeAnswer"),
     "SweepResult": ("meshcast.experiments.render.notebook.sweep", "SweepResult"),
     "advise": ("meshcast.experiments.advice.adviser", "advise"),
+    "compare": ("meshcast.experiments.explain.comparison", "compare"),
     "explain": ("meshcast.experiments.diagnosis.explain", "explain"),
     "load_cluster": ("meshcast.hardware", "load_cluster"),
     "load_job": ("meshcast.simulator.loading.load", "load_job"),

@@ -48,7 +48,7 @@ COMMANDS = {
         FORECAST,
     ),
     "merge": CommandEntry("sweep.merge", "Join the shards of a sweep into the file of the whole sweep.", FORECAST),
-    "scale": CommandEntry("sweep.scale", "Forecast a job on growing numbers of GPUs: the scaling curve.", FORECAST),
+    "scale": CommandEntry("sweep.scale", "Forecast jobs on growing numbers of GPUs: scaling curves.", FORECAST),
     "search": CommandEntry(
         "search.search",
         "Find the best plan that fits in memory, and prove that it is.\n\nBy default that with the shortest step; no "
@@ -67,7 +67,7 @@ COMMANDS = {
         PLAN,
     ),
     "plan": CommandEntry("plan.plan", "Ask published planners for plans of a job, and forecast each.", PLAN),
-    "compare": CommandEntry("explain.compare", "Compare two forecasts, field by field and part by part.", EXPLAIN),
+    "compare": CommandEntry("explain.compare", "Compare forecasts, field by field and part by part.", EXPLAIN),
     "why": CommandEntry(
         "explain.why",
         "Explain a forecast by its critical path.\n\nAlso by what better hardware and each assumed field are worth.",

@@ -1,4 +1,4 @@
-"""``meshcast compare`` and ``meshcast why``: two jobs part by part, and what hardware and assumptions are worth."""
+"""``meshcast compare`` and ``meshcast why``: jobs part by part, and what hardware and assumptions are worth."""
 
 from __future__ import annotations
 
@@ -65,36 +65,39 @@ def find_more(report: Report, verbose: bool, replays: Sequence[Replay] | None = 
 class CompareOptions(LaunchFileOptions):
     """Options of ``meshcast compare``."""
 
-    first: Annotated[Path, argument("A", "A job file (YAML or JSON), or a launch file.")]
-    second: Annotated[Path | None, argument("B", "Another one; A itself, changed by --set, if not given.")] = None
-    change: Changes = ()
+    jobs: Annotated[tuple[Path, ...], argument("JOB", "Job files (YAML or JSON), or launch files.")] = ()
+    change: Annotated[
+        tuple[str, ...],
+        option("--set", "Change a field of all jobs but the first; of a single job, compare with that.", "FIELD=VALUE"),
+    ] = ()
     as_json: AsJson = False
     plot: Annotated[
-        str | None, option("--plot", "Draw the parts of both steps into a .png, .svg or .pdf file.", "PATH")
+        str | None, option("--plot", "Draw the parts of all steps into a .png, .svg or .pdf file.", "PATH")
     ] = None
     width: WidthOption = None
 
 
 def compare(options: CompareOptions) -> None:
-    """Compares two forecasts, field by field and part by part."""
-    if options.second is None and not options.change:
+    """Compares forecasts, field by field and part by part."""
+    if not options.jobs or (len(options.jobs) == 1 and not options.change):
         remedy = "Name a second job, or change a field of the first: --set plan.tp=4"
+        remedy = remedy if options.jobs else "Write meshcast compare a.yaml b.yaml, or compare a.yaml --set plan.tp=4"
         raise PlanError("compare", "it takes two jobs", remedy)
+    first, *others = options.jobs
     files, paper = plan_figures(options.plot, options.width, ("comparison",))
+    from meshcast.experiments.explain.comparison import check_number
     from meshcast.experiments.explain.comparison import compare as compare_jobs
     from meshcast.experiments.render.terminal.explain import comparison_page
 
-    first = load_with_plan(options.first)
-    comparison = compare_jobs(first, load_with_plan(options.second or options.first, options.change))
+    others = others or [first]
+    check_number([first, *others])
+    comparison = compare_jobs(load_with_plan(first), *(load_with_plan(job, options.change) for job in others))
     for file in files.values():
         from meshcast.experiments.render.matplotlib.breakdown import breakdown
         from meshcast.experiments.render.matplotlib.sheet import save
-        from meshcast.simulator.report.formatting import describe_plan
 
-        reports = {"A": comparison.first, "B": comparison.second}
-        titled = [(f"{name}: {', '.join(describe_plan(report.play.plan))}", report) for name, report in reports.items()]
         with writing_figure(file):
-            save(partial(breakdown, titled), file, paper)
+            save(partial(breakdown, [*zip(comparison.labels, comparison.reports, strict=True)]), file, paper)
     emit_or_show(options.as_json, comparison.to_dict, lambda: comparison_page(comparison))
 
 

@@ -222,9 +222,9 @@ def _forecast(options: PlotOptions, jobs: Sequence[Job]) -> Callable[[], Figure]
     report = reports[0]
     if kind == "breakdown":
         from meshcast.experiments.render.matplotlib.breakdown import breakdown
+        from meshcast.simulator.job.differences import label_jobs
 
-        stems = [Path(name).stem if len(jobs) > 1 else "" for name in options.names]
-        return partial(breakdown, [*zip(stems, reports, strict=True)])
+        return partial(breakdown, [*zip(label_jobs(jobs), reports, strict=True)])
     if kind == "communication":
         from meshcast.experiments.render.matplotlib.communication import CLEAR, communication
         from meshcast.experiments.views.communication import choose_grouping, communication_matrix

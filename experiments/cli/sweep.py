@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from meshcast.experiments.cli.best_plan import load_with_plan
 from meshcast.experiments.cli.console import (
@@ -18,6 +19,11 @@ from meshcast.experiments.cli.launch import LaunchFileOptions
 from meshcast.experiments.options import Options, argument, option
 from meshcast.experiments.sweeps.options import SweepOptions
 from meshcast.hardware.errors import PlanError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from meshcast.experiments.sweeps.scaling import Curve
 
 
 class SweepCommandOptions(SweepOptions):
@@ -61,7 +67,7 @@ def merge(options: MergeOptions) -> None:
 class ScaleOptions(LaunchFileOptions):
     """Options of ``meshcast scale``."""
 
-    job: Annotated[Path, argument("JOB", "A job file (YAML or JSON), or a launch file.")]
+    jobs: Annotated[tuple[Path, ...], argument("JOB", "Job files (YAML or JSON), or launch files.")]
     gpus: Annotated[str, option("--gpus", "8,16,24, or 8..4096 for all doublings from 8.", "COUNTS")]
     strong: Annotated[
         bool, option("--strong/--weak", "Keep the global batch (strong), or the batch of each GPU (weak).")
@@ -75,18 +81,32 @@ class ScaleOptions(LaunchFileOptions):
 
 
 def scale(options: ScaleOptions) -> None:
-    """Forecasts a job on growing numbers of GPUs: the scaling curve."""
-    from meshcast.experiments.render.terminal.scaling import page
-    from meshcast.experiments.sweeps.scaling import Kind, curve_rows, forecast_curve, parse_counts
+    """Forecasts jobs on growing numbers of GPUs: the scaling curve of each."""
+    from meshcast.experiments.sweeps.scaling import Kind, check_curves, curve_rows, forecast_curve, parse_counts
+    from meshcast.simulator.job.differences import label_jobs
 
     files, paper = plan_figures(options.plot, options.width, ("scaling",))
+    counts = parse_counts(options.gpus)
+    check_curves(options.jobs, counts)
     kind: Kind = "strong" if options.strong else "weak"
-    curve = forecast_curve(load_with_plan(options.job), parse_counts(options.gpus), kind, options.over)
+    jobs = [load_with_plan(job) for job in options.jobs]
+    curves = [forecast_curve(job, counts, kind, options.over) for job in jobs]
+    labelled = [*zip(label_jobs(jobs), curves, strict=True)]
     for file in files.values():
         from meshcast.experiments.render.matplotlib.scaling import scaling
+        from meshcast.experiments.render.matplotlib.scalings import scalings
         from meshcast.experiments.render.matplotlib.sheet import save
 
         with writing_figure(file):
-            save(partial(scaling, curve), file, paper)
-    answer = {"kind": curve.kind, "axis": curve.axis, "points": curve_rows(curve)}
-    emit_or_show(options.as_json, answer, lambda: page(curve))
+            save(partial(scaling, *curves) if len(curves) == 1 else partial(scalings, labelled), file, paper)
+    answers = [{"kind": curve.kind, "axis": curve.axis, "points": curve_rows(curve)} for curve in curves]
+    answer = answers[0]
+    if len(jobs) > 1:
+        answer = {"jobs": [{"label": label} | each for (label, _), each in zip(labelled, answers, strict=True)]}
+    emit_or_show(options.as_json, answer, lambda: _show_curves(labelled))
+
+
+def _show_curves(labelled: Sequence[tuple[str, Curve]]) -> RenderableType:
+    from meshcast.experiments.render.terminal import scaling
+
+    return scaling.page(labelled[0][1]) if len(labelled) == 1 else scaling.page_of_several(labelled)

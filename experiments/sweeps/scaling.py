@@ -184,6 +184,20 @@ MAX_POINTS = 1000
 """Maximum number of points of a curve."""
 
 
+MAX_CURVES = 8
+"""Maximum number of curves on one axis: as many as a plot tells apart."""
+
+
+def check_curves(jobs: Sequence[object], counts: Sequence[int]) -> None:
+    """Raises PlanError for more jobs than have room on one axis, or for more points than a curve has at most."""
+    if len(jobs) > MAX_CURVES:
+        raise PlanError("scale", f"at most {MAX_CURVES} jobs are drawn on one axis", "Name fewer", len(jobs))
+    if len(jobs) * len(counts) > MAX_POINTS:
+        raise PlanError(
+            "--gpus", f"more than {MAX_POINTS:,} points of all jobs", "Write fewer", len(jobs) * len(counts)
+        )
+
+
 def parse_counts(words: str) -> list[int]:
     """Parses numbers of GPUs: ``8,16,24``, or ``8..4096`` for all doublings of 8. Raises PlanError for other text."""
     counts: list[int] = []

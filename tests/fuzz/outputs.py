@@ -91,6 +91,7 @@ OUTPUTS = {
     "answers": Output("predict --jobs jobs.jsonl --out out/answers.jsonl"),
     "page": Output("report small.yaml --no-sensitivity --out out/report.html", package="bokeh"),
     "scaling": Output("scale small.yaml --gpus 8,16 --plot out/scaling.pdf"),
+    "scalings": Output("scale small.yaml job.yaml --gpus 8,16 --plot out/scalings.pdf"),
     "comparison": Output("compare small.yaml job.yaml --plot out/compare.png"),
     "tornado": Output("why small.yaml --plot out/why.svg"),
     "search": Output(

@@ -122,6 +122,8 @@ COMMANDS = (
     "scale small.yaml --gpus 8..64 --weak --plot out/scale.png --width page",
     f"scale run.sh --gpus 8 {SCRIPT}",
     "compare small.yaml job.yaml --json",
+    "compare small.yaml job.yaml small.yaml --set batch.micro=1 --plot out/three.png",
+    "scale small.yaml job.yaml --gpus 8,16 --plot out/jobs.png --json",
     "compare small.yaml --set plan.tp=4 --set batch.micro=2 --plot out/both.png --width page",
     f"compare run.sh small.yaml {SCRIPT}",
     "list models --json",

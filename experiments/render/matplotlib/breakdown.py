@@ -7,6 +7,7 @@ its own: it is drawn pale and hatched after the parts, and is not in their sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from string import ascii_uppercase
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -57,7 +58,10 @@ def breakdown(named: Named) -> Figure:
     keys = [key for key in parts_of_step() if any(not account[key].is_empty for account in accounts)]
     alone = len(named) == 1
     plan: list[str] = []
-    title = f"Where the time of a step goes: {len(named)} forecasts"
+    models, clusters = ({getattr(report.job, key).name for _, report in named} for key in ("model", "cluster"))
+    subject = models.pop() if len(models) == 1 else f"{len(named)} jobs"
+    subject += f" on {clusters.pop()}" if len(clusters) == 1 else ""
+    title = f"{subject}: where the time of a step goes"
     if alone:
         report = named[0][1]
         plan = describe_plan(report.play.plan)
@@ -85,7 +89,7 @@ def breakdown(named: Named) -> Figure:
     for number, ((name, _), account, step) in enumerate(zip(named, accounts, steps, strict=True), 1):
         top += above
         if not alone:
-            sheet.text(EDGE, top - 0.04, str(number), fontweight="bold")
+            sheet.text(EDGE, top - 0.04, ascii_uppercase[number - 1], fontweight="bold")
             sheet.text(EDGE + 0.2, top - 0.04, truncate_words(name, sheet.width - 1.0, style.TEXT))
             sheet.text(sheet.right, top - 0.04, format_seconds(step), ha="right", fontweight="bold")
         axes = sheet.axes(EDGE, top, sheet.width - 2 * EDGE, bar)
@@ -173,7 +177,7 @@ def draw_rows(
 
     for number, place in enumerate(places, 1):
         if not alone:
-            write(max(place.values()), top - 0.2, str(number), ha="right", fontweight="bold")
+            write(max(place.values()), top - 0.2, ascii_uppercase[number - 1], ha="right", fontweight="bold")
         for head, x in place.items():
             if hides or head != "hidden ms":
                 write(x, top - 0.06, head, ha="right", color=palette.FAINT)

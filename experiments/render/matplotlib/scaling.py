@@ -71,7 +71,7 @@ def scaling(curve: Curve) -> Figure:
     for axes in (upper, lower):
         axes.set_xscale("log", base=2)
         axes.set_xlim(gpus[0] / 1.3, gpus[-1] * 1.3)
-        axes.xaxis.set_major_locator(FixedLocator(_choose_ticks(gpus, side)))
+        axes.xaxis.set_major_locator(FixedLocator(choose_ticks(gpus, side)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.spines["left"].set_visible(True)
@@ -86,7 +86,7 @@ def scaling(curve: Curve) -> Figure:
     return sheet.figure
 
 
-def _choose_ticks(gpus: list[int], room: float) -> list[int]:
+def choose_ticks(gpus: list[int], room: float) -> list[int]:
     """As many of the numbers as have room, including the last. room: length of the axis [in]."""
     count = max(2, int(room / (text_width(f"{gpus[-1]:,}") + 0.12)))
     step = -(-len(gpus) // count)
@@ -118,10 +118,10 @@ def _draw_rates(axes: Any, picture: ScalingCurve) -> None:
     axes.set_ylabel("tokens/s of a GPU")
     axes.set_ylim(0, 1.08 * max(*highs, *rates))
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    axes.yaxis.set_major_formatter(FuncFormatter(_format_rate))
+    axes.yaxis.set_major_formatter(FuncFormatter(format_rate))
 
 
-def _format_rate(value: float, _: Any) -> str:
+def format_rate(value: float, _: Any) -> str:
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if value >= size:
             return f"{value / (1e3 if unit == 'k' else size):g} {unit}"

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from meshcast.experiments.explain.assumed_fields import Alternative, AssumedFieldEffect
-from meshcast.experiments.explain.comparison import HEADLINES, ForecastComparison
+from meshcast.experiments.explain.comparison import ForecastComparison
 from meshcast.experiments.explain.fitting_changes import MemoryChanges
 from meshcast.experiments.explain.sensitivity import RANGE, Sensitivities
 from meshcast.experiments.render.terminal.forecast import list_memory_changes
-from meshcast.experiments.render.terminal.tables import list_broken_rules, show_table
+from meshcast.experiments.render.terminal.scaling import FORMATS
+from meshcast.experiments.render.terminal.tables import list_broken_rules, list_labels, show_table
 from meshcast.experiments.views.table import Column, Format, Table, Wrap, formatted_numbers
+from meshcast.hardware.units import GIB
+from meshcast.simulator.job.differences import write_value
 from meshcast.simulator.job.hardware_figures import HardwareFigure
+from meshcast.simulator.program.categories import EXPOSED
 from meshcast.simulator.report.figures import FIGURES, name_contribution, parts_of_step
 from meshcast.simulator.report.formatting import format_number, format_seconds
 from meshcast.simulator.report.metrics import NAMED
@@ -32,43 +35,94 @@ MIN_FIELD_SHARE, MIN_FIELD_GIB = 1e-3, 0.5
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
-def comparison_page(comparison: ForecastComparison) -> RenderableType:
-    """Returns what differs in the jobs, then the headline figures, the parts of the step and the memory of both."""
-    first, second = comparison.first, comparison.second
-    changes = _table("field", ("A", ""), ("B", ""))
-    for change in comparison.changes:
-        changes.add(change.field, _value(change.first), _value(change.second))
-    if not comparison.changes:
-        changes.add("none")
+MAX_COLUMNS = 5
+"""Jobs whose columns stand beside each other; further ones have a table of their own."""
 
-    figures = _table("", ("A", ""), ("B", ""), ("B - A", ""), ("%", ""))
-    for name in HEADLINES:
+
+def comparison_page(comparison: ForecastComparison) -> RenderableType:
+    """Returns what differs in the jobs, then the headline figures, the parts of the step and the memory of all."""
+    reports, letters = comparison.reports, comparison.letters
+    groups = [range(len(reports))[first : first + MAX_COLUMNS] for first in range(0, len(reports), MAX_COLUMNS)]
+    blocks: list[RenderableType] = []
+    for columns in groups:
+        changes = _table("field", *((letters[job], "") for job in columns))
+        for change in comparison.changes:
+            changes.add(change.field, *(write_value(change.values[job]) for job in columns))
+        if not comparison.changes:
+            changes.add("none")
+        blocks.append(show_table(changes))
+    blocks.append(_compare_figures(comparison) if len(reports) == 2 else _list_jobs(comparison))
+    blocks += [_compare_parts(comparison, columns) for columns in groups]
+    blocks += [_compare_memory(comparison, columns) for columns in groups]
+    if len(reports) == 2:
+        named = zip(letters, comparison.labels, reports, strict=True)
+        blocks.append(Text(" ".join(f"{letter} ({label}) {report.fit_in_words}." for letter, label, report in named)))
+    apart = [part for block in blocks for part in (Text(), block)]
+    broken = [
+        line for letter, report in zip(letters, reports, strict=True) for line in list_broken_rules(report, letter)
+    ]
+    return Group(Text(comparison.sentence(), "bold"), *apart, *broken)
+
+
+def _compare_figures(comparison: ForecastComparison) -> RenderableType:
+    """Returns the headline figures of two jobs, and their difference."""
+    table = _table("", ("A", ""), ("B", ""), ("B - A", ""), ("%", ""))
+    for name, pair in comparison.figures.items():
         figure = FIGURES[name]
-        pair = [figure.read(report.to_dict()) for report in (first, second)]
         scale = 100 if figure.form.endswith("%}") else 1
         cells = [figure.cell(value) for value in pair]
-        figures.add(figure.title, *cells, format_signed(scale * (pair[1] - pair[0])), _percent(*pair))
+        table.add(figure.title, *cells, format_signed(scale * (pair[1] - pair[0])), _percent(pair[0], pair[1]))
+    return show_table(table)
 
-    step = first.step_time
 
-    def compare(before: float, after: float) -> list[float]:
-        return [1e3 * before, 1e3 * after, 1e3 * (after - before), (after - before) / step]
+def _list_jobs(comparison: ForecastComparison) -> RenderableType:
+    """Returns the headline figures of more than two jobs, a row each."""
+    figures = comparison.figures
+    lengths = [(name, form) for name, form in FORMATS.items() if name in figures]
+    formats = ("step s", ",.3f"), ("low", ",.3g"), ("high", ",.3g"), ("than A %", "+.1p"), ("MFU %", ".1p")
+    forms: list[tuple[str, Format]] = [*formats, ("exposed s", ",.3f"), ("peak GiB", ",.1f"), *lengths]
+    table = Table("job", *formatted_numbers(*forms, wrap="never"), Column("memory", wrap="never"), edges=False)
+    steps = figures["step_time_s"]
+    for job, report in enumerate(comparison.reports):
+        low, high = report.interval_90
+        table.add(
+            *(comparison.letters[job], steps[job], low, high, steps[job] / steps[0] - 1),
+            *(figures["mfu_palm"][job], sum(report.parts[key] for key in EXPOSED), report.peak_device / GIB),
+            *(figures[name][job] for name, _ in lengths),
+            report.fit.verdict.replace("-", " "),
+        )
+    table.notes = ["low, high: nine of ten measured steps should lie between; exposed: communication of all axes"]
+    return Group(list_labels(comparison.labels), Text(), show_table(table))
 
-    times = ("A ms", ",.1f"), ("B ms", ",.1f"), ("B - A ms", "+,.1f"), ("% of A's step", "+.1p")
-    parts = _table("part of the step", *times)
-    parts.close("step", *compare(step, second.step_time))
-    for key, took in sorted(comparison.parts.items(), key=lambda item: -abs(item[1][1] - item[1][0])):
-        parts.add(parts_of_step()[key].label, *compare(*took))
 
-    memory = _table("fullest stage", ("A GiB", ",.2f"), ("B GiB", ",.2f"), ("B - A GiB", "+,.2f"))
-    for category, (before, after) in comparison.memory.items():
-        if max(before, after) >= MIN_GIB:
-            memory.add(category, before, after, round(after - before, 2) + 0.0)
-    fits = [f"{name} {report.fit_in_words}." for name, report in (("A", first), ("B", second))]
-    blocks: list[RenderableType] = [*map(show_table, (changes, figures, parts, memory)), Text(" ".join(fits))]
-    apart = [part for block in blocks for part in (Text(), block)]
-    broken = [*list_broken_rules(first, "A"), *list_broken_rules(second, "B")]
-    return Group(Text(comparison.sentence(), "bold"), *apart, *broken)
+def _compare_parts(comparison: ForecastComparison, jobs: Sequence[int]) -> RenderableType:
+    """Returns the parts of the steps of some jobs; of two jobs their difference."""
+    steps, letters = comparison.figures["step_time_s"], comparison.letters
+    columns: list[tuple[str, Format]] = [(f"{letters[job]} ms", ",.1f") for job in jobs]
+    is_pair = len(steps) == 2
+    if is_pair:
+        columns += [("B - A ms", "+,.1f"), ("% of A's step", "+.1p")]
+
+    def compare(seconds: Sequence[float]) -> list[float]:
+        change = seconds[1] - seconds[0]
+        return [*(1e3 * seconds[job] for job in jobs), *([1e3 * change, change / steps[0]] if is_pair else [])]
+
+    parts = _table("part of the step", *columns)
+    parts.close("step", *compare(steps))
+    for key, seconds in sorted(comparison.parts.items(), key=lambda item: min(item[1]) - max(item[1])):
+        parts.add(parts_of_step()[key].label, *compare(seconds))
+    return show_table(parts)
+
+
+def _compare_memory(comparison: ForecastComparison, jobs: Sequence[int]) -> RenderableType:
+    """Returns the memory of the fullest stages of some jobs; of two jobs their difference."""
+    is_pair = len(comparison.reports) == 2
+    columns: list[tuple[str, Format]] = [(f"{comparison.letters[job]} GiB", ",.2f") for job in jobs]
+    table = _table("fullest stage", *columns, *([("B - A GiB", "+,.2f")] if is_pair else []))
+    for category, gib in comparison.memory.items():
+        if max(gib) >= MIN_GIB:
+            table.add(category, *(gib[job] for job in jobs), *([round(gib[1] - gib[0], 2) + 0.0] if is_pair else []))
+    return show_table(table)
 
 
 def sensitivity_page(sensitivities: Sensitivities, changes: MemoryChanges | None = None) -> RenderableType:
@@ -138,8 +192,8 @@ def _assumed_blocks(sensitivities: Sensitivities) -> list[RenderableType]:
             longer = round(100 * (other.step_time_s / effect.step_time_s - 1), 1) + 0.0
             memory = round(other.peak_device_gib - effect.peak_device_gib, 1) + 0.0
             table.add(
-                *("", "") if row else (effect.field.name, _value(effect.field.value)),
-                *(_value(other.value), longer),
+                *("", "") if row else (effect.field.name, write_value(effect.field.value)),
+                *(write_value(other.value), longer),
                 memory if other.fits or not sensitivities.report.fits else "does not fit",
             )
     return [show_table(table), *_without_effect(rest)]
@@ -185,12 +239,6 @@ def format_signed(value: float) -> str:
 
 def _percent(before: float, after: float) -> str:
     return f"{after / before - 1:+.1%}"[:-1] if before else ""
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    return "-" if value in (None, "") else value if isinstance(value, str) else json.dumps(value)
 
 
 def _table(first: str, *columns: tuple[str, Format], wrap: Wrap = "never") -> Table:

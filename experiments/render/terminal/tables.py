@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from string import ascii_uppercase
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -39,6 +40,12 @@ def show_table(table: Table) -> RenderableType:
     """Returns a table, and its notes dimmed below it."""
     notes = [Text(note, "dim") for note in table.notes]
     return Group(make_grid(table), *notes) if notes else make_grid(table)
+
+
+def list_labels(labels: Sequence[str]) -> RenderableType:
+    """Returns the letter of every job, with its label."""
+    rows = zip(ascii_uppercase, labels, strict=False)
+    return make_grid(Table("job", "what tells it apart", rows=rows, ruled=False, edges=False))
 
 
 def _make_column(column: Column, foot: TableCell) -> RichColumn:

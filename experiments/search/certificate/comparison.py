@@ -84,7 +84,7 @@ class ComparedPlan:
     @property
     def forecasts(self) -> ForecastComparison | None:
         """Both forecasts, the best plan first."""
-        return ForecastComparison(self.best, self.report) if self.best else None
+        return ForecastComparison((self.best, self.report)) if self.best else None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan in the answer of ``search --compare --json``; of pairs the best plan is the first."""

@@ -1,4 +1,4 @@
-"""Scaling curves of one job."""
+"""Scaling curves."""
 
 import json
 from pathlib import Path
@@ -152,3 +152,16 @@ def test_points_of_a_training_have_its_days_and_cost() -> None:
         assert row["cost"] == pytest.approx(row["days"] * 24 * row["gpus"] * 2)
     (alone, _) = curve_rows(forecast_curve({**JOB, "run": {"tokens": 1e12}}, (8, 16), "weak"))
     assert "cost" not in alone and "days" in alone and "days" not in curve_rows(forecast_curve(JOB, (8,), "weak"))[0]
+
+
+def test_several_jobs_are_scaled_on_one_axis(tmp_path: Path) -> None:
+    files = [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    for file, plan in zip(files, ({"tp": 4}, {"tp": 8}), strict=True):
+        file.write_text(json.dumps({**JOB, "plan": plan, "run": {"tokens": 1e12}}), "utf-8")
+    words = ["scale", *map(str, files), "--gpus", "8,16", "--json", "--plot", str(tmp_path / "both.svg")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0 and (tmp_path / "both.svg").exists()
+    answers = json.loads(result.stdout)["jobs"]
+    assert [answer["label"] for answer in answers] == ["tp 4", "tp 8"]
+    for file, answer in zip(files, answers, strict=True):
+        assert answer["points"] == json.loads(json.dumps(curve_rows(forecast_curve(file, (8, 16), "weak"))))
