@@ -4,7 +4,8 @@ All ranks run the same ops, so the place of data is relative to a rank. A *part*
 that came in; it lies so many ranks further round a group than where it was made. `Contents` follows the parts through
 a fragment: a shift moves the parts that it carries, an addition joins them, any other op makes new ones. It demands:
 
-1. No rank receives its own part, or one part twice; but gradients that go round a whole ring come home (`HOME`).
+1. No rank receives its own part, or one part twice; but gradients that go round a whole ring come home (`HOME`), and
+   the backward pass may bring a rank what the forward pass has added up from several ranks, itself among them.
 2. A sum has each part once, and at most one op's result from each other rank.
 3. Attention in steps (`attention_problems`) computes each block of queries and keys once, with the FLOPs that a causal
    mask leaves of this block; the results of all steps are in the output, and all their gradients in those of queries,
@@ -112,12 +113,14 @@ class Contents:
         assert isinstance(op.work, Collective)
         axes, ranks = op.work.axes, self.mesh.size(op.work.axes)
         arrived, moved = self._arrived[op.phase, without_number(op.name)], Content()
+        added_up = {shift for (maker, _), shift in carried if maker is not None and maker.phase != op.phase}
         for (part, shift), count in carried.items():
             to = {**dict(shift), axes: (dict(shift).get(axes, 0) + op.work.by) % ranks}
             there = part, tuple(sorted((group, by) for group, by in to.items() if by))
             moved[there] += count
             arrived[there] += 1
-            if op.work.by % ranks == 0 or (not there[1] and not op.name.startswith(HOME)):
+            comes_home = op.name.startswith(HOME) or (shift in added_up and len(added_up) > 1)
+            if op.work.by % ranks == 0 or (not there[1] and not comes_home):
                 self.problems.append(f"{op} brings a rank its own {name_of(part)}")
             elif arrived[there] > 1:
                 self.problems.append(f"{op} brings {name_of(part)} of one rank again")

@@ -21,7 +21,9 @@ OTHER_SCHEDULES = (
 )
 SCHEMES = {
     "tp_scheme": ("async-tp", "coconet", "domino", "flux", "megatron", "summa-2d", "tesseract", "userbuffers", "3d"),
-    "cp_scheme": ("burst-attention", "dist-flash-attn", "megatron-cp", "ring", "rsa", "ulysses", "wallfacer"),
+    "cp_scheme": (
+        *("burst-attention", "dist-flash-attn", "megatron-cp", "ring", "rsa", "token-ring", "ulysses", "wallfacer"),
+    ),
     "ep_scheme": (
         *("all-gather-dispatch", "comet", "deepep", "deepspeed-moe", "dropless", "fastermoe", "fastmoe", "flexmoe"),
         *("gshard", "hybrid-ep", "janus", "lina", "pipemoe", "prophet", "scattermoe", "schemoe", "smartmoe", "tutel"),

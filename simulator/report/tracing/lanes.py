@@ -20,6 +20,7 @@ THREADS = (
     "tensor-row",
     "sequence",
     "sequence-inner",
+    "sequence-return",
     "expert",
     "expert-fetch",
     "expert-fetch-far",

@@ -56,7 +56,7 @@ LARGE_JOBS: dict[str, dict[str, Any]] = {
 """Jobs on 1,024 to 16,384 GPUs: bounds of large clusters have had violations that small ones had not."""
 
 TENSORS = [None, "domino", "flux", "userbuffers", "summa-2d", "tesseract"]
-SEQUENCES = ["ulysses", "ring", "burst-attention", "dist-flash-attn", "wallfacer"]
+SEQUENCES = ["ulysses", "ring", "burst-attention", "dist-flash-attn", "token-ring", "wallfacer"]
 ROUTERS = ["deepep", "tutel", "comet", "gshard", "fastermoe", "schemoe", "janus"]
 DATAS = ["mics", "zero-plus-plus", "byteps", "gemini", "cephalo", "diloco", "zero-infinity"]
 UNITS = {"zero": 1, "fsdp": True, "reshard": "auto", "unit": [1, 2, 3], "prefetch": [0, 1, 2, 3]}

@@ -7,7 +7,7 @@ and are home a hop after the last step (MayDomine/Burst-Attention, burst_attn_in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from meshcast.simulator.ir.attention_mask import ScoreBlock
@@ -17,27 +17,34 @@ from meshcast.simulator.ir.scheme import LowerModule
 from meshcast.simulator.schemes.sequence.shared.attention_steps import AttentionSteps
 from meshcast.simulator.schemes.sequence.shared.ring_attention import pass_keys
 
+PassForward = Callable[[AttentionSteps, Callable[[int], Mapping[str, str]]], None]
+"""Adds a forward pass, as `pass_keys` does."""
+
 
 def ring_of_queries(
-    operator: CoreAttention, inner: LowerModule, ring_axes: tuple[str, ...], mask_blocks: Sequence[ScoreBlock]
+    operator: CoreAttention,
+    inner: LowerModule,
+    ring_axes: tuple[str, ...],
+    mask_blocks: Sequence[ScoreBlock],
+    pass_forward: PassForward = pass_keys,
 ) -> Fragment:
-    """Computes attention by a ring of keys and values forward, and of queries backward: in backward step b a rank has
-    the queries of the rank b places before it, so it goes back through the forward step that read keys from b places
-    behind."""
+    """Computes attention by a ring of keys and values, or by `pass_forward`, forward, and of queries backward: in
+    backward step b a rank has the queries of the rank b places before it, so it goes back through the forward step
+    whose block has queries and keys at that distance."""
     steps = AttentionSteps(operator, inner, ring_axes, mask_blocks, len(mask_blocks) - 1)
     out, o, do = steps.fragment, steps.o, steps.do
     arrived = out.grad_entry[o]
     if operator.block is None:
         arrived = sum_rows(out, steps.nbytes(o, do), (row_sums_key(operator.name), steps.lse))
         steps.use_tensors(arrived, o, do)
-    rotate(steps, arrived)
+    rotate(steps, arrived, pass_forward)
     return out
 
 
-def rotate(steps: AttentionSteps, arrived: Op) -> None:
+def rotate(steps: AttentionSteps, arrived: Op, pass_forward: PassForward = pass_keys) -> None:
     """Adds both passes. arrived: the op after which the gradient of the output and its row sums are there."""
     _read_row_sums(steps)
-    pass_keys(steps, lambda i: _backward_keys(steps, -i % steps.count))
+    pass_forward(steps, lambda i: _backward_keys(steps, -i % steps.count))
     _QueryRing(steps).run(arrived)
 
 
