@@ -169,7 +169,7 @@ class ShortStage(JobPart):
     communication of `megatron-sp` or `megatron` (`async-tp`, `userbuffers`, `flux`, `coconet`, `domino`)"""
     cp_scheme: Annotated[NamedScheme | None, _names("sequence", "all-gather", degree="cp")] = None
     """sequence scheme by its name, where `cp` is above 1: `ulysses`, `ring`, `megatron-cp`, `burst-attention`,
-    `dist-flash-attn`, `wallfacer` ..."""
+    `dist-flash-attn`, `wallfacer`, `fpdt` ..."""
     ep_scheme: Annotated[NamedScheme | None, _names("expert", "all-to-all")] = None
     """expert scheme by its name: `deepep`, `tutel`, `hybrid-ep`, `comet` ...; without expert parallelism only one with
     kernels of its own (`scattermoe`) makes a difference"""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import prod
 
 from meshcast.simulator.ir.mesh import Mesh
-from meshcast.simulator.ir.ops import Attention, Op, UnitRun
+from meshcast.simulator.ir.ops import Attention, HostCopy, Op, UnitRun
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.routing import slowest_rank
 from meshcast.simulator.ir.scheme import Scheme
@@ -63,6 +64,7 @@ OPTION_VALUES = (
     *(("balance", order) for order in ("striped", "contiguous", "zigzag")),
     *(("comm", way) for way in ("all_gather", "a2a", "p2p")),
     ("merge", "eager"),
+    *(("chunks", number) for number in (2, 4)),
 )
 """Values of options that appear in closed forms."""
 
@@ -133,7 +135,16 @@ def scores_kept(setting: SequenceLayer, use: str) -> float:
     return max((one.nbytes for one in tensor_uses if one.key.endswith(".softmax")), default=0)
 
 
+def copied_forward(setting: SequenceLayer, use: str, back: bool) -> float:
+    """Bytes copied to or from the host in the forward pass."""
+    unit_run, _ = setting.layer(use)
+    works = [op.work for op in unit_run.fragment.forward]
+    return sum(work.nbytes for work in works if isinstance(work, HostCopy) and work.back == back)
+
+
 MEASURES = {
+    "copied_out_forward": partial(copied_forward, back=False),
+    "copied_back_forward": partial(copied_forward, back=True),
     "scores_kept": scores_kept,
     "ring_hops": ring_hops,
     "sent_per_layer": sent_per_layer,

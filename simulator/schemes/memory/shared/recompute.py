@@ -16,7 +16,7 @@ from typing import Literal
 from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.modules import CompositeModule, Layer, Module, Operator, Stage, Unit, every_module
 from meshcast.simulator.ir.operators import Cast
-from meshcast.simulator.ir.ops import Communication, Fragment, Gemm, Memory, Op, TensorUse
+from meshcast.simulator.ir.ops import Communication, Fragment, Gemm, HostCopy, Memory, Op, TensorUse
 from meshcast.simulator.ir.scheme import LowerModule
 from meshcast.simulator.lowering.rewrite import Rewrite, working_predecessors
 
@@ -51,6 +51,9 @@ def recompute(
         mark.after += gradient
     for op in again.forward:
         op.phase, op.name = "R", f"re {op.name}"
+    for op in (*first.forward, *again.forward, *again.backward):
+        if isinstance(op.work, HostCopy):  # what a pass copies to the host waits there within the pass alone
+            op.work = replace(op.work, activations=False)
     before, anew = set(first.forward), set(again.forward)
     inside = {t.key for t in again.tensor_uses if t.made and t.op in anew}
     tensor_uses = [t for t in first.tensor_uses if t.op in before]

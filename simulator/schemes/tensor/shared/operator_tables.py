@@ -22,7 +22,7 @@ ALL_AXES = ""
 """The key of dims that every axis of the scheme shards."""
 
 
-def _as_list(dims: Any) -> Any:
+def _as_list(dims: object) -> object:
     return () if dims is None else (dims,) if isinstance(dims, str) else dims
 
 
