@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +26,7 @@ SUMMARY = "comparison.txt"
 """File in the folder of a campaign with steps, stages, and the errors of all classes of rows."""
 
 
-def run_campaign(file: Path, out: Path, minutes: float | None, as_json: bool) -> None:
+def run_campaign(file: Path, out: Path, minutes: float | None, as_json: bool, crowded: bool = False) -> None:
     """Runs a campaign, or a slice of it, and prints the errors of each kind of measurement.
 
     After each run its rows are compared with their forecasts in a page beside its file, ``NAME.txt``, and all errors so
@@ -40,7 +41,7 @@ def run_campaign(file: Path, out: Path, minutes: float | None, as_json: bool) ->
     done: dict[str, list[Path]] = {}
     answers: dict[str, dict[str, Any]] = {}
     number, total, failed = 0, len(planned.runs), dict[str, str]()
-    measured = campaign.run_all(planned, out, _make_tools(planned), quote_command(), minutes)
+    measured = campaign.run_all(planned, out, _make_tools(planned, crowded), quote_command(), minutes)
     for number, (run, measurement) in enumerate(measured, 1):
         if isinstance(measurement, campaign.Unmeasured):
             say(f"[{number}/{total}] {run.name}: {measurement.reason}", err=True)
@@ -64,8 +65,9 @@ def run_campaign(file: Path, out: Path, minutes: float | None, as_json: bool) ->
         sys.exit(WRONG)
 
 
-def _make_tools(planned: Campaign) -> Tools:
-    """Returns what a campaign measures and calibrates with; on GPUs in processes of their own."""
+def _make_tools(planned: Campaign, crowded: bool) -> Tools:
+    """Returns what a campaign measures and calibrates with; on GPUs in processes of their own. crowded: also start more
+    processes than a CPU has cores."""
     from meshcast.validation.calibration.device import calibrate
     from meshcast.validation.measurements.campaign import Tools
     from meshcast.validation.measurements.cuda import Cuda
@@ -77,7 +79,7 @@ def _make_tools(planned: Campaign) -> Tools:
         partial(call, _calibrate),
         partial(call, calibrate.refresh),
         lambda folder: calibrate.gpu_name(planned.device, folder),
-        Cuda.count() if on_gpus else None,
+        Cuda.count() if on_gpus else None if crowded else len(os.sched_getaffinity(0)),
     )
 
 

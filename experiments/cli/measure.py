@@ -25,9 +25,9 @@ KINDS = ("kernels", "stages", "distributed", "collectives", "campaign")
 TAKEN = {
     "kernels": ("--mode", "--tp", "--dtype", "--repeat", "--warmup"),
     "stages": ("--recompute", "--repeat", "--warmup"),
-    "distributed": ("--steps", "--warmup", "--trace", "--check"),
-    "collectives": ("--size", "--operation", "--repeat", "--warmup"),
-    "campaign": ("--minutes",),
+    "distributed": ("--steps", "--warmup", "--trace", "--check", "--yes"),
+    "collectives": ("--size", "--operation", "--repeat", "--warmup", "--yes"),
+    "campaign": ("--minutes", "--yes"),
 }
 """Options of each kind of measurement, besides the common ones."""
 
@@ -62,6 +62,9 @@ class MeasureOptions(Options):
         None
     )
     minutes: Annotated[float | None, option("--minutes", "campaign: begin no run that would end later.", "M")] = None
+    yes: Annotated[
+        bool | None, option("--yes", "Start processes beyond the cores or the memory of a CPU, too, otherwise refused.")
+    ] = None
     as_json: AsJson = False
 
 
@@ -76,7 +79,7 @@ def measure(options: MeasureOptions) -> None:
         if options.device is not None or options.calibration is not None or options.change:
             rule = "a campaign names its device and jobs, and makes its own calibration"
             raise PlanError("measure campaign", rule, "Leave out --device, --calibration and --set")
-        run_campaign(options.job, options.out or Path("measured"), options.minutes, options.as_json)
+        run_campaign(options.job, options.out or Path("measured"), options.minutes, options.as_json, bool(options.yes))
         return
     check_calibration_folder(options.calibration)
     file = options.out or Path("measured.json")
@@ -85,6 +88,8 @@ def measure(options: MeasureOptions) -> None:
             check_place(path, flag)
     job, device = load_long_form(options.job, options.change), options.device or "cuda"
     stated = {PLURAL.get(name, name): value for name, value in options.find_stated(TAKEN[kind]).items()}
+    if kind in ("distributed", "collectives"):
+        stated["crowded"] = stated.pop("yes", False)
     measure_kind = find_measuring(kind)
     measurement = measure_kind(job, device, file, calibration=options.calibration, command=quote_command(), **stated)
     if os.environ.get("RANK", "0") == "0":

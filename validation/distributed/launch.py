@@ -18,7 +18,9 @@ from typing import Any
 
 from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.errors import PlanError
+from meshcast.hardware.units import GIB
 from meshcast.validation.measurements.cuda import Cuda
+from meshcast.validation.measurements.measurement import Machine
 
 MALLOC_TUNABLES = (
     "glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0"
@@ -53,6 +55,22 @@ def check_world_size(world: int, device: str) -> None:
     elif device == "cuda" and world > Cuda.count():
         rule = f"this machine has {Cuda.count()} GPUs, and each process needs one"
         raise PlanError("plan.mesh", rule, "Use a smaller mesh, or run this command under torchrun on all nodes", world)
+
+
+def check_room(world: int, machine: Machine, needed: float = 0.0) -> None:
+    """Raises PlanError if `world` processes on a CPU are more than its cores, or `needed` bytes more than its memory:
+    they would wait for each other, which no forecast counts, or take the machine down."""
+    if machine.device != "cpu" or under_torchrun():
+        return
+    remedy = "Use a smaller mesh or model, or add --yes to start them all the same"
+    if machine.processors is not None and world > machine.processors:
+        rule = f"each process takes a core, and this machine has {machine.processors}"
+        raise PlanError("plan.mesh", rule, remedy, world)
+    if machine.memory is not None and needed > machine.memory:
+        sizes = (
+            f"they take {needed / GIB:,.1f} GiB by the forecast, and this machine has {machine.memory / GIB:,.1f} GiB"
+        )
+        raise PlanError("plan.mesh", sizes, remedy, world)
 
 
 def run_all(tasks: Sequence[Mapping[str, Any]], world: int) -> Generator[dict[str, Any]]:

@@ -48,12 +48,14 @@ def measure(
     trace: Path | None = None,
     command: str = "",
     progress: Progress = print_progress,
+    crowded: bool = True,
 ) -> Measurement:
     """Measures time and peak memory of whole training steps with a process per rank, and writes `out`.
 
     steps, warmup: timed steps, and untimed steps before.
     check: first compare with serial training, if a single device has enough memory for it.
     trace: file for rank 0's Kineto trace of a further step.
+    crowded: also start more processes than a CPU has cores, or memory for; see `launch.check_room`.
     Raises PlanError for a job that the reference trainer does not support, and if a process fails. An interrupted
     measurement is written as far as it got. Under torchrun only rank 0 writes.
     """
@@ -73,6 +75,9 @@ def measure(
     title = f"{plan.job.model.name} on {plan.mesh.world} x {machine.name}, {_plan_label(plan)}"
     settings = {"steps": steps, "warmup": warmup, "device": device, "check": checked}
     rows, notes = _rows(plan, sources, device), [*notes, *_remarks(device)]
+    if not crowded:
+        needed = sum(row.forecasts[sources[-1].by].value for row in rows if row.name.endswith("peak allocated"))
+        launch.check_room(plan.mesh.world, machine, needed)
     blind = make_blind("distributed", title, machine, plan.job.to_dict(), rows, settings, calibration, command, notes)
     task = {"what": "steps", "job": dict(job), "device": device, "steps": steps, "warmup": warmup}
     task["trace"] = str(trace.resolve()) if trace else None
@@ -145,12 +150,14 @@ def measure_collectives(
     busy: bool = False,
     command: str = "",
     progress: Progress = print_progress,
+    crowded: bool = True,
 ) -> Measurement:
     """Measures single collectives among all ranks of the job's cluster, and writes `out`.
 
     sizes: bytes of the largest buffer on a rank, as nccl-tests counts them.
     repeat, warmup: samples, and untimed calls before.
     busy: ranks compute before each call, see `collectives.time_collectives`.
+    crowded: as of `measure`.
     Raises PlanError as `measure` does.
     """
     check_counts(repeat=(repeat, 1), warmup=(warmup, 0), **{f"size {size}": (size, 1) for size in sizes})
@@ -164,6 +171,8 @@ def measure_collectives(
     this_device = _device(device)
     launch.check_world_size(world, device)
     machine = this_device.machine(world)
+    if not crowded:
+        launch.check_room(world, machine)
     title, long_form = f"collectives of {world} x {machine.name}", sources[0].plan.job.to_dict()
     calls = 1 if busy else collectives.CALLS_PER_SAMPLE[this_device.kind]
     settings = {"repeat": repeat, "warmup": warmup, "device": device, "calls": calls, "busy": busy}

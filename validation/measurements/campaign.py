@@ -136,7 +136,7 @@ class Tools:
     measure_of: measuring function of a kind of measurement.
     calibrate, refresh: functions of device, folder and number of processes.
     gpu: from the folder of the calibration, name of this machine's GPU.
-    devices: number of GPUs of this machine; None: as many processes as a run asks for.
+    devices: number of GPUs of this machine, or of cores; None: as many processes as a run asks for.
     """
 
     measure_of: Callable[[str], Measure]
@@ -174,7 +174,8 @@ def run_all(
         done = _read_complete(path)
         if done is None:
             if tools.devices is not None and (needed := campaign.devices(run)) > tools.devices:
-                reason = f"not measured: it needs {needed} GPUs, and this machine has {tools.devices}"
+                what, way = ("GPUs", "") if campaign.device == "cuda" else ("cores", "; --yes measures it all the same")
+                reason = f"not measured: it needs {needed} {what}, and this machine has {tools.devices}{way}"
                 yield run, Unmeasured(reason, failed=False)
                 continue
             if minutes is not None and (time.monotonic() - begin) / 60 + run.minutes > minutes:

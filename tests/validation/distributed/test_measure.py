@@ -276,6 +276,19 @@ def test_a_world_of_another_size_is_refused_under_torchrun(monkeypatch: pytest.M
         launch.check_world_size(4, "cpu")
 
 
+def test_a_cpu_without_room_is_refused_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Processes beyond the cores, or tensors beyond the memory."""
+    machine = Device.of("cpu").machine()
+    for field, words in (("processors", "takes a core, and this machine has 1"), ("memory", "by the forecast")):
+        smaller = machine.model_copy(update={"processors": 2, field: 1})
+        monkeypatch.setattr(Device, "machine", lambda device, count=1, smaller=smaller: smaller)
+        with pytest.raises(PlanError, match=words):
+            measure(job(pp=2), "cpu", tmp_path / "none.json", crowded=False)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_gpus_are_counted_before_processes_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_cuda: Any
 ) -> None:

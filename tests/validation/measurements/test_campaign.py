@@ -154,10 +154,12 @@ def test_a_slice_starts_only_runs_that_end_in_time_and_the_next_one_resumes(go: 
         assert rooms.names == names
 
 
-def test_runs_that_need_more_gpus_are_left_out_with_a_reason(go: Go) -> None:
-    (_, kernels), (_, steps) = go(Rooms(), {"jobs": {"one": {"cluster": {"gpus": 4}}}}, devices=2)
-    assert isinstance(kernels, Measurement)
-    assert steps == ("not measured: it needs 4 GPUs, and this machine has 2", False)
+def test_runs_that_need_more_devices_are_left_out_with_a_reason(go: Go) -> None:
+    for device, end in (("cuda", "4 GPUs, and this machine has 2"), ("cpu", "4 cores, and this machine has 2; --yes")):
+        change = {"device": device, "jobs": {"one": {"cluster": {"gpus": 4}}}}
+        (_, kernels), (_, steps) = go(Rooms(), change, out=device, devices=2)
+        assert isinstance(kernels, Measurement)
+        assert steps.reason.startswith(f"not measured: it needs {end}") and not steps.failed
 
 
 def test_auto_is_the_gpu_of_this_machine(go: Go) -> None:
