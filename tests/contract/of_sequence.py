@@ -63,6 +63,7 @@ OPTION_VALUES = (
     *(("balance", order) for order in ("striped", "contiguous", "zigzag")),
     *(("comm", way) for way in ("all_gather", "a2a", "p2p")),
     ("merge", "eager"),
+    ("merge", "scripted"),
 )
 """Values of options that appear in closed forms."""
 
