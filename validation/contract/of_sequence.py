@@ -64,6 +64,7 @@ OPTION_VALUES = (
     *(("balance", order) for order in ("striped", "contiguous", "zigzag")),
     *(("comm", way) for way in ("all_gather", "a2a", "p2p")),
     ("merge", "eager"),
+    ("merge", "scripted"),
     *(("chunks", number) for number in (2, 4)),
 )
 """Values of options that appear in closed forms."""

@@ -4,9 +4,8 @@ Every rank holds 1/p of the positions of each sequence. At every step it attends
 them to the next rank and receives those of the previous rank during the computation. Partial outputs are merged by
 their row sums (online softmax), so no rank ever holds more than two shards of keys. Under a causal mask `balance` says
 which positions a rank holds: contiguous shards leave the first rank a single block and the last rank all of them;
-    striped (every
-p-th position) and zigzag (a part from the start and a part from the end) balance the work. Kernels that leave out whole
-tiles of a mask only (`tile`) gain less from balance, and nothing where a block is a single tile.
+striped (every p-th position) and zigzag (a part from the start and a part from the end) balance the work. Kernels that
+leave out whole tiles of a mask only (`tile`) gain less from balance, and nothing where a block is a single tile.
 
     p = 3   step 0        step 1        step 2
     rank 0  q0 x kv0      q0 x kv2      q0 x kv1
@@ -19,8 +18,8 @@ blocks per rank are ideal, the slowest rank takes the time of p - 1/2 with conti
 and p/2 zigzag.
 
 Eager PyTorch kernels merge o' into o by o - sigmoid(l' - l) (o - o'), in fp32, each operation a separate kernel: they
-move 38 bytes per element of the output where a fused kernel moves 10. Running sums of gradients are fp32 too, and
-those of keys and values travel p times, in fp32.
+move 38 bytes per element of the output where a fused or scripted kernel moves 10. Running sums of gradients are fp32
+too, and those of keys and values travel p times, in fp32.
 
 Two rings over two axes, the outer first, form a double ring: while keys go round the inner ring of near ranks,
 those of the next outer step are being sent. sequence/ulysses over an axis and a ring over another is USP.
@@ -36,6 +35,7 @@ from meshcast.hardware.schemas import Field
 from meshcast.simulator.ir.attention_mask import share_of_tiles
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, SchemeOptions
 from meshcast.simulator.ir.settings import SequenceSetting
+from meshcast.simulator.schemes.sequence.shared.attention_steps import MergeKernels
 from meshcast.simulator.schemes.sequence.shared.ring_attention import RingScheme
 
 TileSize = Annotated[int, Field(ge=1, strict=True)]
@@ -48,9 +48,10 @@ class Ring(RingScheme):
         balance: Literal["contiguous", "striped", "zigzag"] = "zigzag"
         """Which positions a rank holds."""
 
-        merge: Literal["fused", "eager"] = "fused"
-        """Kernels that merge the partial results of the steps: fused as in Transformer Engine, or eager PyTorch on fp32
-        copies as in zhuzilin/ring-flash-attention, USP and torch, whose gradients of keys and values travel in fp32.
+        merge: MergeKernels = "fused"
+        """Kernels that merge the partial results of the steps: fused as in Transformer Engine; scripted, TorchScript's
+        fuser on an fp32 output, as in zhuzilin/ring-flash-attention and USP; or eager PyTorch on fp32 copies as in
+        torch. Beside an fp32 output gradients of keys and values travel in fp32.
         """
 
         tile: tuple[TileSize, TileSize] | None = None
@@ -68,14 +69,15 @@ class Ring(RingScheme):
         return str(self.options.balance)
 
     @property
-    def merges_eagerly(self) -> bool:
-        return bool(self.options.merge == "eager")
+    def merge(self) -> MergeKernels:
+        merge: MergeKernels = self.options.merge
+        return merge
 
     def closed_forms(self, setting: SequenceSetting) -> Iterable[ClosedForm]:
         p, s = setting.cp, setting.s
         hops = (p - 1) / p * setting.b * s * setting.kv_width * 2
         yield ClosedForm("sent_forward", 2 * hops, "keys and values, p-1 hops")
-        if self.merges_eagerly and p > 1:
+        if self.merge != "fused" and p > 1:
             fp32 = 2 * setting.b * s * setting.kv_width * 4
             yield ClosedForm("sent_backward", 2 * hops + fp32, "keys and values p-1 hops, fp32 gradients p hops")
         else:

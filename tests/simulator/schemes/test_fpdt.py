@@ -8,7 +8,7 @@ import pytest
 
 from meshcast.simulator.forecast.simulate import simulate
 from meshcast.simulator.ir.ops import Attention, Fragment, HostCopy
-from tests.contract.of_sequence import SequenceLayer
+from meshcast.validation.contract.of_sequence import SequenceLayer
 from tests.draws import drawn_grid
 
 

@@ -72,23 +72,25 @@ def test_arriving_blocks_are_awaited_and_have_a_free_buffer(name: str, backward:
 
 
 @pytest.mark.parametrize("p", [2, 3, 8])
-def test_eager_merges_move_the_bytes_of_every_operation(p: int) -> None:
+def test_merges_in_fp32_move_the_bytes_of_their_kernels(p: int) -> None:
     """Of n elements of the output in bf16: a first copy in fp32 (6 n); in each further step a copy (6 n), a difference
     (12 n), a product with the row sums' (8 n) and another difference (12 n), and five kernels on row sums; at the end
-    the copy back (6 n). One fused kernel reads two outputs and writes one (8, then 10, at last 8 n). All of it on the
-    slowest rank, whose queries are whole in every step.
+    the copy back (6 n). A scripted kernel reads both outputs and writes one in each of these steps (10 n), between the
+    same copies. One fused kernel reads two outputs and writes one (8, then 10, at last 8 n). All of it on the slowest
+    rank, whose queries are whole in every step.
     """
     moved = {}
-    for merge in ("fused", "eager"):
+    for merge, kernels in (("fused", 0), ("scripted", 1), ("eager", 5)):
         fragment = layer("ring", p, merge=merge).fragment
         ops = [op for op in fragment.forward if op.name.startswith("merge")]
         assert all(isinstance(op.work, Memory) and op.stream == COMPUTE for op in ops)
         moved[merge] = sum(slowest_rank(op.work).bytes for op in ops)
-        assert len(ops) == (p - 1 if merge == "fused" else 5 * (p - 1) + 2)
+        assert len(ops) == (kernels * (p - 1) + 2 if kernels else p - 1)
     n, rows = 48 // p * 192, 48 // p * 24
     last = 8 * n + 3 * 4 * rows if p > 2 else 0
     fused = last + (p - 3) * (10 * n + 3 * 4 * rows) + 8 * n + 3 * 4 * rows if p > 2 else 6 * n + 3 * 4 * rows
     assert moved["fused"] == pytest.approx(fused, rel=1e-3)
+    assert moved["scripted"] == pytest.approx(12 * n + (p - 1) * (10 * n + 3 * 4 * rows), rel=1e-3)
     assert moved["eager"] == pytest.approx(12 * n + (p - 1) * (38 * n + 14 * 4 * rows), rel=1e-3)
 
 

@@ -7,8 +7,8 @@ import pytest
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import Attention, Collective, Fragment
 from meshcast.simulator.models.model import Model
-from tests.contract.measure import lowered_stage, make, sent, waits_for
-from tests.contract.of_sequence import of_family
+from meshcast.validation.contract.measure import lowered_stage, make, sent_bytes, waits_for
+from meshcast.validation.contract.of_sequence import of_family
 from tests.simulator.schemes.ring_layers import LLAMA
 
 MIB = 2**20
@@ -29,7 +29,7 @@ def sent_each_way(ranks: int, **model: object) -> tuple[float, float]:
     ways = (-1,), tuple(range(1, ranks))
     both = [[op for op in hops if isinstance(op.work, Collective) and op.work.by in by] for by in ways]
     assert sum(map(len, both)) == len(hops) == 2 * (ranks - 1)
-    return sent(both[0], mesh), sent(both[1], mesh)
+    return sent_bytes(both[0], mesh), sent_bytes(both[1], mesh)
 
 
 def test_a_layer_of_llama_3_8b_sends_queries_one_way_and_outputs_the_other() -> None:

@@ -6,8 +6,9 @@ up. A kernel merges an output (Transformer Engine), or *eager* kernels do, each 
 
     out - sigmoid(sum' - sum) (out - out')
 
-on fp32 copies of the outputs (zhuzilin/ring-flash-attention, utils.py; torch.distributed.tensor.experimental). Then
-running sums of gradients are fp32 too.
+on fp32 copies of the outputs (torch.distributed.tensor.experimental). *Scripted* merges are these operations in a
+kernel of TorchScript's fuser (zhuzilin/ring-flash-attention and USP, utils.py); the copies before and behind all merges
+stay. In both running sums of gradients are fp32, too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Literal
 
 from meshcast.simulator.ir.attention_mask import DIAGONAL, WHOLE, RankShare, ScoreBlock
 from meshcast.simulator.ir.operators import CoreAttention
@@ -31,6 +33,8 @@ Shares = tuple[Fraction, float]
 
 KernelBytes = tuple[int, int, bool]
 """Bytes that a kernel reads and writes, and whether all ranks work on the whole."""
+
+MergeKernels = Literal["fused", "scripted", "eager"]
 
 HALF = Fraction(1, 2)
 
@@ -80,7 +84,7 @@ class AttentionSteps:
 
     Inside an off-diagonal block of an outer ring all steps are equal parts of that block.
 
-    eager: every operation of a merge is a separate kernel.
+    merge: the kernels of a merge.
     start: a shift that brings the first step its operands; it moves no bytes yet. None: a rank's shards are the first.
     """
 
@@ -91,12 +95,12 @@ class AttentionSteps:
         ring_axes: tuple[str, ...],
         mask_blocks: Sequence[ScoreBlock],
         merges: int,
-        eager: bool = False,
+        merge: MergeKernels = "fused",
         start: Collective | None = None,
     ) -> None:
         self.start = start
         self.operator, self.ring_axes, self.count, self.merges_left = operator, ring_axes, len(mask_blocks), merges
-        self.eager = eager
+        self.merge, self.in_fp32 = merge, merge != "fused"
         inside = operator.block if operator.block not in (None, DIAGONAL) else None
         self.step_operators = [
             replace(operator, name=f"{operator.name} {i}", block=inside or block) for i, block in enumerate(mask_blocks)
@@ -194,11 +198,13 @@ class AttentionSteps:
         ops = self._kernels(f"merge {self.operator.name}", self._merge_bytes(first, last, total), shares, behind, "F")
         if first:
             self.use_memory(ops[0], *self.partial_output(0))
-        if self.eager or not (first and last):
+        if self.in_fp32 or not (first and last):
             self.use_through(ops, (self.memory_key("sum"), total), made=first)
-        if self.eager:
+        if self.merge == "eager":
             # The fp32 copy of the partial output, the difference, and the product or the new output.
             self.use_through(ops, (self.memory_key("merged", self.merges_left), 3 * total), made=True)
+        elif self.in_fp32:  # the new output beside the old one
+            self.use_through(ops, (self.memory_key("merged", self.merges_left), total), made=True)
         self.use_through(ops, *parts)
         self.use_memory(ops[-1], (self.memory_key("lse"), self.lse), made=first)
         if last:
@@ -210,26 +216,29 @@ class AttentionSteps:
     def _merge_bytes(self, first: bool, last: bool, total: int) -> list[KernelBytes]:
         """Returns what the kernels of a merge read and write. total: bytes of the output in fp32."""
         part, lse = self.nbytes(self.o), self.lse
-        if not self.eager:
+        if not self.in_fp32:
             return [((part if first else total) + part + 2 * lse, (part if last else total) + lse, False)]
         # Row sums: two differences and two functions of them, and the new sums.
         sums = (8 * lse, 5 * lse, False)
         merge = [(part, total, False), sums, (2 * total, total, False), (total + lse, total, False)]
+        merge = [*merge, (2 * total, total, False)]
+        if self.merge == "scripted":
+            merge = [(total + part + 2 * lse, total + lse, False)]
         begin, end = [(part, total, True)] * first, [(total, part, True)] * last
-        return [*begin, *merge, (2 * total, total, False), *end]
+        return [*begin, *merge, *end]
 
     def add_gradients(
         self, name: str, nbytes: int, shares: Shares, after: Sequence[Op], ends: tuple[bool, bool] | None = None
     ) -> list[Op]:
-        """Adds gradients of `nbytes` to the running sum; eager sums are in fp32.
+        """Adds gradients of `nbytes` to the running sum; those beside fp32 outputs are in fp32.
 
         ends: whether this is the first, and whether it is the last sum; None: the running sum is in fp32 before and
             after, in separate memory.
         """
-        total, (first, last) = 2 * nbytes if self.eager else nbytes, ends if self.eager and ends else (False, False)
+        total, (first, last) = 2 * nbytes if self.in_fp32 else nbytes, ends if self.in_fp32 and ends else (False, False)
         begin, end = [(nbytes, total, True)] * first, [(total, nbytes, True)] * last
         ops = self._kernels(f"add {name}", [*begin, (nbytes + total, total, False), *end], shares, after, "B")
-        if self.eager and ends:
+        if self.in_fp32 and ends:
             self.use_through(ops, (self.memory_key(f"d:sum {name}"), total), made=first)
         self.fragment.backward += ops
         return ops

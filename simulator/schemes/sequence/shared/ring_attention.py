@@ -13,7 +13,7 @@ from meshcast.simulator.ir.ops import Fragment, Op
 from meshcast.simulator.ir.registry import find_scheme
 from meshcast.simulator.ir.scheme import LowerModule, Rule, SequenceScheme
 from meshcast.simulator.scheduling.schedule import Schedule
-from meshcast.simulator.schemes.sequence.shared.attention_steps import AttentionSteps, mask_blocks
+from meshcast.simulator.schemes.sequence.shared.attention_steps import AttentionSteps, MergeKernels, mask_blocks
 
 
 class RingScheme(SequenceScheme):
@@ -59,9 +59,9 @@ class RingScheme(SequenceScheme):
         return self.attend(module, inner)
 
     @property
-    def merges_eagerly(self) -> bool:
-        """Whether every operation of a merge is a separate kernel."""
-        return False
+    def merge(self) -> MergeKernels:
+        """The kernels that merge partial results."""
+        return "fused"
 
     @property
     def kernel_tile(self) -> tuple[int, int] | None:
@@ -71,7 +71,7 @@ class RingScheme(SequenceScheme):
     def attend(self, operator: CoreAttention, inner: LowerModule) -> Fragment:
         """Returns the attention core on several ranks."""
         blocks = mask_blocks(self.token_order, self.ranks, operator.bidirectional, self.kernel_tile)
-        return RingAttention(operator, inner, self.ring_axes, blocks, self.merges_eagerly).fragment
+        return RingAttention(operator, inner, self.ring_axes, blocks, self.merge).fragment
 
     def check_job(self, job: Any) -> None:
         """Raises PlanError where sequences cannot be split so, and for masks and kernels that it does not support."""
@@ -132,8 +132,8 @@ class RingAttention(AttentionSteps):
     and values, and p-1 their gradients. The keys left by the forward pass occupy the memory of the local keys and
     values.
 
-    Eager kernels go round as in the forward pass, from the rank's keys, and gradients a place more than keys and
-    values, in fp32 (zhuzilin/ring-flash-attention).
+    Beside outputs in fp32 they go round as in the forward pass, from the rank's keys, and gradients a place more than
+    keys and values, in fp32 (zhuzilin/ring-flash-attention).
 
     gradient_bytes: of keys and values; carried: as they travel.
     """
@@ -144,18 +144,18 @@ class RingAttention(AttentionSteps):
         inner: LowerModule,
         ring_axes: tuple[str, ...],
         mask_blocks: Sequence[ScoreBlock],
-        eager: bool = False,
+        merge: MergeKernels = "fused",
     ) -> None:
-        super().__init__(operator, inner, ring_axes, mask_blocks, len(mask_blocks) - 1, eager)
+        super().__init__(operator, inner, ring_axes, mask_blocks, len(mask_blocks) - 1, merge)
         self.key_bytes, self.gradient_bytes = self.nbytes(self.k, self.v), self.nbytes(f"d:{self.k}", f"d:{self.v}")
-        self.carried, self.by = (2 * self.gradient_bytes, 1) if eager else (self.gradient_bytes, -1)
+        self.carried, self.by = (2 * self.gradient_bytes, 1) if self.in_fp32 else (self.gradient_bytes, -1)
         self.gradient_label = f"d{self.k} d{self.v}"
         pass_keys(self, lambda i: _backward_keys(self, self.turn(i)))
         self._run_backward()
 
     def turn(self, i: int) -> int:
         """Returns the number of the backward step that goes back through step i, and the other way round."""
-        return i if self.eager else self.count - 1 - i
+        return i if self.in_fp32 else self.count - 1 - i
 
     def _run_backward(self) -> None:
         arrived = [self.fragment.grad_entry[self.o]]
@@ -169,14 +169,14 @@ class RingAttention(AttentionSteps):
             if b:
                 total = self._add_query_gradients(b, [*total, step.grad_exit[self.q]])
                 gradients = self._add_key_gradients(b, [hop, *gradients])
-            elif self.eager:
+            elif self.in_fp32:
                 gradients = [
                     self.convert_gradients(self.gradient_label, (self.gradient_bytes, self.carried), gradients)
                 ]
                 self.use_memory(gradients[0], (self.memory_key("d:part", b), self.gradient_bytes))
                 self.use_memory(gradients[0], (self.memory_key("d:dkv", b), self.carried), made=True)
             arrived = [hop]
-        if self.eager:
+        if self.in_fp32:
             gradients = self._bring_home(gradients)
         self.fragment.grad_exit = {self.q: total[0], self.k: gradients[0], self.v: gradients[0]}
 
@@ -210,7 +210,7 @@ class RingAttention(AttentionSteps):
         block = self.step_operators[self.turn(b)].computed_block
         sums = self.add_gradients(self.gradient_label, self.gradient_bytes, block.keys, after)
         self.use_memory(sums[0], (self.memory_key("d:dkv", b), self.carried))
-        if b < self.count - 1 or self.eager:
+        if b < self.count - 1 or self.in_fp32:
             self.use_memory(sums[0], (self.memory_key("d:part", b), self.gradient_bytes))
         else:
             self.use_tensors(sums[0], f"d:{self.k}", f"d:{self.v}")
@@ -275,5 +275,5 @@ def _backward_keys(steps: AttentionSteps, b: int) -> dict[str, str]:
         if b
         else {}
     )
-    part = steps.memory_key("d:part", b) if b or steps.eager else steps.memory_key("d:dkv", b)
-    return kept | ({f"d:{k}": part, f"d:{v}": part} if b < steps.count - 1 or steps.eager else {})
+    part = steps.memory_key("d:part", b) if b or steps.in_fp32 else steps.memory_key("d:dkv", b)
+    return kept | ({f"d:{k}": part, f"d:{v}": part} if b < steps.count - 1 or steps.in_fp32 else {})
