@@ -366,8 +366,8 @@ def equal_copies(param: Param, plan: Plan) -> int:
     tensor = [part for scheme in plan.family("tensor") for part in scheme.over]
     if param.view:
         # The bias behind the sum over the ranks that divide an expert.
-        (expert,) = plan.family("expert")
-        return plan.mesh.size(expert.over[1:]) if param.name.endswith("bexpert.down") else 1
+        inside = [axis for axis in plan.job.plan.views.get("experts", {}) if axis not in ("edp", "ep")]
+        return plan.mesh.size(inside) if param.name.endswith("bexpert.down") else 1
     copies = plan.mesh.size(set(tensor) - set(param.partial))
     return max(1, round(copies * param.size / param.total))
 
