@@ -540,6 +540,8 @@ def _read_recipe(reading: Reading, converters: list[str]) -> None:
 
 def _read_loss(reading: Reading) -> None:
     """Reads the bytes of logits: of all of them, of chunks, or compiled."""
+    if reading.take_switch("parallelism.disable_loss_parallel"):
+        reading.set_key("framework.set.loss.whole_vocabulary", True, "parallelism.disable_loss_parallel")
     name, components = reading.take("loss.name"), reading.take("compile.components")
     word = "" if name is None else str(name.value)
     parts = read_words(components) if components is not None and not is_null(components.value) else ("model", "loss")
