@@ -117,8 +117,8 @@ class LossKernels(FrameworkPart):
         hidden states of all (linear_cross_entropy_forward in liger_kernel/ops/fused_linear_cross_entropy.py).
     recomputed: the backward pass computes the logits of a part again; otherwise their gradients follow at once.
     kept_of_all: what is saved is saved of all parts, and gradients follow in the backward pass.
-    whole_vocabulary: with Megatron's shards every tensor rank gathers the logits, and computes the loss over the whole
-        vocabulary (`disable_loss_parallel` of torchtitan); otherwise over its shard of it.
+    whole_vocabulary: every tensor rank gathers the logits, and computes the loss over the whole vocabulary
+        (`disable_loss_parallel` of torchtitan); otherwise over its shard of it. tensor/transformers always does.
     """
 
     forward: int = Field(ge=0)

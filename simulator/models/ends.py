@@ -364,7 +364,7 @@ def build_batch_loss(shapes: Shapes, width: int, computed: Sequence[int]) -> Bat
         loss = Tensor(f"loss{i}", {"b": pairs["b"]}, "fp32")
         modules += [
             Similarity(f"similarity{i}", (held[i], held[1 - i].rename_dims(b="n")), (logits,)),
-            Loss(f"loss{i}", (logits,), (loss,), (), *shapes.loss[:3], whole_vocabulary=shapes.loss.whole_vocabulary),
+            Loss(f"loss{i}", (logits,), (loss,), (), *shapes.loss[:3]),
         ]
     arriving = next((vectors[i] for i in (0, 1) if i not in computed), None)
     outputs = tuple(vectors[i] for i in computed)

@@ -66,17 +66,7 @@ def build_output(shapes: Shapes, output: ModelOutput, x: Tensor) -> list[Module]
         taken = Tensor("logits.taken", {**samples, "n": classes}, shapes.dtype)
         modules.append(Pool("pool", (logits,), (taken,)))
         logits, rows = taken, samples
-    return [
-        *modules,
-        Loss(
-            "loss",
-            (logits,),
-            (Tensor("loss", rows, "fp32"),),
-            (),
-            *shapes.loss[:4],
-            whole_vocabulary=shapes.loss.whole_vocabulary,
-        ),
-    ]
+    return [*modules, Loss("loss", (logits,), (Tensor("loss", rows, "fp32"),), (), *shapes.loss[:4])]
 
 
 def _project(shapes: Shapes, modules: list[Module], x: Tensor, rows: Mapping[str, Dim]) -> Tensor:

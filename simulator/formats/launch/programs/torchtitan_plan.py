@@ -31,6 +31,7 @@ ROWS = (
     ),
     SettingRow("parallelism.enable_async_tensor_parallel", "framework.set.overlap.tp", "switch", ON, silent=False),
     SettingRow("compile.enable_async_tensor_parallel", "framework.set.overlap.tp", "switch", ON),
+    SettingRow("parallelism.disable_loss_parallel", "framework.set.loss.whole_vocabulary", "switch", ON, silent=False),
     SettingRow("compile.enable", "framework.set.compile", "switch", ON, silent=False),
 )
 
@@ -75,7 +76,12 @@ RENAMED = {
     "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
     **{
         f"training.{name}": f"parallelism.{name}"
-        for name in ("data_parallel_shard_degree", "data_parallel_replicate_degree", "tensor_parallel_degree")
+        for name in (
+            "data_parallel_shard_degree",
+            "data_parallel_replicate_degree",
+            "tensor_parallel_degree",
+            "disable_loss_parallel",
+        )
     },
     **{
         f"training.pipeline_parallel_{name}": f"parallelism.pipeline_parallel_{name}"
@@ -540,8 +546,6 @@ def _read_recipe(reading: Reading, converters: list[str]) -> None:
 
 def _read_loss(reading: Reading) -> None:
     """Reads the bytes of logits: of all of them, of chunks, or compiled."""
-    if reading.take_switch("parallelism.disable_loss_parallel"):
-        reading.set_key("framework.set.loss.whole_vocabulary", True, "parallelism.disable_loss_parallel")
     name, components = reading.take("loss.name"), reading.take("compile.components")
     word = "" if name is None else str(name.value)
     parts = read_words(components) if components is not None and not is_null(components.value) else ("model", "loss")
