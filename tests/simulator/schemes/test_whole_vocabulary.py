@@ -25,6 +25,11 @@ def job(tensor: str, whole: bool) -> dict[str, Any]:
     }
 
 
+def test_transformers_gathers_the_logits_in_any_case() -> None:
+    asked, unasked = (simulate(job("transformers", on)) for on in (True, False))
+    assert (asked.step_time, asked.peak_allocated) == (unasked.step_time, unasked.peak_allocated)
+
+
 def sent(tensor: str, whole: bool) -> list[tuple[str, int]]:
     """Collectives of the output layer and the loss."""
     (stage,) = lower_stages(resolve_plan(load_job(job(tensor, whole))))[0]

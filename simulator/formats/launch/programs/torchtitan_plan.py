@@ -11,7 +11,7 @@ from meshcast.simulator.formats.launch.keys import flatten_model
 from meshcast.simulator.formats.launch.programs.evaluations import MICRO, EvaluationSettings, read_evaluation
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS
 from meshcast.simulator.formats.launch.reading import Reading, date_release, set_gpus
-from meshcast.simulator.formats.launch.table import ON, SettingRow, is_null, read_number, read_words
+from meshcast.simulator.formats.launch.table import OFF, ON, SettingRow, is_null, read_number, read_words
 from meshcast.simulator.models.load import load_model
 
 ROWS = (
@@ -32,6 +32,7 @@ ROWS = (
     SettingRow("parallelism.enable_async_tensor_parallel", "framework.set.overlap.tp", "switch", ON, silent=False),
     SettingRow("compile.enable_async_tensor_parallel", "framework.set.overlap.tp", "switch", ON),
     SettingRow("parallelism.disable_loss_parallel", "framework.set.loss.whole_vocabulary", "switch", ON, silent=False),
+    SettingRow("parallelism.enable_loss_parallel", "framework.set.loss.whole_vocabulary", "switch", OFF),
     SettingRow("compile.enable", "framework.set.compile", "switch", ON, silent=False),
 )
 
@@ -81,6 +82,7 @@ RENAMED = {
             "data_parallel_replicate_degree",
             "tensor_parallel_degree",
             "disable_loss_parallel",
+            "enable_loss_parallel",
         )
     },
     **{
