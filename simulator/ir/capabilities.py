@@ -236,6 +236,10 @@ class PadsVocabulary(Scheme):
         """Axes to whose ranks the vocabulary is padded."""
 
 
+class GathersLogits(Scheme):
+    """Shards the output layer along the vocabulary, and gathers the logits of a loss over the whole vocabulary."""
+
+
 class TakesProjectedKeys(Scheme):
     """Shards a sequence although its keys and values are projected along it, which all ranks then have whole."""
 

@@ -614,12 +614,14 @@ class Loss(Operator):
     peaks: bytes held per logit at most in the backward pass, with a whole and with a sharded vocabulary: what is kept,
         the gradient of the logits and temporaries; 0: no temporaries.
     kept_of_all: whether what is kept is kept of all pieces of the logits.
+    whole_vocabulary: whether every rank has the logits of the whole vocabulary, with Megatron's shards.
     """
 
     traffic: tuple[int, int] = (14, 6)
     kept: int = 4
     peaks: tuple[int, int] = (0, 0)
     kept_of_all: bool = False
+    whole_vocabulary: bool = False
     sums = True
 
     def output_layout(self, tensor: Tensor, divide: Mapping[str, str]) -> Layout:

@@ -119,6 +119,8 @@ class LossKernels(FrameworkPart):
         hidden states of all (linear_cross_entropy_forward in liger_kernel/ops/fused_linear_cross_entropy.py).
     recomputed: the backward pass computes the logits of a part again; otherwise their gradients follow at once.
     kept_of_all: what is saved is saved of all parts, and gradients follow in the backward pass.
+    whole_vocabulary: every tensor rank gathers the logits, and computes the loss over the whole vocabulary
+        (`disable_loss_parallel` of torchtitan); otherwise over its shard of it. tensor/transformers always does.
     """
 
     forward: int = Field(ge=0)
@@ -130,6 +132,7 @@ class LossKernels(FrameworkPart):
     chunk_tokens: int | Literal["liger"] = 0
     recomputed: bool = False
     kept_of_all: bool = False
+    whole_vocabulary: bool = False
 
     @model_validator(mode="after")
     def _check_chunks(self) -> LossKernels:
@@ -142,7 +145,7 @@ class LossKernels(FrameworkPart):
         peaks = self.peak, self.sharded_peak or self.peak
         pieces = self.count_chunks(tokens, vocab, hidden)
         traffic = self.forward, self.backward
-        return LossShape(traffic, self.kept, peaks, self.kept_of_all, pieces, self.recomputed)
+        return LossShape(traffic, self.kept, peaks, self.kept_of_all, pieces, self.recomputed, self.whole_vocabulary)
 
     def count_chunks(self, tokens: int, vocab: int, hidden: int) -> int:
         """Returns the parts into which the tokens of a rank are cut. vocab: of the whole vocabulary."""

@@ -620,7 +620,9 @@ class Architecture(RareBlockBuilder, StreamBuilder):
             capped = replace(logits, name="logits.capped")
             modules.append(Softcap("logits.cap", (logits,), (capped,)))
             logits = capped
-        return [*modules, Loss("loss", (logits,), (loss,), (), *self.loss[:4], launches=float(self.loss.pieces))]
+        repeated, whole = float(self.loss.pieces), self.loss.whole_vocabulary
+        ends = Loss("loss", (logits,), (loss,), (), *self.loss[:4], whole_vocabulary=whole, launches=repeated)
+        return [*modules, ends]
 
     def _predict_patches(self, diffusion: Diffusion, x: Tensor) -> list[Module]:
         """Builds final norm, output layer and loss of a diffusion transformer."""

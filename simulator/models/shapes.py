@@ -33,6 +33,7 @@ class LossShape(NamedTuple):
     kept_of_all: whether what is saved is saved of all pieces.
     pieces: of the logits, which are in memory in turn.
     recomputed: whether the backward pass computes the logits again.
+    whole_vocabulary: whether every tensor rank gathers the logits.
     """
 
     traffic: tuple[int, int] = (14, 6)
@@ -41,6 +42,7 @@ class LossShape(NamedTuple):
     kept_of_all: bool = False
     pieces: int = 1
     recomputed: bool = False
+    whole_vocabulary: bool = False
 
 
 PLAIN_LOSS = LossShape()

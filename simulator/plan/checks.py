@@ -12,6 +12,7 @@ from meshcast.hardware.remembered import remember
 from meshcast.simulator.ir.capabilities import (
     AccumulatesByUnit,
     AnnotatesOperators,
+    GathersLogits,
     HoldsStates,
     MeetsPeriodically,
     RequiresRoles,
@@ -34,6 +35,7 @@ from meshcast.simulator.models.branches import share_tokens
 from meshcast.simulator.models.undescribed import mixes_tokens
 from meshcast.simulator.plan.plan import Plan
 from meshcast.simulator.scheduling.schedule import Schedule, nearest_multiple
+from meshcast.simulator.scheduling.vocabulary import ShardsVocabulary
 
 DIM_NAMES = {
     "b": "batch.micro x data-parallel ranks",
@@ -182,6 +184,19 @@ def check_attention(plan: Plan) -> None:
     if framework.attention_library == "flash-3" and gpu.architecture != "hopper":
         rule = f"FlashAttention-3 runs on Hopper GPUs, and {gpu.name} is of architecture {gpu.architecture}"
         raise PlanError("framework.set.attention_library", rule, "flash-2 would work", framework.attention_library)
+
+
+def check_whole_vocabulary(plan: Plan) -> None:
+    """Checks that schemes that shard the vocabulary gather the logits of a loss over all of it."""
+    if not plan.job.framework.loss.whole_vocabulary:
+        return
+    for scheme in plan.schemes:
+        of_pipeline = isinstance(scheme, ShardsVocabulary)
+        of_tensors = scheme.family == "tensor" and plan.mesh.size(scheme.axes) > 1
+        if of_pipeline or (of_tensors and not isinstance(scheme, GathersLogits)):
+            rule = f"{scheme.use} computes the loss where its shards of the logits are"
+            others = "pipeline/1f1b" if of_pipeline else "tensor/megatron or tensor/megatron-sp"
+            raise PlanError("framework.set.loss.whole_vocabulary", rule, f"Leave it out, or use {others}", True)
 
 
 def check_documents(plan: Plan) -> None:
@@ -549,6 +564,7 @@ ALWAYS = (
     check_batch,
     check_branches,
     check_attention,
+    check_whole_vocabulary,
     check_documents,
     check_frames,
     check_diffusion,

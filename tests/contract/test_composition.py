@@ -33,7 +33,10 @@ VARIANTS: list[dict[str, Any]] = [
         "options": {"memory/recompute-selective": {"modules": ["attention", "mlp", "moe"]}},
     },
     {"precision": "fp8-blockwise", "defaults": {"memory": "memory/recompute-full"}},
-    {"set": {"attention": "unfused"}, "defaults": {"pipeline": "pipeline/zb-h1"}},
+    {
+        "set": {"attention": "unfused", "loss": {"whole_vocabulary": True}},
+        "defaults": {"pipeline": "pipeline/zb-h1"},
+    },
     {"precision": "fp8-delayed", "defaults": {"tensor": "tensor/megatron", "sequence": "sequence/ring"}},
     {"options": {"memory/recompute-selective": {"modules": ["core_attn", "moe"]}}, "set": {"regather": True}},
 ]

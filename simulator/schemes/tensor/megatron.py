@@ -13,12 +13,14 @@ equation 2.
 
 from collections.abc import Iterable
 
+from meshcast.simulator.ir.capabilities import GathersLogits
 from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.ir.operators import Loss
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, TensorScheme
 from meshcast.simulator.ir.settings import LayerSetting
 
 
-class Megatron(TensorScheme):
+class Megatron(TensorScheme, GathersLogits):
     paper = Paper(
         "arXiv:1909.08053",
         "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
@@ -26,6 +28,8 @@ class Megatron(TensorScheme):
     )
 
     def layouts(self, operator: Operator) -> str | None:
+        if isinstance(operator, Loss) and operator.whole_vocabulary:
+            return None
         return next((dim for dim in ("a", "f", "v") if operator.has(dim)), None)
 
     def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:

@@ -14,15 +14,19 @@ References: Korthikanti et al. 2022, arXiv 2205.05198, section 4 and equation 4;
 
 from collections.abc import Iterable
 
+from meshcast.simulator.ir.capabilities import GathersLogits
 from meshcast.simulator.ir.modules import Operator
+from meshcast.simulator.ir.operators import Loss
 from meshcast.simulator.ir.scheme import ClosedForm, Paper, TensorScheme
 from meshcast.simulator.ir.settings import LayerSetting
 
 
-class MegatronSP(TensorScheme):
+class MegatronSP(TensorScheme, GathersLogits):
     paper = Paper("arXiv:2205.05198", "Reducing Activation Recomputation in Large Transformer Models", 2022)
 
     def layouts(self, operator: Operator) -> str | None:
+        if isinstance(operator, Loss) and operator.whole_vocabulary:
+            return None
         return next((dim for dim in ("a", "f", "v", "s") if operator.has(dim)), None)
 
     def closed_forms(self, setting: LayerSetting) -> Iterable[ClosedForm]:

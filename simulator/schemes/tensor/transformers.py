@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from meshcast.simulator.ir.capabilities import PadsVocabulary
+from meshcast.simulator.ir.capabilities import GathersLogits, PadsVocabulary
 from meshcast.simulator.ir.modules import Module, Operator, Unit
 from meshcast.simulator.ir.operators import Linear
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Fragment, Memory, Op
@@ -33,7 +33,7 @@ from meshcast.simulator.ir.settings import LayerSetting
 from meshcast.simulator.lowering.rewrite import Rewrite, working_predecessors
 
 
-class Transformers(TensorScheme, PadsVocabulary):
+class Transformers(TensorScheme, PadsVocabulary, GathersLogits):
     paper = Paper("https://github.com/huggingface/transformers", "Transformers: tensor parallelism", 2024)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -81,7 +81,6 @@ VERDICTS: Verdicts = {
     r"quantize\.(grouped_mm|moe)\..*": Approximation("experts are computed in the format of the other layers"),
     r"(quantize|float8|mx|converters)\..*emulate": Decision("products are emulated", ("precision.compute=bf16",)),
     r"(quantize|float8|mx|converters)\..*": NoInfluence("scales and padding take hardly any time"),
-    r".*(enable|disable)_loss_parallel": Approximation("logits stay sharded over tp for the loss"),
     r"parallelism\.prefetch_.*": Approximation("FSDP gathers as many units ahead as by default"),
     r"optimizer\.follow_fsdp_groups": Approximation("the update is forecast as one fused kernel"),
     r".*(enable_fsdp_symm_mem|enable_compiled_autograd)": Approximation("collectives of FSDP run as NCCL's"),

@@ -11,7 +11,7 @@ from meshcast.simulator.formats.launch.keys import flatten_model
 from meshcast.simulator.formats.launch.programs.evaluations import MICRO, EvaluationSettings, read_evaluation
 from meshcast.simulator.formats.launch.programs.torchtitan_configs import FLAVORS
 from meshcast.simulator.formats.launch.reading import Reading, date_release, set_gpus
-from meshcast.simulator.formats.launch.table import ON, SettingRow, is_null, read_number, read_words
+from meshcast.simulator.formats.launch.table import OFF, ON, SettingRow, is_null, read_number, read_words
 from meshcast.simulator.models.load import load_model
 
 ROWS = (
@@ -31,6 +31,8 @@ ROWS = (
     ),
     SettingRow("parallelism.enable_async_tensor_parallel", "framework.set.overlap.tp", "switch", ON, silent=False),
     SettingRow("compile.enable_async_tensor_parallel", "framework.set.overlap.tp", "switch", ON),
+    SettingRow("parallelism.disable_loss_parallel", "framework.set.loss.whole_vocabulary", "switch", ON, silent=False),
+    SettingRow("parallelism.enable_loss_parallel", "framework.set.loss.whole_vocabulary", "switch", OFF),
     SettingRow("compile.enable", "framework.set.compile", "switch", ON, silent=False),
 )
 
@@ -75,7 +77,13 @@ RENAMED = {
     "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
     **{
         f"training.{name}": f"parallelism.{name}"
-        for name in ("data_parallel_shard_degree", "data_parallel_replicate_degree", "tensor_parallel_degree")
+        for name in (
+            "data_parallel_shard_degree",
+            "data_parallel_replicate_degree",
+            "tensor_parallel_degree",
+            "disable_loss_parallel",
+            "enable_loss_parallel",
+        )
     },
     **{
         f"training.pipeline_parallel_{name}": f"parallelism.pipeline_parallel_{name}"

@@ -158,6 +158,7 @@ def draw_torchtitan(draw: Drawing) -> tuple[Keys, str]:
         keys |= {"plan.replicate": copies, "plan.data.reshard": draw.flag()}
     if tp > 1:
         keys["plan.tensor"] = draw.of("megatron-sp", "megatron")
+        keys["framework.set.loss.whole_vocabulary"] = draw.flag()
     if cp > 1 and toml and draw.flag():
         keys |= {"plan.sequence": "ring", "plan.sequence.merge": "eager"}
     if pp > 1:
