@@ -225,7 +225,7 @@ def test_only_planners_and_calibrations_import_scipy() -> None:
         for path in (ROOT / room).rglob("*.py")
         if '"scipy.' in path.read_text("utf-8")
     ]
-    learn = ["validation/calibration/fit.py", "validation/learning/posterior.py"]
+    learn = ["validation/calibration/fit.py", "validation/learning/posterior.py", "validation/learning/step_prior.py"]
     assert sorted(users) == ["experiments/planning/cores/ilp.py", *learn]
 
 

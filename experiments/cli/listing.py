@@ -99,6 +99,9 @@ def init(options: InitOptions) -> None:
         raise PlanError("FILE", "it exists already", remedy, str(options.file))
     with writing(options.file, "FILE"):
         write_file(options.file, text)
-    plugin = options.file.parents[2 if options.file.parent.parent.name == "schemes" else 1]
-    then = f"predict {options.file}" if template is None else f"check --plugins {plugin}"
+    if template is None:
+        then = f"predict {options.file}"
+    else:
+        kind = options.file.parent
+        then = f"check --plugins {(kind.parent if kind.parent.name == 'schemes' else kind).parent}"
     say(f"wrote {options.file}; now: meshcast {then}")

@@ -151,7 +151,7 @@ COMMANDS = (
     f"import run.sh --cluster dgx-h100:1 --model llama3-8b --gpus 8 {SCRIPT}",
     "measure kernels laptop.yaml --device cpu --tp 1 --dtype fp32 --mode eager --repeat 2 --warmup 1 --out out/k.json",
     "measure stages laptop.yaml --device cpu --recompute full --repeat 2 --out out/s.json --set batch.micro=1",
-    "measure distributed laptop.yaml --device cpu --steps 2 --warmup 1 --no-check --trace out/t.json --out out/d.json",
+    "measure distributed laptop.yaml --device cpu --steps 2 --warmup 1 --no-check --trace out/t.json --out out/d.json --yes",
     "measure collectives laptop.yaml --device cpu --size 1024 --operation all_reduce --repeat 2 --out out/c.json",
     "measure campaign started.yaml --out started --minutes 1 --calibration machine --json",
     "calibrate collectives log.txt --only nvlink4 --out out/fitted --no-leave-out",

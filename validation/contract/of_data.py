@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from itertools import groupby
 
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.documents.plain_data import Fields
 from meshcast.simulator.engine.longest_path import longest_path
 from meshcast.simulator.forecast.planning import resolve_plan

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isclose
 
+from meshcast.hardware.records import dataclass
 from meshcast.hardware import load_cluster
 from meshcast.hardware.topology import reach
 from meshcast.simulator.costs.collectives.dispatch import Dispatch

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.engine.longest_path import longest_path
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import Unit

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from meshcast import hardware
+from meshcast.hardware.documents.output_file import write_file
 from meshcast.hardware.documents.plain_data import Fields
 from meshcast.hardware.errors import MeshcastError, nearest
 from meshcast.hardware.gpu import GPU
@@ -165,7 +166,7 @@ def program_problems(name: str) -> Iterator[str]:
         for other in map(find_format, EXPORTS):
             assert other.write is not None
             file = Path(folder) / f"launch{other.suffix}"
-            file.write_text(other.write(keys, []), "utf-8")
+            write_file(file, other.write(keys, []))
             if program.recognise(read_launch_file(file)) is Evidence.CERTAIN:
                 yield f"it is certain that a launch file of {other.program} is one of {program.program}"
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Op, UnitRun
 from meshcast.simulator.ir.scheme import Scheme

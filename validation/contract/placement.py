@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.mesh import Mesh
 from meshcast.simulator.ir.modules import Module
 from meshcast.simulator.ir.operators import CoreAttention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
@@ -12,6 +12,7 @@ from math import ceil, inf, prod
 from operator import mul
 from typing import Any
 
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.documents.plain_data import SomeFields
 from meshcast.simulator.engine.longest_path import OpTimes
 from meshcast.simulator.engine.peak_memory import Peak

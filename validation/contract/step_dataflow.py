@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
 import numpy as np
 
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.ir.ops import COMPUTE, Collective, Communication, Op, Param, UnitRun
 from meshcast.simulator.program.flatten import FlatProgram
 from meshcast.simulator.program.task import PricedSideOps

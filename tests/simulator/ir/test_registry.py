@@ -28,10 +28,10 @@ def test_a_file_with_a_mistake_is_named(code: str, words: str, tmp_path: Path, m
     (tmp_path / "pipeline").mkdir()
     (tmp_path / "pipeline" / "broken.py").write_text(code, "utf-8")
     monkeypatch.setattr(registry, "SCHEMES", tmp_path)
-    registry.is_scheme.cache_clear()
+    registry._has_file.cache_clear()
     with pytest.raises(PlanError, match=words):
         find_scheme("pipeline/broken")
-    registry.is_scheme.cache_clear()
+    registry._has_file.cache_clear()
 
 
 def test_every_scheme_says_its_idea_in_a_sentence() -> None:

@@ -173,7 +173,7 @@ def test_options_of_runs_are_arguments_of_the_measuring_functions() -> None:
 
     for kind, options in campaign.OPTIONS.items():
         arguments = inspect.signature(find_measuring(kind)).parameters
-        common = {"job", "device", "out", "calibration", "command", "progress"}
+        common = {"job", "device", "out", "calibration", "command", "progress", "crowded"}
         assert set(options) == set(arguments) - common, kind
 
 
