@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from meshcast.experiments.advice.neighbours import STATES, name_field
 from meshcast.experiments.explain.changeable_job import Change, ChangeableJob
-from meshcast.experiments.explorer.controls import NODE, NODES, REPLICAS, SEQUENCE, Control, list_companions, list_controls
+from meshcast.experiments.explorer.controls import (
+    NODE,
+    NODES,
+    REPLICAS,
+    SEQUENCE,
+    Control,
+    list_companions,
+    list_controls,
+)
 from meshcast.experiments.search.space.fields import AUTO, CLUSTER, FIELDS
 from meshcast.experiments.search.space.short_form import read_short_form
 from meshcast.experiments.sizing.kinds import SizedNode, read_cluster
@@ -54,7 +62,7 @@ class ExploredJob:
         return SizedNode(name, single, written, None), job.cluster.gpus // single.gpus, ""
 
     def _leave_replicas(self) -> None:
-        """Leaves it to the GPUs how many replicas there are, where the plan states as many: then they follow changes."""
+        """Leaves the number of replicas to the GPUs where the plan states the same: they then follow changes."""
         if self.get(REPLICAS) is not None and not self._refuse(left := {REPLICAS: None}):
             changed = self._base.change(left)
             if changed.plan.mesh == self.job.plan.mesh:

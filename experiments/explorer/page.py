@@ -26,7 +26,7 @@ from meshcast.simulator.report.report import Report
 
 if TYPE_CHECKING:
     from bokeh.document import Document
-    from bokeh.models import Button, Div, Select, TextAreaInput, UIElement
+    from bokeh.models import Button, Div, Select, UIElement
 
 REFUSED = " ✕"
 """Behind a value that the rules refuse with the others as they are."""
@@ -39,7 +39,7 @@ POLL_MS = 200
 ANSWER_WIDTH = 440
 """Width below which answers stand below each other [px]."""
 
-TEMPLATE = """{% extends base %}
+TEMPLATE = """
 {% block preamble %}<meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,"><style>{{ style }}</style>{% endblock %}
 {% block contents %}<header><h1>{{ title | e }}</h1></header>
@@ -106,7 +106,7 @@ class ExplorerPage:
         program = self.explored.job.framework.name
         chosen = program if program in EXPORTS else EXPORTS[0]
         self._program = Select(title="launch file of", options=[*EXPORTS], value=chosen, sizing_mode="stretch_width")
-        self._program.on_change("value", lambda *_: self._show_launch())
+        self._program.on_change("value", lambda attr, old, new: self._show_launch())
         copying = "navigator.clipboard.writeText(text.value)"
         self.file = TextAreaInput(title="job file", rows=9, max_length=None, sizing_mode="stretch_width", name="file")
         self.launch = TextAreaInput(rows=9, max_length=None, sizing_mode="stretch_width", name="launch")
