@@ -30,7 +30,7 @@ def explore(options: ExploreOptions) -> None:
     check_library()
     tell_launch(options.job, options.change)
     job = load_with_plan(options.job, options.change)
-    from meshcast.experiments.explorer.server import open_server, serve
+    from meshcast.experiments.explorer.server import ExplorerServer
 
     def show(address: str) -> None:
         say(f"meshcast: {address} (Ctrl-C ends it)", err=True)
@@ -39,4 +39,4 @@ def explore(options: ExploreOptions) -> None:
 
             webbrowser.open(address)
 
-    serve(open_server(job, options.port), show)
+    ExplorerServer(job, options.port).serve(show)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -24,7 +27,8 @@ class BackgroundSearch:
         context = multiprocessing.get_context("spawn")
         self._messages, sending = context.Pipe(duplex=False)
         self._process = context.Process(target=_search, args=(dict(job), folder, sending), daemon=True)
-        self._process.start()
+        with _hold_interrupts():
+            self._process.start()
         sending.close()
 
     def poll(self) -> bool:
@@ -46,15 +50,25 @@ class BackgroundSearch:
         self._process.join()
 
 
+@contextmanager
+def _hold_interrupts() -> Iterator[None]:
+    """Holds Ctrl-C back, so that a process that begins here never has it: its page ends it."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _search(job: Fields, folder: Path, messages: Connection) -> None:
     """Searches in this process, and says how far it is."""
-    import signal
-
     from meshcast.experiments.search.output.page import describe_proof
     from meshcast.experiments.search.output.progress import describe_progress
     from meshcast.experiments.search.search_job import search
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the page ends it
     send: Callable[[object], None] = messages.send
     try:
         result = search(

@@ -39,6 +39,11 @@ POLL_MS = 200
 ANSWER_WIDTH = 440
 """Width below which answers stand below each other [px]."""
 
+STALE = {"opacity": "0.4"}
+"""Of figures that are of the job before the last change, until they follow."""
+
+END = object()
+
 TEMPLATE = """
 {% block preamble %}<meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,"><style>{{ style }}</style>{% endblock %}
@@ -64,25 +69,26 @@ class ExplorerPage:
         self._pinned: list[UIElement] = []
         self._search: BackgroundSearch | None = None
         self._later: Iterator[object] = iter(())
-        self._scheduled = self._updating = False
-        self.selects: dict[str, Select] = {}
+        self._scheduled = self._updating = self._drawn = False
+        self._selects: dict[str, Select] = {}
         self._refusal, self._status = self._text("", "refusal"), self._text("", "status")
         self._reasons = self._text("", "reasons")
         for control in self.explored.list_controls():
             select = Select(title=control.label, width=122, margin=(0, 8, 6, 0))
             select.on_change("value", partial(self._choose, control.field))
-            self.selects[control.field] = select
-        boxes = Row(*self.selects.values(), styles={"flex-wrap": "wrap"}, sizing_mode="stretch_width")
+            self._selects[control.field] = select
+        boxes = Row(*self._selects.values(), styles={"flex-wrap": "wrap"}, sizing_mode="stretch_width")
         buttons = Row(*self._make_buttons(), styles={"flex-wrap": "wrap"}, sizing_mode="stretch_width")
         parts = [boxes, self._refusal, self._reasons, buttons, self._status, *self._make_texts()]
         controls = Column(*parts, sizing_mode="stretch_width", name="controls")
-        self.answers = Row(name="answers", sizing_mode="stretch_width", styles={"flex-wrap": "wrap", "gap": "20px"})
+        self._answers = Row(name="answers", sizing_mode="stretch_width", styles={"flex-wrap": "wrap", "gap": "20px"})
         document.add_root(controls)
-        document.add_root(self.answers)
+        document.add_root(self._answers)
         document.title = f"{job.model.name}: meshcast explore"
         document.template = TEMPLATE
         document.template_variables["style"] = self._style
         document.on_session_destroyed(lambda _: self.cancel_search())
+        self._begin_answer()
         self.show()
 
     def _text(self, html: str, name: str) -> Div:
@@ -108,10 +114,10 @@ class ExplorerPage:
         self._program = Select(title="launch file of", options=[*EXPORTS], value=chosen, sizing_mode="stretch_width")
         self._program.on_change("value", lambda attr, old, new: self._show_launch())
         copying = "navigator.clipboard.writeText(text.value)"
-        self.file = TextAreaInput(title="job file", rows=9, max_length=None, sizing_mode="stretch_width", name="file")
-        self.launch = TextAreaInput(rows=9, max_length=None, sizing_mode="stretch_width", name="launch")
-        yield from (self.file, self._program, self.launch)
-        for text, label in ((self.file, "Copy the job file"), (self.launch, "Copy the launch file")):
+        self._file = TextAreaInput(title="job file", rows=9, max_length=None, sizing_mode="stretch_width", name="file")
+        self._launch = TextAreaInput(rows=9, max_length=None, sizing_mode="stretch_width", name="launch")
+        yield from (self._file, self._program, self._launch)
+        for text, label in ((self._file, "Copy the job file"), (self._launch, "Copy the launch file")):
             button = Button(label=label, sizing_mode="stretch_width")
             button.js_on_click(CustomJS(args={"text": text}, code=copying))
             yield button
@@ -128,7 +134,8 @@ class ExplorerPage:
 
     def show(self) -> None:
         """Shows the answer; what takes longer follows."""
-        self._refusal.text = paragraph(f"Refused: {self.explored.refusal}", "refused") if self.explored.refusal else ""
+        refusal = self.explored.refusal
+        self._refusal.text = paragraph(f"Refused, nothing is changed: {refusal}", "refused") if refusal else ""
         self._updating = True
         for control in self.explored.list_controls():
             self._offer(control, {})
@@ -137,18 +144,20 @@ class ExplorerPage:
             report = self.explored.forecast()
             parts = self._draw(summary.make_section(report)) + self._draw(breakdown.make_section(report))
         except MeshcastError as error:
-            self._refusal.text = paragraph(f"Refused: {error}", "refused")
+            self._refusal.text = paragraph(f"No forecast: {error}", "refused")
+            self._answer.children, self._figures.children, self._later = [], [], iter(())
             return
-        first = self.answer.children[2:] if self.answers.children else []
-        self._current = self._wrap("B" if self._pinned else "", [*parts, *first])
-        self.answers.children = [*self._pinned, self._current]
-        self._later = self._follow(report, parts)
+        self._answer.children, self._figures.styles, self._drawn = parts, STALE, False
+        self._later = self._follow(report)
         self._go_on()
 
-    @property
-    def answer(self) -> UIElement:
-        """The answer of the job as it is now."""
-        return self.answers.children[-1]
+    def _begin_answer(self) -> None:
+        """Begins an answer in a place of its own, beside a pinned one."""
+        from bokeh.models import Column
+
+        self._answer, self._figures = Column(sizing_mode="stretch_width"), Column(sizing_mode="stretch_width")
+        current = self._wrap("B" if self._pinned else "", [self._answer, self._figures])
+        self._answers.children = [*self._pinned, current]
 
     def _wrap(self, name: str, parts: list[UIElement]) -> UIElement:
         from bokeh.models import Column
@@ -181,13 +190,13 @@ class ExplorerPage:
             self._go_on()
             return
 
-    def _follow(self, report: Report, parts: list[UIElement]) -> Iterator[object]:
+    def _follow(self, report: Report) -> Iterator[object]:
         """Makes what follows the answer, part by part: figures, what the controls offer, the texts."""
         yield
         drawn = self._draw(memory.make_section(report))
         yield
         drawn += self._draw(timeline.make_section(report))
-        self._current.children = [*self._current.children[: len(parts) + bool(self._pinned)], *drawn]
+        self._figures.children, self._figures.styles, self._drawn = drawn, {}, True
         yield
         refused: list[str] = []
         for control in self.explored.list_controls():
@@ -200,24 +209,24 @@ class ExplorerPage:
             refused += [f"{control.label} {word}: {why}" for word, why in refusals.items()]
         self._reasons.text = details(f"Why not? {len(refused)} values", listing(refused)) if refused else ""
         yield
-        self.file.value = to_yaml(self.explored.job.as_written)
+        self._file.value = to_yaml(self.explored.job.as_written)
         yield
         self._show_launch()
 
     def _offer(self, control: Control, refusals: dict[str, str]) -> None:
         """Shows the values of a control, those marked that the rules refuse."""
-        if control.field not in self.selects:
+        if control.field not in self._selects:
             return
-        select, words = self.selects[control.field], [_word(value) for value in control.values]
+        select, words = self._selects[control.field], [_word(value) for value in control.values]
         select.options = [(word, word + (REFUSED if word in refusals else "")) for word in words]
         select.value = _word(self.explored.get(control.field))
 
     def _show_launch(self) -> None:
         load: Callable[[dict[str, object], object], Job] = lambda data, folder: load_job(data, base=folder)  # noqa: E731
         try:
-            self.launch.value = export_job(self.explored.job, self._program.value, load, resolve_plan).text
+            self._launch.value = export_job(self.explored.job, self._program.value, load, resolve_plan).text
         except MeshcastError as error:
-            self.launch.value = f"# {error}"
+            self._launch.value = f"# {error}"
 
     # ------------------------------------------------------------------------------------------- two settings
 
@@ -226,7 +235,10 @@ class ExplorerPage:
         if self._pinned:
             self._pinned, self._pin.label = [], "Pin as A"
         else:
-            self._pinned, self._pin.label = [self._wrap("A", self._current.children)], "Unpin A"
+            while not self._drawn and next(self._later, END) is not END:
+                pass
+            self._pinned, self._pin.label = [self._wrap("A", [self._answer, self._figures])], "Unpin A"
+        self._begin_answer()
         self.show()
 
     # ------------------------------------------------------------------------------------------- search

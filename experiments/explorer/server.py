@@ -3,53 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
+from meshcast.experiments.explorer.page import ExplorerPage
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.job.job import Job
 
 if TYPE_CHECKING:
     from bokeh.document import Document
-    from bokeh.server.server import Server
 
-HOST = "localhost"
+NAME, ADDRESS = "localhost", "127.0.0.1"
+"""Of this machine, to itself."""
 
 
-def open_server(job: Job, port: int) -> Server:
-    """Returns the server of the page, which answers once its loop runs. port: 0: any that is free.
+class ExplorerServer:
+    """The server of the page, which answers once its loop runs; every browser window has a job of its own.
 
-    Raises PlanError for a port that is taken.
+    address: of the page.
     """
-    from bokeh.application import Application
-    from bokeh.application.handlers.function import FunctionHandler
-    from bokeh.server.server import Server
 
-    application = Application(FunctionHandler(partial(_make_page, job)))
-    try:
-        server = Server({"/": application}, port=port, address="127.0.0.1")
-    except OSError as error:
-        rule = f"the port cannot be opened ({error.strerror or error})"
-        raise PlanError("--port", rule, "Name another one, or leave it out", port) from None
-    for name in (HOST, "127.0.0.1"):
-        server._tornado._websocket_origins.add(f"{name}:{server.port}")
-    server.start()
-    return server
+    def __init__(self, job: Job, port: int) -> None:
+        """port: 0: any that is free. Raises PlanError for one that is taken."""
+        from bokeh.application import Application
+        from bokeh.application.handlers.function import FunctionHandler
+        from bokeh.server.server import BaseServer
+        from bokeh.server.tornado import BokehTornado
+        from bokeh.server.util import bind_sockets
+        from tornado.httpserver import HTTPServer
+        from tornado.ioloop import IOLoop
 
+        self._job, self._pages = job, WeakSet[ExplorerPage]()
+        try:
+            sockets, port = bind_sockets(ADDRESS, port)
+        except OSError as error:
+            rule = f"the port cannot be opened ({error.strerror or error})"
+            raise PlanError("--port", rule, "Name another one, or leave it out", port) from None
+        origins = [f"{name}:{port}" for name in (NAME, ADDRESS)]  # other sites' pages may not talk to this one
+        application = Application(FunctionHandler(self._make_page))
+        tornado = BokehTornado({"/": application}, extra_websocket_origins=origins)
+        http = HTTPServer(tornado)
+        http.add_sockets(sockets)
+        self.loop, self.address = IOLoop.current(), f"http://{NAME}:{port}/"
+        self._server = BaseServer(self.loop, tornado, http)
+        self._server.start()
 
-def _make_page(job: Job, document: Document) -> None:
-    from meshcast.experiments.explorer.page import ExplorerPage
+    def _make_page(self, document: Document) -> None:
+        self._pages.add(ExplorerPage(self._job, document))
 
-    ExplorerPage(job, document)
-
-
-def serve(server: Server, show: Callable[[str], object]) -> None:
-    """Serves the page until Ctrl-C. show: is told its address."""
-    show(f"http://{HOST}:{server.port}/")
-    try:
-        server.io_loop.start()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        server.unlisten()
-        server.stop(wait=False)
+    def serve(self, show: Callable[[str], object]) -> None:
+        """Serves the page until Ctrl-C, which ends searches too. show: is told its address."""
+        try:
+            show(self.address)
+            self.loop.start()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            for page in self._pages:
+                page.cancel_search()
+            self._server.unlisten()
+            self._server.stop(wait=False)
