@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,7 @@ def explore(options: ExploreOptions) -> None:
     check_library()
     tell_launch(options.job, options.change)
     job = load_with_plan(options.job, options.change)
+    logging.getLogger("bokeh").setLevel(logging.ERROR)  # windows that are closed are no news
     from meshcast.experiments.explorer.server import ExplorerServer
 
     def show(address: str) -> None:

@@ -39,6 +39,9 @@ POLL_MS = 200
 ANSWER_WIDTH = 440
 """Width below which answers stand below each other [px]."""
 
+BELOW = (0, 8, 6, 0)
+"""Margin of a control."""
+
 STALE = {"opacity": "0.4"}
 """Of figures that are of the job before the last change, until they follow."""
 
@@ -48,7 +51,9 @@ TEMPLATE = """
 {% block preamble %}<meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,"><style>{{ style }}</style>{% endblock %}
 {% block contents %}<header><h1>{{ title | e }}</h1></header>
-<main class="explorer"><div>{{ embed(roots.controls) }}</div><div>{{ embed(roots.answers) }}</div></main>{% endblock %}
+<main class="explorer"><div>{{ embed(roots.controls) }}</div>
+<div>{{ embed(roots.answers) }}</div><div>{{ embed(roots.texts) }}</div>
+</main>{% endblock %}
 """
 
 
@@ -74,16 +79,17 @@ class ExplorerPage:
         self._refusal, self._status = self._text("", "refusal"), self._text("", "status")
         self._reasons = self._text("", "reasons")
         for control in self.explored.list_controls():
-            select = Select(title=control.label, width=122, margin=(0, 8, 6, 0))
+            select = Select(title=control.label, width=122, margin=BELOW)
             select.on_change("value", partial(self._choose, control.field))
             self._selects[control.field] = select
         boxes = Row(*self._selects.values(), styles={"flex-wrap": "wrap"}, sizing_mode="stretch_width")
         buttons = Row(*self._make_buttons(), styles={"flex-wrap": "wrap"}, sizing_mode="stretch_width")
-        parts = [boxes, self._refusal, self._reasons, buttons, self._status, *self._make_texts()]
+        parts = [boxes, buttons, self._status, self._refusal, self._reasons]
         controls = Column(*parts, sizing_mode="stretch_width", name="controls")
         self._answers = Row(name="answers", sizing_mode="stretch_width", styles={"flex-wrap": "wrap", "gap": "20px"})
         document.add_root(controls)
         document.add_root(self._answers)
+        document.add_root(Column(*self._make_texts(), sizing_mode="stretch_width", name="texts"))
         document.title = f"{job.model.name}: meshcast explore"
         document.template = TEMPLATE
         document.template_variables["style"] = self._style
@@ -94,7 +100,7 @@ class ExplorerPage:
     def _text(self, html: str, name: str) -> Div:
         from bokeh.models import Div
 
-        return Div(text=html, name=name, sizing_mode="stretch_width", stylesheets=[self._style])
+        return Div(text=html, name=name, margin=0, sizing_mode="stretch_width", stylesheets=[self._style])
 
     def _make_buttons(self) -> Iterable[Button]:
         from bokeh.models import Button
@@ -111,15 +117,19 @@ class ExplorerPage:
 
         program = self.explored.job.framework.name
         chosen = program if program in EXPORTS else EXPORTS[0]
-        self._program = Select(title="launch file of", options=[*EXPORTS], value=chosen, sizing_mode="stretch_width")
+        self._program = Select(title="launch file of", options=[*EXPORTS], value=chosen, margin=BELOW)
+        self._program.sizing_mode = "stretch_width"
         self._program.on_change("value", lambda attr, old, new: self._show_launch())
         copying = "navigator.clipboard.writeText(text.value)"
-        self._file = TextAreaInput(title="job file", rows=9, max_length=None, sizing_mode="stretch_width", name="file")
-        self._launch = TextAreaInput(rows=9, max_length=None, sizing_mode="stretch_width", name="launch")
-        yield from (self._file, self._program, self._launch)
-        for text, label in ((self._file, "Copy the job file"), (self._launch, "Copy the launch file")):
-            button = Button(label=label, sizing_mode="stretch_width")
-            button.js_on_click(CustomJS(args={"text": text}, code=copying))
+        self._file = TextAreaInput(
+            title="job file", rows=9, max_length=None, margin=BELOW, sizing_mode="stretch_width", name="file"
+        )
+        self._launch = TextAreaInput(rows=9, max_length=None, margin=BELOW, sizing_mode="stretch_width", name="launch")
+        texts = (("Copy the job file", [self._file]), ("Copy the launch file", [self._program, self._launch]))
+        for label, text in texts:
+            yield from text
+            button = Button(label=label, margin=BELOW, sizing_mode="stretch_width")
+            button.js_on_click(CustomJS(args={"text": text[-1]}, code=copying))
             yield button
 
     # ------------------------------------------------------------------------------------------- changes
@@ -145,7 +155,8 @@ class ExplorerPage:
             parts = self._draw(summary.make_section(report)) + self._draw(breakdown.make_section(report))
         except MeshcastError as error:
             self._refusal.text = paragraph(f"No forecast: {error}", "refused")
-            self._answer.children, self._figures.children, self._later = [], [], iter(())
+            self._answer.children = self._figures.children = [self._text("", "nothing")]
+            self._later, self._drawn = iter(()), True
             return
         self._answer.children, self._figures.styles, self._drawn = parts, STALE, False
         self._later = self._follow(report)
@@ -155,7 +166,8 @@ class ExplorerPage:
         """Begins an answer in a place of its own, beside a pinned one."""
         from bokeh.models import Column
 
-        self._answer, self._figures = Column(sizing_mode="stretch_width"), Column(sizing_mode="stretch_width")
+        nothing = self._text("", "nothing")
+        self._answer, self._figures = (Column(nothing, sizing_mode="stretch_width") for _ in range(2))
         current = self._wrap("B" if self._pinned else "", [self._answer, self._figures])
         self._answers.children = [*self._pinned, current]
 
