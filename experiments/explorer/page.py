@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshcast.experiments.explorer.background_search import BackgroundSearch
@@ -15,6 +16,7 @@ from meshcast.experiments.render.bokeh.html import Html, concat, details, listin
 from meshcast.experiments.render.bokeh.page import Drawing, PageSection
 from meshcast.experiments.render.bokeh.sections import breakdown, memory, summary, timeline
 from meshcast.hardware.documents.document import to_yaml
+from meshcast.hardware.documents.plain_data import Fields
 from meshcast.hardware.errors import MeshcastError
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.formats.launch.convert import export_job
@@ -42,8 +44,8 @@ ANSWER_WIDTH = 440
 BELOW = (0, 8, 6, 0)
 """Margin of a control."""
 
-STALE = {"opacity": "0.4"}
-"""Of figures that are of the job before the last change, until they follow."""
+STALE, CURRENT = {"opacity": "0.4"}, {"opacity": "1"}
+"""Styles of figures: of the job before the last change, until they follow; of the job as it is."""
 
 END = object()
 
@@ -73,7 +75,7 @@ class ExplorerPage:
         self.explored, self._document, self._style = ExploredJob(job), document, read_style()
         self._pinned: list[UIElement] = []
         self._search: BackgroundSearch | None = None
-        self._later: Iterator[object] = iter(())
+        self._later: Iterator[None] = iter(())
         self._scheduled = self._updating = self._drawn = False
         self._selects: dict[str, Select] = {}
         self._refusal, self._status = self._text("", "refusal"), self._text("", "status")
@@ -202,19 +204,19 @@ class ExplorerPage:
             self._go_on()
             return
 
-    def _follow(self, report: Report) -> Iterator[object]:
+    def _follow(self, report: Report) -> Iterator[None]:
         """Makes what follows the answer, part by part: figures, what the controls offer, the texts."""
         yield
         drawn = self._draw(memory.make_section(report))
         yield
         drawn += self._draw(timeline.make_section(report))
-        self._figures.children, self._figures.styles, self._drawn = drawn, {}, True
+        self._figures.children, self._figures.styles, self._drawn = drawn, CURRENT, True
         yield
         refused: list[str] = []
         for control in self.explored.list_controls():
-            refusals = {}
+            refusals, now = {}, self.explored.get(control.field)
             for value in control.values:
-                if why := self.explored.find_refusal(control, value):
+                if value != now and (why := self.explored.find_refusal(control, value)):
                     refusals[_word(value)] = why
                 yield
             self._offer(control, refusals)
@@ -234,7 +236,7 @@ class ExplorerPage:
         select.value = _word(self.explored.get(control.field))
 
     def _show_launch(self) -> None:
-        load: Callable[[dict[str, object], object], Job] = lambda data, folder: load_job(data, base=folder)  # noqa: E731
+        load: Callable[[Fields, Path], Job] = lambda data, folder: load_job(data, base=folder)  # noqa: E731
         try:
             self._launch.value = export_job(self.explored.job, self._program.value, load, resolve_plan).text
         except MeshcastError as error:
