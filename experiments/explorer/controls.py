@@ -47,7 +47,7 @@ DEGREES = tuple(
 )
 """Degrees of a plan."""
 
-_, REPLICAS, _, EXPERTS, *_ = DEGREES
+REPLICAS, EXPERTS = DEGREES[1], DEGREES[3]
 STAGES = f"plan.{PIPELINE_NUMBERS[0]}"
 
 
