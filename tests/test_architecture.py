@@ -86,6 +86,7 @@ FLOORS = [
     "meshcast.experiments.diagnosis",
     "meshcast.experiments.render.bokeh",
     "meshcast.experiments.sizing",
+    "meshcast.experiments.explorer",
     "meshcast.experiments.planning",
     "tools.data",
     "tools.inputs",

@@ -96,12 +96,22 @@ def _suggest_set(error: Any, words: Sequence[str]) -> str:
     return f"Write --set {words[at[0] + 1]}={words[at[0] + 2]}" if at else ""
 
 
+COMPLETION_HELP = {
+    "install_completion": "Install completion in this shell.",
+    "show_completion": "Print completion for this shell.",
+}
+"""Help of typer's options, in a line each."""
+
+
 class Commands(TyperGroup):
     """The commands of meshcast. The list of them knows names and first words; the parameters of one are read once it is
     asked for."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the list of all commands."""
+        for param in self.params:
+            if param.name in COMPLETION_HELP:
+                vars(param)["help"] = COMPLETION_HELP[param.name]
         import_help_format()
         super().format_help(ctx, formatter)
 

@@ -66,6 +66,7 @@ COMMANDS = {
         "program, with the edits.",
         PLAN,
     ),
+    "explore": CommandEntry("explore.explore", "Change a job on a local page, and see at once what follows.", PLAN),
     "plan": CommandEntry("plan.plan", "Ask published planners for plans of a job, and forecast each.", PLAN),
     "compare": CommandEntry("explain.compare", "Compare forecasts, field by field and part by part.", EXPLAIN),
     "why": CommandEntry(

@@ -62,7 +62,7 @@ def list_kinds(
     if not kinds:
         if cluster is None:
             raise PlanError(flag, "no kind of node is stated", f"Write {flag} hgx-h200 {flag} dgx-b200", None)
-        kinds = [_read_cluster(cluster, folder, flag)]
+        kinds = [read_cluster(cluster, folder, flag)]
     for name in {word for word in words if words.count(word) > 1}:
         raise PlanError(flag, "it is stated twice", "Leave one out", name)
     stated = _read_prices(options, of_command)
@@ -84,7 +84,7 @@ def list_kinds(
     return tuple(priced)
 
 
-def _read_cluster(written: Any, folder: Path, flag: str) -> tuple[str, Cluster, Any]:
+def read_cluster(written: Any, folder: Path, flag: str) -> tuple[str, Cluster, Any]:
     """Returns name, cluster of a single node, and words of the cluster of a job."""
     whole = load_cluster(written, base=folder)
     if whole.groups:
