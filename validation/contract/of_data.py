@@ -8,8 +8,8 @@ from dataclasses import field
 from functools import cache
 from itertools import groupby
 
-from meshcast.hardware.records import dataclass
 from meshcast.hardware.documents.plain_data import Fields
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.engine.longest_path import longest_path
 from meshcast.simulator.forecast.planning import resolve_plan
 from meshcast.simulator.forecast.resident_memory import resident_bytes

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import isclose
 
-from meshcast.hardware.records import dataclass
 from meshcast.hardware import load_cluster
+from meshcast.hardware.records import dataclass
 from meshcast.hardware.topology import reach
 from meshcast.simulator.costs.collectives.dispatch import Dispatch
 from meshcast.simulator.ir.capabilities import AdaptsModel

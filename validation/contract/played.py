@@ -12,8 +12,8 @@ from math import ceil, inf, prod
 from operator import mul
 from typing import Any
 
-from meshcast.hardware.records import dataclass
 from meshcast.hardware.documents.plain_data import SomeFields
+from meshcast.hardware.records import dataclass
 from meshcast.simulator.engine.longest_path import OpTimes
 from meshcast.simulator.engine.peak_memory import Peak
 from meshcast.simulator.engine.play import Engine, PlayedStep
