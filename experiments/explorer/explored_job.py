@@ -109,7 +109,7 @@ class ExploredJob:
         except MeshcastError as error:
             self.refusal = str(error)
 
-    def replace(self, data: SomeFields) -> None:
+    def take_job(self, data: SomeFields) -> None:
         """Takes another plan of the job, such as the best one. Raises MeshcastError for a wrong one."""
         self._open(load_job(data, base=self.job.folder))
         self.refusal = ""

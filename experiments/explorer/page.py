@@ -280,7 +280,7 @@ class ExplorerPage:
             return
         self.cancel_search()
         if search.best is not None:
-            self.explored.replace(search.best)
+            self.explored.take_job(search.best)
             self.show()
 
     def cancel_search(self) -> None:
