@@ -93,6 +93,8 @@ def init(options: InitOptions) -> None:
     if str(options.file) == "-":
         print(text, end="", flush=True)
         return
+    if template is not None:
+        options.file.parent.mkdir(parents=True, exist_ok=True)
     check_place(options.file, "FILE")
     if options.file.exists() and not options.force:
         remedy = "Name another file, or overwrite it with --force"

@@ -18,6 +18,7 @@ from meshcast.hardware.errors import MeshcastError, PlanError
 from meshcast.simulator.ir import registry
 from meshcast.simulator.scheduling.schedule import Action, PipelineShape, Schedule
 from meshcast.validation.contract.of_plugins import check_file, check_plugin
+from tests.excerpts import run_command
 
 FILES = {
     name: find_template(Path("mine") / name) or ""
@@ -34,7 +35,13 @@ def no_other_plugins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
     monkeypatch.setattr(plugins, "_plugins", None)
     monkeypatch.setattr(plugins, "_installed", False)
     monkeypatch.setattr(registry, "_classes", {})
+    forget_all()
     yield
+    forget_all()
+
+
+def forget_all() -> None:
+    """Forgets what was read of plug-ins."""
     registry._import_schemes.cache_clear()
     plugins._read_beside.cache_clear()
     for forget in plugins._look_ups:
@@ -138,7 +145,7 @@ def test_an_installed_package_is_a_plugin_for_names_that_nobody_else_has(
 
 def test_a_name_is_given_once(tmp_path: Path) -> None:
     plugins.add_plugin(write_plugin(tmp_path / "one"))
-    with pytest.raises(MeshcastError, match=r"one.models.mine-8b.yaml has this name"):
+    with pytest.raises(MeshcastError, match=r"one.\w+.[\w-]+.yaml has this name"):
         plugins.add_plugin(write_plugin(tmp_path / "two"))
         meshcast.load_job(JOB)
 
@@ -161,3 +168,9 @@ def test_a_planner_of_a_plugin(tmp_path: Path) -> None:
     (tmp_path / "planners" / "my_planner.py").write_text(text, "utf-8")
     plugins.add_plugin(tmp_path)
     assert "my-planner" in planner_names() and find_planner("my-planner").name == "my-planner"
+
+
+def test_the_first_commands_of_the_page_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "check --plugins mine" in run_command("meshcast init mine/schemes/pipeline/my_schedule.py")
+    assert "schemes/pipeline/my-schedule" in run_command("meshcast check --plugins mine")
