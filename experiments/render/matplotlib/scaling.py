@@ -69,12 +69,7 @@ def scaling(curve: Curve) -> Figure:
     lower = sheet.axes(LEFT, top + upper_height + 0.15, side, lower_height)
     gpus = picture.gpus
     for axes in (upper, lower):
-        axes.set_xscale("log", base=2)
-        axes.set_xlim(gpus[0] / 1.3, gpus[-1] * 1.3)
-        axes.xaxis.set_major_locator(FixedLocator(choose_ticks(gpus, side)))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        axes.spines["left"].set_visible(True)
+        set_gpu_axis(axes, gpus, side)
     _draw_rates(upper, picture)
     _draw_shares(lower, picture)
     upper.tick_params(axis="x", labelbottom=False)
@@ -84,6 +79,16 @@ def scaling(curve: Curve) -> Figure:
     if note:
         sheet.note(sheet.height - note_height(note) + 0.04, note)
     return sheet.figure
+
+
+def set_gpu_axis(axes: Axes, gpus: list[int], length: float) -> None:
+    """Makes the horizontal axis one of numbers of GPUs, each doubling of the same length. length: of the axis [in]."""
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(gpus[0] / 1.3, gpus[-1] * 1.3)
+    axes.xaxis.set_major_locator(FixedLocator(choose_ticks(gpus, length)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:,.0f}"))
+    axes.spines["left"].set_visible(True)
 
 
 def choose_ticks(gpus: list[int], room: float) -> list[int]:

@@ -11,10 +11,10 @@ from string import ascii_uppercase
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from meshcast.experiments.render.matplotlib import style
-from meshcast.experiments.render.matplotlib.scaling import LEFT, choose_ticks, format_rate
+from meshcast.experiments.render.matplotlib.scaling import LEFT, format_rate, set_gpu_axis
 from meshcast.experiments.render.matplotlib.sheet import EDGE, LINE, Sheet, make_heading, note_height, truncate_words
 from meshcast.experiments.sweeps.scaling import Curve, list_lengths
 from meshcast.experiments.views import palette
@@ -59,12 +59,7 @@ def scalings(labelled: Sequence[tuple[str, Curve]]) -> Figure:
     gpus, side = views[0].gpus, style.layout_width() - LEFT - EDGE
     for number, (words, value) in enumerate(panels.items()):
         axes = sheet.axes(LEFT, top + number * (PANEL + GAP), side, PANEL)
-        axes.set_xscale("log", base=2)
-        axes.set_xlim(gpus[0] / 1.3, gpus[-1] * 1.3)
-        axes.xaxis.set_major_locator(FixedLocator(choose_ticks(gpus, side)))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:,.0f}"))
-        axes.spines["left"].set_visible(True)
+        set_gpu_axis(axes, gpus, side)
         for row, view in enumerate(views):
             _draw_curve(axes, view.steps, value, row, has_band=number == 0)
         axes.set_ylabel(words)
