@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from meshcast.experiments.explorer.explored_job import ExploredJob
 from meshcast.experiments.explorer.page import ExplorerPage
 from meshcast.hardware.errors import PlanError
 from meshcast.simulator.job.job import Job
@@ -24,7 +25,7 @@ class ExplorerServer:
     """
 
     def __init__(self, job: Job, port: int) -> None:
-        """port: 0: any that is free. Raises PlanError for one that is taken."""
+        """port: 0: any that is free. Raises PlanError for one that is taken, and for a job that has no controls."""
         from bokeh.application import Application
         from bokeh.application.handlers.function import FunctionHandler
         from bokeh.server.server import BaseServer
@@ -33,6 +34,7 @@ class ExplorerServer:
         from tornado.httpserver import HTTPServer
         from tornado.ioloop import IOLoop
 
+        ExploredJob(job)  # a page that refuses the job would have nothing to show
         self._job, self._pages = job, WeakSet[ExplorerPage]()
         try:
             sockets, port = bind_sockets(ADDRESS, port)

@@ -118,7 +118,6 @@ COMMANDS = (
     "size small.yaml --tokens 1M --days 9 --most-gpus 8 --yes",
     "report small.yaml --out out/report.html --no-sensitivity --title A --set plan.pp=1",
     f"report run.sh {SCRIPT} --out out/report.html",
-    f"explore run.sh {SCRIPT} --port 1 --no-browser --yes --set plan.tp=2",
     "scale small.yaml --gpus 8,16,24 --strong --over dp --json",
     "scale small.yaml --gpus 8..64 --weak --plot out/scale.png --width page",
     f"scale run.sh --gpus 8 {SCRIPT}",
