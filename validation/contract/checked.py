@@ -40,7 +40,7 @@ def layer_problems(
     rewritten = [scheme for scheme in make_schemes() if scheme.most_axes != 0]
     if len(rewritten) < len(schemes):
         alone = lowered_layer(mesh, rewritten, regather, attention)
-        added, wanted = (bytes_added(all_ops(one.fragment), mesh) for one in (run, alone))
+        added, wanted = (bytes_added(all_ops(lowered.fragment), mesh) for lowered in (run, alone))
         if not is_close(dict(added), dict(wanted), 1e-6):
             problems.append(f"{added} bytes are added, and {wanted} without the schemes that have no axes")
     return problems

@@ -79,7 +79,7 @@ def network_bytes(setting: ExpertLayer, use: str) -> float:
 
 
 def scale_up_bytes(setting: ExpertLayer, use: str) -> float:
-    return sum(one.scale_up_bytes for one in dispatch_calls(setting, use))
+    return sum(call.scale_up_bytes for call in dispatch_calls(setting, use))
 
 
 def round_trip(setting: ExpertLayer, use: str, phase: str) -> float:
@@ -87,7 +87,7 @@ def round_trip(setting: ExpertLayer, use: str, phase: str) -> float:
     unit_run, mesh = setting.layer(use)
     whole, _ = setting.layer(PLAIN)
     mine = find_rounds(whole.fragment, mesh.axes)
-    (plain,) = (one for one in mine if one.out.phase == phase)
+    (plain,) = (trip for trip in mine if trip.out.phase == phase)
     flops = sum(op.work.flops for op in plain.inside if op.work is not None)
     assert isinstance(plain.out.work, Collective)
     sent = plain.out.work.nbytes

@@ -134,7 +134,7 @@ def scores_kept(setting: SequenceLayer, use: str) -> float:
     """Bytes of the results of the softmax that wait for the backward pass."""
     unit_run, _ = setting.layer(use)
     tensor_uses = unit_run.fragment.tensor_uses
-    return max((one.nbytes for one in tensor_uses if one.key.endswith(".softmax")), default=0)
+    return max((use.nbytes for use in tensor_uses if use.key.endswith(".softmax")), default=0)
 
 
 def copied_forward(setting: SequenceLayer, use: str, back: bool) -> float:

@@ -99,13 +99,13 @@ class Contents:
     def _shift(self, op: Op, read: Sequence[str], written: Sequence[str]) -> list[tuple[frozenset[str], Content]]:
         """Moves the parts that a message carries. Memory that it reads and memory that it writes belong together where
         their keys differ in a number only; other memory that it reads goes into the other memory that it writes."""
-        pairs = {key: [one for one in read if without_number(one) == without_number(key)] for key in written}
+        pairs = {key: [source for source in read if without_number(source) == without_number(key)] for key in written}
         rest = [key for key in read if not any(key in some for some in pairs.values())]
-        carried = {key: join_contents(self._parts_in(one, op) for one in pairs[key] or rest) for key in written}
+        carried = {key: join_contents(self._parts_in(source, op) for source in pairs[key] or rest) for key in written}
         if not written:
             # One of several messages into the same memory, which the first of them writes.
             sources = [self._parts_in(key, op) for key in read if key not in self._brought]
-            carried = {"": join_contents(sources or [self.of(one) for one in op.after])}
+            carried = {"": join_contents(sources or [self.of(source) for source in op.after])}
         self._brought |= {*written}
         return [(frozenset([key]), self._move(op, content)) for key, content in carried.items()]
 
@@ -278,7 +278,7 @@ class CoreSteps:
         begin: distance that keys had come when the pass began.
         """
         q, k, _ = (tensor.name for tensor in self.core.ins)
-        pairs = product(self.distances(op, q), (self.add(one, begin) for one in self.distances(op, k)))
+        pairs = product(self.distances(op, q), (self.add(key, begin) for key in self.distances(op, k)))
         return {self.add(key, query, -1) for query, key in pairs if key != query} or {(0,) * len(self.sizes)}
 
     def block_problems(self, ops: Sequence[Op], begin: Distance) -> Iterator[str]:
@@ -311,7 +311,9 @@ class CoreSteps:
         places = []
         for op, shift in parts:
             come = tuple(dict(shift).get(axes, 0) for axes in self.sizes)
-            places.append({self.add(come, one) for one in self.distances(op, home)} if op is not None else set())
+            places.append(
+                {self.add(come, distance) for distance in self.distances(op, home)} if op is not None else set()
+            )
         if places and not set.intersection(*places) & homes:
             yield f"results for {name} come to another rank than {home} is from"
 

@@ -43,7 +43,7 @@ def unit_problems(played: Played) -> Iterator[str]:
             if run.fragment not in seen:
                 seen.add(run.fragment)
                 borrowers = {name.removeprefix("w") for name in run.fragment.shared_weights}
-                yield from (f"{run.name}: {one}" for one in run_problems(run, borrowers))
+                yield from (f"{run.name}: {problem}" for problem in run_problems(run, borrowers))
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class StepFlow:
                     readers, writers = self._readers(action), self._writers(giver)
                     if not readers or not writers:
                         yield f"no op of {action} reads what {giver} writes"
-                    elif not all(self.waits(one, other) for one in readers for other in writers):
+                    elif not all(self.waits(reader, other) for reader in readers for other in writers):
                         yield f"{action} does not wait for {giver}"
                     elif not self._is_sent(readers, action, giver):
                         yield f"{action} waits for no message of {giver}, which another device runs"
@@ -137,7 +137,7 @@ class StepFlow:
         if action.kind == "F":
             yield from (action._replace(stage=stage) for stage in schedule.predecessors(shape, action.stage))
         elif action.kind in ("B", "BW"):
-            behind = (one for one in range(shape.stages) if action.stage in schedule.predecessors(shape, one))
+            behind = (other for other in range(shape.stages) if action.stage in schedule.predecessors(shape, other))
             yield from (action._replace(stage=stage, kind=kind) for stage in behind for kind in ("B", "BW"))
 
     def _kernels(self, action: Action, number: int) -> list[int]:
@@ -177,10 +177,10 @@ class StepFlow:
     def _is_sent(self, readers: list[int], action: Action, giver: Action) -> bool:
         """Whether the readers are on the device of the giver, or wait for a message to theirs."""
         table, flat = self.played.program.timetable, self.flat
-        here, there = (table.device_of[self.places[one]] for one in (action, giver))
+        here, there = (table.device_of[self.places[place]] for place in (action, giver))
         sent = [at for at, source, target in flat.sent if (source, target) == (there, here)]
         sent = [at for at in sent if flat.ops[at].name == f"send {giver}"]
-        return here == there or (bool(sent) and all(self.waits(one, sent[0]) for one in readers))
+        return here == there or (bool(sent) and all(self.waits(reader, sent[0]) for reader in readers))
 
     # ------------------------------------------------------------------------------------------ side ops
 
@@ -209,15 +209,15 @@ class StepFlow:
     ) -> Iterator[str]:
         backward = action.kind != "F"
         params = [*self._params(action, backward)]
-        places = [self.places[one] for one in (action, action._replace(kind="B")) if one in self.places]
+        places = [self.places[place] for place in (action, action._replace(kind="B")) if place in self.places]
         for op, numbers in zip(side.ops, np.split(side.params, side.starts[1:]), strict=True):
             at = next(left[op])
             for param, copy, kernels in (params[number] for number in numbers.tolist()):
                 ends = kernels if ahead and backward else with_work(param.used if ahead else param.ready)
-                touching = [one for place in places for one in self._instances_of(ends, place, copy)]
-                if ahead and not all(self.waits(one, at) for one in touching):
+                touching = [number for place in places for number in self._instances_of(ends, place, copy)]
+                if ahead and not all(self.waits(number, at) for number in touching):
                     yield f"{param.name} of {action} is read before {op} has brought it"
-                elif not ahead and not all(self.waits(at, one) for one in touching):
+                elif not ahead and not all(self.waits(at, number) for number in touching):
                     yield f"{op} of {action} does not wait for the gradient of {param.name}"
 
     def _params(self, action: Action, backward: bool) -> Iterator[tuple[Param, int, list[Op]]]:
